@@ -11,7 +11,7 @@ of losing its gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass
@@ -60,21 +60,31 @@ class OwnGradient(Addend):
 
 
 class Variable:
-    """An array whose gradient is wanted."""
+    """An array whose gradient is wanted.
 
-    __slots__ = ("tape", "value")
+    Attributes:
+        value: the array.
+        tape: the tape that records it; None once a checkpoint has let its record go.
+        key: of a leaf, the key of its gradient; None for the output of an operation.
+        dtype: of a leaf's gradient; None for that of `value`.
+    """
 
-    def __init__(self, value: Any, tape: Tape):
-        self.value = value
-        self.tape: Tape | None = tape  # None once a checkpoint has let its record go
+    __slots__ = ("dtype", "key", "tape", "value")
+
+    def __init__(self, value: Any, tape: Tape, key: Hashable = None, dtype: Any = None):
+        self.value, self.tape, self.key, self.dtype = value, tape, key, dtype
+
+
+Tensor = Any
+"""An array or a Variable: what model code computes with."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """An operation: its outputs, where its inputs came from (None: no gradient is wanted), and its pullback."""
+    """An operation: its outputs, its inputs (a gradient is wanted of those that are Variables), and its pullback."""
 
     outputs: tuple[Variable, ...]
-    inputs: tuple[Variable | None, ...]
+    inputs: Sequence[Any]
     pullback: Pullback
 
 
@@ -90,8 +100,7 @@ class Tape:
     """Records the operations called inside its `with` block."""
 
     def __init__(self) -> None:
-        self._leaves: dict[Hashable, dict[Hashable, Variable]] = {}  # by key and form
-        self._keys: dict[int, tuple[Hashable, Any]] = {}  # (key, dtype of the gradient) of leaves, by their identity
+        self._leaves: dict[tuple[Hashable, Hashable], Variable] = {}  # by key and form
         self._records: list[_Record | _Checkpoint] = []
         self._tokens: list[Token] = []
 
@@ -102,27 +111,28 @@ class Tape:
     def __exit__(self, *error: object) -> None:
         _current.reset(self._tokens.pop())
 
-    def leaf(self, key: Hashable, make: Callable[[], Any], form: Hashable = "array", dtype: Any = None) -> Variable:
-        """The Variable that stands for `key` (a parameter) in one of its forms; `make` gives its value the first time.
+    def leaf(self, key: Hashable, value: Any, form: Hashable = "array", dtype: Any = None) -> Variable:
+        """Return the Variable that stands for `key` (a parameter) in one of its forms, `value` the first time.
 
         The gradients of all forms of one key are summed, in `dtype` if it is given.
         """
-        forms = self._leaves.setdefault(key, {})
-        if form not in forms:
-            forms[form] = Variable(make(), self)
-            self._keys[id(forms[form])] = key, dtype
-        return forms[form]
+        known = self._leaves.get((key, form))
+        if known is None:
+            known = self._leaves[key, form] = Variable(value, self, key, dtype)
+        return known
 
-    def record(self, output: Any, inputs: tuple[Any, ...], pullback: Pullback) -> Any:
+    def record(self, output: Any, inputs: Sequence[Any], pullback: Pullback) -> Any:
         """Append one operation; `pullback` maps the output's gradient to those of `inputs`, in their order.
 
-        Of several outputs, in a tuple, it is given the gradient of each, None for one that nothing depends on.
+        If the output is a tuple, the pullback receives one gradient (or None) per element.
         """
-        several = type(output) is tuple
-        variables = tuple(Variable(each, self) for each in (output if several else (output,)))
-        sources = tuple(item if type(item) is Variable else None for item in inputs)
-        self._records.append(_Record(variables, sources, pullback))
-        return variables if several else variables[0]
+        if type(output) is not tuple:
+            variable = Variable(output, self)
+            self._records.append(_Record((variable,), inputs, pullback))
+            return variable
+        variables = tuple([Variable(each, self) for each in output])
+        self._records.append(_Record(variables, inputs, pullback))
+        return variables
 
     def checkpoint(self, block: Callable[[], Any]) -> Any:
         """What `block()` returns; see the function `checkpoint`."""
@@ -141,60 +151,62 @@ class Tape:
         return outputs[0]
 
     def gradients(self, output: Variable, seed: Any) -> dict[Hashable, Any]:
-        """The gradients of the leaves that `output` depends on, by their keys; `seed` is the gradient of `output`.
+        """Return the gradients of the leaves that `output` depends on, by their keys; `seed` is that of `output`.
 
         The records are used up: what an operation kept for its pullback is freed once that has run, and the leaves are
         freed at the end.
         """
-        pending: dict[int, Any] = {id(output): seed}
+        if output.key is not None:
+            return {output.key: seed}
+        pending: dict[Variable, Any] = {output: seed}
         found: dict[Hashable, Any] = {}
-        if id(output) in self._keys:
-            return {self._keys[id(output)][0]: seed}
         while self._records:
             record = self._records.pop()
-            passed_on = parts = tuple(pending.pop(id(output), None) for output in record.outputs)
-            if all(part is None for part in parts):
+            passed_on, is_needed = [], False
+            for variable in record.outputs:
+                gradient = pending.pop(variable, None)
+                passed_on.append(gradient)
+                is_needed = is_needed or gradient is not None
+            if not is_needed:
                 continue
             if type(record) is _Checkpoint:
-                sources = record.run()  # the block's operations are the last records now
+                sources, parts = record.run(), passed_on  # the block's operations are the last records now
             else:
                 sources, parts = record.inputs, record.pullback(*passed_on)
             for source, part in zip(sources, parts, strict=False):  # arguments left out at the end have no source
-                if source is None or part is None:
+                if part is None or type(source) is not Variable:
                     continue
-                if id(source) in self._keys:
-                    key, dtype = self._keys[id(source)]
-                    found[key] = _added(found.get(key), part, (*passed_on, *parts), dtype)
-                else:
-                    part, known = _as_array(part), pending.get(id(source))
-                    pending[id(source)] = part if known is None else known + part
+                if source.key is not None:
+                    known = found.get(source.key)
+                    found[source.key] = _added(known, part, passed_on, parts, source.dtype)
+                    continue
+                if isinstance(part, Addend):
+                    part = part.added_to(None)
+                known = pending.get(source)
+                pending[source] = part if known is None else known + part
         self._leaves.clear()  # they refer to the tape: their memory would wait for the collector of cycles
-        self._keys.clear()
         return found
 
 
-def _as_array(part: Any) -> Any:
-    return part.added_to(None) if isinstance(part, Addend) else part
+def _added(known: Any, part: Any, passed_on: Sequence[Any], parts: Sequence[Any], dtype: Any) -> Any:
+    """Return the gradient of a leaf, `known` so far, with one more part: an array that belongs to this leaf alone.
 
-
-def _added(known: Any, part: Any, around: tuple[Any, ...], dtype: Any) -> Any:
-    """The gradient of a leaf, `known` so far, with one more part: an array that is this leaf's alone, to be added to.
-
-    A pullback may pass on the array that it got, or views of it, and may give one array twice; those are `around`.
+    A pullback may return the array that it got, or views of it, and may return one array twice.
     """
     if isinstance(part, Addend):
         return part.added_to(known, dtype)
-    if dtype is not None and part.dtype != dtype:
-        part, around = part.astype(dtype), ()
     if known is not None:
-        known += part
+        known += part if dtype is None or part.dtype == dtype else part.astype(dtype)
         return known
+    if dtype is not None and part.dtype != dtype:
+        return part.astype(dtype)
     may_share, users = kernels.array_module(part).may_share_memory, 0
-    for other in around:
-        if other is part:
-            users += 1
-        elif other is not None and not isinstance(other, Addend):
-            users += may_share(part, other)
+    for others in (passed_on, parts):
+        for other in others:
+            if other is part:
+                users += 1
+            elif other is not None and not isinstance(other, Addend):
+                users += may_share(part, other)
     return part if users <= 1 else part.copy()  # the one is itself
 
 

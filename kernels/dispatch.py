@@ -99,9 +99,9 @@ def array_module(array: Any) -> ModuleType:
     return _module_of(type(array))
 
 
-def uses_gpu() -> bool:
-    """Whether the backend in force computes in the memory of a GPU."""
-    return get_backend() == "cupy" and not _cuda.is_emulated()
+def uses_gpu(backend: str | None = None) -> bool:
+    """Return whether a backend, by default the one in force, computes in the memory of a GPU."""
+    return (backend or get_backend()) == "cupy" and not _cuda.is_emulated()
 
 
 @functools.cache
@@ -115,12 +115,12 @@ def _library(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-def to_backend(array: np.ndarray) -> Any:
-    """`array` in the memory of the backend in force: on the GPU for "cupy", as it is for the others.
+def to_backend(array: np.ndarray, backend: str | None = None) -> Any:
+    """Return `array` in the memory of a backend, by default the one in force: on the GPU for "cupy".
 
     The host does not wait for the copy, which CuPy makes from pinned memory of its own.
     """
-    return importlib.import_module("cupy").asarray(array) if uses_gpu() else array
+    return importlib.import_module("cupy").asarray(array) if uses_gpu(backend) else array
 
 
 def to_host(array: Any) -> np.ndarray:

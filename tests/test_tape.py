@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForCausalLM, AutoModelForMaskedLM, kernels, value_and_grad
+from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.operation import operation
 from bertcore.tape import Tape, Variable, checkpoint, current_tape
@@ -17,49 +18,49 @@ from tests.tolerances import assert_same_arrays
 
 
 @operation()
-def multiply(left, right):
+def multiply(run, left, right):
     return left * right, lambda grad: (grad * right, grad * left)
 
 
 def test_without_a_tape_operations_return_plain_arrays():
     assert current_tape() is None
-    assert type(multiply(np.float64(2), np.float64(3))) is np.float64
+    assert type(multiply(Pass.begin(), np.float64(2), np.float64(3))) is np.float64
 
 
 def test_gradient_of_a_composition():
     with Tape() as tape:
-        x = tape.leaf("x", lambda: np.float64(3))
-        y = tape.leaf("y", lambda: np.float64(5))
-        output = functional.add(multiply(x, y), multiply(x, x))  # xy + x²
+        x = tape.leaf("x", np.float64(3))
+        y = tape.leaf("y", np.float64(5))
+        output = functional.add(Pass.begin(), multiply(Pass.begin(), x, y), multiply(Pass.begin(), x, x))  # xy + x²
     assert output.value == 24
     assert tape.gradients(output, np.float64(1)) == {"x": 5 + 2 * 3, "y": 3}
 
 
 def test_a_leaf_is_made_once_and_sums_its_uses():
     with Tape() as tape:
-        first = tape.leaf("x", lambda: np.float64(2))
-        assert tape.leaf("x", lambda: pytest.fail("made twice")) is first
+        first = tape.leaf("x", np.float64(2))
+        assert tape.leaf("x", None) is first
         output = first
         for _ in range(3):
-            output = multiply(output, first)  # x⁴
+            output = multiply(Pass.begin(), output, first)  # x⁴
     assert tape.gradients(output, np.float64(1)) == {"x": 4 * 2.0**3}
 
 
 def test_what_the_output_does_not_depend_on_has_no_gradient():
     with Tape() as tape:
-        x, y = tape.leaf("x", lambda: np.float64(2)), tape.leaf("y", lambda: np.float64(2))
-        multiply(y, y)
-        output = multiply(x, x)
+        x, y = tape.leaf("x", np.float64(2)), tape.leaf("y", np.float64(2))
+        multiply(Pass.begin(), y, y)
+        output = multiply(Pass.begin(), x, x)
     assert tape.gradients(output, np.float64(1)) == {"x": 4}
 
 
 def test_a_shared_gradient_is_not_written_into():
     """add hands the same array to both sides; summing into it in place would count it twice."""
     with Tape() as tape:
-        x = tape.leaf("x", lambda: np.ones(3))
-        y = tape.leaf("y", lambda: np.ones(3))
-        z = functional.add(x, y)
-        output = functional.add(functional.add(z, x), x)
+        x = tape.leaf("x", np.ones(3))
+        y = tape.leaf("y", np.ones(3))
+        z = functional.add(Pass.begin(), x, y)
+        output = functional.add(Pass.begin(), functional.add(Pass.begin(), z, x), x)
     seed = np.ones(3)
     gradients = tape.gradients(output, seed)
     np.testing.assert_array_equal(gradients["x"], [3, 3, 3])
@@ -70,10 +71,12 @@ def test_a_shared_gradient_is_not_written_into():
 def test_gradients_of_leaves_share_no_memory():
     """What they are read from may be one array: whoever scales them in place must not scale one twice."""
     with Tape() as tape:
-        x, y, z = (tape.leaf(key, lambda: np.ones((2, 3))) for key in "xyz")
-        turned = functional.reshape(z, shape=(3, 2))
-        output = functional.concatenate(functional.add(x, y), functional.reshape(turned, shape=(2, 3)))
-        output = checkpoint(lambda it: functional.reshape(it, shape=(2, 6)), output)
+        x, y, z = (tape.leaf(key, np.ones((2, 3))) for key in "xyz")
+        turned = functional.reshape(Pass.begin(), z, shape=(3, 2))
+        output = functional.concatenate(
+            Pass.begin(), functional.add(Pass.begin(), x, y), functional.reshape(Pass.begin(), turned, shape=(2, 3))
+        )
+        output = checkpoint(lambda it: functional.reshape(Pass.begin(), it, shape=(2, 6)), output)
     seed = np.ones((2, 6))
     gradients = list(tape.gradients(output, seed).values())
     arrays = [seed, *gradients]
@@ -87,8 +90,8 @@ def test_memory_of_leaves_does_not_wait_for_the_garbage_collector():
     gc.disable()
     try:
         with Tape() as tape:
-            x = tape.leaf("x", lambda: np.ones(3))
-            output = multiply(x, x)
+            x = tape.leaf("x", np.ones(3))
+            output = multiply(Pass.begin(), x, x)
         ended = []
         weakref.finalize(x.value, ended.append, "x")
         tape.gradients(output, np.ones(3))
@@ -102,10 +105,10 @@ def test_rows_of_a_leaf_are_added_to_what_it_has():
     table, dense = np.zeros((5, 2)), np.arange(10.0).reshape(5, 2)
     for late in (True, False):  # whether the rows come after the whole table, in the backward
         with Tape() as tape:
-            whole, rows = tape.leaf("x", lambda: table, "whole"), tape.leaf("x", lambda: table)
-            taken = functional.take_rows(rows, rows=np.array([3, 1, 3]), padding_row=1)
-            parts = [taken, functional.scale(whole, factor=1.0)]
-            output = functional.concatenate(*(parts if late else parts[::-1]))
+            whole, rows = tape.leaf("x", table, "whole"), tape.leaf("x", table)
+            taken = functional.take_rows(Pass.begin(), rows, rows=np.array([3, 1, 3]), padding_row=1)
+            parts = [taken, functional.scale(Pass.begin(), whole, factor=1.0)]
+            output = functional.concatenate(Pass.begin(), *(parts if late else parts[::-1]))
         seed = np.concatenate([np.full((3, 2), 10.0), dense][:: 1 if late else -1])
         expected = dense + np.array([[0], [0], [0], [20], [0]])
         np.testing.assert_array_equal(tape.gradients(output, seed)["x"], expected)
@@ -113,7 +116,7 @@ def test_rows_of_a_leaf_are_added_to_what_it_has():
 
 def test_arithmetic_outside_the_operations_fails_loudly():
     with Tape() as tape:
-        x = tape.leaf("x", lambda: np.ones(3))
+        x = tape.leaf("x", np.ones(3))
     assert isinstance(x, Variable)
     for expression in (lambda: x + x, lambda: x * 2, lambda: x[0], lambda: np.ones(3)[0] + x):
         with pytest.raises(TypeError):
@@ -128,8 +131,8 @@ def test_the_tape_ends_with_its_block():
 
 def test_forms_of_one_leaf_sum_their_gradients():
     with Tape() as tape:
-        array, other = tape.leaf("x", lambda: np.float64(2)), tape.leaf("x", lambda: np.float64(7), "prepared")
-        output = multiply(multiply(array, other), array)
+        array, other = tape.leaf("x", np.float64(2)), tape.leaf("x", np.float64(7), "prepared")
+        output = multiply(Pass.begin(), multiply(Pass.begin(), array, other), array)
     assert tape.gradients(output, np.float64(1)) == {"x": 2 * 2 * 7 + 2 * 2}
 
 
@@ -146,13 +149,13 @@ class Chain:
         self.calls += 1
         tape = current_tape()
         for key in ("shared", index):
-            hidden = multiply(hidden, tape.leaf(key, lambda key=key: PARAMETERS[key]))
+            hidden = multiply(Pass.begin(), hidden, tape.leaf(key, PARAMETERS[key]))
             weakref.finalize(hidden.value, self.ended.append, key)
         return hidden
 
     def run(self):
         with Tape() as tape:
-            hidden = tape.leaf("input", lambda: PARAMETERS["input"])
+            hidden = tape.leaf("input", PARAMETERS["input"])
             for index in range(3):
                 hidden = checkpoint(self.layer, hidden, index) if self.kept == "outputs" else self.layer(hidden, index)
         return tape, hidden
@@ -177,12 +180,14 @@ def test_a_checkpoint_has_the_same_bits_and_keeps_only_outputs():
 
 def test_checkpoints_within_checkpoints_and_beside_other_uses():
     def inner(x):
-        return multiply(x, x)
+        return multiply(Pass.begin(), x, x)
 
     with Tape() as tape:
-        x = tape.leaf("x", lambda: np.float64(3))
+        x = tape.leaf("x", np.float64(3))
         same = checkpoint(lambda x: x, x)
-        output = multiply(checkpoint(lambda x: multiply(checkpoint(inner, x), x), same), x)  # x⁴
+        output = multiply(
+            Pass.begin(), checkpoint(lambda x: multiply(Pass.begin(), checkpoint(inner, x), x), same), x
+        )  # x⁴
     assert tape.gradients(output, np.float64(1)) == {"x": 4 * 3.0**3}
 
 
@@ -191,10 +196,10 @@ def test_a_checkpoint_runs_again_under_the_backend_it_ran_under():
 
     def block(x):
         seen.append(kernels.get_backend())
-        return multiply(x, x)
+        return multiply(Pass.begin(), x, x)
 
     with Tape() as tape, kernels.use_backend("numpy"):
-        output = checkpoint(block, tape.leaf("x", lambda: np.float64(3)))
+        output = checkpoint(block, tape.leaf("x", np.float64(3)))
     tape.gradients(output, np.float64(1))
     assert seen == ["numpy", "numpy"]
     assert checkpoint(lambda x: x + 1, 2) == 3  # without a tape: a call
@@ -204,14 +209,14 @@ def test_what_is_made_within_a_checkpoint_may_not_be_used_outside():
     shared = []
 
     def block(x):
-        shared.append(multiply(x, x))
-        return multiply(shared[0], x)
+        shared.append(multiply(Pass.begin(), x, x))
+        return multiply(Pass.begin(), shared[0], x)
 
     with Tape() as tape:
-        x = tape.leaf("x", lambda: np.float64(3))
+        x = tape.leaf("x", np.float64(3))
         checkpoint(block, x)
         with pytest.raises(RuntimeError, match=r"multiply got an array .* within tape\.checkpoint"):
-            multiply(shared[0], x)
+            multiply(Pass.begin(), shared[0], x)
 
 
 def test_layers_of_a_model_that_run_again_have_the_same_gradients_in_less_memory():

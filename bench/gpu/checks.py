@@ -15,10 +15,9 @@ import numpy as np
 from bench.gpu.products import batch_invariant
 from bench.gpu.timings import Step
 from bertcore import AutoModel, AutoModelForMaskedLM, autocast, kernels, use_backend, value_and_grad, vjp
+from bertcore.execution.graphs import NotCapturedWarning
 from bertcore.kernels import _cuda
-from bertcore.models.encoder import NotCapturedWarning
 from bertcore.models.model import Model
-from bertcore.nn.dropout import dropout_seeds
 from bertcore.training import LAMB, AdamW, Muon, StableAdamW
 from bertcore.training.optimizers import Optimizer, clip_factor, grad_norm
 from tests.cuda_emulator.modules import OPERATIONS, modules
@@ -208,8 +207,8 @@ def _learn(name: str, rule: type[Optimizer], dtype: str, backend: str) -> tuple[
     optimizer, differentiate, losses, first = rule(model, lr=1e-3), value_and_grad(model), [], None
     with use_backend(backend), autocast(dtype) if dtype == "bfloat16" else nullcontext():
         for step in range(LEARNING_STEPS):
-            with dropout_seeds(step):
-                out, grads = differentiate(**batch)
+            model.train(seed=step)
+            out, grads = differentiate(**batch)
             first = {key: grad.copy() for key, grad in grads.items()} if first is None else first
             optimizer.step(grads, scale=clip_factor(grad_norm(grads), 1.0, np.float32))
             losses.append(float(out.loss))

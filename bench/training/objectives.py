@@ -27,6 +27,7 @@ from bertcore import (
     use_backend,
     value_and_grad,
 )
+from bertcore.execution import Pass
 from bertcore.gradients import differentiate
 from bertcore.heads.span_boundary import find_boundaries
 from bertcore.models import losses
@@ -151,7 +152,8 @@ def sbo(sizes: Sizes, rng: np.random.Generator) -> Case:
     rows, *beside = find_boundaries(labels, sizes.length * np.arange(sizes.texts + 1), head.most)
 
     def second_head() -> LogitsOutput:
-        return LogitsOutput(loss=losses.cross_entropy(head(hidden, *beside), labels[rows]))
+        run = Pass.begin()
+        return LogitsOutput(loss=losses.cross_entropy(run, head(run, hidden, *beside), labels[rows]))
 
     passes = [lambda: value_and_grad(plain)(**batch), lambda: differentiate(head, second_head)]
     return Case(SpanBoundary(), model, batch, passes)

@@ -3,20 +3,20 @@
 Its configs say "bert"; the code that their auto_map names distinguishes them from BERT's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.families.bert import BERT
-from bertcore.models.adapter import Adapter, Trace
+from bertcore.models.adapter import Adapter
 from bertcore.models.inputs import EncoderInput
 from bertcore.models.registry import register
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.encoder_layer import LayerContext
-from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
-from bertcore.tape import value_of
+from bertcore.tape import Tensor, value_of
 
 ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 
@@ -28,20 +28,20 @@ class AlibiAdapter(Adapter):
         super().__init__(names, spec)
         self._kept: dict[Any, kernels.RelativePositions] = {}
 
-    def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, LayerContext]:
-        hidden, context = super().begin(inputs, embeddings, trace)
+    def begin(self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]) -> tuple[Tensor, LayerContext]:
+        hidden, context = super().begin(run, inputs, embeddings)
         tokens, _ = value_of(hidden).shape
-        positions = self._positions(tokens, value_of(hidden).dtype)
+        positions = self._positions(run, tokens, value_of(hidden).dtype)
         context.relative = replace(positions, longest=inputs.longest)
         return hidden, context
 
-    def _positions(self, tokens: int, dtype: Any) -> kernels.RelativePositions:
+    def _positions(self, run: Pass, tokens: int, dtype: Any) -> kernels.RelativePositions:
         """Biases for at least this many tokens: a recorded program then serves sequences of other lengths, too."""
         longest = 1 << max(tokens - 1, 0).bit_length()
-        key = longest, dtype, kernels.get_place()
+        key = longest, dtype, run.place
         if key not in self._kept:
             made = kernels.alibi_positions(self.spec.num_heads, longest, dtype)
-            rows, bias = kernels.to_backend(made.distance_rows), kernels.to_backend(made.position_bias)
+            rows, bias = run.to_backend(made.distance_rows), run.to_backend(made.position_bias)
             self._kept[key] = kernels.RelativePositions(rows, position_bias=bias)
         return self._kept[key]
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from bertcore.execution import Pass
 from bertcore.families.jina_bert import JINA_BERT, spec
 from bertcore.models.registry import register
 from bertcore.nn.encoder_layer import LayerContext, SelfAttention, make_norm
@@ -24,12 +25,12 @@ class NormedAttention(SelfAttention):
         width = layer.hidden_size
         return [Linear(names[part], in_features=width, out_features=width) for part in ("query", "key", "value")]
 
-    def mix(self, source: Any, context: LayerContext) -> Any:
-        query, key, value = (project(source) for project in self.projections)
-        return self.attend([self.query_norm(query), self.key_norm(key), value], context)
+    def mix(self, run: Pass, source: Any, context: LayerContext) -> Any:
+        query, key, value = (project(run, source) for project in self.projections)
+        return self.attend(run, [self.query_norm(run, query), self.key_norm(run, key), value], context)
 
-    def close(self, mixed: Any, residual: Any) -> Any:
-        return self.second_norm(super().close(mixed, residual), residual)
+    def close(self, run: Pass, mixed: Any, residual: Any) -> Any:
+        return self.second_norm(run, super().close(run, mixed, residual), residual)
 
 
 JINA_BERT_CODE = register(

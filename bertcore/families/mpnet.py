@@ -3,19 +3,21 @@
 One table of biases, a row for each bucket of distances, is added to the scores of all layers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.families.roberta import ROBERTA, heads
-from bertcore.models.adapter import Adapter, Trace
+from bertcore.models.adapter import Adapter
 from bertcore.models.inputs import EncoderInput
 from bertcore.models.registry import in_each_layer, register
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.encoder_layer import LayerContext
-from bertcore.nn.parameter import Block, Parameter, PerVersion
+from bertcore.nn.parameter import Parameter, PerVersion
 from bertcore.nn.spec import EncoderSpec
+from bertcore.tape import Tensor
 
 BUCKETS = 32
 # transformers' MPNet takes this word for padding whatever pad_token_id says.
@@ -31,10 +33,10 @@ class BiasAdapter(Adapter):
         self.distance_rows = kernels.bucketed_distances(BUCKETS)
         self._distance_rows: PerVersion[Any] = PerVersion()
 
-    def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, LayerContext]:
-        hidden, context = super().begin(inputs, embeddings, trace)
-        rows = self._distance_rows.get(None, lambda: kernels.to_backend(self.distance_rows))
-        biases = self.biases.value
+    def begin(self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]) -> tuple[Tensor, LayerContext]:
+        hidden, context = super().begin(run, inputs, embeddings)
+        rows = self._distance_rows.get(run, None, lambda: run.to_backend(self.distance_rows))
+        biases = self.biases.value(run)
         context.relative = kernels.RelativePositions(rows, position_bias=biases, longest=inputs.longest)
         return hidden, context
 

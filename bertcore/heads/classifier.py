@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
+from bertcore.tape import Tensor
 
 SOURCES = ("pooler", "first", "last", "last_word", "mean", "mean_of_dense", "tokens", "tokens_and_first", "entities")
 
@@ -72,48 +74,51 @@ class Classifier(Block):
 
     def __call__(self, encoded: Any) -> Any:
         """An `Encoded` batch -> logits, (tokens, num_labels), or (sequences that have tokens, num_labels)."""
-        features = self._features(encoded)
+        features, run = self._features(encoded), encoded.run
         if self.norm_first:
-            features = self.norm(features)
-        features = drop(features, self.dense_dropout)
+            features = self.norm(run, features)
+        features = drop(run, features, self.dense_dropout)
         if self.dense is not None:
-            features = self.dense(features)
+            features = self.dense(run, features)
         if self.activation is not None:
-            features = functional.activation(features, name=self.activation)
+            features = functional.activation(run, features, name=self.activation)
         if self.norm is not None and not self.norm_first:
-            features = self.norm(features)
+            features = self.norm(run, features)
         if self.source == "mean_of_dense":
-            features = _mean(features, encoded.packed)
-        return self.output(drop(features, self.dropout))
+            features = _mean(run, features, encoded.packed)
+        return self.output(run, drop(run, features, self.dropout))
 
-    def _features(self, encoded: Any) -> Any:
+    def _features(self, encoded: Any) -> Tensor:
+        run = encoded.run
         if self.source == "pooler":
             return encoded.pooled
         if self.source == "first":
-            return functional.take_rows(encoded.hidden, rows=encoded.inputs.first_tokens)
+            return functional.take_rows(run, encoded.hidden, rows=encoded.inputs.first_tokens)
         if self.source == "last":
-            return functional.take_rows(encoded.hidden, rows=encoded.inputs.last_tokens)
+            return functional.take_rows(run, encoded.hidden, rows=encoded.inputs.last_tokens)
         if self.source == "last_word":
-            return functional.take_rows(encoded.hidden, rows=_last_words(encoded.inputs, self.padding))
+            return functional.take_rows(run, encoded.hidden, rows=_last_words(encoded.inputs, self.padding))
         if self.source == "mean":
-            return _mean(encoded.hidden, encoded.packed)
+            return _mean(run, encoded.hidden, encoded.packed)
         if self.source == "tokens_and_first":
-            return functional.add(encoded.hidden, functional.take_rows(encoded.hidden, rows=_first_of_each(encoded)))
+            return functional.add(
+                run, encoded.hidden, functional.take_rows(run, encoded.hidden, rows=_first_of_each(encoded))
+            )
         return encoded.hidden
 
 
-def _mean(hidden: Any, packed: PackedBatch) -> Any:
+def _mean(run: Pass, hidden: Any, packed: PackedBatch) -> Any:
     """The mean of each sequence's real tokens, (sequences that have tokens, features)."""
     rows, cu_seqlens = packed.real_tokens()
     if rows is not None:
-        hidden = functional.take_rows(hidden, rows=kernels.to_backend(rows))
-    return functional.average_sequences(hidden, cu_seqlens=cu_seqlens)
+        hidden = functional.take_rows(run, hidden, rows=run.to_backend(rows))
+    return functional.average_sequences(run, hidden, cu_seqlens=cu_seqlens)
 
 
 def _first_of_each(encoded: Any) -> Any:
     """For each packed token the index of the first token of its sequence, (tokens,)."""
     packed = encoded.packed
-    return kernels.to_backend(np.repeat(packed.first_tokens(), packed.lengths[packed.has_tokens]))
+    return encoded.run.to_backend(np.repeat(packed.first_tokens(), packed.lengths[packed.has_tokens]))
 
 
 def _last_words(inputs: Any, padding: int | None) -> Any:

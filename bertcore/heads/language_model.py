@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.parameter import Block, Parameter
@@ -69,27 +70,29 @@ class LanguageModelHead(Block):
             sizes = {"in_features": spec.hidden_size - width, "out_features": vocabulary}
             self.rest = Linear(head_spec.rest, **sizes, bias=False, is_transposed=True)
 
-    def __call__(self, hidden: Any) -> Any:
+    def __call__(self, run: Pass, hidden: Any) -> Any:
         """(tokens, hidden) -> logits (tokens, vocabulary)."""
-        hidden, rest = self._transformed(hidden), None
+        hidden, rest = self._transformed(run, hidden), None
         if self.rest is not None:
             beyond = value_of(hidden).shape[1]
             if beyond > self.width:
-                rest = self.rest(functional.slice_columns(hidden, first=self.width, last=beyond))
-            hidden = functional.slice_columns(hidden, first=0, last=self.width)
-        return functional.linear(hidden, self.decoder.weight, None if self.bias is None else self.bias.value, rest)
+                rest = self.rest(run, functional.slice_columns(run, hidden, first=self.width, last=beyond))
+            hidden = functional.slice_columns(run, hidden, first=0, last=self.width)
+        return functional.linear(
+            run, hidden, self.decoder.weight(run), None if self.bias is None else self.bias.value(run), rest
+        )
 
-    def loss_in_chunks(self, hidden: Any, labels: Any) -> Any:
+    def loss_in_chunks(self, run: Pass, hidden: Any, labels: Any) -> Any:
         """The mean cross entropy of the logits of (tokens, hidden), of which there are never more than those of a chunk
         of the tokens; all of these have a label."""
-        weight, bias = self.decoder.weight, None if self.bias is None else self.bias.value
+        weight, bias = self.decoder.weight(run), None if self.bias is None else self.bias.value(run)
         options = {"labels": labels, "needs_weight": type(weight) is Variable}
-        return functional.decoded_cross_entropy(self._transformed(hidden), weight, bias, **options)
+        return functional.decoded_cross_entropy(run, self._transformed(run, hidden), weight, bias, **options)
 
     @property
     def can_go_in_chunks(self) -> bool:
         """Whether there is `loss_in_chunks`: the decoder is one map, without an adapter."""
         return self.rest is None and self.decoder.adapter is None
 
-    def _transformed(self, hidden: Any) -> Any:
-        return hidden if self.transform is None else self.norm(self.transform(hidden))
+    def _transformed(self, run: Pass, hidden: Any) -> Any:
+        return hidden if self.transform is None else self.norm(run, self.transform(run, hidden))

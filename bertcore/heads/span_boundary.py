@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.functional.losses import IGNORED
 from bertcore.nn.layers import Embedding, LayerNorm, Linear
@@ -87,10 +88,10 @@ class SpanBoundaryHead(Block):
         self.decoder = word_embeddings.used_as("weight")
         self.bias = Parameter(f"{name}.bias", shape=(spec.vocab_size,), initial="zeros")
 
-    def __call__(self, hidden: Any, left: Any, right: Any, places: Any) -> Any:
+    def __call__(self, run: Pass, hidden: Any, left: Any, right: Any, places: Any) -> Any:
         """Hidden states, (tokens, hidden), and `Boundaries` in their memory -> logits, (predictions, vocabulary)."""
-        beside = (functional.take_rows(hidden, rows=rows) for rows in (left, right))
-        features = functional.concatenate(*beside, self.places(places), axis=1)
+        beside = (functional.take_rows(run, hidden, rows=rows) for rows in (left, right))
+        features = functional.concatenate(run, *beside, self.places(run, places), axis=1)
         for dense, norm in zip(self.dense, self.norms, strict=True):
-            features = norm(dense(features))
-        return functional.linear(features, self.decoder.weight, self.bias.value)
+            features = norm(run, dense(run, features))
+        return functional.linear(run, features, self.decoder.weight(run), self.bias.value(run))

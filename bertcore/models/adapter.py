@@ -1,4 +1,4 @@
-"""Between a model's door and its layers: what a call hands in is packed, what the layers return is restored.
+"""The adapter between a model's inputs and its layers: it packs the arguments of a call and restores what comes out.
 
 One Adapter serves all families that take ids, masks and positions alone; a family with inputs or outputs of its own has
 one in its folder.
@@ -6,59 +6,21 @@ one in its folder.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from bertcore.models.inputs import EncoderInput, KnownOnHost, pack, pack_sequences
-from bertcore.models.joined_integers import FEWEST_TOKENS, room_for
+from bertcore.execution import Pass
+from bertcore.models.inputs import EncoderInput, pack, pack_sequences
 from bertcore.nn.encoder_layer import LayerContext
 from bertcore.nn.lock_free_property import lock_free_property
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.nn.rotary import RotaryTables
 from bertcore.nn.spec import EncoderSpec
-from bertcore.tape import current_tape, value_of
-
-
-@dataclass
-class Trace:
-    """What is recorded of the layers in one pass.
-
-    Attributes:
-        states: what went into each layer, and what the last one returned; None where they are not recorded.
-        attentions: each layer's probabilities; None where they are not recorded.
-        projections: each layer's (query, key, value); None where they are not recorded.
-        shown_projections: the numbers of the layers, from 1 on, whose projections the caller asked for; None for all.
-        shows_states: whether the caller asked for the states (an adapter may need them for itself).
-        layers: how many layers run, for a model that goes on from there by itself; None for all.
-    """
-
-    states: list | None = None
-    attentions: list | None = None
-    shows_states: bool = False
-    projections: list | None = None
-    shown_projections: Collection[int] | None = None
-    layers: int | None = None
-
-    @classmethod
-    def asked(cls, hidden_states: bool, attentions: bool, projections: bool | Collection[int]) -> Trace:
-        """The trace of what a caller asked for."""
-        states, probabilities = [] if hidden_states else None, [] if attentions else None
-        shown = None if isinstance(projections, bool) else projections
-        return cls(states, probabilities, hidden_states, [] if projections else None, shown)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is recorded."""
-        return self.states is None and self.attentions is None and self.projections is None
-
-    def state(self, state: Any) -> None:
-        """Note one state."""
-        if self.states is not None:
-            self.states.append(state)
+from bertcore.tape import Tensor, value_of
 
 
 @dataclass
@@ -66,6 +28,7 @@ class Encoded:
     """A batch on its way from the encoder to a head.
 
     Attributes:
+        run: the pass.
         packed: the batch layout of `hidden`.
         inputs: the packed batch that `hidden` is of.
         hidden: the last hidden state, (tokens, hidden).
@@ -73,16 +36,17 @@ class Encoded:
         pooler: the encoder's pooler, if it has one.
     """
 
+    run: Pass
     packed: PackedBatch
     inputs: EncoderInput
-    hidden: Any
+    hidden: Tensor
     traced: dict[str, tuple | None] = field(default_factory=dict)
     pooler: Block | None = None
 
     @lock_free_property
     def pooled(self) -> Any:
         """The pooler's output, (sequences that have tokens, hidden)."""
-        return self.pooler(self.hidden, self.inputs.first_tokens)
+        return self.pooler(self.run, self.hidden, self.inputs.first_tokens)
 
 
 class Adapter(Block):
@@ -100,6 +64,7 @@ class Adapter(Block):
 
     def pack(
         self,
+        run: Pass,
         input_ids: Any,
         attention_mask: Any = None,
         token_type_ids: Any = None,
@@ -109,54 +74,41 @@ class Adapter(Block):
     ) -> EncoderInput:
         """The arguments of a call, checked and packed; a family's own ones follow by keyword (`Family.inputs`)."""
         given = input_ids, attention_mask, token_type_ids, position_ids
-        return pack(self.spec, *given, keep_padding=keep_padding).to_backend()
+        return pack(self.spec, *given, keep_padding=keep_padding).to_backend(run)
 
-    def pack_sequences(self, input_ids: Sequence[Any]) -> tuple[EncoderInput, np.ndarray]:
+    def pack_sequences(self, run: Pass, input_ids: Sequence[Any]) -> tuple[EncoderInput, np.ndarray]:
         """Sequences of ids of any lengths, checked and packed, and their offsets in host memory."""
-        return pack_sequences(self.spec, input_ids)
+        return pack_sequences(run, self.spec, input_ids)
 
-    def known_to_graph(self, inputs: EncoderInput) -> KnownOnHost | None:
-        """What decides, beside how `inputs` are laid out on the GPU, what a pass does, so that a graph can hold it.
-
-        None if more decides it: masks, inputs of a family's own, and with rotary layers positions that are given or
-        texts that may be long enough to change the angles.
-        """
-        if type(inputs) is not EncoderInput or inputs.key_mask is not None:
-            return None
-        rotary = {layer.rotary for layer in self.spec.layers} - {None}
-        tokens = inputs.room
-        if rotary and inputs.position_ids is not None:
-            return None
-        is_same = all(each.scaling != "dynamic" or tokens <= each.trained_length for each in rotary)
-        if not is_same:
-            return None
+    def reads_on_host(self, run: Pass) -> Collection[str]:
+        """Return what the host reads of a plain batch beside its layout: "longest" and "token_type_ids", or neither."""
         # Gradients of biases by distance take memory by the longest sequence.
-        by_length = self.spec.biases_scores and current_tape() is not None
-        return KnownOnHost(room_for(inputs.longest, FEWEST_TOKENS) if by_length else tokens)
+        return ("longest",) if self.spec.biases_scores and run.tape is not None else ()
 
-    def ask(self, inputs: EncoderInput, trace: Trace) -> None:
+    def ask(self, run: Pass, inputs: EncoderInput) -> None:
         """Have the trace record what `restore` needs of this batch beside the last hidden state: here nothing."""
 
-    def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, LayerContext]:
+    def begin(self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]) -> tuple[Tensor, LayerContext]:
         """What the first layer is given, and what all layers share."""
-        hidden = embeddings(inputs)
-        context = LayerContext(inputs.cu_seqlens, inputs.key_mask, trace.attentions)
+        hidden = embeddings(run, inputs)
+        context = LayerContext(inputs.cu_seqlens, inputs.key_mask)
         for rotary in {layer.rotary for layer in self.spec.layers} - {None}:
             where = inputs.on_host.cu_seqlens, inputs.on_host.position_ids, value_of(hidden).dtype, inputs.position_ids
-            context.rotary[rotary] = self._rotary_tables.angles(rotary, *where)
+            context.rotary[rotary] = self._rotary_tables.angles(run, rotary, *where)
         return hidden, context
 
-    def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:
+    def restore(self, run: Pass, inputs: EncoderInput, state: Tensor) -> Encoded:
         """What the last layer returned as heads and users see it."""
-        packed, states, attentions = inputs.packed, trace.states, trace.attentions
-        traced = {
-            "hidden_states": None if states is None else tuple(map(packed.pad, states)),
-            "attentions": None if attentions is None else tuple(map(packed.pad_attention, attentions)),
-        }
+        packed, trace = inputs.packed, run.trace
+        traced: dict[str, tuple | None] = {"hidden_states": None, "attentions": None}
+        if trace.states is not None:
+            traced["hidden_states"] = tuple(packed.pad(run, state) for state in trace.states)
+        if trace.attentions is not None:
+            traced["attentions"] = tuple(packed.pad_attention(run, each) for each in trace.attentions)
         if trace.projections is not None:
             shown = trace.shown_projections
             traced["projections"] = tuple(
-                tuple(map(packed.pad, each)) if shown is None or number in shown else None
+                tuple(packed.pad(run, part) for part in each) if shown is None or number in shown else None
                 for number, each in enumerate(trace.projections, 1)
             )
-        return Encoded(packed, inputs, state, traced)
+        return Encoded(run, packed, inputs, state, traced)

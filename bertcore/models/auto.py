@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.execution import Pass, Trace
 from bertcore.heads.classifier import Classifier
 from bertcore.kernels import checks
 from bertcore.models import losses
-from bertcore.models.adapter import Encoded, Trace
+from bertcore.models.adapter import Encoded
 from bertcore.models.generation import generate
 from bertcore.models.model import Model
 from bertcore.models.outputs import EncoderOutput, LogitsOutput, ModelOutput, QuestionAnsweringOutput
@@ -37,8 +38,8 @@ class AutoModel(Model):
         super().__init__(config, add_pooling_layer=add_pooling_layer)
 
     def _output(self, encoded: Encoded) -> EncoderOutput:
-        pooled = None if encoded.pooler is None else encoded.packed.pad_sequences(encoded.pooled)
-        hidden = encoded.packed.pad(encoded.hidden)
+        pooled = None if encoded.pooler is None else encoded.packed.pad_sequences(encoded.run, encoded.pooled)
+        hidden = encoded.packed.pad(encoded.run, encoded.hidden)
         return EncoderOutput(last_hidden_state=hidden, pooler_output=pooled, traced=encoded.traced)
 
 
@@ -100,11 +101,11 @@ class _SequenceModel(ModelWithHeads):
         if given:
             _check_tokens(encoded)
             ((name, labels),) = given.items()
-            loss = self._loss(logits, labels, name)
-        return LogitsOutput(loss=loss, logits=encoded.packed.pad_sequences(logits), traced=encoded.traced)
+            loss = self._loss(encoded.run, logits, labels, name)
+        return LogitsOutput(loss=loss, logits=encoded.packed.pad_sequences(encoded.run, logits), traced=encoded.traced)
 
-    def _loss(self, logits: Any, labels: Any, name: str) -> Any:
-        return losses.sequence_loss(logits, labels, self._num_classes(), name=name)
+    def _loss(self, run: Pass, logits: Any, labels: Any, name: str) -> Any:
+        return losses.sequence_loss(run, logits, labels, self._num_classes(), name=name)
 
 
 class AutoModelForNextSentencePrediction(_SequenceModel):
@@ -138,9 +139,9 @@ class AutoModelForSequenceClassification(_SequenceModel):
         task = {} if problem_type is None else {"problem_type": problem_type}
         super().__init__(with_labels(config, num_labels) | task)
 
-    def _loss(self, logits: Any, labels: Any, name: str) -> Any:
+    def _loss(self, run: Pass, logits: Any, labels: Any, name: str) -> Any:
         kind = {"problem_type": self.config.get("problem_type"), "soft_labels": self.family.soft_labels}
-        return losses.classification_loss(logits, labels, self._num_labels(), **kind)
+        return losses.classification_loss(run, logits, labels, self._num_labels(), **kind)
 
 
 class AutoModelForMultipleChoice(_SequenceModel):
@@ -168,12 +169,13 @@ class AutoModelForMultipleChoice(_SequenceModel):
         return super().__call__(**flat, labels=labels, num_choices=choices, **options)
 
     def _output(self, encoded: Encoded, labels: Any = None, num_choices: int = 1) -> LogitsOutput:
+        run = encoded.run
         logits, loss = self.heads[0](encoded), None
         if labels is not None:
             _check_tokens(encoded)
-            scores = functional.reshape(logits, shape=(-1, num_choices))
-            loss = losses.sequence_loss(scores, labels, num_choices)
-        logits = functional.reshape(encoded.packed.pad_sequences(logits), shape=(-1, num_choices))
+            scores = functional.reshape(run, logits, shape=(-1, num_choices))
+            loss = losses.sequence_loss(run, scores, labels, num_choices)
+        logits = functional.reshape(run, encoded.packed.pad_sequences(encoded.run, logits), shape=(-1, num_choices))
         return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
 
 
@@ -199,8 +201,8 @@ class AutoModelForTokenClassification(ModelWithHeads):
     def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
         logits, loss = self.heads[0](encoded), None
         if labels is not None:
-            loss = losses.token_loss(logits, labels, encoded.packed, self._num_labels())
-        return LogitsOutput(loss=loss, logits=encoded.packed.pad(logits), traced=encoded.traced)
+            loss = losses.token_loss(encoded.run, logits, labels, encoded.packed, self._num_labels())
+        return LogitsOutput(loss=loss, logits=encoded.packed.pad(encoded.run, logits), traced=encoded.traced)
 
 
 class AutoModelForQuestionAnswering(ModelWithHeads):
@@ -227,16 +229,18 @@ class AutoModelForQuestionAnswering(ModelWithHeads):
         return any(target is not None for target in targets.values())
 
     def _output(self, encoded: Encoded, start_positions: Any = None, end_positions: Any = None) -> ModelOutput:
-        logits, loss = self.heads[0](encoded), None
+        logits, loss, run = self.heads[0](encoded), None, encoded.run
         if start_positions is not None and end_positions is not None:
             named = {"start_positions": start_positions, "end_positions": end_positions}
             start, end = (
-                losses.position_loss(logits, column, positions, name, encoded.packed.shape)
+                losses.position_loss(run, logits, column, positions, name, encoded.packed.shape)
                 for column, (name, positions) in enumerate(named.items())
             )
-            loss = functional.scale(functional.add(start, end), factor=0.5)
-        columns = (functional.slice_columns(logits, first=column, last=column + 1) for column in (0, 1))
-        start, end = (encoded.packed.pad(functional.reshape(column, shape=(-1,))) for column in columns)
+            loss = functional.scale(run, functional.add(run, start, end), factor=0.5)
+        columns = (functional.slice_columns(run, logits, first=column, last=column + 1) for column in (0, 1))
+        start, end = (
+            encoded.packed.pad(encoded.run, functional.reshape(run, column, shape=(-1,))) for column in columns
+        )
         return QuestionAnsweringOutput(loss=loss, start_logits=start, end_logits=end, traced=encoded.traced)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number
+from bertcore.execution import Pass
 from bertcore.kernels import checks
 from bertcore.models.adapter import Adapter
 from bertcore.models.inputs import EncoderInput, integer_batch, pack, places
@@ -84,15 +85,16 @@ def generate(
     mask = (
         None if attention_mask is None else np.repeat(integer_batch("attention_mask", attention_mask), copies, axis=0)
     )
-    with kernels.use_backend(kernels.resolve_backend(None, on_gpu=kernels.array_module(input_ids) is not np)):
-        steps = Steps(model, given, mask, int(max_new_tokens))
+    with kernels.on_device_of(input_ids):
+        run = Pass.begin(input_ids)
+        steps = Steps(run, model, given, mask, int(max_new_tokens))
         if num_beams > 1:
             new = search_beams(steps, ends, padding, num_beams, num_return_sequences, length_penalty)
         else:
             choose = _drawing(temperature, top_k, top_p, seed) if do_sample else _best
             new = _word_by_word(steps, choose, ends, padding)
         ids = np.repeat(ids, num_return_sequences, axis=0)
-        return kernels.to_backend(np.concatenate([ids.astype(np.int64), new], axis=1))
+        return run.to_backend(np.concatenate([ids.astype(np.int64), new], axis=1))
 
 
 def _drawing(temperature: float, top_k: int | None, top_p: float, seed: int | None) -> Callable[[Any], np.ndarray]:
@@ -161,11 +163,12 @@ class Steps:
         count: how many words are appended at most.
     """
 
-    def __init__(self, model: ModelWithHeads, ids: np.ndarray, attention_mask: Any, count: int):
+    def __init__(self, run: Pass, model: ModelWithHeads, ids: np.ndarray, attention_mask: Any, count: int):
         self._model, self.count = model, count
-        self._packed, self._inputs = _prompts(model, ids, attention_mask, count)
+        self._packed, self._inputs = _prompts(run, model, ids, attention_mask, count)
         self.sequences = len(self._packed.lengths)
         self._cache = KeyValueCache(self.sequences, int(self._packed.lengths.max(initial=0)) + count)
+        self._run = replace(run, cache=self._cache)
 
     def first(self) -> Any:
         """The scores of the words after the prompts, (sequences, words), in the memory of the backend in force."""
@@ -176,16 +179,16 @@ class Steps:
         rows = np.arange(going.sum())
         offsets = np.concatenate([[0], np.cumsum(going)]).astype(np.int32)
         inputs = EncoderInput(words[going], None, self._cache.lengths[going], offsets, rows, rows)
-        return self._scores(inputs.to_backend(), going.astype(np.int64))
+        return self._scores(inputs.to_backend(self._run), going.astype(np.int64))
 
     def reorder(self, order: np.ndarray) -> None:
         """From now on sequence i goes on from what sequence order[i] is."""
-        self._cache.reorder(order)
+        self._cache.reorder(self._run, order)
 
     def _scores(self, inputs: EncoderInput, counts: np.ndarray) -> Any:
-        self._cache.begin(counts)
-        hidden = self._model.encoder.extend(inputs, self._cache)
-        return self._model.heads[0](hidden[inputs.last_tokens])
+        self._cache.begin(self._run, counts)
+        hidden = self._model.encoder(self._run, inputs)
+        return self._model.heads[0](self._run, hidden[inputs.last_tokens])
 
 
 def _word_by_word(steps: Steps, choose: Callable[[Any], np.ndarray], ends: list[int], padding: int) -> np.ndarray:
@@ -263,7 +266,7 @@ def _best_continuations(
 
 
 def _prompts(
-    model: ModelWithHeads, ids: np.ndarray, attention_mask: Any, steps: int
+    run: Pass, model: ModelWithHeads, ids: np.ndarray, attention_mask: Any, steps: int
 ) -> tuple[PackedBatch, EncoderInput]:
     """The given tokens, packed; positions count real tokens alone, as transformers' do here."""
     inputs = pack(model.spec, ids, attention_mask, position_ids=np.zeros_like(ids))
@@ -276,4 +279,4 @@ def _prompts(
             f"max_new_tokens is {steps} after {needed - steps + 1} tokens, the model has {model.spec.max_positions} "
             "positions"
         )
-    return packed, replace(inputs.on_host, position_ids=places(packed.cu_seqlens)).to_backend()
+    return packed, replace(inputs.on_host, position_ids=places(packed.cu_seqlens)).to_backend(run)

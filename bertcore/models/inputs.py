@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.models.joined_integers import JoinedIntegers
+from bertcore.execution import Pass
+from bertcore.execution.buffers import FEWEST_TOKENS, IntegerBuffer, capacity_for
 from bertcore.models.spec import MOST_POSITIONS
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.spec import EncoderSpec
-from bertcore.tape import current_tape
 
 INTEGERS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "first_tokens", "last_tokens")
 
 
-class KnownOnHost(NamedTuple):
-    """What the host may know of all batches that one CUDA graph serves.
+class Bounds(NamedTuple):
+    """What holds on the host for all batches that one captured pass serves.
 
     Attributes:
         longest: no sequence has more tokens.
@@ -55,7 +55,7 @@ class EncoderInput:
     last_tokens: Any
     key_mask: Any = None
     packed: PackedBatch | None = None
-    on_gpu: JoinedIntegers | None = None
+    on_gpu: IntegerBuffer | None = None
     before_upload: EncoderInput | None = None
 
     @property
@@ -74,20 +74,31 @@ class EncoderInput:
         return len(self.input_ids)
 
     @property
-    def room(self) -> int:
-        """For how many tokens of the layers there is room on the GPU."""
-        return dict(self.on_gpu.rooms)["input_ids"]
+    def is_plain(self) -> bool:
+        """True without masks and inputs of a family's own that the host reads."""
+        return self.key_mask is None
 
-    def with_room(self, joined: Any, known: KnownOnHost) -> EncoderInput:
-        """The batch of the integers `joined`, laid out as those `on_gpu`, of as many tokens and sequences as there is
-        room for.
+    @property
+    def capacity(self) -> int:
+        """The capacity for tokens of the layers on the GPU."""
+        return dict(self.on_gpu.capacities)["input_ids"]
+
+    def bounds(self, reads: Collection[str]) -> Bounds:
+        """Return what holds for batches like this one; `reads` is `Adapter.reads_on_host`."""
+        longest = capacity_for(self.longest, FEWEST_TOKENS) if "longest" in reads else self.capacity
+        types = self.on_host.token_type_ids
+        has_types = "token_type_ids" not in reads or (types is not None and bool(types.any()))
+        return Bounds(longest, has_types)
+
+    def with_capacity(self, integers: Any, bounds: Bounds) -> EncoderInput:
+        """Return the batch of `integers`, laid out as those `on_gpu`, with all tokens and sequences of the capacity.
 
         In inference tokens behind the last sequence belong to none. On the host, where such a batch is not known, it
-        counts as one sequence of the longest that there may be, with what else is `known`.
+        counts as one sequence of the longest that there may be.
         """
-        offsets, types = np.array([0, known.longest], np.int32), np.array([known.has_types])
+        offsets, types = np.array([0, bounds.longest], np.int32), np.array([bounds.has_types])
         on_host = EncoderInput(None, types, None, offsets, None, None)
-        return self._with(self.on_gpu.with_room(joined), packed=None, on_gpu=None, before_upload=on_host)
+        return self._with(self.on_gpu.with_capacity(integers), packed=None, on_gpu=None, before_upload=on_host)
 
     def groups(self, tokens: int) -> Iterator[EncoderInput]:
         """The same sequences in groups of about `tokens` tokens (more only where one sequence has more)."""
@@ -110,20 +121,20 @@ class EncoderInput:
         ends = (array[inside] - start for array in (self.first_tokens, self.last_tokens))
         return EncoderInput(*tokens, offsets - start, *ends)
 
-    def to_backend(self) -> EncoderInput:
-        """The batch, made in host memory, in that of the backend in force; all integers go to a GPU in one copy."""
-        if not kernels.uses_gpu():
+    def to_backend(self, run: Pass) -> EncoderInput:
+        """Return the batch, made in host memory, in that of the backend; all integers go to a GPU in one copy."""
+        if not run.on_gpu:
             return self
-        joined = self._joined(in_training=current_tape() is not None)
-        mask = None if self.key_mask is None else kernels.to_backend(self.key_mask)
-        return self._with(joined.views(), key_mask=mask, on_gpu=joined, before_upload=self)
+        buffer = self._buffer(run)
+        mask = None if self.key_mask is None else run.to_backend(self.key_mask)
+        return self._with(buffer.views(), key_mask=mask, on_gpu=buffer, before_upload=self)
 
-    def _joined(self, *, in_training: bool) -> JoinedIntegers:
+    def _buffer(self, run: Pass) -> IntegerBuffer:
         integers = {name: getattr(self, name) for name in INTEGERS}
-        return JoinedIntegers.of(integers, len(self.cu_seqlens) - 1, in_training=in_training)
+        return IntegerBuffer.of(run, integers, len(self.cu_seqlens) - 1)
 
     def _with(self, integers: Mapping[str, Any], **others: Any) -> Self:
-        """The batch with these integers, by the names that they were joined by."""
+        """Return the batch with these integers, by their names in the buffer."""
         return replace(self, **integers, **others)
 
 
@@ -248,7 +259,7 @@ def _positions(
     return positions
 
 
-def pack_sequences(spec: EncoderSpec, input_ids: Sequence[Any]) -> tuple[EncoderInput, np.ndarray]:
+def pack_sequences(run: Pass, spec: EncoderSpec, input_ids: Sequence[Any]) -> tuple[EncoderInput, np.ndarray]:
     """Check sequences of ids (lists or 1-D integer arrays, of any lengths) and join them; no padding is ever made.
 
     Returns the encoder's input, in the memory of the backend in force, and the offsets of the sequences in host memory.
@@ -269,7 +280,7 @@ def pack_sequences(spec: EncoderSpec, input_ids: Sequence[Any]) -> tuple[Encoder
     positions = _positions(spec, ids, np.ones(ids.shape, bool), cu_seqlens, columns)
     first_tokens, last_tokens = cu_seqlens[:-1][lengths > 0], cu_seqlens[1:][lengths > 0] - 1
     types = None if spec.words_as_types else np.zeros_like(ids)
-    return EncoderInput(ids, types, positions, cu_seqlens, first_tokens, last_tokens).to_backend(), cu_seqlens
+    return EncoderInput(ids, types, positions, cu_seqlens, first_tokens, last_tokens).to_backend(run), cu_seqlens
 
 
 def _ids(index: int, sequence: Any) -> np.ndarray:

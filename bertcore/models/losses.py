@@ -3,15 +3,12 @@
 Losses and the names of labels are those of transformers. A loss over no label at all is NaN, as there.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.models.inputs import integer_batch
 from bertcore.nn import functional
 from bertcore.nn.packing import PackedBatch
@@ -21,69 +18,30 @@ IGNORED = functional.losses.IGNORED
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
-@dataclass
-class ClassOptions:
-    """How labels that are classes are compared with their scores, in all losses within `use_class_options`.
-
-    Attributes:
-        label_smoothing, class_weights: as for `functional.cross_entropy`; weights in host memory.
-        were_used: whether any loss had such labels.
-    """
-
-    label_smoothing: float = 0.0
-    class_weights: np.ndarray | None = None
-    were_used: bool = False
-
-    def weights_for(self, logits: Any) -> Any:
-        """The weights in the dtype and the memory of `logits`, (rows, classes); None if there are none."""
-        self.were_used = True
-        if self.class_weights is None:
-            return None
-        if self.class_weights.shape != logits.shape[1:]:
-            raise ValueError(f"class_weights has shape {self.class_weights.shape}, expected ({logits.shape[1]},)")
-        return kernels.to_backend(self.class_weights.astype(logits.dtype))
-
-
-_options: ContextVar[ClassOptions | None] = ContextVar("bertcore_class_options", default=None)
-
-
-@contextmanager
-def use_class_options(options: ClassOptions) -> Iterator[None]:
-    """A block in which models' losses follow `options`."""
-    token = _options.set(options)
-    try:
-        yield
-    finally:
-        _options.reset(token)
-
-
-def are_classes_weighed() -> bool:
-    """Whether there are options in force, so that losses are no plain cross entropies."""
-    return _options.get() is not None
-
-
-def cross_entropy(logits: Any, labels: Any) -> Any:
+def cross_entropy(run: Pass, logits: Any, labels: Any) -> Any:
     """The mean cross entropy over the rows whose label is not -100, as the options in force say."""
-    options = _options.get()
+    options = run.class_options
     if options is None:
-        return functional.cross_entropy(logits, labels=labels)
-    weights, smoothing = options.weights_for(value_of(logits)), options.label_smoothing
-    return functional.cross_entropy(logits, labels=labels, label_smoothing=smoothing, class_weights=weights)
+        return functional.cross_entropy(run, logits, labels=labels)
+    weights, smoothing = options.weights_for(value_of(logits), run.to_backend), options.label_smoothing
+    return functional.cross_entropy(run, logits, labels=labels, label_smoothing=smoothing, class_weights=weights)
 
 
 def token_loss(
-    logits: Any, labels: Any, packed: PackedBatch, num_classes: int, *, name: str = "labels", kind: str = ""
+    run: Pass, logits: Any, labels: Any, packed: PackedBatch, num_classes: int, *, name: str = "labels", kind: str = ""
 ) -> Any:
     """The mean cross entropy over the tokens whose label, of (sequences, length), is not -100."""
-    return cross_entropy(logits, packed_labels(packed, labels, num_classes, name=name, kind=kind))
+    return cross_entropy(run, logits, packed_labels(run, packed, labels, num_classes, name=name, kind=kind))
 
 
-def packed_labels(packed: PackedBatch, labels: Any, num_classes: int, *, name: str = "labels", kind: str = "") -> Any:
+def packed_labels(
+    run: Pass, packed: PackedBatch, labels: Any, num_classes: int, *, name: str = "labels", kind: str = ""
+) -> Any:
     """Token labels, (sequences, length), stripped to (tokens,), in the memory of the backend in force.
 
     -100 stands for none. `kind` is "entity_" for labels of entities, with which the names of their inputs begin.
     """
-    return kernels.to_backend(_stripped(packed, labels, num_classes, name, kind))
+    return run.to_backend(_stripped(packed, labels, num_classes, name, kind))
 
 
 def words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray:
@@ -111,18 +69,18 @@ def _stripped(packed: PackedBatch, labels: Any, num_classes: int, name: str, kin
     return kept
 
 
-def sequence_loss(logits: Any, labels: Any, num_classes: int, *, name: str = "labels") -> Any:
+def sequence_loss(run: Pass, logits: Any, labels: Any, num_classes: int, *, name: str = "labels") -> Any:
     """The mean cross entropy over the sequences whose label, of (sequences,) or (sequences, 1), is not -100."""
     array = label_array(name, labels)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} holds {array.dtype}, expected integers")
     array = _one_each(name, array, logits)
     _check_classes(name, array, num_classes)
-    return cross_entropy(logits, kernels.to_backend(array))
+    return cross_entropy(run, logits, run.to_backend(array))
 
 
 def classification_loss(
-    logits: Any, labels: Any, num_labels: int, problem_type: str | None, *, soft_labels: bool = False
+    run: Pass, logits: Any, labels: Any, num_labels: int, problem_type: str | None, *, soft_labels: bool = False
 ) -> Any:
     """The loss of a sequence classifier, by the config's problem_type.
 
@@ -136,7 +94,7 @@ def classification_loss(
     array = label_array("labels", labels)
     if problem_type is None:
         if soft_labels and num_labels > 1 and array.ndim == 2 and array.shape[1] > 1:
-            return soft_loss(logits, array)
+            return soft_loss(run, logits, array)
         problem_type = PROBLEM_TYPES[0 if num_labels == 1 else 1 if array.dtype.kind in "iu" else 2]
         if array.dtype.kind == "f" and array.ndim == 1 and num_labels > 1:
             raise ValueError(
@@ -147,38 +105,38 @@ def classification_loss(
         raise ValueError(f"config: problem_type is {problem_type!r}, known are {', '.join(PROBLEM_TYPES)}")
     if problem_type == "single_label_classification":
         if array.dtype.kind == "f" and array.ndim == 2 and num_labels > 1:
-            return soft_loss(logits, array)
-        return sequence_loss(logits, array, num_labels)
+            return soft_loss(run, logits, array)
+        return sequence_loss(run, logits, array, num_labels)
     if problem_type == "multi_label_classification":
-        return binary_loss(logits, array)
+        return binary_loss(run, logits, array)
     array = _one_each("labels", array, logits)[:, None] if num_labels == 1 else array
-    return functional.mean_squared_error(logits, labels=floating_labels(array, logits))
+    return functional.mean_squared_error(run, logits, labels=floating_labels(run, array, logits))
 
 
-def soft_loss(logits: Any, labels: np.ndarray) -> Any:
+def soft_loss(run: Pass, logits: Any, labels: np.ndarray) -> Any:
     """The mean cross entropy of the probabilities of classes, of the shape of `logits`."""
-    options, array = _options.get(), floating_labels(labels, logits)
+    options, array = run.class_options, floating_labels(run, labels, logits)
     if not (labels >= 0).all():
         raise ValueError(f"labels holds {labels.min()}, expected probabilities of classes")
     if options is not None:
         classes, smoothing = array.shape[1], options.label_smoothing
         array = (1 - smoothing) * array + smoothing / classes
-        weights = options.weights_for(array)
+        weights = options.weights_for(array, run.to_backend)
         array = (array if weights is None else array * weights).astype(value_of(logits).dtype)
-    return functional.soft_cross_entropy(logits, labels=array)
+    return functional.soft_cross_entropy(run, logits, labels=array)
 
 
-def binary_loss(logits: Any, labels: np.ndarray) -> Any:
+def binary_loss(run: Pass, logits: Any, labels: np.ndarray) -> Any:
     """The mean binary cross entropy of labels from 0 to 1, of the shape of `logits`."""
-    array = floating_labels(labels, logits)
+    array = floating_labels(run, labels, logits)
     wrong = np.argwhere(~((labels >= 0) & (labels <= 1)))
     if len(wrong):
         index = ", ".join(map(str, wrong[0]))
         raise ValueError(f"labels[{index}] is {labels[tuple(wrong[0])]}, expected 0 to 1")
-    return functional.binary_cross_entropy(logits, labels=array)
+    return functional.binary_cross_entropy(run, logits, labels=array)
 
 
-def position_loss(logits: Any, column: int, positions: Any, name: str, shape: tuple[int, int]) -> Any:
+def position_loss(run: Pass, logits: Any, column: int, positions: Any, name: str, shape: tuple[int, int]) -> Any:
     """The mean cross entropy of a column among those of its sequence; `logits` are of every column, (columns, 2)."""
     array = label_array(name, positions)
     if array.dtype.kind not in "iu" or array.size != shape[0]:
@@ -186,12 +144,12 @@ def position_loss(logits: Any, column: int, positions: Any, name: str, shape: tu
     array = array.reshape(-1)
     if (array < 0).any():
         raise ValueError(f"{name}[{array.argmin()}] is {array.min()}, expected a column, from 0 on")
-    labels = kernels.to_backend(np.where(array < shape[1], array, IGNORED))
-    scores = functional.reshape(functional.slice_columns(logits, first=column, last=column + 1), shape=shape)
-    return cross_entropy(scores, labels)
+    labels = run.to_backend(np.where(array < shape[1], array, IGNORED))
+    scores = functional.reshape(run, functional.slice_columns(run, logits, first=column, last=column + 1), shape=shape)
+    return cross_entropy(run, scores, labels)
 
 
-def floating_labels(labels: np.ndarray, logits: Any) -> Any:
+def floating_labels(run: Pass, labels: np.ndarray, logits: Any) -> Any:
     """Labels in the dtype, the shape and the memory of `logits`."""
     plain = value_of(logits)
     if labels.shape != plain.shape:
@@ -200,7 +158,7 @@ def floating_labels(labels: np.ndarray, logits: Any) -> Any:
         array = labels.astype(plain.dtype)
     if not np.isfinite(array).all():
         raise ValueError(f"labels holds {labels[~np.isfinite(array)][0]}, expected finite numbers of {plain.dtype}")
-    return kernels.to_backend(array)
+    return run.to_backend(array)
 
 
 def label_array(name: str, labels: Any) -> np.ndarray:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 
 from bertcore import checkpoint, kernels
 from bertcore.arguments import DTYPES, INT8, warn_caller
+from bertcore.execution import Pass, Seeds, Trace, mixed_seed
 from bertcore.kernels import checks
 from bertcore.kernels.linear import LOW_PRECISION
-from bertcore.models.adapter import Encoded, Trace
+from bertcore.models.adapter import Encoded
 from bertcore.models.encoder import Encoder
 from bertcore.models.named_parameters import NamedParameters
 from bertcore.models.outputs import ModelOutput
 from bertcore.models.registry import family_of
 from bertcore.models.spec import ConfigReader
-from bertcore.nn.dropout import dropout_seeds, mixed_seed
 from bertcore.nn.forms import bfloat16
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import value_of
@@ -30,19 +30,6 @@ from bertcore.tape import value_of
 
 class NewlyInitialisedWarning(UserWarning):
     """A checkpoint lacks a head, or the pooler, that the model has."""
-
-
-def on_one_backend(forward: Callable) -> Callable:
-    """Run a model's forward on the backend in force, "auto" resolved once for the whole pass, and on the ids' GPU."""
-
-    @functools.wraps(forward)
-    def call(self: Any, input_ids: Any, *args: Any, **options: Any) -> Any:
-        on_gpu = kernels.array_module(input_ids) is not np
-        backend = kernels.resolve_backend(None, on_gpu=on_gpu)
-        with kernels.use_backend(backend), kernels.on_device_of(input_ids):
-            return forward(self, input_ids, *args, **options)
-
-    return call
 
 
 class Model(NamedParameters):
@@ -243,12 +230,12 @@ class Model(NamedParameters):
         """Whether layers run again in the backward."""
         return self.encoder.recomputes_layers
 
-    def _dropout(self) -> AbstractContextManager[None]:
-        """The block of one pass."""
+    def _with_seeds(self, run: Pass) -> Pass:
+        """Return the pass, which drops if the model is in training; one that is dropped is counted."""
         if not self.training:
-            return nullcontext()
+            return run
         self.passes += 1
-        return dropout_seeds(mixed_seed(self._dropout_seed, self.passes))
+        return replace(run, seeds=Seeds(mixed_seed(self._dropout_seed, self.passes)))
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         """Write config.json and model.safetensors; bertcore and transformers load them back to the same outputs.
@@ -317,13 +304,14 @@ class Model(NamedParameters):
         trace = Trace.asked(output_hidden_states, output_attentions, output_projections)
         return self._pass(*given, read=lambda encoded: self._output(encoded, **targets), trace=trace, **own)
 
-    @on_one_backend
     def _pass(self, *given: Any, read: Callable[[Encoded], Any], trace: Trace, **options: Any) -> Any:
         """What `read` makes of the encoded batch; `given` and `options` are for the adapter to pack."""
         adapter = self.encoder.adapter
-        inputs = adapter.pack(*given, **options)
-        with self._dropout():
-            encoded = adapter.restore(inputs, self.encoder(inputs, trace), trace)
+        with kernels.on_device_of(given[0]):
+            run = Pass.begin(given[0], trace=trace)
+            inputs = adapter.pack(run, *given, **options)
+            run = self._with_seeds(run)
+            encoded = adapter.restore(run, inputs, self.encoder(run, inputs))
             encoded.pooler = self.encoder.pooler
             return read(encoded)
 
@@ -360,7 +348,6 @@ class Model(NamedParameters):
     def _output(self, encoded: Encoded, **targets: Any) -> ModelOutput:
         raise NotImplementedError(f"{type(self).__name__} is not a model of its own")
 
-    @on_one_backend
     def encode_packed(self, input_ids: Sequence[Any]) -> tuple[Any, np.ndarray]:
         """Encode sequences of any lengths side by side, without padding on the way in or out.
 
@@ -374,9 +361,10 @@ class Model(NamedParameters):
         Raises:
             ValueError: which sequence is wrong, where, and what was expected.
         """
-        inputs, cu_seqlens = self.encoder.adapter.pack_sequences(input_ids)
-        with self._dropout():
-            return value_of(self.encoder(inputs, Trace())), cu_seqlens
+        with kernels.on_device_of(input_ids):
+            run = Pass.begin(input_ids)
+            inputs, cu_seqlens = self.encoder.adapter.pack_sequences(run, input_ids)
+            return value_of(self.encoder(self._with_seeds(run), inputs)), cu_seqlens
 
 
 def _keywords(function: Callable[..., Any]) -> list[str]:

@@ -119,9 +119,9 @@ class _PairPreTraining(AutoModelForPreTraining):
             labels = losses.words(encoded.packed, labels, self.spec.vocab_size)
         words_loss, predictions = self._words(words, encoded, None if pair_label is None else labels)
         if words_loss is not None:
-            pairs_loss = losses.sequence_loss(pairs, pair_label, self._pair_labels(), name=self._label)
-            loss = functional.add(words_loss, pairs_loss)
-        logits = {self._logits: encoded.packed.pad_sequences(pairs)}
+            pairs_loss = losses.sequence_loss(encoded.run, pairs, pair_label, self._pair_labels(), name=self._label)
+            loss = functional.add(encoded.run, words_loss, pairs_loss)
+        logits = {self._logits: encoded.packed.pad_sequences(encoded.run, pairs)}
         return PreTrainingOutput(loss=loss, prediction_logits=predictions, traced=encoded.traced, **logits)
 
 
@@ -155,10 +155,10 @@ class Discriminator(AutoModelForPreTraining):
 
     def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
         logits, loss = self.heads[0](encoded), None
-        logits = functional.reshape(logits, shape=(-1,))
+        logits = functional.reshape(encoded.run, logits, shape=(-1,))
         if labels is not None:
             flags = losses.label_array("labels", labels)
             if flags.shape != encoded.packed.shape:
                 raise ValueError(f"labels has shape {flags.shape}, expected {encoded.packed.shape} as input_ids has")
-            loss = losses.binary_loss(logits, encoded.packed.strip(flags))
-        return LogitsOutput(loss=loss, logits=encoded.packed.pad(logits), traced=encoded.traced)
+            loss = losses.binary_loss(encoded.run, logits, encoded.packed.strip(flags))
+        return LogitsOutput(loss=loss, logits=encoded.packed.pad(encoded.run, logits), traced=encoded.traced)

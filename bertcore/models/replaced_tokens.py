@@ -10,14 +10,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from bertcore import checkpoint
+from bertcore import checkpoint, kernels
 from bertcore.checkpoint.files import made_folder
 from bertcore.checkpoint.safetensors_file import write_safetensors
+from bertcore.execution import Pass, mixed_seed
 from bertcore.kernels import checks
 from bertcore.models import losses
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.inputs import integer_batch
-from bertcore.models.model import Model, on_one_backend
+from bertcore.models.model import Model
 from bertcore.models.named_parameters import NamedParameters
 from bertcore.models.outputs import ReplacedTokensOutput
 from bertcore.models.pretraining import Discriminator
@@ -25,7 +26,6 @@ from bertcore.models.registry import family_of
 from bertcore.models.sampling import sample_words
 from bertcore.models.spec import ConfigReader
 from bertcore.nn import functional
-from bertcore.nn.dropout import mixed_seed
 from bertcore.nn.layers import Embedding
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
@@ -76,9 +76,11 @@ class DisentangledWords(Block):
         difference = own.table.array() - shared.array()
         self.delta.table.fill({name + DELTA_ENDING: difference}, own.table.precision)
 
-    def __call__(self, ids: Any) -> Any:
+    def __call__(self, run: Pass, ids: Any) -> Any:
         """(tokens,) integers -> (tokens, features)."""
-        return functional.add(functional.take_rows(value_of(self.shared.value), rows=ids), self.delta(ids))
+        return functional.add(
+            run, functional.take_rows(run, value_of(self.shared.value(run)), rows=ids), self.delta(run, ids)
+        )
 
 
 class ReplacedTokenModel(NamedParameters):
@@ -246,7 +248,6 @@ class ReplacedTokenModel(NamedParameters):
         for part in PARTS:
             getattr(self, part).gradient_checkpointing_disable()
 
-    @on_one_backend
     def __call__(
         self,
         input_ids: Any,
@@ -271,19 +272,26 @@ class ReplacedTokenModel(NamedParameters):
         is the generator's mean over labels plus, weighted, the discriminator's mean over all real tokens.
         """
         rest = {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "position_ids": position_ids}
+        run = Pass.begin(input_ids)
+        with kernels.use_backend(run.backend), kernels.on_device_of(input_ids):  # of both models
+            return self._run(run, input_ids, rest, labels, draws, discriminator_weight)
+
+    def _run(
+        self, run: Pass, input_ids: Any, rest: dict[str, Any], labels: Any, draws: Any, discriminator_weight: float
+    ) -> ReplacedTokensOutput:
         ids = integer_batch("input_ids", input_ids)
         draws = _checked_draws(draws, ids.shape)
         scores, words = self.generator.label_scores(input_ids, **rest, labels=labels)
-        generator_loss = functional.cross_entropy(scores, labels=words)
+        generator_loss = functional.cross_entropy(run, scores, labels=words)
         labels = integer_batch("labels", labels)
         has_label = labels != losses.IGNORED
         given = ids.copy()
         given[has_label] = sample_words(value_of(scores), draws[has_label])
         replaced = (given != np.where(has_label, labels, ids)).astype(np.int64)
         found = self.discriminator(given, **rest, labels=replaced)
-        loss = functional.add(generator_loss, functional.scale(found.loss, factor=discriminator_weight))
-        if attention_mask is not None:
-            replaced[integer_batch("attention_mask", attention_mask) == 0] = losses.IGNORED
+        loss = functional.add(run, generator_loss, functional.scale(run, found.loss, factor=discriminator_weight))
+        if rest["attention_mask"] is not None:
+            replaced[integer_batch("attention_mask", rest["attention_mask"]) == 0] = losses.IGNORED
         return ReplacedTokensOutput(
             loss=loss,
             generator_loss=generator_loss,

@@ -57,7 +57,7 @@ class InputStatistics:
         self._sample: list[np.ndarray] = []
         self._sampled = 0
 
-    def weight(self, base: Any) -> ObservedWeight:
+    def weight(self, run: Any, base: Any) -> ObservedWeight:
         """The weight `base`, whose inputs are added to these."""
         return ObservedWeight(base, self.add)
 

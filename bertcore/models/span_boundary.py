@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from bertcore import kernels
 from bertcore.heads.span_boundary import SpanBoundaryHead, find_boundaries
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
@@ -39,7 +38,7 @@ class AutoModelForSpanBoundary(AutoModelForMaskedLM):
         mlm_loss, logits = self._words(self.heads[0], encoded, labels)
         sbo_loss = None if labels is None else self._boundary_loss(encoded, labels)
         return SpanBoundaryOutput(
-            loss=mlm_loss if sbo_loss is None else functional.add(mlm_loss, sbo_loss),
+            loss=mlm_loss if sbo_loss is None else functional.add(encoded.run, mlm_loss, sbo_loss),
             mlm_loss=mlm_loss,
             sbo_loss=sbo_loss,
             logits=logits,
@@ -48,10 +47,10 @@ class AutoModelForSpanBoundary(AutoModelForMaskedLM):
 
     def _boundary_loss(self, encoded: Encoded, labels: Any) -> Any:
         """The mean cross entropy of the second head; None if there is nothing to predict."""
-        head = self.heads[1]
+        head, run = self.heads[1], encoded.run
         found = find_boundaries(labels, encoded.packed.cu_seqlens, head.most)
         if not found.rows.size:
             return None
         rows, *beside = found
-        scores = head(encoded.hidden, *map(kernels.to_backend, beside))
-        return losses.cross_entropy(scores, kernels.to_backend(labels[rows]))
+        scores = head(run, encoded.hidden, *map(run.to_backend, beside))
+        return losses.cross_entropy(run, scores, run.to_backend(labels[rows]))

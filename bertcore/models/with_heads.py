@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import Context, ContextVar
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,20 +20,6 @@ from bertcore.models.spec import MOST_LABELS, ConfigReader
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
 from bertcore.tape import current_tape, value_of
-
-_KEPT: ContextVar[list[Any] | None] = ContextVar("scores of labelled tokens", default=None)
-
-
-@contextmanager
-def kept_scores() -> Iterator[list[Any]]:
-    """A block in which the scores that language models make of labelled tokens, (labels, words), are kept in a list,
-    for a loss that compares them: they need not be made twice."""
-    kept: list[Any] = []
-    token = _KEPT.set(kept)
-    try:
-        yield kept
-    finally:
-        _KEPT.reset(token)
 
 
 def head_specs(config: Mapping[str, Any]) -> Mapping[str, HeadSpec]:
@@ -85,45 +69,43 @@ class ModelWithHeads(Model):
         is while the tape records.
         """
         if labels is None:
-            return None, encoded.packed.pad(head(self._read(encoded)))
+            return None, encoded.packed.pad(encoded.run, head(encoded.run, self._read(encoded)))
         loss = self._loss_of_words(head, encoded, labels)
-        version, backend, tape = self.version, kernels.get_backend(), current_tape()
+        version, run = self.version, encoded.run
 
         def all_logits() -> Any:
             if self.version != version:
                 raise RuntimeError("logits: the parameters have changed since; read them before the optimiser's step")
-            has_gradient = current_tape() is tape
-            read = encoded if has_gradient else replace(encoded, hidden=value_of(encoded.hidden))
-            with kernels.use_backend(backend):
-                return encoded.packed.pad(head(self._read(read)))
+            if current_tape() is run.tape:
+                return encoded.packed.pad(run, head(run, self._read(encoded)))
+            read = replace(encoded, run=replace(run, tape=None), hidden=value_of(encoded.hidden))
+            return encoded.packed.pad(read.run, head(read.run, self._read(read)))
 
-        # In a context of its own: whoever reads them may stand within another tape.
-        later = Later(lambda: all_logits() if current_tape() is tape else Context().run(all_logits))
-        return loss, later
+        return loss, Later(all_logits)
 
     def _loss_of_words(self, head: LanguageModelHead, encoded: Encoded, labels: Any) -> Any:
         """On a GPU in chunks, where the scores of all labels would take much of its memory and nobody else reads
         them."""
-        kept, rows = _KEPT.get(), np.flatnonzero(labels != losses.IGNORED)
+        run, rows = encoded.run, np.flatnonzero(labels != losses.IGNORED)
         is_on_host = kernels.array_module(value_of(encoded.hidden)) is np
-        is_plain = kept is None and not losses.are_classes_weighed() and head.can_go_in_chunks
+        is_plain = run.trace.scores is None and run.class_options is None and head.can_go_in_chunks
         if not is_on_host and is_plain and len(rows) > functional.losses.CHUNK:
-            read = self._read(encoded, kernels.to_backend(rows))
-            return head.loss_in_chunks(read, kernels.to_backend(labels[rows]))
+            read = self._read(encoded, run.to_backend(rows))
+            return head.loss_in_chunks(run, read, run.to_backend(labels[rows]))
         scores, known = self._scores_of_labels(head, encoded, labels)
-        if kept is not None:
-            kept.append(scores)
-        return losses.cross_entropy(scores, known)
+        if run.trace.scores is not None:
+            run.trace.scores.append(scores)
+        return losses.cross_entropy(run, scores, known)
 
     def _scores_of_labels(self, head: LanguageModelHead, encoded: Encoded, labels: Any) -> tuple[Any, Any]:
         """The scores of the tokens that have a label, (labels, words), and their labels, both in the memory of the
         backend in force; `labels` are packed, in host memory."""
-        rows = np.flatnonzero(labels != losses.IGNORED)
-        return head(self._read(encoded, kernels.to_backend(rows))), kernels.to_backend(labels[rows])
+        run, rows = encoded.run, np.flatnonzero(labels != losses.IGNORED)
+        return head(run, self._read(encoded, run.to_backend(rows))), run.to_backend(labels[rows])
 
     def _read(self, encoded: Encoded, rows: Any = None) -> Any:
         """What a language model's head reads, (tokens, hidden): of the tokens at the integers `rows`, or of all."""
-        return encoded.hidden if rows is None else functional.take_rows(encoded.hidden, rows=rows)
+        return encoded.hidden if rows is None else functional.take_rows(encoded.run, encoded.hidden, rows=rows)
 
     def _num_labels(self) -> int:
         return ConfigReader(self.config).num_labels()

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.layers import Embedding, LayerNorm, Linear, drop
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
+from bertcore.tape import Tensor
 
 
 class Embeddings(Block):
@@ -36,22 +38,22 @@ class Embeddings(Block):
             sizes = {"in_features": width, "out_features": spec.hidden_size}
             self.projection = Linear(names["embeddings_projection"], **sizes)
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, run: Pass, inputs: Any) -> Tensor:
         """An `EncoderInput` -> (tokens, hidden)."""
-        words, marks = self.words(inputs.input_ids), self.marks(inputs)
+        words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
         if self.norm is not None:
-            embedded = self.norm(words, marks)
+            embedded = self.norm(run, words, marks)
         else:
-            embedded = words if marks is None else functional.add(words, marks)
-        embedded = drop(embedded, self.dropout)
-        return embedded if self.projection is None else self.projection(embedded)
+            embedded = words if marks is None else functional.add(run, words, marks)
+        embedded = drop(run, embedded, self.dropout)
+        return embedded if self.projection is None else self.projection(run, embedded)
 
-    def marks(self, inputs: Any) -> Any:
+    def marks(self, run: Pass, inputs: Any) -> Tensor:
         """What is added to the words: token types and positions, (tokens, embedding size), or None."""
         types, ids = None, inputs.token_type_ids
         if ids is not None and (self.types is not None or self.types_are_words):
-            types = self.words(ids) if self.types is None else self.types(ids)
-        positions = None if self.positions is None else self.positions(inputs.position_ids)
+            types = self.words(run, ids) if self.types is None else self.types(run, ids)
+        positions = None if self.positions is None else self.positions(run, inputs.position_ids)
         if types is None or positions is None:
             return positions if types is None else types
-        return functional.add(types, positions)
+        return functional.add(run, types, positions)

@@ -8,15 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bertcore.execution import Pass
 from bertcore.kernels import RelativePositions
 from bertcore.nn import functional
-from bertcore.nn.dropout import is_dropping
-from bertcore.nn.key_value_cache import KeyValueCache
 from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.rotary import RotaryAngles, RotarySpec
 from bertcore.nn.spec import EncoderSpec, LayerSpec
-from bertcore.tape import current_tape, value_of
+from bertcore.tape import Tensor, value_of
 
 
 @dataclass
@@ -27,27 +26,19 @@ class LayerContext:
         cu_seqlens: int32 offsets of the sequences, (sequences + 1,).
         key_mask: which tokens may be seen, booleans that broadcast to (sequences, heads, longest, longest); None where
             all may.
-        attentions: a list to which each layer appends its probabilities, or None.
-        projections: a list to which each layer appends (query, key, value), (tokens, heads * head_dim) each, or None.
         relative: `kernels.RelativePositions` that are the same in all layers, or None.
         rotary: the angles of each RotarySpec of the layers.
-        cache: keys and values of a generation, or None.
     """
 
     cu_seqlens: Any
     key_mask: Any = None
-    attentions: list | None = None
     relative: RelativePositions | None = None
     rotary: dict[RotarySpec, RotaryAngles] = field(default_factory=dict)
-    cache: KeyValueCache | None = None
-    projections: list | None = None
 
     @property
     def can_be_recorded(self) -> bool:
         """Whether the layers do the same for all batches with these offsets, so that a program can be kept."""
-        notes_nothing = self.attentions is None and self.projections is None
-        is_plain = self.key_mask is None and notes_nothing and self.cache is None
-        return is_plain and all(angles.can_be_recorded for angles in self.rotary.values())
+        return self.key_mask is None and all(angles.can_be_recorded for angles in self.rotary.values())
 
     def in_use(self) -> list[Any]:
         """What the layers read of it: who has the list keeps all of it."""
@@ -62,15 +53,16 @@ def make_norm(names: Mapping[str, str], part: str, spec: LayerSpec) -> Block | N
     return spec.norm(names[part], **sizes, bias=part not in spec.without_bias)
 
 
-def attention_dtype(weight: Parameter) -> str | None:
+def attention_dtype(run: Pass, weight: Parameter) -> str | None:
     """The compute_dtype of attention beside maps of the precision of `weight`.
 
     Beside int8 maps, attention in float32 would take a third of the time; in bfloat16 its sums and softmax are still
     float32. Beside int8_weight_only nothing is rounded. Under a tape (of adapters beside such maps) it computes in
     float32, in which it has gradients.
     """
-    is_rounded = weight.is_low_on_cpu and not weight.forms.is_grouped
-    return "bfloat16" if is_rounded and current_tape() is None else None
+    forms = weight.forms
+    is_rounded = forms.is_low and not forms.is_grouped and run.backend != "cupy"
+    return "bfloat16" if is_rounded and run.tape is None else None
 
 
 class Sublayer(Block):
@@ -88,24 +80,24 @@ class Sublayer(Block):
     norm_first: bool
     output: Linear
 
-    def __call__(self, hidden: Any, context: LayerContext) -> Any:
+    def __call__(self, run: Pass, hidden: Tensor, context: LayerContext) -> Tensor:
         """(tokens, hidden) -> (tokens, hidden)."""
-        return self.close(self.mix(self.open(hidden), context), hidden)
+        return self.close(run, self.mix(run, self.open(run, hidden), context), hidden)
 
-    def open(self, hidden: Any) -> Any:
+    def open(self, run: Pass, hidden: Tensor) -> Tensor:
         """The input of `mix`: `hidden`, after the norm where that comes first."""
-        return self.norm(hidden) if self.norm_first and self.norm is not None else hidden
+        return self.norm(run, hidden) if self.norm_first and self.norm is not None else hidden
 
-    def mix(self, source: Any, context: LayerContext) -> Any:
+    def mix(self, run: Pass, source: Tensor, context: LayerContext) -> Tensor:
         """(tokens, hidden) -> what `output` maps, (tokens, inputs of output)."""
         raise NotImplementedError
 
-    def close(self, mixed: Any, residual: Any) -> Any:
+    def close(self, run: Pass, mixed: Tensor, residual: Tensor) -> Tensor:
         """`mixed` mapped to the layer's width, plus the residual; then the norm where that comes last."""
-        if isinstance(self.norm, LayerNorm) and not self.norm_first and self.dropout and is_dropping():
-            return self.norm(self.output(mixed), residual, dropout=self.dropout)
-        total = self.output(mixed, residual=residual, dropout=self.dropout)
-        return total if self.norm_first or self.norm is None else self.norm(total)
+        if isinstance(self.norm, LayerNorm) and not self.norm_first and self.dropout and run.seeds:
+            return self.norm(run, self.output(run, mixed), residual, dropout=self.dropout)
+        total = self.output(run, mixed, residual=residual, dropout=self.dropout)
+        return total if self.norm_first or self.norm is None else self.norm(run, total)
 
 
 class SelfAttention(Sublayer):
@@ -154,22 +146,23 @@ class SelfAttention(Sublayer):
             is_transposed=layer.is_transposed,
         )
 
-    def mix(self, source: Any, context: LayerContext) -> Any:
+    def mix(self, run: Pass, source: Tensor, context: LayerContext) -> Tensor:
         """The attended values of all heads side by side, (tokens, heads * head_dim)."""
-        return self.attend([project(source) for project in self.projections], context)
+        return self.attend(run, [project(run, source) for project in self.projections], context)
 
-    def attend(self, projected: list[Any], context: LayerContext) -> Any:
+    def attend(self, run: Pass, projected: list[Tensor], context: LayerContext) -> Tensor:
         """Attention by query, key and value, which stand side by side in the arrays `projected`, (tokens, ...) each."""
         layer, options = self.spec, {"num_heads": self.spec.num_heads, "scale": self.spec.scale}
-        options["compute_dtype"] = attention_dtype(self.projections[0].weight)
-        if context.cache is not None:
-            self._check_cached(context)
-            return context.cache.attend(self.index, *projected, **options)
+        options["compute_dtype"] = attention_dtype(run, self.projections[0].weight)
+        if run.cache is not None:
+            self._check_cached(run, context)
+            return run.cache.attend(run, self.index, *projected, **options)
         if layer.rotary is not None:
-            projected = self._turned(projected, context)
-        if context.projections is not None:
-            context.projections.append(self._taken_apart(projected))
+            projected = self._turned(run, projected, context)
+        if run.trace.projections is not None:
+            run.trace.projections.append(self._taken_apart(run, projected))
         return functional.self_attention(
+            run,
             *projected,
             **options,
             num_key_value_heads=layer.num_key_value_heads,
@@ -179,10 +172,9 @@ class SelfAttention(Sublayer):
             is_causal=layer.is_causal,
             window=layer.window,
             relative=context.relative,
-            attentions=context.attentions,
         )
 
-    def _taken_apart(self, projected: list[Any]) -> tuple[Any, ...]:
+    def _taken_apart(self, run: Pass, projected: list[Any]) -> tuple[Any, ...]:
         """(query, key, value) of the arrays in which they stand side by side."""
         widths = [self.spec.attention_size, self.spec.key_value_size, self.spec.key_value_size]
         parts: list[Any] = []
@@ -191,10 +183,10 @@ class SelfAttention(Sublayer):
             while left:
                 some.append(widths[len(parts) + len(some)])
                 left -= some[-1]
-            parts += functional.split_columns(array, widths=some)
+            parts += functional.split_columns(run, array, widths=some)
         return tuple(parts)
 
-    def _check_cached(self, context: LayerContext) -> None:
+    def _check_cached(self, run: Pass, context: LayerContext) -> None:
         """The cache has plain causal attention alone."""
         layer = self.spec
         if not layer.is_causal:
@@ -205,13 +197,13 @@ class SelfAttention(Sublayer):
             "num_key_value_heads": layer.num_key_value_heads,
             "relative": context.relative,
             "key_mask": context.key_mask,
-            "attentions": context.attentions,
+            "attentions": run.trace.attentions,
         }
         found = [name for name, value in others.items() if value is not None]
         if found:
             raise NotImplementedError(f"layers that keep keys and values have no {', '.join(found)}")
 
-    def _turned(self, projected: list[Any], context: LayerContext) -> list[Any]:
+    def _turned(self, run: Pass, projected: list[Any], context: LayerContext) -> list[Any]:
         """`projected`, with queries and keys turned by their position."""
         layer, angles = self.spec, context.rotary[self.spec.rotary]
         where = {"cos": angles.cos, "sin": angles.sin, "interleaved": layer.rotary.interleaved}
@@ -219,7 +211,7 @@ class SelfAttention(Sublayer):
         queries, keys = layer.num_heads, layer.num_key_value_heads or layer.num_heads
         counts = [queries + keys] if len(projected) == 1 else [queries, keys]
         return [
-            functional.rotary(array, heads=heads, head_dim=layer.head_size, **where)
+            functional.rotary(run, array, heads=heads, head_dim=layer.head_size, **where)
             for array, heads in zip(projected, counts, strict=True)
         ]
 
@@ -257,12 +249,12 @@ class FeedForward(Sublayer):
             is_transposed=layer.is_transposed,
         )
 
-    def mix(self, source: Any, context: LayerContext | None = None) -> Any:
+    def mix(self, run: Pass, source: Tensor, context: LayerContext | None = None) -> Tensor:
         """(tokens, hidden) -> (tokens, intermediate)."""
-        expanded = self.expand(source)
+        expanded = self.expand(run, source)
         if self.gate is not None:
-            expanded = functional.gated_activation(expanded, name=self.activation, gate=self.gate)
-        return drop(expanded, self.inner_dropout)
+            expanded = functional.gated_activation(run, expanded, name=self.activation, gate=self.gate)
+        return drop(run, expanded, self.inner_dropout)
 
 
 class EncoderLayer(Block):
@@ -275,6 +267,6 @@ class EncoderLayer(Block):
         self.attention = attention(names, spec, index)
         self.feed_forward = FeedForward(names, spec.layers[index])
 
-    def __call__(self, hidden: Any, context: LayerContext) -> Any:
+    def __call__(self, run: Pass, hidden: Tensor, context: LayerContext) -> Tensor:
         """(tokens, hidden) -> (tokens, hidden)."""
-        return self.feed_forward(self.attention(hidden, context), context)
+        return self.feed_forward(run, self.attention(run, hidden, context), context)

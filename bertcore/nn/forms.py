@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,9 +19,11 @@ from bertcore.arguments import INT8
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.kernels.linear.prepared import dequantized, is_grouped
 from bertcore.kernels.precision import bfloat16
-from bertcore.nn.autocast import autocast_dtype
 from bertcore.nn.layout import Scales
 from bertcore.nn.mapped_memory import release_pages
+
+if TYPE_CHECKING:
+    from bertcore.execution import Place
 
 QUANTIZED_ROWS = 2048  # of a weight at once
 
@@ -54,6 +56,7 @@ class Forms:
         rounded         for `autocast`: weights in its dtype, by place and dtype
         copies          for `autocast` on a GPU: the array in its dtype, by the GPU's number and dtype; alone of all
                         forms it passes to the next version, at its address (`refreshed_copies`)
+        reads           what passes read: one of these, by what is read and the pass's place
 
     Each is made when first needed, low-precision weights at once. A weight-only array is freed once it is prepared;
     `on_host` makes it again from the prepared weight.
@@ -82,6 +85,7 @@ class Forms:
         self.weights: dict[tuple[str, int], kernels.PreparedWeight] = {}
         self.rounded: dict[tuple[tuple[str, int], str | None], kernels.PreparedWeight] = {}
         self.copies: Copies = {}
+        self.reads: dict[tuple[str, bool, Place], Any] = {}
         is_low_on_cpu = self.is_low_on_cpu
         if kernels.array_module(array) is not np:
             self.on_gpus[array.data.device_id] = array.astype(self.dtype, copy=False)
@@ -90,7 +94,7 @@ class Forms:
             array, scales = self._as_array(array, scales), None
             self.array = array
         if is_low_on_cpu and "weight" in self.uses:
-            self.weights[self._backend, 0] = self._prepared(array, scales)
+            self.weights[self._backend, 0] = self._prepared(self._backend, array, scales)
 
     @property
     def is_low_on_cpu(self) -> bool:
@@ -121,7 +125,7 @@ class Forms:
     def _where_it_is(self) -> Any:
         """The array on the GPU that is current if it is there, else where it is on another one, else taken here."""
         if not self.on_gpus:
-            return self._on_device()
+            return self._on_device(kernels.current_gpu())
         return self.on_gpus.get(kernels.current_gpu(), next(iter(self.on_gpus.values())))
 
     def own_array(self) -> Any:
@@ -137,6 +141,7 @@ class Forms:
         if self.is_own:
             return array
         own = array.astype(self.dtype, order="C")
+        self.reads.clear()
         self.array, self.is_own = own, True  # at once: the array before is let go before the next parameter's is copied
         release_pages(array)
         return own
@@ -145,7 +150,7 @@ class Forms:
         """The forms of the next version, whose values are in `own_array`, of the same dtype, and in `copies`."""
         forms = object.__new__(Forms)
         vars(forms).update(vars(self))  # copy.copy takes five times as long: there are hundreds of parameters a step
-        forms.weights, forms.rounded, forms.copies, forms.is_own = {}, {}, copies, True
+        forms.weights, forms.rounded, forms.reads, forms.copies, forms.is_own = {}, {}, {}, copies, True
         is_on_host = kernels.array_module(own_array) is np
         forms.array, forms.on_gpus = (own_array, {}) if is_on_host else (None, {own_array.data.device_id: own_array})
         return forms
@@ -154,101 +159,131 @@ class Forms:
         """One of the prepared weights."""
         return next(iter(self.weights.values()))
 
-    def array_in_force(self) -> Any:
-        """The array for the backend in force."""
-        if self._backend == "cupy":
-            is_rounded = autocast_dtype() is not None and self.dtype == np.float32
-            return self._rounded_on_device() if is_rounded else self._on_device()
+    def read(self, kind: str, trains: bool, place: Place) -> Any:
+        """Return what a pass at `place` reads, once for each version.
+
+        Args:
+            kind: "array", or "weight": of a linear map, prepared where the backend multiplies by prepared weights.
+            trains: whether the parameter gets a gradient.
+            place: `Pass.place`.
+
+        Raises:
+            ValueError: for a model in low precision on the CPU that is trained, int8 on a GPU, float16 on the CPU.
+        """
+        key = kind, trains, place
+        found = self.reads.get(key)
+        if found is None:
+            if trains:
+                self.check_trainable(place[0])
+            if kind == "array":
+                found = self._array(place)
+            else:
+                found = self._weight_to_train(place) if trains else self._weight(place)
+            self.reads[key] = found
+        return found
+
+    def check_trainable(self, backend: str | None = None) -> None:
+        """Raise ValueError for low precision on the CPU; `backend` is the one in force by default."""
+        if self.is_low and (backend or self._backend) != "cupy":
+            raise ValueError(
+                f"this model was loaded with dtype={self.precision!r}, which on the CPU is for inference "
+                'alone: load it with dtype="float32" to compute gradients'
+            )
+
+    def _array(self, place: Place) -> Any:
+        backend, gpu, dtype = place
+        if backend == "cupy":
+            is_rounded = dtype is not None and self.dtype == np.float32
+            return self._rounded_on_device(gpu, dtype) if is_rounded else self._on_device(gpu)
         array = self.array
         if array is None:
             with _preparing:
                 array = self.array = self.on_host()
         return array
 
-    def weight_in_force(self) -> Any:
-        """The weight of a linear map for the backend in force: prepared, or the array where nothing has to be."""
-        backend = self._backend
+    def _weight(self, place: Place) -> Any:
+        """Return the weight of a linear map: prepared, or the array where nothing has to be."""
+        backend, gpu, dtype = place
         if backend == "cupy" and self.dtype == np.int8:
-            return self._on_device()  # which refuses
-        place = backend, kernels.current_gpu() if backend == "cupy" else 0
-        if autocast_dtype() is not None and self.dtype == np.float32:
+            return self._on_device(gpu)  # which refuses
+        if dtype is not None and self.dtype == np.float32:
             return self._rounded_weight(place)
         if backend == "numpy" and not self.is_low:
             array = self.array  # read once: another thread may free it
-            return self.array_in_force() if array is None else array
-        weight = self.weights.get(place)
+            return self._array(place) if array is None else array
+        weight = self.weights.get((backend, gpu))
         if weight is None:
             with _preparing:
-                weight = self.weights.get(place) or self._prepare(place)
+                weight = self.weights.get((backend, gpu)) or self._prepare(backend, gpu)
         return weight
 
-    def weight_to_train(self) -> Any:
-        """The weight of a linear map that changes with each step.
+    def _weight_to_train(self, place: Place) -> Any:
+        """Return the weight of a linear map that changes with each step.
 
         The CPU's products take the array and pack it, forward and backward, within 2 % of their time (512 tokens or
         more): kept, both forms would be two more copies of the model. The GPU's take it as it is, but for rows that are
         no whole 16-byte vectors.
         """
-        if self._backend == "cupy":
-            return self.array_in_force()
-        if autocast_dtype() is not None:
-            return self.weight_in_force()
+        if place[0] == "cupy":
+            return self._array(place)
+        if place[2] is not None:
+            return self._weight(place)
         with _preparing:
-            array = self.array_in_force()
+            array = self._array(place)
             self.weights.clear()
+            self.reads.clear()
         return array
 
-    def _rounded_weight(self, place: tuple[str, int]) -> kernels.PreparedWeight:
-        dtype, (backend, _) = autocast_dtype(), place
+    def _rounded_weight(self, place: Place) -> kernels.PreparedWeight:
+        backend, gpu, dtype = place
         if backend != "cupy" and dtype != "bfloat16":
             raise ValueError(f"autocast({dtype!r}) is for GPUs: on the CPU use 'bfloat16'")
         with _preparing:
-            if (place, dtype) not in self.rounded:
-                made = (
-                    kernels.prepare_weight(self._rounded_on_device())
+            if place not in self.rounded:
+                self.rounded[place] = (
+                    kernels.prepare_weight(self._rounded_on_device(gpu, dtype), backend=backend)
                     if backend == "cupy"
-                    else kernels.prepare_weight(self.on_host(), dtype=dtype)
+                    else kernels.prepare_weight(self.on_host(), dtype=dtype, backend=backend)
                 )
-                self.rounded[place, dtype] = made
-        return self.rounded[place, dtype]
+        return self.rounded[place]
 
-    def _rounded_on_device(self) -> Any:
-        """The device array in the dtype of `autocast`."""
-        dtype = autocast_dtype()
-        key = kernels.current_gpu(), dtype
+    def _rounded_on_device(self, gpu: int, dtype: str) -> Any:
+        """Return the device array in the dtype of `autocast`."""
+        key = gpu, dtype
         array = self.copies.get(key)
         if array is None:
             with _preparing:
                 if key not in self.copies:
                     wanted = bfloat16() if dtype == "bfloat16" else dtype
-                    self.copies[key] = self._on_device().astype(wanted, order="C")
+                    self.copies[key] = self._on_device(gpu).astype(wanted, order="C")
                 array = self.copies[key]
         return array
 
-    def _on_device(self) -> Any:
+    def _on_device(self, gpu: int) -> Any:
         if self.dtype == np.int8:
             raise ValueError(
                 f"this model was loaded with dtype={self.precision!r}, which runs on the CPU alone (backends "
                 'numpy and numba): load it with dtype="float16" or "bfloat16" for the GPU'
             )
-        gpu = kernels.current_gpu()
         array = self.on_gpus.get(gpu)
         if array is None:
             with _preparing:
                 if gpu not in self.on_gpus:
-                    self.on_gpus[gpu] = kernels.to_backend(np.asarray(self.on_host(), self.dtype, order="C"))
+                    array = np.asarray(self.on_host(), self.dtype, order="C")
+                    self.on_gpus[gpu] = kernels.to_backend(array, "cupy")
                 array = self.on_gpus[gpu]
         return array
 
-    def _prepare(self, place: tuple[str, int]) -> kernels.PreparedWeight:
+    def _prepare(self, backend: str, gpu: int) -> kernels.PreparedWeight:
         if self.array is None and self.dtype == np.int8:
             known = self.any_weight()
-            weight = self._prepared(known.integers(), Scales(known.scale, known.input_scale))
-        elif place[0] == "cupy" and (self.on_gpus or "table" in self.uses):
-            weight = kernels.prepare_weight(self._on_device())  # which it shares: a tied decoder is there once
+            weight = self._prepared(backend, known.integers(), Scales(known.scale, known.input_scale))
+        elif backend == "cupy" and (self.on_gpus or "table" in self.uses):
+            weight = kernels.prepare_weight(self._on_device(gpu), backend=backend)  # which it shares with the table
         else:
-            weight = self._prepared(self.on_host())
-        self.weights[place] = weight
+            weight = self._prepared(backend, self.on_host())
+        self.weights[backend, gpu] = weight
+        self.reads.clear()
         if self.array is not None and not self.is_own:
             release_pages(self.array)
             if self.uses == {"weight"}:
@@ -264,17 +299,17 @@ class Forms:
             dtype = np.dtype(np.float32) if self.uses == {"vector"} else bfloat16()
         return np.asarray(array, dtype)
 
-    def _prepared(self, array: np.ndarray, scales: Scales | None = None) -> kernels.PreparedWeight:
-        """The weight for the backend in force."""
-        if not self.is_low_on_cpu:
-            return kernels.prepare_weight(kernels.to_backend(self._as_array(array, scales)))
+    def _prepared(self, backend: str, array: np.ndarray, scales: Scales | None = None) -> kernels.PreparedWeight:
+        """Return the weight for a backend."""
+        if not self.is_low or backend == "cupy":
+            return kernels.prepare_weight(kernels.to_backend(self._as_array(array, scales), backend), backend=backend)
         if scales is not None and (self.dtype != np.int8 or is_grouped(scales.rows) != self.is_grouped):
             array, scales = dequantized(array, *scales), None
         if scales is None and self.dtype == np.int8:
             array, scales = self._quantized(array)
         elif scales is None and array.dtype != bfloat16():
             array = np.asarray(array, np.float32)
-        return kernels.prepare_weight(array, *(scales or ()), dtype=self.precision)
+        return kernels.prepare_weight(array, *(scales or ()), dtype=self.precision, backend=backend)
 
     def _quantized(self, array: np.ndarray) -> tuple[np.ndarray, Scales]:
         """The int8 values and scales; in blocks of rows, for a vocabulary's weight is large in float32."""

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.nn import functional
 
 
@@ -23,7 +24,7 @@ class KeyValueCache:
         self._capacity = capacity
         self._layers: dict[int, tuple[Any, Any]] = {}
 
-    def begin(self, counts: np.ndarray) -> None:
+    def begin(self, run: Pass, counts: np.ndarray) -> None:
         """Make room for counts[s] new tokens of each sequence s; `attend` is then called once by each layer.
 
         Raises:
@@ -34,21 +35,23 @@ class KeyValueCache:
         self._is_first = not self.lengths.any()
         starts = np.arange(len(counts)) * self._capacity
         order = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        self._rows = kernels.to_backend(np.repeat(starts + self.lengths, counts) + order)
+        self._rows = run.to_backend(np.repeat(starts + self.lengths, counts) + order)
         self.lengths = self.lengths + counts
-        self._queries = _offsets(counts, np.zeros_like(counts))
-        self._keys = _offsets(self.lengths, self._capacity - self.lengths)
-        self._cu_seqlens = kernels.to_backend(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+        self._queries = _offsets(run, counts, np.zeros_like(counts))
+        self._keys = _offsets(run, self.lengths, self._capacity - self.lengths)
+        self._cu_seqlens = run.to_backend(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
 
-    def reorder(self, order: np.ndarray) -> None:
+    def reorder(self, run: Pass, order: np.ndarray) -> None:
         """From now on sequence i has what sequence order[i] had, (sequences,) in host memory."""
         if np.array_equal(order, np.arange(len(self.lengths))):
             return
-        rows = kernels.to_backend((order[:, None] * self._capacity + np.arange(self._capacity)).reshape(-1))
+        rows = run.to_backend((order[:, None] * self._capacity + np.arange(self._capacity)).reshape(-1))
         self.lengths = self.lengths[order]
         self._layers = {layer: (keys[rows], values[rows]) for layer, (keys, values) in self._layers.items()}
 
-    def attend(self, layer: int, qkv: Any, *, num_heads: int, scale: float | None, compute_dtype: str | None) -> Any:
+    def attend(
+        self, run: Pass, layer: int, qkv: Any, *, num_heads: int, scale: float | None, compute_dtype: str | None
+    ) -> Any:
         """Keep the new tokens' keys and values, and let them attend to all keys of their sequences so far.
 
         Args:
@@ -68,12 +71,12 @@ class KeyValueCache:
         options = {"scale": scale, "compute_dtype": compute_dtype}
         if self._is_first:
             where = {"cu_seqlens": self._cu_seqlens, "is_causal": True}
-            return functional.self_attention(qkv, num_heads=num_heads, **where, **options)
+            return functional.self_attention(run, qkv, num_heads=num_heads, **where, **options)
         where = {"cu_seqlens": self._queries, "cu_seqlens_k": self._keys}
-        return kernels.attention(query, keys, values, **where, **options).reshape(len(query), -1)
+        return kernels.attention(query, keys, values, backend=run.backend, **where, **options).reshape(len(query), -1)
 
 
-def _offsets(counts: np.ndarray, gaps: np.ndarray) -> Any:
+def _offsets(run: Pass, counts: np.ndarray, gaps: np.ndarray) -> Any:
     """Offsets of sequences of `counts` rows, each followed by one of `gaps` rows."""
     both = np.stack([counts, gaps], axis=1).reshape(-1)
-    return kernels.to_backend(np.concatenate([[0], np.cumsum(both)]).astype(np.int32))
+    return run.to_backend(np.concatenate([[0], np.cumsum(both)]).astype(np.int32))

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from bertcore.execution import Pass
 from bertcore.nn import functional
-from bertcore.nn.dropout import is_dropping, next_seed
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.tape import Tensor
 
 
 class Linear(Block):
@@ -40,25 +41,28 @@ class Linear(Block):
         if bias:
             self.bias = Parameter(*(f"{name}.bias" for name in names), shape=(out_features,), initial="zeros")
 
-    def __call__(self, input: Any, residual: Any = None, *, dropout: float = 0.0) -> Any:
+    def __call__(self, run: Pass, input: Tensor, residual: Tensor = None, *, dropout: float = 0.0) -> Tensor:
         """(tokens, in_features) -> (tokens, out_features of all names); `dropout` is a rate, in training."""
-        bias = None if self.bias is None else self.bias.value
-        if dropout and is_dropping():
-            return dropped_linear(input, self.weight.weight, bias, residual, self.activation, dropout)
-        return functional.linear(input, self.weight.weight, bias, residual, activation=self.activation)
+        bias = None if self.bias is None else self.bias.value(run)
+        given = input, self.weight.weight(run), bias, residual
+        if dropout and run.seeds:
+            return dropped_linear(run, *given, self.activation, dropout)
+        return functional.linear(run, *given, activation=self.activation)
 
 
-def dropped_linear(input: Any, weight: Any, bias: Any, residual: Any, activation: str | None, rate: float) -> Any:
+def dropped_linear(
+    run: Pass, input: Tensor, weight: Any, bias: Tensor, residual: Tensor, activation: str | None, rate: float
+) -> Tensor:
     """`functional.linear` with elements dropped before the residual is added."""
-    output = functional.linear(input, weight, bias, activation=activation)
-    return functional.dropout(output, residual, p=rate, seed=next_seed())
+    output = functional.linear(run, input, weight, bias, activation=activation)
+    return functional.dropout(run, output, residual, p=rate, seed=run.seeds.draw())
 
 
-def drop(input: Any, rate: float) -> Any:
+def drop(run: Pass, input: Tensor, rate: float) -> Tensor:
     """`input`, with elements dropped in training."""
-    if not rate or not is_dropping():
+    if not rate or not run.seeds:
         return input
-    return functional.dropout(input, p=rate, seed=next_seed())
+    return functional.dropout(run, input, p=rate, seed=run.seeds.draw())
 
 
 class LayerNorm(Block):
@@ -69,13 +73,12 @@ class LayerNorm(Block):
         self.weight = Parameter(f"{name}.weight", shape=(features,), initial="ones")
         self.bias = Parameter(f"{name}.bias", shape=(features,), initial="zeros") if bias else None
 
-    def __call__(self, input: Any, residual: Any = None, *, dropout: float = 0.0) -> Any:
+    def __call__(self, run: Pass, input: Tensor, residual: Tensor = None, *, dropout: float = 0.0) -> Tensor:
         """(tokens, features) -> (tokens, features); `dropout` is a rate, in training, of `input` beside a residual."""
-        bias = None if self.bias is None else self.bias.value
-        if dropout and is_dropping():
-            options = {"eps": self.eps, "p": dropout, "seed": next_seed()}
-            return functional.dropout_layer_norm(input, self.weight.value, bias, residual, **options)
-        return functional.layer_norm(input, self.weight.value, bias, residual, eps=self.eps)
+        given = input, self.weight.value(run), None if self.bias is None else self.bias.value(run), residual
+        if dropout and run.seeds:
+            return functional.dropout_layer_norm(run, *given, eps=self.eps, p=dropout, seed=run.seeds.draw())
+        return functional.layer_norm(run, *given, eps=self.eps)
 
 
 class RMSNorm(Block):
@@ -87,9 +90,9 @@ class RMSNorm(Block):
         self.eps = eps
         self.weight = Parameter(f"{name}.weight", shape=(features,), initial="ones")
 
-    def __call__(self, input: Any, residual: Any = None) -> Any:
+    def __call__(self, run: Pass, input: Tensor, residual: Tensor = None) -> Tensor:
         """(tokens, features) -> (tokens, features)."""
-        return functional.rms_norm(input, self.weight.value, residual, eps=self.eps)
+        return functional.rms_norm(run, input, self.weight.value(run), residual, eps=self.eps)
 
 
 class Embedding(Block):
@@ -99,6 +102,6 @@ class Embedding(Block):
         self.padding_row = padding_row
         self.table = Parameter(f"{name}.weight", shape=(rows, features), use="table")
 
-    def __call__(self, ids: Any) -> Any:
+    def __call__(self, run: Pass, ids: Any) -> Tensor:
         """(tokens,) integers -> (tokens, features)."""
-        return functional.take_rows(self.table.value, rows=ids, padding_row=self.padding_row)
+        return functional.take_rows(run, self.table.value(run), rows=ids, padding_row=self.padding_row)

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.nn.functional.dense import LowRankWeight
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter, PerVersion
-from bertcore.tape import current_tape
 
 DOWN, UP = "lora_A", "lora_B"
 
 
 @operation()
-def blocks_in_place(stack: Any, *, rows: int, first_rows: Sequence[int], factor: float) -> Any:
+def blocks_in_place(run: Pass, stack: Any, *, rows: int, first_rows: Sequence[int], factor: float) -> Any:
     """Blocks (height, width), one below the other in `stack`, times `factor`, in a matrix of `rows` rows and zeros
     elsewhere: each from its first row on, and in columns of its own."""
     xp, count = kernels.array_module(stack), len(first_rows)
@@ -84,23 +84,25 @@ class LowRankAdapter(Block):
         """The precision of the factors: the adapted weight's, float32 beside low precision on the CPU."""
         return "float32" if self.adapted.is_low_on_cpu else self.adapted.precision
 
-    def weight(self, base: Any) -> LowRankWeight:
+    def weight(self, run: Pass, base: Any) -> LowRankWeight:
         """The adapted map's weight, whose own is `base`, for the backend in force."""
-        return LowRankWeight(base, self.down.weight, self._up(), self.dropout)
+        return LowRankWeight(base, self.down.weight(run), self._up(run), self.dropout)
 
     def product(self) -> np.ndarray:
         """scale * up @ down in the shape of the adapted weight, in host memory."""
-        placed = blocks_in_place.forward(self.up.array(), **self._placement)
+        placed, _ = blocks_in_place.with_pullback(None, self.up.array(), **self._placement)
         return placed @ self.down.array()
 
     @property
     def _placement(self) -> dict[str, Any]:
         return {"rows": self.adapted.shape[0], "first_rows": self.first_rows, "factor": self.scale}
 
-    def _up(self) -> Any:
+    def _up(self, run: Pass) -> Any:
         """scale * up, each tensor's rows where the map has them: prepared once for each version in inference."""
-        if current_tape() is not None and not self.up.is_frozen:
-            return blocks_in_place(self.up.value, **self._placement)
-        return self._scaled_up.get(
-            self.up.version, lambda: kernels.prepare_weight(blocks_in_place(self.up.value, **self._placement))
-        )
+
+        def placed() -> Any:
+            return blocks_in_place(run, self.up.value(run), **self._placement)
+
+        if run.tape is not None and not self.up.is_frozen:
+            return placed()
+        return self._scaled_up.get(run, self.up.version, lambda: kernels.prepare_weight(placed(), backend=run.backend))

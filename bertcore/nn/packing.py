@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.nn.operation import operation
 
 
@@ -63,18 +64,18 @@ class PackedBatch:
         """(sequences, length, ...) in host memory -> (tokens, ...)."""
         return padded[self._sequence, self._column]
 
-    def pad(self, packed: Any) -> Any:
+    def pad(self, run: Pass, packed: Any) -> Any:
         """(tokens, ...) -> (sequences, length, ...), zero where there is padding; has a gradient."""
-        return _padded(packed, batch=self)
+        return _padded(run, packed, batch=self)
 
-    def pad_sequences(self, packed: Any) -> Any:
+    def pad_sequences(self, run: Pass, packed: Any) -> Any:
         """(sequences that have tokens, ...) -> (sequences, ...), zero for those that have none; has a gradient."""
-        return packed if self.has_tokens.all() else _padded_sequences(packed, has_tokens=self.has_tokens)
+        return packed if self.has_tokens.all() else _padded_sequences(run, packed, has_tokens=self.has_tokens)
 
-    def pad_attention(self, probabilities: Any, memory: int = 0) -> Any:
+    def pad_attention(self, run: Pass, probabilities: Any, memory: int = 0) -> Any:
         """(sequences, heads, longest, memory + longest) -> (sequences, heads, length, memory + length), zero where
         there is padding; all queries see the columns of the memory, which come first. It has a gradient."""
-        return _padded_attention(probabilities, batch=self, memory=memory)
+        return _padded_attention(run, probabilities, batch=self, memory=memory)
 
     def corners(self, heads: int, memory: int) -> Iterator[tuple[Any, Any]]:
         """(where a sequence's probabilities stand in a padded batch, where in a packed one) for each sequence."""
@@ -110,7 +111,7 @@ class PackedBatch:
 
 
 @operation()
-def _padded(packed: Any, *, batch: PackedBatch) -> Any:
+def _padded(run: Pass, packed: Any, *, batch: PackedBatch) -> Any:
     """`PackedBatch.pad`."""
     if batch.is_full and batch.is_real.all():
         shape = packed.shape
@@ -134,7 +135,7 @@ def _padded(packed: Any, *, batch: PackedBatch) -> Any:
 
 
 @operation()
-def _padded_sequences(packed: Any, *, has_tokens: np.ndarray) -> Any:
+def _padded_sequences(run: Pass, packed: Any, *, has_tokens: np.ndarray) -> Any:
     """`PackedBatch.pad_sequences`."""
     xp = kernels.array_module(packed)
     rows = xp.asarray(np.flatnonzero(has_tokens))
@@ -144,7 +145,7 @@ def _padded_sequences(packed: Any, *, has_tokens: np.ndarray) -> Any:
 
 
 @operation()
-def _padded_attention(probabilities: Any, *, batch: PackedBatch, memory: int) -> Any:
+def _padded_attention(run: Pass, probabilities: Any, *, batch: PackedBatch, memory: int) -> Any:
     """`PackedBatch.pad_attention`."""
     xp, heads, (sequences, length) = kernels.array_module(probabilities), probabilities.shape[1], batch.shape
     is_real = 1 if batch.is_real is batch.stays else xp.asarray(batch.is_real[:, None, :, None])

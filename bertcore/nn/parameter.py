@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import numpy as np
 
-from bertcore import kernels
 from bertcore.checkpoint.config import INPUT_SCALE, SCALE
 from bertcore.kernels.linear import LOW_PRECISION
-from bertcore.nn.autocast import autocast_dtype
 from bertcore.nn.forms import Copies, Forms, refreshed_copies, storage_dtype
 from bertcore.nn.layout import JoinedTensors, Layout, Scales
 from bertcore.nn.mapped_memory import release_pages
-from bertcore.tape import current_tape
+from bertcore.tape import Tensor
+
+if TYPE_CHECKING:
+    from bertcore.execution import Pass
 
 INITIAL_NUMBERS = 1 << 17  # drawn at once: 1 MB
 
@@ -178,44 +179,34 @@ class Parameter(JoinedTensors):
 
     # --- values for computing -------------------------------------------------------------------------
 
-    @property
-    def value(self) -> Any:
-        """The array for the backend in force; a Variable while a tape records."""
-        tape = current_tape()
-        if tape is None or self.is_frozen:
-            return (self._filled or self.forms).array_in_force()
-        form = "array", autocast_dtype() or self.dtype
-        return tape.leaf(self, lambda: self._trainable().array_in_force(), form=form, dtype=self.dtype)
+    def value(self, run: Pass) -> Tensor:
+        """Return the array for the pass's backend; a Variable if its tape records."""
+        return self._read("array", run)
 
-    @property
-    def weight(self) -> Any:
-        """The weight of a linear map, prepared once for the backend in force; a Variable while a tape records, in the
-        form that training takes (`Forms.weight_to_train`).
+    def weight(self, run: Pass) -> Any:
+        """Return the weight of a linear map, prepared for the pass's backend; a Variable if its tape records, of the
+        array that training takes.
 
         With an adapter it is a `LowRankWeight`, which `functional.linear` takes.
         """
-        tape = current_tape()
-        if tape is None or self.is_frozen:
-            weight = (self._filled or self.forms).weight_in_force()
-        else:
-            form = "weight", autocast_dtype() or self.dtype
-            make = self._trainable().weight_to_train
-            weight = tape.leaf(self, make, form=form, dtype=self.dtype)
-        return weight if self.adapter is None else self.adapter.weight(weight)
+        weight = self._read("weight", run)
+        return weight if self.adapter is None else self.adapter.weight(run, weight)
 
-    def read_in_training(self) -> Any:
-        """What a pass under a tape reads of it for the backend in force: an array, which stays the same where the
-        values change in place; if it is frozen, its forms, which change with its values."""
-        return self.forms if self.is_frozen else self._trainable().array_in_force()
+    def _read(self, kind: str, run: Pass) -> Any:
+        forms = self._filled or self.forms
+        if run.tape is None or self.is_frozen:
+            return forms.read(kind, False, run.place)
+        found = forms.read(kind, True, run.place)
+        return run.tape.leaf(self, found, (kind, run.autocast or self.dtype), self.dtype)
+
+    def read_in_training(self, run: Pass) -> Any:
+        """Return what a pass under a tape reads of it: an array, which stays the same if the values change in place; if
+        it is frozen, its forms, which change with its values."""
+        return self.forms if self.is_frozen else self.forms.read("array", True, run.place)
 
     def _trainable(self) -> Forms:
-        forms = self.forms
-        if forms.is_low_on_cpu:
-            raise ValueError(
-                f"this model was loaded with dtype={self.precision!r}, which on the CPU is for inference "
-                'alone: load it with dtype="float32" to compute gradients'
-            )
-        return forms
+        self.forms.check_trainable()
+        return self.forms
 
 
 def change_together(parameters: Sequence[Parameter], change: Callable[[list[Any]], None]) -> None:
@@ -304,8 +295,8 @@ Made = TypeVar("Made")
 
 
 class PerVersion(Generic[Made]):
-    """What is made of parameters: one for each place (`kernels.get_place`) and dtype of `autocast`, made when it is
-    first needed and again for another version.
+    """A cache of what is made of parameters: one value for each `Pass.place`, made when it is first needed and again
+    for another version.
 
     Attributes:
         kept: (the version, what is kept for it).
@@ -317,13 +308,13 @@ class PerVersion(Generic[Made]):
     def __reduce__(self) -> tuple[Any, ...]:
         return PerVersion, ()  # a copy of a block makes its own
 
-    def get(self, version: Any, make: Callable[[], Made]) -> Made:
-        """What is kept for this version, here; `make` makes it where there is none yet."""
+    def get(self, run: Pass, version: Any, make: Callable[[], Made]) -> Made:
+        """Return what is kept for this version at the place of the pass; `make` makes it if there is none yet."""
         known, made = self.kept
         if known != version:
             made = {}
             self.kept = version, made
-        key = kernels.get_place(), autocast_dtype()
-        if key not in made:
-            made[key] = make()
-        return made[key]
+        found = made.get(run.place)
+        if found is None:
+            found = made[run.place] = make()
+        return found

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Block
@@ -11,9 +12,9 @@ from bertcore.nn.spec import EncoderSpec
 class FirstToken(Block):
     """The hidden state of the first token as it is."""
 
-    def __call__(self, hidden: Any, first_tokens: Any) -> Any:
+    def __call__(self, run: Pass, hidden: Any, first_tokens: Any) -> Any:
         """(tokens, hidden) and the packed indices of the first tokens -> (sequences, hidden)."""
-        return functional.take_rows(hidden, rows=first_tokens)
+        return functional.take_rows(run, hidden, rows=first_tokens)
 
 
 class Pooler(Block):
@@ -23,6 +24,6 @@ class Pooler(Block):
         width = spec.hidden_size
         self.dense = Linear(name, in_features=width, out_features=width, activation="tanh")
 
-    def __call__(self, hidden: Any, first_tokens: Any) -> Any:
+    def __call__(self, run: Pass, hidden: Any, first_tokens: Any) -> Any:
         """(tokens, hidden) and the packed indices of the first tokens -> (sequences, hidden)."""
-        return self.dense(functional.take_rows(hidden, rows=first_tokens))
+        return self.dense(run, functional.take_rows(run, hidden, rows=first_tokens))

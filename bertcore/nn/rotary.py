@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.execution import Pass
 
 FEWEST_ROWS = 512  # of a table; it grows by doubling
 # Up to this many tokens a table has a row for each, so that a recorded program serves sequences of other lengths.
@@ -55,7 +56,13 @@ class RotaryTables:
         self._kept: dict[Any, tuple[Any, Any]] = {}
 
     def angles(
-        self, spec: RotarySpec, offsets: np.ndarray, given: np.ndarray | None, dtype: Any, positions: Any = None
+        self,
+        run: Pass,
+        spec: RotarySpec,
+        offsets: np.ndarray,
+        given: np.ndarray | None,
+        dtype: Any,
+        positions: Any = None,
     ) -> RotaryAngles:
         """The angles of packed tokens in a model that computes in `dtype`.
 
@@ -68,27 +75,29 @@ class RotaryTables:
         rows = int(np.diff(offsets).max(initial=0) if given is None else given.max(initial=-1) + 1)
         if spec.scaling == "dynamic":
             if rows > spec.trained_length:
-                return _angles_of_each_text(spec, offsets, given, kind)
+                return _angles_of_each_text(run, spec, offsets, given, kind)
             spec = replace(spec, scaling=None)  # no text is longer than those trained on
         tokens = int(offsets[-1])
         if given is None and tokens <= MOST_RECORDED:
             rows = tokens
-        cos, sin = self._at_least(rows, spec, kind)
+        cos, sin = self._at_least(run, rows, spec, kind)
         return RotaryAngles(
             cos, sin, given if positions is None else positions, can_be_recorded=given is None and len(cos) >= tokens
         )
 
-    def _at_least(self, rows: int, spec: RotarySpec, kind: str) -> tuple[Any, Any]:
-        key = spec, kind, kernels.get_place()
+    def _at_least(self, run: Pass, rows: int, spec: RotarySpec, kind: str) -> tuple[Any, Any]:
+        key = spec, kind, run.place
         tables = self._kept.get(key)
         if tables is None or len(tables[0]) < rows:
             rows = max(FEWEST_ROWS, 1 << max(rows - 1, 0).bit_length())
             cos, sin = _tables(spec, rows, kind)
-            tables = self._kept[key] = kernels.to_backend(cos), kernels.to_backend(sin)
+            tables = self._kept[key] = run.to_backend(cos), run.to_backend(sin)
         return tables
 
 
-def _angles_of_each_text(spec: RotarySpec, offsets: np.ndarray, given: np.ndarray | None, kind: str) -> RotaryAngles:
+def _angles_of_each_text(
+    run: Pass, spec: RotarySpec, offsets: np.ndarray, given: np.ndarray | None, kind: str
+) -> RotaryAngles:
     """A table for each length that occurs, one below the other."""
     tables, first_rows, rows = [], {}, 0
     places = np.empty(offsets[-1], np.int32)
@@ -100,7 +109,7 @@ def _angles_of_each_text(spec: RotarySpec, offsets: np.ndarray, given: np.ndarra
             first_rows[length], rows = rows, rows + length
         places[start:end] = first_rows[length] + positions
     cos, sin = (np.concatenate(parts) for parts in zip(*tables, strict=True))
-    return RotaryAngles(*map(kernels.to_backend, (cos, sin, places)))
+    return RotaryAngles(*map(run.to_backend, (cos, sin, places)))
 
 
 def _tables(spec: RotarySpec, length: int, kind: str) -> tuple[np.ndarray, np.ndarray]:

@@ -143,8 +143,8 @@ class _Probe:
         """The embeddings of one row, (tokens, hidden), and the scores, (classes,), float64."""
         seen = []
 
-        def read(inputs: Any) -> Any:
-            seen.append(self._embed(inputs))
+        def read(run: Any, inputs: Any) -> Any:
+            seen.append(self._embed(run, inputs))
             return seen[-1]
 
         scores = self._scores(read, arrays)
@@ -155,10 +155,10 @@ class _Probe:
         rows = {name: np.repeat(array, len(points), axis=0) for name, array in arrays.items()}
         with Tape() as tape:
 
-            def leaf(inputs: Any) -> Any:
-                like = value_of(self._embed(inputs))
+            def leaf(run: Any, inputs: Any) -> Any:
+                like = value_of(self._embed(run, inputs))
                 made = np.ascontiguousarray(points.reshape(like.shape), kernels.to_host(like).dtype)
-                return tape.leaf("points", lambda: kernels.to_backend(made))
+                return tape.leaf("points", run.to_backend(made))
 
             scores = self._scores(leaf, rows)
         seed = np.zeros(scores.value.shape, kernels.to_host(scores.value).dtype)

@@ -16,8 +16,8 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.checkpoint.files import naming
+from bertcore.execution import mixed_seed
 from bertcore.gradients import Gradients, multiplied_gradients, zero_gradients
-from bertcore.nn.dropout import mixed_seed
 from bertcore.training.arguments import TrainingArguments
 from bertcore.training.callbacks import Callbacks, TrainerControl, TrainerState
 from bertcore.training.checkpoints import (

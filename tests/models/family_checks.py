@@ -119,7 +119,7 @@ def check_recorded(model: Model, *, is_recorded: bool = True) -> None:
     ids = np.random.default_rng(0).integers(7, 40, (2, 5))
     with use_backend("numba"):
         found = [model(ids).last_hidden_state for _ in range(3)]
-    _, by_backend = model.encoder._recordings.kept
+    _, by_backend = model.encoder._recorded._kept.kept
     kept = [len(programs) for recordings in by_backend.values() for programs in recordings._kept.values()]
     assert kept == [1] * is_recorded
     with use_backend("numpy"):

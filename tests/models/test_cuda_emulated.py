@@ -15,8 +15,8 @@ from bertcore import (
     use_backend,
     value_and_grad,
 )
+from bertcore.execution import Pass
 from bertcore.kernels._cuda import vectors
-from bertcore.nn.dropout import dropout_seeds
 from bertcore.nn.functional import losses
 from bertcore.training import AdamW, clip_grad_norm
 from tests.demo import demo_folder  # noqa: F401
@@ -60,10 +60,10 @@ def test_a_tied_decoder_is_on_the_device_once(emulated_gpu, is_own):
     (table,) = (parameter for parameter in model.parameters() if {"table", "weight"} <= parameter.uses)
     if is_own:
         table.change(lambda array: array.fill(0.5))
-    weight = table.weight  # before the first token is looked up
+    weight = table.weight(Pass.begin())  # before the first token is looked up
     model([[1, 2, 3]])
-    assert table.weight is weight
-    assert weight.array.data.ptr == table.value.data.ptr
+    assert table.weight(Pass.begin()) is weight
+    assert weight.array.data.ptr == table.value(Pass.begin()).data.ptr
     assert weight.array.shape == table.shape
 
 
@@ -127,7 +127,9 @@ def test_gradients(emulated_gpu, is_dropping, preset):
     model, batch = tiny_masked_lm(preset)
     found = {}
     for backend in ("numpy", "cupy"):
-        with use_backend(backend), dropout_seeds(5) if is_dropping else nullcontext():
+        if is_dropping:
+            model.train(seed=5)
+        with use_backend(backend):
             found[backend] = value_and_grad(model)(**batch)
     (expected, grads), (out, on_gpu) = found["numpy"], found["cupy"]
     assert float(out.loss) == pytest.approx(float(expected.loss), rel=1e-5)
@@ -193,8 +195,7 @@ def test_a_training_run_follows_numpy(emulated_gpu):
             model, batch = tiny_masked_lm()
             optimizer, losses[backend] = AdamW(model, lr=3e-3), []
             for step in range(8):
-                with dropout_seeds(step):
-                    out, grads = value_and_grad(model)(**batch)
+                out, grads = value_and_grad(model.train(seed=step))(**batch)
                 clip_grad_norm(grads, 1.0)
                 optimizer.step(grads)
                 losses[backend].append(float(out.loss))

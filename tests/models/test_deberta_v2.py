@@ -5,6 +5,7 @@ import pytest
 
 import bertcore
 from bertcore import AutoModel, AutoModelForMultipleChoice, AutoModelForTokenClassification
+from bertcore.execution import Pass
 from bertcore.families.deberta.blocks import Disentanglement, PositionsOfPass, distance_rows
 from bertcore.tape import Tape
 from tests.models.family_checks import check_gradients, check_recorded, check_refused, drawn_anew
@@ -51,10 +52,10 @@ def test_training_maps_the_positions_of_its_texts_alone(cpu_backend, length, row
     model = drawn_anew(AutoModel.from_config(TINY | V3 | {"position_buckets": 64, "max_position_embeddings": 96}))
     block, ids = model.encoder.adapter.relative, np.arange(length)[None] + 1
     with Tape():
-        positions = PositionsOfPass(block, length)
+        positions = PositionsOfPass(Pass.begin(), block, length)
         assert len(positions.embeddings.value) == rows
     np.testing.assert_array_equal(np.unique(positions.distance_rows), np.arange(rows))
-    assert len(PositionsOfPass(block, length).embeddings) == 128
+    assert len(PositionsOfPass(Pass.begin(), block, length).embeddings) == 128
     out, _ = bertcore.vjp(model)(ids)
     np.testing.assert_array_equal(out.last_hidden_state, model(ids).last_hidden_state)
 

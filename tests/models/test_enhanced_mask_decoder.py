@@ -5,6 +5,7 @@ import pytest
 
 from bertcore import AutoModelForMaskedLM, load_model, use_backend, value_and_grad
 from bertcore.checkpoint import CheckpointError
+from bertcore.execution import Pass
 from bertcore.families.deberta.models import DebertaForMaskedLM
 from tests.kernels.oracles import gelu, layer_norm
 from tests.slopes import assert_slope
@@ -84,7 +85,7 @@ def by_definition(model, ids):
         inner = gelu(attended @ layer["intermediate.dense.weight"].T + layer["intermediate.dense.bias"])
         states = inner @ layer["output.dense.weight"].T + layer["output.dense.bias"] + attended
         states = norm(states, *(layer[f"output.LayerNorm.{part}"] for part in ("weight", "bias")))
-    return plain.heads[0](states)
+    return plain.heads[0](Pass.begin(), states)
 
 
 @pytest.mark.parametrize("name", NAMES)

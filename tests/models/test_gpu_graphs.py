@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
-from bertcore.models.encoder import NotCapturedWarning
+from bertcore.execution.graphs import NotCapturedWarning
 from bertcore.training.optimizers import AdamW
 from tests.cuda_emulator.streams import Graph
 from tests.tiny_families import drawn_anew, runnable, tiny_config

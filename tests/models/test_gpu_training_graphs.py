@@ -22,10 +22,11 @@ from bertcore import (
     value_and_grad,
     vjp,
 )
+from bertcore.execution import Pass
+from bertcore.execution.settings import autocast
 from bertcore.gradients import differentiate
 from bertcore.lora import LoraConfig, get_peft_model
 from bertcore.nn import functional
-from bertcore.nn.autocast import autocast
 from bertcore.training.optimizers import AdamW
 from tests.models.gpu_training import BATCHES, batch_of, by_operations, check, on_host, tiny_model
 from tests.tiny_families import drawn_anew, runnable, tiny_config
@@ -113,7 +114,7 @@ def test_both_texts_of_a_pair_by_one_model(gpu, model, monkeypatch):
 
     def both():
         out, other = (model(**batch) for batch in batches)
-        out.loss = functional.add(out.loss, other.loss)
+        out.loss = functional.add(Pass.begin(), out.loss, other.loss)
         return out
 
     def grads():
@@ -270,7 +271,7 @@ def test_tables_stay_while_graphs_read_them(gpu):
     model = tiny_model("xlnet-base-cased", AutoModelForSequenceClassification, **RATES, dropout=0.2)
     train_over(model, [batch_of(BATCHES[1]) | {"labels": [0, 1, 0, 1, 1]}] * 2)
     (table,) = model.encoder.adapter._tables.values()
-    (kept,) = model.encoder._trained_layers._graphs._cache._kept.values()
+    (kept,) = model.encoder._graphs._training._cache._kept.values()
     context, _ = kept.graph.kept.arrays
     assert context.relations.before_dropout is table
 

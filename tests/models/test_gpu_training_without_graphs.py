@@ -7,9 +7,9 @@ import cupy
 import pytest
 
 from bertcore import use_backend, value_and_grad, vjp
+from bertcore.execution import graphs
+from bertcore.execution.graphs import NotCapturedWarning
 from bertcore.kernels.program.workspace import Workspace
-from bertcore.models import trained_layers
-from bertcore.models.encoder import NotCapturedWarning
 from bertcore.nn.parameter import Block
 from tests.models.gpu_training import BATCHES, batch_of, by_operations, check, on_host, tiny_model
 
@@ -30,7 +30,7 @@ def test_outputs_beside_the_last_hidden_state_are_computed_as_ever(gpu, model, m
 
 @pytest.mark.slow
 def test_what_is_worth_no_graphs(gpu, model, monkeypatch):
-    monkeypatch.setattr(trained_layers, "MOST_WORK", 1 << 16)
+    monkeypatch.setattr(graphs, "MOST_WORK", 1 << 16)
     batch, empty = batch_of(BATCHES[0]), batch_of([0, 0, 0])
     for _ in range(3):
         _, grads = value_and_grad(model)(**batch)
@@ -64,9 +64,9 @@ def test_a_pass_that_cannot_be_captured_is_computed_with_a_warning(gpu, model, m
         def __init__(self):
             self.layer = layer
 
-        def __call__(self, hidden, context):
+        def __call__(self, run, hidden, context):
             cupy.cuda.get_current_stream().synchronize()
-            return self.layer(hidden, context)
+            return self.layer(run, hidden, context)
 
     model.encoder.layers[1] = Waiting()
     value_and_grad(model)(**batch)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel, use_backend
+from bertcore.execution import Pass, eager
 from bertcore.kernels._numba import memory as arena
-from bertcore.models import encoder
 from bertcore.models.inputs import EncoderInput
 
 CONFIG = {
@@ -63,7 +63,7 @@ def test_groups_do_not_change_a_bit(dtype, monkeypatch):
     model, (ids, mask) = AutoModel.from_config(CONFIG, dtype=dtype), batch(LENGTHS)
     with use_backend("numba"):
         whole = model(ids, mask)
-        monkeypatch.setattr(encoder, "GROUP_TOKENS", 30)
+        monkeypatch.setattr(eager, "GROUP_TOKENS", 30)
         parts = model(ids, mask)
     np.testing.assert_array_equal(parts.last_hidden_state, whole.last_hidden_state)
     np.testing.assert_array_equal(parts.pooler_output, whole.pooler_output)
@@ -74,7 +74,7 @@ def test_memory_is_bounded_by_a_group(model, monkeypatch):
     ids, mask = batch([64] * 64)
 
     def peak(tokens):
-        monkeypatch.setattr(encoder, "GROUP_TOKENS", tokens)
+        monkeypatch.setattr(eager, "GROUP_TOKENS", tokens)
         model(ids, mask)
         tracemalloc.start()
         try:
@@ -93,7 +93,7 @@ def test_replaced_weights_count_at_once_and_old_ones_go(dtype):
     with use_backend("numba"):
         for _ in range(3):
             model(ids, mask), other(ids, mask)
-        old = weakref.ref(model.encoder.layers[0].feed_forward.expand.weight.weight.panels)
+        old = weakref.ref(model.encoder.layers[0].feed_forward.expand.weight.weight(Pass.begin()).panels)
         model.load_state_dict(other.state_dict())
         for _ in range(4):
             np.testing.assert_array_equal(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForMaskedLM, autocast, kernels, use_backend, value_and_grad
+from bertcore.execution import Pass
 from bertcore.gradients import vjp
 from bertcore.lora import LoraConfig, get_peft_model
 from bertcore.nn import parameter as parameters_module
@@ -66,9 +67,11 @@ def assert_fresh(model, dtypes=("bfloat16",)):
             array = forms.on_gpus[index].get()
             assert found.get().tobytes() == array.astype(DTYPES[dtype]).tobytes()
             with autocast(dtype):
-                assert parameter.value is found
+                assert parameter.value(Pass.begin()) is found
                 if "weight" in parameter.uses:
-                    np.testing.assert_array_equal(forms.weight_in_force().to_array().get(), found.get())
+                    np.testing.assert_array_equal(
+                        forms.read("weight", False, Pass.begin().place).to_array().get(), found.get()
+                    )
 
 
 def on_gpu(array):

@@ -1,9 +1,12 @@
 """The operations that models are made of: each gradient against finite differences in float64, by one table."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from bertcore import kernels, use_backend
+from bertcore.execution import Pass, Trace
 from bertcore.families.deberta import operations as deberta
 from bertcore.families.deberta_v2.convolution import block_diagonal
 from bertcore.families.luke import operations as luke
@@ -28,43 +31,46 @@ COS, SIN = kernels.rotary_tables(9, 4, dtype=np.float64)
 MASK = np.array([[1, 1, 1, 1, 0], [1] * 5, [1] * 5, [1, 1, 1, 1, 0]], bool)[:, None, None]
 
 
-def with_relative(query, key, value, position_key, position_query, for_position, bias, scores, **more):
+def with_relative(run, query, key, value, position_key, position_query, for_position, bias, scores, **more):
     segments = np.array([0, 0, 1, 0, 0, 1, 1, 1, 2])
     relative = RelativePositions(
         DISTANCES, position_key, position_query, for_position, bias, segment_ids=segments, segment_scores=scores
     )
-    return functional.attention(query, key, value, relative=relative, scale=0.4, **PACKED, **more)
+    return functional.attention(run, query, key, value, relative=relative, scale=0.4, **PACKED, **more)
 
 
 def all_of_attention(attend):
     """Output and probabilities in one row, so that gradients flow through both."""
 
-    def call(*arrays, **options):
+    def call(run, *arrays, **options):
         attentions = []
-        output = attend(*arrays, attentions=attentions, **options)
-        return functional.concatenate(*(functional.reshape(each, shape=(-1,)) for each in (output, *attentions)))
+        run = replace(run, trace=Trace(attentions=attentions))
+        output = attend(run, *arrays, **options)
+        return functional.concatenate(
+            run, *(functional.reshape(run, each, shape=(-1,)) for each in (output, *attentions))
+        )
 
     return call
 
 
-def probabilities(*arrays, **options):
+def probabilities(run, *arrays, **options):
     attentions = []
-    functional.attention(*arrays, attentions=attentions, **options)
+    functional.attention(replace(run, trace=Trace(attentions=attentions)), *arrays, **options)
     return attentions[0]
 
 
-def turned(joined, **options):
-    return functional.rotary(functional.scale(joined, factor=1.0), **options)  # whose memory it takes
+def turned(run, joined, **options):
+    return functional.rotary(run, functional.scale(run, joined, factor=1.0), **options)  # whose memory it takes
 
 
-def with_tables(qkv, position_key, position_query, **more):
+def with_tables(run, qkv, position_key, position_query, **more):
     relative = RelativePositions(DISTANCES, position_key, position_query)
-    return functional.self_attention(qkv, num_heads=2, relative=relative, **PACKED, **more)
+    return functional.self_attention(run, qkv, num_heads=2, relative=relative, **PACKED, **more)
 
 
-def first_and_last_columns(array):
-    first, _, last = functional.split_columns(array, widths=(1, 2, 3))
-    return functional.concatenate(last, first, axis=1)
+def first_and_last_columns(run, array):
+    first, _, last = functional.split_columns(run, array, widths=(1, 2, 3))
+    return functional.concatenate(run, last, first, axis=1)
 
 
 CASES = {  # name: (operation, shapes of its arrays, options)
@@ -138,12 +144,12 @@ CASES = {  # name: (operation, shapes of its arrays, options)
         {"num_heads": 2, "word_rows": WORDS, "entity_rows": ENTITIES, **PACKED},
     ),
     "gated_activation": (functional.gated_activation, [(5, 6)], {"name": "gelu", "gate": "second"}),
-    "layer_norm without bias": (lambda x, w: functional.layer_norm(x, w, None, eps=1e-3), [(5, 3), (3,)], {}),
+    "layer_norm without bias": (lambda run, x, w: functional.layer_norm(run, x, w, None, eps=1e-3), [(5, 3), (3,)], {}),
     "rms_norm": (functional.rms_norm, [(5, 3), (3,), (5, 3)], {"eps": 1e-3}),
     "rotary": (turned, [(9, 12)], {"heads": 2, "head_dim": 4, "cos": COS, "sin": SIN, **PACKED}),
     "layer_norm": (functional.layer_norm, [(5, 3), (3,), (3,), (5, 3)], {"eps": 1e-3}),
     "linear": (functional.linear, [(5, 3), (4, 3), (4,), (5, 4)], {"activation": "gelu"}),
-    "linear without bias": (lambda x, w: functional.linear(x, w, None), [(5, 3), (4, 3)], {}),
+    "linear without bias": (lambda run, x, w: functional.linear(run, x, w, None), [(5, 3), (4, 3)], {}),
     "log_softmax": (functional.log_softmax, [(3, 5)], {}),
     "mean_squared_error": (functional.mean_squared_error, [(9, 2)], {"labels": FLAGS}),
     "merge_rows": (
@@ -172,12 +178,12 @@ CASES = {  # name: (operation, shapes of its arrays, options)
     "split_columns": (first_and_last_columns, [(5, 6)], {}),
     "soft_cross_entropy": (functional.soft_cross_entropy, [(9, 2)], {"labels": FLAGS}),
     "split_rows": (
-        lambda rows, **places: functional.concatenate(*luke.split_rows(rows, **places)),
+        lambda run, rows, **places: functional.concatenate(run, *luke.split_rows(run, rows, **places)),
         [(9, 2)],
         {"first_rows": WORDS, "second_rows": ENTITIES},
     ),
     "split_rows, of which some are read": (
-        lambda rows, **places: functional.scale(luke.split_rows(rows, **places)[1], factor=2.0),
+        lambda run, rows, **places: functional.scale(run, luke.split_rows(run, rows, **places)[1], factor=2.0),
         [(9, 2)],
         {"first_rows": WORDS, "second_rows": ENTITIES},
     ),
@@ -199,53 +205,56 @@ def test_gradients_are_those_of_finite_differences(name):
     operation, shapes, options = CASES[name]
     arrays = [RNG.normal(size=shape) for shape in shapes]
     with use_backend("numpy"):
-        expected_output = operation(*arrays, **options)
+        expected_output = operation(Pass.begin(), *arrays, **options)
         weights = RNG.normal(size=np.shape(expected_output))
         with Tape() as tape:
-            leaves = [tape.leaf(index, lambda array=array: array) for index, array in enumerate(arrays)]
-            output = operation(*leaves, **options)
+            leaves = [tape.leaf(index, array) for index, array in enumerate(arrays)]
+            output = operation(Pass.begin(), *leaves, **options)
         np.testing.assert_array_equal(value_of(output), expected_output)
         grads = tape.gradients(output, weights)
         for index, array in enumerate(arrays):
 
             def moved(changed, index=index):
-                return operation(*arrays[:index], changed, *arrays[index + 1 :], **options)
+                return operation(Pass.begin(), *arrays[:index], changed, *arrays[index + 1 :], **options)
 
             assert_gradient(moved, array, weights, grads[index])
 
 
 def test_rows_of_padding_get_no_gradient():
     with Tape() as tape, use_backend("numpy"):
-        table = tape.leaf("table", lambda: np.ones((3, 2)))
-        output = functional.take_rows(table, rows=np.array([0, 1, 1, 2]), padding_row=1)
+        table = tape.leaf("table", np.ones((3, 2)))
+        output = functional.take_rows(Pass.begin(), table, rows=np.array([0, 1, 1, 2]), padding_row=1)
     np.testing.assert_array_equal(tape.gradients(output, np.ones((4, 2)))["table"], [[1, 1], [0, 0], [1, 1]])
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])
 def test_attention_hands_out_what_it_is_asked_for(is_recorded):
     arrays = [RNG.normal(size=HEADS) for _ in range(3)]
-    asked = {"attentions": [], "components": []}
+    attentions, components = [], []
     with Tape() as tape, use_backend("numpy"):
-        given = [tape.leaf(index, lambda array=array: array) for index, array in enumerate(arrays)]
-        functional.attention(*(given if is_recorded else arrays), **PACKED, **asked)
+        given = [tape.leaf(index, array) for index, array in enumerate(arrays)]
+        run = replace(Pass.begin(), trace=Trace(attentions=attentions))
+        functional.attention(run, *(given if is_recorded else arrays), **PACKED, components=components)
         _, probabilities, parts = kernels.attention(*arrays, **PACKED, return_probs=True, return_components=True)
-    np.testing.assert_array_equal(list(map(value_of, asked["attentions"])), [probabilities])
-    np.testing.assert_array_equal(asked["components"][0][0], parts[0])
+    np.testing.assert_array_equal(list(map(value_of, attentions)), [probabilities])
+    np.testing.assert_array_equal(components[0][0], parts[0])
 
 
 def test_operations_without_a_step_read_what_a_program_computes():
     array = RNG.normal(size=(5, 3)).astype(np.float32)
     with use_backend("numba"):
         deferred = Program().enter(array)
-        np.testing.assert_array_equal(functional.add(deferred, deferred), array + array)
+        np.testing.assert_array_equal(
+            functional.add(replace(Pass.begin(), is_noted=True), deferred, deferred), array + array
+        )
 
 
 def test_means_and_neighbours_stay_within_their_sequences():
     hidden = np.arange(18.0).reshape(9, 2)
-    mean = functional.average_sequences(hidden, cu_seqlens=OFFSETS)
+    mean = functional.average_sequences(Pass.begin(), hidden, cu_seqlens=OFFSETS)
     np.testing.assert_array_equal(mean, [hidden[:3].mean(0), hidden[3], hidden[4:].mean(0)])
     array = np.arange(1.0, 10)[:, None]
-    found = functional.take_neighbours(array, cu_seqlens=OFFSETS, distances=(1, 0, -2))
+    found = functional.take_neighbours(Pass.begin(), array, cu_seqlens=OFFSETS, distances=(1, 0, -2))
     following, preceding = [2, 3, 0, 0, 6, 7, 8, 9, 0], [0, 0, 1, 0, 0, 0, 5, 6, 7]
     np.testing.assert_array_equal(found, np.stack([following, array[:, 0], preceding], axis=1))
 
@@ -253,7 +262,7 @@ def test_means_and_neighbours_stay_within_their_sequences():
 def test_binary_cross_entropy_of_extreme_logits():
     logits, labels = np.array([1e4, -1e4, 1e4, -1e4]), np.array([1.0, 0.0, 0.0, 1.0])
     with np.errstate(all="raise", under="ignore"):
-        assert functional.binary_cross_entropy(logits, labels=labels) == 5e3
+        assert functional.binary_cross_entropy(Pass.begin(), logits, labels=labels) == 5e3
 
 
 @pytest.mark.parametrize("dtype", ["float16", bfloat16()])
@@ -261,6 +270,6 @@ def test_soft_cross_entropy_sums_low_precision_in_float32(dtype):
     logits = np.zeros((2, 70_000), dtype)  # 70,000 is infinite in float16, and beyond 256 bfloat16 counts no ones
     labels = np.zeros_like(logits)
     labels[:, 3] = 1
-    loss = functional.soft_cross_entropy(logits, labels=labels)
+    loss = functional.soft_cross_entropy(Pass.begin(), logits, labels=labels)
     assert loss.dtype == np.float32
     assert float(loss) == pytest.approx(np.log(70_000), rel=1e-6)

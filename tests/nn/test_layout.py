@@ -7,6 +7,7 @@ import pytest
 
 from bertcore import kernels
 from bertcore.checkpoint import NameRules, load_parameters, open_checkpoint, save_checkpoint
+from bertcore.execution import Pass
 from bertcore.nn.forms import storage_dtype
 from bertcore.nn.layout import JoinedTensors, Layout
 from bertcore.nn.parameter import Parameter
@@ -84,7 +85,7 @@ def test_users_see_the_checkpoints_names_and_shapes(cpu_backend, name, dtype):
     np.testing.assert_array_equal(parameter.array(), joined)
     hidden = RNG.normal(size=(4, joined.shape[1])).astype("float64" if dtype == "float64" else "float32")
     np.testing.assert_allclose(
-        kernels.linear(hidden, parameter.weight), hidden @ joined.astype(hidden.dtype).T, atol=0.1
+        kernels.linear(hidden, parameter.weight(Pass.begin())), hidden @ joined.astype(hidden.dtype).T, atol=0.1
     )
     assert parameter.expected == dict.fromkeys(NAMES, layout.shape)
     for name, part in parameter.parts(parameter.array()):
@@ -117,7 +118,7 @@ def test_gradients_are_of_the_checkpoints_shape():
     layout = LAYOUTS["heads of an input map"]
     parameter = filled(layout, {name: RNG.normal(size=layout.shape) for name in NAMES}, "float64")
     with Tape() as tape, kernels.use_backend("numpy"):
-        value = parameter.value
+        value = parameter.value(Pass.begin())
     gradient = RNG.normal(size=parameter.shape)
     parts = dict(parameter.parts(tape.gradients(value, gradient)[parameter]))
     assert [part.shape for part in parts.values()] == [layout.shape] * 2

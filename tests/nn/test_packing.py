@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from bertcore.execution import Pass
 from bertcore.nn.packing import PackedBatch
 from bertcore.tape import Tape
 
@@ -16,7 +17,7 @@ masks = hnp.arrays(bool, hnp.array_shapes(min_dims=2, max_dims=2, min_side=0, ma
 def test_strip_then_pad_restores_real_tokens_and_zeroes_the_rest(mask, features):
     padded = np.random.default_rng(0).standard_normal((*mask.shape, features))
     packed = PackedBatch(mask)
-    np.testing.assert_array_equal(packed.pad(packed.strip(padded)), np.where(mask[..., None], padded, 0))
+    np.testing.assert_array_equal(packed.pad(Pass.begin(), packed.strip(padded)), np.where(mask[..., None], padded, 0))
 
 
 @given(masks)
@@ -41,7 +42,7 @@ def test_attention_is_padded_to_the_columns_of_the_mask(mask):
     packed = PackedBatch(mask)
     longest = int(packed.lengths.max(initial=0))
     probabilities = np.random.default_rng(0).random((mask.shape[0], 2, longest, longest))
-    padded = packed.pad_attention(probabilities)
+    padded = packed.pad_attention(Pass.begin(), probabilities)
     assert padded.shape == (mask.shape[0], 2, mask.shape[1], mask.shape[1])
     for index, row in enumerate(mask):
         count = int(row.sum())
@@ -53,7 +54,9 @@ def test_attention_is_padded_to_the_columns_of_the_mask(mask):
 def test_sequences_without_tokens_get_zero_rows(mask):
     packed = PackedBatch(mask)
     pooled = np.ones((int(packed.has_tokens.sum()), 3))
-    np.testing.assert_array_equal(packed.pad_sequences(pooled), np.repeat(packed.has_tokens[:, None], 3, axis=1))
+    np.testing.assert_array_equal(
+        packed.pad_sequences(Pass.begin(), pooled), np.repeat(packed.has_tokens[:, None], 3, axis=1)
+    )
 
 
 @given(masks, st.booleans(), st.integers(0, 3))
@@ -65,15 +68,15 @@ def test_what_is_padded_has_the_gradient_of_its_real_part(mask, keeps_all, memor
     for pad, shape in (
         (packed.pad, (tokens, 3)),
         (packed.pad_sequences, (int(packed.has_tokens.sum()), 3)),
-        (lambda array: packed.pad_attention(array, memory), (sequences, 2, longest, memory + longest)),
+        (lambda run, array: packed.pad_attention(run, array, memory), (sequences, 2, longest, memory + longest)),
     ):
         array = rng.standard_normal(shape)
         with Tape() as tape:
-            leaf = tape.leaf("x", lambda array=array: array)
-            padded = pad(leaf)
+            leaf = tape.leaf("x", array)
+            padded = pad(Pass.begin(), leaf)
         if padded is leaf:
             continue
-        np.testing.assert_array_equal(padded.value, pad(array))
+        np.testing.assert_array_equal(padded.value, pad(Pass.begin(), array))
         seed = rng.standard_normal(padded.value.shape)
         gradient = tape.gradients(padded, seed)["x"]
         assert gradient.shape == shape

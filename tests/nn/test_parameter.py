@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.nn import forms, functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.mapped_memory import release_pages
@@ -87,14 +88,14 @@ def test_update_reaches_every_form(cpu_backend, dtype, use):
     parameter, wanted = filled(FLOATS, dtype, use), RNG.normal(size=(14, 5)).astype(np.float32)
     expected = filled(dict(parameter.parts(wanted)), dtype, use)
     input = np.eye(5, dtype=parameter.array().dtype if dtype == "float64" else np.float32)
-    parameter.weight, parameter.value  # noqa: B018 (prepared)
+    parameter.weight(Pass.begin()), parameter.value(Pass.begin())
     parameter.update(wanted)
     assert parameter.version == 2
     np.testing.assert_array_equal(parameter.array(), expected.array())
-    np.testing.assert_array_equal(parameter.value, expected.value)
+    np.testing.assert_array_equal(parameter.value(Pass.begin()), expected.value(Pass.begin()))
     if use == "weight":
-        found = kernels.linear(input, parameter.weight, None)
-        np.testing.assert_array_equal(found, kernels.linear(input, expected.weight, None))
+        found = kernels.linear(input, parameter.weight(Pass.begin()), None)
+        np.testing.assert_array_equal(found, kernels.linear(input, expected.weight(Pass.begin()), None))
 
 
 def test_a_weight_is_prepared_once_for_forward_and_backward(monkeypatch):
@@ -108,15 +109,17 @@ def test_a_weight_is_prepared_once_for_forward_and_backward(monkeypatch):
     with kernels.use_backend("numba"):
         for _ in range(3):
             with Tape() as tape:
-                input = tape.leaf("input", lambda: inputs)
-                output = functional.linear(input, parameter.weight, None)
+                input = tape.leaf("input", inputs)
+                output = functional.linear(Pass.begin(), input, parameter.weight(Pass.begin()), None)
             found = tape.gradients(output, seed)["input"]
             np.testing.assert_array_equal(found, kernels.linear_backward(seed, inputs, array)[0])
         assert len(prepared) == 1
-        transpose = parameter.weight.transposed_panels()
-        assert parameter.weight.transposed_panels() is transpose
+        transpose = parameter.weight(Pass.begin()).transposed_panels()
+        assert parameter.weight(Pass.begin()).transposed_panels() is transpose
         parameter.update(array * 2)
-        found, expected = (kernels.linear_backward(seed, inputs, weight) for weight in (parameter.weight, array * 2))
+        found, expected = (
+            kernels.linear_backward(seed, inputs, weight) for weight in (parameter.weight(Pass.begin()), array * 2)
+        )
         np.testing.assert_array_equal(found[0], expected[0])
     assert len(prepared) == 2
 
@@ -126,10 +129,10 @@ def test_a_weight_that_is_trained_has_no_other_form():
     parameter = filled(FLOATS, "float32")
     input, seed = RNG.normal(size=(3, 5)).astype(np.float32), RNG.normal(size=(3, 14)).astype(np.float32)
     with kernels.use_backend("numba"):
-        _, expected, _ = kernels.linear_backward(seed, input, parameter.weight)
+        _, expected, _ = kernels.linear_backward(seed, input, parameter.weight(Pass.begin()))
         with Tape() as tape:
-            weight = parameter.weight
-            output = functional.linear(input, weight, None)
+            weight = parameter.weight(Pass.begin())
+            output = functional.linear(Pass.begin(), input, weight, None)
         assert weight.value is parameter.array()
         assert not parameter.forms.weights
         np.testing.assert_array_equal(tape.gradients(output, seed)[parameter], expected)
@@ -137,23 +140,23 @@ def test_a_weight_that_is_trained_has_no_other_form():
 
 def test_a_pass_of_another_thread_meanwhile_loses_no_values(monkeypatch):
     """Inference frees the array for the prepared weight, and training that for the array."""
-    parameter, find, threads = filled(FLOATS, "float32"), forms.Forms.array_in_force, []
+    parameter, find, threads = filled(FLOATS, "float32"), forms.Forms._array, []
     before = parameter.array().copy()
 
     def prepare():
         with kernels.use_backend("numba"):
-            parameter.forms.weight_in_force()
+            parameter.weight(Pass.begin())
 
-    def find_meanwhile(self):
-        array = find(self)
+    def find_meanwhile(self, place):
+        array = find(self, place)
         threads.append(threading.Thread(target=prepare))
         threads[-1].start()
         threads[-1].join(0.2)
         return array
 
-    monkeypatch.setattr(forms.Forms, "array_in_force", find_meanwhile)
+    monkeypatch.setattr(forms.Forms, "_array", find_meanwhile)
     with kernels.use_backend("numba"), Tape():
-        np.testing.assert_array_equal(parameter.weight.value, before)
+        np.testing.assert_array_equal(parameter.weight(Pass.begin()).value, before)
     np.testing.assert_array_equal(parameter.array(), before)
     for thread in threads:
         thread.join()
@@ -191,12 +194,12 @@ def test_a_block_knows_when_its_parameters_change():
     for change in (None, other.weight, block.weight, None, block.bias):
         if change is not None:
             change.fill({name: np.zeros(shape, np.float32) for name, shape in change.expected.items()}, "float32")
-        made = kept.get(block.version, dict)
+        made = kept.get(Pass.begin(), block.version, dict)
         seen.append(any(made is one for one in seen) or made)
     assert [one is True for one in seen] == [False, True, False, True, False]
     with kernels.use_backend("numpy"):
-        assert kept.get(block.version, lambda: "another backend's") == "another backend's"
-    assert kept.get(block.version, dict) is made
+        assert kept.get(Pass.begin(), block.version, lambda: "another backend's") == "another backend's"
+    assert kept.get(Pass.begin(), block.version, dict) is made
     copied = copy.deepcopy(block)
     copied.weight.update(np.ones((7, 5), np.float32))
     assert copied.version == block.version + 1
@@ -242,7 +245,7 @@ def test_a_child_prepares_weights_though_a_thread_of_its_parent_did(cpu_backend)
     child = os.fork()
     if child == 0:
         signal.alarm(10)  # ends it if it hangs
-        os._exit(0 if parameter.value.sum() == 70 else 1)
+        os._exit(0 if parameter.value(Pass.begin()).sum() == 70 else 1)
     status = os.waitpid(child, 0)[1]
     done.set()
     thread.join()
@@ -297,5 +300,5 @@ def test_an_update_outside_of_a_pass_is_prepared_once(monkeypatch, dtype):
     monkeypatch.setattr(kernels, "prepare_weight", lambda *args, **options: made.append(1) or prepare(*args, **options))
     parameter.update(np.ones((14, 5), np.float32))
     with kernels.use_backend(kernels.resolve_backend(None, on_gpu=False)):
-        assert parameter.weight is parameter.weight
+        assert parameter.weight(Pass.begin()) is parameter.weight(Pass.begin())
     assert len(made) == 1

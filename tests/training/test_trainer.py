@@ -13,7 +13,7 @@ from bertcore import (
     AutoModelForSequenceClassification,
     value_and_grad,
 )
-from bertcore.nn.dropout import mixed_seed
+from bertcore.execution import mixed_seed
 from bertcore.training import (
     AdamW,
     DataCollatorWithPadding,

@@ -1,17 +1,16 @@
 """DeBERTa's adapter: relative embeddings for all layers, and the components of the scores on request."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from bertcore.execution import Pass
 from bertcore.families.deberta.blocks import DisentangledContext, PositionsOfPass, RelativeEmbeddings, real_tokens
 from bertcore.families.deberta.operations import padding_of_sequences
-from bertcore.models.adapter import Adapter, Encoded, Trace
-from bertcore.models.inputs import EncoderInput, KnownOnHost
-from bertcore.models.joined_integers import FEWEST_TOKENS, room_for
-from bertcore.nn.parameter import Block
+from bertcore.models.adapter import Adapter, Encoded
+from bertcore.models.inputs import EncoderInput
 from bertcore.nn.spec import EncoderSpec
-from bertcore.tape import current_tape
+from bertcore.tape import Tensor
 
 COMPONENTS = "output_attention_components"
 
@@ -35,6 +34,7 @@ class ComponentsInput(EncoderInput):
     """
 
     components: list
+    is_plain = False
 
 
 class DisentangledAdapter(Adapter):
@@ -44,40 +44,39 @@ class DisentangledAdapter(Adapter):
         super().__init__(names, spec)
         self.relative = RelativeEmbeddings(names, spec)
 
-    def pack(self, *given: Any, output_attention_components: bool = False, **options: Any) -> EncoderInput:
-        inputs = super().pack(*given, **options)
+    def pack(self, run: Pass, *given: Any, output_attention_components: bool = False, **options: Any) -> EncoderInput:
+        inputs = super().pack(run, *given, **options)
         return ComponentsInput(**vars(inputs), components=[]) if output_attention_components else inputs
 
-    def known_to_graph(self, inputs: EncoderInput) -> KnownOnHost | None:
-        """In training positions are mapped for the longest sequence, here the next of a few lengths."""
-        known = super().known_to_graph(inputs)
-        if known is None or current_tape() is None:
-            return known
-        return known._replace(longest=room_for(inputs.longest, FEWEST_TOKENS))
+    def reads_on_host(self, run: Pass) -> Collection[str]:
+        """In training positions are mapped for the longest sequence."""
+        return () if run.tape is None else ("longest",)
 
-    def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, DisentangledContext]:
+    def begin(
+        self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]
+    ) -> tuple[Tensor, DisentangledContext]:
         """The embeddings, and what all layers share."""
-        return embeddings(inputs), self.context(inputs, trace)
+        return embeddings(run, inputs), self.context(run, inputs)
 
-    def context(self, inputs: EncoderInput, trace: Trace) -> DisentangledContext:
+    def context(self, run: Pass, inputs: EncoderInput) -> DisentangledContext:
         """What all layers share. Padding neither sees nor is seen."""
         is_real, padding, mask, packed = None, [], inputs.key_mask, inputs.packed
         if mask is not None:
-            is_real, mask = real_tokens(inputs), _pair_mask(mask)
+            is_real, mask = real_tokens(run, inputs), _pair_mask(mask)
             padding = padding_of_sequences(packed.strip(packed.is_real), packed.cu_seqlens)
         positions = PositionsOfPass(
-            self.relative, inputs.longest, is_real, padding, getattr(inputs, "components", None)
+            run, self.relative, inputs.longest, is_real, padding, getattr(inputs, "components", None)
         )
-        return DisentangledContext(inputs.cu_seqlens, mask, trace.attentions, positions=positions)
+        return DisentangledContext(inputs.cu_seqlens, mask, positions=positions)
 
-    def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:
+    def restore(self, run: Pass, inputs: EncoderInput, state: Tensor) -> Encoded:
         """Outputs have attention_components: on request the AttentionComponents of each layer, else None."""
-        encoded, components = super().restore(inputs, state, trace), None
+        encoded, components = super().restore(run, inputs, state), None
         if isinstance(inputs, ComponentsInput):
             seen = 1 if inputs.key_mask is None else _pair_mask(inputs.key_mask)
             pad = inputs.packed.pad_attention
             components = tuple(
-                AttentionComponents(*(None if term is None else pad(term * seen) for term in layer))
+                AttentionComponents(*(None if term is None else pad(run, term * seen) for term in layer))
                 for layer in inputs.components
             )
         encoded.traced["attention_components"] = components

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertcore import kernels
+from bertcore.execution import Pass
+from bertcore.execution.buffers import FEWEST_TOKENS, capacity_for
 from bertcore.families.deberta.operations import mean_value_for_padding, spread_rows
-from bertcore.models.joined_integers import FEWEST_TOKENS, room_for
 from bertcore.nn import functional
-from bertcore.nn.dropout import is_dropping
 from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.encoder_layer import LayerContext, SelfAttention, attention_dtype
 from bertcore.nn.functional.rows import widened
@@ -19,7 +19,7 @@ from bertcore.nn.layout import Layout
 from bertcore.nn.lock_free_property import lock_free_property
 from bertcore.nn.parameter import Block, Parameter, PerVersion
 from bertcore.nn.spec import EncoderSpec, LayerSpec
-from bertcore.tape import current_tape, value_of
+from bertcore.tape import value_of
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ def _log_buckets(distances: np.ndarray, middle: int, max_distance: int) -> np.nd
     return np.where(np.abs(distances) <= middle, distances, np.sign(distances) * buckets)
 
 
-def real_tokens(inputs: Any) -> Any:
+def real_tokens(run: Pass, inputs: Any) -> Any:
     """Which tokens of an `EncoderInput` that has a key mask may be seen, (tokens,) booleans."""
-    return kernels.to_backend(inputs.packed.strip(inputs.packed.is_real))
+    return run.to_backend(inputs.packed.strip(inputs.packed.is_real))
 
 
 def _contiguous(array: Any) -> Any:
@@ -105,17 +105,19 @@ class DisentangledEmbeddings(Embeddings):
             self.projection = Linear(names["embeddings_projection"], **sizes, bias=False)
             self.norm = LayerNorm(names["embeddings_norm"], features=spec.hidden_size, eps=spec.layer_norm_eps)
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, run: Pass, inputs: Any) -> Any:
         """An `EncoderInput` -> (tokens, hidden)."""
-        words, marks = self.words(inputs.input_ids), self.marks(inputs)
+        words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
         if self.projection is None:
-            embedded = self.norm(words, marks)
+            embedded = self.norm(run, words, marks)
         else:
-            embedded = self.norm(self.projection(words if marks is None else functional.add(words, marks)))
-        embedded = drop(embedded, self.dropout)
+            embedded = self.norm(
+                run, self.projection(run, words if marks is None else functional.add(run, words, marks))
+            )
+        embedded = drop(run, embedded, self.dropout)
         if inputs.key_mask is None:
             return embedded
-        return functional.scale(embedded, factor=real_tokens(inputs)[:, None])
+        return functional.scale(run, embedded, factor=real_tokens(run, inputs)[:, None])
 
 
 class RelativeEmbeddings(Block):
@@ -132,16 +134,16 @@ class RelativeEmbeddings(Block):
         if details.has_norm:
             self.norm = LayerNorm(names["relative_norm"], features=width, eps=spec.layer_norm_eps)
 
-    def __call__(self, first: int, last: int) -> Any:
+    def __call__(self, run: Pass, first: int, last: int) -> Any:
         """The rows from `first` up to `last`, (rows, hidden)."""
-        table = functional.slice_rows(self.table.value, first=first, last=last)
-        if self.table.is_low_on_cpu:
+        table = functional.slice_rows(run, self.table.value(run), first=first, last=last)
+        if self.table.forms.is_low and run.backend != "cupy":
             table = widened(table)  # as rows are that are looked up
-        return table if self.norm is None else self.norm(table)
+        return table if self.norm is None else self.norm(run, table)
 
-    def all_distance_rows(self) -> Any:
+    def all_distance_rows(self, run: Pass) -> Any:
         """`distance_rows` in the memory of the backend in force."""
-        return self._distance_rows.get(None, lambda: kernels.to_backend(self.distance_rows))
+        return self._distance_rows.get(run, None, lambda: run.to_backend(self.distance_rows))
 
 
 @dataclass
@@ -151,6 +153,7 @@ class PositionsOfPass:
     In training each layer maps the embeddings anew: only those of the distances that its texts have.
 
     Attributes:
+        run: the pass.
         block: the relative embeddings.
         longest: the most tokens of a sequence, or more.
         is_real: which tokens are not padding, (tokens,) booleans; None if all are.
@@ -161,6 +164,7 @@ class PositionsOfPass:
             backend in force, None where positions are not relative.
     """
 
+    run: Pass
     block: RelativeEmbeddings
     longest: int
     is_real: Any = None
@@ -168,18 +172,20 @@ class PositionsOfPass:
     components: list | None = None
 
     def __post_init__(self) -> None:
-        self.is_trained, self.distance_rows = current_tape() is not None or is_dropping(), None
+        self.is_trained, self.distance_rows = not self.run.is_inference, None
         rows = self.block.distance_rows
         if rows is None:
             return
         self._first, self._last = 0, self.block.table.shape[0]
         if not self.is_trained:
-            self.distance_rows = self.block.all_distance_rows()
+            self.distance_rows = self.block.all_distance_rows(self.run)
             return
         # Dropout counts rows: they are the same for a text that is longer than any other and for one in a graph.
-        found = within_length(len(rows), room_for(self.longest, FEWEST_TOKENS))
+        found = within_length(len(rows), capacity_for(self.longest, FEWEST_TOKENS))
         self._first, self._last = int(rows[found][0]), int(rows[found][-1]) + 1
-        self.distance_rows = self.block.all_distance_rows()[found] - self._first  # of which a graph uploads nothing
+        self.distance_rows = (
+            self.block.all_distance_rows(self.run)[found] - self._first
+        )  # of which a graph uploads nothing
         _ = self.embeddings  # made before the layers, of which each may run again
 
     def relative(self, *tables: Any) -> kernels.RelativePositions:
@@ -189,7 +195,7 @@ class PositionsOfPass:
     @lock_free_property
     def embeddings(self) -> Any:
         """(rows, hidden): those that `distance_rows` counts, in inference all 2 * span."""
-        return self.block(self._first, self._last)
+        return self.block(self.run, self._first, self._last)
 
 
 @dataclass(kw_only=True)
@@ -248,16 +254,18 @@ class DisentangledAttention(SelfAttention):
         """The maps of relative positions, which tokens do not pass."""
         return (chosen.weight for chosen in (self.map_key, self.map_query) if chosen is not None)
 
-    def mix(self, source: Any, context: DisentangledContext) -> Any:
+    def mix(self, run: Pass, source: Any, context: DisentangledContext) -> Any:
         """The attended values of all heads side by side, (tokens, hidden)."""
-        return self.attend_to(self.keys(source, context), context)
+        return self.attend_to(run, self.keys(run, source, context), context)
 
-    def keys(self, source: Any, context: DisentangledContext) -> Keys:
+    def keys(self, run: Pass, source: Any, context: DisentangledContext) -> Keys:
         """What queries find: of `source`, (tokens, hidden), and of the positions."""
-        bias, *tables = self._bias_and_tables(context.positions)
-        return Keys(functional.linear(source, self.projections[0].weight.weight, bias), bias, tuple(tables))
+        bias, *tables = self._bias_and_tables(run, context.positions)
+        return Keys(functional.linear(run, source, self.projections[0].weight.weight(run), bias), bias, tuple(tables))
 
-    def attend_to(self, keys: Keys, context: DisentangledContext, queries: Any = None, rows: Any = None) -> Any:
+    def attend_to(
+        self, run: Pass, keys: Keys, context: DisentangledContext, queries: Any = None, rows: Any = None
+    ) -> Any:
         """The attended values of all heads side by side, (tokens, hidden).
 
         What asks for them is `queries`, (tokens, hidden), or by default what the keys are of. With the integers `rows`
@@ -265,65 +273,67 @@ class DisentangledAttention(SelfAttention):
         """
         positions, heads, weight = context.positions, {"num_heads": self.spec.num_heads}, self.projections[0].weight
         qkv, tables = keys.qkv, keys.tables
-        projected = [qkv] if queries is None else self._asked_by(queries, keys, rows)
+        projected = [qkv] if queries is None else self._asked_by(run, queries, keys, rows)
         has_tables = any(table is not None for table in tables)
         attended = functional.self_attention(
+            run,
             *projected,
             **heads,
             relative=positions.relative(*tables) if has_tables else None,
             cu_seqlens=context.cu_seqlens,
             attn_mask=context.key_mask,
             scale=self.spec.scale,
-            attentions=context.attentions,
             dropout=self.spec.attention_dropout,
             components=positions.components,
-            compute_dtype=attention_dtype(weight),
+            compute_dtype=attention_dtype(run, weight),
         )
         if positions.padding:
-            attended = mean_value_for_padding(attended, qkv, **heads, padding=positions.padding)
-        return attended if rows is None else functional.take_rows(attended, rows=rows)
+            attended = mean_value_for_padding(run, attended, qkv, **heads, padding=positions.padding)
+        return attended if rows is None else functional.take_rows(run, attended, rows=rows)
 
-    def _asked_by(self, queries: Any, keys: Keys, rows: Any) -> list[Any]:
+    def _asked_by(self, run: Pass, queries: Any, keys: Keys, rows: Any) -> list[Any]:
         """(query, key and value) of all tokens, the queries of others than `rows` zeros; the map of all three is
         prepared as one."""
         width = self.spec.hidden_size
-        asked = functional.linear(queries, self.projections[0].weight.weight, keys.bias)
-        query = functional.slice_columns(asked, first=0, last=width)
+        asked = functional.linear(run, queries, self.projections[0].weight.weight(run), keys.bias)
+        query = functional.slice_columns(run, asked, first=0, last=width)
         if rows is not None:
-            query = spread_rows(query, rows=rows, count=value_of(keys.qkv).shape[0])
-        return [query, functional.slice_columns(keys.qkv, first=width, last=3 * width)]
+            query = spread_rows(run, query, rows=rows, count=value_of(keys.qkv).shape[0])
+        return [query, functional.slice_columns(run, keys.qkv, first=width, last=3 * width)]
 
-    def _bias_and_tables(self, positions: PositionsOfPass) -> tuple[Any, Any, Any]:
+    def _bias_and_tables(self, run: Pass, positions: PositionsOfPass) -> tuple[Any, Any, Any]:
         """The bias of qkv, (3 * hidden,), and what relative positions are mapped to, (rows, heads, head_dim) or
         None."""
         if positions.is_trained:
-            return self._bias(), *self._by_head(positions)
+            return self._bias(run), *self._by_head(run, positions)
 
         def contiguous() -> tuple[Any, ...]:
-            arrays = self._bias(), *self._by_head(positions)
+            arrays = self._bias(run), *self._by_head(run, positions)
             return tuple(None if array is None else _contiguous(array) for array in arrays)
 
-        return self._constants.get((self.version, positions.block.version), contiguous)
+        return self._constants.get(run, (self.version, positions.block.version), contiguous)
 
-    def _bias(self) -> Any:
-        return self.projections[0].bias.value
+    def _bias(self, run: Pass) -> Any:
+        return self.projections[0].bias.value(run)
 
-    def _by_head(self, positions: PositionsOfPass) -> Iterator[Any]:
-        for table in self._tables(positions):
+    def _by_head(self, run: Pass, positions: PositionsOfPass) -> Iterator[Any]:
+        for table in self._tables(run, positions):
             shape = -1, self.spec.num_heads, self.spec.head_size
-            yield None if table is None else functional.reshape(table, shape=shape)
+            yield None if table is None else functional.reshape(run, table, shape=shape)
 
-    def _tables(self, positions: PositionsOfPass) -> tuple[Any, Any]:
+    def _tables(self, run: Pass, positions: PositionsOfPass) -> tuple[Any, Any]:
         """The mapped positions that queries and keys are compared with."""
         details, embeddings = self.details, None if positions.block.table is None else positions.embeddings
         if embeddings is not None and self.position_terms:
-            embeddings = drop(embeddings, self.dropout)
+            embeddings = drop(run, embeddings, self.dropout)
         if embeddings is None or not details.shares_maps:
-            return tuple(None if chosen is None else chosen(embeddings) for chosen in (self.map_key, self.map_query))
+            return tuple(
+                None if chosen is None else chosen(run, embeddings) for chosen in (self.map_key, self.map_query)
+            )
         if not (details.content_to_position or details.position_to_content):
             return None, None
-        mapped, widths = self.projections[0](embeddings), 3 * [self.spec.hidden_size]
-        query, key, _ = functional.split_columns(mapped, widths=widths)
+        mapped, widths = self.projections[0](run, embeddings), 3 * [self.spec.hidden_size]
+        query, key, _ = functional.split_columns(run, mapped, widths=widths)
         return key if details.content_to_position else None, query if details.position_to_content else None
 
 
@@ -342,7 +352,7 @@ class DisentangledAttentionByHead(DisentangledAttention):
         by_head = Layout((3 * width, width), axes=(1, 0, 2, 3), row_axes=3, split=split)
         return [Linear(names["qkv"], in_features=width, out_features=3 * width, bias=False, layout=by_head)]
 
-    def _bias(self) -> Any:
-        query, value = self.query_bias.value, self.value_bias.value
+    def _bias(self, run: Pass) -> Any:
+        query, value = self.query_bias.value(run), self.value_bias.value(run)
         plain = value_of(query)
-        return functional.concatenate(query, kernels.array_module(plain).zeros_like(plain), value)
+        return functional.concatenate(run, query, kernels.array_module(plain).zeros_like(plain), value)

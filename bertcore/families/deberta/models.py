@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from bertcore import kernels
+from bertcore.execution import Pass, Trace
 from bertcore.families.deberta.adapter import COMPONENTS
-from bertcore.models.adapter import Encoded, Trace
+from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.spec import MOST_POSITIONS, ConfigReader
 from bertcore.nn import functional
@@ -75,19 +76,20 @@ class DebertaForMaskedLM(AutoModelForMaskedLM):
         """
         if self.positions is None:
             return super()._read(encoded, rows)
-        layer, below, places = self.encoder.layers[-1], encoded.hidden, self._places(encoded.packed)
-        context = self.encoder.adapter.context(encoded.inputs, Trace())
-        keys = layer.attention.keys(below, context)
+        run = replace(encoded.run, trace=Trace())
+        layer, below, places = self.encoder.layers[-1], encoded.hidden, self._places(run, encoded.packed)
+        context = self.encoder.adapter.context(run, encoded.inputs)
+        keys = layer.attention.keys(run, below, context)
         if rows is not None:
-            below, places = functional.take_rows(below, rows=rows), places[rows]
-        states = functional.add(self.positions(places), below)
+            below, places = functional.take_rows(run, below, rows=rows), places[rows]
+        states = functional.add(run, self.positions(run, places), below)
         for _ in range(STEPS):
-            attended = layer.attention.attend_to(keys, context, queries=states, rows=rows)
-            states = layer.feed_forward(layer.attention.close(attended, states), context)
+            attended = layer.attention.attend_to(run, keys, context, queries=states, rows=rows)
+            states = layer.feed_forward(run, layer.attention.close(run, attended, states), context)
         return states
 
-    def _places(self, packed: PackedBatch) -> Any:
+    def _places(self, run: Pass, packed: PackedBatch) -> Any:
         longest, most = packed.position_ids.max(initial=0) + 1, self.positions.table.shape[0]
         if longest > most:
             raise ValueError(f"input_ids has a text of {longest} tokens, {KEY} has positions for {most}")
-        return kernels.to_backend(packed.position_ids)
+        return run.to_backend(packed.position_ids)

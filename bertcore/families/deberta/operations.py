@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.operation import operation
 
 
 @operation()
-def spread_rows(array: Any, *, rows: Any, count: int) -> Any:
+def spread_rows(run: Pass, array: Any, *, rows: Any, count: int) -> Any:
     """`count` rows: those of `array` at the integers `rows`, which differ, and zeros."""
     spread = kernels.array_module(array).zeros((count, array.shape[1]), array.dtype)
     spread[rows] = array
@@ -27,7 +28,7 @@ def padding_of_sequences(is_real: np.ndarray, cu_seqlens: np.ndarray) -> list[tu
 
 @operation()
 def mean_value_for_padding(
-    attended: Any, qkv: Any, *, num_heads: int, padding: Sequence[tuple[slice, np.ndarray]]
+    run: Pass, attended: Any, qkv: Any, *, num_heads: int, padding: Sequence[tuple[slice, np.ndarray]]
 ) -> Any:
     """`attended`, (tokens, hidden), but for `padding` (see `padding_of_sequences`): these tokens have the mean of all
     values of their sequence, as in transformers' DeBERTa, where all their scores are one number.

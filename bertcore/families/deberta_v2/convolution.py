@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.families.deberta.blocks import DisentangledContext, Disentanglement
 from bertcore.nn import functional
-from bertcore.nn.dropout import is_dropping
 from bertcore.nn.encoder_layer import EncoderLayer
 from bertcore.nn.layers import LayerNorm, drop
 from bertcore.nn.layout import Layout
@@ -57,19 +57,25 @@ class Convolution(Block):
         self.bias = Parameter(f"{names['convolution']}.bias", shape=(width,), initial="zeros")
         self.norm = LayerNorm(names["convolution_norm"], features=width, eps=spec.layer_norm_eps)
 
-    def __call__(self, hidden: Any, residual: Any, cu_seqlens: Any, is_real: Any = None) -> Any:
+    def __call__(self, run: Pass, hidden: Any, residual: Any, cu_seqlens: Any, is_real: Any = None) -> Any:
         """(tokens, hidden) twice -> (tokens, hidden), zero for tokens that are not `is_real`, (tokens,) booleans."""
         size, groups = self.details.size, self.details.groups
-        near = functional.take_neighbours(hidden, cu_seqlens=cu_seqlens, distances=range(-(size // 2), size // 2 + 1))
-        weight = self.weight.weight if groups == 1 else block_diagonal(self.weight.value, size=size, groups=groups)
+        near = functional.take_neighbours(
+            run, hidden, cu_seqlens=cu_seqlens, distances=range(-(size // 2), size // 2 + 1)
+        )
+        weight = (
+            self.weight.weight(run)
+            if groups == 1
+            else block_diagonal(run, self.weight.value(run), size=size, groups=groups)
+        )
         activation = self.details.activation
-        if self.dropout and is_dropping():
-            mixed = drop(functional.linear(near, weight, self.bias.value), self.dropout)
-            mixed = functional.activation(mixed, name=activation)
+        if self.dropout and run.seeds:
+            mixed = drop(run, functional.linear(run, near, weight, self.bias.value(run)), self.dropout)
+            mixed = functional.activation(run, mixed, name=activation)
         else:
-            mixed = functional.linear(near, weight, self.bias.value, activation=activation)
-        normed = self.norm(mixed, residual)
-        return normed if is_real is None else functional.scale(normed, factor=is_real[:, None])
+            mixed = functional.linear(run, near, weight, self.bias.value(run), activation=activation)
+        normed = self.norm(run, mixed, residual)
+        return normed if is_real is None else functional.scale(run, normed, factor=is_real[:, None])
 
 
 class ConvolutedLayer(EncoderLayer):
@@ -79,12 +85,12 @@ class ConvolutedLayer(EncoderLayer):
         super().__init__(names, spec, index, attention)
         self.convolution = Convolution(names, spec) if index == 0 and spec.details.convolution else None
 
-    def __call__(self, hidden: Any, context: DisentangledContext) -> Any:
+    def __call__(self, run: Pass, hidden: Any, context: DisentangledContext) -> Any:
         """(tokens, hidden) -> (tokens, hidden)."""
-        encoded = super().__call__(hidden, context)
+        encoded = super().__call__(run, hidden, context)
         if self.convolution is None:
             return encoded
-        return self.convolution(hidden, encoded, context.cu_seqlens, context.positions.is_real)
+        return self.convolution(run, hidden, encoded, context.cu_seqlens, context.positions.is_real)
 
 
 def _blocks(dense, size, groups):
@@ -97,7 +103,7 @@ def _blocks(dense, size, groups):
 
 
 @operation()
-def block_diagonal(weight: Any, *, size: int, groups: int) -> Any:
+def block_diagonal(run: Pass, weight: Any, *, size: int, groups: int) -> Any:
     """A convolution's weight (rows, size * features of a group) as one for all features, (rows, size * features)."""
     dense = kernels.array_module(weight).zeros((weight.shape[0], groups * weight.shape[1]), weight.dtype)
     for part, block in _blocks(dense, size, groups):

@@ -1,28 +1,28 @@
 """LUKE's adapter: sequences of words and then entities."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from bertcore import kernels
+from bertcore.execution import Pass
+from bertcore.execution.buffers import IntegerBuffer, capacities_for, capacity_for, close_capacity_for, offsets_behind
 from bertcore.families.luke.blocks import Entities, EntityContext, TokenRows
 from bertcore.families.luke.operations import split_rows
-from bertcore.models.adapter import Adapter, Encoded, Trace
+from bertcore.models.adapter import Adapter, Encoded
 from bertcore.models.inputs import INTEGERS as OF_WORDS
-from bertcore.models.inputs import EncoderInput, KnownOnHost, check_range, integer_batch, mask_and_types, pack
-from bertcore.models.joined_integers import JoinedIntegers, close_room_for, offsets_behind, room_for, rooms_for
+from bertcore.models.inputs import EncoderInput, check_range, integer_batch, mask_and_types, pack
 from bertcore.nn import functional
 from bertcore.nn.encoder_layer import LayerContext
 from bertcore.nn.packing import PackedBatch
-from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
+from bertcore.tape import Tensor
 
 INPUTS = ("entity_ids", "entity_attention_mask", "entity_token_type_ids", "entity_position_ids")
 
 
-FEWEST_ENTITIES = 16  # that there is room for
+FEWEST_ENTITIES = 16  # that there is capacity for
 
 
 @dataclass(kw_only=True)
@@ -36,32 +36,36 @@ class WordAndEntityInput(EncoderInput):
         return len(self.input_ids) + len(self.entities.ids)
 
     @property
-    def room(self) -> int:
-        rooms = dict(self.on_gpu.rooms)
-        return rooms["word_rows"] + rooms["entity_rows"]
+    def capacity(self) -> int:
+        capacities = dict(self.on_gpu.capacities)
+        return capacities["word_rows"] + capacities["entity_rows"]
 
-    def to_backend(self) -> EncoderInput:
-        mask, moved = self.entities.key_mask, super().to_backend()
+    @property
+    def is_plain(self) -> bool:
+        return super().is_plain and self.entities.key_mask is None
+
+    def to_backend(self, run: Pass) -> EncoderInput:
+        mask, moved = self.entities.key_mask, super().to_backend(run)
         if moved is not self and mask is not None:
-            moved.entities.key_mask = kernels.to_backend(mask)
+            moved.entities.key_mask = run.to_backend(mask)
         return moved
 
-    def _joined(self, *, in_training: bool) -> JoinedIntegers:
-        """There is room for mentions of more tokens, too, -1 each; in layers what is behind words and entities stands
-        behind all tokens, in the sequences that are there."""
-        entities, sequences = self.entities, len(self.cu_seqlens) - 1
+    def _buffer(self, run: Pass) -> IntegerBuffer:
+        """Mentions have capacity for more tokens, -1 each; in layers what is behind words and entities stands behind
+        all tokens, in the sequences that are there."""
+        entities, sequences, in_training = self.entities, len(self.cu_seqlens) - 1, run.tape is not None
         of_words = {name: getattr(self, name) for name in OF_WORDS}
-        words, most = rooms_for(len(self.input_ids), sequences, in_training=in_training)
+        words, most = capacities_for(len(self.input_ids), sequences, in_training=in_training)
         count, width = entities.position_ids.shape
-        room = close_room_for(count) if in_training else room_for(count, FEWEST_ENTITIES)
-        mentions = np.pad(entities.position_ids, ((0, 0), (0, room_for(width, 1) - width)), constant_values=-1)
+        capacity = close_capacity_for(count) if in_training else capacity_for(count, FEWEST_ENTITIES)
+        mentions = np.pad(entities.position_ids, ((0, 0), (0, capacity_for(width, 1) - width)), constant_values=-1)
         integers = replace(entities, position_ids=mentions).integers()
-        of_all, every, spare = entities.cu_seqlens, words + room, words - len(self.input_ids)
+        of_all, every, spare = entities.cu_seqlens, words + capacity, words - len(self.input_ids)
         places = np.arange(self.tokens, every)
-        rooms = dict.fromkeys(of_words, words) | dict.fromkeys(integers, room)
-        rooms |= dict.fromkeys(("cu_seqlens", "all_cu_seqlens"), most + 1)
-        rooms |= {"first_tokens": most, "last_tokens": most, "word_rows": words}
-        rooms["entity_positions"] = room * mentions.shape[1]
+        capacities = dict.fromkeys(of_words, words) | dict.fromkeys(integers, capacity)
+        capacities |= dict.fromkeys(("cu_seqlens", "all_cu_seqlens"), most + 1)
+        capacities |= {"first_tokens": most, "last_tokens": most, "word_rows": words}
+        capacities["entity_positions"] = capacity * mentions.shape[1]
         behind = {
             "cu_seqlens": offsets_behind(self.cu_seqlens, most + 1, words if in_training else self.cu_seqlens[-1]),
             "all_cu_seqlens": offsets_behind(of_all, most + 1, every if in_training else of_all[-1]),
@@ -69,7 +73,7 @@ class WordAndEntityInput(EncoderInput):
             "entity_rows": places[spare:],
             "entity_positions": -1,
         }
-        return JoinedIntegers.with_rooms(of_words | integers, rooms, behind)
+        return IntegerBuffer.with_capacities(run, of_words | integers, capacities, behind)
 
     def _with(self, integers: Mapping[str, Any], **others: Any) -> EncoderInput:
         of_words = {name: array for name, array in integers.items() if name in OF_WORDS}
@@ -81,6 +85,7 @@ class WordAndEntityAdapter(Adapter):
 
     def pack(
         self,
+        run: Pass,
         *given: Any,
         keep_padding: bool = False,
         entity_ids: Any = None,
@@ -107,44 +112,38 @@ class WordAndEntityAdapter(Adapter):
             named = [name for name, value in zip(INPUTS[1:], others, strict=True) if value is not None]
             if named:
                 raise ValueError(f"{named[0]} is given without entity_ids")
-            return inputs.to_backend()
+            return inputs.to_backend(run)
         ids, sequences = integer_batch("entity_ids", entity_ids, ("sequences", "entities")), inputs.packed.shape[0]
         if len(ids) != sequences:
             raise ValueError(f"entity_ids has {len(ids)} sequences, expected {sequences} as input_ids has")
         entities = _pack(self.spec, inputs.packed, ids, *others)
-        return WordAndEntityInput(**vars(inputs), entities=entities).to_backend()
+        return WordAndEntityInput(**vars(inputs), entities=entities).to_backend(run)
 
-    def known_to_graph(self, inputs: EncoderInput) -> KnownOnHost | None:
-        """None with masks among words and entities."""
+    def begin(self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]) -> tuple[Tensor, LayerContext]:
         if not isinstance(inputs, WordAndEntityInput):
-            return super().known_to_graph(inputs)
-        return KnownOnHost(inputs.room) if inputs.key_mask is None and inputs.entities.key_mask is None else None
-
-    def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, LayerContext]:
-        if not isinstance(inputs, WordAndEntityInput):
-            return super().begin(inputs, embeddings, trace)
+            return super().begin(run, inputs, embeddings)
         entities = inputs.entities
-        context = EntityContext(entities.cu_seqlens, entities.key_mask, trace.attentions, rows=entities.rows)
-        return embeddings(inputs), context
+        context = EntityContext(entities.cu_seqlens, entities.key_mask, rows=entities.rows)
+        return embeddings(run, inputs), context
 
-    def restore(self, inputs: EncoderInput, state: Any, trace: Trace) -> Encoded:
+    def restore(self, run: Pass, inputs: EncoderInput, state: Tensor) -> Encoded:
         """hidden_states are those of the words; entity_hidden_states the same of the entities, (sequences, entities,
         hidden) each. In attentions the entities follow the words, (sequences, heads, length + entities, the same)."""
         if not isinstance(inputs, WordAndEntityInput):
-            encoded = super().restore(inputs, state, trace)
+            encoded = super().restore(run, inputs, state)
             encoded.traced["entity_hidden_states"] = None
             return encoded
-        entities, length = inputs.entities, inputs.packed.shape[1]
+        entities, length, trace = inputs.entities, inputs.packed.shape[1], run.trace
         rows = entities.rows
-        words, entities.hidden = split_rows(state, first_rows=rows.words, second_rows=rows.entities)
+        words, entities.hidden = split_rows(run, state, first_rows=rows.words, second_rows=rows.entities)
         traced: dict[str, tuple | None] = dict.fromkeys(("hidden_states", "entity_hidden_states", "attentions"))
         if trace.states is not None:
-            states, end = list(map(entities.all_tokens.pad, trace.states)), entities.all_tokens.shape[1]
+            states, end = [entities.all_tokens.pad(run, each) for each in trace.states], entities.all_tokens.shape[1]
             for name, first, last in (("hidden_states", 0, length), ("entity_hidden_states", length, end)):
-                traced[name] = tuple(functional.slice_columns(each, first=first, last=last) for each in states)
+                traced[name] = tuple(functional.slice_columns(run, each, first=first, last=last) for each in states)
         if trace.attentions is not None:
-            traced["attentions"] = tuple(map(entities.all_tokens.pad_attention, trace.attentions))
-        return Encoded(inputs.packed, inputs, words, traced)
+            traced["attentions"] = tuple(entities.all_tokens.pad_attention(run, each) for each in trace.attentions)
+        return Encoded(run, inputs.packed, inputs, words, traced)
 
 
 def _pack(

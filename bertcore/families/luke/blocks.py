@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.execution import Pass
 from bertcore.families.luke.operations import average_rows, entity_aware_attention, merge_rows, split_rows
 from bertcore.nn import functional
-from bertcore.nn.dropout import of_attention
 from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.encoder_layer import LayerContext, SelfAttention, attention_dtype
 from bertcore.nn.layers import Embedding, LayerNorm, Linear, drop
@@ -101,15 +101,15 @@ class EntityEmbeddings(Block):
             self.types = Embedding(names["entity_type_embeddings"], rows=spec.type_vocab_size, features=width)
         self.norm = LayerNorm(names["entity_embeddings_norm"], features=width, eps=spec.layer_norm_eps)
 
-    def __call__(self, inputs: Entities) -> Any:
+    def __call__(self, run: Pass, inputs: Entities) -> Any:
         """-> (entities, hidden)."""
-        embedded = self.entities(inputs.ids)
+        embedded = self.entities(run, inputs.ids)
         if self.projection is not None:
-            embedded = self.projection(embedded)
-        marks = average_rows(self.positions.value, rows=inputs.position_ids)
+            embedded = self.projection(run, embedded)
+        marks = average_rows(run, self.positions.value(run), rows=inputs.position_ids)
         if self.types is not None:
-            marks = functional.add(marks, self.types(inputs.token_type_ids))
-        return drop(self.norm(embedded, marks), self.dropout)
+            marks = functional.add(run, marks, self.types(run, inputs.token_type_ids))
+        return drop(run, self.norm(run, embedded, marks), self.dropout)
 
 
 class WordAndEntityEmbeddings(Embeddings):
@@ -123,13 +123,13 @@ class WordAndEntityEmbeddings(Embeddings):
         """The maps of entities."""
         return self.entities.token_weights()
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, run: Pass, inputs: Any) -> Any:
         """An `EncoderInput` -> (tokens, hidden)."""
-        words, entities = super().__call__(inputs), getattr(inputs, "entities", None)
+        words, entities = super().__call__(run, inputs), getattr(inputs, "entities", None)
         if entities is None:
             return words
         rows = entities.rows
-        return merge_rows(words, self.entities(entities), first_rows=rows.words, second_rows=rows.entities)
+        return merge_rows(run, words, self.entities(run, entities), first_rows=rows.words, second_rows=rows.entities)
 
 
 @dataclass(kw_only=True)
@@ -158,22 +158,22 @@ class EntityAwareAttention(SelfAttention):
         """The further queries, which replace the first where there are entities."""
         return (queries.weight for queries in (self.word_queries, self.entity_queries)) if self.is_aware else iter(())
 
-    def mix(self, source: Any, context: LayerContext) -> Any:
+    def mix(self, run: Pass, source: Any, context: LayerContext) -> Any:
         """The attended values of all heads side by side, (tokens, hidden)."""
         if not self.is_aware or not isinstance(context, EntityContext):
-            return super().mix(source, context)
+            return super().mix(run, source, context)
         rows, joined = context.rows, self.projections[0]
-        words, entities = split_rows(source, first_rows=rows.words, second_rows=rows.entities)
+        words, entities = split_rows(run, source, first_rows=rows.words, second_rows=rows.entities)
         return entity_aware_attention(
-            joined(source),
-            self.word_queries(words),
-            self.entity_queries(entities),
+            run,
+            joined(run, source),
+            self.word_queries(run, words),
+            self.entity_queries(run, entities),
             num_heads=self.spec.num_heads,
             word_rows=rows.words,
             entity_rows=rows.entities,
             cu_seqlens=context.cu_seqlens,
             attn_mask=context.key_mask,
-            attentions=context.attentions,
-            compute_dtype=attention_dtype(joined.weight),
-            **of_attention(self.spec.attention_dropout),
+            compute_dtype=attention_dtype(run, joined.weight),
+            dropout=self.spec.attention_dropout,
         )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bertcore.execution import Pass
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear, drop
@@ -24,7 +25,7 @@ class EntityClassifier(Block):
         self.dropout = head_spec.dropout
         self.output = Linear(head_spec.output, **sizes, bias="output" not in head_spec.without_bias)
 
-    def __call__(self, *parts: Any) -> Any:
+    def __call__(self, run: Pass, *parts: Any) -> Any:
         """Hidden states, (entities, hidden) each -> logits, (entities, num_labels)."""
-        features = parts[0] if len(parts) == 1 else functional.concatenate(*parts, axis=1)
-        return self.output(drop(features, self.dropout))
+        features = parts[0] if len(parts) == 1 else functional.concatenate(run, *parts, axis=1)
+        return self.output(run, drop(run, features, self.dropout))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.families.luke.adapter import WordAndEntityInput
 from bertcore.families.luke.blocks import Entities
 from bertcore.families.luke.heads import EntityClassifier
@@ -40,7 +40,7 @@ class WordAndEntityModel(AutoModel):
         traced, states = dict(encoded.traced), None
         if isinstance(encoded.inputs, WordAndEntityInput):
             entities = encoded.inputs.entities
-            states = entities.batch.pad(entities.hidden)
+            states = entities.batch.pad(encoded.run, entities.hidden)
         of_entities = {"entity_last_hidden_state": states, "entity_hidden_states": traced.pop("entity_hidden_states")}
         return super()._output(replace(encoded, traced=traced | of_entities))
 
@@ -63,19 +63,19 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
         return LanguageModelHead(spec, replace(self.spec, **sizes, pad_token_id=0), table)
 
     def _output(self, encoded: Encoded, labels: Any = None, entity_labels: Any = None) -> EntityMaskedLMOutput:
-        of_words = super()._output(encoded, labels)
+        of_words, run = super()._output(encoded, labels), encoded.run
         mlm_loss, mep_loss, logits = of_words.loss, None, None
         if isinstance(encoded.inputs, WordAndEntityInput) or entity_labels is not None:
             entities = _entities(encoded, self)
-            scores = self.heads[1](entities.hidden)
-            logits = entities.batch.pad(scores)
+            scores = self.heads[1](run, entities.hidden)
+            logits = entities.batch.pad(run, scores)
             if entity_labels is not None:
                 named = {"name": "entity_labels", "kind": "entity_"}
                 count = self.spec.details.vocab_size
-                mep_loss = losses.token_loss(scores, entity_labels, entities.batch, count, **named)
+                mep_loss = losses.token_loss(run, scores, entity_labels, entities.batch, count, **named)
         both = [loss for loss in (mlm_loss, mep_loss) if loss is not None]
         return EntityMaskedLMOutput(
-            loss=functional.add(*both) if len(both) == 2 else both[0] if both else None,
+            loss=functional.add(run, *both) if len(both) == 2 else both[0] if both else None,
             mlm_loss=mlm_loss,
             mep_loss=mep_loss,
             logits=vars(of_words)["logits"],  # unread, if they are to be computed later
@@ -98,15 +98,16 @@ class _EntityModel(ModelWithHeads):
 
     def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
         """Classify the first `_parts` entities of each sequence together."""
-        entities = _entities(encoded, self)
-        logits = self.heads[0](*(functional.take_rows(entities.hidden, rows=rows) for rows in self._first(entities)))
+        entities, run = _entities(encoded, self), encoded.run
+        parts = (functional.take_rows(run, entities.hidden, rows=rows) for rows in self._first(run, entities))
+        logits = self.heads[0](run, *parts)
         loss = None
         if labels is not None:
             kind = losses.PROBLEM_TYPES[1 if losses.label_array("labels", labels).ndim == 1 else 2]
-            loss = losses.classification_loss(logits, labels, self._num_labels(), kind)
+            loss = losses.classification_loss(run, logits, labels, self._num_labels(), kind)
         return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
 
-    def _first(self, entities: Entities) -> list[Any]:
+    def _first(self, run: Pass, entities: Entities) -> list[Any]:
         """The packed indices of the first, second, ... entity of each sequence."""
         is_real = entities.batch.is_real[:, : self._parts]
         if is_real.shape[1] < self._parts:
@@ -117,7 +118,7 @@ class _EntityModel(ModelWithHeads):
                 f"entity_attention_mask[{where}] is 0, expected 1: {type(self).__name__} classifies the first "
                 f"{self._parts} entities of a sequence"
             )
-        return [kernels.to_backend(rows) for rows in entities.batch.rows()[:, : self._parts].T.copy()]
+        return [run.to_backend(rows) for rows in entities.batch.rows()[:, : self._parts].T.copy()]
 
 
 class AutoModelForEntityClassification(_EntityModel):
@@ -169,22 +170,22 @@ class AutoModelForEntitySpanClassification(_EntityModel):
         entity_start_positions: Any = None,
         entity_end_positions: Any = None,
     ) -> LogitsOutput:
-        entities = _entities(encoded, self)
+        entities, run = _entities(encoded, self), encoded.run
         ends = {"entity_start_positions": entity_start_positions, "entity_end_positions": entity_end_positions}
         rows = [_word_rows(encoded, entities, name, columns) for name, columns in ends.items()]
-        parts = (functional.take_rows(encoded.hidden, rows=row) for row in rows)
-        logits, loss = self.heads[0](*parts, entities.hidden), None
+        parts = (functional.take_rows(run, encoded.hidden, rows=row) for row in rows)
+        logits, loss = self.heads[0](run, *parts, entities.hidden), None
         if labels is not None:
-            loss = self._loss(logits, labels, entities)
-        return LogitsOutput(loss=loss, logits=entities.batch.pad(logits), traced=encoded.traced)
+            loss = self._loss(run, logits, labels, entities)
+        return LogitsOutput(loss=loss, logits=entities.batch.pad(run, logits), traced=encoded.traced)
 
-    def _loss(self, logits: Any, labels: Any, entities: Entities) -> Any:
+    def _loss(self, run: Pass, logits: Any, labels: Any, entities: Entities) -> Any:
         flags, batch = losses.label_array("labels", labels), entities.batch
         if flags.ndim != 3:
-            return losses.token_loss(logits, labels, batch, self._num_labels(), kind="entity_")
+            return losses.token_loss(run, logits, labels, batch, self._num_labels(), kind="entity_")
         if flags.shape != (*batch.shape, self._num_labels()):
             raise ValueError(f"labels has shape {flags.shape}, expected {(*batch.shape, self._num_labels())}")
-        return losses.binary_loss(logits, batch.strip(flags))
+        return losses.binary_loss(run, logits, batch.strip(flags))
 
 
 def _entities(encoded: Encoded, model: ModelWithHeads) -> Entities:
@@ -206,4 +207,4 @@ def _word_rows(encoded: Encoded, entities: Entities, name: str, columns: Any) ->
     if len(wrong):
         where = tuple(wrong[0])
         raise ValueError(f"{name}[{where[0]}, {where[1]}] is {columns[where]}, expected the column of a real token")
-    return kernels.to_backend(entities.batch.strip(found))
+    return encoded.run.to_backend(entities.batch.strip(found))

@@ -3,6 +3,7 @@
 from typing import Any
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.kernels.precision import working_dtype
 from bertcore.nn.functional import split_heads
 from bertcore.nn.functional.attention import (
@@ -10,12 +11,13 @@ from bertcore.nn.functional.attention import (
     attend_with_pullback,
     note_probabilities,
     with_joined_heads,
+    with_seed,
 )
 from bertcore.nn.operation import operation
 
 
 @operation()
-def average_rows(table: Any, *, rows: Any) -> Any:
+def average_rows(run: Pass, table: Any, *, rows: Any) -> Any:
     """Means of rows of `table`, (rows, features) -> (means, features); zeros for a mean of no rows.
 
     `rows` are integers, (means, most rows of a mean), with at least one column; -1 where a mean has no more.
@@ -26,17 +28,17 @@ def average_rows(table: Any, *, rows: Any) -> Any:
     def pullback(grad):
         means, places = xp.nonzero(rows >= 0)
         shares = (grad.astype(wide_dtype, copy=False) / counts).astype(grad.dtype, copy=False)
-        return (kernels.embedding_backward(shares[means], rows[means, places], table.shape[0]),)
+        return (kernels.embedding_backward(shares[means], rows[means, places], table.shape[0], backend=run.backend),)
 
     total = 0
     for column in rows.T:  # as long as the longest mention: a few
-        wide = kernels.embedding(xp.maximum(column, 0), table).astype(wide_dtype, copy=False)
+        wide = kernels.embedding(xp.maximum(column, 0), table, backend=run.backend).astype(wide_dtype, copy=False)
         total = total + xp.where(column[:, None] >= 0, wide, xp.zeros((), wide_dtype))
     return (total / counts).astype(table.dtype, copy=False), pullback
 
 
 @operation()
-def merge_rows(first: Any, second: Any, *, first_rows: Any, second_rows: Any) -> Any:
+def merge_rows(run: Pass, first: Any, second: Any, *, first_rows: Any, second_rows: Any) -> Any:
     """One array of the rows of both, (rows of both, features): those of `first` at `first_rows`, of `second` at
     `second_rows`."""
     merged = kernels.array_module(first).empty((first.shape[0] + second.shape[0], first.shape[1]), first.dtype)
@@ -45,7 +47,7 @@ def merge_rows(first: Any, second: Any, *, first_rows: Any, second_rows: Any) ->
 
 
 @operation()
-def split_rows(rows: Any, *, first_rows: Any, second_rows: Any) -> Any:
+def split_rows(run: Pass, rows: Any, *, first_rows: Any, second_rows: Any) -> Any:
     """What `merge_rows` made one of, of the same integers."""
 
     def pullback(of_first, of_second):
@@ -55,7 +57,8 @@ def split_rows(rows: Any, *, first_rows: Any, second_rows: Any) -> Any:
                 grad[places] = part
         return (grad,)
 
-    return (kernels.embedding(first_rows, rows), kernels.embedding(second_rows, rows)), pullback
+    parts = (kernels.embedding(places, rows, backend=run.backend) for places in (first_rows, second_rows))
+    return tuple(parts), pullback
 
 
 def _double_heads(qkv, word_queries, entity_queries, num_heads, word_rows, entity_rows):
@@ -74,6 +77,7 @@ def _double_heads(qkv, word_queries, entity_queries, num_heads, word_rows, entit
 
 
 def entity_aware_attention(
+    run: Pass,
     qkv: Any,
     word_queries: Any,
     entity_queries: Any,
@@ -81,7 +85,6 @@ def entity_aware_attention(
     num_heads: int,
     word_rows: Any,
     entity_rows: Any,
-    attentions: list | None = None,
     **options: Any,
 ) -> Any:
     """Attention in which a token has one query for words and another one for entities (Yamada et al. 2020,
@@ -99,22 +102,23 @@ def entity_aware_attention(
         entity_queries: entities' queries for words and for entities side by side, (entities, 2 * hidden).
         num_heads: of all of them.
         word_rows, entity_rows: where words and entities stand among the tokens, integers (words,) and (entities,).
-        attentions: as for `attention`.
-        options: cu_seqlens, attn_mask and compute_dtype as for `kernels.attention`.
+        options: cu_seqlens, attn_mask, compute_dtype and dropout as for `attention`.
 
     Returns:
         (tokens, hidden).
     """
-    asked = options | {"num_heads": num_heads, "word_rows": word_rows, "entity_rows": entity_rows}
-    results = _entity_aware_attention(qkv, word_queries, entity_queries, return_probs=attentions is not None, **asked)
-    return note_probabilities(attentions, results)
+    asked = with_seed(run, options) | {"num_heads": num_heads, "word_rows": word_rows, "entity_rows": entity_rows}
+    results = _entity_aware_attention(run, qkv, word_queries, entity_queries, **asked)
+    return note_probabilities(run, results)
 
 
 @operation()
-def _entity_aware_attention(qkv, word_queries, entity_queries, *, num_heads, word_rows, entity_rows, **options):
+def _entity_aware_attention(
+    run: Pass, qkv, word_queries, entity_queries, *, num_heads, word_rows, entity_rows, **options
+):
     doubled = _double_heads(qkv, word_queries, entity_queries, num_heads, word_rows, entity_rows)
     size = doubled[0].shape[2] // 2
-    (output, *probabilities), backward = attend_with_pullback(doubled, scale=size**-0.5, **options)
+    (output, *probabilities), backward = attend_with_pullback(run, doubled, scale=size**-0.5, **options)
 
     def pullback(grad, *of_probabilities):
         xp = kernels.array_module(qkv)
@@ -136,9 +140,9 @@ def _entity_aware_attention(qkv, word_queries, entity_queries, *, num_heads, wor
 
 
 @_entity_aware_attention.inference
-def _entity_aware_forward(qkv, word_queries, entity_queries, *, num_heads, word_rows, entity_rows, **options):
+def _entity_aware_forward(run, qkv, word_queries, entity_queries, *, num_heads, word_rows, entity_rows, **options):
     doubled = _double_heads(qkv, word_queries, entity_queries, num_heads, word_rows, entity_rows)
     size = doubled[0].shape[2] // 2
-    results = attend(doubled, scale=size**-0.5, **options)
+    results = attend(run, doubled, scale=size**-0.5, **options)
     output, *probabilities = results if type(results) is tuple else (results,)
     return with_joined_heads(output[:, :, :size], *probabilities)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.encoder_layer import FeedForward, LayerContext, SelfAttention
@@ -58,9 +59,9 @@ class NoNorm(Block):
         self.weight = Parameter(f"{name}.weight", shape=(features,), initial="ones")
         self.bias = Parameter(f"{name}.bias", shape=(features,), initial="zeros")
 
-    def __call__(self, input: Any, residual: Any = None) -> Any:
+    def __call__(self, run: Pass, input: Any, residual: Any = None) -> Any:
         """(tokens, features) -> (tokens, features)."""
-        return functional.affine(input, self.weight.value, self.bias.value, residual)
+        return functional.affine(run, input, self.weight.value(run), self.bias.value(run), residual)
 
 
 class TrigramEmbeddings(Embeddings):
@@ -82,12 +83,14 @@ class TrigramEmbeddings(Embeddings):
         self.norm = spec.layers[0].norm(names["embeddings_norm"], features=width, eps=DEFAULT_EPS)
         self.dropout = spec.embedding_dropout
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, run: Pass, inputs: Any) -> Any:
         """An `EncoderInput` -> (tokens, hidden)."""
-        words, marks = self.words(inputs.input_ids), self.marks(inputs)
+        words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
         if self.is_trigram:
-            words = functional.take_neighbours(words, cu_seqlens=inputs.cu_seqlens, distances=(1, 0, -1))
-        return drop(self.norm(self.projection(words) if self.is_projected else words, marks), self.dropout)
+            words = functional.take_neighbours(run, words, cu_seqlens=inputs.cu_seqlens, distances=(1, 0, -1))
+        return drop(
+            run, self.norm(run, self.projection(run, words) if self.is_projected else words, marks), self.dropout
+        )
 
 
 class Projection(Block):
@@ -98,9 +101,9 @@ class Projection(Block):
         self.map = Linear(f"{name}.dense", in_features=in_features, out_features=out_features)
         self.norm = layer.norm(f"{name}.LayerNorm", features=out_features, eps=layer.norm_eps)
 
-    def __call__(self, input: Any, residual: Any = None) -> Any:
+    def __call__(self, run: Pass, input: Any, residual: Any = None) -> Any:
         """(tokens, in_features) -> (tokens, out_features)."""
-        return self.norm(drop(self.map(input), self.dropout), residual)
+        return self.norm(run, drop(run, self.map(run, input), self.dropout), residual)
 
 
 class BottleneckAttention(SelfAttention):
@@ -117,12 +120,14 @@ class BottleneckAttention(SelfAttention):
         self.details = spec.details
         super().__init__(names, spec, index)
 
-    def from_sources(self, query_key_source: Any, value_source: Any, residual: Any, context: LayerContext) -> Any:
+    def from_sources(
+        self, run: Pass, query_key_source: Any, value_source: Any, residual: Any, context: LayerContext
+    ) -> Any:
         """What queries and keys, and what values are made of, (tokens, ...) both, and the residual (tokens, width)
         -> (tokens, width)."""
         sources = (query_key_source, value_source)[: len(self.projections)]
-        projected = [project(source) for project, source in zip(self.projections, sources, strict=True)]
-        return self.close(self.attend(projected, context), residual)
+        projected = [project(run, source) for project, source in zip(self.projections, sources, strict=True)]
+        return self.close(run, self.attend(run, projected, context), residual)
 
 
 class BottleneckLayer(Block):
@@ -147,15 +152,15 @@ class BottleneckLayer(Block):
                 self.into_attention = Projection(names["into_attention"], layer, width, narrow)
             self.out = Projection(names["out"], layer, narrow, width, layer.dropout)
 
-    def __call__(self, hidden: Any, context: LayerContext) -> Any:
+    def __call__(self, run: Pass, hidden: Any, context: LayerContext) -> Any:
         """(tokens, hidden) -> (tokens, hidden)."""
         details = self.details
-        state = hidden if self.into is None else self.into(hidden)
+        state = hidden if self.into is None else self.into(run, hidden)
         if details.has_own_values:
-            state = self.attention.from_sources(self.into_attention(hidden), hidden, state, context)
+            state = self.attention.from_sources(run, self.into_attention(run, hidden), hidden, state, context)
         else:
             source = state if details.attends_in_bottleneck else hidden
-            state = self.attention.from_sources(source, source, state, context)
+            state = self.attention.from_sources(run, source, source, state, context)
         for feed_forward in self.feed_forwards:
-            state = feed_forward(state, context)
-        return state if self.out is None else self.out(state, hidden)
+            state = feed_forward(run, state, context)
+        return state if self.out is None else self.out(run, state, hidden)

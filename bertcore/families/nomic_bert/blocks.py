@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.kernels.precision import working_dtype
 from bertcore.nn import functional
-from bertcore.nn.dropout import is_dropping
 from bertcore.nn.encoder_layer import EncoderLayer, LayerContext, SelfAttention, Sublayer, make_norm
 from bertcore.nn.layers import Linear, dropped_linear
 from bertcore.nn.layout import Layout
@@ -49,20 +49,20 @@ class MixtureOfExperts(Sublayer):
         self.bias = Parameter(names["experts_bias"], shape=(features,), initial="zeros")
         self.norm = make_norm(names, "feed_forward_norm", layer)
 
-    def mix(self, source: Any, context: LayerContext | None = None) -> Any:
+    def mix(self, run: Pass, source: Any, context: LayerContext | None = None) -> Any:
         """(tokens, hidden) -> the experts' activations side by side, times their probabilities."""
-        probabilities = highest_probabilities(self.router(source), count=self.chosen)
-        expanded = functional.linear(source, self.expand.weight, None, activation=self.activation)
-        return scale_groups(expanded, probabilities)
+        probabilities = highest_probabilities(run, self.router(run, source), count=self.chosen)
+        expanded = functional.linear(run, source, self.expand.weight(run), None, activation=self.activation)
+        return scale_groups(run, expanded, probabilities)
 
-    def close(self, mixed: Any, residual: Any) -> Any:
+    def close(self, run: Pass, mixed: Any, residual: Any) -> Any:
         """`mixed` mapped to the layer's width and summed over the experts, plus the residual; then the norm."""
-        given = mixed, self.contract.weight, self.bias.value, residual
-        if self.dropout and is_dropping():
-            total = dropped_linear(*given, None, self.dropout)
+        given = mixed, self.contract.weight(run), self.bias.value(run), residual
+        if self.dropout and run.seeds:
+            total = dropped_linear(run, *given, None, self.dropout)
         else:
-            total = functional.linear(*given)
-        return total if self.norm_first or self.norm is None else self.norm(total)
+            total = functional.linear(run, *given)
+        return total if self.norm_first or self.norm is None else self.norm(run, total)
 
 
 class NomicLayer(EncoderLayer):
@@ -78,19 +78,23 @@ class NomicLayer(EncoderLayer):
 
 
 @operation()
-def highest_probabilities(scores: Any, *, count: int) -> Any:
+def highest_probabilities(run: Pass, scores: Any, *, count: int) -> Any:
     """The softmax of `scores`, (tokens, classes), with 0 for all but its `count` highest; of equal ones the first."""
     xp = kernels.array_module(scores)
-    probabilities, tokens = kernels.softmax(scores), xp.arange(scores.shape[0])
+    probabilities, tokens = kernels.softmax(scores, backend=run.backend), xp.arange(scores.shape[0])
     chosen, others = xp.zeros(scores.shape, bool), probabilities.copy()
     for _ in range(count):
         best = others.argmax(axis=1)
         chosen[tokens, best], others[tokens, best] = True, -1
-    return probabilities * chosen, lambda grad: (kernels.softmax_backward(grad * chosen, probabilities),)
+
+    def pullback(grad):
+        return (kernels.softmax_backward(grad * chosen, probabilities, backend=run.backend),)
+
+    return probabilities * chosen, pullback
 
 
 @operation()
-def scale_groups(array: Any, factors: Any) -> Any:
+def scale_groups(run: Pass, array: Any, factors: Any) -> Any:
     """(tokens, groups * width) and (tokens, groups) -> the first, each group of columns times its factor."""
     (tokens, columns), groups = array.shape, factors.shape[1]
     shape, by_group = (tokens, groups, columns // groups), factors[:, :, None]

@@ -1,7 +1,7 @@
 """The adapter of models that also see the hidden states of the segment before (Dai et al. 2019, arXiv:1901.02860,
 section 3.2)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.families.transfo_xl.blocks import PositionBiases, SharedBiasesContext
 from bertcore.families.transfo_xl.relative_attention import Relations, sinusoids
-from bertcore.models.adapter import Adapter, Encoded, Trace
-from bertcore.models.inputs import EncoderInput, KnownOnHost
-from bertcore.models.joined_integers import FEWEST_TOKENS, room_for
-from bertcore.nn.dropout import is_dropping
+from bertcore.models.adapter import Adapter, Encoded
+from bertcore.models.inputs import EncoderInput
 from bertcore.nn.layers import drop
 from bertcore.nn.packing import PackedBatch
-from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
-from bertcore.tape import current_tape, value_of
+from bertcore.tape import Tensor, value_of
 
 RANGE_STEP = 32  # distances come in multiples of it
 # Bytes of the position keys that are kept, since making those of 128 distances takes a sixth of XLNet-base's time.
@@ -43,6 +41,10 @@ class RecurrentInput(EncoderInput):
     returns_memory: bool = False
     visible: np.ndarray | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        return super().is_plain and self.mems is None and self.visible is None
+
 
 class RecurrentAdapter(Adapter):
     """What XLNet and Transformer-XL share: memories in and out, distances, and who sees whom.
@@ -63,24 +65,24 @@ class RecurrentAdapter(Adapter):
         self._tables: dict[tuple, Any] = {}
 
     def pack(
-        self, *given: Any, keep_padding: bool = False, mems: Any = None, use_mems: bool | None = None
+        self, run: Pass, *given: Any, keep_padding: bool = False, mems: Any = None, use_mems: bool | None = None
     ) -> RecurrentInput:
         """All padding stays if there is a memory, or the call asks for one, which then holds what padding becomes."""
         if use_mems not in (None, True, False):
             raise ValueError(f"use_mems is {use_mems!r}, expected True, False or None")
         keeps = keep_padding or mems is not None or use_mems is True
-        inputs = RecurrentInput(**vars(super().pack(*given, keep_padding=keeps)))
+        inputs = RecurrentInput(**vars(super().pack(run, *given, keep_padding=keeps)))
         details, packed = self.spec.details, inputs.packed
         if mems is not None:
-            inputs.mems = self._checked_memory(mems, packed.shape[0])
+            inputs.mems = self._checked_memory(run, mems, packed.shape[0])
         if use_mems is None:
-            use_mems = details.returns_memory if current_tape() is None else details.trains_with_memory
+            use_mems = details.returns_memory if run.tape is None else details.trains_with_memory
         inputs.returns_memory = use_mems
         if packed.keeps_padding and not packed.is_real.all():
             inputs.visible = packed.is_real[:, None, :]
         return inputs
 
-    def _checked_memory(self, mems: Any, sequences: int) -> list[Any]:
+    def _checked_memory(self, run: Pass, mems: Any, sequences: int) -> list[Any]:
         if not isinstance(mems, Sequence) and not hasattr(mems, "shape"):
             raise TypeError(f"mems is {type(mems).__name__}, expected an array for each layer")
         if len(mems) != self.spec.num_layers:
@@ -94,18 +96,11 @@ class RecurrentAdapter(Adapter):
                 )
             if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
                 raise TypeError(f"mems[{index}] holds {array.dtype}, expected floating-point numbers")
-        return [kernels.to_backend(array.transpose(1, 0, 2).reshape(-1, array.shape[2])) for array in arrays]
+        return [run.to_backend(array.transpose(1, 0, 2).reshape(-1, array.shape[2])) for array in arrays]
 
-    def known_to_graph(self, inputs: EncoderInput) -> KnownOnHost | None:
-        """Distances are made for the longest sequence, here the next of a few lengths. None with a memory in the call,
-        and with masks."""
-        has_memory = getattr(inputs, "mems", None) is not None
-        is_masked = getattr(inputs, "visible", None) is not None or inputs.key_mask is not None
-        if has_memory or is_masked or self.needs_whole_batch:
-            return None
-        longest = room_for(inputs.longest, FEWEST_TOKENS)
-        types = inputs.on_host.token_type_ids
-        return KnownOnHost(longest, types is not None and bool(types.any()))
+    def reads_on_host(self, run: Pass) -> Collection[str]:
+        """Distances are made for the longest sequence, and XLNet compares segments only where there are several."""
+        return "longest", "token_type_ids"
 
     # --- who stands where, and sees whom --------------------------------------------------------------
 
@@ -116,39 +111,39 @@ class RecurrentAdapter(Adapter):
             return [None] * self.spec.num_layers
         return [array.astype(value_of(hidden).dtype, copy=False) for array in mems]
 
-    def _relations(self, inputs: EncoderInput, hidden: Any, memory: Any) -> tuple[Relations, int, int]:
+    def _relations(self, run: Pass, inputs: EncoderInput, hidden: Any, memory: Any) -> tuple[Relations, int, int]:
         """The layers' relations, and the longest sequence and its memory."""
         sequences = len(inputs.cu_seqlens) - 1
         longest = inputs.longest
         before = 0 if memory is None else memory.shape[0] // sequences
         xp, dtype = kernels.array_module(inputs.cu_seqlens), str(value_of(hidden).dtype)
         first, last, distance_rows = self._distances(xp, longest, before)
-        table = self._sinusoids(first, last, dtype)
-        dropped = drop(table, self.spec.embedding_dropout)
+        table = self._sinusoids(run, first, last, dtype)
+        dropped = drop(run, table, self.spec.embedding_dropout)
         relations = Relations(dropped, distance_rows, inputs.cu_seqlens, before_dropout=table)
-        if current_tape() is None and not is_dropping():
+        if run.is_inference:
             width = self.spec.num_layers * self.spec.layers[0].attention_size
             nbytes = len(table) * width * table.dtype.itemsize
-            relations.position_keys = self._kept_position_keys((first, last, dtype, kernels.get_place(), nbytes))
+            relations.position_keys = self._kept_position_keys((first, last, dtype, run.place, nbytes))
         if before:
             keys = np.arange(sequences * (before + longest)).reshape(sequences, -1)
             order = np.empty_like(keys)
             order[:, :before] = np.arange(sequences * before).reshape(sequences, -1)
             order[:, before:] = np.arange(sequences * before, keys.size).reshape(sequences, -1)
-            relations.key_rows = kernels.to_backend(order.reshape(-1))
-            relations.query_rows = kernels.to_backend(np.ascontiguousarray(keys[:, before:]).reshape(-1))
+            relations.key_rows = run.to_backend(order.reshape(-1))
+            relations.query_rows = run.to_backend(np.ascontiguousarray(keys[:, before:]).reshape(-1))
             offsets = np.arange(sequences + 1, dtype=np.int32) * (before + longest)
-            relations.cu_seqlens_k = kernels.to_backend(offsets.astype(np.int32))
+            relations.cu_seqlens_k = run.to_backend(offsets.astype(np.int32))
         return relations, longest, before
 
-    def _sinusoids(self, first: int, last: int, dtype: str) -> Any:
+    def _sinusoids(self, run: Pass, first: int, last: int, dtype: str) -> Any:
         """`sinusoids` in the memory of the backend in force; what was made last stays there."""
-        key = first, last, dtype, kernels.get_place()
+        key = first, last, dtype, run.place
         table = self._tables.get(key)
         if table is None:
             while len(self._tables) >= MOST_TABLES:
                 self._tables.pop(next(iter(list(self._tables))), None)
-            table = self._tables[key] = kernels.to_backend(sinusoids(first, last, self.spec.hidden_size, dtype))
+            table = self._tables[key] = run.to_backend(sinusoids(first, last, self.spec.hidden_size, dtype))
         return table
 
     def _distances(self, xp: ModuleType, longest: int, memory: int) -> tuple[int, int, Any]:
@@ -207,38 +202,38 @@ class RecurrentAdapter(Adapter):
 
     # --- what comes out -------------------------------------------------------------------------------
 
-    def ask(self, inputs: EncoderInput, trace: Trace) -> None:
+    def ask(self, run: Pass, inputs: EncoderInput) -> None:
         """The memory for the next segment is made of what the layers were given."""
-        if getattr(inputs, "returns_memory", False) and trace.states is None:
-            trace.states = []
+        if getattr(inputs, "returns_memory", False) and run.trace.states is None:
+            run.trace.states = []
 
-    def restore(self, inputs: RecurrentInput, state: Any, trace: Trace) -> Encoded:
+    def restore(self, run: Pass, inputs: RecurrentInput, state: Tensor) -> Encoded:
         """Beside hidden states and attentions mems, the memory for the next segment: (memory, sequences, hidden) of
         each layer."""
-        state = drop(state, self.spec.embedding_dropout)
-        packed, states, attentions = inputs.packed, trace.states, trace.attentions
+        state = drop(run, state, self.spec.embedding_dropout)
+        packed, states, attentions = inputs.packed, run.trace.states, run.trace.attentions
         mems, memory = None, 0
         if inputs.mems is not None and packed.shape[0]:
             memory = inputs.mems[0].shape[0] // packed.shape[0]
         if inputs.returns_memory:
             old = inputs.mems or [None] * self.spec.num_layers
             given = self._given(states)
-            mems = tuple(self._next_memory(each, before, packed) for each, before in zip(given, old, strict=True))
+            mems = tuple(self._next_memory(run, each, before, packed) for each, before in zip(given, old, strict=True))
         traced = {
             "mems": mems,
-            "hidden_states": self._padded_states(states, inputs) if trace.shows_states else None,
-            "attentions": None if attentions is None else self._padded_attentions(attentions, inputs, memory),
+            "hidden_states": self._padded_states(run, states, inputs) if run.trace.shows_states else None,
+            "attentions": None if attentions is None else self._padded_attentions(run, attentions, inputs, memory),
         }
-        return Encoded(packed, inputs, state, traced)
+        return Encoded(run, packed, inputs, state, traced)
 
     def _given(self, states: list) -> list[Any]:
         """The inputs of the layers, from the states of a trace."""
         return states[:-1]
 
-    def _next_memory(self, state: Any, before: Any, packed: PackedBatch) -> Any:
+    def _next_memory(self, run: Pass, state: Any, before: Any, packed: PackedBatch) -> Any:
         """(memory, sequences, hidden) of a layer, from what it was given in this call and the memory before it."""
         plain, sequences = value_of(state), packed.shape[0]
-        state = plain.reshape(*packed.shape, plain.shape[1]) if packed.is_full else packed.pad(plain)
+        state = plain.reshape(*packed.shape, plain.shape[1]) if packed.is_full else packed.pad(run, plain)
         state = self._remembered(state.transpose(1, 0, 2))
         xp = kernels.array_module(state)
         if before is not None and sequences:
@@ -251,11 +246,11 @@ class RecurrentAdapter(Adapter):
         """The part of (length, sequences, hidden) that is remembered."""
         return state
 
-    def _padded_states(self, states: list, inputs: RecurrentInput) -> tuple[Any, ...]:
-        return tuple(map(inputs.packed.pad, states))
+    def _padded_states(self, run: Pass, states: list, inputs: RecurrentInput) -> tuple[Any, ...]:
+        return tuple(inputs.packed.pad(run, state) for state in states)
 
-    def _padded_attentions(self, attentions: list, inputs: RecurrentInput, memory: int) -> tuple[Any, ...]:
-        return tuple(inputs.packed.pad_attention(probabilities, memory) for probabilities in attentions)
+    def _padded_attentions(self, run: Pass, attentions: list, inputs: RecurrentInput, memory: int) -> tuple[Any, ...]:
+        return tuple(inputs.packed.pad_attention(run, probabilities, memory) for probabilities in attentions)
 
 
 class CausalRecurrentAdapter(RecurrentAdapter):
@@ -270,17 +265,19 @@ class CausalRecurrentAdapter(RecurrentAdapter):
         super().__init__(names, spec)
         self.biases = None if spec.details.own_biases else PositionBiases(names, spec)
 
-    def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, SharedBiasesContext]:
-        hidden = embeddings(inputs)
+    def begin(
+        self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]
+    ) -> tuple[Tensor, SharedBiasesContext]:
+        hidden = embeddings(run, inputs)
         memories = self._memories(inputs, hidden)
-        relations, longest, before = self._relations(inputs, hidden, memories[0])
+        relations, longest, before = self._relations(run, inputs, hidden, memories[0])
         visible = self._causal_mask(kernels.array_module(inputs.cu_seqlens), longest, before)[None]
         given = self._given_mask(inputs, before)
         if given is not None:
-            visible = visible & kernels.to_backend(given)
+            visible = visible & run.to_backend(given)
         visible = visible[:, None]
         shared = {"relations": relations, "memories": memories, "biases": self.biases}
-        return hidden, SharedBiasesContext(inputs.cu_seqlens, visible, trace.attentions, **shared)
+        return hidden, SharedBiasesContext(inputs.cu_seqlens, visible, **shared)
 
     def _within_length(self, ahead: np.ndarray, memory: int) -> np.ndarray:
         return memory - ahead < self.spec.details.memory_length

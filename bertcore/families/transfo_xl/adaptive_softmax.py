@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
@@ -64,28 +64,32 @@ class AdaptiveSoftmax(Block):
             return shared
         return Parameter(head_spec.projection.format(group=index), shape=shared.part_shape)
 
-    def __call__(self, hidden: Any) -> Any:
+    def __call__(self, run: Pass, hidden: Any) -> Any:
         """(tokens, hidden) -> the logarithm of each word's probability, (tokens, vocabulary)."""
-        first, *others = (functional.log_softmax(self._scores(hidden, index)) for index in range(len(self.bounds)))
+        first, *others = (
+            functional.log_softmax(run, self._scores(run, hidden, index)) for index in range(len(self.bounds))
+        )
         words = self.bounds[0][1]
-        parts = [functional.slice_columns(first, first=0, last=words)]
+        parts = [functional.slice_columns(run, first, first=0, last=words)]
         for index, part in enumerate(others, start=words):
-            parts.append(functional.add(part, functional.slice_columns(first, first=index, last=index + 1)))
-        logarithms = functional.concatenate(*parts, axis=1)
+            parts.append(functional.add(run, part, functional.slice_columns(run, first, first=index, last=index + 1)))
+        logarithms = functional.concatenate(run, *parts, axis=1)
         dtype = value_of(hidden).dtype
         return logarithms if value_of(logarithms).dtype == dtype else logarithms.astype(dtype)  # of low precision
 
-    def loss(self, hidden: Any, labels: np.ndarray) -> Any:
+    def loss(self, run: Pass, hidden: Any, labels: np.ndarray) -> Any:
         """The mean over tokens of -log(the probability of their label), (tokens,) in host memory, -100 for none; of a
         group only the tokens that need it are computed."""
         words, groups = labels.copy(), list(self._members(labels))
         for index, where, _ in groups:
             words[where] = self.bounds[0][1] + index - 1
-        loss = functional.cross_entropy(self._scores(hidden, 0), labels=kernels.to_backend(words))
+        loss = functional.cross_entropy(run, self._scores(run, hidden, 0), labels=run.to_backend(words))
         for index, where, inside in groups:
-            chosen = functional.take_rows(hidden, rows=kernels.to_backend(where))
-            part = functional.cross_entropy(self._scores(chosen, index), labels=kernels.to_backend(inside))
-            loss = functional.add(loss, functional.scale(part, factor=len(where) / np.count_nonzero(labels >= 0)))
+            chosen = functional.take_rows(run, hidden, rows=run.to_backend(where))
+            part = functional.cross_entropy(run, self._scores(run, chosen, index), labels=run.to_backend(inside))
+            loss = functional.add(
+                run, loss, functional.scale(run, part, factor=len(where) / np.count_nonzero(labels >= 0))
+            )
         return loss
 
     def _members(self, labels: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -95,23 +99,23 @@ class AdaptiveSoftmax(Block):
             if where.size:
                 yield index, where, labels[where] - first
 
-    def _scores(self, hidden: Any, index: int) -> Any:
+    def _scores(self, run: Pass, hidden: Any, index: int) -> Any:
         """Scores before the softmax: of a group's words, in the first group followed by those of the other groups."""
         if self.projections:
-            hidden = functional.linear(hidden, self._transposed(index, hidden), None)
+            hidden = functional.linear(run, hidden, self._transposed(run, index, hidden), None)
         own = index if len(self.outputs) > 1 else 0
-        scores = functional.linear(hidden, self.outputs[own].weight, self.biases[own].value)
+        scores = functional.linear(run, hidden, self.outputs[own].weight(run), self.biases[own].value(run))
         first, end = self.bounds[index]
         if len(self.outputs) == 1 < len(self.bounds):  # one map for all
-            scores = functional.slice_columns(scores, first=first, last=end)
+            scores = functional.slice_columns(run, scores, first=first, last=end)
         if index or self.group_weight is None:
             return scores
-        groups = functional.linear(hidden, self.group_weight.weight, self.group_bias.value)
-        return functional.concatenate(scores, groups, axis=1)
+        groups = functional.linear(run, hidden, self.group_weight.weight(run), self.group_bias.value(run))
+        return functional.concatenate(run, scores, groups, axis=1)
 
-    def _transposed(self, index: int, hidden: Any) -> Any:
+    def _transposed(self, run: Pass, index: int, hidden: Any) -> Any:
         """The projection of a group in the direction opposite to the embeddings', and in the hidden states' dtype."""
-        matrix, dtype = self.projections[index].value, value_of(hidden).dtype
+        matrix, dtype = self.projections[index].value(run), value_of(hidden).dtype
         if value_of(matrix).dtype != dtype:  # a model of low precision, which has no gradients
             matrix = matrix.astype(dtype)
-        return functional.transpose(matrix)
+        return functional.transpose(run, matrix)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bertcore.execution import Pass
 from bertcore.families.transfo_xl.relative_attention import RecurrentContext, RelativeAttention
 from bertcore.nn import functional
 from bertcore.nn.encoder_layer import make_norm
@@ -47,14 +48,16 @@ class RecurrentAttention(RelativeAttention):
         """The map of distances, which tokens do not pass."""
         yield self.positions.weight
 
-    def mix(self, source: Any, context: SharedBiasesContext) -> Any:
+    def mix(self, run: Pass, source: Any, context: SharedBiasesContext) -> Any:
         """The attended values of all heads side by side, (tokens, heads * head_dim)."""
         relations, inner, memory = context.relations, self.num_heads * self.head_dim, context.memories[self.index]
         biases = context.biases if self.biases is None else self.biases
-        qkv = self.qkv(relations.keys(source, None if memory is None else self.open(memory)))
-        query, key, value = (functional.slice_columns(qkv, first=k * inner, last=(k + 1) * inner) for k in range(3))
+        qkv = self.qkv(run, relations.keys(run, source, None if memory is None else self.open(run, memory)))
+        query, key, value = (
+            functional.slice_columns(run, qkv, first=k * inner, last=(k + 1) * inner) for k in range(3)
+        )
         if memory is not None:
-            query = functional.take_rows(query, rows=relations.query_rows)
-        queries = tuple(functional.add(query, bias.value) for bias in (biases.content, biases.position))
-        keys = key, value, self._position_keys(relations, self.positions.weight)
-        return self._attend(queries, keys, context, self.output.weight)
+            query = functional.take_rows(run, query, rows=relations.query_rows)
+        queries = tuple(functional.add(run, query, bias.value(run)) for bias in (biases.content, biases.position))
+        keys = key, value, self._position_keys(run, relations, self.positions.weight)
+        return self._attend(run, queries, keys, context, self.output.weight)

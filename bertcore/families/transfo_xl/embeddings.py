@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.layers import Embedding, drop
 from bertcore.nn.parameter import Block, Parameter
@@ -39,21 +40,23 @@ class AdaptiveEmbeddings(Block):
         """The projections of rare words, whose results count for few tokens."""
         return iter(self.projections[1:])
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, run: Pass, inputs: Any) -> Any:
         """An `EncoderInput` -> (tokens, hidden)."""
         if len(self.groups) == 1:
-            return drop(functional.scale(self._embedded(0, inputs.input_ids), factor=self.factor), self.dropout)
+            return drop(
+                run, functional.scale(run, self._embedded(run, 0, inputs.input_ids), factor=self.factor), self.dropout
+            )
         ids, xp = inputs.input_ids, kernels.array_module(inputs.input_ids)
         parts = []
         for index, (first, end) in enumerate(self.groups):  # by all, for how many words a group has is on the GPU
-            embedded = self._embedded(index, xp.clip(ids - first, 0, end - first - 1))
+            embedded = self._embedded(run, index, xp.clip(ids - first, 0, end - first - 1))
             inside = ((ids >= first) & (ids < end)).astype(value_of(embedded).dtype)
-            parts.append(functional.scale(embedded, factor=inside[:, None]))
-        total = functools.reduce(functional.add, parts)
-        return drop(functional.scale(total, factor=self.factor), self.dropout)
+            parts.append(functional.scale(run, embedded, factor=inside[:, None]))
+        total = functools.reduce(functools.partial(functional.add, run), parts)
+        return drop(run, functional.scale(run, total, factor=self.factor), self.dropout)
 
-    def _embedded(self, group: int, ids: Any) -> Any:
-        embedded = self.tables[group](ids)
+    def _embedded(self, run: Pass, group: int, ids: Any) -> Any:
+        embedded = self.tables[group](run, ids)
         if not self.projections:
             return embedded
-        return functional.linear(embedded, self.projections[group].weight, None)
+        return functional.linear(run, embedded, self.projections[group].weight(run), None)

@@ -22,6 +22,8 @@ class AdaptiveCausalLM(AutoModelForCausalLM):
     def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
         head = self.heads[0]
         if labels is None:
-            return LogitsOutput(logits=encoded.packed.pad(head(encoded.hidden)), traced=encoded.traced)
+            return LogitsOutput(
+                logits=encoded.packed.pad(encoded.run, head(encoded.run, encoded.hidden)), traced=encoded.traced
+            )
         words = losses.next_words(encoded.packed, labels, self.spec.vocab_size)
-        return LogitsOutput(loss=head.loss(encoded.hidden, words), traced=encoded.traced)
+        return LogitsOutput(loss=head.loss(encoded.run, encoded.hidden, words), traced=encoded.traced)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.encoder_layer import LayerContext, Sublayer, attention_dtype
 from bertcore.nn.parameter import Parameter
@@ -51,11 +52,11 @@ class Relations:
         )
         return Half(sequences, tokens, keys, cut)
 
-    def keys(self, hidden: Any, memory: Any) -> Any:
+    def keys(self, run: Pass, hidden: Any, memory: Any) -> Any:
         """What keys are made of: the memory (or None) and the hidden states, sequence by sequence."""
         if memory is None:
             return hidden
-        return functional.take_rows(functional.concatenate(memory, hidden), rows=self.key_rows)
+        return functional.take_rows(run, functional.concatenate(run, memory, hidden), rows=self.key_rows)
 
 
 @dataclass
@@ -75,15 +76,15 @@ class Half:
         offsets = _offsets(whole.cu_seqlens, self.sequences)
         return replace(whole, cu_seqlens=offsets, key_mask=mask, relations=self.relations)
 
-    def cut(self, query: Any, for_position: Any, key: Any, value: Any, scores: Any) -> tuple[Any, ...]:
+    def cut(self, run: Pass, query: Any, for_position: Any, key: Any, value: Any, scores: Any) -> tuple[Any, ...]:
         """The parts of the arrays."""
-        queries = (None if array is None else _part(array, self.tokens) for array in (query, for_position, scores))
+        queries = (None if array is None else _part(run, array, self.tokens) for array in (query, for_position, scores))
         query, for_position, scores = queries
-        return query, for_position, _part(key, self.keys), _part(value, self.keys), scores
+        return query, for_position, _part(run, key, self.keys), _part(run, value, self.keys), scores
 
 
-def _part(array: Any, where: slice) -> Any:
-    return functional.slice_rows(array, first=where.start, last=where.stop)
+def _part(run: Pass, array: Any, where: slice) -> Any:
+    return functional.slice_rows(run, array, first=where.start, last=where.stop)
 
 
 def _offsets(cu_seqlens: Any, sequences: slice) -> Any:
@@ -130,21 +131,22 @@ class RelativeAttention(Sublayer):
         self.norm_first = layer.norm_first
         self.dropout, self.attention_dropout = layer.dropout, layer.attention_dropout
 
-    def _position_keys(self, relations: Relations, weight: Parameter) -> Any:
+    def _position_keys(self, run: Pass, relations: Relations, weight: Parameter) -> Any:
         """The keys of positions, (distances, heads * head_dim)."""
         kept = {} if relations.position_keys is None else relations.position_keys
         version, (known, keys) = weight.version, kept.get(self, (None, None))  # read before its values are
         if known != version:
-            keys = functional.linear(relations.sinusoids, weight.weight, None)
+            keys = functional.linear(run, relations.sinusoids, weight.weight(run), None)
             kept[self] = version, keys
         return keys
 
-    def _heads(self, array: Any) -> Any:
+    def _heads(self, run: Pass, array: Any) -> Any:
         """(rows, heads * head_dim) -> (rows, heads, head_dim)."""
-        return functional.reshape(array, shape=(-1, self.num_heads, self.head_dim))
+        return functional.reshape(run, array, shape=(-1, self.num_heads, self.head_dim))
 
     def _attend(
         self,
+        run: Pass,
         queries: tuple[Any, Any],
         keys: tuple[Any, Any, Any],
         context: RecurrentContext,
@@ -156,29 +158,31 @@ class RelativeAttention(Sublayer):
 
         `weight` is that of a map beside them, whose precision decides attention's.
         """
-        key, value, positions = map(self._heads, keys)
-        arrays = (*map(self._heads, queries), key, value, segment_scores)
-        attended = self._attend_in(context, positions, attention_dtype(weight), *arrays)
-        return functional.reshape(attended, shape=(-1, self.num_heads * self.head_dim))
+        key, value, positions = (self._heads(run, each) for each in keys)
+        arrays = (*(self._heads(run, query) for query in queries), key, value, segment_scores)
+        attended = self._attend_in(run, context, positions, attention_dtype(run, weight), *arrays)
+        return functional.reshape(run, attended, shape=(-1, self.num_heads * self.head_dim))
 
-    def _attend_in(self, context: RecurrentContext, positions: Any, compute_dtype: str | None, *arrays: Any) -> Any:
+    def _attend_in(
+        self, run: Pass, context: RecurrentContext, positions: Any, compute_dtype: str | None, *arrays: Any
+    ) -> Any:
         """Attention of all sequences, or of those that run forwards and then of those that run backwards."""
         halves = context.relations.halves
         if halves is None:
-            return self._attended(context, positions, compute_dtype, *arrays)
-        probabilities: list | None = None if context.attentions is None else []
+            return self._attended(run, context, positions, compute_dtype, *arrays)
+        probabilities: list | None = None if run.trace.attentions is None else []
+        inner = replace(run, trace=replace(run.trace, attentions=probabilities))
         parts = [
-            self._attended(
-                replace(half.context(context), attentions=probabilities), positions, compute_dtype, *half.cut(*arrays)
-            )
+            self._attended(inner, half.context(context), positions, compute_dtype, *half.cut(run, *arrays))
             for half in halves
         ]
         if probabilities is not None:
-            context.attentions.append(functional.concatenate(*probabilities))
-        return functional.concatenate(*parts)
+            run.trace.attentions.append(functional.concatenate(run, *probabilities))
+        return functional.concatenate(run, *parts)
 
     def _attended(
         self,
+        run: Pass,
         context: RecurrentContext,
         positions: Any,
         compute_dtype: str | None,
@@ -199,6 +203,7 @@ class RelativeAttention(Sublayer):
             longest=(len(relations.distance_rows) + 1) // 2,
         )
         return functional.attention(
+            run,
             query,
             key,
             value,
@@ -206,7 +211,6 @@ class RelativeAttention(Sublayer):
             cu_seqlens=context.cu_seqlens,
             cu_seqlens_k=relations.cu_seqlens_k,
             attn_mask=context.key_mask,
-            attentions=context.attentions,
             dropout=self.attention_dropout,
             compute_dtype=compute_dtype,
         )

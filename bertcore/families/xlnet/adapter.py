@@ -1,6 +1,6 @@
 """XLNet's adapter: a content stream, and where words are predicted a query stream beside it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.families.transfo_xl.adapter import RecurrentAdapter, RecurrentInput
 from bertcore.families.transfo_xl.relative_attention import Half, RecurrentContext, Relations
 from bertcore.families.xlnet.blocks import Predictions, TwoStreamContext
-from bertcore.models.adapter import Encoded, Trace
-from bertcore.models.inputs import EncoderInput, KnownOnHost, integer_batch
+from bertcore.models.adapter import Encoded
+from bertcore.models.inputs import EncoderInput, integer_batch
 from bertcore.nn.packing import PackedBatch
-from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
-from bertcore.tape import value_of
+from bertcore.tape import Tensor, value_of
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,10 @@ class TwoStreamInput(RecurrentInput):
 
     target_mapping: np.ndarray | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        return super().is_plain and self.target_mapping is None
+
 
 class TwoStreamAdapter(RecurrentAdapter):
     """The adapter of Yang et al. 2019 (arXiv:1906.08237).
@@ -60,6 +64,7 @@ class TwoStreamAdapter(RecurrentAdapter):
 
     def pack(
         self,
+        run: Pass,
         input_ids: Any,
         attention_mask: Any = None,
         *given: Any,
@@ -72,7 +77,7 @@ class TwoStreamAdapter(RecurrentAdapter):
         """perm_mask and target_mapping have a column for each token of the batch, so that all padding stays."""
         mask = self._attention_mask(input_ids, attention_mask, input_mask)
         keeps = keep_padding or perm_mask is not None or target_mapping is not None or self.needs_whole_batch
-        inputs = TwoStreamInput(**vars(super().pack(input_ids, mask, *given, keep_padding=keeps, **memory)))
+        inputs = TwoStreamInput(**vars(super().pack(run, input_ids, mask, *given, keep_padding=keeps, **memory)))
         sequences, length = inputs.packed.shape
         if perm_mask is not None:
             visible = ~(_numeric_array("perm_mask", perm_mask, (sequences, length, length)) > 0)
@@ -80,11 +85,6 @@ class TwoStreamAdapter(RecurrentAdapter):
         if target_mapping is not None:
             inputs.target_mapping = _numeric_array("target_mapping", target_mapping, (sequences, None, length))
         return inputs
-
-    def known_to_graph(self, inputs: EncoderInput) -> KnownOnHost | None:
-        """None with target_mapping, too."""
-        mapping = getattr(inputs, "target_mapping", None)  # texts that came without padding are a plain EncoderInput
-        return super().known_to_graph(inputs) if mapping is None else None
 
     def _attention_mask(self, input_ids: Any, attention_mask: Any, input_mask: Any) -> Any:
         """The attention_mask of a call: input_mask is the same with 0 and 1 exchanged."""
@@ -97,17 +97,19 @@ class TwoStreamAdapter(RecurrentAdapter):
             raise ValueError("input_mask holds other numbers than 0 (a real token) and 1 (padding)")
         return array == 0
 
-    def begin(self, inputs: EncoderInput, embeddings: Block, trace: Trace) -> tuple[Any, TwoStreamContext]:
-        content = embeddings(inputs)
-        context = self._context(inputs, content, trace)
+    def begin(
+        self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]
+    ) -> tuple[Tensor, TwoStreamContext]:
+        content = embeddings(run, inputs)
+        context = self._context(run, inputs, content)
         if context.predictions is None:
             return content, context
         places = np.zeros(context.predictions.matrices[..., 0].size, np.int64)
-        return (content, embeddings.queries(kernels.to_backend(places))), context
+        return (content, embeddings.queries(run, run.to_backend(places))), context
 
-    def _context(self, inputs: EncoderInput, hidden: Any, trace: Trace) -> TwoStreamContext:
+    def _context(self, run: Pass, inputs: EncoderInput, hidden: Any) -> TwoStreamContext:
         memories = self._memories(inputs, hidden)
-        relations, longest, before = self._relations(inputs, hidden, memories[0])
+        relations, longest, before = self._relations(run, inputs, hidden, memories[0])
         types = inputs.token_type_ids
         if inputs.on_host.token_type_ids.any():  # where all are one segment, it does not matter
             relations.segment_ids = relations.segment_ids_k = types
@@ -123,31 +125,31 @@ class TwoStreamAdapter(RecurrentAdapter):
         itself = None
         if visible is not None:
             itself = np.arange(before + longest) == before + np.arange(longest)[:, None]
-        shared = {"attentions": trace.attentions, "relations": relations, "memories": memories}
-        content = TwoStreamContext(inputs.cu_seqlens, _mask(visible, itself), **shared)
+        shared = {"relations": relations, "memories": memories}
+        content = TwoStreamContext(inputs.cu_seqlens, _mask(run, visible, itself), **shared)
         mapping = getattr(inputs, "target_mapping", None)
         if mapping is None:
             return content
-        matrices = kernels.to_backend(mapping.astype(value_of(hidden).dtype))
+        matrices = run.to_backend(mapping.astype(value_of(hidden).dtype))
         sees = None
         if visible is not None and not (sees_any := visible.any(axis=2, keepdims=True)).all():
             visible = visible | ~sees_any
             sees = np.broadcast_to(sees_any, (len(mapping), longest, 1)).reshape(-1, 1)
-            sees = kernels.to_backend(sees.astype(value_of(hidden).dtype))
-        content.queries = RecurrentContext(inputs.cu_seqlens, _mask(visible, None), **shared)
+            sees = run.to_backend(sees.astype(value_of(hidden).dtype))
+        content.queries = RecurrentContext(inputs.cu_seqlens, _mask(run, visible, None), **shared)
         content.predictions = Predictions(matrices, sees)
         return content
 
-    def restore(self, inputs: TwoStreamInput, state: Any, trace: Trace) -> Encoded:
+    def restore(self, run: Pass, inputs: TwoStreamInput, state: Any) -> Encoded:
         """With target_mapping the predictions stand in the tokens' place."""
         if inputs.target_mapping is None:
-            return super().restore(inputs, state, trace)
-        encoded = super().restore(inputs, state[1], trace)
+            return super().restore(run, inputs, state)
+        encoded = super().restore(run, inputs, state[1])
         predicted = _predicted(inputs)
         ends = predicted.cu_seqlens, predicted.first_tokens(), predicted.last_tokens()
         names = "cu_seqlens", "first_tokens", "last_tokens"
         encoded.packed = predicted
-        encoded.inputs = replace(inputs, **dict(zip(names, map(kernels.to_backend, ends), strict=True)))
+        encoded.inputs = replace(inputs, **dict(zip(names, map(run.to_backend, ends), strict=True)))
         return encoded
 
     def _given(self, states: list) -> list[Any]:
@@ -162,14 +164,14 @@ class TwoStreamAdapter(RecurrentAdapter):
     def _remembered(self, state: Any) -> Any:
         return state[: self.spec.details.reuse_length] if self.spec.details.reuse_length else state
 
-    def _padded_states(self, states: list, inputs: TwoStreamInput) -> tuple[Any, ...]:
+    def _padded_states(self, run: Pass, states: list, inputs: TwoStreamInput) -> tuple[Any, ...]:
         if inputs.target_mapping is None:
-            return super()._padded_states(states, inputs)
+            return super()._padded_states(run, states, inputs)
         layouts = inputs.packed, _predicted(inputs)
-        return tuple(layout.pad(stream) for pair in states for layout, stream in zip(layouts, pair, strict=True))
+        return tuple(layout.pad(run, stream) for pair in states for layout, stream in zip(layouts, pair, strict=True))
 
-    def _padded_attentions(self, attentions: list, inputs: TwoStreamInput, memory: int) -> tuple[Any, ...]:
-        padded = super()._padded_attentions(attentions, inputs, memory)
+    def _padded_attentions(self, run: Pass, attentions: list, inputs: TwoStreamInput, memory: int) -> tuple[Any, ...]:
+        padded = super()._padded_attentions(run, attentions, inputs, memory)
         return padded if inputs.target_mapping is None else tuple(zip(padded[::2], padded[1::2], strict=True))
 
 
@@ -196,12 +198,12 @@ def _halves(relations: Relations, offsets: np.ndarray, longest: int, memory: int
     return tuple(halves)
 
 
-def _mask(visible: np.ndarray | None, itself: np.ndarray | None) -> Any:
+def _mask(run: Pass, visible: np.ndarray | None, itself: np.ndarray | None) -> Any:
     """Which keys queries see, themselves included, as attention takes it; None if all."""
     if visible is None:
         return None
     mask = visible if itself is None else visible | itself
-    return None if mask.all() else kernels.to_backend(mask[:, None])
+    return None if mask.all() else run.to_backend(mask[:, None])
 
 
 def _numeric_array(name: str, values: Any, shape: Iterable[int | None]) -> np.ndarray:

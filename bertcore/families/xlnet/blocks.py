@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bertcore.execution import Pass
 from bertcore.families.transfo_xl.relative_attention import RecurrentContext, RelativeAttention
 from bertcore.families.xlnet.operations import mix_rows, segment_scores
 from bertcore.nn import functional
-from bertcore.nn.dropout import is_dropping
 from bertcore.nn.encoder_layer import FeedForward, make_norm
 from bertcore.nn.layers import Embedding, drop, dropped_linear
 from bertcore.nn.layout import Layout
@@ -25,13 +25,13 @@ class TwoStreamEmbeddings(Block):
         self.words = Embedding(names["word_embeddings"], rows=spec.vocab_size, features=width)
         self.mask = Parameter(names["mask_embedding"], layout=Layout((1, 1, width), axes=(0, 1, 2), row_axes=2))
 
-    def __call__(self, inputs: Any) -> Any:
+    def __call__(self, run: Pass, inputs: Any) -> Any:
         """An `EncoderInput` -> the content stream, (tokens, hidden)."""
-        return drop(self.words(inputs.input_ids), self.dropout)
+        return drop(run, self.words(run, inputs.input_ids), self.dropout)
 
-    def queries(self, places: Any) -> Any:
+    def queries(self, run: Pass, places: Any) -> Any:
         """The query stream at as many tokens as there are `places`, zeros each, (predictions,)."""
-        return drop(functional.take_rows(self.mask.value, rows=places), self.dropout)
+        return drop(run, functional.take_rows(run, self.mask.value(run), rows=places), self.dropout)
 
 
 @dataclass
@@ -46,20 +46,20 @@ class Predictions:
     matrices: Any
     sees: Any = None
 
-    def to_tokens(self, predictions: Any) -> Any:
+    def to_tokens(self, run: Pass, predictions: Any) -> Any:
         """(predictions, features) -> (tokens, features)."""
-        return mix_rows(predictions, matrices=self.matrices.transpose(0, 2, 1))
+        return mix_rows(run, predictions, matrices=self.matrices.transpose(0, 2, 1))
 
-    def from_tokens(self, tokens: Any) -> Any:
+    def from_tokens(self, run: Pass, tokens: Any) -> Any:
         """(tokens, features) -> (predictions, features)."""
-        return mix_rows(tokens, matrices=self.matrices)
+        return mix_rows(run, tokens, matrices=self.matrices)
 
-    def zero_blind(self, array: Any) -> Any:
+    def zero_blind(self, run: Pass, array: Any) -> Any:
         """`array`, (tokens, ...), with zeros where no key is seen: scores of zero, so that all keys weigh the same."""
         if self.sees is None or array is None:
             return array
         plain = value_of(array)
-        return functional.scale(array, factor=self.sees.reshape(-1, *[1] * (plain.ndim - 1)))
+        return functional.scale(run, array, factor=self.sees.reshape(-1, *[1] * (plain.ndim - 1)))
 
 
 @dataclass(kw_only=True)
@@ -102,22 +102,22 @@ class TwoStreamAttention(RelativeAttention):
         """The map of distances, which tokens do not pass."""
         yield self.positions
 
-    def output(self, mixed: Any, residual: Any = None, *, dropout: float = 0.0) -> Any:
+    def output(self, run: Pass, mixed: Any, residual: Any = None, *, dropout: float = 0.0) -> Any:
         """The map back to the layer's width."""
-        if dropout and is_dropping():
-            return dropped_linear(mixed, self.output_weight.weight, None, residual, None, dropout)
-        return functional.linear(mixed, self.output_weight.weight, None, residual)
+        if dropout and run.seeds:
+            return dropped_linear(run, mixed, self.output_weight.weight(run), None, residual, None, dropout)
+        return functional.linear(run, mixed, self.output_weight.weight(run), None, residual)
 
-    def keys(self, content: Any, context: RecurrentContext) -> tuple[Any, Any, Any]:
+    def keys(self, run: Pass, content: Any, context: RecurrentContext) -> tuple[Any, Any, Any]:
         """Keys, values and keys of positions, for both streams, (rows, heads * head_dim) each."""
-        seen = context.relations.keys(content, context.memories[self.index])
-        key_value = functional.linear(seen, self.key_value.weight, None)
+        seen = context.relations.keys(run, content, context.memories[self.index])
+        key_value = functional.linear(run, seen, self.key_value.weight(run), None)
         width = self.num_heads * self.head_dim
-        key, value = (functional.slice_columns(key_value, first=first, last=first + width) for first in (0, width))
-        return key, value, self._position_keys(context.relations, self.positions)
+        key, value = (functional.slice_columns(run, key_value, first=first, last=first + width) for first in (0, width))
+        return key, value, self._position_keys(run, context.relations, self.positions)
 
     def from_stream(
-        self, stream: Any, keys: tuple[Any, Any, Any], context: RecurrentContext, predictions: Any = None
+        self, run: Pass, stream: Any, keys: tuple[Any, Any, Any], context: RecurrentContext, predictions: Any = None
     ) -> Any:
         """A stream and the content's `keys` -> what the stream becomes, (tokens, hidden).
 
@@ -125,25 +125,30 @@ class TwoStreamAttention(RelativeAttention):
         """
         # The bias for content is the map's own; those of other scores are added as differences to it.
         if predictions is None:
-            query = functional.linear(stream, self.query.weight, self.content_bias.value)
+            query = functional.linear(run, stream, self.query.weight(run), self.content_bias.value(run))
         else:
-            query = predictions.to_tokens(functional.linear(stream, self.query.weight, None))
-            query = functional.add(query, self.content_bias.value)
-        queries = query, functional.add(query, self._beside_content(self.position_bias))
-        scores = self._segment_scores(query, context)
+            query = predictions.to_tokens(run, functional.linear(run, stream, self.query.weight(run), None))
+            query = functional.add(run, query, self.content_bias.value(run))
+        queries = query, functional.add(run, query, self._beside_content(run, self.position_bias))
+        scores = self._segment_scores(run, query, context)
         if predictions is not None:
-            queries, scores = tuple(map(predictions.zero_blind, queries)), predictions.zero_blind(scores)
-        attended = self._attend(queries, keys, context, self.output_weight, scores)
-        return self.close(attended if predictions is None else predictions.from_tokens(attended), stream)
+            queries, scores = (
+                tuple(predictions.zero_blind(run, each) for each in queries),
+                predictions.zero_blind(run, scores),
+            )
+        attended = self._attend(run, queries, keys, context, self.output_weight, scores)
+        return self.close(run, attended if predictions is None else predictions.from_tokens(run, attended), stream)
 
-    def _segment_scores(self, query: Any, context: RecurrentContext) -> Any:
+    def _segment_scores(self, run: Pass, query: Any, context: RecurrentContext) -> Any:
         if context.relations.segment_ids is None:
             return None
-        bias = functional.reshape(self._beside_content(self.segment_bias), shape=(self.num_heads, self.head_dim))
-        return segment_scores(self._heads(query), bias, self.segments.value)
+        bias = functional.reshape(
+            run, self._beside_content(run, self.segment_bias), shape=(self.num_heads, self.head_dim)
+        )
+        return segment_scores(run, self._heads(run, query), bias, self.segments.value(run))
 
-    def _beside_content(self, bias: Parameter) -> Any:
-        return functional.add(bias.value, functional.scale(self.content_bias.value, factor=-1.0))
+    def _beside_content(self, run: Pass, bias: Parameter) -> Any:
+        return functional.add(run, bias.value(run), functional.scale(run, self.content_bias.value(run), factor=-1.0))
 
 
 class TwoStreamLayer(Block):
@@ -153,12 +158,12 @@ class TwoStreamLayer(Block):
         self.attention = attention(names, spec, index)
         self.feed_forward = FeedForward(names, spec.layers[index])
 
-    def __call__(self, state: Any, context: TwoStreamContext) -> Any:
+    def __call__(self, run: Pass, state: Any, context: TwoStreamContext) -> Any:
         """(tokens, hidden) of the content stream, or a tuple of it and of the query stream, (predictions, hidden)."""
         content, queries = state if isinstance(state, tuple) else (state, None)
-        keys = self.attention.keys(content, context)
-        content = self.feed_forward(self.attention.from_stream(content, keys, context), context)
+        keys = self.attention.keys(run, content, context)
+        content = self.feed_forward(run, self.attention.from_stream(run, content, keys, context), context)
         if queries is None:
             return content
-        attended = self.attention.from_stream(queries, keys, context.queries, context.predictions)
-        return content, self.feed_forward(attended, context)
+        attended = self.attention.from_stream(run, queries, keys, context.queries, context.predictions)
+        return content, self.feed_forward(run, attended, context)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.nn.functional.rows import column_sums, widened
 from bertcore.nn.operation import operation
 
@@ -14,14 +15,14 @@ def _mix(array, matrices):
 
 
 @operation()
-def mix_rows(array: Any, *, matrices: Any) -> Any:
+def mix_rows(run: Pass, array: Any, *, matrices: Any) -> Any:
     """Each sequence's rows as sums of its rows: matrices (sequences, outputs, inputs) times (sequences * inputs,
     features) -> (sequences * outputs, features). All sequences have one length."""
     return _mix(array, matrices), lambda grad: (_mix(grad, matrices.transpose(0, 2, 1)),)
 
 
 @operation()
-def segment_scores(queries: Any, bias: Any, table: Any) -> Any:
+def segment_scores(run: Pass, queries: Any, bias: Any, table: Any) -> Any:
     """(queries + bias) times the two vectors of each head: (tokens, heads, head_dim), (heads, head_dim) and (2, heads,
     head_dim) -> (tokens, heads, 2) (Yang et al. 2019, arXiv:1906.08237, section 2.5)."""
     wide, wide_bias = widened(queries), widened(bias)

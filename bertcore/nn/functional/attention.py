@@ -5,36 +5,37 @@ from dataclasses import replace
 from typing import Any
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.kernels import RelativePositions
-from bertcore.nn.dropout import of_attention
 from bertcore.nn.operation import operation
 
 _TERMS = ("position_key", "position_query", "query_for_position", "position_bias", "segment_scores")
 
 
-def attention(query: Any, key: Any, value: Any, *, relative: RelativePositions | None = None, **options: Any) -> Any:
+def attention(
+    run: Pass, query: Any, key: Any, value: Any, *, relative: RelativePositions | None = None, **options: Any
+) -> Any:
     """Scaled dot-product attention within each packed sequence; see `kernels.attention`.
 
     Args:
         query, key, value: (tokens, heads, head_dim) each.
         relative: terms of relative position and of segments, whose floating arrays have gradients, too.
         options: cu_seqlens, cu_seqlens_k, attn_mask, is_causal, window and scale as there; and
-            attentions: a list to which the probabilities are appended, (sequences, heads, longest, longest of the
-                keys), or None; they have a gradient.
             components: a list to which a tuple of scaled scores is appended, like the probabilities each: content to
                 content, content to position, position to content (None for a table that is None); or None.
             compute_dtype: as there; not while a tape records.
-            dropout: the rate at which probabilities are dropped in training (nn/dropout.py says where that is).
+            dropout: the rate at which probabilities are dropped if the pass drops.
 
     Returns:
-        (tokens, heads, head_dim).
+        (tokens, heads, head_dim). If the pass notes attentions, the probabilities are appended there, (sequences,
+        heads, longest, longest of the keys); they have a gradient.
     """
-    attentions = options.pop("attentions", None)
-    asked = _with_seed(options) | {"return_probs": attentions is not None}
-    return note_probabilities(attentions, _attention(query, key, value, *_terms(relative), relative=relative, **asked))
+    asked = with_seed(run, options)
+    return note_probabilities(run, _attention(run, query, key, value, *_terms(relative), relative=relative, **asked))
 
 
 def self_attention(
+    run: Pass,
     *projected: Any,
     num_heads: int,
     num_key_value_heads: int | None = None,
@@ -52,24 +53,27 @@ def self_attention(
     Returns:
         (tokens, heads * head_dim).
     """
-    heads, attentions = (num_heads, num_key_value_heads or num_heads), options.pop("attentions", None)
-    asked = _with_seed(options) | {"heads": heads, "relative": relative, "return_probs": attentions is not None}
-    return note_probabilities(attentions, _self_attention(*projected, *_terms(relative), **asked))
+    asked = with_seed(run, options) | {"heads": (num_heads, num_key_value_heads or num_heads), "relative": relative}
+    return note_probabilities(run, _self_attention(run, *projected, *_terms(relative), **asked))
 
 
-def note_probabilities(attentions: list | None, results: Any) -> Any:
-    """The output of attention; with a list for the probabilities, which are then its second result, these go there."""
-    if attentions is None:
+def note_probabilities(run: Pass, results: Any) -> Any:
+    """Return the output of attention; if the pass notes probabilities, the second result, append them."""
+    if run.trace.attentions is None:
         return results
     output, probabilities = results
-    attentions.append(probabilities)
+    run.trace.attentions.append(probabilities)
     return output
 
 
-def _with_seed(options: dict[str, Any]) -> dict[str, Any]:
-    """`options` with dropout as the kernels take it."""
+def with_seed(run: Pass, options: dict[str, Any]) -> dict[str, Any]:
+    """Return `options` of attention with dropout, if the pass drops, and `return_probs` as the kernels take them."""
     rate = options.pop("dropout", 0.0)
-    return options | of_attention(rate) if rate else options
+    if rate and run.seeds:
+        options |= {"dropout_p": rate, "dropout_seed": run.seeds.draw()}
+    if run.trace.attentions is not None:
+        options["return_probs"] = True
+    return options
 
 
 def split_heads(qkv: Any, *, num_heads: int) -> list[Any]:
@@ -100,16 +104,17 @@ def _with_terms(relative, terms):
     return None if relative is None else replace(relative, **dict(zip(_TERMS, terms, strict=True)))
 
 
-def attend(heads: Sequence[Any], components: list | None = None, **options: Any) -> Any:
+def attend(run: Pass, heads: Sequence[Any], components: list | None = None, **options: Any) -> Any:
     """kernels.attention; its components are appended to the list, if there is one."""
     if components is None:
-        return kernels.attention(*heads, **options)
-    *results, parts = kernels.attention(*heads, return_components=True, **options)
+        return kernels.attention(*heads, backend=run.backend, **options)
+    *results, parts = kernels.attention(*heads, return_components=True, backend=run.backend, **options)
     components.append(parts)
     return results[0] if len(results) == 1 else tuple(results)
 
 
 def attend_with_pullback(
+    run: Pass,
     heads: Sequence[Any],
     *,
     return_probs: bool = False,
@@ -120,28 +125,29 @@ def attend_with_pullback(
     """(the output, and if wanted the probabilities), and what turns their gradients into those of heads and relative
     terms."""
     assert compute_dtype is None, "gradients need the arrays' own precision"
-    output, lse, *probabilities = attend(heads, components, return_lse=True, return_probs=return_probs, **options)
+    output, lse, *probabilities = attend(run, heads, components, return_lse=True, return_probs=return_probs, **options)
 
     def backward(grad, grad_probabilities=None, out=None):
         """`out` may take the gradients of heads, if only that of the output is given."""
         parts = []
         if grad is not None:
-            parts.append(kernels.attention_backward(grad, *heads, output, lse, out=out, **options))
+            parts.append(kernels.attention_backward(grad, *heads, output, lse, out=out, backend=run.backend, **options))
         if grad_probabilities is not None:
-            parts.append(_probabilities_backward(grad_probabilities, *probabilities, *heads[:2], lse, **options))
+            given = grad_probabilities, *probabilities, *heads[:2], lse
+            parts.append(_probabilities_backward(run, *given, **options))
         return parts[0] if len(parts) == 1 else _sum_of_gradients(*parts)
 
     return (output, *probabilities), backward
 
 
-def _probabilities_backward(grad, probabilities, query, key, lse, *, cu_seqlens, cu_seqlens_k=None, **options):
+def _probabilities_backward(run, grad, probabilities, query, key, lse, *, cu_seqlens, cu_seqlens_k=None, **options):
     """The gradients of queries, keys and relative terms, from that of the probabilities.
 
     Attention over values that are 1 for one key and 0 for all others gives its probability: some keys at a time, as
     many as a value is long, this is the backward of attention.
     """
     options = {name: option for name, option in options.items() if name not in ("dropout_p", "dropout_seed")}
-    offsets = {"cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k}
+    offsets = {"cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k, "backend": run.backend}
     of_query, of_key = _places(query, cu_seqlens), _places(key, cu_seqlens if cu_seqlens_k is None else cu_seqlens_k)
     xp, size, total = kernels.array_module(query), key.shape[2], None
     for first in range(0, max(probabilities.shape[3], 1), max(size, 1)):
@@ -189,7 +195,7 @@ def _turned_heads(joined, heads, head_dim):
 
 
 @operation(has_step=True)
-def rotary(joined: Any, *, heads: int, head_dim: int, **angles: Any) -> Any:
+def rotary(run: Pass, joined: Any, *, heads: int, head_dim: int, **angles: Any) -> Any:
     """The first `heads` of (tokens, all heads * head_dim) turned by their position, the others as they are.
 
     Without a tape `joined` is overwritten. `angles` are cos, sin, cu_seqlens or positions, and interleaved, as for
@@ -198,24 +204,24 @@ def rotary(joined: Any, *, heads: int, head_dim: int, **angles: Any) -> Any:
 
     def pullback(grad):
         grad = grad.copy()
-        kernels.rotary_backward(_turned_heads(grad, heads, head_dim), **angles, inplace=True)
+        kernels.rotary_backward(_turned_heads(grad, heads, head_dim), **angles, inplace=True, backend=run.backend)
         return (grad,)
 
     output = joined.copy()
-    kernels.rotary(_turned_heads(output, heads, head_dim), **angles, inplace=True)
+    kernels.rotary(_turned_heads(output, heads, head_dim), **angles, inplace=True, backend=run.backend)
     return output, pullback
 
 
 @rotary.inference
-def _rotary(joined, *, heads, head_dim, **angles):
-    kernels.rotary(_turned_heads(joined, heads, head_dim), **angles, inplace=True)
+def _rotary(run, joined, *, heads, head_dim, **angles):
+    kernels.rotary(_turned_heads(joined, heads, head_dim), **angles, inplace=True, backend=run.backend)
     return joined
 
 
 @operation(has_step=True)
-def _attention(query, key, value, *terms, relative, **options):
+def _attention(run: Pass, query, key, value, *terms, relative, **options):
     relative = _with_terms(relative, terms)
-    outputs, backward = attend_with_pullback((query, key, value), relative=relative, **options)
+    outputs, backward = attend_with_pullback(run, (query, key, value), relative=relative, **options)
 
     def pullback(*grads):
         found = backward(*grads)
@@ -225,16 +231,16 @@ def _attention(query, key, value, *terms, relative, **options):
 
 
 @_attention.inference
-def _attention_forward(query, key, value, *terms, **options):
-    return attend((query, key, value), **options)
+def _attention_forward(run, query, key, value, *terms, **options):
+    return attend(run, (query, key, value), **options)
 
 
 @operation(has_step=True)
-def _self_attention(*arrays, heads, relative, **options):
+def _self_attention(run: Pass, *arrays, heads, relative, **options):
     count = len(arrays) - (0 if relative is None else len(_TERMS))
     projected, relative = arrays[:count], _with_terms(relative, arrays[count:])
     query, key, value = _split(projected, *heads)
-    (output, *probabilities), backward = attend_with_pullback((query, key, value), relative=relative, **options)
+    (output, *probabilities), backward = attend_with_pullback(run, (query, key, value), relative=relative, **options)
 
     def pullback(grad, *of_probabilities):
         xp = kernels.array_module(output)
@@ -252,9 +258,9 @@ def _self_attention(*arrays, heads, relative, **options):
 
 
 @_self_attention.inference
-def _self_attention_forward(*arrays, heads, relative, **options):
+def _self_attention_forward(run, *arrays, heads, relative, **options):
     projected = arrays if relative is None else arrays[: -len(_TERMS)]
-    results = attend(_split(projected, *heads), relative=relative, **options)
+    results = attend(run, _split(projected, *heads), relative=relative, **options)
     return with_joined_heads(*results) if type(results) is tuple else join_heads(results)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.nn.functional.rows import widened
 from bertcore.nn.operation import operation
 from bertcore.tape import Addend
@@ -15,7 +16,9 @@ CHUNK = 1024  # rows whose scores exist at once: 63 MB of 30,000 words in 16 bit
 
 
 @operation()
-def cross_entropy(logits: Any, *, labels: Any, label_smoothing: float = 0.0, class_weights: Any = None) -> Any:
+def cross_entropy(
+    run: Pass, logits: Any, *, labels: Any, label_smoothing: float = 0.0, class_weights: Any = None
+) -> Any:
     """The mean cross entropy over the rows whose label is not -100; see `kernels.cross_entropy`.
 
     With `label_smoothing` e (Szegedy et al. 2016, arXiv:1512.00567, section 7) and `class_weights` w, (classes,), the
@@ -23,15 +26,19 @@ def cross_entropy(logits: Any, *, labels: Any, label_smoothing: float = 0.0, cla
     CE_c, where CE_c = -log softmax(logits)_c; and the mean is their sum over the sum of w_label.
     """
     if label_smoothing or class_weights is not None:
-        loss, pullback = _weighted_cross_entropy(widened(logits), labels, label_smoothing, class_weights)
+        loss, pullback = _weighted_cross_entropy(run, widened(logits), labels, label_smoothing, class_weights)
         return loss, lambda grad: (_narrowed(pullback(grad)[0], logits),)
-    loss, lse = kernels.cross_entropy(logits, labels, return_lse=True)
-    return loss, lambda grad: (kernels.cross_entropy_backward(grad, logits, labels, lse=lse),)
+    loss, lse = kernels.cross_entropy(logits, labels, return_lse=True, backend=run.backend)
+
+    def plain_pullback(grad):
+        return (kernels.cross_entropy_backward(grad, logits, labels, lse=lse, backend=run.backend),)
+
+    return loss, plain_pullback
 
 
 @operation()
 def decoded_cross_entropy(
-    input: Any, weight: Any, bias: Any, *, labels: Any, needs_weight: bool = True, chunk: int | None = None
+    run: Pass, input: Any, weight: Any, bias: Any, *, labels: Any, needs_weight: bool = True, chunk: int | None = None
 ) -> Any:
     """The mean cross entropy of the scores linear(input, weight, bias), of which `chunk` rows (CHUNK by default) exist
     at a time.
@@ -41,15 +48,17 @@ def decoded_cross_entropy(
     of the mean. That of the weight is summed in float32.
     """
     xp, total, of_weight, of_bias = kernels.array_module(input), 0.0, None, None
+    on = {"backend": run.backend}
     of_input = xp.empty(input.shape, input.dtype)
     for rows in _chunks(input, chunk):
-        grad = kernels.linear(input[rows], weight, bias)  # the scores, until their gradient stands there
-        loss, lse = kernels.cross_entropy(grad, labels[rows], reduction="sum", return_lse=True)
-        one, options = xp.ones((), loss.dtype), {"lse": lse, "reduction": "sum"}
+        grad = kernels.linear(input[rows], weight, bias, **on)  # the scores, until their gradient stands there
+        loss, lse = kernels.cross_entropy(grad, labels[rows], reduction="sum", return_lse=True, **on)
+        one, options = xp.ones((), loss.dtype), {"lse": lse, "reduction": "sum", **on}
         kernels.cross_entropy_backward(one, grad, labels[rows], **options, out=grad)
-        of_input[rows], _, part = kernels.linear_backward(grad, input[rows], weight, bias, needs_weight=False)
+        of_input[rows], _, part = kernels.linear_backward(grad, input[rows], weight, bias, needs_weight=False, **on)
         if needs_weight:
-            of_weight = kernels.linear_weight_gradient(grad, input[rows], dtype=loss.dtype, add_to=of_weight)
+            into = {"dtype": loss.dtype, "add_to": of_weight}
+            of_weight = kernels.linear_weight_gradient(grad, input[rows], **into, **on)
         if part is not None:
             of_bias = widened(part) if of_bias is None else of_bias + part
         total = total + loss
@@ -80,11 +89,11 @@ class _Scaled(Addend):
 
 
 @decoded_cross_entropy.inference
-def _decoded_cross_entropy_forward(input, weight, bias, *, labels, needs_weight=True, chunk=None):
+def _decoded_cross_entropy_forward(run, input, weight, bias, *, labels, needs_weight=True, chunk=None):
     total = 0.0
     for rows in _chunks(input, chunk):
-        scores = kernels.linear(input[rows], weight, bias)
-        total = total + kernels.cross_entropy(scores, labels[rows], reduction="sum")
+        scores = kernels.linear(input[rows], weight, bias, backend=run.backend)
+        total = total + kernels.cross_entropy(scores, labels[rows], reduction="sum", backend=run.backend)
         del scores  # before the next chunk's
     return total / len(input)
 
@@ -99,7 +108,7 @@ def _narrowed(grad, array):
     return grad.astype(array.dtype, copy=False)
 
 
-def _weighted_cross_entropy(logits, labels, label_smoothing, class_weights):
+def _weighted_cross_entropy(run, logits, labels, label_smoothing, class_weights):
     """Sums of CE_c need no softmax beside that of the plain loss: CE_c = CE_label + logit_label - logit_c."""
     xp, wide, rows = kernels.array_module(logits), "float64", kernels.array_module(logits).arange(len(logits))
     share = label_smoothing / logits.shape[1]
@@ -107,7 +116,8 @@ def _weighted_cross_entropy(logits, labels, label_smoothing, class_weights):
     known = xp.where(counts, labels, 0)
     weights = counts.astype(wide) if class_weights is None else counts * class_weights.astype(wide)[known]
     total_weight, own = weights.sum(), (1 - label_smoothing) * weights
-    plain, lse = kernels.cross_entropy(logits, labels, reduction="none", return_lse=True)
+    on = {"reduction": "none", "backend": run.backend}
+    plain, lse = kernels.cross_entropy(logits, labels, return_lse=True, **on)
     plain = plain.astype(wide)
     losses = own * plain
     all_weights = float(logits.shape[1]) if class_weights is None else class_weights.astype(wide).sum()
@@ -120,7 +130,7 @@ def _weighted_cross_entropy(logits, labels, label_smoothing, class_weights):
         scale = grad.astype(wide) / total_weight
         of_rows = scale * (own + share * all_weights * counts)  # of what is softmax(logits) in the gradient
         grads = of_rows.astype(logits.dtype)
-        found = kernels.cross_entropy_backward(grads, logits, labels, lse=lse, reduction="none")
+        found = kernels.cross_entropy_backward(grads, logits, labels, lse=lse, **on)
         found[rows, known] += (of_rows - scale * own).astype(logits.dtype)
         if label_smoothing:
             shared = (scale * share * counts).astype(logits.dtype)[:, None]
@@ -132,7 +142,7 @@ def _weighted_cross_entropy(logits, labels, label_smoothing, class_weights):
 
 
 @operation()
-def mean_squared_error(predictions: Any, *, labels: Any) -> Any:
+def mean_squared_error(run: Pass, predictions: Any, *, labels: Any) -> Any:
     """The mean of (predictions - labels)^2, of one shape."""
     difference = widened(predictions - labels)
     loss = (difference * difference).mean()
@@ -140,7 +150,7 @@ def mean_squared_error(predictions: Any, *, labels: Any) -> Any:
 
 
 @operation()
-def binary_cross_entropy(logits: Any, *, labels: Any) -> Any:
+def binary_cross_entropy(run: Pass, logits: Any, *, labels: Any) -> Any:
     """The mean cross entropy of labels in [0, 1] and the logistic function of `logits`, of one shape."""
     xp, wide = kernels.array_module(logits), widened(logits)
     small = xp.exp(-xp.abs(wide))  # log(1 + exp(x)) without overflow
@@ -153,7 +163,7 @@ def binary_cross_entropy(logits: Any, *, labels: Any) -> Any:
 
 
 @operation()
-def log_softmax(scores: Any) -> Any:
+def log_softmax(run: Pass, scores: Any) -> Any:
     """The logarithm of the softmax over the last axis, in float32 if that of `scores` is of lower precision."""
     wide = widened(scores)
     xp, shifted = kernels.array_module(wide), wide - wide.max(axis=-1, keepdims=True)
@@ -167,9 +177,9 @@ def log_softmax(scores: Any) -> Any:
 
 
 @operation()
-def soft_cross_entropy(logits: Any, *, labels: Any) -> Any:
+def soft_cross_entropy(run: Pass, logits: Any, *, labels: Any) -> Any:
     """The mean over rows of the cross entropy of the softmax of `logits` and probabilities `labels`, of one shape."""
-    logarithms = log_softmax(logits)
+    logarithms = log_softmax.with_pullback(run, logits)[0]
 
     def pullback(grad):
         weights = widened(labels).sum(axis=-1, keepdims=True)

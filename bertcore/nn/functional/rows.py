@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.nn.operation import operation
 from bertcore.tape import Addend
 
 
 @operation()
-def add(left: Any, right: Any) -> Any:
+def add(run: Pass, left: Any, right: Any) -> Any:
     """left + right, of one shape, or (rows, features) and (features,) or (rows, 1)."""
 
     def pullback(grad):
@@ -25,7 +26,7 @@ def add(left: Any, right: Any) -> Any:
 
 
 @operation()
-def scale(array: Any, *, factor: Any) -> Any:
+def scale(run: Pass, array: Any, *, factor: Any) -> Any:
     """array * factor: a number, or an array that broadcasts to the shape of `array`; it has no gradient."""
     # NumPy makes a scalar of an array without axes, and float32 of bfloat16.
     xp, dtype = kernels.array_module(array), array.dtype
@@ -33,7 +34,7 @@ def scale(array: Any, *, factor: Any) -> Any:
 
 
 @operation()
-def take_rows(table: Any, *, rows: Any, padding_row: int | None = None) -> Any:
+def take_rows(run: Pass, table: Any, *, rows: Any, padding_row: int | None = None) -> Any:
     """The rows of `table` (rows, features) at the integers `rows`: an embedding, or a choice of tokens.
 
     `padding_row` gets no gradient from here, as torch.nn.Embedding's padding_idx does not.
@@ -41,30 +42,37 @@ def take_rows(table: Any, *, rows: Any, padding_row: int | None = None) -> Any:
 
     def pullback(grad):
         if padding_row is None:
-            return (_RowsGradient(grad, rows, table.shape[0]),)
+            return (_RowsGradient(run, grad, rows, table.shape[0]),)
         xp, learns = kernels.array_module(rows), rows != padding_row
         if xp is not np:  # to choose rows is to wait for their number; those beyond the table count for nothing there
-            return (_RowsGradient(grad, xp.where(learns, rows, -1), table.shape[0]),)
-        return (_RowsGradient(grad[learns], rows[learns], table.shape[0]),)
+            return (_RowsGradient(run, grad, xp.where(learns, rows, -1), table.shape[0]),)
+        return (_RowsGradient(run, grad[learns], rows[learns], table.shape[0]),)
 
-    return kernels.embedding(rows, table), pullback
+    return kernels.embedding(rows, table, backend=run.backend), pullback
+
+
+@take_rows.inference
+def _take_rows(run, table, *, rows, padding_row=None):
+    return kernels.embedding(rows, table, backend=run.backend)
 
 
 @dataclass(frozen=True)
 class _RowsGradient(Addend):
     """The gradient of a table by the rows that were taken: a vocabulary is much larger than a batch."""
 
+    run: Pass
     grad: Any
     rows: Any
     table_rows: int
 
     def added_to(self, array: Any | None, dtype: Any = None) -> Any:
         grad = self.grad if dtype is None else self.grad.astype(dtype, copy=False)
-        return kernels.embedding_backward(grad, self.rows, self.table_rows, add_to=array)
+        options = {"add_to": array, "backend": self.run.backend}
+        return kernels.embedding_backward(grad, self.rows, self.table_rows, **options)
 
 
 @operation(has_step=True)
-def slice_rows(array: Any, *, first: int, last: int) -> Any:
+def slice_rows(run: Pass, array: Any, *, first: int, last: int) -> Any:
     """The rows from `first` up to `last`."""
 
     def pullback(grad):
@@ -76,7 +84,7 @@ def slice_rows(array: Any, *, first: int, last: int) -> Any:
 
 
 @operation(has_step=True)
-def slice_columns(array: Any, *, first: int, last: int) -> Any:
+def slice_columns(run: Pass, array: Any, *, first: int, last: int) -> Any:
     """The columns from `first` up to `last` of (rows, columns, ...)."""
 
     def pullback(grad):
@@ -88,7 +96,7 @@ def slice_columns(array: Any, *, first: int, last: int) -> Any:
 
 
 @operation()
-def split_columns(array: Any, *, widths: Sequence[int]) -> Any:
+def split_columns(run: Pass, array: Any, *, widths: Sequence[int]) -> Any:
     """The columns of (rows, columns) in a tuple of arrays of these widths, which are views."""
     ends = np.cumsum(widths).tolist()
     places = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
@@ -104,19 +112,19 @@ def split_columns(array: Any, *, widths: Sequence[int]) -> Any:
 
 
 @operation(has_step=True)
-def reshape(array: Any, *, shape: tuple[int, ...]) -> Any:
+def reshape(run: Pass, array: Any, *, shape: tuple[int, ...]) -> Any:
     """`array` in another shape."""
     return array.reshape(shape), lambda grad: (grad.reshape(array.shape),)
 
 
 @operation()
-def transpose(matrix: Any) -> Any:
+def transpose(run: Pass, matrix: Any) -> Any:
     """(rows, columns) -> (columns, rows)."""
     return matrix.T, lambda grad: (grad.T,)
 
 
 @operation()
-def concatenate(*arrays: Any, axis: int = 0) -> Any:
+def concatenate(run: Pass, *arrays: Any, axis: int = 0) -> Any:
     """The arrays one after the other, or with axis=1 side by side."""
     ends = np.cumsum([array.shape[axis] for array in arrays[:-1]]).tolist()
     xp = kernels.array_module(arrays[0])
@@ -129,7 +137,7 @@ def sequence_spans(cu_seqlens: Any) -> list[tuple[int, int]]:
 
 
 @operation()
-def average_sequences(hidden: Any, *, cu_seqlens: Any) -> Any:
+def average_sequences(run: Pass, hidden: Any, *, cu_seqlens: Any) -> Any:
     """The mean over each sequence that has tokens, (sequences, features)."""
     spans = sequence_spans(cu_seqlens)
     means = kernels.array_module(hidden).zeros((len(spans), hidden.shape[1]), hidden.dtype)
@@ -146,7 +154,7 @@ def average_sequences(hidden: Any, *, cu_seqlens: Any) -> Any:
 
 
 @operation()
-def take_neighbours(array: Any, *, cu_seqlens: Any, distances: Sequence[int]) -> Any:
+def take_neighbours(run: Pass, array: Any, *, cu_seqlens: Any, distances: Sequence[int]) -> Any:
     """For each token of (tokens, features) those at `distances` from it (1: the next one) side by side, (tokens,
     distances * features), zero where its sequence has none."""
     (tokens, features), count = array.shape, len(distances)

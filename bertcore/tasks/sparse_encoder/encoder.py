@@ -1,5 +1,6 @@
 """SparseEncoder: a published SPLADE model, from its folder to the words that a text is about."""
 
+import functools
 import os
 import warnings
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_count, required
 from bertcore.checkpoint import CheckpointError, resolve
+from bertcore.execution import Pass
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.model import NewlyInitialisedWarning
@@ -201,5 +203,6 @@ class SparseEncoder(Encoder):
     def words(self, batch: list[np.ndarray], max_active_dims: int | None = None) -> list[SparseRow]:
         """The words of each text of a batch of token ids, at most `max_active_dims` of them."""
         hidden, cu_seqlens = self.model.encode_packed(batch)
-        pooled = pooled_words(self.model.heads[0], hidden, cu_seqlens, self.settings)
+        head = functools.partial(self.model.heads[0], Pass.begin(hidden))
+        pooled = pooled_words(head, hidden, cu_seqlens, self.settings)
         return [sparse_row(weights, max_active_dims) for weights in pooled]

@@ -9,7 +9,8 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_number
-from bertcore.models.with_heads import kept_scores
+from bertcore.execution import Pass
+from bertcore.execution.settings import kept_scores
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Parameter
@@ -98,14 +99,15 @@ class Distillation(Objective):
         return [parameter for maps in self._maps for each in maps for parameter in each.parameters()]
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        out, losses = self._losses(model, batch)
+        run = Pass.begin(batch["input_ids"])
+        out, losses = self._losses(run, model, batch)
         weights = [term.weight for term in self.terms]
         if self.objective is not None:
             weights = [self.objective_weight, *weights]
         total = None
         for loss, weight in zip(losses, weights, strict=True):
-            part = functional.scale(loss, factor=weight)
-            total = part if total is None else functional.add(total, part)
+            part = functional.scale(run, loss, factor=weight)
+            total = part if total is None else functional.add(run, total, part)
         out.loss = total
         return out
 
@@ -114,9 +116,9 @@ class Distillation(Objective):
 
         To choose the weights by: terms differ in size by orders.
         """
-        return [float(loss) for loss in self._losses(model, batch)[1]]
+        return [float(loss) for loss in self._losses(Pass.begin(batch["input_ids"]), model, batch)[1]]
 
-    def _losses(self, model: Any, batch: Batch) -> tuple[Any, list[Any]]:
+    def _losses(self, run: Pass, model: Any, batch: Batch) -> tuple[Any, list[Any]]:
         """The student's output, and what its loss is the weighted sum of."""
         self._prepare(model)
         of_students, of_teachers = self._options
@@ -133,7 +135,7 @@ class Distillation(Objective):
                 raise ValueError(f"batch has no labels for the student's own objective; it has {', '.join(batch)}")
             losses = [out.loss]
         labelled = (of_student[0], of_teacher[0]) if self._labelled_only else None
-        outputs = Outputs(out, teacher, (model.spec, self.teacher.spec), _is_real(batch), labelled)
+        outputs = Outputs(run, out, teacher, (model.spec, self.teacher.spec), _is_real(batch), labelled)
         return out, losses + [term.loss(outputs, maps) for term, maps in zip(self.terms, self._maps, strict=True)]
 
     def _prepare(self, model: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bertcore import kernels
 from bertcore.arguments import check_count, check_number
+from bertcore.execution import Pass
 from bertcore.kernels import checks
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
@@ -36,6 +36,7 @@ class Outputs:
     """What a student and its teacher made of one batch.
 
     Attributes:
+        run: the pass.
         student, teacher: their outputs; the student's have gradients under a tape.
         specs: of the student's encoder and of the teacher's.
         is_real: which columns hold real tokens, (sequences, length) booleans.
@@ -43,6 +44,7 @@ class Outputs:
             asked for them.
     """
 
+    run: Pass
     student: Any
     teacher: Any
     specs: tuple[EncoderSpec, EncoderSpec]
@@ -59,10 +61,10 @@ class Outputs:
         shape = value_of(padded).shape
         if shape[:2] != self.is_real.shape:
             raise ValueError(f"{name} has shape {shape}, expected {self.is_real.shape} first, as input_ids has")
-        rows = functional.reshape(padded, shape=(shape[0] * shape[1], *shape[2:]))
+        rows = functional.reshape(self.run, padded, shape=(shape[0] * shape[1], *shape[2:]))
         if self.is_real.all():
             return rows
-        return functional.take_rows(rows, rows=kernels.to_backend(np.flatnonzero(self.is_real)))
+        return functional.take_rows(self.run, rows, rows=self.run.to_backend(np.flatnonzero(self.is_real)))
 
     def states(self, layers: Mapping[int, int]) -> Iterator[tuple[Any, Any]]:
         """(the student's, the teacher's) hidden states after these layers, (tokens, hidden) each."""
@@ -105,7 +107,7 @@ class Outputs:
     def _rows(self, name: str, logits: Any) -> Any:
         if name in ("start_logits", "end_logits"):
             hidden = np.where(self.is_real, 0, HIDDEN).astype(value_of(logits).dtype)
-            return functional.add(logits, kernels.to_backend(hidden))
+            return functional.add(self.run, logits, self.run.to_backend(hidden))
         return self.tokens(name, logits) if value_of(logits).ndim == 3 else logits
 
     def _target(self, student: Any, teacher: Any) -> Any:
@@ -201,10 +203,11 @@ class SoftTargets(Term):
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
         options = {"temperature": self.temperature}
-        return _sum(
-            soft_target_divergence(own, targets=other, **options)
+        losses = [
+            soft_target_divergence(outputs.run, own, targets=other, **options)
             for _, own, other in outputs.logits(self.labelled_only)
-        )
+        ]
+        return _sum(outputs.run, losses)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +224,7 @@ class HiddenCosine(Term):
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
         pairs = outputs.states(self.pairs(*outputs.specs))
-        return _sum(cosine_distance(own, targets=other) for own, other in pairs)
+        return _sum(outputs.run, (cosine_distance(outputs.run, own, targets=other) for own, other in pairs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,9 +258,9 @@ class HiddenStates(Term):
         by_kind = dict(zip(kinds, maps, strict=True)) if self.projected else {}
         errors = []
         for layer, (own, other) in zip(layers, outputs.states(layers), strict=True):
-            own = by_kind[self._kind(layer)](own) if self.projected else own
-            errors.append(functional.mean_squared_error(own, labels=other))
-        return _sum(errors)
+            own = by_kind[self._kind(layer)](outputs.run, own) if self.projected else own
+            errors.append(functional.mean_squared_error(outputs.run, own, labels=other))
+        return _sum(outputs.run, errors)
 
     def _kind(self, layer: int) -> str:
         return "hidden_states" if layer else "embeddings"
@@ -336,8 +339,10 @@ class Relations(Term):
             for part in self.of:
                 scales = tuple((heads / value_of(array).shape[1]) ** 0.5 for array in (own[part], other[part]))
                 targets = other[part], other[part]
-                losses.append(relation_loss(own[part], own[part], targets=targets, scales=scales, **options))
-        return _sum(losses)
+                losses.append(
+                    relation_loss(outputs.run, own[part], own[part], targets=targets, scales=scales, **options)
+                )
+        return _sum(outputs.run, losses)
 
 
 def _of_attention(outputs: Outputs, layers: Mapping[int, int], compare: Any) -> Any:
@@ -347,8 +352,8 @@ def _of_attention(outputs: Outputs, layers: Mapping[int, int], compare: Any) -> 
         scales = tuple(spec.scale or spec.head_size**-0.5 for spec in specs)
         options = {"heads": specs[0].num_heads, "scales": scales, "cu_seqlens": outputs.cu_seqlens}
         targets = other["query"], other["key"]
-        losses.append(relation_loss(own["query"], own["key"], targets=targets, compare=compare, **options))
-    return _sum(losses)
+        losses.append(relation_loss(outputs.run, own["query"], own["key"], targets=targets, compare=compare, **options))
+    return _sum(outputs.run, losses)
 
 
 def _check_widths(term: Term, student: Any, teacher: Any) -> None:
@@ -372,8 +377,8 @@ def _check_attention(term: Term, student: Any, teacher: Any) -> None:
             raise ValueError(f"{name}: heads of queries and of keys are {heads[0]} and {heads[1]}, expected as many")
 
 
-def _sum(losses: Any) -> Any:
+def _sum(run: Pass, losses: Any) -> Any:
     total = None
     for loss in losses:
-        total = loss if total is None else functional.add(total, loss)
+        total = loss if total is None else functional.add(run, total, loss)
     return total

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.nn.functional import sequence_spans
 from bertcore.nn.operation import operation
 from bertcore.training.objectives.similarity import cosines
@@ -20,7 +21,7 @@ SHORT = 512  # columns
 
 
 @operation()
-def soft_target_divergence(logits: Any, *, targets: Any, temperature: float) -> Any:
+def soft_target_divergence(run: Pass, logits: Any, *, targets: Any, temperature: float) -> Any:
     """T^2 times the mean over rows of KL(softmax(targets / T) || softmax(logits / T)), of (rows, classes) both (Hinton
     et al. 2015, arXiv:1503.02531, section 2)."""
     gradient = kernels.array_module(logits).empty_like(logits)
@@ -34,7 +35,7 @@ def soft_target_divergence(logits: Any, *, targets: Any, temperature: float) -> 
 
 
 @soft_target_divergence.inference
-def _soft_target_divergence(logits, *, targets, temperature):
+def _soft_target_divergence(run, logits, *, targets, temperature):
     return _soft_targets(logits, targets, temperature, None)
 
 
@@ -81,7 +82,7 @@ def squared_error_of_scores(scores: Any, targets: Any) -> tuple[Any, Any]:
 
 
 @operation()
-def cosine_distance(rows: Any, *, targets: Any) -> Any:
+def cosine_distance(run: Pass, rows: Any, *, targets: Any) -> Any:
     """The mean over rows of 1 - cosine, of (rows, features) both."""
     scores, pullback = cosines(rows, targets)
     count = max(len(scores), 1)
@@ -92,6 +93,7 @@ def cosine_distance(rows: Any, *, targets: Any) -> Any:
 
 @operation()
 def relation_loss(
+    run: Pass,
     left: Any,
     right: Any,
     *,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.execution import Pass
 from bertcore.gradients import Gradients, differentiate, with_loss
 from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
@@ -133,7 +134,7 @@ class Sum(Objective):
 
     def loss(self, model: Any, batch: Batch) -> Any:
         out, other = (each.loss(model, part) for each, part in self._parts(model, batch))
-        out.loss = functional.add(out.loss, other.loss)
+        out.loss = functional.add(Pass.begin(batch["input_ids"]), out.loss, other.loss)
         return out
 
     def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_numbers, check_share
-from bertcore.models.losses import ClassOptions, use_class_options
+from bertcore.execution.settings import ClassOptions, use_class_options
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives.objective import Batch, Objective
 

@@ -28,7 +28,7 @@ def save_head(folder, kind: str, labels: dict[str, str] | None = None, *, seed: 
     model = getattr(auto, kind).from_config(config, seed=seed)
     rng = np.random.default_rng(seed)
     for parameter in model.parameters():  # biases are zero and norms one in a new model
-        parameter.update(parameter.value + rng.normal(0, 0.2, parameter.value.shape).astype(np.float32))
+        parameter.update(parameter.array() + rng.normal(0, 0.2, parameter.array().shape).astype(np.float32))
     model.save_pretrained(folder)
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
     settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": LONGEST}

@@ -29,7 +29,7 @@ import re, sys
 from pathlib import Path
 from bertcore import SentenceEncoder
 from bertcore.kernels.program import recordings
-from bertcore.models import encoder as layers
+from bertcore.execution import eager as layers
 
 recordings.MOST_KEPT = 0  # kept recordings and groups bound the memory by numbers of their own
 layers.GROUP_TOKENS = 1 << 30

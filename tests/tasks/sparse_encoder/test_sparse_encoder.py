@@ -1,10 +1,13 @@
 """SparseEncoder: weights by their definition, limits, decoding, and what it refuses."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from bertcore import SparseEncoder, use_backend
 from bertcore.checkpoint import CheckpointError
+from bertcore.execution import Pass
 from bertcore.tasks.sparse_encoder import pooling
 from bertcore.tasks.texts import TextsCutWarning
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
@@ -58,7 +61,7 @@ def test_the_batch_changes_no_bit(tmp_path, monkeypatch, strategy):
 
 
 def test_logits_of_few_tokens_are_in_memory(encoder, monkeypatch):
-    head, sizes = encoder.model.heads[0], []
+    head, sizes = functools.partial(encoder.model.heads[0], Pass.begin()), []
 
     def counted(hidden):
         sizes.append(len(hidden))

@@ -290,7 +290,7 @@ def test_the_teacher_runs_as_in_inference(monkeypatch):
     before, runs, run = teacher.state_dict(), [], Recordings.run
 
     def noted(self, *args):
-        runs.append(self is teacher.encoder._recordings.kept[1][("numba", 0), None])
+        runs.append(self is teacher.encoder._recorded._kept.kept[1]["numba", 0, None])
         return run(self, *args)
 
     monkeypatch.setattr(Recordings, "run", noted)

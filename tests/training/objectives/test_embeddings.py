@@ -222,6 +222,7 @@ def test_chunks_have_the_same_gradients(chunk, is_training):
 
 def cut_up(objective, model, batch, chunk):
     """The gradients of the loss of a batch whose chunks pass one after another, all on one tape."""
+    from bertcore.execution import Pass
     from bertcore.gradients import differentiate, with_loss
     from bertcore.models.outputs import EncoderOutput
     from bertcore.nn import functional
@@ -231,7 +232,7 @@ def cut_up(objective, model, batch, chunk):
     def run():
         starts = range(0, len(texts["input_ids"]), chunk)
         outs = [model(**{name: array[at : at + chunk] for name, array in texts.items()}) for at in starts]
-        whole = functional.concatenate(*(out.last_hidden_state for out in outs))
+        whole = functional.concatenate(Pass.begin(), *(out.last_hidden_state for out in outs))
 
         def loss(out):
             from bertcore.training.objectives.embeddings import pooled

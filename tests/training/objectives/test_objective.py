@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel, AutoModelForMaskedLM, use_backend, value_and_grad
+from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
 from bertcore.training.objectives import CustomLoss, MaskedLM, MultipleNegativesRanking
@@ -94,8 +95,8 @@ def test_a_sum_trains_what_either_part_has_beside_the_model():
 
         def loss(self, model, batch):
             out = model(batch["input_ids"][:, 0])
-            scaled = functional.rms_norm(out.last_hidden_state, beside.value, eps=1e-6)
-            out.loss = functional.mean_squared_error(scaled, labels=np.zeros((4, 6, 39), np.float32))
+            scaled = functional.rms_norm(Pass.begin(), out.last_hidden_state, beside.value(Pass.begin()), eps=1e-6)
+            out.loss = functional.mean_squared_error(Pass.begin(), scaled, labels=np.zeros((4, 6, 39), np.float32))
             return out
 
     for total in (MultipleNegativesRanking() + Scaled(), Scaled() + MultipleNegativesRanking()):

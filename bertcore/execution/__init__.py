@@ -1,0 +1,161 @@
+"""A pass through a model: what it depends on beside its inputs (`Pass`), and the executors of an encoder's layers.
+
+The public settings (`use_backend`, `autocast`, a tape, `Model.train`) are read once, where a model is called. What they
+say is a `Pass` from then on, handed to every block, parameter and operation as their first argument, `run`.
+
+`eager`, `recorded` and `graphs` run an encoder: operation by operation, as programs on the CPU, as CUDA graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.execution.settings import ClassOptions, autocast_dtype, current_class_options, current_scores
+from bertcore.tape import Tape, current_tape, value_of
+
+if TYPE_CHECKING:
+    from bertcore.nn.key_value_cache import KeyValueCache
+
+Place = tuple[str, int, str | None]
+
+_MASK = 2**64 - 1
+
+
+def mixed_seed(seed: int, number: int) -> int:
+    """Return a seed for each number, unlike those of other seeds: SplitMix64's finaliser (Steele et al. 2014)."""
+    mixed = (seed + number * 0x9E3779B97F4A7C15) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 31)
+
+
+class Seeds:
+    """The seeds of a pass's dropout, which follow from one seed of 64 bits.
+
+    A layer has a sequence of its own (`Pass.at_site`), so that, run again for the backward (`tape.checkpoint`), it
+    draws the same seeds.
+
+    Attributes:
+        seed: the seed from which the others follow.
+        count: how many were drawn.
+    """
+
+    def __init__(self, seed: int):
+        self.seed, self.count = seed, 0
+
+    def draw(self) -> Any:
+        """Return the next seed."""
+        self.count += 1
+        return mixed_seed(self.seed, self.count)
+
+    def of_site(self, number: int) -> Seeds:
+        """Return the sequence of the site of this number, at its beginning."""
+        return Seeds(mixed_seed(self.seed, -1 - number))
+
+
+@dataclass
+class Trace:
+    """What one pass notes of its layers and heads.
+
+    Attributes:
+        states: the input of each layer and the output of the last; None if they are not noted.
+        attentions: each layer's probabilities; None if they are not noted.
+        projections: each layer's (query, key, value); None if they are not noted.
+        shown_projections: the numbers of the layers, from 1 on, whose projections the caller asked for; None for all.
+        shows_states: whether the caller asked for the states (an adapter may need them for itself).
+        layers: how many layers run, for a model that continues from there by itself; None for all.
+        scores: scores of labelled tokens, (labels, words), of language models; None if they are not noted.
+    """
+
+    states: list | None = None
+    attentions: list | None = None
+    shows_states: bool = False
+    projections: list | None = None
+    shown_projections: Collection[int] | None = None
+    layers: int | None = None
+    scores: list | None = None
+
+    @classmethod
+    def asked(cls, hidden_states: bool, attentions: bool, projections: bool | Collection[int]) -> Trace:
+        """Return the trace of what a caller asked for."""
+        states, probabilities = [] if hidden_states else None, [] if attentions else None
+        shown = None if isinstance(projections, bool) else projections
+        return cls(states, probabilities, hidden_states, [] if projections else None, shown)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing is noted of the layers."""
+        return self.states is None and self.attentions is None and self.projections is None
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one pass depends on beside its inputs.
+
+    Attributes:
+        backend: "numpy", "numba" or "cupy".
+        gpu: the number of the GPU that computes; 0 on the CPU.
+        on_gpu: whether arrays are in the memory of a GPU.
+        autocast: the dtype of `autocast`, or None.
+        tape: the tape that records the pass, or None.
+        seeds: the source of dropout's seeds, or None if nothing is dropped.
+        trace: what the pass notes.
+        cache: keys and values of a generation, or None.
+        class_options: how losses compare labels that are classes, or None.
+        is_noted: whether operations may be given Deferred arrays, by a program that is being recorded.
+        place: (backend, gpu, autocast); what is made of parameters is kept for one place.
+    """
+
+    backend: str
+    gpu: int = 0
+    on_gpu: bool = False
+    autocast: str | None = None
+    tape: Tape | None = None
+    seeds: Seeds | None = None
+    trace: Trace = field(default_factory=Trace)
+    cache: KeyValueCache | None = None
+    class_options: ClassOptions | None = None
+    is_noted: bool = False
+    place: Place = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", (self.backend, self.gpu, self.autocast))
+
+    @classmethod
+    def begin(cls, like: Any = None, *, trace: Trace | None = None, seeds: Seeds | None = None) -> Pass:
+        """Return the pass that the settings in force ask for; nothing else reads them.
+
+        Args:
+            like: an array whose memory the backend "auto" follows; host memory by default.
+            trace: what the pass notes; nothing by default.
+            seeds: of dropout, which is applied if they are given.
+
+        Raises:
+            BackendUnavailable: if the backend in force cannot run here.
+        """
+        is_cupy = like is not None and kernels.array_module(value_of(like)) is not np
+        backend = kernels.resolve_backend(None, on_gpu=is_cupy)
+        on_gpu = backend == "cupy" and kernels.uses_gpu(backend)
+        trace = Trace() if trace is None else trace
+        trace.scores = current_scores()
+        gpu = kernels.current_gpu() if backend == "cupy" else 0
+        options = {"trace": trace, "seeds": seeds, "class_options": current_class_options()}
+        return cls(backend, gpu, on_gpu, autocast_dtype(), current_tape(), **options)
+
+    @property
+    def is_inference(self) -> bool:
+        """True if neither a tape records nor anything is dropped."""
+        return self.tape is None and self.seeds is None
+
+    def to_backend(self, array: Any) -> Any:
+        """Return a NumPy array in the memory of the backend."""
+        return kernels.to_backend(array, self.backend) if self.on_gpu else array
+
+    def at_site(self, number: int) -> Pass:
+        """Return the pass whose seeds depend on this number and the seed alone, however many others were drawn."""
+        return self if self.seeds is None else replace(self, seeds=self.seeds.of_site(number))

@@ -1,0 +1,41 @@
+"""The recorded executor: on the CPU, in inference, the layers are a program that runs in one call of compiled code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.execution import Pass, eager
+from bertcore.kernels.program import Recordings
+from bertcore.nn.parameter import PerVersion
+
+if TYPE_CHECKING:
+    from bertcore.models.encoder import Encoder
+    from bertcore.models.inputs import EncoderInput
+
+
+class Recorded:
+    """Programs of an encoder's layers, kept for shapes that come again (`Recordings`) and one version of parameters."""
+
+    def __init__(self) -> None:
+        self._kept: PerVersion[Recordings] = PerVersion()
+
+    def run(self, run: Pass, encoder: Encoder, inputs: EncoderInput) -> Any:
+        """Return the last hidden state of a batch; what cannot be recorded runs operation by operation."""
+        return eager.joined([self._group(run, encoder, group) for group in eager.groups(run, encoder, inputs)])
+
+    def _group(self, run: Pass, encoder: Encoder, inputs: EncoderInput) -> Any:
+        state, context = encoder.adapter.begin(run, inputs, encoder.embeddings)
+        # Programs compute in float32.
+        if not (context.can_be_recorded and isinstance(state, np.ndarray) and state.dtype == np.float32):
+            return encoder.run_layers(run, state, context)
+
+        def build(state: Any, cu_seqlens: Any) -> Any:
+            return encoder.run_layers(replace(run, is_noted=True), state, replace(context, cu_seqlens=cu_seqlens))
+
+        key = kernels.get_num_threads(), run.trace.layers
+        recordings = self._kept.get(run, encoder.version, Recordings)
+        return recordings.run(key, build, state, context.cu_seqlens)
