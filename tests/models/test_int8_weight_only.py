@@ -7,6 +7,7 @@ import pytest
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
 from bertcore.checkpoint import CheckpointError, open_checkpoint, read_config
 from bertcore.cli import main
+from bertcore.execution import Pass
 from bertcore.nn.encoder_layer import attention_dtype
 from tests.checkpoint.files import write_tensors
 from tests.models.test_low_precision import QUANTIZATION
@@ -31,7 +32,7 @@ def test_it_computes_with_the_weights_it_stands_for():
     np.testing.assert_array_equal(hidden(low), hidden(wide))
     with use_backend("numba"):
         weight = AutoModel.from_config(CONFIG, dtype=DTYPE).encoder.layers[0].attention.projections[0].weight
-        assert weight.forms.any_weight().is_grouped and attention_dtype(weight) is None
+        assert weight.forms.any_weight().is_grouped and attention_dtype(Pass.begin(), weight) is None
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_a_tied_decoder_is_quantized_from_the_table(tmp_path):
     model = AutoModelForMaskedLM.from_config(CONFIG, dtype=DTYPE)
     table = model.encoder.embeddings.words.table
     values, _ = kernels.quantize_weight(table.array(), per_group=True)
-    np.testing.assert_array_equal(table.weight.integers(), values)
+    np.testing.assert_array_equal(table.weight(Pass.begin()).integers(), values)
     model.save_pretrained(tmp_path)
     again = AutoModelForMaskedLM.from_pretrained(tmp_path)
     np.testing.assert_array_equal(again(IDS).logits, model(IDS).logits)

@@ -35,7 +35,7 @@ def test_arrays_stand_apart_with_empty_sequences_behind_them(lengths, has_types)
     for name, array in given_arrays.items():
         np.testing.assert_array_equal(views[name], array)
         behind = roomy[name][len(array) :]
-        assert len(behind) + len(array) == dict(joined.rooms)[name]
+        assert len(behind) + len(array) == dict(joined.capacities)[name]
         assert (behind == (tokens if name == "cu_seqlens" else 0)).all()
     assert len(roomy["input_ids"]) == capacity_for(tokens, FEWEST_TOKENS)
     assert len(roomy["cu_seqlens"]) == len(roomy["first_tokens"]) + 1 == capacity_for(len(lengths), 1) + 1

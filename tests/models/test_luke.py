@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import bertcore
 from bertcore import AutoModel, AutoTokenizer, use_backend, value_and_grad
 from bertcore.checkpoint import save_checkpoint
+from bertcore.execution import Pass, Trace
 from bertcore.families.luke import operations
 from bertcore.models.model import NewlyInitialisedWarning
 from tests.models.family_checks import check_backends, check_loads, check_refused, check_spellings, drawn_anew
@@ -197,16 +199,16 @@ def attention_case():
 
 def test_entity_aware_attention_is_attention_with_a_query_for_each_kind(attention_case, cpu_dtype):
     arrays, is_word, options = attention_case
-    probabilities, given = [], [array.astype(cpu_dtype) for array in arrays]
-    found = operations.entity_aware_attention(*given, **options, attentions=probabilities)
+    trace, given = Trace(attentions=[]), [array.astype(cpu_dtype) for array in arrays]
+    found = operations.entity_aware_attention(replace(Pass.begin(), trace=trace), *given, **options)
     expected, tolerance = naive(*arrays, is_word, 2, options["cu_seqlens"]), {"float64": 1e-12, "float32": 1e-5}
     np.testing.assert_allclose(found, expected, atol=tolerance[cpu_dtype])
-    assert probabilities[0].shape == (4, 2, 5, 5)
+    assert trace.attentions[0].shape == (4, 2, 5, 5)
 
 
 def test_mean_of_rows_leaves_out_what_is_not_there(cpu_backend):
     table = np.arange(8.0).reshape(4, 2)
-    means = operations.average_rows(table, rows=np.array([[1, -1, 3], [2, -1, -1], [-1, -1, -1]]))
+    means = operations.average_rows(Pass(cpu_backend), table, rows=np.array([[1, -1, 3], [2, -1, -1], [-1, -1, -1]]))
     np.testing.assert_array_equal(means, [[4, 5], [4, 5], [0, 0]])
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel, AutoModelForMaskedLM, use_backend
+from bertcore.execution import Pass
 from bertcore.families.nomic_bert.blocks import MixtureOfExperts, MixtureSpec
 from bertcore.nn.spec import LayerSpec
 from tests.kernels.oracles import gelu
@@ -116,7 +117,7 @@ def test_a_mixture_is_its_definition(cpu_dtype, experts, chosen, tokens):
     for parameter in mixture.parameters():
         parameter.fill(arrays, cpu_dtype)
     hidden = rng.normal(size=(tokens, 12)).astype(cpu_dtype)
-    found, tolerance = mixture(hidden, None), {"float64": 1e-10, "float32": 1e-4}[cpu_dtype]
+    found, tolerance = mixture(Pass.begin(), hidden, None), {"float64": 1e-10, "float32": 1e-4}[cpu_dtype]
     np.testing.assert_allclose(found, mixture_by_definition(hidden, arrays, chosen), rtol=tolerance, atol=tolerance)
 
 

@@ -61,7 +61,7 @@ def test_gradients_are_those_of_finite_differences(classify):
     for _ in range(5):
         way = rng.normal(size=here.shape)
         ends = [here + sign * 1e-5 * way for sign in (1, -1)]
-        above, below = (probe._scores(lambda inputs, end=end: end, arrays)[0, 1] for end in ends)
+        above, below = (probe._scores(lambda run, inputs, end=end: end, arrays)[0, 1] for end in ends)
         assert (gradient * way).sum() == pytest.approx((above - below) / 2e-5, rel=1e-5)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.execution import Pass
 from bertcore.models import losses
 from bertcore.training.objectives.language_modeling import MaskedLM
 from bertcore.training.objectives.objective import (
@@ -117,7 +118,8 @@ class SentenceOrder(SentencePairs):
 
     def loss(self, model: Any, batch: Batch) -> Any:
         out = model(**{name: value for name, value in batch.items() if name != self.label})
-        out.loss = losses.sequence_loss(out.sop_logits, batch[self.label], 2, name=self.label)
+        run = Pass.begin(batch["input_ids"])
+        out.loss = losses.sequence_loss(run, out.sop_logits, batch[self.label], 2, name=self.label)
         return out
 
     def pairs(

@@ -183,9 +183,9 @@ def test_soft_targets_of_labelled_tokens_score_no_others(monkeypatch):
     labels[BATCH["attention_mask"] == 0] = -100
     scored, call = [], LanguageModelHead.__call__
 
-    def counted(self, hidden):
+    def counted(self, run, hidden):
         scored.append(value_of(hidden).shape[0])
-        return call(self, hidden)
+        return call(self, run, hidden)
 
     monkeypatch.setattr(LanguageModelHead, "__call__", counted)
     objective = Distillation(teacher, SoftTargets(labelled_only=True), objective=MaskedLM())
