@@ -16,22 +16,24 @@ MAY_IMPORT = {
     "kernels": set(),
     "tape": {"kernels"},
     "arguments": set(),
-    "nn": {"arguments", "checkpoint", "kernels", "tape"},
-    "heads": {"kernels", "nn", "tape"},
+    # a pass needs kernels and the tape alone; the executors run the blocks, and name an encoder's type
+    "execution": {"arguments", "kernels", "models", "nn", "tape"},
+    "nn": {"arguments", "checkpoint", "execution", "kernels", "tape"},
+    "heads": {"execution", "kernels", "nn", "tape"},
     "checkpoint": set(),
     # the registry finds families
-    "models": {"arguments", "checkpoint", "families", "heads", "kernels", "nn", "presets", "tape"},
-    "families": {"checkpoint", "heads", "kernels", "models", "nn", "tape"},
+    "models": {"arguments", "checkpoint", "execution", "families", "heads", "kernels", "nn", "presets", "tape"},
+    "families": {"checkpoint", "execution", "heads", "kernels", "models", "nn", "tape"},
     "presets": set(),
     "gradients": {"kernels", "nn", "tape"},
-    "training": {"arguments", "checkpoint", "gradients", "kernels", "models", "nn", "tape"},
+    "training": {"arguments", "checkpoint", "execution", "gradients", "kernels", "models", "nn", "tape"},
     "lora": {"arguments", "checkpoint", "kernels", "models", "nn"},
     "tokenization": {"arguments", "checkpoint", "kernels"},
     "demo_model": {"kernels"},
     "plots": {"kernels", "tasks", "training"},
     "plugins": {"arguments", "checkpoint", "kernels", "models", "tasks", "tokenization", "training"},
     "serving": {"checkpoint", "demo_model", "kernels", "tasks"},
-    "tasks": {"arguments", "checkpoint", "kernels", "models", "nn", "tape", "tokenization"},
+    "tasks": {"arguments", "checkpoint", "execution", "kernels", "models", "nn", "tape", "tokenization"},
 }
 ON_TOP = {"__init__", "__main__", "cli"}
 
