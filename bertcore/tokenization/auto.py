@@ -1,4 +1,4 @@
-"""Finding the tokenizer of a checkpoint."""
+"""Find the tokenizer of a checkpoint."""
 
 import os
 from typing import Any
@@ -6,9 +6,8 @@ from typing import Any
 from bertcore.checkpoint import resolve
 from bertcore.checkpoint.files import checkpoint_folder
 
-from .errors import naming_files
 from .luke import LukeTokenizer
-from .settings import read_settings
+from .settings import naming_files, read_settings
 from .tokenizer import Tokenizer
 
 
@@ -28,24 +27,27 @@ class AutoTokenizer:
         local_files_only: bool = False,
         **settings: Any,
     ) -> Tokenizer:
-        """The tokenizer in `folder`: its tokenizer.json, or what an older checkpoint's vocabulary files make.
+        """Load the tokenizer in `folder` from its tokenizer.json, or from an older checkpoint's vocabulary files.
 
-        `folder` may be the model's id on the Hugging Face hub instead ("ORGANISATION/NAME"); revision, token, cache_dir
-        and local_files_only are for that, as `checkpoint.resolve` has them.
+        Vocabulary files are vocab.txt (BERT's WordPiece), vocab.json and merges.txt (byte-level BPE), or a
+        SentencePiece model (spiece.model, spm.model, sentencepiece.bpe.model). The family, and with it special tokens
+        and rules, is that of tokenizer_class in tokenizer_config.json, else of config.json's tokenizer_class or
+        model_type. tokenizer_config.json and special_tokens_map.json, where they exist, give the special tokens, the
+        longest input and (over tokenizer.json) do_lower_case, strip_accents, tokenize_chinese_chars and
+        add_prefix_space.
 
-        Those files are vocab.txt (BERT's WordPiece), vocab.json and merges.txt (byte-level BPE), or a SentencePiece
-        model (spiece.model, spm.model, sentencepiece.bpe.model). Whose tokenizer it is, with which special tokens and
-        rules, is read from tokenizer_class in tokenizer_config.json, else from config.json's tokenizer_class or
-        model_type.
+        Args:
+            folder: a folder, or a model's id on the Hugging Face hub ("ORGANISATION/NAME").
+            revision, token, cache_dir, local_files_only: for the hub, as in `checkpoint.resolve`.
+            settings: override the files, under the names of tokenizer_config.json: add_prefix_space=True,
+                model_max_length=128, mask_token="<m>".
 
-        tokenizer_config.json and special_tokens_map.json, when they are there, give the special tokens, the longest
-        input and (over tokenizer.json) do_lower_case, strip_accents, tokenize_chinese_chars and add_prefix_space.
-        `settings` win over the files; names as there: add_prefix_space=True, model_max_length=128, mask_token="<m>".
-        LUKE's tokenizer takes entities, too: see `LukeTokenizer`.
+        Returns a `Tokenizer`; for LUKE a `LukeTokenizer`, which also takes entities.
 
-        Raises CheckpointError (a ValueError) when the folder holds no tokenizer, or a broken one; the file is named.
-        TypeError for one of `settings` that does not exist, ValueError for one that is wrong or that the tokenizer.json
-        cannot follow.
+        Raises:
+            CheckpointError (a ValueError): the folder holds no tokenizer, or a broken one; the file is named.
+            TypeError: an unknown setting.
+            ValueError: a wrong setting, or one that the tokenizer.json cannot follow.
         """
         from .backend import build_backend
 

@@ -1,42 +1,46 @@
-"""What a tokenizer's call returns."""
+"""The result of a tokenizer's call, and the padding of rows that were tokenized before."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from .inputs import Padding, as_ids
+
+PADDED = ("input_ids", "token_type_ids", "attention_mask", "special_tokens_mask")
+
 
 class CharSpan(NamedTuple):
-    """From the first character to the one after the last, in a text as it was given."""
+    """The first character, and the one after the last, in a text as it was given."""
 
     start: int
     end: int
 
 
 class TokenSpan(NamedTuple):
-    """From the first token to the one after the last, in a row."""
+    """The first token, and the one after the last, in a row."""
 
     start: int
     end: int
 
 
 class BatchEncoding(dict):
-    """Token ids and what belongs to them, by name: a dict of lists, or of NumPy arrays; `batch.input_ids` works too.
+    """Token ids and their companions by name: a dict of lists, or of NumPy arrays; `batch.input_ids` works too.
 
     One text gives flat lists, a list of texts lists of lists. `encodings` has one entry of the tokenizers library for
-    each row; batch[number] is one of them. The methods read them: which text, word and characters a token is from, and
-    back. They take (row, index), or the index alone for row 0; rows and tokens may be counted from the end.
-    sequence_index is 0 for a word or character of text, 1 for one of text_pair. Where nothing corresponds, the answer
-    is None.
+    each row; batch[number] is one of them. The methods relate tokens to words, characters and texts. They take
+    (row, index), or the index alone for row 0; rows and tokens may be counted from the end. sequence_index is 0 for a
+    word or character of text, 1 for one of text_pair. They return None if nothing corresponds.
     """
 
-    def __init__(self, values, encodings):
+    def __init__(self, values: Mapping[str, Any], encodings: list):
         super().__init__(values)
         self.encodings = encodings
 
     def __getitem__(self, name):
         return self.encodings[name] if isinstance(name, int) else super().__getitem__(name)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         try:
             return self[name]
         except KeyError:
@@ -47,64 +51,61 @@ class BatchEncoding(dict):
 
     @property
     def n_sequences(self) -> int | None:
-        """1 for texts, 2 for pairs; None for no rows."""
+        """1 for texts, 2 for pairs; None without rows."""
         return self.encodings[0].n_sequences if self.encodings else None
 
     def tokens(self, batch_index: int = 0) -> list[str]:
-        """The tokens of one row, special ones and padding included."""
+        """Return the tokens of one row, special ones and padding included."""
         return self.encodings[batch_index].tokens
 
     def word_ids(self, batch_index: int = 0) -> list[int | None]:
-        """For each token of one row, which word of its text it comes from; None for special tokens."""
+        """Return the number of each token's word in its text; None for special tokens."""
         return self.encodings[batch_index].word_ids
 
     def sequence_ids(self, batch_index: int = 0) -> list[int | None]:
-        """For each token of one row, whether it is from text (0) or text_pair (1); None for special tokens."""
+        """Return 0 for each token of text, 1 for each of text_pair, None for special tokens."""
         return self.encodings[batch_index].sequence_ids
 
     def token_to_sequence(self, batch_or_token_index: int, token_index: int | None = None) -> int | None:
-        """Whether a token is from text (0) or text_pair (1)."""
+        """Return 0 for a token of text, 1 for one of text_pair."""
         encoding, token = self._token_at(batch_or_token_index, token_index)
         return encoding.token_to_sequence(token)
 
     def token_to_word(self, batch_or_token_index: int, token_index: int | None = None) -> int | None:
-        """Which word of its text a token comes from."""
+        """Return the number of a token's word in its text."""
         encoding, token = self._token_at(batch_or_token_index, token_index)
         return encoding.token_to_word(token)
 
     def token_to_chars(self, batch_or_token_index: int, token_index: int | None = None) -> CharSpan | None:
-        """The characters that a token stands for."""
+        """Return the characters that a token stands for."""
         encoding, token = self._token_at(batch_or_token_index, token_index)
-        found = encoding.token_to_chars(token)
-        return None if found is None else CharSpan(*found)
+        return _span(CharSpan, encoding.token_to_chars(token))
 
     def word_to_tokens(
         self, batch_or_word_index: int, word_index: int | None = None, sequence_index: int = 0
     ) -> TokenSpan | None:
-        """The tokens of a word."""
+        """Return the tokens of a word."""
         encoding, word = self._at(batch_or_word_index, word_index)
-        found = encoding.word_to_tokens(word, sequence_index)
-        return None if found is None else TokenSpan(*found)
+        return _span(TokenSpan, encoding.word_to_tokens(word, sequence_index))
 
     def word_to_chars(
         self, batch_or_word_index: int, word_index: int | None = None, sequence_index: int = 0
     ) -> CharSpan | None:
-        """The characters of a word."""
+        """Return the characters of a word."""
         encoding, word = self._at(batch_or_word_index, word_index)
-        found = encoding.word_to_chars(word, sequence_index)
-        return None if found is None else CharSpan(*found)
+        return _span(CharSpan, encoding.word_to_chars(word, sequence_index))
 
     def char_to_token(
         self, batch_or_char_index: int, char_index: int | None = None, sequence_index: int = 0
     ) -> int | None:
-        """The token that a character is part of."""
+        """Return the token that a character is part of."""
         encoding, char = self._at(batch_or_char_index, char_index)
         return encoding.char_to_token(char, sequence_index)
 
     def char_to_word(
         self, batch_or_char_index: int, char_index: int | None = None, sequence_index: int = 0
     ) -> int | None:
-        """The word that a character is part of."""
+        """Return the word that a character is part of."""
         encoding, char = self._at(batch_or_char_index, char_index)
         return encoding.char_to_word(char, sequence_index)
 
@@ -113,14 +114,18 @@ class BatchEncoding(dict):
         return encoding, token + len(encoding) if token < 0 else token
 
     def _at(self, first: int, second: int | None) -> tuple:
-        """The row and the index of a method's arguments."""
+        """Return the row and the index of a method's arguments."""
         return (self.encodings[0], first) if second is None else (self.encodings[first], second)
 
 
-def as_array(name: str, rows: list, width: int = 0) -> np.ndarray:
-    """Rows of equal length, of numbers or of `width` numbers each, as an int64 array.
+def _span(kind: type, found: tuple[int, int] | None) -> Any:
+    return None if found is None else kind(*found)
 
-    Raises ValueError when their lengths differ.
+
+def as_array(name: str, rows: list, width: int = 0) -> np.ndarray:
+    """Convert rows of equal length, of numbers or of `width` numbers each, to an int64 array.
+
+    Raises ValueError if their lengths differ.
     """
     if name in ("overflow_to_sample_mapping", "length"):
         return np.array(rows, np.int64)
@@ -130,3 +135,55 @@ def as_array(name: str, rows: list, width: int = 0) -> np.ndarray:
             f"{name} has rows of {min(lengths)} to {max(lengths)} tokens, which make no array; pass padding=True"
         )
     return np.array(rows, np.int64).reshape(len(rows), *lengths or (0,), *((width,) if width else ()))
+
+
+def as_columns(encoded: Any) -> tuple[dict[str, list], bool]:
+    """Convert a list of rows by name, one row, or columns to columns of lists; also return whether it was one row.
+
+    Raises TypeError for anything else, ValueError for rows of other names or columns of another count than the first.
+    """
+    if isinstance(encoded, list | tuple):
+        if not all(isinstance(row, Mapping) for row in encoded):
+            raise TypeError("encoded_inputs is a list of other things than rows, expected what a tokenizer returns")
+        names = list(encoded[0]) if encoded else ["input_ids"]
+        for number, row in enumerate(encoded):
+            if set(row) != set(names):
+                raise ValueError(f"encoded_inputs[{number}] has {', '.join(row)}, expected {', '.join(names)}")
+        encoded = {name: [row[name] for row in encoded] for name in names}
+    if not isinstance(encoded, Mapping) or "input_ids" not in encoded:
+        raise TypeError("encoded_inputs has no input_ids, expected what a tokenizer returns, or a list of it")
+    ids = encoded["input_ids"]
+    single = len(ids) > 0 and not hasattr(ids[0], "__len__")
+    columns = {name: [values] if single else list(values) for name, values in encoded.items()}
+    for name, values in columns.items():
+        if len(values) != len(columns["input_ids"]):
+            raise ValueError(f"{name} has {len(values)} rows, expected {len(columns['input_ids'])}, as input_ids has")
+        if name in PADDED:
+            columns[name] = [as_ids(f"{name}[{row}]", value) for row, value in enumerate(values)]
+    return columns, single
+
+
+def pad_columns(columns: dict[str, list], fill: Padding, values: Mapping[str, int]) -> dict[str, list]:
+    """Pad the columns of `PADDED`, each with its value; others stay as they are."""
+    if fill.strategy is None:
+        return columns
+    length = fill.target([len(row) for row in columns["input_ids"]])
+
+    def padded(row: list[int], value: int) -> list[int]:
+        more = [value] * (length - len(row))
+        return row + more if fill.side == "right" else more + row
+
+    return {
+        name: [padded(row, values[name]) for row in rows] if name in PADDED else rows for name, rows in columns.items()
+    }
+
+
+def as_arrays(columns: dict[str, list]) -> dict[str, np.ndarray]:
+    """Convert the columns to arrays. Raises ValueError naming one whose rows differ in length."""
+    arrays = {}
+    for name, rows in columns.items():
+        try:
+            arrays[name] = as_array(name, rows) if name in PADDED else np.array(rows)
+        except ValueError as error:
+            raise ValueError(f"{name} makes no array: {error}") from error
+    return arrays

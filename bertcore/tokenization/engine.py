@@ -3,21 +3,25 @@
 Truncation is a setting of that object, so that two calls with different ones would have to take turns. Instead, each
 truncation gets a copy of the object, made once; the copies share the vocabulary.
 
-The library's thread pool does not survive a fork. From 0.22.2 on, the library goes without threads in the child by
-itself (earlier it also printed a warning), unless TOKENIZERS_PARALLELISM says true: then the child waits for ever for
-threads that are not there (measured with 0.23.3). So the variable is set to false in a child whose parent has used the
-pool.
+The library's thread pool does not survive a fork. From 0.22.2 on, the library works without threads in the child
+(earlier it also printed a warning), unless TOKENIZERS_PARALLELISM says true: then the child waits forever for missing
+threads. So the variable is set to false in a child whose parent has used the pool.
 """
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from .options import Truncation
+from .inputs import Truncation
 
-# Fewer texts than this are encoded one by one: no thread pool is started for a single sentence.
-PARALLEL_TEXTS = 16
-# Copies kept; each is small, but a caller may come with ever new lengths.
-MOST_COPIES = 32
+if TYPE_CHECKING:
+    import tokenizers
+    from tokenizers import Encoding
+
+PARALLEL_TEXTS = 16  # fewer texts are encoded one by one: no thread pool is started for a single sentence
+MOST_COPIES = 32  # each is small, but a caller may come with ever new lengths
+PIECE = 1 << 15  # characters of a long text that are tokenized at a time
 
 _pool_used = False
 
@@ -25,23 +29,24 @@ _pool_used = False
 class Engine:
     """Encodes texts, or pairs of texts, with a truncation; any number of threads may call it.
 
-    plain: the `tokenizers.Tokenizer`; it must not be changed afterwards.
+    Attributes:
+        plain: the `tokenizers.Tokenizer`; it must not be changed afterwards.
     """
 
-    def __init__(self, plain):
+    def __init__(self, plain: "tokenizers.Tokenizer"):
         plain.no_truncation()
         plain.no_padding()
         self.plain = plain
-        self._copies: dict[Truncation, object] = {}
+        self._copies: dict[Truncation, tokenizers.Tokenizer] = {}
 
     def __getstate__(self):
         return {"plain": self.plain, "_copies": {}}
 
     def encode(
         self, inputs: list[tuple], truncation: Truncation | None, add_special_tokens: bool, split: bool = False
-    ) -> list:
-        """The library's encoding of each input: a tuple of one text or two; when `split`, texts are lists of words."""
-        tokenizer = self.plain if truncation is None else self._truncating(truncation)
+    ) -> list["Encoding"]:
+        """Encode each input, a tuple of one text or two; with `split`, texts are lists of words."""
+        tokenizer = self._truncating(truncation)
         options = {"is_pretokenized": split, "add_special_tokens": add_special_tokens}
         with library_errors():
             if len(inputs) < PARALLEL_TEXTS:
@@ -50,25 +55,53 @@ class Engine:
             _pool_used = True
             return tokenizer.encode_batch([texts if len(texts) > 1 else texts[0] for texts in inputs], **options)
 
-    def merged(self, encodings: list):
-        """Encodings of one text's parts as one."""
+    def merged(self, encodings: list["Encoding"]) -> "Encoding":
+        """Join the encodings of one text's parts."""
         return type(encodings[0]).merge(encodings, growing_offsets=True)
 
-    def post_process(self, encodings: list, truncation: Truncation | None, add_special_tokens: bool):
-        """One encoding or two, cut and with the special tokens around them."""
-        tokenizer = self.plain if truncation is None else self._truncating(truncation)
+    def post_process(
+        self, encodings: list["Encoding"], truncation: Truncation | None, add_special_tokens: bool
+    ) -> "Encoding":
+        """Cut one encoding or two, and put the special tokens around them."""
         try:
             with library_errors():
-                return tokenizer.post_process(*encodings, add_special_tokens=add_special_tokens)
-        except Exception as error:  # the library raises Exception itself where a text is too short to be cut
+                return self._truncating(truncation).post_process(*encodings, add_special_tokens=add_special_tokens)
+        except Exception as error:  # the library raises Exception itself for a text that is too short to be cut
             raise ValueError(f"a text cannot be cut as truncation asks: {error}") from error
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        """The text of token ids that are in the vocabulary."""
+        """Return the text of token ids that are in the vocabulary."""
         with library_errors():
             return self.plain.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def _truncating(self, truncation: Truncation):
+    def beginnings(self, texts: list[str], cut: Truncation) -> list[tuple[list[int], bool]]:
+        """Return the first token ids of each text with special tokens, and whether the text was cut.
+
+        The library tokenizes a whole text before it cuts it, in about 150 bytes for each character. So a text of many
+        pieces is tokenized piece by piece until it has enough tokens. Pieces end before a space: the tokens are those
+        of the whole text, unless PIECE characters in a row hold no space at all.
+        """
+        short = [number for number, text in enumerate(texts) if len(text) <= 2 * PIECE or cut.side == "left"]
+        found = dict(zip(short, self.encode([(texts[number],) for number in short], cut, True), strict=True))
+        for number in range(len(texts)):
+            if number not in found:
+                found[number] = self._beginning(texts[number], cut)
+        rows = [(found[number].ids, found[number]) for number in range(len(texts))]
+        return [(ids, len(ids) == cut.max_length and bool(encoding.overflowing)) for ids, encoding in rows]
+
+    def _beginning(self, text: str, cut: Truncation) -> "Encoding":
+        parts, tokens = [], 0
+        for piece in _pieces(text):
+            (part,) = self.encode([(piece,)], None, False)
+            parts.append(part)
+            tokens += len(part)
+            if tokens > cut.max_length:
+                break
+        return self.post_process([self.merged(parts)], cut, True)
+
+    def _truncating(self, truncation: Truncation | None) -> "tokenizers.Tokenizer":
+        if truncation is None:
+            return self.plain
         found = self._copies.get(truncation)
         if found is None:
             found = _copy(self.plain)
@@ -77,16 +110,27 @@ class Engine:
             )
             if len(self._copies) >= MOST_COPIES:
                 self._copies.clear()
-            self._copies[truncation] = found  # a thread that was as fast puts an equal one
+            self._copies[truncation] = found  # another thread may store an equal copy at the same time
         return found
 
 
+def _pieces(text: str) -> Iterator[str]:
+    start = 0
+    while start < len(text):
+        stop = start + PIECE
+        if stop < len(text):  # before the spaces between two words: tokenizers disagree on other white space
+            before = text[start : max(start, text.rfind(" ", start, stop))].rstrip()
+            stop = start + (len(before) or PIECE)
+        yield text[start:stop]
+        start = stop
+
+
 @contextmanager
-def library_errors():
-    """A block in which what the library raises without a kind of its own is a RuntimeError.
+def library_errors() -> Iterator[None]:
+    """Turn the library's unspecific errors in the block into RuntimeError.
 
     A panic of its Rust code has a class that passes every `except Exception`; other failures are of the class Exception
-    itself. A tokenizer.json that contradicts itself, or lacks the unknown token that it names, can bring both about.
+    itself. A tokenizer.json that contradicts itself, or lacks the unknown token that it names, can cause both.
     """
     try:
         yield
@@ -96,13 +140,13 @@ def library_errors():
         raise RuntimeError(f"the tokenizers library failed, as it does on a broken tokenizer: {error}") from error
 
 
-def _copy(tokenizer):
-    """The same tokenizer over the same vocabulary in memory (deepcopy would write and read it as JSON)."""
+def _copy(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
+    """Copy a tokenizer over the same vocabulary in memory (deepcopy would write and read it as JSON)."""
     copy = type(tokenizer)(tokenizer.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if getattr(tokenizer, part) is not None:
             setattr(copy, part, getattr(tokenizer, part))
-    # In the order of their ids, added tokens get the ids they have.
+    # In the order of their ids, added tokens keep their ids.
     copy.add_tokens([token for _, token in sorted(tokenizer.get_added_tokens_decoder().items())])
     return copy
 
@@ -112,5 +156,5 @@ def _forget_pool() -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+if hasattr(os, "register_at_fork"):  # missing on Windows
     os.register_at_fork(after_in_child=_forget_pool)

@@ -1,4 +1,4 @@
-"""What tells one family's tokenizer from another: data over the three shared builders.
+"""Tokenizers by family: data for the three shared builders.
 
 The values are those of transformers 5.23's tokenizer classes, whose names are the keys of `FAMILIES`.
 """
@@ -6,15 +6,25 @@ The values are those of transformers 5.23's tokenizer classes, whose names are t
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from .added_tokens import AddedTokenSettings
-
 NO_TYPES = ("input_ids", "attention_mask")
 WITH_TYPES = ("input_ids", "token_type_ids", "attention_mask")
 
 
 @dataclass(frozen=True)
-class PieceLayout:
-    """How the vocabulary follows from the pieces of a SentencePiece file: head + pieces[skipped:] + tail.
+class AddedTokenSettings:
+    """A token matched in the text before it is split, with the fields of `tokenizers.AddedToken`."""
+
+    content: str
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
+    special: bool = True
+
+
+@dataclass(frozen=True)
+class PieceChanges:
+    """The vocabulary made of a SentencePiece file's pieces: head + pieces[skipped:] + tail.
 
     head and tail hold names of special tokens ("pad_token"), or pieces with their score. fairseq's vocabularies differ
     from the file's in this way.
@@ -29,18 +39,20 @@ class PieceLayout:
 class TokenizerFamily:
     """One family's tokenizer.
 
-    model: which builder reads the vocabulary files: "word_piece" | "byte_bpe" | "unigram".
-    vocabulary_files: the files that make it where there is no tokenizer.json.
-    special_tokens: in the order in which those that the vocabulary lacks are added.
-    single, pair: the special tokens around one text and around two: names of special tokens, $A and $B, each with its
-        token type (0 when not said). An empty `single`: the settings add_bos_token and add_eos_token decide.
-    trims_offsets: offsets leave out the space that belongs to a byte-level token.
-    offsets_count_prefix: they do so as if a space had been put before every text.
-    normalization: the steps of `unigram.NORMALIZERS`, in order.
-    splits_at_spaces: texts are split at white space before a SentencePiece model sees them.
-    defaults: settings that are not the same for all families.
-    cleans_up_bpe: clean_up_tokenization_spaces is obeyed; for other byte-level BPE transformers ignores it.
-    entities: the tokenizer takes entities beside the text.
+    Attributes:
+        model: the builder that reads the vocabulary files: "word_piece" | "byte_bpe" | "unigram".
+        vocabulary_files: the files that replace a missing tokenizer.json.
+        special_tokens: in the order in which those that the vocabulary lacks are added.
+        single, pair: the special tokens around one text and around two: names of special tokens, $A and $B, each with
+            its token type (0 by default). An empty `single`: the settings add_bos_token and add_eos_token decide.
+        trims_offsets: offsets leave out the space that belongs to a byte-level token.
+        offsets_count_prefix: offsets are trimmed as if a space had been put before every text.
+        normalization: the steps of `builders.NORMALIZERS`, in order.
+        pieces: changes to the pieces of a SentencePiece file.
+        splits_at_spaces: texts are split at white space before a SentencePiece model sees them.
+        defaults: settings that are not the same for all families.
+        cleans_up_bpe: clean_up_tokenization_spaces is obeyed; for other byte-level BPE transformers ignores it.
+        entities: the tokenizer takes entities beside the text.
     """
 
     model: str
@@ -53,7 +65,7 @@ class TokenizerFamily:
     trims_offsets: bool = False
     offsets_count_prefix: bool = False
     normalization: tuple[str, ...] = ()
-    layout: PieceLayout = field(default_factory=PieceLayout)
+    pieces: PieceChanges = field(default_factory=PieceChanges)
     splits_at_spaces: bool = True
     defaults: Mapping[str, bool] = field(default_factory=dict)
     cleans_up_bpe: bool = False
@@ -93,7 +105,7 @@ _XLM_ROBERTA = TokenizerFamily(
     single="bos_token $A eos_token",
     pair="bos_token $A eos_token eos_token $B eos_token",
     normalization=("charsmap",),
-    layout=PieceLayout(("bos_token", "pad_token", "eos_token", "unk_token"), 3, ("mask_token",)),
+    pieces=PieceChanges(("bos_token", "pad_token", "eos_token", "unk_token"), 3, ("mask_token",)),
 )
 _ALBERT = TokenizerFamily(
     model="unigram",
@@ -103,7 +115,7 @@ _ALBERT = TokenizerFamily(
     defaults={"do_lower_case": True},
 )
 
-# A tokenizer.json of no family: it is what it says.
+# For a tokenizer.json of an unknown family, which alone decides.
 GENERIC = TokenizerFamily(model="any", vocabulary_files=(), special_tokens={}, single="", pair="")
 
 # By transformers' class name, without the ending "Fast".
@@ -120,7 +132,7 @@ FAMILIES: Mapping[str, TokenizerFamily] = {
         trims_offsets=True,
     ),
     "RobertaTokenizer": _ROBERTA,
-    # The entities' names stand in the text's vocabulary, too, as in transformers 5.
+    # The text's vocabulary has the entities' names, too, as in transformers 5.
     "LukeTokenizer": replace(
         _ROBERTA,
         special_tokens=_ANGLES | _LUKE_ENTITY_TOKENS,
@@ -155,13 +167,13 @@ FAMILIES: Mapping[str, TokenizerFamily] = {
     "CamembertTokenizer": replace(
         _XLM_ROBERTA,
         special_tokens=_ANGLES | {"mask_token": AddedTokenSettings("<mask>", lstrip=True)},
-        layout=PieceLayout(
+        pieces=PieceChanges(
             (("<s>NOTUSED", 0.0), "pad_token", ("</s>NOTUSED", 0.0), "unk_token", ("<unk>NOTUSED", -100.0)),
             1,
             ("mask_token",),
         ),
     ),
-    # transformers 5.23 gives mLUKE the file's own ids, which its checkpoints do not have: these are XLM-R's.
+    # transformers 5.23 gives mLUKE the file's own ids; its checkpoints have XLM-R's.
     "MLukeTokenizer": replace(
         _XLM_ROBERTA, special_tokens=_ANGLES | {"entity_1_token": "<ent>", "entity_2_token": "<ent2>"}, entities=True
     ),
@@ -176,7 +188,7 @@ FAMILIES: Mapping[str, TokenizerFamily] = {
     ),
 }
 
-# The class of a model whose files name none, by config.json's model_type. Not that of "new": its English models have
+# The class of a model whose files name no class, by config.json's model_type. "new" is missing: its English models have
 # BERT's tokenizer, its multilingual ones XLM-R's.
 CLASS_OF_MODEL_TYPE: Mapping[str, str] = {
     "albert": "AlbertTokenizer",

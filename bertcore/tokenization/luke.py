@@ -1,41 +1,95 @@
-"""LUKE's tokenizer: beside the text's tokens, the entities mentioned in it (Yamada et al. 2020,
-https://arxiv.org/abs/2010.01057), with the names and results of transformers."""
+"""LUKE's tokenizer: the tokens of a text and the entities mentioned in it, as in transformers.
+
+Source: Yamada et al. 2020, https://arxiv.org/abs/2010.01057.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bertcore.arguments import check_count, warn_caller
 from bertcore.checkpoint.files import CheckpointError, read_json_object
 
 from .batch import BatchEncoding
-from .errors import WrongSetting
-from .mentions import MARKERS, TASKS, EntityRow, Mentions, Span, read_mentions
-from .options import Padding, Truncation, check_tensors
-from .settings import TokenizerSettings
-from .texts import Texts, read_texts
+from .inputs import CallOptions, Padding, Texts, Truncation, read_texts
+from .settings import TokenizerSettings, WrongSetting
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
+
     from .backend import Built
+
+Span = tuple[int, int]
 
 ENTITY_VOCABULARY_NAME = "entity_vocab.json"
 SPECIAL_ENTITIES = {
     "entity_unk_token": "[UNK]", "entity_pad_token": "[PAD]", "entity_mask_token": "[MASK]",
     "entity_mask2_token": "[MASK2]",
 }  # fmt: skip
+# Entities that stand for mentions without a name, by task; the default is entity_mask_token.
+MASKS = {"entity_pair_classification": ("entity_mask_token", "entity_mask2_token")}
+# The markers around each mention, by task; their number is the number of mentions that the task takes.
+MARKERS = {
+    "entity_classification": ("entity_1_token",),
+    "entity_pair_classification": ("entity_1_token", "entity_2_token"),
+}
+TASKS = (None, *MARKERS, "entity_span_classification")
+WITHOUT_ENTITIES = ("stride", "is_split_into_words", "return_overflowing_tokens", "return_offsets_mapping")
+
+
+@dataclass(frozen=True)
+class Mentions:
+    """The entities of one text: characters [start, end) of each, and its id in the entity vocabulary."""
+
+    spans: Sequence[Span] = ()
+    ids: Sequence[int] = ()
+
+    def pieces(self, text: str) -> tuple[list[str], list[int]]:
+        """Cut the text at every start and end; return the pieces and the places of the cuts.
+
+        The space before a start or an end belongs to the piece that follows, as it does to byte-level tokens.
+        """
+        places = sorted({place for span in self.spans for place in span})
+        cuts = [place - (place > 0 and text[place - 1] == " ") for place in places]
+        return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)], places
+
+
+@dataclass(frozen=True)
+class EntityRow:
+    """The entities of one row of a batch: their ids, and the positions of their tokens, [start, end) each."""
+
+    ids: list[int]
+    spans: list[Span]
+
+    def values(self, length: int, pad_id: int, most_tokens: int) -> dict[str, list]:
+        """Return the model's inputs, padded to `length` entities; transformers' names and values."""
+        missing = length - len(self.ids)
+        positions = [list(range(start, end))[:most_tokens] for start, end in self.spans]
+        return {
+            "entity_ids": self.ids + [pad_id] * missing,
+            "entity_position_ids": [
+                row + [-1] * (most_tokens - len(row)) for row in (*positions, *([] for _ in range(missing)))
+            ],
+            "entity_start_positions": [start for start, _ in self.spans] + [0] * missing,
+            "entity_end_positions": [end - 1 for _, end in self.spans] + [0] * missing,
+            "entity_token_type_ids": [0] * length,
+            "entity_attention_mask": [1] * len(self.ids) + [0] * missing,
+        }
 
 
 class LukeTokenizer(Tokenizer):
-    """A tokenizer that also takes entities; `save_pretrained` writes entity_vocab.json, too, where there is one.
+    """A tokenizer that also takes entities; `save_pretrained` also writes entity_vocab.json if the folder had one.
 
     Attributes:
-        entity_vocab: entity name -> id, from entity_vocab.json; empty when the folder has none.
-        task: None, "entity_classification", "entity_pair_classification" or "entity_span_classification"; of
+        entity_vocab: entity name -> id, from entity_vocab.json; empty if the folder has none.
+        task: None, "entity_classification", "entity_pair_classification" or "entity_span_classification"; from
             tokenizer_config.json, or given to `AutoTokenizer.from_pretrained`.
-        max_entity_length: the most entities of a row. max_mention_length: the most tokens of an entity.
+        max_entity_length: the most entities of a row.
+        max_mention_length: the most tokens of an entity.
     """
 
     def __init__(self, built: "Built", settings: TokenizerSettings, folder: Path):
@@ -68,101 +122,103 @@ class LukeTokenizer(Tokenizer):
         self,
         text: str | list[str],
         text_pair: str | list[str] | None = None,
-        entity_spans=None,
-        entity_spans_pair=None,
-        entities=None,
-        entities_pair=None,
+        entity_spans: list | None = None,
+        entity_spans_pair: list | None = None,
+        entities: list | None = None,
+        entities_pair: list | None = None,
         *,
         max_entity_length: int | None = None,
-        **options,
+        **options: Any,
     ) -> BatchEncoding:
-        """Token ids as `Tokenizer.__call__` gives them, and entities where there are any.
+        """Return token ids as `Tokenizer.__call__` does, and the entities.
 
         Args:
+            text, text_pair: as in `Tokenizer.__call__`.
             entity_spans, entity_spans_pair: for each text a list of (first, last + 1) characters; for one text just
                 the list. The task entity_classification takes one span, entity_pair_classification two that do not
                 overlap, and marks them in the text.
             entities, entities_pair: for each span the entity's name in entity_vocab; None: the entity is masked.
             max_entity_length: the most entities of a row when truncation is on, and the length that
-                padding="max_length" fills up to; None means the tokenizer's own.
+                padding="max_length" pads to; None means the tokenizer's own.
             options: those of `Tokenizer.__call__`; with entities not stride, is_split_into_words,
                 return_overflowing_tokens, return_offsets_mapping and padding_side="left".
 
-        Returns entity_ids, entity_position_ids (the positions of each entity's tokens, -1 where there are no more),
+        Returns entity_ids, entity_position_ids (the positions of each entity's tokens, then -1),
         entity_attention_mask, with token types entity_token_type_ids, and for the task entity_span_classification
         entity_start_positions and entity_end_positions. An entity whose tokens truncation cuts off is left out, with a
         warning.
 
-        Raises TypeError and ValueError for spans that lie outside their text, and the like.
+        Raises TypeError and ValueError for wrong arguments, such as spans that lie outside their text.
         """
-        if self.task is None and all(one is None for one in (entity_spans, entity_spans_pair, entities, entities_pair)):
+        given = (entity_spans, entity_spans_pair, entities, entities_pair)
+        if self.task is None and all(one is None for one in given):
             return super().__call__(text, text_pair, **options)
-        texts = read_texts(text, text_pair, False)
+        texts = read_texts(text, text_pair)
         if not self.entity_vocab:
             raise ValueError(f"entities need the file {ENTITY_VOCABULARY_NAME}, which this tokenizer's folder lacks")
         if not texts.batched:
-            given = (entity_spans, entity_spans_pair, entities, entities_pair)
-            entity_spans, entity_spans_pair, entities, entities_pair = (one if one is None else [one] for one in given)
-        if self.task is not None and entity_spans is None:
+            given = tuple(one if one is None else [one] for one in given)
+        spans, spans_pair, names, names_pair = given
+        if self.task is not None and spans is None:
             raise ValueError(f"entity_spans is None; the task {self.task!r} needs them")
-        first = self._mentions("entity_spans", texts.first, entity_spans, entities)
-        second = self._mentions("entity_spans_pair", texts.second or [], entity_spans_pair, entities_pair)
+        mentions = [self._mentions("entity_spans", texts.first, spans, names)]
+        mentions.append(self._mentions("entity_spans_pair", texts.second or [], spans_pair, names_pair))
         if max_entity_length is not None:
             check_count("max_entity_length", max_entity_length, 1)
-        return self._with_entities(texts, first, second, max_entity_length or self.max_entity_length, **options)
-
-    def _mentions(self, argument: str, texts: list[str], spans, names) -> list[Mentions]:
-        def entity_id(name: str) -> int:
-            return self.entity_vocab.get(name, self._entity_ids["entity_unk_token"])
-
-        task = self.task if argument == "entity_spans" else None
-        return read_mentions(argument, texts, spans, names, task, entity_id, self._entity_ids)
+        if wrong := [name for name in WITHOUT_ENTITIES if name in options]:
+            raise TypeError(f"{', '.join(wrong)} is given, which a call with entities does not support")
+        return self._with_entities(texts, mentions, max_entity_length or self.max_entity_length, CallOptions(**options))
 
     def _with_entities(
-        self,
-        texts: Texts,
-        first: list[Mentions],
-        second: list[Mentions],
-        most: int,
-        *,
-        add_special_tokens: bool = True,
-        padding: bool | str = False,
-        truncation: bool | str | None = None,
-        max_length: int | None = None,
-        pad_to_multiple_of: int | None = None,
-        padding_side: str | None = None,
-        return_tensors: str | None = None,
-        return_token_type_ids: bool | None = None,
-        return_attention_mask: bool | None = None,
-        return_special_tokens_mask: bool = False,
-        return_length: bool = False,
+        self, texts: Texts, mentions: list[list[Mentions]], most: int, options: CallOptions
     ) -> BatchEncoding:
-        check_tensors(return_tensors)
-        cut, fill = self._limits(
-            texts.second is not None, add_special_tokens, padding, truncation, max_length, 0, pad_to_multiple_of,
-            padding_side,
-        )  # fmt: skip
+        cut, fill = self._limits(options, pair=texts.second is not None)
         if fill.strategy and fill.side == "left":
             raise ValueError("padding_side is 'left'; entities' positions count from a row's first column: 'right'")
-        columns = [self._tokenized(texts.first, first)]
+        columns = [self._tokenized(texts.first, mentions[0])]
         if texts.second is not None:
-            columns.append(self._tokenized(texts.second, second))
+            columns.append(self._tokenized(texts.second, mentions[1]))
         encodings, rows = [], []
         for number, parts in enumerate(zip(*columns, strict=True)):
-            encodings.append(self._engine.post_process([part for part, _ in parts], cut, add_special_tokens))
-            found = [mentions[number].ids for mentions in (first, second)[: len(parts)]]
-            row = self._entity_row(encodings[-1], parts, found, cut)
+            joined = [part for part, _ in parts]
+            encodings.append(self._engine.post_process(joined, cut, options.add_special_tokens))
+            found = [column[number].ids for column in mentions[: len(parts)]]
+            row = _kept_entities(encodings[-1], parts, found, cut)
             rows.append(EntityRow(row.ids[:most], row.spans[:most]) if cut else row)
         self._pad(encodings, fill)
-        wanted = {
-            "token_type_ids": return_token_type_ids, "attention_mask": return_attention_mask,
-            "special_tokens_mask": return_special_tokens_mask, "length": return_length,
-        }  # fmt: skip
-        values = self._values(encodings, wanted) | self._entity_values(rows, fill, most, wanted)
-        return self._result(values, encodings, return_tensors, flat=not texts.batched)
+        values = self._values(encodings, options.columns) | self._entity_values(rows, fill, most, options.columns)
+        return self._result(values, encodings, options.return_tensors, flat=not texts.batched)
 
-    def _tokenized(self, texts: list[str], mentions: list[Mentions]) -> list[tuple]:
-        """Each text's encoding without special tokens, and the tokens [start, end) of its entities."""
+    def _mentions(self, argument: str, texts: list[str], spans: Any, names: Any) -> list[Mentions]:
+        """Return the entities of each text, checked; errors name the wrong one.
+
+        spans and names have one list for each text, or are None; `argument` is the name of the spans in errors.
+        """
+        if spans is None:
+            if names is not None:
+                raise ValueError(f"entities are given without {argument}")
+            return [Mentions() for _ in texts]
+        task = self.task if argument == "entity_spans" else None
+        _check_rows(argument, spans, texts)
+        if names is not None:
+            _check_rows("entities", names, texts)
+        found = []
+        for row, text in enumerate(texts):
+            where = f"{argument}[{row}]"
+            checked = [_span(f"{where}[{number}]", span, text) for number, span in enumerate(spans[row])]
+            wanted = len(MARKERS.get(task, checked))
+            if len(checked) != wanted:
+                raise ValueError(f"{where} has {len(checked)} spans, expected {wanted} for the task {task!r}")
+            if names is None:
+                ids = [self._entity_ids[name] for name in MASKS.get(task, ("entity_mask_token",) * len(checked))]
+            else:
+                unknown = self._entity_ids["entity_unk_token"]
+                ids = [self.entity_vocab.get(name, unknown) for name in _names(row, names[row], len(checked))]
+            found.append(Mentions(checked, ids))
+        return found
+
+    def _tokenized(self, texts: list[str], mentions: list[Mentions]) -> list[tuple["Encoding", list[Span]]]:
+        """Return each text's encoding without special tokens, and the tokens [start, end) of its entities."""
         cut = [one.pieces(text) for text, one in zip(texts, mentions, strict=True)]
         inputs = [(piece,) for pieces, _ in cut for piece in pieces]
         encoded = iter(self._engine.encode(inputs, None, False))
@@ -172,8 +228,10 @@ class LukeTokenizer(Tokenizer):
             rows.append(self._joined([next(encoded) for _ in pieces], places, one.spans, markers))
         return rows
 
-    def _joined(self, pieces: list, places: list[int], spans: Sequence[Span], markers: list) -> tuple:
-        """A text's pieces as one encoding, a marker before and after each span, and the spans' tokens with them."""
+    def _joined(
+        self, pieces: list["Encoding"], places: list[int], spans: Sequence[Span], markers: list["Encoding"]
+    ) -> tuple["Encoding", list[Span]]:
+        """Join a text's pieces, with a marker before and after each span; also return the tokens of each span."""
         ordered = sorted(spans)
         if markers and any(end > start for (_, end), (start, _) in pairwise(ordered)):
             raise ValueError(f"the entity_spans {ordered} overlap, expected apart for the task {self.task!r}")
@@ -194,25 +252,10 @@ class LukeTokenizer(Tokenizer):
             parts.append(piece)
         return self._engine.merged(parts), [(starts[number], ends[number]) for number in range(len(spans))]
 
-    def _entity_row(self, encoding, parts, ids: list[list[int]], cut: Truncation | None) -> EntityRow:
-        """The entities that are still there, their tokens counted from the row's start."""
-        row = EntityRow([], [])
-        sequences = encoding.sequence_ids
-        for number, (part, spans) in enumerate(parts):
-            kept = sequences.count(number)
-            offset = sequences.index(number) if kept else 0
-            lost = len(part) - kept if cut and cut.side == "left" else 0
-            for entity, (start, end) in zip(ids[number], spans, strict=True):
-                if lost <= start and end - lost <= kept:
-                    row.ids.append(entity)
-                    row.spans.append((start - lost + offset, end - lost + offset))
-        gone = sum(map(len, ids)) - len(row.ids)
-        if gone:
-            warn_caller(f"entities left out because truncation cut off their tokens: {gone}")
-        return row
-
-    def _entity_values(self, rows: list[EntityRow], fill: Padding, most: int, wanted: dict) -> dict[str, list]:
-        """The columns of the entities."""
+    def _entity_values(
+        self, rows: list[EntityRow], fill: Padding, most: int, wanted: Mapping[str, bool | None]
+    ) -> dict[str, list]:
+        """Return the columns of the entities."""
         counts = [len(row.ids) for row in rows]
         length = None if fill.strategy is None else most if fill.strategy == "max_length" else max(counts, default=0)
         target = None if length is None else -(-length // fill.multiple) * fill.multiple
@@ -229,8 +272,27 @@ class LukeTokenizer(Tokenizer):
         return {name: [row[name] for row in values] for name in names}
 
 
-def _stated_count(stated: Mapping, name: str, default: int) -> int:
-    """A setting that is a number of entities or tokens."""
+def _kept_entities(
+    encoding: "Encoding", parts: Sequence[tuple["Encoding", list[Span]]], ids: list, cut: Truncation | None
+) -> EntityRow:
+    """Return the entities that truncation left, their tokens counted from the row's start; warn of the others."""
+    row = EntityRow([], [])
+    sequences = encoding.sequence_ids
+    for number, (part, spans) in enumerate(parts):
+        kept = sequences.count(number)
+        offset = sequences.index(number) if kept else 0
+        lost = len(part) - kept if cut and cut.side == "left" else 0
+        for entity, (start, end) in zip(ids[number], spans, strict=True):
+            if lost <= start and end - lost <= kept:
+                row.ids.append(entity)
+                row.spans.append((start - lost + offset, end - lost + offset))
+    gone = sum(map(len, ids)) - len(row.ids)
+    if gone:
+        warn_caller(f"entities left out because truncation cut off their tokens: {gone}")
+    return row
+
+
+def _stated_count(stated: Mapping[str, Any], name: str, default: int) -> int:
     try:
         return check_count(name, stated.get(name, default))
     except (TypeError, ValueError) as error:
@@ -238,13 +300,37 @@ def _stated_count(stated: Mapping, name: str, default: int) -> int:
 
 
 def _read_entities(file: Path, special: Mapping[str, str]) -> dict[str, int]:
-    """The ids of the entities in `file`; none when it is not there. CheckpointError when a special one is missing."""
+    """Read the ids of the entities in `file`; {} if it does not exist. CheckpointError if a special one is missing."""
     if not file.is_file():
         return {}
     found = read_json_object(file)
     if not all(type(number) is int and number >= 0 for number in found.values()):
-        raise CheckpointError(f"{file} is no object of ids by entity")
+        raise CheckpointError(f"{file} has values other than ids, expected an object of ids by entity")
     missing = [entity for entity in special.values() if entity not in found]
     if missing:
         raise CheckpointError(f"{file} lacks the special entities {', '.join(missing)}")
     return found
+
+
+def _check_rows(argument: str, rows: Any, texts: list[str]) -> None:
+    if not isinstance(rows, list | tuple) or not all(isinstance(row, list | tuple) for row in rows):
+        raise TypeError(f"{argument} is {rows!r:.60}, expected a list for each text")
+    if len(rows) != len(texts):
+        raise ValueError(f"{argument} has {len(rows)} lists, expected {len(texts)}, one for each text")
+
+
+def _span(name: str, span: Any, text: str) -> Span:
+    if not isinstance(span, list | tuple) or len(span) != 2 or not all(hasattr(place, "__index__") for place in span):
+        raise TypeError(f"{name} is {span!r:.60}, expected the first and the last + 1 character of an entity")
+    start, end = (place.__index__() for place in span)
+    if not 0 <= start <= end <= len(text):
+        raise ValueError(f"{name} is ({start}, {end}); the text has {len(text)} characters")
+    return start, end
+
+
+def _names(row: int, names: Any, count: int) -> Sequence[str]:
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"entities[{row}] is {names!r:.60}, expected names")
+    if len(names) != count:
+        raise ValueError(f"entities[{row}] has {len(names)} names for {count} spans")
+    return names

@@ -1,24 +1,28 @@
-"""Reading a SentencePiece model file: its pieces and what it says about normalisation.
+"""Read a SentencePiece model file: its pieces and its normalization.
 
-The format is the message ModelProto of sentencepiece_model.proto
-(https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto).
+The file is a ModelProto message of sentencepiece_model.proto
+(https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto) in the wire format of Protocol
+Buffers (https://protobuf.dev/programming-guides/encoding). Reading is strict: the first wrong byte is an error.
 """
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from bertcore.checkpoint.files import CheckpointError
 
-from .charsmap import check_charsmap
-from .wire_format import BYTES, FIXED32, TYPE_NAMES, VARINT, WireError, read_fields
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+WIDTHS = {FIXED64: 8, FIXED32: 4}
+TYPE_NAMES = {VARINT: "an integer", FIXED64: "8 bytes", BYTES: "a length and bytes", FIXED32: "4 bytes"}
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # a piece's type
 MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
-# Field number -> (name, wire type). Fields that are not named here are skipped, unseen.
+# Field number -> (name, wire type). Other fields are skipped.
 MODEL_FIELDS = {1: ("pieces", BYTES), 2: ("trainer", BYTES), 3: ("normalizer", BYTES)}
 PIECE_FIELDS = {1: ("piece", BYTES), 2: ("score", FIXED32), 3: ("type", VARINT)}
 TRAINER_FIELDS = {3: ("model_type", VARINT), 24: ("treat_whitespace_as_suffix", VARINT), 35: ("byte_fallback", VARINT)}
@@ -26,15 +30,26 @@ NORMALIZER_FIELDS = {
     2: ("precompiled_charsmap", BYTES), 3: ("add_dummy_prefix", VARINT), 5: ("escape_whitespaces", VARINT),
 }  # fmt: skip
 
+STATES_AT_ONCE = 4096  # of the character map's trie; bounds the memory of a step to 8 MB
+BYTE_VALUES = np.arange(1, 256)  # the tokenizers library stops at a zero byte
+
+
+class WireError(ValueError):
+    """The bytes are not a valid message."""
+
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """What a model file says.
+    """The contents of a model file.
 
-    pieces: (piece, score) in the order of their ids. symbols: pieces that are matched in the text as they stand, and
-        whether each is special (a control symbol) or not (defined by the user). unknown: the unknown piece.
-    charsmap: the map of characters applied to the text first, in SentencePiece's compiled form; empty for none.
-    add_dummy_prefix: a space is put before the text. byte_fallback: unknown characters become their bytes' pieces.
+    Attributes:
+        pieces: (piece, score) in the order of their ids.
+        symbols: pieces that are matched in the text as they stand, each with True if it is special (a control symbol)
+            and False if the user defined it.
+        unknown: the unknown piece.
+        charsmap: the character map applied to the text first, in SentencePiece's compiled form; empty for none.
+        add_dummy_prefix: a space is put before the text.
+        byte_fallback: unknown characters become the pieces of their bytes.
     """
 
     pieces: tuple[tuple[str, float], ...]
@@ -46,16 +61,16 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(file: Path) -> SentencePieceModel:
-    """The model in `file`.
+    """Read the model in `file`.
 
-    Raises CheckpointError, naming the file, when it cannot be read, is no such message, holds pieces that make no
-    vocabulary, or is of a kind that no member of the family uses (BPE, white space as suffix or not escaped).
+    Raises CheckpointError, naming the file, if it cannot be read, is not such a message, holds pieces that do not make
+    a vocabulary, or is of a kind that no model here uses (BPE, white space as suffix or not escaped).
     """
     try:
         return _model(file.read_bytes())
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # WireError, and a charsmap's
+    except ValueError as error:  # WireError, and the character map's
         raise CheckpointError(f"{file} is not a SentencePiece model: {error}") from error
 
 
@@ -88,7 +103,7 @@ def _model(data: bytes) -> SentencePieceModel:
     )
 
 
-def _named_fields(message: bytes, names: Mapping[int, tuple[str, int]], where: str):
+def _named_fields(message: bytes, names: Mapping[int, tuple[str, int]], where: str) -> Iterator[tuple]:
     for number, kind, value in read_fields(message):
         if number in names:
             name, expected = names[number]
@@ -122,3 +137,109 @@ def _piece(number: int, message: bytes) -> tuple[str, float, int]:
     if kind not in range(NORMAL, BYTE + 1):
         raise WireError(f"pieces[{number}] has the type {kind}, expected {NORMAL} to {BYTE}")
     return piece, score, kind
+
+
+# --- the wire format ---------------------------------------------------------------------------------------
+
+
+def read_fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
+    """Yield (field number, wire type, value) of each field in turn; integers unsigned, everything else as bytes.
+
+    Raises WireError for a field that ends beyond the message, an integer of more than 64 bits, and a type that does not
+    exist (groups, which early versions had, included).
+    """
+    place, end = 0, len(message)
+    while place < end:
+        tag, value_start = _varint(message, place)
+        number, kind = tag >> 3, tag & 7
+        if number == 0 or kind not in TYPE_NAMES:
+            raise WireError(f"byte {place} starts field {number} of type {kind}, which does not exist")
+        if kind == VARINT:
+            value, place = _varint(message, value_start)
+        else:
+            length, start = _varint(message, value_start) if kind == BYTES else (WIDTHS[kind], value_start)
+            place = start + length
+            if place > end:
+                raise WireError(f"field {number} at byte {value_start} has {length} bytes; {end - start} are left")
+            value = message[start:place]
+        yield number, kind, value
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    """Return the integer at `place` (7 bits a byte, least significant first) and where it ends."""
+    if place < len(message) and message[place] < 0x80:  # nearly all are this short: a third of the time to read a file
+        return message[place], place + 1
+    value = 0
+    for count, byte in enumerate(message[place : place + 10]):
+        value |= (byte & 0x7F) << 7 * count
+        if byte < 0x80:
+            if value >= 2**64:
+                break
+            return value, place + count + 1
+    if len(message) - place < 10:
+        raise WireError(f"it ends within an integer at byte {place}")
+    raise WireError(f"the integer at byte {place} has more than 64 bits")
+
+
+# --- the character map ---------------------------------------------------------------------------------------
+
+
+def check_charsmap(charsmap: bytes) -> None:
+    """Check SentencePiece's compiled character map before the `tokenizers` library walks it.
+
+    The map is the size of a trie in bytes, the trie (a double array of 32-bit units, packed as in
+    https://github.com/s-yata/darts-clone) and its replacement strings, each ended by a zero byte. The library trusts
+    every index in it, and its Rust code panics at a text that leads outside.
+
+    Raises ValueError if the parts do not fit together, or if a text would lead outside them or to invalid UTF-8.
+    """
+    size = int.from_bytes(charsmap[:4], "little")
+    if size == 0 or size % 4 or 4 + size > len(charsmap):
+        raise ValueError(f"its trie has {size} bytes, expected a multiple of 4, and at most {len(charsmap) - 4}")
+    trie = np.frombuffer(charsmap, "<u4", size // 4, 4).astype(np.int64)
+    strings = np.frombuffer(charsmap, np.uint8, offset=4 + size)
+    _check_strings(strings, _values(trie))
+
+
+def _values(trie: np.ndarray) -> np.ndarray:
+    """Collect every value of the trie by walking all of its states. Raises ValueError if one lies outside."""
+    seen = np.zeros(len(trie), bool)
+    states, values = _offsets(trie[:1]), []
+    while states.size:
+        states = np.unique(states)
+        if states[-1] | 0xFF >= len(trie):
+            raise ValueError(f"its trie leads to unit {states[-1]} of {len(trie)}")
+        states = states[~seen[states]]
+        seen[states] = True
+        found = [_step(states[start : start + STATES_AT_ONCE], trie) for start in range(0, len(states), STATES_AT_ONCE)]
+        states = np.concatenate([state for state, _ in found]) if found else states
+        leaves = np.concatenate([leaf for _, leaf in found]) if found else states
+        if leaves.size and leaves.max() >= len(trie):
+            raise ValueError(f"its trie leads to unit {leaves.max()} of {len(trie)}")
+        values.append(trie[leaves] & 0x7FFFFFFF)
+    return np.concatenate(values)
+
+
+def _step(states: np.ndarray, trie: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the states that one more byte leads to, and those of them that have a value."""
+    positions = states[:, None] ^ BYTE_VALUES
+    units = trie[positions]
+    exists = (units & 0x800000FF) == BYTE_VALUES
+    positions, units = positions[exists], units[exists]
+    reached = positions ^ _offsets(units)
+    return reached, reached[(units >> 8 & 1).astype(bool)]
+
+
+def _offsets(units: np.ndarray) -> np.ndarray:
+    return units >> 10 << ((units & 1 << 9) >> 6)
+
+
+def _check_strings(strings: np.ndarray, values: np.ndarray) -> None:
+    try:
+        strings.tobytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"its strings are not UTF-8: {error}") from error
+    if values.size and values.max() >= len(strings):
+        raise ValueError(f"its trie gives the string at {values.max()}; the strings have {len(strings)} bytes")
+    if (strings[values] & 0xC0 == 0x80).any():
+        raise ValueError("its trie gives a string that starts within a character")

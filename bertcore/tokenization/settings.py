@@ -1,24 +1,23 @@
-"""What the files beside a tokenizer say about it: tokenizer_config.json, special_tokens_map.json, added_tokens.json."""
+"""A tokenizer's settings: tokenizer_config.json, special_tokens_map.json, added_tokens.json, and the caller's own."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
+from bertcore.checkpoint.files import CONFIG_NAME, CheckpointError, read_json_object
 
-from .added_tokens import AddedTokenSettings
-from .errors import WrongSetting
-from .families import CLASS_OF_MODEL_TYPE, TokenizerFamily
+from .families import CLASS_OF_MODEL_TYPE, AddedTokenSettings, TokenizerFamily
 
 TOKENIZER_JSON = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
-UNKNOWN_LENGTH = int(1e30)  # what transformers calls an unlimited model_max_length
+UNKNOWN_LENGTH = int(1e30)  # transformers' value for an unlimited model_max_length
 
 # In the order in which transformers adds those that a vocabulary lacks.
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
-# Settings that are true, false or null (not said).
+# Settings that are true, false or null (not stated).
 OPTIONS = (
     "do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "add_prefix_space", "split_by_punct",
     "add_bos_token", "add_eos_token", "clean_up_tokenization_spaces",
@@ -27,25 +26,44 @@ OTHER_SETTINGS = (
     "model_max_length", "padding_side", "truncation_side", "pad_token_type_id", "model_input_names",
     "extra_special_tokens",
 )  # fmt: skip
-
 ENTITY_SETTINGS = ("task", "max_entity_length", "max_mention_length")  # LUKE's
 
-# Classes of transformers that are whatever tokenizer.json says.
+# Classes of transformers for which tokenizer.json alone decides.
 GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")
+
+
+class WrongSetting(ValueError):
+    """The setting `name` is wrong, wherever it was read."""
+
+    def __init__(self, name: str, message: str):
+        super().__init__(message)
+        self.name = name
+
+
+@contextlib.contextmanager
+def naming_files(folder: Path, given: Collection[str]) -> Iterator[None]:
+    """Turn WrongSetting in the block into a CheckpointError that names `folder`, unless the caller gave the setting."""
+    try:
+        yield
+    except WrongSetting as error:
+        if error.name in given:
+            raise
+        raise CheckpointError(f"tokenizer files of {folder}: {error}") from error
 
 
 @dataclass(frozen=True)
 class TokenizerSettings:
     """A tokenizer's settings, under transformers' names.
 
-    tokenizer_class: without the ending "Fast", "" when no file says it, nor config.json the type of its model.
-    special_tokens: the named special tokens ("mask_token", ...) that the files state.
-    extra_special_tokens: further ones without a name.
-    added_tokens: tokens with their ids, beyond the vocabulary file.
-    options: those of `OPTIONS` that the files state.
-    padding_side, model_input_names: None when the family decides.
-    entities: those of `ENTITY_SETTINGS` that the files state.
-    overridden: which settings the caller gave, and not the files.
+    Attributes:
+        tokenizer_class: without the ending "Fast"; "" if no file states it, nor config.json the type of its model.
+        special_tokens: the named special tokens ("mask_token", ...) that the files state.
+        extra_special_tokens: further special tokens, which have no name.
+        added_tokens: tokens with their ids, beyond the vocabulary file.
+        options: the settings of `OPTIONS` that the files state.
+        padding_side, model_input_names: None if the family decides.
+        entities: the settings of `ENTITY_SETTINGS` that the files state.
+        overridden: the settings that the caller gave.
     """
 
     tokenizer_class: str = ""
@@ -62,20 +80,24 @@ class TokenizerSettings:
     overridden: frozenset[str] = frozenset()
 
     def option(self, name: str, family: TokenizerFamily) -> bool | None:
-        """The setting `name` of `OPTIONS`: what the files state, else what the family has, else None."""
+        """Return the setting `name` of `OPTIONS`: the files' value, else the family's default, else None."""
         return self.options.get(name, family.defaults.get(name))
 
 
-def read_settings(folder: Path, overrides: Mapping[str, Any] | None = None) -> TokenizerSettings:
-    """The settings in `folder`; transformers' defaults where it says nothing.
+def read_settings(folder: Path, overrides: Mapping[str, Any]) -> TokenizerSettings:
+    """Read the settings in `folder`; transformers' defaults stand in for the rest.
 
-    overrides: settings by name that win over the files'. Raises CheckpointError for broken files, WrongSetting for a
-    wrong value, TypeError for a name among the overrides that is no setting.
+    `overrides` are settings by name, which win over the files'. Raises CheckpointError for broken files, WrongSetting
+    for a wrong value, TypeError for an unknown name among the overrides.
     """
+    known = (*OPTIONS, *OTHER_SETTINGS, *ENTITY_SETTINGS, *SPECIAL_TOKEN_NAMES)
+    for name in overrides:
+        if name not in known and not name.endswith("_token"):
+            raise TypeError(f"{name} is not a setting of a tokenizer, expected one of {', '.join(known)}")
     values = _read_optional(folder / TOKENIZER_CONFIG_NAME)
     if "added_tokens_decoder" not in values:  # newer files hold all of it in tokenizer_config.json
         values |= _read_optional(folder / "special_tokens_map.json")
-    values |= _checked(overrides or {})
+    values |= overrides
     special = _special_tokens(values)
     extra = _extra_special_tokens(values)
     return TokenizerSettings(
@@ -90,20 +112,12 @@ def read_settings(folder: Path, overrides: Mapping[str, Any] | None = None) -> T
         pad_token_type_id=_number(values, "pad_token_type_id"),
         model_input_names=_input_names(values) or None,
         entities={key: values[key] for key in ENTITY_SETTINGS if values.get(key) is not None},
-        overridden=frozenset(overrides or ()),
+        overridden=frozenset(overrides),
     )
 
 
-def _checked(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    known = (*OPTIONS, *OTHER_SETTINGS, *ENTITY_SETTINGS, *SPECIAL_TOKEN_NAMES)
-    for name in overrides:
-        if name not in known and not name.endswith("_token"):
-            raise TypeError(f"{name} is no setting of a tokenizer, expected one of {', '.join(known)}")
-    return dict(overrides)
-
-
 def _tokenizer_class(values: Mapping[str, Any], folder: Path) -> str:
-    """As transformers looks for it: tokenizer_config.json, then config.json's tokenizer_class and model_type."""
+    """Find the class as transformers does: tokenizer_config.json, then config.json's tokenizer_class and model_type."""
     config = _read_optional(folder / CONFIG_NAME)
     of_model = CLASS_OF_MODEL_TYPE.get(str(config.get("model_type")))
     for name in (values.get("tokenizer_class"), config.get("tokenizer_class"), of_model):
@@ -117,7 +131,7 @@ def _wrong(key: str, value: Any, expected: str) -> WrongSetting:
 
 
 def _number(values: Mapping[str, Any], key: str) -> int:
-    """A number of tokens or an id, UNKNOWN_LENGTH at most; 0 when the files do not say it."""
+    """Return a count or an id, at most UNKNOWN_LENGTH; 0 if it is not stated."""
     value = values.get(key) or 0
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise _wrong(key, value, "a number of at least 0")
@@ -125,7 +139,7 @@ def _number(values: Mapping[str, Any], key: str) -> int:
 
 
 def _options(values: Mapping[str, Any]) -> dict[str, bool | None]:
-    # Null leaves a setting to the family; that strip_accents is null means that it follows do_lower_case.
+    # Null leaves a setting to the family; strip_accents null means that it follows do_lower_case.
     stated = {
         key: values[key] for key in OPTIONS if key in values and (values[key] is not None or key == "strip_accents")
     }
@@ -142,22 +156,37 @@ def _input_names(values: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _side(values: Mapping[str, Any], key: str) -> str | None:
+    side = values.get(key) or None
+    if side not in (None, "left", "right"):
+        raise _wrong(key, side, "'left' or 'right'")
+    return side
+
+
 def _read_optional(file: Path) -> dict[str, Any]:
     return read_json_object(file) if file.is_file() else {}
 
 
-def _added_token(value, where: str) -> AddedTokenSettings:
-    """Both forms found in files: the token itself, or an object with its matching rules."""
+def _added_token(value: Any, where: str) -> AddedTokenSettings:
+    """Read both forms found in files: the token itself, or an object with its matching rules."""
     if isinstance(value, str):
-        return AddedTokenSettings(value)
+        return _valid(AddedTokenSettings(value))
     if isinstance(value, dict) and isinstance(value.get("content"), str):
         flags = {key: bool(value.get(key)) for key in ("lstrip", "rstrip", "single_word", "normalized")}
-        return AddedTokenSettings(value["content"], **flags, special=bool(value.get("special", True)))
+        return _valid(AddedTokenSettings(value["content"], **flags, special=bool(value.get("special", True))))
     raise _wrong(where, value, "a string or an object with its content")
 
 
+def _valid(token: AddedTokenSettings) -> AddedTokenSettings:
+    try:
+        token.content.encode()
+    except UnicodeEncodeError as error:
+        raise WrongSetting("", f"the token {token.content!r} is not valid Unicode") from error
+    return token
+
+
 def _special_tokens(values: Mapping[str, Any]) -> dict[str, AddedTokenSettings]:
-    """The usual names, then what the model's own are called ("entity_1_token"), alone or in a group of their own."""
+    """Collect the usual special tokens, then the model's own ("entity_1_token"), which may stand in a group."""
     named = {key: values[key] for key in SPECIAL_TOKEN_NAMES if values.get(key) is not None}
     groups = (values.get("model_specific_special_tokens"), values.get("extra_special_tokens"))
     own = {key: value for group in groups if isinstance(group, dict) for key, value in group.items()}
@@ -175,7 +204,7 @@ def _extra_special_tokens(values: Mapping[str, Any]) -> tuple[AddedTokenSettings
 
 
 def _added_tokens(values: Mapping[str, Any], folder: Path, special: set[str]) -> dict[int, AddedTokenSettings]:
-    """tokenizer_config.json's added_tokens_decoder, or the older added_tokens.json (token -> id)."""
+    """Read tokenizer_config.json's added_tokens_decoder, or the older added_tokens.json (token -> id)."""
     if "added_tokens_decoder" in values:
         found = values["added_tokens_decoder"]
         if not isinstance(found, dict) or not all(number.isdecimal() for number in found):
@@ -185,16 +214,9 @@ def _added_tokens(values: Mapping[str, Any], folder: Path, special: set[str]) ->
         by_token = _read_optional(folder / "added_tokens.json")
         if not all(type(number) is int for number in by_token.values()):
             raise _wrong("added_tokens.json", by_token, "an object of ids by token")
-        # What is not special matches the normalised text, as transformers has it.
+        # Ordinary tokens match the normalized text, as in transformers.
         tokens = {
-            number: AddedTokenSettings(token, normalized=token not in special, special=token in special)
+            number: _valid(AddedTokenSettings(token, normalized=token not in special, special=token in special))
             for token, number in by_token.items()
         }
     return dict(sorted(tokens.items()))
-
-
-def _side(values: Mapping[str, Any], key: str) -> str | None:
-    side = values.get(key) or None
-    if side not in (None, "left", "right"):
-        raise _wrong(key, side, "'left' or 'right'")
-    return side

@@ -1,19 +1,26 @@
-"""Learning a vocabulary from texts."""
+"""Learn a vocabulary from texts."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertcore.arguments import check_count
 
 from .families import FAMILIES, TokenizerFamily
+from .inputs import check_unicode
 from .settings import UNKNOWN_LENGTH, TokenizerSettings
 from .tokenizer import Tokenizer
 
-# The kind of a vocabulary -> a family's class that has it, and what families call it.
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models
+
+    from .backend import Built
+
+# The kind of a vocabulary -> the default class, and the name of its builder.
 KINDS = {
     "wordpiece": ("BertTokenizer", "word_piece"),
     "bpe": ("RobertaTokenizer", "byte_bpe"),
@@ -21,10 +28,10 @@ KINDS = {
 }
 BYTES = 256
 LEAST_LETTERS = 4
-REPEATED = 1000  # words of a text that stands for a count of them
+REPEATED = 1000  # occurrences of a word in one text
 DIGITS = 6  # of scores, which are logarithms of probabilities
-# The order of special tokens by the one that begins a text: that of the published vocabularies, whose ids stand in
-# configs (and transformers takes it that XLNet's unknown token is the first).
+# The order of special tokens, by the token that begins a text: that of the published vocabularies, whose ids stand in
+# configs (and transformers expects XLNet's unknown token first).
 ORDERS = {
     "<s>": ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"),
     "<cls>": ("unk_token", "bos_token", "eos_token", "cls_token", "sep_token", "pad_token", "mask_token"),
@@ -42,28 +49,28 @@ def train_tokenizer(
     lower_case: bool | None = None,
     model_max_length: int = UNKNOWN_LENGTH,
 ) -> Tokenizer:
-    """A tokenizer whose vocabulary is learnt from texts.
+    """Train a tokenizer: learn its vocabulary from texts.
 
-    The same texts give the same "wordpiece" and "bpe". Of "unigram" two processes may keep different ones of pieces
-    that are equally good, which is seen where there are few texts.
+    The same texts give the same "wordpiece" and "bpe" vocabularies. For "unigram" two processes may choose differently
+    among equally good pieces, which shows when texts are few.
 
     Args:
         texts: strings, read once; any iterable.
         kind: "wordpiece" (BERT's, https://arxiv.org/abs/1609.08144), "bpe" (byte-level,
             https://openai.com/index/better-language-models) or "unigram" (https://arxiv.org/abs/1804.10959); by
-            default that of `tokenizer_class`, or "wordpiece".
+            default the kind of `tokenizer_class`, or "wordpiece".
         vocab_size: the most tokens, special ones included.
-        tokenizer_class: the family whose special tokens and rules it has, as transformers names it; by default
+        tokenizer_class: the family that gives special tokens and rules, by its name in transformers; by default
             BertTokenizer, RobertaTokenizer or AlbertTokenizer.
-        min_frequency: how often a pair has to occur to become a token of "wordpiece" or "bpe".
-        lower_case: whether texts lose upper case (and, for BERT and ALBERT, accents); None for what the family does.
-            Byte-level BPE keeps it.
+        min_frequency: the least occurrences of a pair that becomes a token of "wordpiece" or "bpe".
+        lower_case: lower-case texts (and, for BERT and ALBERT, strip accents); None for the family's default.
+            Byte-level BPE cannot.
         model_max_length: the most tokens that the model takes.
 
     Raises:
-        TypeError: for a text that is no string, with its number.
-        ValueError: for another kind or class, a vocabulary too small for its special tokens and bytes, or texts that
-            hold nothing.
+        TypeError: for a text that is not a string, with its number.
+        ValueError: for an unknown kind or class, a vocabulary too small for its special tokens and bytes, or empty
+            texts.
     """
     name, family = _family(kind, tokenizer_class)
     settings = _settings(name, family, lower_case, check_count("model_max_length", model_max_length, 1))
@@ -99,12 +106,12 @@ def _settings(name: str, family: TokenizerFamily, lower_case: bool | None, longe
 
 def _trained(
     texts: Iterable[str], family: TokenizerFamily, settings: TokenizerSettings, vocab_size: int, min_frequency: int
-) -> Any:
-    """The library's tokenizer with its special tokens, as `Tokenizer` takes it."""
+) -> Built:
+    """Train the library's tokenizer and add its special tokens."""
     from tokenizers import Tokenizer as Backend
-    from tokenizers import models
 
     from .backend import completed, special_tokens
+    from .builders import MODELS, set_steps
     from .engine import library_errors
 
     special = {name: token.content for name, token in special_tokens(family, settings).items()}
@@ -112,22 +119,22 @@ def _trained(
     first = list(dict.fromkeys(special[name] for name in order if name in special))
     least = len(first) + (BYTES if family.model == "byte_bpe" else LEAST_LETTERS)
     vocab_size = check_count("vocab_size", vocab_size, least)
-    empty = {"word_piece": models.WordPiece, "byte_bpe": models.BPE, "unigram": models.Unigram}
-    backend = Backend(empty[family.model]())
-    _set_steps(backend, family, settings)
+    backend = Backend(MODELS[family.model]())
+    set_steps(backend, family, settings)
+    texts = _checked(texts)
     with library_errors():
         if family.model == "word_piece":
-            backend.model = _word_piece(
-                backend, _checked(texts), first, vocab_size, min_frequency, special["unk_token"]
-            )
+            backend.model = _word_piece(backend, texts, first, vocab_size, min_frequency, special["unk_token"])
         elif family.model == "byte_bpe":
-            backend.model = _byte_bpe(backend, _checked(texts), first, vocab_size, min_frequency)
+            backend.model = _byte_bpe(backend, texts, first, vocab_size, min_frequency)
         else:
-            backend.model = _unigram(backend, _checked(texts), first, vocab_size, special["unk_token"])
+            backend.model = _unigram(backend, texts, first, vocab_size, special["unk_token"])
     return completed(backend, [], family, settings)
 
 
-def _byte_bpe(backend: Any, texts: Iterator[str], first: list[str], vocab_size: int, min_frequency: int) -> Any:
+def _byte_bpe(
+    backend: Backend, texts: Iterator[str], first: list[str], vocab_size: int, min_frequency: int
+) -> models.BPE:
     from tokenizers import pre_tokenizers, trainers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -137,10 +144,13 @@ def _byte_bpe(backend: Any, texts: Iterator[str], first: list[str], vocab_size: 
 
 
 def _word_piece(
-    backend: Any, texts: Iterator[str], first: list[str], vocab_size: int, min_frequency: int, unknown: str
-) -> Any:
-    """The library numbers letters in the order of a hash table, which differs from run to run, and breaks ties by
-    these numbers. So words are counted first, and letters get their numbers here."""
+    backend: Backend, texts: Iterator[str], first: list[str], vocab_size: int, min_frequency: int, unknown: str
+) -> models.WordPiece:
+    """Train WordPiece reproducibly.
+
+    The library numbers letters in the order of a hash table, which differs from run to run, and breaks ties by these
+    numbers. So words are counted first, and letters are numbered here.
+    """
     from tokenizers import Tokenizer as Backend
     from tokenizers import models, pre_tokenizers, trainers
 
@@ -151,7 +161,7 @@ def _word_piece(
     for word, count in words.items():
         for letter in word:
             letters[letter] += count
-    # A letter has a form that begins a word and one that does not; rare ones leave room for words.
+    # A letter takes two tokens, one that begins a word and one that does not; rare letters give way to words.
     common = sorted(letters, key=lambda letter: (-letters[letter], letter))[: (vocab_size - len(first)) // 4]
     kept, alphabet = set(common), sorted(common)
     known = [*first, *alphabet, *(f"##{letter}" for letter in alphabet)]
@@ -165,16 +175,19 @@ def _word_piece(
 
 
 def _repeated(counted: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """Texts that hold each word as often as was counted."""
+    """Yield texts that hold each word as often as it was counted."""
     for word, count in counted:
         for start in range(0, count, REPEATED):
             yield f"{word} " * min(REPEATED, count - start)
 
 
-def _unigram(backend: Any, texts: Iterator[str], first: list[str], vocab_size: int, unknown: str) -> Any:
-    """The library sums in the order of a hash table, which differs from run to run, and so do the last bits of scores
-    and the order of the letters that it adds at the end. So scores are rounded, and these letters sorted. The last bits
-    also choose among pieces of equal worth, and that stays."""
+def _unigram(backend: Backend, texts: Iterator[str], first: list[str], vocab_size: int, unknown: str) -> models.Unigram:
+    """Train a unigram model as reproducibly as the library allows.
+
+    The library sums in the order of a hash table, which differs from run to run, and so do the last bits of scores and
+    the order of the letters that it adds at the end. So scores are rounded, and these letters sorted. The last bits
+    also decide among equally good pieces, and that stays.
+    """
     from tokenizers import Tokenizer as Backend
     from tokenizers import models, trainers
 
@@ -189,21 +202,9 @@ def _unigram(backend: Any, texts: Iterator[str], first: list[str], vocab_size: i
     return models.Unigram([*((token, 0.0) for token in first), *ranked], first.index(unknown), False)
 
 
-def _model_of(backend: Any, texts: Iterator[str], trainer: Any) -> Any:
+def _model_of(backend: Backend, texts: Iterator[str], trainer: Any) -> Any:
     backend.train_from_iterator(texts, trainer)
     return backend.model
-
-
-def _set_steps(backend: Any, family: TokenizerFamily, settings: TokenizerSettings) -> None:
-    from . import byte_bpe, unigram, word_piece
-    from .sentencepiece_file import SentencePieceModel
-
-    if family.model == "word_piece":
-        word_piece.set_steps(backend, settings)
-    elif family.model == "byte_bpe":
-        byte_bpe.set_steps(backend, family, settings)
-    else:
-        unigram.set_steps(backend, family, settings, SentencePieceModel((), (), ""))
 
 
 def _checked(texts: Iterable[str]) -> Iterator[str]:
@@ -213,11 +214,8 @@ def _checked(texts: Iterable[str]) -> Iterator[str]:
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(f"texts[{number}] is {type(text).__name__}, expected a string")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"texts[{number}] is not valid Unicode: a lone surrogate at {error.start}") from error
+        check_unicode(f"texts[{number}]", text)
         has_any = has_any or bool(text.strip())
         yield text
     if not has_any:
-        raise ValueError("texts holds nothing to learn from")
+        raise ValueError("texts has no words to learn from")

@@ -1,18 +1,19 @@
 """The vocabulary half of a tokenizer: token ids to tokens and text, with the names and results of transformers."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from bertcore.arguments import warn_caller
 from bertcore.kernels import checks
 
 from .engine import Engine
-from .ids import as_ids, each_of, is_id
+from .inputs import as_ids, each_of, is_id
 from .settings import SPECIAL_TOKEN_NAMES, TokenizerSettings
 
 if TYPE_CHECKING:
     from .backend import Built
 
-# What clean_up_tokenization_spaces replaces, in this order; transformers' list.
+# Replacements of clean_up_tokenization_spaces, in this order; transformers' list.
 CLEAN_UP = (
     (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"), (" 's", "'s"),
     (" 've", "'ve"), (" 're", "'re"),
@@ -20,7 +21,7 @@ CLEAN_UP = (
 
 
 class Vocabulary:
-    """Token ids, tokens and text; the part of `Tokenizer` that needs no text to encode."""
+    """Token ids, tokens and text; the part of `Tokenizer` that encodes no text."""
 
     cls_token: str | None
     cls_token_id: int | None
@@ -36,6 +37,7 @@ class Vocabulary:
     bos_token_id: int | None
     eos_token: str | None
     eos_token_id: int | None
+    model_max_length: int
     is_fast = True
 
     def __init__(self, built: "Built", settings: TokenizerSettings):
@@ -53,36 +55,42 @@ class Vocabulary:
         self._may_clean_up = built.family.cleans_up_bpe or type(backend.model).__name__ != "BPE"
 
     def decode(
-        self, token_ids, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
+        self, token_ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> str | list[str]:
-        """The text of token ids: an integer, a sequence of them, or a sequence of sequences (which gives a list).
+        """Return the text of token ids: an integer, a sequence of them, or a sequence of sequences (a list of texts).
 
-        clean_up_tokenization_spaces: no space before punctuation ("a ." -> "a."); None means as the files say. It is
-        for WordPiece and SentencePiece: for byte-level BPE, which stores every space, it does nothing.
+        clean_up_tokenization_spaces removes spaces before punctuation ("a ." -> "a."); None means as the files say. It
+        is for WordPiece and SentencePiece: byte-level BPE stores every space, so there it does nothing.
 
-        Raises TypeError for what is no integers, ValueError for an id outside the vocabulary, naming it and its
+        Raises TypeError for anything but integers, ValueError for an id outside the vocabulary, naming it and its
         position.
         """
         ids = as_ids("token_ids", token_ids, nested=True)
         checks.boolean("skip_special_tokens", skip_special_tokens)
         if ids and isinstance(ids[0], list):
             return [self.decode(row, skip_special_tokens, clean_up_tokenization_spaces) for row in ids]
-        for place, number in enumerate(ids):  # the library drops ids it does not know, without a word
+        for place, number in enumerate(ids):  # the library silently drops unknown ids
             self._token(number, f" at position {place}")
         text = self._engine.decode(ids, skip_special_tokens)
-        return self._clean_up(text) if self._cleans_up(clean_up_tokenization_spaces) else text
+        if clean_up_tokenization_spaces and not self._may_clean_up:
+            warn_caller("clean_up_tokenization_spaces does nothing for byte-level BPE")
+        asked = clean_up_tokenization_spaces
+        if self._may_clean_up and (self.clean_up_tokenization_spaces if asked is None else asked):
+            for found, replacement in CLEAN_UP:
+                text = text.replace(found, replacement)
+        return text
 
     def batch_decode(
-        self, sequences, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
+        self, sequences: Iterable, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> list[str]:
-        """`decode` of each sequence."""
+        """Return `decode` of each sequence."""
         rows = each_of("sequences", sequences, "sequences of integers")
         return [self.decode(ids, skip_special_tokens, clean_up_tokenization_spaces) for ids in rows]
 
-    def convert_ids_to_tokens(self, ids, skip_special_tokens: bool = False) -> str | list[str]:
-        """The token of an id, or a list of them.
+    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> str | list[str]:
+        """Return the token of an id, or a list of them.
 
-        Raises TypeError for what is no integers, ValueError for an id outside the vocabulary.
+        Raises TypeError for anything but integers, ValueError for an id outside the vocabulary.
         """
         if is_id(ids):
             return self._token(ids, "")
@@ -92,29 +100,29 @@ class Vocabulary:
         return [token for number, token in tokens if number not in skipped]
 
     def convert_tokens_to_ids(self, tokens: str | list[str]) -> int | list[int | None] | None:
-        """The id of a token, or a list of them; unk_token_id for what is not in the vocabulary."""
+        """Return the id of a token, or a list of them; unk_token_id for unknown tokens."""
         if not isinstance(tokens, str):
             return [self.convert_tokens_to_ids(token) for token in each_of("tokens", tokens, "strings")]
         found = self._backend.token_to_id(tokens)
         return self.unk_token_id if found is None else found
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """The text that tokens stand for."""
+        """Return the text that tokens stand for."""
         decoder = self._backend.decoder
         return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
-    def get_special_tokens_mask(self, token_ids) -> list[int]:
-        """1 for each id that is a special token's, else 0; the ids include the special tokens."""
+    def get_special_tokens_mask(self, token_ids: Any) -> list[int]:
+        """Return 1 for each id of a special token, else 0; the ids include the special tokens."""
         special = set(self.all_special_ids)
         return [int(number in special) for number in as_ids("token_ids", token_ids)]
 
     def get_added_vocab(self) -> dict[str, int]:
-        """The added tokens with their ids."""
+        """Return the added tokens with their ids."""
         added = sorted(self._backend.get_added_tokens_decoder().items())
         return {token.content: number for number, token in added}
 
     def get_vocab(self) -> dict[str, int]:
-        """Every token, added ones included, with its id."""
+        """Return every token, added ones included, with its id."""
         return self._backend.get_vocab(with_added_tokens=True)
 
     @property
@@ -132,18 +140,7 @@ class Vocabulary:
         model = type(self._backend.model).__name__
         return f"Tokenizer({model}, vocab_size={len(self)}, model_max_length={self.model_max_length})"
 
-    def _cleans_up(self, asked: bool | None) -> bool:
-        if asked and not self._may_clean_up:
-            warn_caller("clean_up_tokenization_spaces does nothing for byte-level BPE")
-        return self._may_clean_up and (self.clean_up_tokenization_spaces if asked is None else asked)
-
-    @staticmethod
-    def _clean_up(text: str) -> str:
-        for found, replacement in CLEAN_UP:
-            text = text.replace(found, replacement)
-        return text
-
-    def _token(self, number, where: str) -> str:
+    def _token(self, number: int, where: str) -> str:
         token = self._backend.id_to_token(int(number)) if 0 <= number < 2**32 else None
         if token is None:
             raise ValueError(f"token id {number}{where} is not in the vocabulary (0 to {len(self) - 1})")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from bertcore.tokenization import AutoTokenizer, beginnings
+from bertcore.tokenization import AutoTokenizer, engine
 from bertcore.tokenization.families import FAMILIES
 from tests.processes import run_python
 from tests.tokenization.corpus import HARD_TEXTS
@@ -18,7 +18,7 @@ WORDS = ["the", " value", "  ", "ü", "\n", " of\t", "the value ", "zzz", " 12",
 def test_the_tokens_are_those_of_the_whole_text(name, tmp_path, monkeypatch):
     write_family(tmp_path, name)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    monkeypatch.setattr(beginnings, "PIECE", 1000)
+    monkeypatch.setattr(engine, "PIECE", 1000)
     rng = random.Random(name)
     for length in (0, 1, 1999, 2000, 2001, 9000):
         text = "".join(rng.choices(WORDS, k=length))[: max(length, 0)]
@@ -35,7 +35,7 @@ def test_the_tokens_are_those_of_the_whole_text(name, tmp_path, monkeypatch):
 def test_words_beyond_all_measure_are_cut(tmp_path, monkeypatch):
     write_family(tmp_path, "BertTokenizer")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    monkeypatch.setattr(beginnings, "PIECE", 1000)
+    monkeypatch.setattr(engine, "PIECE", 1000)
     ((ids, was_cut),) = tokenizer.encode_beginnings(["z" * 6000], 5)
     assert was_cut and ids == tokenizer("z " * 6000, truncation=True, max_length=5)["input_ids"]
 

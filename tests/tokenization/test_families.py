@@ -53,8 +53,8 @@ class TestTable:
     @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
     def test_templates_name_special_tokens(self, family):
         parts = {part.split(":")[0] for part in f"{family.single} {family.pair}".split()} - {"$A", "$B"}
-        layout = {entry for entry in (*family.layout.head, *family.layout.tail) if isinstance(entry, str)}
-        assert parts | layout <= family.special_tokens.keys()
+        pieces = {entry for entry in (*family.pieces.head, *family.pieces.tail) if isinstance(entry, str)}
+        assert parts | pieces <= family.special_tokens.keys()
 
 
 class TestFamilies:

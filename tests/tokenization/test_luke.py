@@ -164,7 +164,7 @@ class TestBadInput:
         with pytest.raises(CheckpointError, match=r"entity_vocab\.json lacks the special entities \[MASK\], \[MASK2\]"):
             load(folder)
         write_json(folder / "entity_vocab.json", {"[PAD]": "0"})
-        with pytest.raises(CheckpointError, match=r"entity_vocab\.json is no object of ids by entity"):
+        with pytest.raises(CheckpointError, match=r"entity_vocab\.json has values other than ids"):
             load(folder)
         (folder / "entity_vocab.json").unlink()
         assert load(folder)("the").input_ids

@@ -8,9 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bertcore.checkpoint import CheckpointError
-from bertcore.tokenization.charsmap import check_charsmap
-from bertcore.tokenization.sentencepiece_file import SentencePieceModel, read_sentencepiece
-from bertcore.tokenization.wire_format import WireError, read_fields
+from bertcore.tokenization.sentencepiece_file import (
+    SentencePieceModel,
+    WireError,
+    check_charsmap,
+    read_fields,
+    read_sentencepiece,
+)
 from tests.tokenization.sentencepiece_writer import (
     BYTE,
     CONTROL,

@@ -7,7 +7,8 @@ import shutil
 
 import pytest
 
-from bertcore.checkpoint import CheckpointError, replacing
+from bertcore.checkpoint import CheckpointError
+from bertcore.checkpoint.files import NOTE
 from bertcore.tokenization import AutoTokenizer
 from tests.tokenization.corpus import HARD_TEXTS, write_json
 from tests.tokenization.family_folders import (
@@ -18,7 +19,7 @@ load = AutoTokenizer.from_pretrained
 
 
 def test_name_that_is_none(roberta):
-    with pytest.raises(TypeError, match="add_prefix_spaces is no setting of a tokenizer, expected one of do_lower"):
+    with pytest.raises(TypeError, match="add_prefix_spaces is not a setting of a tokenizer, expected one of do_lower"):
         load(roberta, add_prefix_spaces=True)
 
 
@@ -61,7 +62,7 @@ def test_extra_special_tokens_that_are_none(roberta, extra):
 def test_files_that_do_not_say_whose_they_are(roberta):
     for config in ({}, {"tokenizer_class": "PreTrainedTokenizerFast"}):
         write_json(roberta / "tokenizer_config.json", config)
-        with pytest.raises(CheckpointError, match=r"has vocab\.json and merges\.txt and does not say whose"):
+        with pytest.raises(CheckpointError, match=r"has vocab\.json and merges\.txt of an unknown family"):
             load(roberta)
 
 
@@ -128,7 +129,7 @@ def test_save_leaves_the_old_files_when_it_fails(albert, monkeypatch, failing):
 
 
 def test_a_save_that_was_killed_says_so(albert):
-    (albert / "tokenizer.json").write_bytes(replacing.NOTE)  # beside the files it was made from
+    (albert / "tokenizer.json").write_bytes(NOTE)  # beside the files it was made from
     with pytest.raises(CheckpointError, match=r"saving was interrupted before tokenizer\.json was in place"):
         load(albert)
 

@@ -113,7 +113,7 @@ def test_examples_are_one_stream_of_documents(tokenizer):
     rows = [row["input_ids"] for row in PermutationLM().examples(documents, tokenizer, max_length=6)]
     words = [tokenizer.convert_tokens_to_ids(word) for word in ["the", "cat", "sat", "on", "an", "mat"]]
     stream = [*words, SEP, tokenizer.convert_tokens_to_ids("paris"), SEP]
-    assert rows == [[CLS, *stream[:4], SEP], [CLS, *stream[4:8], SEP]]  # a separator alone is nothing to learn from
+    assert rows == [[CLS, *stream[:4], SEP], [CLS, *stream[4:8], SEP]]  # a separator alone is no words to learn from
 
 
 @pytest.mark.parametrize("share", [0, 1.1, -1, True, "a"])
