@@ -19,7 +19,7 @@ from bertcore.training.collators import DataCollatorForLanguageModeling, DataCol
 from bertcore.training.evaluation import EvalPrediction, PredictionOutput
 from bertcore.training.masking import Masking
 from bertcore.training.optimizers import LAMB, AdamW, Muon, Optimizer, StableAdamW, clip_grad_norm
-from bertcore.training.run import TrainingDiverged
+from bertcore.training.safeguards import TrainingDiverged
 from bertcore.training.schedules import Schedule, get_scheduler
 from bertcore.training.trainer import Trainer, TrainOutput
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import json
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.checkpoint.files import naming
 from bertcore.execution import mixed_seed
 from bertcore.gradients import Gradients, multiplied_gradients, zero_gradients
 from bertcore.training.arguments import TrainingArguments
@@ -28,13 +23,19 @@ from bertcore.training.checkpoints import (
     remove_beyond,
     save_run,
     write_checkpoint,
-    write_folder,
 )
 from bertcore.training.collators import NumberedCollator
 from bertcore.training.data import Batches
-from bertcore.training.losses import LossScale, StepMade, Unread
 from bertcore.training.optimizers import Optimizer, clip_factor, grad_norm
 from bertcore.training.processes import Processes
+from bertcore.training.safeguards import (
+    LossScale,
+    PendingSteps,
+    StepMade,
+    TrainingDiverged,
+    keep_for_post_mortem,
+    non_finite,
+)
 from bertcore.training.schedules import Schedule
 
 Batch = Mapping[str, Any]
@@ -95,7 +96,7 @@ class Run:
         self.control = TrainerControl()
         self._saved_at = -1
         self._norm = 0.0
-        self._unread, self._is_finite = Unread(), True
+        self._pending, self._is_finite = PendingSteps(), True
         self._loss_scale = LossScale() if args.fp16 else None
 
     def resume(self, folder: Path) -> None:
@@ -214,8 +215,8 @@ class Run:
         if self._loss_scale is not None:
             norm = norm / self._loss_scale.value
         self.optimizer.step(grads, self._factor(loss, norm, next(iter(grads.values())).dtype))
-        self._unread.add(StepMade(state.global_step + 1, part, loss, norm, self._is_finite))
-        if self._unread.is_due:
+        self._pending.add(StepMade(state.global_step + 1, part, loss, norm, self._is_finite))
+        if self._pending.is_due:
             self._read()
         state.global_step += 1
         state.seconds = self._seconds()
@@ -245,7 +246,7 @@ class Run:
 
     def _read(self) -> None:
         """Take notice of the losses and norms of the steps made; fail at the first that is not finite."""
-        for made in self._unread.read():
+        for made in self._pending.read():
             if not made.is_finite:
                 self._fail(made)
             self._norm = made.norm
@@ -393,67 +394,3 @@ class Run:
 def _tokens(batch: Batch) -> int:
     """Without padding, where a mask tells it."""
     return int(np.sum(batch["attention_mask"])) if "attention_mask" in batch else int(np.size(batch["input_ids"]))
-
-
-class TrainingDiverged(RuntimeError):
-    """The loss or a gradient is inf or NaN; `folder` has the batches and the model of the step."""
-
-    def __init__(self, message: str, folder: Path):
-        super().__init__(message)
-        self.folder = folder
-
-
-def non_finite(grads: Mapping[str, Any]) -> list[str]:
-    """The names of the gradients that hold inf or NaN."""
-    return [name for name, array in grads.items() if not bool(kernels.array_module(array).isfinite(array).all())]
-
-
-def keep_for_post_mortem(
-    folder: Path, model: Any, batches: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
-) -> None:
-    """Write the model as it was before the step, its batches (batch-0.npz, ...) and what is known (failure.json)."""
-
-    def fill(new: Path) -> None:
-        model.save_pretrained(new)
-        for number, batch in enumerate(batches):
-            np.savez(new / f"batch-{number}.npz", **{name: np.asarray(value) for name, value in batch.items()})
-        (new / "failure.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-
-    with naming(folder):
-        write_folder(folder, fill)
-
-
-ENDING = signal.SIGINT, signal.SIGTERM
-
-
-@contextmanager
-def held_back() -> Iterator[list[int]]:
-    """A block in which the first Ctrl-C or SIGTERM is only noted, in the list that it yields.
-
-    The signal acts where the block ends, as it would have without it; a second one acts at once. Elsewhere than in the
-    main thread, where no handlers can be set, signals act as ever.
-    """
-    noted: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield noted
-        return
-    before = {number: signal.getsignal(number) for number in ENDING}
-
-    def note(number: int, frame: object) -> None:
-        noted.append(number)
-        restore()
-
-    def restore() -> None:
-        for number, handler in before.items():
-            if handler is not None:  # None: it was set by other code than Python's
-                signal.signal(number, handler)
-
-    for number, handler in before.items():
-        if handler not in (None, signal.SIG_IGN):
-            signal.signal(number, note)
-    try:
-        yield noted
-    finally:
-        restore()
-    if noted:
-        signal.raise_signal(noted[0])

@@ -21,7 +21,8 @@ from bertcore.training.evaluation import EvalPrediction, PredictionOutput, Reduc
 from bertcore.training.objectives.language_modeling import NextWords
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.processes import started_together
-from bertcore.training.run import Run, held_back
+from bertcore.training.run import Run
+from bertcore.training.safeguards import held_back
 from bertcore.training.schedules import Schedule, schedule_factor
 
 

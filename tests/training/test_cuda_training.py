@@ -10,7 +10,7 @@ from bertcore.checkpoint import open_checkpoint
 from bertcore.lora import LoraConfig, get_peft_model
 from bertcore.presets import preset_config
 from bertcore.training import Trainer, TrainingArguments
-from bertcore.training.run import TrainingDiverged
+from bertcore.training.safeguards import TrainingDiverged
 from tests.training.tiny_runs import (
     At,
     MaskingCollator,

@@ -5,8 +5,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from bertcore.training import TrainingArguments, losses
-from bertcore.training.losses import LossScale
+from bertcore.training import TrainingArguments, safeguards
+from bertcore.training.safeguards import LossScale
 from tests.training.tiny_runs import class_trainer
 
 STEPS = [True, False, True, True, True, True, False, False, True, True, True, True, True, True, True, False]
@@ -21,7 +21,7 @@ def states(steps):
 
 
 def test_it_is_halved_where_gradients_overflow_and_doubled_after_steps_without():
-    with mock.patch.object(losses, "INTERVAL", 3):
+    with mock.patch.object(safeguards, "INTERVAL", 3):
         found = states(STEPS)
     scales = [state["scale"] / 65536 for state in found]
     assert scales == [1, 0.5, 0.5, 0.5, 1, 1, 0.5, 0.25, 0.25, 0.25, 0.5, 0.5, 0.5, 1, 1, 0.5]
@@ -59,6 +59,6 @@ def test_torch():
         scaler.update()
         optimizer.zero_grad()
         expected.append((scaler.get_scale(), scaler.state_dict()["_growth_tracker"]))
-    with mock.patch.object(losses, "INTERVAL", 3):
+    with mock.patch.object(safeguards, "INTERVAL", 3):
         found = states(STEPS)
     assert [(state["scale"], state["good_steps"]) for state in found] == expected

@@ -32,10 +32,9 @@ from bertcore.training.objectives.language_modeling import (
     ReplacedToken,
     SpanBoundary,
 )
-from bertcore.training.objectives.objective import ColumnCollator, CustomLoss, Objective
+from bertcore.training.objectives.objective import ColumnCollator, CustomLoss, Objective, Supervised
 from bertcore.training.objectives.preview import preview
 from bertcore.training.objectives.sentence_pairs import NextSentence, SentenceOrder, TranslationLM
-from bertcore.training.objectives.supervised import Supervised
 
 __all__ = [
     "AttentionDistributions",

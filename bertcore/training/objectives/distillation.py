@@ -17,8 +17,7 @@ from bertcore.nn.parameter import Parameter
 from bertcore.tape import unrecorded
 from bertcore.training.objectives.distillation_terms import PROJECTIONS, Outputs, Term
 from bertcore.training.objectives.language_modeling import MaskedLM
-from bertcore.training.objectives.objective import Batch, Collator, Objective
-from bertcore.training.objectives.supervised import TARGETS, Supervised
+from bertcore.training.objectives.objective import TARGETS, Batch, Collator, Objective, Supervised
 
 
 class Distillation(Objective):

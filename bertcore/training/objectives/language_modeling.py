@@ -17,11 +17,11 @@ from bertcore.training.objectives.objective import (
     Collator,
     Objective,
     SpecialTokens,
+    Supervised,
     check_room,
     document_ids,
     stream_pieces,
 )
-from bertcore.training.objectives.supervised import Supervised
 
 DEFAULT = Masking()
 

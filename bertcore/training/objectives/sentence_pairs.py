@@ -18,10 +18,10 @@ from bertcore.training.objectives.objective import (
     Objective,
     SpecialTokens,
     Sum,
+    Supervised,
     check_room,
     document_ids,
 )
-from bertcore.training.objectives.supervised import Supervised
 
 AT_ONCE = 1000  # documents among which others are drawn
 Sentences = list[list[int]]

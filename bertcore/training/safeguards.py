@@ -1,13 +1,20 @@
-"""What a loss is multiplied by, so that its gradients stay within float16."""
+"""Safeguards of a run: the loss scale of float16, losses not read yet, diverged runs, and interrupts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bertcore import kernels
+from bertcore.checkpoint.files import naming
+from bertcore.training.checkpoints import write_folder
 
 INITIAL, GROWTH, BACKOFF, INTERVAL = 65536.0, 2.0, 0.5, 2000
 LEAST = 1.0  # below it no gradient is too large: what is not finite is so for another reason
@@ -69,7 +76,7 @@ class StepMade(NamedTuple):
     is_finite: Any
 
 
-class Unread:
+class PendingSteps:
     """The steps whose losses were not read yet. Those in host memory are to be read at once."""
 
     def __init__(self) -> None:
@@ -93,3 +100,67 @@ class Unread:
         numbers = xp.stack([xp.stack([made.loss, made.norm, xp.asarray(made.is_finite, "float64")]) for made in steps])
         for made, (loss, norm, is_finite) in zip(steps, numbers.tolist(), strict=True):
             yield made._replace(loss=loss, norm=norm, is_finite=bool(is_finite))
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss or a gradient is inf or NaN; `folder` has the batches and the model of the step."""
+
+    def __init__(self, message: str, folder: Path):
+        super().__init__(message)
+        self.folder = folder
+
+
+def non_finite(grads: Mapping[str, Any]) -> list[str]:
+    """The names of the gradients that hold inf or NaN."""
+    return [name for name, array in grads.items() if not bool(kernels.array_module(array).isfinite(array).all())]
+
+
+def keep_for_post_mortem(
+    folder: Path, model: Any, batches: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
+) -> None:
+    """Write the model as it was before the step, its batches (batch-0.npz, ...) and what is known (failure.json)."""
+
+    def fill(new: Path) -> None:
+        model.save_pretrained(new)
+        for number, batch in enumerate(batches):
+            np.savez(new / f"batch-{number}.npz", **{name: np.asarray(value) for name, value in batch.items()})
+        (new / "failure.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+    with naming(folder):
+        write_folder(folder, fill)
+
+
+ENDING = signal.SIGINT, signal.SIGTERM
+
+
+@contextmanager
+def held_back() -> Iterator[list[int]]:
+    """A block in which the first Ctrl-C or SIGTERM is only noted, in the list that it yields.
+
+    The signal acts where the block ends, as it would have without it; a second one acts at once. Elsewhere than in the
+    main thread, where no handlers can be set, signals act as ever.
+    """
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    before = {number: signal.getsignal(number) for number in ENDING}
+
+    def note(number: int, frame: object) -> None:
+        noted.append(number)
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            if handler is not None:  # None: it was set by other code than Python's
+                signal.signal(number, handler)
+
+    for number, handler in before.items():
+        if handler not in (None, signal.SIG_IGN):
+            signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        restore()
+    if noted:
+        signal.raise_signal(noted[0])
