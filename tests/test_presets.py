@@ -5,7 +5,7 @@ import pytest
 from bertcore import AutoModel, AutoModelForPreTraining
 from bertcore.models.model import Model
 from bertcore.presets import PRESETS, preset, preset_config
-from bertcore.presets.published import PUBLISHED
+from bertcore.presets.preset import PUBLISHED
 
 # Parameters of the base model, pooler included where it has one, as transformers counts them.
 PARAMETERS = {

@@ -1,28 +1,27 @@
-"""Presets: the published configs of the family's members, and what their papers say of them.
+"""Presets: the published configs of the BERT family, and the facts of their papers.
 
-Sizes are facts of each model's config.json on the Hugging Face hub. What follows from them (parameters, FLOPs, memory)
-is computed from the model, never written down here: `bertcore info` shows it.
+Sizes are facts of each model's config.json on the Hugging Face hub. Parameters, FLOPs and memory are computed from the
+model (`bertcore info`), never written down here.
 """
 
 import copy
 import difflib
 from typing import Any
 
-from bertcore.presets.absolute import ABSOLUTE
-from bertcore.presets.preset import Preset
-from bertcore.presets.relative import RELATIVE_OR_CAUSAL
-from bertcore.presets.rotary import ROTARY
+from .absolute import ABSOLUTE
+from .preset import Preset
+from .relative import RELATIVE_OR_CAUSAL, ROTARY
 
 __all__ = ["PRESETS", "Preset", "preset", "preset_config"]
 
-PRESETS: dict[str, Preset] = {member.name: member for member in (*ABSOLUTE, *RELATIVE_OR_CAUSAL, *ROTARY)}
-_BY_HUB_ID = {member.hub_id: member for member in PRESETS.values() if member.hub_id}
+PRESETS: dict[str, Preset] = {one.name: one for one in (*ABSOLUTE, *RELATIVE_OR_CAUSAL, *ROTARY)}
+_BY_HUB_ID = {one.hub_id: one for one in PRESETS.values() if one.hub_id}
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name, or of that id on the hub ("google-bert/bert-base-uncased").
+    """Return the preset of that name, or of that id on the hub ("google-bert/bert-base-uncased").
 
-    Raises ValueError, with the names that are close, if there is none.
+    Raises ValueError, with similar names, for an unknown one.
     """
     found = PRESETS.get(name) or _BY_HUB_ID.get(name)
     if found is None:
@@ -33,12 +32,12 @@ def preset(name: str) -> Preset:
 
 
 def preset_config(name: str) -> dict[str, Any]:
-    """A copy of the config of a preset, as `Model.from_config` takes it; errors are those of `preset`."""
+    """Return a copy of a preset's config, for `Model.from_config`; errors are those of `preset`."""
     return copy.deepcopy(dict(preset(name).config))
 
 
 def _close(name: str) -> list[str]:
-    """Up to four names: those that begin so, then those that look alike."""
+    """Return up to four names: those with this beginning, then similar ones."""
     begin = [known for known in PRESETS if name and known.startswith(name)]
     alike = difflib.get_close_matches(name, [*PRESETS, *_BY_HUB_ID], n=4)
     return list(dict.fromkeys([*begin, *alike]))[:4]

@@ -1,6 +1,6 @@
-"""The members whose tokens have absolute positions, as data."""
+"""Models with absolute positions, as data."""
 
-from bertcore.presets.preset import BASE, LARGE, Preset, sizes
+from .preset import BASE, LARGE, Preset, sizes
 
 _COMMON = {
     "hidden_act": "gelu",
@@ -16,24 +16,14 @@ RTD = "replaced token detection, beside a small generator's MLM"
 # --- BERT and what has its shape ---------------------------------------------------------------------
 
 BERT = Preset(
-    name="bert-base-uncased",
-    hub_id="google-bert/bert-base-uncased",
+    name="bert-base-uncased", hub_id="google-bert/bert-base-uncased",
     config={
-        "model_type": "bert",
-        "vocab_size": 30522,
-        **BASE,
-        **_COMMON,
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
+        "model_type": "bert", "vocab_size": 30522, **BASE, **_COMMON, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
         "pad_token_id": 0,
     },
-    year=2018,
-    paper="arXiv:1810.04805",
-    objective="MLM + NSP",
-    pretraining_heads=("masked_lm", "next_sentence"),
-    tokenizer="WordPiece, lower case",
-    own="the encoder that the others vary",
-)
+    year=2018, paper="arXiv:1810.04805", objective="MLM + NSP", pretraining_heads=("masked_lm", "next_sentence"),
+    tokenizer="WordPiece, lower case", own="the encoder that the others vary",
+)  # fmt: skip
 _CASED = "WordPiece, cased"
 _DISTILLED = {"objective": "distillation", "pretraining_heads": ("distillation",)}
 _SHAPED_LIKE_BERT = (
@@ -96,47 +86,29 @@ _SHAPED_LIKE_BERT = (
 # --- RoBERTa and what has its shape ------------------------------------------------------------------
 
 _ROBERTA = BERT.but(
-    "roberta-base",
-    "FacebookAI/roberta-base",
+    "roberta-base", "FacebookAI/roberta-base",
     {
-        "model_type": "roberta",
-        "vocab_size": 50265,
-        "max_position_embeddings": 514,
-        "type_vocab_size": 1,
-        "layer_norm_eps": 1e-5,
-        "pad_token_id": 1,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
+        "model_type": "roberta", "vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
     },
-    year=2019,
-    paper="arXiv:1907.11692",
-    objective="MLM, masks drawn anew each time",
-    pretraining_heads=MLM,
-    tokenizer="byte-level BPE",
-    own="no NSP, no segments, positions start after the padding's id",
-)
+    year=2019, paper="arXiv:1907.11692", objective="MLM, masks drawn anew each time", pretraining_heads=MLM,
+    tokenizer="byte-level BPE", own="no NSP, no segments, positions start after the padding's id",
+)  # fmt: skip
 _XLM_ROBERTA = _ROBERTA.but(
     "xlm-roberta-base", "FacebookAI/xlm-roberta-base", {"model_type": "xlm-roberta", "vocab_size": 250002},
     paper="arXiv:1911.02116", objective="MLM in 100 languages", tokenizer="SentencePiece unigram",
     own="RoBERTa with 250,002 pieces",
 )  # fmt: skip
 _LUKE = _ROBERTA.but(
-    "luke-base",
-    "studio-ousia/luke-base",
+    "luke-base", "studio-ousia/luke-base",
     {
-        "model_type": "luke",
-        "vocab_size": 50267,
-        "entity_vocab_size": 500000,
-        "entity_emb_size": 256,
+        "model_type": "luke", "vocab_size": 50267, "entity_vocab_size": 500000, "entity_emb_size": 256,
         "use_entity_aware_attention": True,
     },
-    year=2020,
-    paper="arXiv:2010.01057",
-    objective="MLM of words and entities",
-    pretraining_heads=("masked_lm", "masked_entities"),
-    tokenizer="byte-level BPE + entities",
+    year=2020, paper="arXiv:2010.01057", objective="MLM of words and entities",
+    pretraining_heads=("masked_lm", "masked_entities"), tokenizer="byte-level BPE + entities",
     own="entity embeddings, queries that know words from entities",
-)
+)  # fmt: skip
 _SHAPED_LIKE_ROBERTA = (
     _ROBERTA,
     _ROBERTA.but("roberta-large", "FacebookAI/roberta-large", LARGE),
@@ -159,28 +131,16 @@ _SHAPED_LIKE_ROBERTA = (
 # --- smaller embeddings, shared or fewer layers --------------------------------------------------------
 
 _ALBERT = BERT.but(
-    "albert-base-v2",
-    "albert/albert-base-v2",
+    "albert-base-v2", "albert/albert-base-v2",
     {
-        "model_type": "albert",
-        "vocab_size": 30000,
-        "embedding_size": 128,
-        "hidden_act": "gelu_new",
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "classifier_dropout_prob": 0.1,
-        "num_hidden_groups": 1,
-        "inner_group_num": 1,
-        "bos_token_id": 2,
-        "eos_token_id": 3,
+        "model_type": "albert", "vocab_size": 30000, "embedding_size": 128, "hidden_act": "gelu_new",
+        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout_prob": 0.1,
+        "num_hidden_groups": 1, "inner_group_num": 1, "bos_token_id": 2, "eos_token_id": 3,
     },
-    year=2019,
-    paper="arXiv:1909.11942",
-    objective="MLM + sentence order",
-    pretraining_heads=("masked_lm", "sentence_order"),
-    tokenizer="SentencePiece unigram",
+    year=2019, paper="arXiv:1909.11942", objective="MLM + sentence order",
+    pretraining_heads=("masked_lm", "sentence_order"), tokenizer="SentencePiece unigram",
     own="one layer's parameters for all layers, narrow embeddings",
-)
+)  # fmt: skip
 _ELECTRA = BERT.but(
     "electra-small-discriminator", "google/electra-small-discriminator",
     {"model_type": "electra", "embedding_size": 128, **sizes(12, 256, 4)},
@@ -199,53 +159,26 @@ _GENERATOR_SIZES = {
     "large": {"embedding_size": 1024, **sizes(24, 256, 4)},
 }
 _DISTILBERT = Preset(
-    name="distilbert-base-uncased",
-    hub_id="distilbert/distilbert-base-uncased",
+    name="distilbert-base-uncased", hub_id="distilbert/distilbert-base-uncased",
     config={
-        "model_type": "distilbert",
-        "vocab_size": 30522,
-        "n_layers": 6,
-        "dim": 768,
-        "n_heads": 12,
-        "hidden_dim": 3072,
-        "activation": "gelu",
-        "dropout": 0.1,
-        "attention_dropout": 0.1,
-        "max_position_embeddings": 512,
-        "sinusoidal_pos_embds": False,
-        "initializer_range": 0.02,
-        "pad_token_id": 0,
+        "model_type": "distilbert", "vocab_size": 30522, "n_layers": 6, "dim": 768, "n_heads": 12, "hidden_dim": 3072,
+        "activation": "gelu", "dropout": 0.1, "attention_dropout": 0.1, "max_position_embeddings": 512,
+        "sinusoidal_pos_embds": False, "initializer_range": 0.02, "pad_token_id": 0,
     },
-    year=2019,
-    paper="arXiv:1910.01108",
-    objective="MLM + distillation of logits and hidden states",
-    pretraining_heads=MLM,
-    tokenizer="WordPiece, lower case",
-    own="every second layer of BERT, no segments, no pooler",
-)
+    year=2019, paper="arXiv:1910.01108", objective="MLM + distillation of logits and hidden states",
+    pretraining_heads=MLM, tokenizer="WordPiece, lower case", own="every second layer of BERT, no segments, no pooler",
+)  # fmt: skip
 _MOBILEBERT = BERT.but(
-    "mobilebert-uncased",
-    "google/mobilebert-uncased",
+    "mobilebert-uncased", "google/mobilebert-uncased",
     {
-        "model_type": "mobilebert",
-        **sizes(24, 512, 4, 512),
-        "hidden_act": "relu",
-        "hidden_dropout_prob": 0.0,
-        "embedding_size": 128,
-        "trigram_input": True,
-        "use_bottleneck": True,
-        "intra_bottleneck_size": 128,
-        "use_bottleneck_attention": False,
-        "key_query_shared_bottleneck": True,
-        "num_feedforward_networks": 4,
-        "normalization_type": "no_norm",
-        "classifier_activation": True,
+        "model_type": "mobilebert", **sizes(24, 512, 4, 512), "hidden_act": "relu", "hidden_dropout_prob": 0.0,
+        "embedding_size": 128, "trigram_input": True, "use_bottleneck": True, "intra_bottleneck_size": 128,
+        "use_bottleneck_attention": False, "key_query_shared_bottleneck": True, "num_feedforward_networks": 4,
+        "normalization_type": "no_norm", "classifier_activation": True,
     },
-    year=2020,
-    paper="arXiv:2004.02984",
-    objective="MLM + NSP + transfer layer by layer",
+    year=2020, paper="arXiv:2004.02984", objective="MLM + NSP + transfer layer by layer",
     own="bottlenecks, four feed-forwards a layer, scale and shift for layer norm, trigram embeddings",
-)
+)  # fmt: skip
 _SMALLER = (
     _ALBERT,
     _ALBERT.but("albert-large-v2", "albert/albert-large-v2", LARGE),

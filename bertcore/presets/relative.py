@@ -1,110 +1,59 @@
-"""The members with relative positions, and those that read from left to right, as data."""
+"""Models with relative or rotary positions, with distance biases (Jina BERT v2), and left-to-right models, as data.
+
+Configs of rotary models are spelled as transformers spells them today, which is not always as published.
+"""
 
 from dataclasses import replace
 
-from bertcore.presets.absolute import BERT, MLM, RTD
-from bertcore.presets.preset import LARGE, Preset, sizes
+from .absolute import BERT, MLM, RTD
+from .preset import BASE, LARGE, Preset, sizes
 
 CAUSAL_LM = ("causal_lm",)
 
 # --- relative positions ----------------------------------------------------------------------------------
 
 _DEBERTA = BERT.but(
-    "deberta-base",
-    "microsoft/deberta-base",
+    "deberta-base", "microsoft/deberta-base",
     {
-        "model_type": "deberta",
-        "vocab_size": 50265,
-        "type_vocab_size": 0,
-        "layer_norm_eps": 1e-7,
-        "relative_attention": True,
-        "max_relative_positions": -1,
-        "position_biased_input": False,
-        "pos_att_type": ["c2p", "p2c"],
-        "pooler_dropout": 0,
-        "pooler_hidden_act": "gelu",
+        "model_type": "deberta", "vocab_size": 50265, "type_vocab_size": 0, "layer_norm_eps": 1e-7,
+        "relative_attention": True, "max_relative_positions": -1, "position_biased_input": False,
+        "pos_att_type": ["c2p", "p2c"], "pooler_dropout": 0, "pooler_hidden_act": "gelu",
     },
-    year=2020,
-    paper="arXiv:2006.03654",
-    objective="MLM",
-    pretraining_heads=MLM,
-    tokenizer="byte-level BPE",
+    year=2020, paper="arXiv:2006.03654", objective="MLM", pretraining_heads=MLM, tokenizer="byte-level BPE",
     own="disentangled attention: content and relative position apart",
-)
+)  # fmt: skip
 _DEBERTA_V3 = _DEBERTA.but(
-    "deberta-v3-base",
-    "microsoft/deberta-v3-base",
+    "deberta-v3-base", "microsoft/deberta-v3-base",
     {
-        "model_type": "deberta-v2",
-        "vocab_size": 128100,
-        "pos_att_type": ["p2c", "c2p"],
-        "position_buckets": 256,
-        "norm_rel_ebd": "layer_norm",
-        "share_att_key": True,
+        "model_type": "deberta-v2", "vocab_size": 128100, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256,
+        "norm_rel_ebd": "layer_norm", "share_att_key": True,
     },
-    year=2021,
-    paper="arXiv:2111.09543",
-    objective=RTD,
-    pretraining_heads=("replaced_tokens",),
-    tokenizer="SentencePiece unigram",
-    own="relative positions in log buckets, projections shared with content",
-)
+    year=2021, paper="arXiv:2111.09543", objective=RTD, pretraining_heads=("replaced_tokens",),
+    tokenizer="SentencePiece unigram", own="relative positions in log buckets, projections shared with content",
+)  # fmt: skip
 _XLNET = Preset(
-    name="xlnet-base-cased",
-    hub_id="xlnet/xlnet-base-cased",
+    name="xlnet-base-cased", hub_id="xlnet/xlnet-base-cased",
     config={
-        "model_type": "xlnet",
-        "vocab_size": 32000,
-        "n_layer": 12,
-        "d_model": 768,
-        "n_head": 12,
-        "d_head": 64,
-        "d_inner": 3072,
-        "ff_activation": "gelu",
-        "attn_type": "bi",
-        "untie_r": True,
-        "bi_data": False,
-        "clamp_len": -1,
-        "same_length": False,
-        "dropout": 0.1,
-        "initializer_range": 0.02,
-        "layer_norm_eps": 1e-12,
-        "pad_token_id": 5,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "summary_type": "last",
-        "summary_use_proj": True,
-        "summary_activation": "tanh",
-        "summary_last_dropout": 0.1,
+        "model_type": "xlnet", "vocab_size": 32000, "n_layer": 12, "d_model": 768, "n_head": 12, "d_head": 64,
+        "d_inner": 3072, "ff_activation": "gelu", "attn_type": "bi", "untie_r": True, "bi_data": False, "clamp_len": -1,
+        "same_length": False, "dropout": 0.1, "initializer_range": 0.02, "layer_norm_eps": 1e-12, "pad_token_id": 5,
+        "bos_token_id": 1, "eos_token_id": 2, "summary_type": "last", "summary_use_proj": True,
+        "summary_activation": "tanh", "summary_last_dropout": 0.1,
     },
-    year=2019,
-    paper="arXiv:1906.08237",
-    objective="permutation LM",
-    pretraining_heads=CAUSAL_LM,
-    tokenizer="SentencePiece unigram",
-    own="two-stream attention, relative positions, memory of earlier segments",
-)
+    year=2019, paper="arXiv:1906.08237", objective="permutation LM", pretraining_heads=CAUSAL_LM,
+    tokenizer="SentencePiece unigram", own="two-stream attention, relative positions, memory of earlier segments",
+)  # fmt: skip
 _MPNET = replace(
-    BERT,
-    name="mpnet-base",
-    hub_id="microsoft/mpnet-base",
-    config={key: value for key, value in BERT.config.items() if key != "type_vocab_size"}
-    | {
-        "model_type": "mpnet",
-        "vocab_size": 30527,
-        "max_position_embeddings": 514,
-        "relative_attention_num_buckets": 32,
-        "layer_norm_eps": 1e-5,
-        "pad_token_id": 1,
-        "bos_token_id": 0,
+    BERT, name="mpnet-base", hub_id="microsoft/mpnet-base",
+    config={
+        **{key: value for key, value in BERT.config.items() if key != "type_vocab_size"},
+        "model_type": "mpnet", "vocab_size": 30527, "max_position_embeddings": 514,
+        "relative_attention_num_buckets": 32, "layer_norm_eps": 1e-5, "pad_token_id": 1, "bos_token_id": 0,
         "eos_token_id": 2,
     },
-    year=2020,
-    paper="arXiv:2004.09297",
-    objective="masked and permuted LM",
-    pretraining_heads=MLM,
+    year=2020, paper="arXiv:2004.09297", objective="masked and permuted LM", pretraining_heads=MLM,
     own="a bias for each head and bucket of relative positions; no segments",
-)
+)  # fmt: skip
 _RELATIVE = (
     _DEBERTA,
     _DEBERTA.but("deberta-large", "microsoft/deberta-large", LARGE),
@@ -128,67 +77,189 @@ _RELATIVE = (
 # --- the other branch: left to right -----------------------------------------------------------------------
 
 _GPT2 = Preset(
-    name="gpt2",
-    hub_id="openai-community/gpt2",
+    name="gpt2", hub_id="openai-community/gpt2",
     config={
-        "model_type": "gpt2",
-        "vocab_size": 50257,
-        "n_positions": 1024,
-        "n_layer": 12,
-        "n_embd": 768,
-        "n_head": 12,
-        "activation_function": "gelu_new",
-        "attn_pdrop": 0.1,
-        "embd_pdrop": 0.1,
-        "resid_pdrop": 0.1,
-        "initializer_range": 0.02,
-        "layer_norm_epsilon": 1e-5,
-        "bos_token_id": 50256,
-        "eos_token_id": 50256,
+        "model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024, "n_layer": 12, "n_embd": 768, "n_head": 12,
+        "activation_function": "gelu_new", "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1,
+        "initializer_range": 0.02, "layer_norm_epsilon": 1e-5, "bos_token_id": 50256, "eos_token_id": 50256,
     },
-    year=2019,
-    paper="Language Models are Unsupervised Multitask Learners",
-    objective="causal LM",
-    pretraining_heads=CAUSAL_LM,
-    tokenizer="byte-level BPE",
+    year=2019, paper="Language Models are Unsupervised Multitask Learners", objective="causal LM",
+    pretraining_heads=CAUSAL_LM, tokenizer="byte-level BPE",
     own="a decoder: each token sees those before it; layer norms before the blocks",
-)
+)  # fmt: skip
 _TRANSFORMER_XL = Preset(
-    name="transfo-xl-wt103",
-    hub_id="transfo-xl/transfo-xl-wt103",
+    name="transfo-xl-wt103", hub_id="transfo-xl/transfo-xl-wt103",
     config={
-        "model_type": "transfo-xl",
-        "vocab_size": 267735,
-        "cutoffs": [20000, 40000, 200000],
-        "n_layer": 18,
-        "d_model": 1024,
-        "d_embed": 1024,
-        "n_head": 16,
-        "d_head": 64,
-        "d_inner": 4096,
-        "div_val": 4,
-        "pre_lnorm": False,
-        "mem_len": 1600,
-        "clamp_len": 1000,
-        "same_length": True,
-        "proj_share_all_but_first": True,
-        "attn_type": 0,
-        "adaptive": True,
-        "untie_r": True,
-        "tie_word_embeddings": True,
-        "dropout": 0.1,
-        "dropatt": 0.0,
-        "init_std": 0.02,
-        "proj_init_std": 0.01,
-        "layer_norm_epsilon": 1e-5,
-        "eos_token_id": 0,
+        "model_type": "transfo-xl", "vocab_size": 267735, "cutoffs": [20000, 40000, 200000], "n_layer": 18,
+        "d_model": 1024, "d_embed": 1024, "n_head": 16, "d_head": 64, "d_inner": 4096, "div_val": 4, "pre_lnorm": False,
+        "mem_len": 1600, "clamp_len": 1000, "same_length": True, "proj_share_all_but_first": True, "attn_type": 0,
+        "adaptive": True, "untie_r": True, "tie_word_embeddings": True, "dropout": 0.1, "dropatt": 0.0,
+        "init_std": 0.02, "proj_init_std": 0.01, "layer_norm_epsilon": 1e-5, "eos_token_id": 0,
     },
-    year=2019,
-    paper="arXiv:1901.02860",
-    objective="causal LM",
-    pretraining_heads=CAUSAL_LM,
-    tokenizer="words",
+    year=2019, paper="arXiv:1901.02860", objective="causal LM", pretraining_heads=CAUSAL_LM, tokenizer="words",
     own="recurrence over segments, relative positions, adaptive softmax; XLNet's ancestor",
-)
+)  # fmt: skip
 
 RELATIVE_OR_CAUSAL = (*_RELATIVE, _GPT2, _TRANSFORMER_XL)
+
+# --- rotary positions -----------------------------------------------------------------------------------
+
+
+def _rope(theta: float, factor: float | None = None) -> dict[str, object]:
+    """Return rope_parameters; a factor means NTK's static scaling, which transformers calls "linear".
+
+    That is theta times the factor, and every angle divided by factor^(2 / head_dim), with head_dim 64.
+    """
+    if factor is None:
+        return {"rope_type": "default", "rope_theta": theta}
+    return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / 64)}
+
+
+# --- ModernBERT's shape: config.json of ModernBERT-base and -large -------------------------------------------
+
+_MODERNBERT = Preset(
+    name="modernbert-base", hub_id="answerdotai/ModernBERT-base",
+    config={
+        "model_type": "modernbert", "vocab_size": 50368, **sizes(22, 768, 12, 1152), "hidden_activation": "gelu",
+        "max_position_embeddings": 8192, "local_attention": 128, "norm_eps": 1e-5, "initializer_range": 0.02,
+        "pad_token_id": 50283, "bos_token_id": 50281, "eos_token_id": 50282, "cls_token_id": 50281,
+        "sep_token_id": 50282, "classifier_pooling": "mean",
+    },
+    year=2024, paper="arXiv:2412.13663", objective="MLM", pretraining_heads=MLM, tokenizer="byte-level BPE",
+    own="norms first, rotary positions, gated feed-forwards, two layers of three local; 8,192 tokens",
+)  # fmt: skip
+# Ettin's config.json (its 32m's, which other models' configs quote) has one theta for all layers, and 7,999 positions.
+_ONE_THETA = {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _rope(160000.0))}
+_ETTIN = _MODERNBERT.but(
+    "ettin-17m", "jhu-clsp/ettin-encoder-17m", sizes(7, 256, 4, 384) | _ONE_THETA | {"max_position_embeddings": 7999},
+    year=2025, paper="arXiv:2507.11412", own="ModernBERT's shape from small to large, one theta, open data",
+)  # fmt: skip
+_MMBERT = _MODERNBERT.but(
+    "mmbert-base",
+    "jhu-clsp/mmBERT-base",
+    # As its authors trained it last (github.com/JHU-CLSP/mmBERT, configs/mmBERT-base-decay.yaml), with Gemma 2's
+    # vocabulary. Not in there, and not verified: cls_token_id and how classes are pooled.
+    {
+        "vocab_size": 256000,
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "cls_token_id": 1,
+        "sep_token_id": 1,
+        **_ONE_THETA,
+    },
+    year=2025,
+    paper="arXiv:2509.06888",
+    own="ModernBERT's shape, over 1,800 languages, one theta",
+)
+
+# --- EuroBERT: the defaults of transformers, which are those of 210m, and the authors' conversion script ----------
+
+_EUROBERT = Preset(
+    name="eurobert-210m", hub_id="EuroBERT/EuroBERT-210m",
+    config={
+        "model_type": "eurobert", "vocab_size": 128256, **BASE, "num_key_value_heads": 12, "hidden_act": "silu",
+        "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "initializer_range": 0.02,
+        "rope_parameters": _rope(250000.0), "bos_token_id": 128000, "eos_token_id": 128001, "pad_token_id": 128001,
+        "mask_token_id": 128002, "tie_word_embeddings": False,
+    },
+    year=2025, paper="arXiv:2503.05500", objective="MLM", pretraining_heads=MLM, tokenizer="byte-level BPE",
+    own="Llama's layers without causality: root-mean-square norms, grouped keys and values; 8,192 tokens",
+)  # fmt: skip
+
+# --- BERT's order, rotary: the defaults of transformers, and the theta and factor that published configs say ------
+
+_NOMIC_BERT = Preset(
+    name="nomic-embed-text-v1",
+    hub_id="nomic-ai/nomic-embed-text-v1",
+    config={
+        "model_type": "nomic_bert",
+        "vocab_size": 30528,
+        **BASE,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "initializer_range": 0.02,
+        "pad_token_id": 0,
+        # Longer texts want rotary_scaling_factor 2, which the model's page has the caller say.
+        "rope_parameters": _rope(1000.0),
+    },
+    year=2024,
+    paper="arXiv:2402.01613",
+    objective="MLM, then contrastive",
+    pretraining_heads=MLM,
+    tokenizer="WordPiece, lower case",
+    own="rotary positions, gated feed-forwards, no biases in maps",
+)
+_GTE = Preset(
+    name="gte-multilingual-base", hub_id="Alibaba-NLP/gte-multilingual-base",
+    config={
+        "model_type": "gte", "vocab_size": 250048, **BASE, "hidden_act": "gelu", "max_position_embeddings": 8192,
+        "type_vocab_size": 1, "layer_norm_eps": 1e-12, "initializer_range": 0.02, "pad_token_id": 1,
+        "rope_parameters": _rope(20000.0, 8.0),
+    },
+    year=2024, paper="arXiv:2407.19669", objective="MLM, then contrastive", pretraining_heads=MLM,
+    tokenizer="SentencePiece unigram", own="rotary positions, gated feed-forwards; 8,192 tokens, 70 languages",
+)  # fmt: skip
+_GTE_ENGLISH = {
+    "vocab_size": 30528,
+    "type_vocab_size": 0,
+    "pad_token_id": 0,
+    "rope_parameters": _rope(500000.0, 2.0),
+}
+_OF_GTE_ENGLISH = {"tokenizer": "WordPiece, lower case", "own": "as gte-multilingual-base, of English"}
+_JINA_V3 = Preset(
+    name="jina-embeddings-v3", hub_id="jinaai/jina-embeddings-v3",
+    config={
+        "model_type": "jina_embeddings_v3", "vocab_size": 250002, **LARGE, "hidden_act": "gelu",
+        "max_position_embeddings": 8194, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "initializer_range": 0.02,
+        "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "rope_parameters": _rope(20000.0),
+    },
+    year=2024, paper="arXiv:2409.10173", objective="MLM, then contrastive, then an adapter for each task",
+    pretraining_heads=MLM, tokenizer="SentencePiece unigram",
+    own="XLM-R with rotary positions, and adapters of tasks; 8,192 tokens",
+)  # fmt: skip
+# config.json of jina-embeddings-v2-base-en; the code that it names is not run.
+_JINA_V2 = Preset(
+    name="jina-embeddings-v2-base-en", hub_id="jinaai/jina-embeddings-v2-base-en",
+    config={
+        "model_type": "bert", "auto_map": {"AutoModel": "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel"},
+        "vocab_size": 30528, **BASE, "hidden_act": "gelu", "feed_forward_type": "geglu",
+        "position_embedding_type": "alibi", "max_position_embeddings": 8192, "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12, "initializer_range": 0.02, "pad_token_id": 0,
+    },
+    year=2023, paper="arXiv:2310.19923", objective="MLM, then contrastive", pretraining_heads=MLM,
+    tokenizer="WordPiece, lower case",
+    own="biases of distance in place of positions, gated feed-forwards; 8,192 tokens",
+)  # fmt: skip
+
+ROTARY = (
+    _MODERNBERT,
+    _MODERNBERT.but("modernbert-large", "answerdotai/ModernBERT-large", sizes(28, 1024, 16, 2624)),
+    _ETTIN,
+    _ETTIN.but("ettin-32m", "jhu-clsp/ettin-encoder-32m", sizes(10, 384, 6, 576)),
+    _ETTIN.but("ettin-68m", "jhu-clsp/ettin-encoder-68m", sizes(19, 512, 8, 768)),
+    _ETTIN.but("ettin-1b", "jhu-clsp/ettin-encoder-1b", sizes(28, 1792, 28, 3840)),
+    _MMBERT.but("mmbert-small", "jhu-clsp/mmBERT-small", sizes(22, 384, 6, 1152)),
+    _MMBERT,
+    _EUROBERT,
+    _EUROBERT.but("eurobert-610m", "EuroBERT/EuroBERT-610m", sizes(26, 1152, 18, 4096) | {"num_key_value_heads": 6}),
+    _EUROBERT.but("eurobert-2.1b", "EuroBERT/EuroBERT-2.1B", sizes(32, 2304, 18, 6144) | {"num_key_value_heads": 6}),
+    _NOMIC_BERT,
+    _NOMIC_BERT.but("nomic-embed-text-v1.5", "nomic-ai/nomic-embed-text-v1.5", {}),
+    _GTE,
+    _GTE.but("gte-base-en-v1.5", "Alibaba-NLP/gte-base-en-v1.5", _GTE_ENGLISH, **_OF_GTE_ENGLISH),
+    _GTE.but(
+        "gte-large-en-v1.5", "Alibaba-NLP/gte-large-en-v1.5",
+        _GTE_ENGLISH | LARGE | {"type_vocab_size": 2, "rope_parameters": _rope(160000.0, 2.0)}, **_OF_GTE_ENGLISH,
+    ),
+    _GTE.but(
+        "snowflake-arctic-embed-m-v2.0", "Snowflake/snowflake-arctic-embed-m-v2.0",
+        {"rope_parameters": _rope(160000.0)},
+        paper="arXiv:2412.04506", own="as gte-multilingual-base, its positions as they were trained",
+    ),
+    _JINA_V3,
+    _JINA_V2,
+    _JINA_V2.but("jina-embeddings-v2-small-en", "jinaai/jina-embeddings-v2-small-en", sizes(4, 512, 8)),
+)  # fmt: skip
