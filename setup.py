@@ -91,6 +91,7 @@ setup(
     package_dir={"": "src"},
     package_data={"bertcore": ["py.typed"]} | {name: ["*.cu", "*.cuh"] for name in PACKAGES if ".kernels" in name},
     install_requires=[
+        "click>=8.5",  # bertcore.cli alone; 8.5 suggests commands and options
         "numpy>=2.0",
         "numba>=0.65",
         "ml_dtypes>=0.5",  # bfloat16 arrays

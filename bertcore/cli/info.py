@@ -1,78 +1,72 @@
-"""Tell what a model is: its sizes, parameters, FLOPs, memory, and what was published of it.
+"""The command info: the sizes of a model, and the list of presets."""
 
-NAME is a preset, a config file (.json), the folder of a model, or its id on the Hugging Face hub, of which only the
-config is read. Without NAME the presets are listed; `AutoModel.from_config(NAME)` makes a new model of one.
-
-FLOPs are those of the products in the encoder, for each token of a sequence of --length: twice the weights that it
-passes, and for each layer 4 x the tokens it sees x the width of attention (6 x in XLNet, 8 x in DeBERTa, whose scores
-have terms of position)."""
-
-import argparse
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from bertcore.cli.common import model_folder, positive
-from bertcore.cli.tables import aligned, printable
+from bertcore.cli.inputs import model_folder
+from bertcore.cli.options import Command, File, Positive
+from bertcore.cli.outputs import aligned, printable
 from bertcore.models.figures import LENGTH, Figures, figures
 
 if TYPE_CHECKING:
     from bertcore.presets import Preset
 
-QUOTED = {"mnli_m": "MNLI-m", "glue_dev": "GLUE dev"}  # figures that others measured, and what they are called
-
+QUOTED = {"mnli_m": "MNLI-m", "glue_dev": "GLUE dev"}  # published figures, and their titles
 LABELS = 8  # that are printed
 
-HELP = "tell a model's sizes, or list the presets"
-EXAMPLES = """\
-examples:
-  bertcore info
-  bertcore info deberta-v3-base
-  bertcore info my-model/ --length 512 --json"""
 
+@dataclass(kw_only=True)
+class Info(Command):
+    """Print the sizes of a model: parameters, FLOPs, memory, and its published facts.
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="a preset, config file, model's folder or id (default: list presets)"
-    )
-    add_length_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    NAME is a preset, a config file (.json), the folder of a model, or its id on the Hugging Face hub, from which only
+    the config is read. Without NAME the presets are listed; `AutoModel.from_config(NAME)` makes a new model of one.
 
+    FLOPs are those of the products in the encoder, for each token of a sequence of --length: twice the weights that the
+    token passes, and for each layer 4 x the tokens it sees x the width of attention (6 x in XLNet, 8 x in DeBERTa,
+    whose scores have terms of position).
 
-def add_length_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare --length for a command that tells FLOPs."""
-    parser.add_argument(
-        "--length",
-        type=positive,
-        default=LENGTH,
-        metavar="N",
-        help=f"tokens of a sequence, for FLOPs (default: {LENGTH})",
-    )
+    Examples:
+        bertcore info
+        bertcore info deberta-v3-base
+        bertcore info my-model/ --length 512 --json
 
+    Attributes:
+        name: a preset, config file, model's folder or id (default: list the presets).
+        length: tokens of a sequence, for FLOPs.
+        json: print one JSON object.
+    """
 
-def run(args: argparse.Namespace) -> None:
-    """Run the command."""
-    if args.name is None:
-        print(json.dumps({"presets": _listed()}) if args.json else _list())
-        return
-    from bertcore.checkpoint import naming_config
+    positions = ("name",)
+    title: ClassVar[str] = "Options"
 
-    config, facts = described(args.name)
-    with naming_config(args.name):
-        found, own = figures(config, args.length), {} if facts else _of_checkpoint(args.name, config)
-    if args.json:
-        print(json.dumps({"name": args.name, **asdict(found), **facts, **own}, ensure_ascii=False))
-        return
-    rows = _rows(found, facts) | ({"its head": _told_head(own)} if own else {})
-    rows |= {"stored as": own["stored_as"]} if own.get("stored_as") else {}
-    print("\n".join([args.name, *(f"  {label:<12}{printable(text)}" for label, text in rows.items())]))
+    name: File | None = None
+    length: Positive = LENGTH
+    json: bool = False
+
+    def run(self) -> None:
+        """Run the command."""
+        from bertcore.checkpoint import naming_config
+
+        if self.name is None:
+            print(json.dumps({"presets": _presets()}) if self.json else _preset_table())
+            return
+        config, facts = described(self.name)
+        with naming_config(self.name):
+            found, own = figures(config, self.length), {} if facts else _of_checkpoint(self.name, config)
+        if self.json:
+            print(json.dumps({"name": self.name, **asdict(found), **facts, **own}, ensure_ascii=False))
+            return
+        rows = _rows(found, facts) | ({"its head": _head(own)} if own else {})
+        rows |= {"stored as": own["stored_as"]} if own.get("stored_as") else {}
+        print("\n".join([self.name, *(f"  {label:<12}{printable(text)}" for label, text in rows.items())]))
 
 
 def described(name: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """The config of a preset, file, folder or id on the hub, and the published facts of a preset."""
+    """Return the config of a preset, file, folder or id on the hub, and the published facts of a preset."""
     from bertcore import checkpoint
     from bertcore.checkpoint.files import read_json_object
     from bertcore.tasks.sentence_encoder.settings import read_settings
@@ -86,8 +80,10 @@ def described(name: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
 
 
 def _of_checkpoint(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint is beside its sizes: the class of its head, or `architectures` where no class here has that
-    name (None without either), labels, low precision."""
+    """Return further properties of a checkpoint: its head, its labels, its low precision.
+
+    The head is the name of a class, or `architectures` if bertcore has no class of that name; None without either.
+    """
     from bertcore import checkpoint
     from bertcore.models.architectures import class_for
     from bertcore.models.spec import ConfigReader
@@ -102,7 +98,7 @@ def _of_checkpoint(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return {"head": None if head == "AutoModel" else head, "labels": list(labels), "stored_as": stored_as}
 
 
-def _told_head(own: Mapping[str, Any]) -> str:
+def _head(own: Mapping[str, Any]) -> str:
     labels = own["labels"]
     more = ", ..." if len(labels) > LABELS else ""
     names = f", of the labels {', '.join(labels[:LABELS])}{more}" if labels else ""
@@ -110,7 +106,7 @@ def _told_head(own: Mapping[str, Any]) -> str:
 
 
 def known_preset(name: str) -> "Preset | None":
-    """The preset of that name; None for a file, a folder or an id on the hub, ValueError for what is none of them."""
+    """Return the preset of that name; None for a file, a folder or an id on the hub, ValueError for any other name."""
     from bertcore.presets import preset
 
     if name == "demo" or Path(name).is_dir() or _is_config(name):
@@ -118,9 +114,9 @@ def known_preset(name: str) -> "Preset | None":
     try:
         return preset(name)
     except ValueError as error:
-        if "/" in name:  # as in few presets' names, and most ids on the hub
+        if "/" in name:  # as in most ids on the hub, and few names of presets
             return None
-        raise ValueError(f"{name} is no folder here, and {error}") from None
+        raise ValueError(f"{name} is not a folder here, and {error}") from None
 
 
 def _is_config(name: str) -> bool:
@@ -128,7 +124,7 @@ def _is_config(name: str) -> bool:
 
 
 def _facts(known: "Preset") -> dict[str, Any]:
-    """What was published of a preset beside its config; figures of others (None if there are none), their sources."""
+    """Return the published facts of a preset: figures (None for unknown ones) and their sources."""
     facts = {key: value for key, value in vars(known).items() if key not in ("name", "config")}
     quoted = {key: getattr(known.on_glue, key) for key in QUOTED}
     sources = {key: figure.source for key, figure in quoted.items() if figure}
@@ -136,7 +132,7 @@ def _facts(known: "Preset") -> dict[str, Any]:
 
 
 def _rows(found: Figures, facts: Mapping[str, Any]) -> dict[str, str]:
-    """What is printed of a model, by label."""
+    """Return the lines to print, by label."""
     widths = f"hidden {found.hidden_size:,}, feed-forward {found.intermediate_size:,}"
     heads = f"{found.heads} of {found.attention_size // found.heads}"
     types = f", {found.token_types} token types" if found.token_types > 1 else ""
@@ -171,17 +167,19 @@ def _rows(found: Figures, facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _savings(found: Figures) -> dict[str, str]:
-    """What sharing layers, and tables narrower than the layers, leave of the parameters."""
+    """Return the savings in parameters by sharing layers, and by tables narrower than the layers."""
     layers = found.unshared_layer_parameters / found.layer_parameters
-    told = [f"layers 1/{layers:.4g} of {found.unshared_layer_parameters:,}, if none were shared"] if layers > 1 else []
+    savings = (
+        [f"layers 1/{layers:.4g} of {found.unshared_layer_parameters:,}, if none were shared"] if layers > 1 else []
+    )
     if found.embedding_size < found.hidden_size:
         tables = found.wide_embeddings / found.embeddings
-        told.append(f"embeddings 1/{tables:.4g} of {found.wide_embeddings:,}, if as wide as the layers")
-    return {"savings": "; ".join(told)} if told else {}
+        savings.append(f"embeddings 1/{tables:.4g} of {found.wide_embeddings:,}, if as wide as the layers")
+    return {"savings": "; ".join(savings)} if savings else {}
 
 
-def _listed() -> list[dict[str, Any]]:
-    """The presets."""
+def _presets() -> list[dict[str, Any]]:
+    """Return the presets."""
     from bertcore.presets import PRESETS
 
     keys = ("name", "hub_id", "year", "objective", "own")
@@ -190,6 +188,6 @@ def _listed() -> list[dict[str, Any]]:
     ]
 
 
-def _list() -> str:
-    rows = [[each["name"], str(each["year"]), each["family"], each["objective"], each["own"]] for each in _listed()]
+def _preset_table() -> str:
+    rows = [[each["name"], str(each["year"]), each["family"], each["objective"], each["own"]] for each in _presets()]
     return aligned(rows, ["preset", "year", "family", "objective", "its own"])

@@ -1,26 +1,52 @@
-"""Where embeddings go: a .npy file or JSON lines, written row by row, to a file that appears whole or not at all."""
+"""The outputs of commands: files that appear whole or not at all, arrays, JSON lines, and tables for people."""
 
 import errno
+import importlib.util
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, cast
 
-import numpy as np
+from bertcore.cli.options import Command, CommandError, File
 
-from bertcore.cli.common import CommandError
+if TYPE_CHECKING:
+    import numpy as np
 
 # The errors of a write: a full disk or quota, a file that is too large for its system, a disk that fails.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
+@dataclass(kw_only=True)
+class Output(Command):
+    """A command that writes its answers.
+
+    Attributes:
+        output: the file to write, or - for standard output.
+        json: write JSON, a line for each answer.
+    """
+
+    title: ClassVar[str] = "Output"
+    spellings = ("-o output",)
+
+    output: File = "-"
+    json: bool = False
+
+
+def check_matplotlib(name: str) -> None:
+    """Check that matplotlib is installed, which `name` needs."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise CommandError(f"{name} needs matplotlib, which is not installed: pip install matplotlib")
+
+
 @contextmanager
 def output_stream(path: str, *, seekable: bool) -> Iterator[BinaryIO]:
-    """A stream to the file `path`, or to stdout for "-".
+    """Return a block with a stream to the file `path`, or to stdout for "-".
 
     A file is written under a temporary name beside `path` and takes its place, in one step, when the block ends well;
     otherwise nothing is left. Pipes and devices are written as they are, through a temporary file if `seekable`.
@@ -46,7 +72,7 @@ def output_stream(path: str, *, seekable: bool) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """A block in which errors of writing, which have no file name of their own, say what cannot be written."""
+    """Return a block in which write errors, which carry no file name, name what cannot be written."""
     try:
         yield
     except OSError as error:
@@ -66,7 +92,7 @@ def _replaced(target: Path) -> Iterator[BinaryIO]:
 
 
 def _opened(file: Path, target: Path, mode: str) -> BinaryIO:
-    """`file`, opened; an error names `target`, the file the user knows."""
+    """Open `file`; an error names `target`, the file that the user knows."""
     try:
         return cast(BinaryIO, file.open(mode))
     except OSError as error:
@@ -84,11 +110,10 @@ def _spooled(stream: BinaryIO, needed: bool) -> Iterator[BinaryIO]:
         shutil.copyfileobj(temporary, stream)
 
 
-def write_npy(stream: BinaryIO, rows: Iterable[np.ndarray], width: int) -> None:
-    """Write float32 rows (width,) as one (rows, width) array in NumPy's format, whose header has the number of rows.
+def write_npy(stream: BinaryIO, rows: "Iterable[np.ndarray]", width: int) -> None:
+    """Write float32 rows (width,) as one (rows, width) array in NumPy's format.
 
-    The header is written again when that number is known. It has the same length then, for NumPy leaves room for the
-    first axis to grow.
+    The header is written again when the number of rows is known; NumPy pads it, so that its length stays the same.
     """
     _write_header(stream, 0, width)
     body, count = stream.tell(), 0
@@ -103,13 +128,36 @@ def write_npy(stream: BinaryIO, rows: Iterable[np.ndarray], width: int) -> None:
 
 
 def _write_header(stream: BinaryIO, rows: int, width: int) -> None:
+    import numpy as np
+
     header = {"descr": "<f4", "fortran_order": False, "shape": (rows, width)}
     np.lib.format.write_array_header_1_0(stream, header)
 
 
-def write_jsonl(stream: BinaryIO, rows: Iterable[np.ndarray]) -> None:
+def write_jsonl(stream: BinaryIO, rows: "Iterable[np.ndarray]") -> None:
     """Write float32 rows (width,) as JSON arrays, one a line, in the shortest digits that give the same float32."""
+    import numpy as np
+
     for number, row in enumerate(rows, 1):
         if not np.isfinite(row).all():
             raise CommandError(f"the embedding of line {number} is not finite, which JSON cannot hold (npy can)")
         stream.write(f"[{', '.join(row.astype(str).tolist())}]\n".encode("ascii"))
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters escaped, as these may command a terminal."""
+    return "".join(
+        character if character.isprintable() else repr(character)[1:-1].replace("\\\\", "\\") for character in text
+    )
+
+
+def aligned(rows: Sequence[Sequence[str]], titles: Sequence[str] = (), *, right: Sequence[bool] = ()) -> str:
+    """Return rows under their titles, each column as wide as its widest cell.
+
+    `right` says of each column if it is aligned to the right, as numbers are.
+    """
+    cells = [*([titles] if titles else []), *(list(map(printable, row)) for row in rows)]
+    sides = [str.rjust if is_number else str.ljust for is_number in right] or repeat(str.ljust)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ([side(cell, width) for side, cell, width in zip(sides, row, widths, strict=False)] for row in cells)
+    return "\n".join("  ".join(line).rstrip() for line in lines)

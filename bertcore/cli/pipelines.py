@@ -1,101 +1,426 @@
-"""What the commands that run a pipeline share: texts on the command line or from a file, answers as lines or JSON."""
+"""The commands that answer texts by a pipeline: answer, classify, explain, fill-mask, generate and tag."""
 
-import argparse
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from bertcore.cli.common import (
-    CommandError,
-    add_reading_arguments,
-    chosen_backend,
-    model_folder,
-    reading_options,
-    whole,
-)
-from bertcore.cli.lines import input_stream, read_lines
-from bertcore.cli.outputs import output_stream
-from bertcore.cli.tables import aligned
+from bertcore.cli.inputs import Pairs, Reading, Texts, Truncation, input_stream, model_folder
+from bertcore.cli.options import CommandError, File, Positive, Seed
+from bertcore.cli.outputs import Output, aligned, output_stream, printable
+
+STEPS = 50
+WIDEST = 24  # characters of a bar
 
 
-def add_pipeline_arguments(parser: argparse.ArgumentParser, *, truncation: str = "warn") -> None:
-    """Declare what all commands with pipelines take, beside their texts."""
-    parser.add_argument("-o", "--output", metavar="FILE", default="-", help="where to write (default: -, stdout)")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each answer")
-    add_reading_arguments(parser, length="--max-length", truncation=truncation)
-    parser.add_argument("--stride", type=whole, metavar="N", help="tokens that neighbouring windows share")
+@dataclass(kw_only=True)
+class Pipeline(Texts, Reading, Output):
+    """A command that runs a pipeline.
 
+    Attributes:
+        stride: tokens that neighbouring windows share (--truncation chunk).
+    """
 
-def add_texts_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the texts: arguments, or lines of a file."""
-    parser.add_argument("texts", metavar="TEXT", nargs="*", help="texts; without any, lines of --input")
-    parser.add_argument("--input", metavar="FILE", default="-", help="file of texts, one a line (default: -, stdin)")
+    title: ClassVar[str] = Reading.title
 
+    stride: Seed | None = None
 
-@contextlib.contextmanager
-def texts_of(args: argparse.Namespace) -> Iterator[Iterable[str]]:
-    """The texts of the command line, or the lines of --input as they come."""
-    if args.texts:
-        yield iter(args.texts)
-        return
-    with input_stream(args.input) as stream:
-        yield read_lines(*stream)
+    def given(self, *names: str) -> dict[str, Any]:
+        """Return the arguments of the pipeline's calls that the command line gives."""
+        found = {name: getattr(self, name) for name in (*names, "max_length", "stride")}
+        return {name: value for name, value in found.items() if value is not None} | self.reading_options()
 
+    def loaded(self, task: str, folder: Path) -> Any:
+        """Return the pipeline of a task with the model in `folder`."""
+        from bertcore.tasks.pipelines import pipeline
 
-def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The options of a pipeline's calls that the command line states."""
-    found = {name: getattr(args, name) for name in (*names, "max_length", "stride")}
-    options = {name: value for name, value in found.items() if value is not None}
-    return options | reading_options(args)
+        return pipeline(task, folder, dtype=self.dtype, show_progress=False)
 
+    def answer(self, task: str, show: Callable[[Any], str], **options: Any) -> None:
+        """Answer the inputs by the pipeline of a task; the rest is as for `write_answers`."""
+        folder = model_folder(self.model)
+        self.write_answers(lambda: self.loaded(task, folder), show, **options)
 
-def run_pipeline(
-    args: argparse.Namespace,
-    task: str,
-    inputs: Callable[[argparse.Namespace], Any],
-    show: Callable[[Any], str],
-    **options: Any,
-) -> None:
-    """Answer the inputs of the command line by a pipeline; the rest is as for `write_answers`."""
-    folder = model_folder(args.model)
-    write_answers(args, lambda: loaded(args, task, folder), inputs, show, **options)
-
-
-def loaded(args: argparse.Namespace, task: str, folder: Path) -> Any:
-    """The pipeline of a model."""
-    from bertcore.tasks.pipelines import pipeline
-
-    return pipeline(task, folder, dtype=args.dtype, show_progress=False)
-
-
-def write_answers(
-    args: argparse.Namespace,
-    load: Callable[[], Any],
-    inputs: Callable[[argparse.Namespace], Any],
-    show: Callable[[Any], str],
-    **options: Any,
-) -> None:
-    """Answer the inputs of the command line by what is loaded, and write each answer as it comes: JSON, or what `show`
-    makes of it."""
-    with contextlib.ExitStack() as stack:
-        items = stack.enter_context(inputs(args))
-        output = stack.enter_context(output_stream(args.output, seekable=False))
-        stack.enter_context(chosen_backend(args))
-        for answer in load()(items, **options):
-            line = json.dumps(answer, ensure_ascii=False) if args.json else show(answer)
-            output.write((line + "\n").encode("utf-8"))
+    def write_answers(self, load: Callable[[], Any], show: Callable[[Any], str], **options: Any) -> None:
+        """Load a pipeline, and write each answer as it comes: as JSON, or as `show` formats it."""
+        with contextlib.ExitStack() as stack:
+            items = stack.enter_context(self.inputs())
+            output = stack.enter_context(output_stream(self.output, seekable=False))
+            stack.enter_context(self.chosen_backend())
+            for answer in load()(items, **options):
+                line = json.dumps(answer, ensure_ascii=False) if self.json else show(answer)
+                output.write((line + "\n").encode("utf-8"))
 
 
 def columns(rows: Iterable[tuple[str, ...]]) -> str:
-    """Rows of words, their columns below one another."""
+    """Return rows of words with aligned columns, "-" for none."""
     return aligned(list(rows)) or "-"
 
 
-def checked_pair(line: str) -> dict[str, str]:
-    """The pair of texts of a line, with a tab between them; CommandError for another number."""
-    parts = line.split("\t")
-    if len(parts) != 2:
-        raise CommandError(f"{line[:60]!r} has {len(parts)} parts, expected two texts with a tab between them")
-    return {"text": parts[0], "text_pair": parts[1]}
+@dataclass(kw_only=True)
+class Answer(Pipeline):
+    """Answer a question with a span of a text of any length, which is read in overlapping windows.
+
+    FILE is one text. Each answer is a line: its probability, its first and last + 1 character, and its text.
+
+    Examples:
+        bertcore answer squad/ "Who wrote the notes?" --text "Ada Lovelace wrote the notes in 1843."
+        bertcore answer squad/ "Who wrote the notes?" book.txt --top-k 3
+        bertcore answer squad2/ "Who wrote the notes?" book.txt --no-answer
+
+    Attributes:
+        question: the question.
+        file: file of one text, or - for standard input, which is also read if nothing else is given.
+        top_k: number of answers.
+        max_answer_len: tokens of an answer (default: 15).
+        no_answer: there may be no answer, which is then empty.
+    """
+
+    positions = ("model", "question", "file")
+    title: ClassVar[str] = "Options"
+
+    question: str
+    top_k: Positive = 1
+    max_answer_len: Positive | None = None
+    no_answer: bool = False
+    truncation: Truncation = "chunk"
+
+    def run(self) -> None:
+        """Run the command."""
+        options = self.given("top_k", "max_answer_len") | {"handle_impossible_answer": self.no_answer}
+        self.answer("question-answering", _answers, **options)
+
+    @contextlib.contextmanager
+    def inputs(self) -> Iterator[Iterable[Any]]:
+        """Return a block with the question beside each text."""
+        texts = self.text or [_whole_text(self.file or "-")]
+        yield ({"question": self.question, "context": text} for text in texts)
+
+
+def _whole_text(path: str) -> str:
+    with input_stream(path) as (stream, name):
+        try:
+            text = stream.read().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise CommandError(f"{name} is not UTF-8 at byte {error.start + 1}") from error
+    if not text:
+        raise CommandError(f"{name} is empty, expected a text")
+    return text
+
+
+def _answers(answers: Any) -> str:
+    found = answers if isinstance(answers, list) else [answers]
+    return columns((f"{each['score']:.4f}", f"{each['start']}-{each['end']}", each["answer"]) for each in found)
+
+
+@dataclass(kw_only=True)
+class Classify(Pairs, Pipeline):
+    """Classify texts, or pairs of texts; with --labels by classes of your own (zero-shot classification), for which a
+    model of natural language inference is needed.
+
+    With --ensemble several models of the same classes vote: soft by the mean of their probabilities, hard by the share
+    of the models whose best class it is. Disagreement is the share of the models whose own best class is another one.
+
+    A line of output is a text's class and its probability; --json has transformers' form, and the shares of all classes
+    for an ensemble.
+
+    Examples:
+        bertcore classify sentiment/ --text "What a film." --text "Not again."
+        bertcore classify sentiment/ reviews.txt --top-k 3 --json > classes.jsonl
+        bertcore classify mnli/ --text "Paris is in spring bloom." --labels "travel, cooking, politics"
+        bertcore classify mnli/ pairs.tsv --pairs --truncation chunk
+        bertcore classify sentiment/ --text "What a film." --calibration sentiment.json
+        bertcore classify seed-1/ --ensemble seed-2/ --ensemble seed-3/ --vote hard < reviews.txt
+
+    Attributes:
+        top_k: classes of a text, the best first (default: 1).
+        labels: the classes, with commas between them, for a model of natural language inference.
+        template: the sentence for a class of --labels (default: "This example is {}.").
+        multi_label: several of --labels may be right.
+        calibration: file of `bertcore calibrate` by which probabilities are corrected.
+        ensemble: another model that votes; may be repeated.
+        vote: way to vote with --ensemble (default: soft).
+        merge: way to merge the windows of a text for --truncation chunk (default: mean).
+    """
+
+    title: ClassVar[str] = "Options"
+
+    top_k: Positive | None = None
+    labels: str | None = None
+    template: str | None = None
+    multi_label: bool = False
+    calibration: File | None = None
+    ensemble: tuple[File, ...] = ()
+    vote: Annotated[str | None, ("soft", "hard")] = None
+    merge: Annotated[str | None, ("mean", "max")] = None
+
+    def __post_init__(self) -> None:
+        """Check which options go together."""
+        super().__post_init__()
+        if self.vote is not None and not self.ensemble:
+            raise CommandError("--vote is given without --ensemble")
+        if self.labels is None and (self.template is not None or self.multi_label):
+            raise CommandError("--template or --multi-label is given without --labels")
+        if self.ensemble and (self.top_k or self.calibration is not None):
+            raise CommandError("--ensemble is given with --top-k or --calibration, expected one of them")
+        others = self.pairs or self.text_pair or self.top_k or self.ensemble or self.calibration is not None
+        if self.labels is not None and others:
+            raise CommandError(
+                "--labels is given with --pairs, --text-pair, --top-k, --ensemble or --calibration, expected one"
+            )
+
+    def run(self) -> None:
+        """Run the command."""
+        if self.labels is not None:
+            options = self.given("merge") | {"candidate_labels": self.labels, "multi_label": self.multi_label}
+            options |= {} if self.template is None else {"hypothesis_template": self.template}
+            self.answer("zero-shot-classification", _zero_shot, **options)
+            return
+        folders = [model_folder(name) for name in (self.model, *self.ensemble)]
+        if self.ensemble:
+            self.write_answers(lambda: self._voters(folders), _vote, **self.given("merge"))
+            return
+        options = self.given("merge") | {"top_k": self.top_k or 1}
+        self.write_answers(lambda: self._classifier(folders[0]), _classes, **options)
+
+    def _classifier(self, folder: Path) -> Any:
+        classifier = self.loaded("text-classification", folder)
+        if self.calibration is None:
+            return classifier
+        from bertcore.tasks.calibration_file import read_calibration
+
+        calibration = read_calibration(self.calibration, list(classifier.id2label.values()))
+        return functools.partial(classifier, calibration=calibration)
+
+    def _voters(self, folders: list[Path]) -> Any:
+        from bertcore.tasks.ensemble import Ensemble
+
+        return Ensemble([self.loaded("text-classification", each) for each in folders], vote=self.vote or "soft")
+
+
+def _classes(answers: Any) -> str:
+    return "\t".join(f"{printable(answer['label'])} {answer['score']:.4f}" for answer in answers)
+
+
+def _vote(answer: Any) -> str:
+    return f"{_classes([answer])}\tdisagreement {answer['disagreement']:.2f}"
+
+
+def _zero_shot(answer: Any) -> str:
+    pairs = zip(answer["labels"], answer["scores"], strict=True)
+    return _classes([{"label": label, "score": score} for label, score in pairs])
+
+
+@dataclass(kw_only=True)
+class FillMask(Pipeline):
+    """Predict the words that belong in place of the mask in a text: [MASK], or <mask> where a model spells it so.
+
+    Several masks are predicted each on its own, the others staying masked. --json has transformers' form.
+
+    Examples:
+        bertcore fill-mask bert-base-uncased/ --text "Paris is the [MASK] of France."
+        bertcore fill-mask bert-base-uncased/ --text "[MASK] is the [MASK] of France." --top-k 3 --json
+        bertcore fill-mask bert-base-uncased/ masked.txt --targets capital,centre
+
+    Attributes:
+        top_k: words for each mask.
+        targets: the words to choose from, with commas between them (default: all).
+    """
+
+    title: ClassVar[str] = "Options"
+
+    top_k: Positive = 5
+    targets: str | None = None
+    truncation: Truncation = "error"
+
+    def run(self) -> None:
+        """Run the command."""
+        targets = {} if self.targets is None else {"targets": self.targets.split(",")}
+        self.answer("fill-mask", _words, **self.given("top_k"), **targets)
+
+
+def _words(answer: Any) -> str:
+    masks = answer if isinstance(answer[0], list) else [answer]
+    tables = [columns((word["token_str"], f"{word['score']:.4f}") for word in words) for words in masks]
+    if len(tables) == 1:
+        return tables[0]
+    return "\n\n".join(f"mask {number}\n  " + table.replace("\n", "\n  ") for number, table in enumerate(tables, 1))
+
+
+@dataclass(kw_only=True)
+class Generate(Pipeline):
+    """Continue texts, word by word, with a causal language model (GPT-2).
+
+    Words are drawn at random, unless --greedy or --beams is given. Each text is a line, with its line ends written
+    \\\\n; --json has transformers' form.
+
+    Examples:
+        bertcore generate gpt2/ --text "Once upon a time" --max-new-tokens 40 --seed 1
+        bertcore generate gpt2/ --text "The capital of France is" --greedy --max-new-tokens 5
+        bertcore generate gpt2/ beginnings.txt --beams 4 --count 2 --json
+
+    Attributes:
+        max_new_tokens: the most tokens to append (default: 256).
+        greedy: take the likeliest token each time.
+        beams: follow N continuations, and take the likeliest.
+        temperature: temperature of the probabilities; low ones draw likely tokens (default: 0.7).
+        top_k: draw from the N likeliest tokens.
+        top_p: draw from the fewest tokens whose probabilities sum to P.
+        count: continuations of each text (default: 1).
+        seed: seed of the random choices (default: another one each time).
+    """
+
+    title: ClassVar[str] = "Options"
+
+    max_new_tokens: Positive | None = None
+    greedy: bool = False
+    beams: Positive | None = None
+    temperature: float | None = None
+    top_k: Positive | None = None
+    top_p: float | None = None
+    count: Positive | None = None
+    seed: Seed | None = None
+    truncation: Truncation = "error"
+
+    def __post_init__(self) -> None:
+        """Check which options go together."""
+        super().__post_init__()
+        if self.greedy and self.beams:
+            raise CommandError("--greedy and --beams are both given, expected one of them")
+
+    def run(self) -> None:
+        """Run the command."""
+        options = self.given("max_new_tokens", "temperature", "top_k", "top_p", "seed")
+        options |= {"num_beams": self.beams or 1, "num_return_sequences": self.count or 1}
+        self.answer("text-generation", _continuations, **options, **({"do_sample": False} if self.greedy else {}))
+
+
+def _continuations(answers: Any) -> str:
+    return "\n".join(printable(answer["generated_text"]) for answer in answers)
+
+
+@dataclass(kw_only=True)
+class Tag(Pipeline):
+    """Find the entities in texts (names of people, places, ...), or the class of each token, by a token classifier.
+
+    Each entity is a line: its class, its probability, its first and last + 1 character, and its text; an empty line
+    ends a text. --json has transformers' form, a text a line.
+
+    Examples:
+        bertcore tag ner/ --text "Ada Lovelace was born in London."
+        bertcore tag ner/ articles.txt --json --truncation chunk > entities.jsonl
+
+    Attributes:
+        aggregation: way in which tokens make entities; none gives the class of each token.
+    """
+
+    title: ClassVar[str] = "Options"
+
+    aggregation: Annotated[str, ("none", "simple", "first", "average", "max")] = "simple"
+
+    def run(self) -> None:
+        """Run the command."""
+        self.answer("token-classification", _entities, **self.given(), aggregation_strategy=self.aggregation)
+
+
+def _entities(entities: Any) -> str:
+    rows = [
+        (
+            each.get("entity_group") or each["entity"],
+            f"{each['score']:.4f}",
+            f"{each['start']}-{each['end']}",
+            each["word"],
+        )
+        for each in entities
+    ]
+    return columns(rows) + "\n"
+
+
+@dataclass(kw_only=True)
+class Explain(Pairs):
+    """Attribute the class that a classifier gives a text to the tokens of the text.
+
+      gradients  the amount that a token adds to the score of a class, by integrated gradients (Sundararajan et al.
+                 2017): the amounts sum to what the text adds to the class's score over a text of padding alone, up to
+                 the error that is printed, which shrinks with more --steps
+      rollout    the share of a token in the state that is classified, through the attention of all layers (Abnar and
+                 Zuidema 2020); it does not depend on a class, and the shares sum to 1
+
+    The model computes in float32, whatever the dtype of its file.
+
+    Examples:
+        bertcore explain sentiment/ --text "What a film."
+        bertcore explain mnli/ --text "A cat sleeps." --text-pair "An animal is awake." --label contradiction
+        bertcore explain sentiment/ reviews.txt --method rollout --json
+
+    Attributes:
+        model: folder or id of a model with a classifier of texts.
+        method: way to attribute.
+        label: the class, for gradients (default: the predicted class).
+        steps: steps of the integral, for gradients (default: 50).
+        max_length: tokens that are read (default: the model's).
+        truncation: treatment of a longer text.
+        json: print a JSON object for each text.
+    """
+
+    title: ClassVar[str] = "Options"
+
+    model: File
+    method: Annotated[str, ("gradients", "rollout")] = "gradients"
+    label: str | None = None
+    steps: Positive | None = None
+    max_length: Positive | None = None
+    truncation: Annotated[str, ("error", "cut")] = "error"
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        """Check which options go together."""
+        super().__post_init__()
+        if self.method == "rollout" and (self.label is not None or self.steps):
+            raise CommandError("--label or --steps is given with --method rollout, expected --method gradients")
+
+    def run(self) -> None:
+        """Run the command."""
+        from bertcore.tasks.pipelines import pipeline
+
+        folder = model_folder(self.model)
+        options = {"max_length": self.max_length, "truncation": True if self.truncation == "cut" else "error"}
+        with self.inputs() as texts, self.chosen_backend():
+            classifier = pipeline("text-classification", folder, dtype="float32", **options)
+            for number, text in enumerate(texts):
+                found = self.explained(classifier, text)
+                lines = json.dumps(found, ensure_ascii=False) if self.json else explanation(found)
+                print(lines if self.json or not number else f"\n{lines}")
+
+    def explained(self, classifier: Any, text: Any) -> dict[str, Any]:
+        """Return the probabilities of all classes, the best first, and the scores of the tokens."""
+        from bertcore.tasks.attribution import attention_rollout, integrated_gradients
+
+        classes = classifier(text, top_k=None)
+        if self.method == "rollout":
+            found = attention_rollout(classifier, text)
+        else:
+            found = integrated_gradients(classifier, text, label=self.label, steps=self.steps or STEPS)
+        rows = zip(found.tokens, found.offsets, found.scores.tolist(), strict=True)
+        tokens = [{"token": token, "start": start, "end": end, "score": score} for token, (start, end), score in rows]
+        about = {"label": found.label, "gap": found.gap} if found.label is not None else {}
+        return {"method": self.method, "classes": classes, **about, "tokens": tokens}
+
+
+def explanation(found: dict[str, Any]) -> str:
+    """Return the classes, and the tokens with their scores as numbers and as bars of + and -."""
+    classes = "  ".join(f"{printable(each['label'])} {each['score']:.4f}" for each in found["classes"])
+    scores = [each["score"] for each in found["tokens"]]
+    widest = max(map(abs, scores)) or 1.0
+    bars = [("+" if score > 0 else "-") * round(WIDEST * abs(score) / widest) for score in scores]
+    tokens = [each["token"] for each in found["tokens"]]
+    rows = [[token, f"{score:.4f}", bar] for token, score, bar in zip(tokens, scores, bars, strict=True)]
+    table = aligned(rows, ["token", "score", ""], right=[False, True, False])
+    if "label" not in found:
+        return f"{classes}\n\n{table}"
+    label = printable(found["label"])
+    total = f"together {sum(scores):.4f}, what the text adds to the score of {label}; error {found['gap']:.4f}"
+    return f"{classes}\n\n{table}\n\n{total}"

@@ -1,122 +1,160 @@
-"""Draw a picture of a model or of its training, as a PNG or SVG file (needs matplotlib).
+"""The commands plot and preview: pictures of a model or of its training, and the examples of pretraining."""
 
-FIGURE and what it is made of:
-  attention MODEL TEXT    where the heads of a layer look
-  components MODEL TEXT   the three terms of DeBERTa's attention scores
-  masking MODEL TEXT      what static and dynamic masking ask in each epoch
-  temperature MODEL TEXT  a teacher's probabilities of a masked word at several temperatures
-  calibration FILE        how often a classifier is right, of lines {"probabilities": [...], "label": N}
-  curves FILE             losses and learning rate of a training run, from its log.jsonl
-  embeddings MODEL FILE   texts, one a line, in two dimensions"""
-
-import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from bertcore.cli.common import MODEL_HELP, CommandError, chosen_backend, model_folder, positive
-from bertcore.cli.lines import input_stream, read_lines
-from bertcore.cli.outputs import output_stream
-
-HELP = "draw attention, masking, training and embeddings"
-EXAMPLES = """\
-examples:
-  bertcore plot attention bert-base-uncased/ "The cat sat on the mat." -o attention.png --layer 3
-  bertcore plot components deberta-base/ "The cat sat on the mat." -o components.svg
-  bertcore plot masking demo "The cat sat on the mat." -o masking.png --epochs 5
-  bertcore plot temperature bert-base-uncased/ "Paris is the [MASK] of France." -o temperature.png
-  bertcore plot calibration held-out.jsonl -o calibration.png
-  bertcore plot curves run/log.jsonl -o curves.png
-  bertcore plot embeddings demo texts.txt -o embeddings.png"""
+from bertcore.cli.inputs import Texts, check_one_source, model_folder, texts_from
+from bertcore.cli.options import ABOVE_0, Command, CommandError, File, Kind, Positive, Seed
+from bertcore.cli.outputs import check_matplotlib, output_stream, printable
 
 SUFFIXES = (".png", ".svg")
 EXPECTED_CHANCES = 'expected {"probabilities": [...], "label": N}'
-DEFAULTS: dict[str, Any] = {"layer": 1, "epochs": 4, "temperatures": (1.0, 2.0, 4.0, 8.0)}
+TEMPERATURES = Kind(
+    lambda text: [ABOVE_0.read(part) for part in text.split(",")], "numbers above 0 such as 1,2,4", "T,T"
+)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument("figure", metavar="FIGURE", choices=list(FIGURES), help="which picture; see above")
-    parser.add_argument("inputs", metavar="INPUT", nargs="+", help=f"MODEL, TEXT or FILE; MODEL: {MODEL_HELP}")
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="where to write, *.png or *.svg")
-    parser.add_argument("--layer", type=positive, metavar="N", help="of attention and components (default: 1)")
-    parser.add_argument("--epochs", type=positive, metavar="N", help="of masking (default: 4)")
-    parser.add_argument(
-        "--temperatures", type=_numbers, metavar="T,T", help="of temperature, with commas between (default: 1,2,4,8)"
-    )
+@dataclass(kw_only=True)
+class Plot(Command):
+    """Draw a picture of a model or of its training, as a PNG or SVG file (needs matplotlib).
+
+      attention MODEL [FILE]    the attention of the heads of a layer
+      components MODEL [FILE]   the three terms of DeBERTa's attention scores
+      masking MODEL [FILE]      the masks of static and dynamic masking in each epoch
+      temperature MODEL [FILE]  a teacher's probabilities of a masked word at several temperatures
+      embeddings MODEL [FILE]   texts, one a line, in two dimensions
+      calibration FILE          accuracy by confidence of a classifier, from lines {"probabilities": [...], "label": N}
+      curves FILE               losses and learning rate of a training run, from its log.jsonl
+
+    The first four take one text. FILE is a file of texts, or - for standard input; --text gives a text instead.
+
+    Examples:
+        bertcore plot attention bert-base-uncased/ --text "The cat sat on the mat." -o attention.png --layer 3
+        bertcore plot components deberta-base/ --text "The cat sat on the mat." -o components.svg
+        bertcore plot masking demo --text "The cat sat on the mat." -o masking.png --epochs 5
+        bertcore plot temperature bert-base-uncased/ --text "Paris is the [MASK] of France." -o temperature.png
+        bertcore plot calibration held-out.jsonl -o calibration.png
+        bertcore plot curves run/log.jsonl -o curves.png
+        bertcore plot embeddings demo texts.txt -o embeddings.png
+
+    Attributes:
+        figure: the picture; see above.
+        inputs: MODEL and FILE; see above.
+        text: a literal text in place of FILE; may be repeated.
+        output: the file to write, *.png or *.svg.
+        layer: the layer, for attention and components (default: 1).
+        epochs: number of epochs, for masking (default: 4).
+        temperatures: temperatures, with commas between them, for temperature (default: 1,2,4,8).
+    """
+
+    positions = ("figure", "inputs")
+    spellings = ("-o output",)
+    title: ClassVar[str] = "Options"
+
+    figure: Annotated[str, ("attention", "components", "masking", "temperature", "calibration", "curves", "embeddings")]
+    inputs: tuple[File, ...] = ()
+    text: tuple[str, ...] = ()
+    output: File
+    layer: Positive | None = None
+    epochs: Positive | None = None
+    temperatures: Annotated[list[float] | None, TEMPERATURES] = None
+
+    def __post_init__(self) -> None:
+        """Check the inputs, and which options the figure uses."""
+        super().__post_init__()
+        if Path(self.output).suffix.lower() not in SUFFIXES:
+            raise CommandError(f"--output is {self.output}, expected a file named *.png or *.svg")
+        has_model = FIGURES[self.figure][1]
+        if not has_model and (len(self.inputs) != 1 or self.text):
+            raise CommandError(f"{self.figure} has {len(self.inputs)} inputs, expected FILE")
+        if has_model and not 1 <= len(self.inputs) <= 2:
+            raise CommandError(f"{self.figure} has {len(self.inputs)} inputs, expected MODEL and FILE or --text")
+        if has_model:
+            check_one_source(self.file, self.text)
+        for name in ("layer", "epochs", "temperatures"):
+            if getattr(self, name) is not None and name != FIGURES[self.figure][2]:
+                raise CommandError(f"--{name} is given with {self.figure}, which has no use for it")
+
+    @property
+    def model(self) -> str:
+        """The name of the model."""
+        return self.inputs[0]
+
+    @property
+    def file(self) -> str | None:
+        """The file of texts or data; None for standard input or --text."""
+        return next(iter(self.inputs[FIGURES[self.figure][1] :]), None)
+
+    def run(self) -> None:
+        """Run the command."""
+        check_matplotlib("plot")
+        with self.chosen_backend():
+            figure = FIGURES[self.figure][0](self)
+        with output_stream(self.output, seekable=True) as stream:
+            figure.savefig(stream, format=Path(self.output).suffix.lower()[1:], dpi=150)
+
+    def lines(self) -> list[str]:
+        """Return the texts."""
+        with texts_from(self.file, self.text) as (texts, _):
+            return list(texts)
+
+    def one_text(self) -> str:
+        """Return the text; CommandError if there are others."""
+        texts = self.lines()
+        if len(texts) != 1:
+            raise CommandError(f"{self.figure} has {len(texts)} texts, expected one")
+        return texts[0]
+
+    def loaded(self, model_class: str) -> tuple[Any, Any]:
+        """Return the model and its tokenizer."""
+        import bertcore
+
+        folder = model_folder(self.model)
+        return getattr(bertcore, model_class).from_pretrained(folder), bertcore.AutoTokenizer.from_pretrained(folder)
 
 
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers with commas between them") from None
-
-
-def run(args: argparse.Namespace) -> None:
-    """Run the command."""
-    import importlib.util
-
-    if importlib.util.find_spec("matplotlib") is None:
-        raise CommandError("plot needs matplotlib, which is not installed: pip install matplotlib")
-    suffix = Path(args.output).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise CommandError(f"--output is {args.output}, expected a file named *.png or *.svg")
-    draw, names, own = FIGURES[args.figure]
-    if len(args.inputs) != len(names):
-        expected = " ".join(name.upper() for name in names)
-        raise CommandError(f"{args.figure} has {len(args.inputs)} inputs, expected {expected}")
-    for name, value in zip(names, args.inputs, strict=True):
-        setattr(args, name, value)
-    for name, default in DEFAULTS.items():
-        if getattr(args, name) is None:
-            setattr(args, name, default)
-        elif name != own:
-            raise CommandError(f"{args.figure} has no use for --{name}: leave it out")
-    with chosen_backend(args):
-        figure = draw(args)
-    with output_stream(args.output, seekable=True) as stream:
-        figure.savefig(stream, format=suffix[1:], dpi=150)
-
-
-def _attention(args: argparse.Namespace) -> Any:
+def _attention(plot: Plot) -> Any:
     from bertcore.plots.attention import attention_maps
 
-    return attention_maps(*_loaded(args.model, "AutoModel"), args.text, args.layer)
+    return attention_maps(*plot.loaded("AutoModel"), plot.one_text(), plot.layer or 1)
 
 
-def _components(args: argparse.Namespace) -> Any:
+def _components(plot: Plot) -> Any:
     from bertcore.plots.attention import attention_components
 
-    return attention_components(*_loaded(args.model, "AutoModel"), args.text, args.layer)
+    return attention_components(*plot.loaded("AutoModel"), plot.one_text(), plot.layer or 1)
 
 
-def _masking(args: argparse.Namespace) -> Any:
+def _masking(plot: Plot) -> Any:
     from bertcore import AutoTokenizer
     from bertcore.plots.masking import masking
 
-    return masking(AutoTokenizer.from_pretrained(model_folder(args.model)), args.text, epochs=args.epochs)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder(plot.model))
+    return masking(tokenizer, plot.one_text(), epochs=plot.epochs or 4)
 
 
-def _temperature(args: argparse.Namespace) -> Any:
+def _temperature(plot: Plot) -> Any:
     from bertcore.plots.temperature import distillation_temperature
 
-    parts = _loaded(args.model, "AutoModelForMaskedLM")
-    return distillation_temperature(*parts, args.text, temperatures=args.temperatures)
+    temperatures = plot.temperatures or (1.0, 2.0, 4.0, 8.0)
+    return distillation_temperature(*plot.loaded("AutoModelForMaskedLM"), plot.one_text(), temperatures=temperatures)
 
 
-def _calibration(args: argparse.Namespace) -> Any:
+def _calibration(plot: Plot) -> Any:
     from bertcore.plots.calibration import reliability_diagram
 
-    rows = [_chances(line, f"{args.file}, line {number}") for number, line in enumerate(_lines(args.file), 1)]
+    rows = [_chances(line, f"{plot.file}, line {number}") for number, line in enumerate(plot.lines(), 1)]
     if not rows:
-        raise CommandError(f"{args.file} holds no lines")
+        raise CommandError(f"{plot.file} holds no lines")
     if len({len(chances) for chances, _ in rows}) > 1:
-        raise CommandError(f"{args.file} has lines of different numbers of probabilities")
+        raise CommandError(f"{plot.file} has lines of different numbers of probabilities")
     return reliability_diagram([chances for chances, _ in rows], [label for _, label in rows])
 
 
 def _chances(line: str, where: str) -> tuple[list[float], int]:
-    """The probabilities and the right class of a line; CommandError, naming it, if it has none."""
+    """Return the probabilities and the right class of a line; CommandError, naming the line, if it has none."""
     import json
 
     try:
@@ -129,38 +167,61 @@ def _chances(line: str, where: str) -> tuple[list[float], int]:
     return chances, label
 
 
-def _curves(args: argparse.Namespace) -> Any:
+def _curves(plot: Plot) -> Any:
     from bertcore.plots.curves import training_curves
 
-    return training_curves(args.file)
+    return training_curves(plot.file or "-")
 
 
-def _embeddings(args: argparse.Namespace) -> Any:
+def _embeddings(plot: Plot) -> Any:
     from bertcore.plots.embeddings import embeddings_in_two_dimensions
     from bertcore.tasks.sentence_encoder import SentenceEncoder
 
-    texts = _lines(args.file)
-    return embeddings_in_two_dimensions(texts, SentenceEncoder(model_folder(args.model)).encode(texts))
+    texts = plot.lines()
+    return embeddings_in_two_dimensions(texts, SentenceEncoder(model_folder(plot.model)).encode(texts))
 
 
-def _lines(path: str) -> list[str]:
-    with input_stream(path) as stream:
-        return list(read_lines(*stream))
-
-
-def _loaded(name: str, model_class: str) -> tuple[Any, Any]:
-    import bertcore
-
-    folder = model_folder(name)
-    return getattr(bertcore, model_class).from_pretrained(folder), bertcore.AutoTokenizer.from_pretrained(folder)
-
-
-FIGURES = {  # what draws it, its inputs, the option that is its own
-    "attention": (_attention, ("model", "text"), "layer"),
-    "components": (_components, ("model", "text"), "layer"),
-    "masking": (_masking, ("model", "text"), "epochs"),
-    "temperature": (_temperature, ("model", "text"), "temperatures"),
-    "calibration": (_calibration, ("file",), None),
-    "curves": (_curves, ("file",), None),
-    "embeddings": (_embeddings, ("model", "file"), None),
+# {figure: (function that draws it, the position of FILE, the option of its own)}
+FIGURES: dict[str, tuple[Callable[[Plot], Any], int, str | None]] = {
+    "attention": (_attention, 1, "layer"),
+    "components": (_components, 1, "layer"),
+    "masking": (_masking, 1, "epochs"),
+    "temperature": (_temperature, 1, "temperatures"),
+    "calibration": (_calibration, 0, None),
+    "curves": (_curves, 0, None),
+    "embeddings": (_embeddings, 1, None),
 }
+
+
+@dataclass(kw_only=True)
+class Preview(Texts):
+    """Show the examples that the objectives of pretraining make of a text.
+
+    These are static and dynamic masks, whole words, spans, orders and replaced tokens.
+
+    Examples:
+        bertcore preview bert-base-uncased/ --text "The cat sat on the mat and looked at the embeddings."
+        bertcore preview demo texts.txt --epochs 5
+
+    Attributes:
+        model: folder or id of a tokenizer, with or without a model.
+        epochs: epochs of each objective.
+        seed: seed of the random choices.
+    """
+
+    title: ClassVar[str] = "Options"
+
+    model: File
+    epochs: Positive = 3
+    seed: Seed = 0
+
+    def run(self) -> None:
+        """Run the command."""
+        from bertcore import AutoTokenizer
+        from bertcore.training.objectives import preview
+
+        tokenizer = AutoTokenizer.from_pretrained(model_folder(self.model, "tokenizer"))
+        with self.texts() as (texts, _):
+            for text in texts:
+                for line in preview(text, tokenizer, epochs=self.epochs, seed=self.seed).splitlines():
+                    print(printable(line))

@@ -1,81 +1,98 @@
-"""Find the texts of a corpus that are nearest to a query, with a sentence encoder.
+"""The commands search and rerank: order lines of text by how well they answer queries."""
 
-The corpus and the queries are UTF-8, one text a line. The corpus is embedded as it is read, in bounded memory. For each
-query the output has its best lines, the best first: with one QUERY a line is the score, the number of the line in the
-corpus from 1 on, and the text, with tabs between them; with --queries the number of the query comes first."""
-
-import argparse
 import contextlib
+import heapq
 import itertools
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from bertcore.cli.common import (
-    MODEL_HELP,
-    CommandError,
-    add_reading_arguments,
-    chosen_backend,
-    model_folder,
-    positive,
-    reading_options,
-)
-from bertcore.cli.lines import input_stream, read_lines
+from bertcore.cli.inputs import Reading, Texts, check_one_source, model_folder, texts_from
+from bertcore.cli.options import CommandError, File, Positive
 from bertcore.cli.outputs import output_stream
-
-HELP = "find the lines of a corpus that are nearest to a query"
-EXAMPLES = """\
-examples:
-  bertcore search demo corpus.txt "how do cats sleep" --top-k 3
-  bertcore search all-MiniLM-L6-v2/ corpus.txt --queries questions.txt --json > found.jsonl
-
-With --json a line is an object with query, corpus_id (from 0 on), score and text."""
 
 BLOCK_ROWS = 4096  # of the corpus, compared with the queries at once
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("corpus", metavar="CORPUS", help="file of texts (-: stdin)")
-    parser.add_argument("query", metavar="QUERY", nargs="?", help="a text to look for")
-    parser.add_argument("--queries", metavar="FILE", help="file of texts to look for (-: stdin)")
-    parser.add_argument("--top-k", type=positive, default=10, metavar="N", help="lines for each query (default: 10)")
-    add_reading_arguments(parser, length="--max-seq-length")
-    parser.add_argument("--json", action="store_true", help="print JSON lines")
+@dataclass(kw_only=True)
+class Search(Reading):
+    """Find the texts of a corpus that are nearest to a query, with a sentence encoder.
 
+    The corpus and the queries are UTF-8, one text a line. The corpus is embedded as it is read, in bounded memory. The
+    output has the best lines for each query, the best first: a line is the score, the number of the line in the corpus
+    from 1 on, and the text, with tabs between them; with --queries the number of the query comes first. With --json a
+    line is an object with query, corpus_id (from 0 on), score and text.
 
-def run(args: argparse.Namespace) -> None:
-    """Run the command."""
-    from bertcore.tasks.sentence_encoder import SentenceEncoder
+    Examples:
+        bertcore search demo corpus.txt "how do cats sleep" --top-k 3
+        bertcore search all-MiniLM-L6-v2/ corpus.txt --queries questions.txt --json > found.jsonl
+        bertcore search demo "how do cats sleep" --text "Cats nap all day." --text "Prices fell."
 
-    if (args.query is None) == (args.queries is None):
-        raise CommandError("give a QUERY, or --queries FILE")
-    if args.corpus == args.queries == "-":
-        raise CommandError("the corpus and the queries are both stdin, expected one of them in a file")
-    folder = model_folder(args.model)
-    with contextlib.ExitStack() as stack:
-        output = stack.enter_context(output_stream("-", seekable=False))
-        stack.enter_context(chosen_backend(args))
-        encoder = SentenceEncoder(folder, dtype=args.dtype, max_seq_length=args.max_seq_length)
-        queries = [args.query]
-        if args.queries is not None:
-            queries = list(read_lines(*stack.enter_context(input_stream(args.queries))))
-        corpus, name = stack.enter_context(input_stream(args.corpus))
-        lines = read_lines(corpus, name)
-        first = next(lines, None)
-        if first is None:
-            raise CommandError(f"{name} holds no texts")
-        lines, options = itertools.chain([first], lines), reading_options(args)
-        for number, found in enumerate(search(encoder, queries, lines, args.top_k, options)):
-            for entry in found:
-                output.write((_line(queries[number], number, entry, args) + "\n").encode("utf-8"))
+    Attributes:
+        corpus: file of texts, one a line, or - for standard input; left out with --text.
+        query: the text to search for; left out with --queries.
+        queries: file of texts to search for, or - for standard input.
+        text: a literal text in place of CORPUS; may be repeated.
+        top_k: lines for each query.
+        json: print JSON lines.
+    """
+
+    positions = ("model", "corpus", "query")
+    title: ClassVar[str] = "Options"
+
+    corpus: File | None = None
+    query: str | None = None
+    queries: File | None = None
+    text: tuple[str, ...] = ()
+    top_k: Positive = 10
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that there is one corpus, and one source of queries."""
+        super().__post_init__()
+        if self.text and self.query is None:  # the first position is the query
+            self.corpus, self.query = None, self.corpus
+        check_one_source(self.corpus, self.text, name="CORPUS")
+        if (self.query is None) == (self.queries is None):
+            is_none = self.query is None
+            raise CommandError(f"QUERY and --queries are {'both missing' if is_none else 'both given'}, expected one")
+        if self.corpus in ("-", None) and not self.text and self.queries == "-":
+            raise CommandError("CORPUS and --queries are both standard input, expected a file for one of them")
+
+    def run(self) -> None:
+        """Run the command."""
+        from bertcore.tasks.sentence_encoder import SentenceEncoder
+
+        folder = model_folder(self.model)
+        with contextlib.ExitStack() as stack:
+            output = stack.enter_context(output_stream("-", seekable=False))
+            stack.enter_context(self.chosen_backend())
+            encoder = SentenceEncoder(folder, dtype=self.dtype, max_seq_length=self.max_length)
+            queries = [self.query]
+            if self.queries is not None:
+                queries = list(stack.enter_context(texts_from(self.queries))[0])
+            lines, name = stack.enter_context(texts_from(self.corpus, self.text))
+            first = next(lines, None)
+            if first is None:
+                raise CommandError(f"{name} holds no texts")
+            corpus = itertools.chain([first], lines)
+            for number, found in enumerate(search(encoder, queries, corpus, self.top_k, self.reading_options())):
+                for entry in found:
+                    output.write((self._line(queries[number], number, entry) + "\n").encode("utf-8"))
+
+    def _line(self, query: str | None, number: int, entry: dict[str, Any]) -> str:
+        if self.json:
+            return json.dumps({"query": query, **entry}, ensure_ascii=False)
+        start = "" if self.queries is None else f"{number + 1}\t"
+        return f"{start}{entry['score']:.4f}\t{entry['corpus_id'] + 1}\t{entry['text']}"
 
 
 def search(
-    encoder: Any, queries: list[str], lines: Iterable[str], top_k: int, options: dict[str, Any]
+    encoder: Any, queries: list[Any], lines: Iterable[str], top_k: int, options: dict[str, Any]
 ) -> Iterator[list[dict[str, Any]]]:
-    """For each query its best lines, the best first, {"corpus_id", "score", "text"}; only these are kept."""
+    """Return the best lines for each query, the best first: {"corpus_id", "score", "text"}; only these are kept."""
     import numpy as np
 
     from bertcore.tasks.search import BestRows
@@ -102,8 +119,67 @@ def search(
         yield [{"corpus_id": index, "score": score, "text": kept[index]} for index, score in pairs]
 
 
-def _line(query: str, number: int, entry: dict[str, Any], args: argparse.Namespace) -> str:
-    if args.json:
-        return json.dumps({"query": query, **entry}, ensure_ascii=False)
-    start = "" if args.queries is None else f"{number + 1}\t"
-    return f"{start}{entry['score']:.4f}\t{entry['corpus_id'] + 1}\t{entry['text']}"
+@dataclass(kw_only=True)
+class Rerank(Texts, Reading):
+    """Order texts, one a line, by how well they answer a query, with a cross-encoder.
+
+    Input is UTF-8, one text a line. Each line of the output has a score, the number of the text's line from 1 on, and
+    the text, with tabs between them, the best first. With --json a line is an object with corpus_id (from 0 on), score
+    and text. With --top-k the input is read as it comes, in bounded memory.
+
+    Examples:
+        bertcore rerank ms-marco-MiniLM-L6-v2/ "How many people live in Berlin?" texts.txt --top-k 3
+        bertcore rerank reranker/ "what is a cat" --json < texts.txt
+
+    Attributes:
+        query: the text that the others are to answer.
+        top_k: number of texts to show (default: all).
+        json: print JSON lines.
+    """
+
+    positions = ("model", "query", "file")
+    title: ClassVar[str] = "Options"
+
+    query: str
+    top_k: Positive | None = None
+    json: bool = False
+
+    def run(self) -> None:
+        """Run the command."""
+        from bertcore.tasks.cross_encoder import CrossEncoder
+
+        folder = model_folder(self.model)
+        with contextlib.ExitStack() as stack:
+            lines, _ = stack.enter_context(self.texts())
+            output = stack.enter_context(output_stream("-", seekable=False))
+            stack.enter_context(self.chosen_backend())
+            encoder = CrossEncoder(folder, dtype=self.dtype, max_seq_length=self.max_length)
+            for score, index, text in best_lines(encoder, self.query, lines, self.top_k, self.reading_options()):
+                if self.json:
+                    line = json.dumps({"corpus_id": index, "score": score, "text": text}, ensure_ascii=False)
+                else:
+                    line = f"{score:.4f}\t{index + 1}\t{text}"
+                output.write((line + "\n").encode("utf-8"))
+
+
+def best_lines(
+    encoder: Any, query: str, lines: Iterable[str], top_k: int | None, options: dict[str, Any]
+) -> list[tuple[float, int, str]]:
+    """Return (score, index, text) of the best lines, the best first, equal ones in their order; `top_k` are kept."""
+    if encoder.num_labels != 1:
+        raise CommandError(f"the model has {encoder.num_labels} labels, expected one, by which to order")
+    seen: deque[str] = deque()  # texts on their way through the model
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        for text in lines:
+            seen.append(text)
+            yield query, text
+
+    kept: list[tuple[float, int, str]] = []
+    for index, score in enumerate(encoder.predict_stream(pairs(), **options)):
+        entry = (float(score), -index, seen.popleft())
+        if top_k is None or len(kept) < top_k:
+            heapq.heappush(kept, entry)
+        else:
+            heapq.heappushpop(kept, entry)
+    return [(score, -index, text) for score, index, text in sorted(kept, reverse=True)]

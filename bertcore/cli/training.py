@@ -1,145 +1,333 @@
-"""What the commands that train share: their options, the data's problems, the run and what it tells."""
+"""The options, the data, the run and the report that pretrain, finetune and distill share."""
 
 from __future__ import annotations
 
-import argparse
+import hashlib
 import math
 import os
+import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from bertcore.cli.common import CommandError, number, positive, positive_number, share, whole
-from bertcore.cli.lora import merged
-from bertcore.cli.tables import printable
+from bertcore.cli.options import Command, CommandError, File, Positive, Words, settings_options
+from bertcore.cli.outputs import printable
 
-OPTIMIZERS = "adamw", "stable_adamw", "lamb", "muon"
-STORED = "examples"  # in the --out folder: the corpus as tokens; with the log, what a run without checkpoints left
+if TYPE_CHECKING:
+    import click
 
-
-def add_training_arguments(parser: argparse.ArgumentParser, *, lr: str, epochs: int, batch: int, length: str) -> None:
-    """Declare the options of a run; `lr` and `length` say the defaults in words."""
-    parser.add_argument("--out", metavar="FOLDER", required=True, help="where the model goes: a new or empty folder")
-    until = parser.add_argument_group("how long")
-    until.add_argument(
-        "--epochs", type=positive_number, default=epochs, metavar="N", help=f"passes over the data (default: {epochs})"
-    )
-    until.add_argument("--max-steps", type=positive, metavar="N", help="end after N steps, whatever the epochs")
-    until.add_argument("--max-seconds", type=positive_number, metavar="S", help="end after S seconds of training")
-    until.add_argument(
-        "--early-stopping",
-        type=positive,
-        metavar="N",
-        help="measure the loss at each checkpoint, end when N in a row were no better, and keep the best model",
-    )
-    how = parser.add_argument_group("how")
-    how.add_argument("--lr", type=positive_number, metavar="RATE", help=f"learning rate (default: {lr})")
-    how.add_argument(
-        "--batch",
-        type=positive,
-        default=batch,
-        metavar="N",
-        help=f"examples a step, of each process (default: {batch})",
-    )
-    how.add_argument("--max-length", type=positive, metavar="N", help=f"tokens of an example (default: {length})")
-    how.add_argument("--warmup", type=share, default=0.06, metavar="SHARE", help="of the run (default: 0.06)")
-    how.add_argument("--weight-decay", type=number, default=0.01, metavar="X", help="default: 0.01")
-    how.add_argument("--optim", choices=OPTIMIZERS, default=OPTIMIZERS[0], help=f"default: {OPTIMIZERS[0]}")
-    how.add_argument("--bf16", action="store_true", help="products in bfloat16 (faster on CPUs with AVX512_BF16 alone)")
-    how.add_argument("--seed", type=whole, default=42, metavar="N", help="of all that is random (default: 42)")
-    keeping = parser.add_argument_group("what is kept")
-    keeping.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the --out folder")
-    keeping.add_argument(
-        "--save-steps", type=positive, default=500, metavar="N", help="steps between checkpoints (default: 500)"
-    )
-    keeping.add_argument(
-        "--log-steps", type=positive, default=50, metavar="N", help="steps between lines of the log (default: 50)"
-    )
-    parser.add_argument(
-        "--skip-malformed", action="store_true", help="leave out lines that cannot be read, and tell which they were"
-    )
+STORED = "examples"  # in the --out folder: the corpus as tokens
+ADAPTER = "adapter"  # in the --out folder: trained adapters; the model beside it has them in its weights
+TASK_TYPES = {"sequence": "SEQ_CLS", "token": "TOKEN_CLS", "qa": "QUESTION_ANS"}
+MOST_HELD_OUT = 1000
+# Settings with short names of their own, and those that follow from other options.
+SPELLINGS = {
+    "--epochs": "num_train_epochs",
+    "--lr": "learning_rate",
+    "--batch": "per_device_train_batch_size",
+    "--warmup": "warmup_steps",
+    "--log-steps": "logging_steps",
+}
+# Options that may change when a run goes on: its place, end and reports; and the data, which are compared themselves.
+FREE = {
+    *("backend", "traceback", "out", "resume", "corpus", "data", "eval", "skip_malformed", "early_stopping"),
+    *("num_train_epochs", "max_steps", "max_seconds", "save_steps", "save_strategy", "save_total_limit"),
+    *("logging_steps", "logging_first_step", "report_to", "disable_tqdm", "per_device_eval_batch_size"),
+    *("eval_strategy", "eval_steps", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    *("settings", "output_dir"),
+}
+COMMON = {"weight_decay": 0.01, "warmup_steps": 0.06, "save_total_limit": 2, "logging_steps": 50}
+PATHS = {"model", "generator", "teacher", "student", "tokenizer"}
 
 
-@contextmanager
-def one_of_processes(args: argparse.Namespace) -> Iterator[None]:
-    """A block that each process started by MPI runs: the first alone prints, and an error in one ends them all."""
-    from bertcore.training.processes import FirstFailed, started_together
+@dataclass(kw_only=True)
+class Data(Command):
+    """A command that reads data to learn from.
 
-    processes = started_together()
-    if processes.count == 1:
-        yield
-        return
-    try:
-        with open(os.devnull, "w") as nowhere, redirect_stdout(sys.stdout if processes.is_first else nowhere):
+    Attributes:
+        skip_malformed: leave out lines that cannot be read, and list them.
+    """
+
+    title: ClassVar[str] = "Data"
+
+    skip_malformed: bool = False
+
+    def records(self, paths: Sequence[str]) -> Any:
+        """Return the records of files, folders or standard input."""
+        from bertcore.training.data import Records
+
+        return Records(list(paths), on_malformed="skip" if self.skip_malformed else "error")
+
+
+@dataclass(kw_only=True)
+class Training(Command):
+    """A command that trains.
+
+    Attributes:
+        out: the folder to write the model to: a new or an empty one.
+        max_length: tokens of an example (default: the model's, but not more than is usual for the task).
+        early_stopping: measure the loss at each checkpoint, end when N were no better, and keep the best model.
+        resume: go on from the last checkpoint in the --out folder.
+    """
+
+    title: ClassVar[str] = "Training"
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of the settings
+    shown_defaults: ClassVar[Mapping[str, str]] = {}  # in the help, for those that depend on other options
+
+    out: File
+    max_length: Positive | None = None
+    early_stopping: Positive | None = None
+    resume: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parameters(cls) -> list[click.Parameter]:
+        """Return the command's own options, and those of TrainingArguments."""
+        from bertcore.training import TrainingArguments
+
+        made = super().parameters()
+        known = {option for each in made for option in each.opts}
+        settings = settings_options(TrainingArguments, SPELLINGS, COMMON | cls.defaults | cls.shown_defaults)
+        return made + [each for each in settings if not known.intersection(each.opts)]
+
+    def __post_init__(self) -> None:
+        """Check the settings of the run."""
+        super().__post_init__()
+        if not self.out:
+            raise CommandError("--out is empty, expected a new or empty folder")
+        if self.settings.get("learning_rate") == 0:
+            raise CommandError("learning_rate is 0.0, expected a number above 0")
+        self.arguments(Path(self.out))
+
+    @property
+    def seed(self) -> int:
+        """The seed of all that is random."""
+        return self.settings.get("seed", 42)
+
+    def arguments(self, folder: Path, **more: Any) -> Any:
+        """Return the TrainingArguments of the command line; `more` are defaults."""
+        from bertcore.training import TrainingArguments
+
+        given = COMMON | self.defaults | more | self.settings
+        given.setdefault("per_device_eval_batch_size", given["per_device_train_batch_size"])
+        if self.early_stopping:
+            steps = given.get("save_steps", 500)
+            given |= {"eval_strategy": "steps", "eval_steps": steps, "load_best_model_at_end": True}
+        return TrainingArguments(folder, **given)
+
+    def kept(self) -> dict[str, Any]:
+        """Return the options with which a run must go on, as JSON has them."""
+        options = vars(self) | vars(self.arguments(Path(self.out)))
+        return {name: _kept(name, value) for name, value in options.items() if name not in FREE}
+
+    def callbacks(self, held_out: Any) -> list[Any]:
+        """Return the callbacks that keep the options of a run in its checkpoints, and that end it early.
+
+        CommandError for --early-stopping without data to measure the model with.
+        """
+        from bertcore.training import EarlyStoppingCallback
+
+        if self.early_stopping and not held_out:
+            raise CommandError("--early-stopping needs data to measure the model with: hold some out")
+        ends = [EarlyStoppingCallback(self.early_stopping)] if self.early_stopping else []
+        return [options_callback(self), *ends]
+
+    def run(self) -> None:
+        """Run the command, in each of the processes that MPI started."""
+        with self._one_of_processes(), self.chosen_backend():
+            self.train(from_first(self._folder))
+
+    def train(self, folder: Path) -> None:
+        """Train, and print the results."""
+        raise NotImplementedError
+
+    @contextmanager
+    def _one_of_processes(self) -> Iterator[None]:
+        """Return a block that each process runs: the first alone prints, and an error in one ends them all."""
+        from bertcore.training.processes import FirstFailed, started_together
+
+        processes = started_together()
+        if processes.count == 1:
             yield
-    except FirstFailed:  # the first tells what it was, and ends us
-        raise SystemExit(1) from None
-    except Exception as error:
-        if args.traceback:
-            traceback.print_exc()
-        where = f"bertcore {args.command}: process {processes.index} of {processes.count}"
-        print(f"{where}: {printable(' '.join(str(error).split()))}", file=sys.stderr)
-        processes.end_all()
+            return
+        try:
+            with open(os.devnull, "w") as nowhere, redirect_stdout(sys.stdout if processes.is_first else nowhere):
+                yield
+        except FirstFailed:  # the first process prints the error, and ends this one
+            raise SystemExit(1) from None
+        except Exception as error:
+            if self.traceback:
+                traceback.print_exc()
+            where = f"bertcore {type(self).__name__.lower()}: process {processes.index} of {processes.count}"
+            print(f"{where}: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+            processes.end_all()
+
+    def _folder(self) -> Path:
+        """Return the folder of --out; CommandError if it holds other files, or --resume finds no checkpoint in it."""
+        from bertcore.checkpoint.files import sweep
+        from bertcore.training.checkpoints import STATE, checkpoints_in, sweep_checkpoints
+        from bertcore.training.callbacks import LOG_NAME, PLOT_NAME, TENSORBOARD_NAME, TrainerState
+
+        folder = Path(self.out)
+        if folder.exists() and not folder.is_dir():
+            raise CommandError(f"--out is {folder}, a file, expected a folder")
+        sweep(folder / STORED)
+        sweep_checkpoints(folder)
+        found = checkpoints_in(folder)
+        if self.resume and not found:
+            raise CommandError(f"{folder} has no checkpoint to go on from")
+        if self.resume:
+            callback = options_callback(self)
+            kept = TrainerState.load_from_json(found[-1] / STATE).callbacks.get(type(callback).__name__)
+            if kept is None:
+                raise CommandError(f"{found[-1]} has no options to go on with: the command line did not make it")
+            callback.load_state_dict(kept)
+        left = STORED, LOG_NAME, PLOT_NAME, TENSORBOARD_NAME  # by a run that failed before its first checkpoint
+        if not self.resume and folder.is_dir() and any(path.name not in left for path in folder.iterdir()):
+            hint = "go on with --resume, or give" if found else "give"
+            raise CommandError(f"{folder} holds files: {hint} a new or empty folder")
+        return folder
+
+    def example_length(self, name: str, model: Any, most: int, tokenizer: Any = None) -> int:
+        """Return the tokens of an example: --max-length, by default the model's longest up to `most`.
+
+        CommandError, with the model's `name`, for more tokens than the model or the tokenizer's files state.
+        """
+        longest = model.spec.longest_sequence or sys.maxsize
+        if tokenizer is not None:
+            longest = min(longest, tokenizer.model_max_length)
+        if self.max_length and self.max_length > longest:
+            raise CommandError(f"--max-length is {self.max_length}, expected at most the {longest} tokens of {name}")
+        return self.max_length or min(longest, most)
+
+    def train_and_report(self, trainer: Any, measure: Callable[[Path], dict[str, float]] = lambda folder: {}) -> None:
+        """Train, save the model in the --out folder, evaluate it, and print the results.
+
+        `measure` gives further figures of the model in a folder. CommandError if the last step left a model whose loss
+        on held-out data is inf or NaN.
+        """
+        from bertcore.training.checkpoints import checkpoints_in
+
+        folder = Path(self.out)
+        try:
+            outcome = trainer.train(resume_from_checkpoint=self.resume)
+        except KeyboardInterrupt:
+            if checkpoints_in(folder):
+                print(f"saved     {folder}: the same command with --resume goes on", file=sys.stderr)
+            raise
+        trainer.model = merged(trainer.model, folder, is_first=trainer.is_world_process_zero())
+        trainer.save_model(folder)
+        if not trainer.is_world_process_zero():
+            return
+        metrics = (trainer.evaluate() if trainer.eval_dataset is not None else {}) | measure(folder)
+        seconds, tokens = outcome.metrics["train_runtime"], outcome.metrics["train_tokens"]
+        print(f"steps     {outcome.global_step:,} in {seconds:,.1f} s, {tokens:,} tokens")
+        print(f"loss      {outcome.training_loss:.4f} on average")
+        print_metrics("held out", metrics)
+        print(f"model     {folder}")
+        if not math.isfinite(metrics.get("eval_loss", 0.0)):
+            raise CommandError(f"the held-out loss is {metrics['eval_loss']}: the model in {folder} is of no use")
+
+
+@dataclass(kw_only=True)
+class Adapters(Training):
+    """A command that trains a model or its adapters.
+
+    Attributes:
+        lora: train adapters of this rank, and a new head; FOLDER/adapter has them, the model is merged with them.
+        lora_targets: the linear layers that get an adapter, such as query value (default: all linear layers).
+    """
+
+    title: ClassVar[str] = "Adapters"
+
+    lora: Positive | None = None
+    lora_targets: Words = ()
+
+    def __post_init__(self) -> None:
+        """Check which options go together."""
+        super().__post_init__()
+        if self.lora_targets and self.lora is None:
+            raise CommandError("--lora-targets is given without --lora, expected the rank of the adapters")
+
+    def with_adapters(self, model: Any, task: str | None = None) -> Any:
+        """Return `model` with the adapters of --lora, or `model` itself without that option."""
+        if self.lora is None:
+            return model
+        from bertcore.lora import LoraConfig, get_peft_model
+
+        options = {"r": self.lora, "lora_alpha": self.lora, "task_type": TASK_TYPES.get(task or "")}
+        config = LoraConfig(target_modules=list(self.lora_targets) or "all-linear", **options)
+        new = dict.fromkeys(name.rpartition(".")[0] for name in model.newly_initialised)
+        config.modules_to_save = [module for module in new if module.rpartition(".")[2] not in config.heads]
+        return get_peft_model(model, config, seed=self.seed)
+
+
+def merged(model: Any, folder: Path, *, is_first: bool) -> Any:
+    """Return the model with its adapters in its weights; the first process writes these into `folder` before."""
+    from bertcore.lora import PeftModel
+
+    if not isinstance(model, PeftModel):
+        return model
+    if is_first:
+        model.save_pretrained(folder / ADAPTER)
+    return model.merge_and_unload()
 
 
 def from_first(make: Callable[[], Any]) -> Any:
-    """What `make` returns in the first of the processes that MPI started, in all of them."""
+    """Return in all processes that MPI started the value of `make` in the first."""
     from bertcore.training.processes import started_together
 
     return started_together().from_first(make)
 
 
-def out_folder(args: argparse.Namespace) -> Path:
-    """The folder of --out; CommandError if it holds something that is not to be gone on with, or nothing that is."""
-    from bertcore.checkpoint.files import sweep
-    from bertcore.cli.options_of_run import check_options
-    from bertcore.training.callbacks import LOG_NAME, PLOT_NAME, TENSORBOARD_NAME
-    from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints
+def options_callback(command: Training) -> Any:
+    """Return the callback that keeps a command's options in the checkpoints of its run, and compares them later."""
+    from bertcore.training import TrainerCallback
 
-    if not args.out:
-        raise CommandError("--out is empty, expected a new or empty folder")
-    folder = Path(args.out)
-    if folder.exists() and not folder.is_dir():
-        raise CommandError(f"{folder} is not a folder")
-    sweep(folder / STORED)
-    sweep_checkpoints(folder)
-    has_run = bool(checkpoints_in(folder))
-    if args.resume and not has_run:
-        raise CommandError(f"{folder} has no checkpoint to go on from")
-    if args.resume:
-        check_options(args, checkpoints_in(folder)[-1])
-    left = STORED, LOG_NAME, PLOT_NAME, TENSORBOARD_NAME  # by a run that failed before its first checkpoint
-    if not args.resume and folder.is_dir() and any(path.name not in left for path in folder.iterdir()):
-        hint = "go on with --resume, or give" if has_run else "give"
-        raise CommandError(f"{folder} holds files: {hint} a new or empty folder")
-    return folder
+    class OptionsOfRun(TrainerCallback):
+        def state_dict(self) -> dict[str, Any]:
+            return command.kept()
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            options = command.kept()
+            for name in options | state:
+                if state.get(name) != options.get(name):
+                    raise CommandError(
+                        f"{_option(name, options.get(name))} cannot go on from a checkpoint that was made with "
+                        f"{_option(name, state.get(name))}: resume with the options of the first run"
+                    )
+
+    return OptionsOfRun()
 
 
-def example_length(args: argparse.Namespace, name: str, model: Any, most: int, tokenizer: Any = None) -> int:
-    """The tokens of an example: --max-length, by default the model's longest up to `most`.
-
-    CommandError, with the model's `name`, for more than the model, or the tokenizer's files, state.
-    """
-    longest = model.spec.longest_sequence or sys.maxsize
-    if tokenizer is not None:
-        longest = min(longest, tokenizer.model_max_length)
-    if args.max_length and args.max_length > longest:
-        raise CommandError(f"--max-length is {args.max_length}, and {name} takes {longest} tokens")
-    return args.max_length or min(longest, most)
+def _kept(name: str, value: Any) -> Any:
+    """Return an option as JSON has it; a folder or file that exists as an absolute path."""
+    if name in PATHS and value is not None and Path(value).exists():
+        return str(Path(value).resolve())
+    return [_kept(name, each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def records_of(paths: Sequence[str], args: argparse.Namespace) -> Any:
-    """The records of files, folders or stdin."""
-    from bertcore.training.data import Records
+def _option(name: str, value: Any) -> str:
+    """Return an option as it is given, or that it is not given."""
+    flag = next((flag for flag, field in SPELLINGS.items() if field == name), "--" + name.replace("_", "-"))
+    if value is None or isinstance(value, bool):
+        return flag if value else f"no {flag}"
+    return f"{flag} {value}"
 
-    return Records(paths, on_malformed="skip" if args.skip_malformed else "error")
+
+def print_metrics(label: str, metrics: Mapping[str, float]) -> None:
+    """Print the metrics of an evaluation, without its times."""
+    for name, value in metrics.items():
+        if not name.endswith(("_runtime", "_per_second")):
+            print(f"{label:<10}{name.removeprefix('eval_')} {value:.4f}")
 
 
-def tell_malformed(records: Any) -> None:
-    """Tell on stderr what was left out of the records when they were last read."""
+def print_malformed(records: Any) -> None:
+    """Print on stderr the records that were left out when the records were last read."""
     if not records.malformed:
         return
     for problem in records.problems:
@@ -151,78 +339,67 @@ def tell_malformed(records: Any) -> None:
 
 
 def check_once(paths: Sequence[str], why: str) -> None:
-    """CommandError if standard input, which can be read once, is to be read again."""
+    """Check that standard input, which can be read once, is not to be read again."""
     if "-" in paths:
         raise CommandError(f"- is standard input, which can be read once, and {why}")
 
 
-def training_arguments(args: argparse.Namespace, folder: Path, default_lr: float, **more: Any) -> Any:
-    """The TrainingArguments of a command line."""
-    from bertcore.training import TrainingArguments
+def stored_examples(
+    args: Any, folder: Path, objective: Any, tokenizer: Any, length: int, facts: Mapping[str, Any]
+) -> Any:
+    """Return the examples of a corpus, stored in `folder`; a run that goes on takes the stored ones.
 
-    if args.early_stopping:
-        more |= {"eval_strategy": "steps", "eval_steps": args.save_steps, "load_best_model_at_end": True}
-    return TrainingArguments(
-        output_dir=folder,
-        learning_rate=args.lr or default_lr,
-        num_train_epochs=args.epochs,
-        max_steps=args.max_steps or -1,
-        max_seconds=args.max_seconds,
-        per_device_train_batch_size=args.batch,
-        per_device_eval_batch_size=args.batch,
-        warmup_steps=args.warmup,
-        weight_decay=args.weight_decay,
-        optim=args.optim,
-        bf16=args.bf16,
-        seed=args.seed,
-        save_steps=args.save_steps,
-        save_total_limit=2,
-        logging_steps=args.log_steps,
-        **more,
-    )
-
-
-def callbacks_of(args: argparse.Namespace, held_out: Any) -> list[Any]:
-    """What keeps the options of a run in its checkpoints, and ends it early.
-
-    CommandError for --early-stopping without data to measure the model with.
+    `facts` are further properties that the examples depend on; "corpus", "language" and "pair_column" say what is read.
     """
-    from bertcore.cli.options_of_run import OptionsOfRun
-    from bertcore.training import EarlyStoppingCallback
+    from bertcore.training.data import StoredExamples, store_examples
 
-    if args.early_stopping and not held_out:
-        raise CommandError("--early-stopping needs data to measure the model with: hold some out")
-    return [OptionsOfRun(args), *([EarlyStoppingCallback(args.early_stopping)] if args.early_stopping else [])]
+    language, pair_column = facts.get("language"), facts.get("pair_column")
+    corpus = list(facts["corpus"])
+    facts = {"column": args.column, "language": None, "max_length": length, **facts, "corpus": corpus}
+    facts |= {"tokenizer": fingerprint(tokenizer), "seed": args.seed}
+    if args.resume and folder.exists():
+        examples = StoredExamples(folder)
+        changed = [name for name, value in facts.items() if examples.facts.get(name) != value]
+        if changed:
+            raise CommandError(f"{folder} was made with another {changed[0]}: resume with the options of the first run")
+        return examples
+    if (folder / "examples.json").exists():
+        shutil.rmtree(folder)
+    records = args.records(corpus)
+    documents = documents_of(records, args.column, language=language, pair_column=pair_column)
+    made = objective.examples(documents, tokenizer, max_length=length, seed=args.seed)
+    examples = store_examples(folder, made, facts)
+    print_malformed(records)
+    return examples
 
 
-def train_and_tell(
-    trainer: Any, args: argparse.Namespace, measure: Callable[[Path], dict[str, float]] = lambda folder: {}
-) -> None:
-    """Train, save the model in the --out folder, evaluate it, and print what came of it.
+def documents_of(
+    records: Any, column: str, *, language: str | None = None, pair_column: str | None = None
+) -> Iterable[list[str]]:
+    """Return the lists of texts of records.
 
-    `measure` gives further figures of the model in a folder. CommandError if the last step left a model whose loss on
-    held-out data is inf or NaN.
+    They are the sentences of a language, or lines if it is None; with `pair_column` a text and its translation.
     """
-    from bertcore.training.checkpoints import checkpoints_in
+    from bertcore.training.data import Documents, TextColumns
 
-    folder = Path(args.out)
-    try:
-        outcome = trainer.train(resume_from_checkpoint=args.resume)
-    except KeyboardInterrupt:
-        if checkpoints_in(folder):
-            print(f"saved     {folder}: the same command with --resume goes on", file=sys.stderr)
-        raise
-    trainer.model = merged(trainer.model, folder, is_first=trainer.is_world_process_zero())
-    trainer.save_model(folder)
-    if not trainer.is_world_process_zero():
-        return
-    metrics = (trainer.evaluate() if trainer.eval_dataset is not None else {}) | measure(folder)
-    seconds, tokens = outcome.metrics["train_runtime"], outcome.metrics["train_tokens"]
-    print(f"steps     {outcome.global_step:,} in {seconds:,.1f} s, {tokens:,} tokens")
-    print(f"loss      {outcome.training_loss:.4f} on average")
-    for name, value in metrics.items():
-        if not name.endswith(("_runtime", "_per_second")):
-            print(f"held out  {name.removeprefix('eval_')} {value:.4f}")
-    print(f"model     {folder}")
-    if not math.isfinite(metrics.get("eval_loss", 0.0)):
-        raise CommandError(f"the held-out loss is {metrics['eval_loss']}: the model in {folder} is of no use")
+    if pair_column is None:
+        return Documents(records, column=column, language=language)
+    return (list(texts.values()) for texts in TextColumns((column, pair_column)).examples(records))
+
+
+def held_out_parts(examples: Any, held_out: float) -> tuple[Any, Any | None]:
+    """Return all but the last examples, and the last ones: a share, at most 1,000."""
+    from bertcore.training.data import Part
+
+    count = min(MOST_HELD_OUT, max(1, round(held_out * len(examples)))) if held_out else 0
+    if len(examples) <= count:
+        raise CommandError(f"examples in the corpus: {len(examples)}, too few to train on")
+    print(f"corpus    {len(examples):,} examples, {count:,} of them held out")
+    first = Part(examples, range(len(examples) - count))
+    return first, Part(examples, range(len(examples) - count, len(examples))) if count else None
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """Return a digest of a tokenizer's vocabulary."""
+    tokens = "\n".join(str(token) for token in tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
+    return hashlib.sha256(tokens.encode()).hexdigest()[:16]

@@ -7,7 +7,8 @@ from unittest import mock
 import pytest
 
 from bertcore.training.run import Run
-from tests.tiny_bert import save_tiny_bert, save_tiny_encoder
+from tests.tasks.pipelines.folders import LABELS, TAGS, save_head
+from tests.tiny_bert import CONFIG, save_tiny_bert, save_tiny_encoder, write_json
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +27,20 @@ def encoder_folder(tmp_path_factory):
 def masked_lm_folder(tmp_path_factory):
     """A tiny model with the masked language model's head."""
     return save_tiny_bert(tmp_path_factory.mktemp("masked-lm"), head=True)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    """A folder of tiny models with heads, by the names of these, and the config of one."""
+    place = tmp_path_factory.mktemp("models")
+    save_head(place / "classifier", "AutoModelForSequenceClassification", LABELS)
+    save_head(place / "reranker", "AutoModelForSequenceClassification", {"0": "score"})
+    save_head(place / "tagger", "AutoModelForTokenClassification", TAGS)
+    save_head(place / "reader", "AutoModelForQuestionAnswering")
+    save_tiny_bert(place / "lm", head=True)
+    save_tiny_encoder(place / "encoder")
+    write_json(place / "bert.json", CONFIG)
+    return place
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def test_calibrate_and_classify(folder, rows, method, tmp_path, capsys):
     assert (found["method"], found["fitted_to"], found["held_out"], found["file"]) == (method, 80, 40, str(out))
     assert found.get("temperature") == (pytest.approx(fitted.temperature) if method == "temperature" else None)
 
-    given = ("classify", folder, TEXTS[0], "--calibration", out, "--top-k", 3, "--json", "--backend", "numpy")
+    given = ("classify", folder, "--text", TEXTS[0], "--calibration", out, "--top-k", 3, "--json", "--backend", "numpy")
     assert main([*map(str, given)]) == 0
     found = {each["label"]: each["score"] for each in json.loads(capsys.readouterr().out)}
     (expected,) = fitted.transform(function(logits(folder, TEXTS[:1])))
@@ -98,10 +98,10 @@ def test_what_cannot_be_calibrated(folder, rows, tmp_path, capsys):
     assert "has the label 'maybe', expected one of CONTRADICTION, neutral, Entailment" in refused(wrong)
     regression = tmp_path / "regression"
     save_head(regression, "AutoModelForSequenceClassification", LABELS, problem_type="regression")
-    assert "does not choose one of several named classes" in refused(data, model=regression)
+    assert "expected a classifier that chooses one of several named classes" in refused(data, model=regression)
     same = save_head(tmp_path / "same", "AutoModelForSequenceClassification", {"0": "a", "1": "b", "2": "a"})
-    assert "does not choose one of several named classes" in refused(data, model=same)
-    assert main(["calibrate", str(folder), str(data), "--out", "-"]) == 1
+    assert "expected a classifier that chooses one of several named classes" in refused(data, model=same)
+    assert main(["calibrate", str(folder), str(data), "--out", "-"]) == 2
     assert "--out is -, expected the name of a file" in capsys.readouterr().err
     assert "has no classifier of texts" in refused(data, model=save_tiny_bert(tmp_path / "headless"))
 
@@ -109,7 +109,7 @@ def test_what_cannot_be_calibrated(folder, rows, tmp_path, capsys):
 def test_a_calibration_of_other_classes(folder, tmp_path, capsys):
     held = {"method": "temperature", "labels": ["a", "b"], "temperature": 2.0}
     (tmp_path / "other.json").write_text(json.dumps(held), encoding="utf-8")
-    assert main(["classify", str(folder), "a", "--calibration", str(tmp_path / "other.json")]) == 1
+    assert main(["classify", str(folder), "--text", "a", "--calibration", str(tmp_path / "other.json")]) == 1
     assert "is of the classes ['a', 'b'], and the model has" in capsys.readouterr().err
 
 

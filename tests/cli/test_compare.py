@@ -8,7 +8,7 @@ import json
 import pytest
 
 from bertcore.cli import compare, main
-from bertcore.cli.machine import cpu_model
+from bertcore.cli.doctor import cpu_model
 from bertcore.kernels import get_num_threads
 from bertcore.kernels._numba import LEVEL
 from bertcore.models import cost
@@ -58,12 +58,6 @@ def test_each_figure_of_others_has_a_column_of_its_own(capsys):
     assert "glue" not in bert
 
 
-def test_an_unknown_name_prints_nothing(capsys):
-    assert main(["compare", "mini-bert", "no-such-bert"]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == "" and "no preset is named 'no-such-bert'" in captured.err
-
-
 def test_a_plot(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     shown(capsys, *NAMES, "--plot", tmp_path / "family.png")
@@ -79,12 +73,6 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_printed(tmp_pat
     assert captured.err == "bertcore compare: --plot needs matplotlib, which is not installed: pip install matplotlib\n"
 
 
-def test_a_plot_of_another_kind(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    assert main(["compare", "mini-bert", "--plot", str(tmp_path / "family.svg")]) == 1
-    assert "expected a file named *.png" in capsys.readouterr().err
-
-
 def test_training_costs(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("BERTCORE_BACKEND", "numpy")  # in the processes that are measured, which load no compiler
     config = {**CONFIG, "num_hidden_layers": 1}
@@ -92,25 +80,6 @@ def test_training_costs(capsys, tmp_path, monkeypatch):
     row = json.loads(shown(capsys, str(tmp_path), "--training", "--batch", "2", "--length", "5", "--json"))[0]
     assert row["weights"] == row["gradients"] == row["moments"] / 2 < row["peak"]
     assert row["tokens_per_second"] > 0 and row["checkpointed_peak"] > 0
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--training"], "--training needs NAMES"),
-        (["mini-bert", "--training", "--plot", "a.png"], "--plot does not go with --training"),
-        (["mini-bert", "--batch", "4"], "--batch is for --training and --measure"),
-        (["mini-bert", "--training", "--length", "65"], "length is 65, and the model takes 64 tokens"),
-        (["--measure"], "--measure needs NAMES"),
-        (["mini-bert", "--measure", "--plot", "a.png"], "--plot does not go with --measure"),
-        (["mini-bert", "--measure", "--length", "65"], "length is 65, and mini-bert takes 64 tokens"),
-        (["mini-bert", "no-such-bert", "--measure"], "no preset is named 'no-such-bert'"),
-        (["no/folder/here", "--measure"], "no/folder/here does not exist"),
-    ],
-)
-def test_costs_that_cannot_be_told(capsys, arguments, message):
-    assert main(["compare", *arguments]) == 1
-    assert message in capsys.readouterr().err
 
 
 @pytest.fixture

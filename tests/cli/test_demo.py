@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bertcore.cli import demo, main
-from bertcore.cli.clock import process_age
+from bertcore.cli.demo import process_age
 from bertcore.demo_model import DemoModelError
 from tests.demo import demo_folder  # noqa: F401 (a fixture)
 
@@ -75,7 +75,7 @@ def test_compilations_are_seen():
 
 def test_process_age_counts_from_the_start():
     start = time.perf_counter()
-    code = "import time; time.sleep(0.5); from bertcore.cli.clock import process_age; print(process_age())"
+    code = "import time; time.sleep(0.5); from bertcore.cli.demo import process_age; print(process_age())"
     age = float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60).stdout)
     if sys.platform == "linux":
         assert 0.48 < age < time.perf_counter() - start + 0.05

@@ -100,32 +100,6 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(folder, tmp_path, capsys, i
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
 
 
-@pytest.mark.parametrize(
-    "options, error",
-    [
-        (["--layers", "1", "--max-length", "41"], "takes 40 tokens"),
-        (["--layers", "3"], "--layers is 3, the teacher has 2"),
-        (["--layers", "1", "--take", "0,1"], "layers has 2 entries"),
-        (["--student", "STUDENT", "--take", "0"], "--take is for a new student"),
-        (["--layers", "1", "--teacher", "BERT"], "has no head for --task sequence"),
-        (["--layers", "1", "--take", "0,1"], "layers has 2 entries, expected one for each of the student's 1: --take"),
-        (["--layers", "1", "--take", "9"], "--take says which layers the student begins with, or none"),
-        (["--layers", "1", "--terms", "soft", "soft=2"], "--terms has soft twice"),
-        (["--layers", "1", "--terms", "cosine", "--temperature", "2"], "--temperature is of the term soft"),
-        (["--layers", "1", "--labelled-only"], "--labelled-only is of the term soft in --task mlm"),
-        (["--layers", "1", "--task", "token"], "has a head for another task than token"),
-        (["--layers", "1", "--task", "mlm", "--eval", "a.txt"], "are not for --task mlm: no labels"),
-        (["--layers", "1", "--task", "mlm", "--label-kind", "classes"], "are not for --task mlm: no labels"),
-    ],
-)
-def test_what_is_refused(folder, tmp_path, capsys, options, error):
-    names = {"STUDENT": str(folder / "bert"), "BERT": str(folder / "bert")}
-    assert distill(folder, tmp_path / "out", *[names.get(option, option) for option in options]) == 1
-    shown = capsys.readouterr()
-    assert error in shown.err and shown.err.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("label, kind", [("0.5", "regression"), ('["cat", "paris"]', "multi_label_classification")])
 def test_labels_of_another_kind_than_the_teachers(folder, tmp_path, capsys, label, kind):
     (tmp_path / "b.jsonl").write_text(f'{{"text": "cat", "label": {label}}}\n' * 20)
@@ -154,17 +128,3 @@ def test_classes_without_names_are_numbers(folder, tmp_path):
     assert (
         distill(folder, tmp_path / "out", "--layers", "1", data=tmp_path / "c.jsonl", teacher=tmp_path / "teacher") == 0
     )
-
-
-@pytest.mark.parametrize(
-    "option, value", [("--terms", "hard"), ("--terms", "soft=x"), ("--take", "a"), ("--layers", "0")]
-)
-def test_options_that_are_none(folder, tmp_path, capsys, option, value):
-    others = [] if option == "--layers" else ["--layers", "1"]
-    assert distill(folder, tmp_path, *others, option, value) == 2
-    assert f"argument {option}" in capsys.readouterr().err
-
-
-def test_a_student_is_asked_for(folder, tmp_path, capsys):
-    assert distill(folder, tmp_path) == 2
-    assert "one of the arguments --student --layers is required" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import pytest
 
 from bertcore import SentenceEncoder, use_backend
 from bertcore.cli import main
-from bertcore.cli.corpus_parts import corpus_files, parts_of, texts_of
+from bertcore.tasks.corpus import corpus_files, parts_of, texts_of
 from tests.cli.test_embed import START
 from tests.tiny_bert import WIDTH, random_texts
 
@@ -89,7 +89,7 @@ def test_nulls_and_columns_of_parquet(tmp_path):
     *_, last = parts_of(tmp_path / "a.parquet", 39, "text")
     with pytest.raises(ValueError, match=rf"a\.parquet:{len(TEXTS) + 1}: 'text' is None, expected a text"):
         list(texts_of(last, "text"))
-    with pytest.raises(RuntimeError, match=r"--column is 'body', expected one of those of .*a\.parquet: id, text"):
+    with pytest.raises(ValueError, match=r"--column is 'body', expected one of those of .*a\.parquet: id, text"):
         list(parts_of(tmp_path / "a.parquet", 39, "body"))
 
 
@@ -98,32 +98,13 @@ def test_files_of_a_corpus(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
     assert corpus_files(tmp_path) == [tmp_path / name for name in ("a.jsonl.gz", "b.txt", "sub/a.md")]
-    with pytest.raises(RuntimeError, match=r"c\.csv ends with '\.csv'; known are \.txt"):
+    with pytest.raises(ValueError, match=r"c\.csv ends with '\.csv'; known are \.txt"):
         corpus_files(tmp_path / "c.csv")
-    with pytest.raises(RuntimeError, match="nothing is no file and no folder"):
+    with pytest.raises(ValueError, match="nothing does not exist, expected a file or a folder"):
         corpus_files(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RuntimeError, match="empty holds no file to read"):
+    with pytest.raises(ValueError, match="empty holds no file to read"):
         corpus_files(tmp_path / "empty")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--column", "body"], "--column is for --ray"),
-        (["--part-rows", "3"], "--part-rows is for --ray"),
-        (["--ray", "2"], "--ray needs --output, the name of a folder"),
-    ],
-)
-def test_options_that_do_not_belong_together(encoder_folder, tmp_path, capsys, arguments, told):
-    write_text(tmp_path / "a.txt", TEXTS)
-    assert main(["embed", str(encoder_folder), str(tmp_path / "a.txt"), *arguments]) == 1
-    assert capsys.readouterr().err == f"bertcore embed: {told}\n"
-
-
-def test_ray_needs_an_input(encoder_folder, tmp_path, capsys):
-    assert main(["embed", str(encoder_folder), "--ray", "2", "-o", str(tmp_path / "out")]) == 1
-    assert "--ray needs INPUT, the name of a file or folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("note", "told"), [("{", "is not valid JSON"), ("[]", "holds a JSON list")])

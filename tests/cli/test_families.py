@@ -78,15 +78,15 @@ def test_embed_precision_and_fill_mask(name, tmp_path, capsys):
     (tmp_path / "texts").write_text("the value\nthe\nvalue the the value\n", encoding="utf-8")
     lines = run(capsys, "embed", folder, tmp_path / "texts").splitlines()
     assert [len(json.loads(line)) for line in lines] == [48] * 3
-    found = json.loads(run(capsys, "precision", folder, "--texts", tmp_path / "texts", "--dtype", "int8", "--json"))
+    found = json.loads(run(capsys, "precision", folder, tmp_path / "texts", "--dtype", "int8", "--json"))
     assert 0.9 < found["int8"]["cosine_worst"] <= 1
     has_masks = tiny_config(name)["model_type"] not in NO_MASK
     assert (found["int8"]["word_agreement"] is not None) == has_masks
     if has_masks:
         mask = "<mask>" if TOKENIZERS[tiny_config(name)["model_type"]] in WITH_ANGLES else "[MASK]"
-        assert len(run(capsys, "fill-mask", folder, f"the {mask}", "--top-k", 3).splitlines()) == 3
+        assert len(run(capsys, "fill-mask", folder, "--text", f"the {mask}", "--top-k", 3).splitlines()) == 3
     else:
-        assert main(["fill-mask", str(folder), "the value"]) == 1
+        assert main(["fill-mask", str(folder), "--text", "the value"]) == 1
         assert "have no head for masked_lm" in capsys.readouterr().err
 
 

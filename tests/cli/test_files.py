@@ -3,8 +3,6 @@
 import pytest
 
 from bertcore.cli import main
-from tests.tasks.pipelines.folders import LABELS, TAGS, save_head
-from tests.tiny_bert import save_tiny_bert, save_tiny_encoder
 
 KINDS = {
     "missing": "No such file or directory|does not exist",
@@ -15,13 +13,13 @@ KINDS = {
 FILTERS = ("classify", "tag", "embed", "rerank", "queries")  # no lines in, no lines out
 OUT = ["--out", "out", "--max-steps", "1"]
 COMMANDS = {  # what stands for a command -> its arguments, with the ending of the file in question
-    "answer": ["answer", "qa", "what ?", "--input", ".txt"],
-    "classify": ["classify", "classifier", "--input", ".txt"],
-    "calibration": ["classify", "classifier", "a", "--calibration", ".json"],
+    "answer": ["answer", "reader", "what ?", ".txt"],
+    "classify": ["classify", "classifier", ".txt"],
+    "calibration": ["classify", "classifier", "--text", "a", "--calibration", ".json"],
     "calibrate": ["calibrate", "classifier", ".jsonl", "--out", "out"],
-    "tag": ["tag", "tagger", "--input", ".txt"],
+    "tag": ["tag", "tagger", ".txt"],
     "embed": ["embed", "encoder", ".txt"],
-    "precision": ["precision", "encoder", "--texts", ".txt"],
+    "precision": ["precision", "encoder", ".txt"],
     "rerank": ["rerank", "reranker", "the cat", ".txt"],
     "search": ["search", "encoder", ".txt", "the cat"],
     "queries": ["search", "encoder", "texts.txt", "--queries", ".txt"],
@@ -35,18 +33,6 @@ COMMANDS = {  # what stands for a command -> its arguments, with the ending of t
     "distill": ["distill", ".jsonl", "--teacher", "classifier", "--task", "sequence", "--layers", "1", *OUT],
     "distill texts": ["distill", ".txt", "--teacher", "lm", "--task", "mlm", "--layers", "1", *OUT],
 }
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    place = tmp_path_factory.mktemp("models")
-    save_head(place / "classifier", "AutoModelForSequenceClassification", LABELS)
-    save_head(place / "reranker", "AutoModelForSequenceClassification", {"0": "score"})
-    save_head(place / "tagger", "AutoModelForTokenClassification", TAGS)
-    save_head(place / "qa", "AutoModelForQuestionAnswering")
-    save_tiny_bert(place / "lm", head=True)
-    save_tiny_encoder(place / "encoder")
-    return place
 
 
 def made(kind, file):

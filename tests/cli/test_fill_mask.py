@@ -6,7 +6,6 @@ import pytest
 
 from bertcore import pipeline, use_backend
 from bertcore.cli import main
-from tests.tiny_bert import save_tiny_encoder
 
 TEXT = "[MASK] is the [MASK] of France."
 
@@ -26,15 +25,15 @@ def fill(masked_lm_folder):
 @pytest.mark.usefixtures("on_numpy")
 def test_lines_and_json(masked_lm_folder, fill, capsys):
     expected = fill(TEXT, top_k=3)
-    assert json.loads(fill_mask(capsys, masked_lm_folder, TEXT, "--json", "--top-k", 3)) == expected
-    blocks = fill_mask(capsys, masked_lm_folder, TEXT, "--top-k", 3).strip().split("\n\n")
+    assert json.loads(fill_mask(capsys, masked_lm_folder, "--text", TEXT, "--json", "--top-k", 3)) == expected
+    blocks = fill_mask(capsys, masked_lm_folder, "--text", TEXT, "--top-k", 3).strip().split("\n\n")
     for number, (block, words) in enumerate(zip(blocks, expected, strict=True), 1):
         title, *lines = block.splitlines()
         assert title == f"mask {number}"
         assert [line.split() for line in lines] == [[word["token_str"], f"{word['score']:.4f}"] for word in words]
-    lines = fill_mask(capsys, masked_lm_folder, "the [MASK] sat", "--top-k", 2).splitlines()
+    lines = fill_mask(capsys, masked_lm_folder, "--text", "the [MASK] sat", "--top-k", 2).splitlines()
     assert [line.split()[0] for line in lines] == [word["token_str"] for word in fill("the [MASK] sat", top_k=2)]
-    found = json.loads(fill_mask(capsys, masked_lm_folder, "the [MASK]", "--targets", "cat,mat", "--json"))
+    found = json.loads(fill_mask(capsys, masked_lm_folder, "--text", "the [MASK]", "--targets", "cat,mat", "--json"))
     assert found == fill("the [MASK]", targets=["cat", "mat"])
 
 
@@ -46,16 +45,12 @@ def test_lines_and_json(masked_lm_folder, fill, capsys):
     ],
 )
 def test_texts_that_cannot_be_filled(masked_lm_folder, text, message, capsys):
-    told = fill_mask(capsys, masked_lm_folder, text, code=1)
+    told = fill_mask(capsys, masked_lm_folder, "--text", text, code=1)
     assert message in told and told.count("\n") == 1
-
-
-def test_a_checkpoint_without_the_head(tmp_path, capsys):
-    assert "has no masked language model's head" in fill_mask(capsys, save_tiny_encoder(tmp_path), TEXT, code=1)
 
 
 def test_a_tokenizer_without_a_mask(masked_lm_folder, monkeypatch, capsys):
     from bertcore.tokenization.tokenizer import Tokenizer
 
     monkeypatch.setattr(Tokenizer, "mask_token", property(lambda self: None, lambda self, value: None), raising=False)
-    assert "tokenizer has no mask token" in fill_mask(capsys, masked_lm_folder, TEXT, code=1)
+    assert "tokenizer has no mask token" in fill_mask(capsys, masked_lm_folder, "--text", TEXT, code=1)

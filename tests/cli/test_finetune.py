@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForSequenceClassification, AutoTokenizer, SentenceEncoder, load_model, use_backend
-from bertcore.cli import main, training
+from bertcore.cli import main
 from bertcore.lora import PeftModel
-from bertcore.training.arguments import OPTIMIZERS
 from tests.tiny_bert import save_tiny_bert, save_tiny_encoder
 from tests.tolerances import assert_same_arrays
 
@@ -181,36 +180,6 @@ def test_malformed_lines(model, tmp_path, capsys):
     assert "a.jsonl:21: no JSON" in shown and "malformed 1 record was left out" in shown
 
 
-@pytest.mark.parametrize(
-    "data, task, options, error",
-    [
-        ("-", "sequence", [], "- is standard input, which can be read once"),
-        ("a.jsonl", "qa", ["--text", "x"], "--task qa has no use for"),
-        ("a.jsonl", "token", ["--text-pair", "x"], "--task token has no use for --text-pair"),
-        ("a.jsonl", "token", ["--label-kind", "classes"], "--label-kind is for --task sequence"),
-        ("a.jsonl", "similarity", ["--label-kind", "numbers"], "--label-kind is for --task sequence"),
-        ("a.jsonl", "sequence", ["--label-kind", "numbers"], "kind (--label-kind) is 'numbers', which labels in"),
-        ("a.jsonl", "sequence", ["--max-length", "41"], "takes 40 tokens"),
-        ("one.jsonl", "sequence", [], "one.jsonl has the label x alone, expected two or more"),
-        ("one.jsonl", "similarity", ["--label", "score"], "all pairs have the score 2.5"),
-        (
-            "a.jsonl",
-            "sequence",
-            ["--held-out", "0.99"],
-            "holds no records to learn from beside the 10 that are held out",
-        ),
-        ("one.txt", "token", [], "one.txt has the label O alone, expected two or more"),
-    ],
-)
-def test_what_is_refused(model, tmp_path, capsys, monkeypatch, data, task, options, error):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, "one.jsonl", [{"text": "cat", "text_pair": "mat", "label": "x", "score": 2.5}] * 5)
-    (tmp_path / "one.txt").write_text("the O\ncat O\n\nmat O\n" * 5)
-    write(tmp_path, "a.jsonl", [{"text": "cat", "label": "x"}, {"text": "mat", "label": "y"}] * 5)
-    assert finetune(model, tmp_path / "out", data, task, *options) == 1
-    assert error in capsys.readouterr().err
-
-
 @pytest.mark.filterwarnings("ignore::bertcore.models.model.NewlyInitialisedWarning")
 def test_adapters_are_trained_and_merged(model, tmp_path, capsys):
     rows = [{"text": text, "label": text} for text in ("paris", "cat")] * 40
@@ -237,8 +206,6 @@ def test_an_encoder_by_adapters(model, tmp_path, capsys):
     assert finetune(model, tmp_path / "out", data, "pair", "--lora", "2") == 0
     assert "held out  first_of_all" in capsys.readouterr().out
     assert SentenceEncoder(tmp_path / "out").encode(["paris"]).shape == (1, 39)
-    assert finetune(model, tmp_path / "b", data, "pair", "--lora-targets", "query") == 1
-    assert "--lora-targets is about adapters: give their rank by --lora" in capsys.readouterr().err
 
 
 def test_a_run_ends_when_it_gets_no_better(model, tmp_path, capsys):
@@ -255,7 +222,3 @@ def test_a_run_ends_when_it_gets_no_better(model, tmp_path, capsys):
     assert settings["optim"] == "muon" and settings["bf16"] is True
     assert finetune(model, tmp_path / "b", data, "sequence", *options, "--held-out", "0") == 1
     assert "--early-stopping needs data to measure the model with" in capsys.readouterr().err
-
-
-def test_the_optimizers_are_those_of_the_trainer():
-    assert set(training.OPTIMIZERS) == set(OPTIMIZERS)

@@ -92,12 +92,6 @@ def test_without_a_name_the_presets_are_listed(capsys):
     }
 
 
-def test_an_unknown_name(capsys):
-    assert main(["info", "bert-basis"]) == 1
-    told = capsys.readouterr().err
-    assert "bert-basis is no folder here, and no preset is named 'bert-basis'; close to it are" in told
-
-
 def test_an_id_on_the_hub_is_looked_for(monkeypatch, encoder_folder, capsys):
     from bertcore import checkpoint
 

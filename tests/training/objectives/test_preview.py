@@ -71,7 +71,7 @@ def test_the_same_seed_shows_the_same_and_empty_texts_have_nothing_to_show(token
 
 
 def test_on_the_command_line(bert_folder, tokenizer, capsys):
-    assert main(["preview", str(bert_folder), TEXT, "--epochs", "2", "--seed", "5"]) == 0
+    assert main(["preview", str(bert_folder), "--text", TEXT, "--epochs", "2", "--seed", "5"]) == 0
     assert capsys.readouterr().out == preview(TEXT, tokenizer, epochs=2, seed=5) + "\n"
     assert main(["preview", str(bert_folder / "nothing"), TEXT]) == 1
     assert "does not exist" in capsys.readouterr().err

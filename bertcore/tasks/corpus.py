@@ -1,29 +1,45 @@
-"""A corpus of files, cut into parts of neighbouring rows: each is read alone, in bounded memory."""
+"""Texts from files: lines, and the parts of a corpus, each of which is read alone, in bounded memory."""
 
+import codecs
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
-
-from bertcore.cli.common import CommandError
-from bertcore.cli.lines import read_lines
 
 TEXT, JSON, PARQUET = (".txt", ".text", ".md"), (".jsonl", ".json"), (".parquet",)
 KNOWN = (*TEXT, *JSON, *PARQUET)
 READ_AT_ONCE = 1024  # rows of a Parquet file
 
 
+def read_lines(stream: Iterable[bytes], name: str, *, first: int = 1) -> Iterator[str]:
+    """Return the lines of UTF-8 bytes, without their ends (LF or CRLF); ValueError names a line that is not UTF-8.
+
+    `first` is the number of the first line, for a stream that does not begin with the file.
+    """
+    for number, line in enumerate(stream, first):
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{name}, line {number}: byte {error.start + 1} ({line[error.start]:#04x}) is not UTF-8; "
+                "convert the text first, for example with iconv -t utf-8"
+            ) from error
+
+
 class Part(NamedTuple):
     """Neighbouring rows of a file: lines, or rows of a table.
 
     Attributes:
-        file: which.
-        first: how many rows stand before them.
-        offset: how many bytes do, when they are not compressed; 0 for Parquet.
-        rows: how many they are.
+        file: the file.
+        first: number of rows before them.
+        offset: number of uncompressed bytes before them; 0 for Parquet.
+        rows: number of rows.
     """
 
     file: Path
@@ -33,28 +49,28 @@ class Part(NamedTuple):
 
 
 def corpus_files(root: Path) -> list[Path]:
-    """A file, or all of a folder that can be read, in the order of their names.
+    """Return a file, or all readable files of a folder, in the order of their names.
 
-    Raises CommandError for what is not there, for another ending and for a folder with nothing to read.
+    Raises ValueError for a path that does not exist, an unknown ending, and a folder with nothing to read.
     """
     known = f"known are {', '.join(KNOWN)}, and .gz after those of lines"
     if root.is_dir():
         found = sorted(file for file in root.rglob("*") if file.is_file() and _ending(file) in KNOWN)
         if not found:
-            raise CommandError(f"{root} holds no file to read; endings that are {known}")
+            raise ValueError(f"{root} holds no file to read; endings that are {known}")
         return found
     if not root.is_file():
-        raise CommandError(f"{root} is no file and no folder")
+        raise ValueError(f"{root} does not exist, expected a file or a folder")
     if _ending(root) not in KNOWN:
-        raise CommandError(f"{root} ends with {_ending(root)!r}; {known}")
+        raise ValueError(f"{root} ends with {_ending(root)!r}; {known}")
     return [root]
 
 
 def parts_of(file: Path, rows: int, column: str) -> Iterator[Part]:
-    """The parts of a file: each of `rows` rows but the last, and of a file without rows one that is empty.
+    """Return the parts of a file: each has `rows` rows but the last; a file without rows is one empty part.
 
-    Lines are counted, and not read; a Parquet file says how many rows it has. CommandError for a Parquet file without
-    the column, and for a damaged compression.
+    Lines are counted, and not read; a Parquet file states its rows. Raises ValueError for a Parquet file without the
+    column, and for damaged compression.
     """
     if _ending(file) in PARQUET:
         yield from _parts_of_table(file, rows, column)
@@ -72,11 +88,11 @@ def parts_of(file: Path, rows: int, column: str) -> Iterator[Part]:
 
 
 def texts_of(part: Part, column: str) -> Iterator[str]:
-    """The texts of a part: its lines, or what stands in `column`; blank lines of JSON lines are left out.
+    """Return the texts of a part: its lines, or the values of `column`; blank lines of JSON lines are skipped.
 
     Raises:
-        CommandError: for bytes that are not UTF-8, and for a damaged compression.
-        MalformedRecord: for a line that is no JSON object, for one without the column and for what is no text there.
+        ValueError: for bytes that are not UTF-8, and for damaged compression.
+        MalformedRecord: for a line that is not a JSON object, and for a missing column or a value that is not a text.
     """
     if _ending(part.file) in TEXT:
         yield from _lines(part)
@@ -99,12 +115,12 @@ def _ending(file: Path) -> str:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file of lines; CommandError where its compression is damaged."""
+    """Return a block with the bytes of a file of lines; ValueError if its compression is damaged."""
     try:
         with cast(BinaryIO, gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")) as stream:
             yield stream
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise CommandError(f"{file} has a damaged compression: {error}") from error
+        raise ValueError(f"{file} has a damaged compression: {error}") from error
 
 
 def _lines(part: Part) -> Iterator[str]:
@@ -131,7 +147,7 @@ def _table(file: Path) -> Any:
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise CommandError(f'{file} needs pyarrow: pip install "bertcore[ray]"') from error
+        raise ValueError(f'{file} needs pyarrow: pip install "bertcore[ray]"') from error
     return ParquetFile(file)
 
 
@@ -139,7 +155,7 @@ def _parts_of_table(file: Path, rows: int, column: str) -> Iterator[Part]:
     with _table(file) as table:
         names, count = table.schema_arrow.names, table.metadata.num_rows
     if column not in names:
-        raise CommandError(f"--column is {column!r}, expected one of those of {file}: {', '.join(names)}")
+        raise ValueError(f"--column is {column!r}, expected a column of {file}: {', '.join(names)}")
     for first in range(0, max(count, 1), rows):
         yield Part(file, first, 0, min(rows, count - first))
 

@@ -1,0 +1,210 @@
+"""The inputs of commands: models, and texts from a file, standard input or the command line."""
+
+import contextlib
+import errno
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar
+
+from bertcore.arguments import DTYPES
+from bertcore.cli.options import Command, CommandError, File, Positive
+from bertcore.tasks.corpus import read_lines
+
+if TYPE_CHECKING:
+    from bertcore.checkpoint.hub import Wanted
+
+Dtype = Annotated[str | None, DTYPES]
+Truncation = Annotated[str, ("warn", "error", "chunk", "cut")]
+
+
+@dataclass(kw_only=True)
+class WithModel(Command):
+    """A command that loads a model.
+
+    Attributes:
+        model: folder of a model (config.json, *.safetensors, a tokenizer), its id on the Hugging Face hub, or demo for
+            all-MiniLM-L6-v2.
+        dtype: dtype of the weights; bfloat16 and int8 are smaller, faster and less exact (`bertcore precision` measures
+            by how much) (default: the dtype of a checkpoint that `bertcore quantize` wrote, else float32).
+    """
+
+    positions: ClassVar[tuple[str, ...]] = ("model",)
+    title: ClassVar[str] = "Model"
+
+    model: File
+    dtype: Dtype = None
+
+
+@dataclass(kw_only=True)
+class Reading(WithModel):
+    """A command that brings texts to a model.
+
+    Attributes:
+        max_length: tokens of a text, or of a window (default: as published).
+        truncation: treatment of texts that are longer than the model takes: warn cuts them and says so, error refuses
+            them, chunk reads them whole in overlapping windows, cut cuts them silently.
+        batch_tokens: tokens computed at once; bounds the memory.
+    """
+
+    title: ClassVar[str] = WithModel.title
+    spellings = ("--max-seq-length max_length",)
+
+    max_length: Positive | None = None
+    truncation: Truncation = "warn"
+    batch_tokens: Positive | None = None
+
+    def reading_options(self) -> dict[str, Any]:
+        """Return the tasks' arguments for --truncation, and for --batch-tokens if it is given."""
+        batches = {"batch_tokens": self.batch_tokens} if self.batch_tokens else {}
+        return {"truncation": True if self.truncation == "cut" else self.truncation, **batches}
+
+
+@dataclass(kw_only=True)
+class Texts(Command):
+    """A command that takes texts.
+
+    Attributes:
+        file: file of texts, one a line, or - for standard input, which is also read if nothing else is given.
+        text: a literal text in place of FILE; may be repeated.
+    """
+
+    positions: ClassVar[tuple[str, ...]] = ("model", "file")
+    spellings = ("--input file",)
+    title: ClassVar[str] = "Texts"
+
+    file: File | None = None
+    text: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that the texts come from one place, which is there."""
+        super().__post_init__()
+        check_one_source(self.file, self.text)
+
+    @contextlib.contextmanager
+    def texts(self) -> Iterator[tuple[Iterator[str], str]]:
+        """Return a block with the texts as they come and the name of their source for messages."""
+        with texts_from(self.file, self.text) as found:
+            yield found
+
+    @contextlib.contextmanager
+    def inputs(self) -> Iterator[Iterable[Any]]:
+        """Return a block with the inputs of a pipeline."""
+        with self.texts() as (texts, _):
+            yield texts
+
+
+@dataclass(kw_only=True)
+class Pairs(Texts):
+    """A command that takes texts or pairs of texts.
+
+    Attributes:
+        pairs: each text is a pair, with a tab between its two texts.
+        text_pair: the second text of a --text, in the same order; may be repeated.
+    """
+
+    title: ClassVar[str] = Texts.title
+
+    pairs: bool = False
+    text_pair: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that each text has its second text."""
+        if self.text_pair and (len(self.text_pair) != len(self.text) or self.pairs):
+            raise CommandError(
+                f"--text-pair is given {len(self.text_pair)} times, expected once for each of {len(self.text)} --text, "
+                "and no --pairs"
+            )
+        super().__post_init__()
+
+    @contextlib.contextmanager
+    def inputs(self) -> Iterator[Iterable[Any]]:
+        """Return a block with texts, or {"text", "text_pair"} of pairs."""
+        with self.texts() as (texts, _):
+            if self.text_pair:
+                texts = (f"{first}\t{second}" for first, second in zip(texts, self.text_pair, strict=True))
+            yield map(pair_of, texts) if self.pairs or self.text_pair else texts
+
+
+def pair_of(line: str) -> dict[str, str]:
+    """Return the two texts of a line with a tab between them; CommandError for any other number of parts."""
+    parts = line.split("\t")
+    if len(parts) != 2:
+        raise CommandError(f"{line[:60]!r} has {len(parts)} parts, expected two texts with a tab between them")
+    return {"text": parts[0], "text_pair": parts[1]}
+
+
+def check_one_source(file: str | None, texts: tuple[str, ...], name: str = "FILE") -> None:
+    """Check that there is a file, standard input or literal texts, and not two of them."""
+    if texts and file is not None:
+        raise CommandError(f"{name} is {file!r:.80} and --text is given, too; expected one of them")
+    if not texts and file is None and (sys.stdin is None or sys.stdin.isatty()):
+        raise CommandError(f"{name} is missing, expected a file of texts, - for standard input, or --text with a text")
+
+
+@contextlib.contextmanager
+def texts_from(file: str | None, literal: tuple[str, ...] = ()) -> Iterator[tuple[Iterator[str], str]]:
+    """Return a block with texts, as they come, and the name of their source for messages.
+
+    Args:
+        file: a file of lines; "-" or None is standard input.
+        literal: texts in place of the file.
+    """
+    if literal:
+        yield iter(literal), "--text"
+        return
+    with input_stream(file or "-") as (stream, name):
+        yield read_lines(stream, name), name
+
+
+def some_texts(file: str | None, literal: tuple[str, ...] = ()) -> list[str]:
+    """Return the texts of `texts_from`; CommandError if there are none."""
+    with texts_from(file, literal) as (texts, name):
+        found = list(texts)
+    if not found:
+        raise CommandError(f"{name} holds no texts")
+    return found
+
+
+@contextlib.contextmanager
+def input_stream(path: str) -> Iterator[tuple[BinaryIO, str]]:
+    """Return a block with the bytes of the file `path`, or of standard input for "-", and its name for messages.
+
+    Raises CommandError for a file that does not exist and for a closed standard input.
+    """
+    if path != "-":
+        try:
+            stream = open(path, "rb")  # noqa: SIM115
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+                raise
+            raise CommandError(
+                f"FILE is {path!r:.80}, which does not exist; literal texts are given by --text"
+            ) from error
+        with stream:
+            yield stream, path
+        return
+    if sys.stdin is None:
+        raise CommandError("standard input is closed, expected texts in it, a FILE, or --text")
+    if sys.stdin.isatty():
+        print("bertcore: reading texts from the terminal, one a line; Ctrl-D ends them", file=sys.stderr)
+    yield sys.stdin.buffer, "stdin"
+
+
+def model_folder(name: str, wanted: "Wanted" = "sentence_encoder") -> Path:
+    """Return the folder of a model, fetched from the hub for an id; CommandError if there is none.
+
+    `wanted` is what is fetched (checkpoint.resolve): "sentence_encoder" for all files, "tokenizer" for all but weights.
+    """
+    if name == "demo":
+        from bertcore.demo_model import demo_model_folder
+
+        return demo_model_folder()
+    from bertcore import checkpoint
+
+    folder = checkpoint.resolve(name, wanted)
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise CommandError(f"{name} {what}, expected the folder of a model, its id on the hub, or demo")
+    return folder

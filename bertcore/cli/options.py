@@ -1,0 +1,373 @@
+"""Turn a dataclass, its types and the texts of its docstring into a command with options.
+
+A command is a dataclass derived from `Command`: a field is an option (or a position, if `positions` names it), the
+field's type says how its text is read, and the class's docstring describes the command, with the sections "Examples"
+and "Attributes". `settings_options` makes options of another dataclass's fields, such as those of TrainingArguments.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import math
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import click
+
+BACKENDS = ("auto", "numpy", "numba", "cupy")  # as bertcore.kernels.dispatch has them, which imports NumPy
+
+
+class CommandError(RuntimeError):
+    """A command cannot do what it was asked to do; the message is for the user."""
+
+
+class Kind(click.ParamType):
+    """The type of an option's value.
+
+    Args:
+        read: returns the value of a text; ValueError if it has none.
+        expected: what a text must be, for error messages.
+        metavar: the name of the value in the help.
+    """
+
+    def __init__(self, read: Callable[[str], Any], expected: str, metavar: str = "N"):
+        self.read, self.expected, self.name = read, expected, metavar
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the value of a text; click.BadParameter if it has none."""
+        try:
+            return self.read(value) if isinstance(value, str) else value
+        except ValueError:
+            self.fail(f"is {value!r}, expected {self.expected}", param, ctx)
+
+
+class Choice(click.Choice):
+    """A value from a list of names."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the value; click.BadParameter if it is not in the list."""
+        if value not in self.choices:
+            self.fail(f"is {value!r}, expected one of {', '.join(self.choices)}", param, ctx)
+        return value
+
+
+def integer(low: int, high: float) -> Callable[[str], int]:
+    """Return a function that reads an integer from `low` to `high`."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise ValueError(text)
+        return int(text)
+
+    return read
+
+
+def _number(low: float, high: float, *, above: bool = False) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        value = float(text)
+        if not (math.isfinite(value) and low <= value < high) or (above and value == low):
+            raise ValueError(text)
+        return value
+
+    return read
+
+
+POSITIVE = Kind(integer(1, math.inf), "an integer from 1 up")
+NUMBER = Kind(_number(0, math.inf), "a number from 0 up", "X")
+ABOVE_0 = Kind(_number(0, math.inf, above=True), "a number above 0", "X")
+SHARE = Kind(_number(0, 1), "a number from 0 to below 1", "SHARE")
+KINDS = {int: Kind(int, "an integer"), float: Kind(float, "a number", "X"), str: click.STRING}
+OLD = "old_"  # before the name of a position that is given by an option
+SEVERAL = "several words may follow the option"
+
+Positive = Annotated[int, POSITIVE]
+Number = Annotated[float, NUMBER]
+Above0 = Annotated[float, ABOVE_0]
+Share = Annotated[float, SHARE]
+Seed = Annotated[int, Kind(integer(0, 2**32 - 1), "an integer from 0 to 2**32 - 1")]
+File = Annotated[str, click.Path()]
+Words = Annotated[tuple[str, ...], SEVERAL]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Command:
+    """A command of `bertcore`.
+
+    Attributes:
+        backend: compute by this backend (default: the variable BERTCORE_BACKEND, else auto, which is numba).
+        traceback: show where an error comes from (also BERTCORE_TRACEBACK=1).
+    """
+
+    positions: ClassVar[tuple[str, ...]] = ()
+    spellings: ClassVar[tuple[str, ...]] = ()  # other spellings: "--OPTION FIELD"
+    title: ClassVar[str] = "Options of every command"
+
+    backend: Annotated[str | None, BACKENDS] = None
+    traceback: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the options; CommandError, ValueError or TypeError for a wrong one."""
+
+    def run(self) -> int | None:
+        """Do what the command is for; the exit code, 0 for None."""
+        raise NotImplementedError
+
+    @classmethod
+    def parameters(cls) -> list[click.Parameter]:
+        """Return the command's positions and options."""
+        fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+        hints, texts = typing.get_type_hints(cls, include_extras=True), texts_of(cls)
+        names = [*cls.positions, *(name for name in fields if name not in cls.positions)]
+        made = [cls._parameter(fields[name], hints[name], texts[name]) for name in names if name in texts]
+        old = [(option, name) for option, name in cls.all_spellings().items() if name in cls.positions]
+        return made + [click.Option([option, OLD + name], hidden=True, type=click.Path()) for option, name in old]
+
+    @classmethod
+    def all_spellings(cls) -> dict[str, str]:
+        """Return the spellings of this class and the classes it derives from."""
+        return dict(pair.split() for each in cls.__mro__ for pair in each.__dict__.get("spellings", ()))
+
+    @classmethod
+    def _parameter(cls, field: dataclasses.Field, hint: Any, text: str) -> click.Parameter:
+        owner = next(each for each in cls.__mro__ if field.name in inspect.get_annotations(each))
+        others = [spelling for spelling, name in cls.all_spellings().items() if name == field.name]
+        if field.name not in cls.positions:
+            return option(field.name, hint, field.default, text, others, owner.__dict__.get("title", "Options"))
+        kind, _, is_tuple, _ = _type(hint)
+        is_required = field.default is dataclasses.MISSING
+        options: dict[str, Any] = {"required": is_required} | ({} if is_required else {"default": field.default})
+        made = Argument([field.name], type=kind, nargs=-1 if is_tuple else 1, **options)
+        made.help = text
+        return made
+
+    def chosen_backend(self) -> contextlib.AbstractContextManager[None]:
+        """Return a block in which --backend is in force; BackendUnavailable if it cannot run here."""
+        from bertcore.kernels import get_backend, resolve_backend, use_backend
+
+        # Models get their inputs as lists in host memory: for these, auto is decided already.
+        return use_backend(resolve_backend(self.backend or get_backend(), on_gpu=False))
+
+
+class Argument(click.Argument):
+    """A position with a help text."""
+
+    help: str
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """Return the name and the text of the position."""
+        return self.make_metavar(ctx).strip("[]"), self.help
+
+
+def option(
+    name: str, hint: Any, default: Any, text: str, others: Sequence[str] = (), group: str = "Options", shown: Any = None
+) -> click.Option:
+    """Return the option of a field.
+
+    Args:
+        name: the field.
+        hint: its type.
+        default: its default; the option is required if it is dataclasses.MISSING.
+        text: its text.
+        others: other spellings of the option.
+        group: heading in the help.
+        shown: the default to print in the help instead of `default`.
+    """
+    kind, is_optional, is_tuple, metadata = _type(hint)
+    flag = "--" + name.replace("_", "-")
+    shown = default if shown is None else shown
+    if shown not in (dataclasses.MISSING, None, (), False) and "default" not in text:
+        text += f" (default: {' '.join(map(str, shown)) if isinstance(shown, tuple) else shown})"
+    options: dict[str, Any] = {"required": True} if default is dataclasses.MISSING else {"default": default}
+    if kind is bool:
+        flag, options = f"{flag}/--no-{flag[2:]}" if is_optional else flag, options | {"is_flag": True}
+    else:
+        options |= {"type": kind, "multiple": is_tuple}
+    made = click.Option([*others, flag, name], help=text, **options)
+    made.group, made.takes_words = group, SEVERAL in metadata  # type: ignore[attr-defined]
+    return made
+
+
+def settings_options(settings: type, names: Mapping[str, str], defaults: Mapping[str, Any]) -> list[click.Option]:
+    """Return options for the fields of a dataclass whose types are plain; those that are not given are None.
+
+    Args:
+        settings: the dataclass; its docstring has the texts.
+        names: other spellings of options: {option: field}.
+        defaults: other defaults, to be shown in the help.
+    """
+    hints, texts, made = typing.get_type_hints(settings), texts_of(settings), []
+    for field in dataclasses.fields(settings):
+        kind, _, is_tuple, _ = _type(hints[field.name])
+        if kind is not None and not is_tuple and field.name in texts:
+            others = [spelling for spelling, name in names.items() if name == field.name]
+            shown = defaults.get(field.name, field.default)
+            group = f"Settings of the run ({settings.__module__}.{settings.__name__})"
+            made.append(option(field.name, hints[field.name] | None, None, texts[field.name], others, group, shown))
+    return made
+
+
+def _type(hint: Any) -> tuple[Any, bool, bool, tuple[Any, ...]]:
+    """Return how a type is read (None if it cannot be), if it may be None, if there are several, metadata."""
+    metadata: tuple[Any, ...] = ()
+    is_optional = is_tuple = False
+    while True:
+        origin, parts = typing.get_origin(hint), typing.get_args(hint)
+        if origin is Annotated:
+            hint, metadata = parts[0], (*metadata, *hint.__metadata__)
+        elif origin in (typing.Union, types.UnionType) and len(parts) == 2 and types.NoneType in parts:
+            hint, is_optional = next(part for part in parts if part is not types.NoneType), True
+        elif origin is tuple:
+            hint, is_tuple = parts[0], True
+        else:
+            break
+    kinds = (Choice(each) if isinstance(each, tuple) else each for each in metadata)
+    known = next((each for each in kinds if isinstance(each, click.ParamType)), None)
+    return known or (bool if hint is bool else KINDS.get(hint)), is_optional, is_tuple, metadata
+
+
+def texts_of(described: type) -> dict[str, str]:
+    """Return {field: text} of the sections "Attributes" of a class and the classes it derives from."""
+    texts: dict[str, str] = {}
+    for each in reversed(described.__mro__):
+        body = sections(each.__dict__.get("__doc__") or "").get("Attributes", "")
+        for entry in re.split(r"\n(?=\S)", body):
+            names, _, text = entry.partition(":")
+            texts |= {name.strip(): " ".join(text.split()).rstrip(".") for name in names.split(",") if text}
+    return texts
+
+
+def sections(docstring: str) -> dict[str, str]:
+    """Return the description of a docstring, under "", and its sections by their titles."""
+    parts = re.split(r"^(Examples|Attributes|Args|Raises):\n", inspect.cleandoc(docstring), flags=re.MULTILINE)
+    bodies = (textwrap.dedent(body).strip("\n") for body in parts[2::2])
+    return {"": parts[0].strip()} | dict(zip(parts[1::2], bodies, strict=True))
+
+
+class OptionsCommand(click.Command):
+    """The click command of a `Command`."""
+
+    def __init__(self, name: str, made: type[Command]):
+        self.made = made
+        parts = sections(made.__doc__ or "")
+        super().__init__(name, params=made.parameters(), help=parts[""], epilog=parts.get("Examples", ""))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words after the command's name; `--terms a b` is `--terms a --terms b`."""
+        several = {option for param in self.params if getattr(param, "takes_words", False) for option in param.opts}
+        return super().parse_args(ctx, list(_spread(args, several)))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Make the command of its options; errors in these are errors of usage."""
+        names = {field.name for field in dataclasses.fields(self.made)}
+        for name in [name for name in ctx.params if name.startswith(OLD)]:
+            value = ctx.params.pop(name)
+            ctx.params[name.removeprefix(OLD)] = ctx.params[name.removeprefix(OLD)] if value is None else value
+        known = {name: value for name, value in ctx.params.items() if name in names}
+        rest = {name: value for name, value in ctx.params.items() if name not in names and value is not None}
+        try:
+            command = self.made(**known, **({"settings": rest} if "settings" in names else {}))
+        except (ValueError, TypeError, CommandError) as error:
+            raise click.UsageError(self._by_option(str(error)), ctx) from error
+        ctx.obj = command
+        return command.run()
+
+    def _by_option(self, message: str) -> str:
+        """Return an error's message with the option in place of the field that it names."""
+        options = {param.name: param.opts[0] for param in self.params if isinstance(param, click.Option)}
+        return re.sub(r"^\w+", lambda found: options.get(found[0], found[0]), message)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the description as it stands."""
+        formatter.write(f"\n{self.help}\n")
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples as they stand."""
+        with formatter.section("Examples"):
+            formatter.write(textwrap.indent(self.epilog or "", "  ") + "\n")
+
+    def records(self) -> list[tuple[str, str]]:
+        """Return the name and the text of each position and option."""
+        return [record for records in self._groups().values() for record in records]
+
+    def _groups(self) -> dict[str, list[tuple[str, str]]]:
+        """Return the names and texts by the headings of the help."""
+        ctx = click.Context(self)
+        groups: dict[str, list[tuple[str, str]]] = {"Positions": [], "Options": []}
+        for param in self.get_params(ctx):
+            title = "Positions" if isinstance(param, Argument) else getattr(param, "group", Command.title)
+            record = param.get_help_record(ctx)
+            if record is not None:
+                groups.setdefault(title, []).append(record)
+        groups[Command.title] = groups.pop(Command.title)  # last
+        return {title: records for title, records in groups.items() if records}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the positions, then the options in groups."""
+        for title, records in self._groups().items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def _spread(args: list[str], several: set[str]) -> Iterator[str]:
+    option, is_first = None, False
+    for word in args:
+        if word in several:
+            option, is_first = word, True
+        elif (option is not None and not word.startswith("-")) or is_first:
+            if not is_first:
+                yield typing.cast(str, option)
+            is_first = False
+        else:
+            option = None
+        yield word
+
+
+class Help(click.HelpFormatter):
+    """A help page in colours, which click leaves out where the output is not a terminal."""
+
+    def write_heading(self, heading: str) -> None:
+        """Write a heading in bold letters."""
+        self.write(f"{'':>{self.current_indent}}{click.style(heading + ':', bold=True)}\n")
+
+    def write_dl(self, rows: Any, col_max: int = 28, col_spacing: int = 2) -> None:
+        """Write options and their texts."""
+        super().write_dl([(click.style(first, fg="cyan"), second) for first, second in rows], col_max, col_spacing)
+
+
+click.Context.formatter_class = Help
+
+
+class Group(click.Group):
+    """The commands of a program, each imported when it is asked for.
+
+    Args:
+        name: the program's name.
+        table: {command: (module, class, one line of help)}.
+        **options: further arguments of click.Group.
+    """
+
+    def __init__(self, name: str, table: Mapping[str, tuple[str, str, str]], **options: Any):
+        super().__init__(name, commands={each: click.Command(each) for each in table}, **options)
+        self.table = table
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None for an unknown name."""
+        if cmd_name not in self.table:
+            return None
+        return self.load(cmd_name)
+
+    def load(self, name: str) -> OptionsCommand:
+        """Import a command."""
+        import importlib
+
+        module, kind, _ = self.table[name]
+        return OptionsCommand(name, getattr(importlib.import_module(module), kind))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a line for each command, without importing it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in self.table.items()])

@@ -1,0 +1,388 @@
+"""Write models in low precision, and compare them with float32 on texts: sizes, speed, embeddings, words."""
+
+import contextlib
+import functools
+import itertools
+import statistics
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from bertcore import kernels
+from bertcore.arguments import INT8
+
+CALIBRATED_AT_ONCE = 32  # texts
+COPIED = (".json", ".txt", ".model", ".md")  # tokenizers, settings of sentence encoders, model cards
+GROUP = 32  # texts that are embedded at once, and timed
+
+
+def quantize(
+    source: Path, target: Path, dtype: str, texts: Iterable[str] | None = None, name: str = "texts"
+) -> tuple[int, int]:
+    """Write a model in low precision to another folder, with its tokenizer and its settings as a sentence encoder.
+
+    Args:
+        source: folder of the model, in float32, float16 or bfloat16.
+        target: folder to write, which appears complete; if it exists, it must be empty.
+        dtype: "int8", "int8_weight_only" or "bfloat16".
+        texts: sample texts; int8 weights are rounded with regard to the encoder's inputs on these.
+        name: the name of the texts for error messages.
+
+    Returns:
+        The bytes of the tensors before and after.
+
+    Raises:
+        ValueError: for a model in low precision, a folder that holds files, links out of `source`, and missing texts.
+    """
+    from bertcore import checkpoint
+    from bertcore.checkpoint.files import CONFIG_NAME, naming
+    from bertcore.tasks.sentence_encoder.settings import read_settings
+
+    settings = read_settings(source)
+    model = settings.model_folder
+    _check_links(source, settings.folders)
+    _check_target(target, (source, model))
+    config, stored_dtype = checkpoint.split_dtype(model, checkpoint.read_config(model))
+    if stored_dtype is not None:
+        raise ValueError(f"{model} is in {stored_dtype}, expected the model that it was made from")
+    opened = checkpoint.open_checkpoint(model)
+    calibrated = {} if texts is None else _calibrated(source, opened, texts, name)
+    with checkpoint.naming_config(model):
+        tensors, unquantized = converted(opened, config, dtype, calibrated)
+    smoothed = any(name.endswith(checkpoint.INPUT_SCALE) for name in tensors)
+    config = checkpoint.with_dtype(config, dtype, unquantized, smoothed=smoothed)
+    with _written_beside(target) as beside:
+        with_weights = {module.folder for module in settings.maps}  # their weights are copied
+        _copy_files(source, beside, settings.folders, model / CONFIG_NAME, with_weights, target)
+        with naming(target):
+            checkpoint.save_checkpoint(beside / model.relative_to(source), config, tensors)
+    return sum(opened[name].nbytes for name in opened), sum(array.nbytes for array in tensors.values())
+
+
+def _calibrated(source: Path, opened: Any, texts: Iterable[str], name: str) -> dict[str, dict[str, Any]]:
+    """Return the calibrated tensors of the encoder's weights, by the old name."""
+    from bertcore import SentenceEncoder
+    from bertcore.checkpoint.parameters import find_parameters
+    from bertcore.models.rounding import observed_inputs, rounded_weight
+
+    encoder = SentenceEncoder(source, dtype="float32")
+    model, found = encoder.model, {}
+    rules = model.family.name_rules
+    sources = find_parameters(opened, model.expected_tensors(), rules, optional=rules.heads)
+    with observed_inputs(model) as statistics:
+        if not _encode_all(encoder, texts):
+            raise ValueError(f"{name} holds no texts")
+    for parameter, of_inputs in statistics.items():
+        if of_inputs.rows == 0:  # no text reached it
+            continue
+        label = ", ".join(parameter.names)
+        rounded = _named(
+            label,
+            functools.partial(rounded_weight, statistics=of_inputs, parts=len(parameter.names)),
+            parameter.array(),
+        )
+        for own_name, tensors in _stored_parts(parameter, rounded).items():
+            found[sources[own_name]] = {sources[own_name] + end: array for end, array in tensors.items()}
+    return found
+
+
+def _encode_all(encoder: Any, texts: Iterable[str]) -> int:
+    """Encode texts, some at a time, and return their number."""
+    count, texts = 0, iter(texts)
+    while some := list(itertools.islice(texts, CALIBRATED_AT_ONCE)):
+        encoder.encode(some, show_progress=False)
+        count += len(some)
+    return count
+
+
+def _stored_parts(parameter: Any, rounded: Any) -> dict[str, dict[str, Any]]:
+    """Return {tensor name: {ending: tensor}} with a parameter's int8 values, their scales and their input's."""
+    from bertcore.checkpoint import INPUT_SCALE, SCALE
+
+    values, scales = dict(parameter.parts(rounded.values)), dict(parameter.parts(rounded.scale[:, None]))
+    of_input = {} if rounded.input_scale is None else {INPUT_SCALE: rounded.input_scale}
+    return {name: {"": values[name], SCALE: scales[name]} | of_input for name in values}
+
+
+def converted(
+    opened: Any, config: dict[str, Any], dtype: str, calibrated: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the new tensors under their old names, and the matrices of unknown heads, which stay as they were.
+
+    `calibrated` holds tensors that are computed already, by the old name.
+    """
+    import ml_dtypes
+    import numpy as np
+
+    from bertcore.checkpoint import SCALE
+    from bertcore.kernels import quantize_weight
+
+    uses, layouts, copies = _uses(opened, config)
+    tensors = {}
+    for name in opened:
+        array, use, layout = opened[name], uses.get(name, set()), layouts.get(name)
+        if name in copies:
+            continue
+        if name in calibrated:
+            tensors.update(calibrated[name])
+            continue
+        if dtype in INT8 and use == {"weight"}:
+            array, is_grouped = np.asarray(array, np.float32), dtype == "int8_weight_only"
+            quantize = functools.partial(quantize_weight, per_group=is_grouped)
+            values, scale = _named(name, quantize, array if layout is None else layout.to_computing(array))
+            tensors[name] = values if layout is None else layout.to_stored(values)
+            rows = scale if is_grouped else scale[:, None]
+            tensors[name + SCALE] = rows if layout is None or is_grouped else layout.to_stored(rows)
+        elif use & {"weight", "table"}:
+            tensors[name] = array.astype(ml_dtypes.bfloat16)
+        else:
+            tensors[name] = array.astype(np.float32, copy=False) if use else array
+    others = [name.removesuffix(".weight") for name in opened if name.endswith(".weight") and name not in uses]
+    return tensors, others
+
+
+def _named(name: str, function: Any, array: Any) -> Any:
+    try:
+        return function(array)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _uses(opened: Any, config: dict[str, Any]) -> tuple[dict[str, set[str]], dict[str, Any], set[str]]:
+    """Return the uses of each tensor ("weight", "table", "vector"), its layout, and the copies of tied tensors."""
+    import numpy as np
+
+    from bertcore.checkpoint import CheckpointError
+    from bertcore.checkpoint.parameters import find_parameters
+    from bertcore.models.architectures import models_of
+
+    uses: dict[str, set[str]] = {}
+    layouts: dict[str, Any] = {}
+    for class_name, model in models_of(config).items():
+        rules = model.family.name_rules
+        try:
+            sources = find_parameters(opened, model.expected_tensors(), rules, optional=rules.heads)
+        except CheckpointError:
+            if class_name == "AutoModel":  # every checkpoint has the encoder; other heads stay unchanged
+                raise
+            continue
+        for parameter in model.parameters():
+            for name in filter(sources.__contains__, parameter.names):
+                uses.setdefault(sources[name], set()).update(parameter.uses)
+                layouts[sources[name]] = parameter.layout
+    pairs = [
+        (name, other)
+        for copy, original in rules.tied
+        for name in opened
+        for other in opened
+        if name.endswith(copy) and other.endswith(original) and name not in uses
+    ]
+    return uses, layouts, {name for name, other in pairs if np.array_equal(opened[name], opened[other])}
+
+
+def _check_links(source: Path, folders: Iterable[Path]) -> None:
+    """Refuse links out of the model's folder, by which a foreign model could copy any file of the user's.
+
+    Links into the blobs of the Hugging Face cache are allowed for a snapshot, which consists of such links.
+    """
+    allowed = [source.resolve()]
+    if allowed[0].parent.name == "snapshots":
+        allowed.append(allowed[0].parent.parent / "blobs")
+    for folder in filter(Path.is_dir, folders):
+        for path in (folder, *folder.iterdir()):
+            if not any(path.resolve().is_relative_to(root) for root in allowed):
+                raise ValueError(
+                    f"{path} is a link out of the model's folder, to {path.resolve()}: "
+                    "if it is intended, copy the model and the files that its links point to (cp -rL)"
+                )
+
+
+def _check_target(target: Path, sources: tuple[Path, ...]) -> None:
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise ValueError(f"{target} is not a folder")
+    if any(target.samefile(source) for source in sources):
+        raise ValueError(f"{target} is the model itself: give another folder")
+    if any(target.iterdir()):  # an old tokenizer or shard would be read as the new model's
+        raise ValueError(f"{target} holds files: give a new or empty folder")
+
+
+@contextlib.contextmanager
+def _written_beside(target: Path) -> Iterator[Path]:
+    """Return a block with a new folder beside `target`, which takes its place when the block ends well."""
+    from bertcore.checkpoint.files import naming, temporary_beside
+
+    place = target.resolve()
+    with naming(target):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_beside(place) as beside:
+        with naming(target):
+            beside.mkdir()
+        yield beside
+        with naming(target):
+            if place.exists():
+                place.rmdir()
+            beside.rename(place)
+
+
+def _copy_files(
+    source: Path, beside: Path, folders: Iterable[Path], config: Path, with_weights: Iterable[Path], target: Path
+) -> None:
+    """Copy files other than weights and `config` from the folders of a model in `source`, all from `with_weights`.
+
+    Write errors name `target`, read errors the file.
+    """
+    from bertcore.checkpoint.files import naming
+
+    for folder in filter(Path.is_dir, folders):
+        place = beside / folder.relative_to(source)
+        with naming(target):
+            place.mkdir(parents=True, exist_ok=True)
+        for file in folder.iterdir():
+            is_weights = file.name.endswith(".index.json") or file == config
+            if file.is_file() and (folder in with_weights or (file.suffix in COPIED and not is_weights)):
+                content = file.read_bytes()
+                with naming(target):
+                    (place / file.name).write_bytes(content)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model in low precision compared with itself in float32.
+
+    Attributes:
+        dtype: the dtype of the model.
+        megabytes: the size of its tensors, 10^6 bytes.
+        speed: its speed, in multiples of the speed of float32.
+        cosine_mean, cosine_percentile_1, cosine_worst: cosines of embeddings with the embeddings in float32.
+        worst_text: the text with the worst cosine.
+        nearest_agreement: the share of texts whose nearest other text is the same; None for fewer than three texts.
+        hidden_error: the norm of the difference of all hidden states, relative to their norm.
+        word_agreement: the share of tokens for which the masked-LM head predicts the same word; None without a head.
+    """
+
+    dtype: str
+    megabytes: float
+    speed: float
+    cosine_mean: float
+    cosine_percentile_1: float
+    cosine_worst: float
+    worst_text: str
+    nearest_agreement: float | None
+    hidden_error: float
+    word_agreement: float | None
+
+
+def compare_precision(folder: Any, texts: list[str], dtypes: list[str]) -> tuple[float, list[Comparison]]:
+    """Return the size of a model in float32, in megabytes, and its comparison with each of `dtypes` on the texts."""
+    from bertcore.tasks.sentence_encoder import SentenceEncoder
+
+    exact = SentenceEncoder(folder, dtype="float32")
+    found = [_comparison(folder, exact, dtype, texts) for dtype in dtypes]
+    return _megabytes(exact.model), found
+
+
+def _comparison(folder: Any, exact: Any, dtype: str, texts: list[str]) -> Comparison:
+    import numpy as np
+
+    from bertcore.tasks.sentence_encoder import SentenceEncoder
+    from bertcore.tasks.similarity import pairwise_similarity
+
+    low = SentenceEncoder(folder, dtype=dtype)
+    speed, expected, found = _embed_in_turns(exact, low, texts)
+    cosines = pairwise_similarity("cosine", expected, found)
+    worst = int(cosines.argmin())
+    return Comparison(
+        dtype=dtype,
+        megabytes=_megabytes(low.model),
+        speed=speed,
+        cosine_mean=float(cosines.mean()),
+        cosine_percentile_1=float(np.percentile(cosines, 1)),
+        cosine_worst=float(cosines[worst]),
+        worst_text=texts[worst],
+        nearest_agreement=float((_nearest(expected) == _nearest(found)).mean()) if len(texts) > 2 else None,
+        hidden_error=_hidden_error(exact, low, texts),
+        word_agreement=_word_agreement(exact, dtype, texts),
+    )
+
+
+def _megabytes(model: Any) -> float:
+    return sum(array.nbytes for parameter in model.parameters() for _, array in parameter.tensors()) / 1e6
+
+
+def _embed_in_turns(exact: Any, low: Any, texts: list[str]) -> tuple[float, Any, Any]:
+    """Return the speed of `low` in multiples of the speed of `exact`, and the embeddings of both in float64."""
+    import numpy as np
+
+    for encoder in (exact, low):
+        encoder.encode(texts[:GROUP], show_progress=False)  # preparation and compilation are not timed
+    embeddings: tuple[list, list] = ([], [])
+    ratios = []
+    for group in _grouped(texts):
+        seconds = []
+        for encoder, found in zip((exact, low), embeddings, strict=True):
+            start = time.perf_counter()
+            found.append(encoder.encode(group, show_progress=False))
+            seconds.append(time.perf_counter() - start)
+        ratios.append(seconds[0] / seconds[1])
+    return statistics.median(ratios), *(np.concatenate(found).astype(np.float64) for found in embeddings)
+
+
+def _grouped(texts: list[str]) -> Iterator[list[str]]:
+    return (texts[first : first + GROUP] for first in range(0, len(texts), GROUP))
+
+
+def _nearest(embeddings: Any) -> Any:
+    """Return the index of the nearest other row (by cosine) to each row."""
+    import numpy as np
+
+    from bertcore.tasks.search import semantic_search
+
+    found = semantic_search(embeddings, embeddings, top_k=2)  # one of the two may be the row itself
+    return np.array(
+        [next(each["corpus_id"] for each in two if each["corpus_id"] != row) for row, two in enumerate(found)]
+    )
+
+
+def _ids(encoder: Any, texts: list[str]) -> list[Any]:
+    return [ids for ids, _ in encoder.tokenize(texts)]
+
+
+def _hidden_error(exact: Any, low: Any, texts: list[str]) -> float:
+    import numpy as np
+
+    difference = length = 0.0
+    for group in _grouped(texts):
+        ids = _ids(exact, group)
+        expected, found = (
+            kernels.to_host(each.model.encode_packed(ids)[0]).astype(np.float64) for each in (exact, low)
+        )
+        difference += np.square(found - expected).sum()
+        length += np.square(expected).sum()
+    return float(np.sqrt(difference / length)) if length else 0.0
+
+
+def _word_agreement(exact: Any, dtype: str, texts: list[str]) -> float | None:
+    from bertcore import AutoModelForMaskedLM
+    from bertcore.models.model import NewlyInitialisedWarning
+    from bertcore.models.with_heads import head_specs
+
+    model_folder = exact.settings.model_folder
+    if "masked_lm" not in head_specs(exact.model.config):
+        return None
+    with warnings.catch_warnings():  # a missing head is one of the answers
+        warnings.simplefilter("ignore", NewlyInitialisedWarning)
+        models = [AutoModelForMaskedLM.from_pretrained(model_folder, dtype=each) for each in ("float32", dtype)]
+    if models[0].newly_initialised:
+        return None
+    same = tokens = 0
+    for text in texts:  # one by one: the scores of all words at each token take memory
+        expected, found = (kernels.to_host(model(_ids(exact, [text])).logits)[0].argmax(axis=-1) for model in models)
+        same += int((expected == found).sum())
+        tokens += len(expected)
+    return same / tokens
