@@ -169,8 +169,8 @@ class Training(Command):
     def _folder(self) -> Path:
         """Return the folder of --out; CommandError if it holds other files, or --resume finds no checkpoint in it."""
         from bertcore.checkpoint.files import sweep
-        from bertcore.training.checkpoints import STATE, checkpoints_in, sweep_checkpoints
         from bertcore.training.callbacks import LOG_NAME, PLOT_NAME, TENSORBOARD_NAME, TrainerState
+        from bertcore.training.checkpoints import STATE, checkpoints_in, sweep_checkpoints
 
         folder = Path(self.out)
         if folder.exists() and not folder.is_dir():
