@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "plots": {"kernels", "tasks", "training"},
     "plugins": {"arguments", "checkpoint", "kernels", "models", "tasks", "tokenization", "training"},
     "serving": {"checkpoint", "demo_model", "kernels", "tasks"},
-    "tasks": {"arguments", "checkpoint", "execution", "kernels", "models", "nn", "tape", "tokenization"},
+    "tasks": {"arguments", "checkpoint", "execution", "gradients", "kernels", "models", "nn", "tape", "tokenization"},
 }
 ON_TOP = {"__init__", "__main__", "cli"}
 

@@ -15,7 +15,7 @@ from bertcore.checkpoint.files import read_json_object
 from bertcore.cli import TERMINATED
 from bertcore.cli.options import CommandError
 from bertcore.cli.outputs import output_stream
-from bertcore.tasks.corpus import Part, corpus_files, parts_of, texts_of
+from bertcore.plugins.corpus import Part, corpus_files, parts_of, texts_of
 
 if TYPE_CHECKING:
     from bertcore.cli.embed import Embed

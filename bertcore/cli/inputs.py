@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar
 
 from bertcore.arguments import DTYPES
 from bertcore.cli.options import Command, CommandError, File, Positive
-from bertcore.tasks.corpus import read_lines
+from bertcore.tasks.texts import read_lines
 
 if TYPE_CHECKING:
     from bertcore.checkpoint.hub import Wanted

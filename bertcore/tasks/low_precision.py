@@ -65,9 +65,9 @@ def quantize(
 
 def _calibrated(source: Path, opened: Any, texts: Iterable[str], name: str) -> dict[str, dict[str, Any]]:
     """Return the calibrated tensors of the encoder's weights, by the old name."""
-    from bertcore import SentenceEncoder
     from bertcore.checkpoint.parameters import find_parameters
     from bertcore.models.rounding import observed_inputs, rounded_weight
+    from bertcore.tasks.sentence_encoder import SentenceEncoder
 
     encoder = SentenceEncoder(source, dtype="float32")
     model, found = encoder.model, {}
@@ -368,7 +368,7 @@ def _hidden_error(exact: Any, low: Any, texts: list[str]) -> float:
 
 
 def _word_agreement(exact: Any, dtype: str, texts: list[str]) -> float | None:
-    from bertcore import AutoModelForMaskedLM
+    from bertcore.models.auto import AutoModelForMaskedLM
     from bertcore.models.model import NewlyInitialisedWarning
     from bertcore.models.with_heads import head_specs
 

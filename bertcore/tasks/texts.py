@@ -1,5 +1,6 @@
 """Texts on their way to a model: checked, cut to its length, and counted where they were cut."""
 
+import codecs
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Any, TypeVar
 
@@ -138,3 +139,21 @@ def check_words(name: str, value: Any) -> None:
         raise TypeError(f"{name} is {value!r}, expected a list of strings")
     for number, text in enumerate(value):
         checked_text(f"{name}[{number}]", text)
+
+
+def read_lines(stream: Iterable[bytes], name: str, *, first: int = 1) -> Iterator[str]:
+    """Return the lines of UTF-8 bytes, without their ends (LF or CRLF); ValueError names a line that is not UTF-8.
+
+    `first` is the number of the first line, for a stream that does not begin with the file.
+    """
+    for number, line in enumerate(stream, first):
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{name}, line {number}: byte {error.start + 1} ({line[error.start]:#04x}) is not UTF-8; "
+                "convert the text first, for example with iconv -t utf-8"
+            ) from error

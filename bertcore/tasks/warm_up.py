@@ -17,8 +17,9 @@ RANDOM_BERT = {
 
 def models_of(source: Path | None, dtype: str | None) -> tuple[Any, Any]:
     """Return a model with its pooler, and with its head (None without one); a small BERT for no folder."""
-    from bertcore import AutoModel, AutoModelForMaskedLM, checkpoint
+    from bertcore import checkpoint
     from bertcore.models.architectures import class_for
+    from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
 
     if source is None:
         return tuple(
@@ -42,7 +43,7 @@ def _with_head(kind: type, folder: Path, encoder: Any) -> Any:
     The classifier is one of tokens, or of sequences for families without one of tokens (Transformer-XL): all heads run
     the same kernels.
     """
-    from bertcore import (
+    from bertcore.models.auto import (
         AutoModelForCausalLM,
         AutoModelForMaskedLM,
         AutoModelForSequenceClassification,
@@ -62,7 +63,8 @@ def warm_up(model: Any, *, gradients: bool = False) -> None:
     """Run `model` on batches that reach every kernel of its forward pass, and with `gradients` of its backward pass."""
     import numpy as np
 
-    from bertcore import AutoModelForSequenceClassification, value_and_grad
+    from bertcore.gradients import value_and_grad
+    from bertcore.models.auto import AutoModelForSequenceClassification
 
     longest = min(model.spec.longest_sequence or LONGEST, LONGEST)
     ragged = np.arange(longest) < np.array([[longest], [1], [longest // 2]])

@@ -16,7 +16,7 @@ import pytest
 from bertcore import SentenceEncoder, use_backend
 from bertcore.cli import main
 from bertcore.cli.outputs import write_npy
-from bertcore.tasks.corpus import read_lines
+from bertcore.tasks.texts import read_lines
 from tests.tiny_bert import WIDTH, random_texts, save_tiny_encoder, write_json
 
 TEXTS = ["the cat sat on a mat.", "", "paris is ü", "  the  "]

@@ -13,7 +13,7 @@ import pytest
 
 from bertcore import SentenceEncoder, use_backend
 from bertcore.cli import main
-from bertcore.tasks.corpus import corpus_files, parts_of, texts_of
+from bertcore.plugins.corpus import corpus_files, parts_of, texts_of
 from tests.cli.test_embed import START
 from tests.tiny_bert import WIDTH, random_texts
 

@@ -1,35 +1,18 @@
-"""Texts from files: lines, and the parts of a corpus, each of which is read alone, in bounded memory."""
+"""The parts of a corpus of files, each read alone, in bounded memory: the work of `bertcore embed --ray`."""
 
-import codecs
 import gzip
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from bertcore.tasks.texts import read_lines
+
 TEXT, JSON, PARQUET = (".txt", ".text", ".md"), (".jsonl", ".json"), (".parquet",)
 KNOWN = (*TEXT, *JSON, *PARQUET)
 READ_AT_ONCE = 1024  # rows of a Parquet file
-
-
-def read_lines(stream: Iterable[bytes], name: str, *, first: int = 1) -> Iterator[str]:
-    """Return the lines of UTF-8 bytes, without their ends (LF or CRLF); ValueError names a line that is not UTF-8.
-
-    `first` is the number of the first line, for a stream that does not begin with the file.
-    """
-    for number, line in enumerate(stream, first):
-        line = line.removesuffix(b"\n").removesuffix(b"\r")
-        if number == 1:
-            line = line.removeprefix(codecs.BOM_UTF8)
-        try:
-            yield line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{name}, line {number}: byte {error.start + 1} ({line[error.start]:#04x}) is not UTF-8; "
-                "convert the text first, for example with iconv -t utf-8"
-            ) from error
 
 
 class Part(NamedTuple):
