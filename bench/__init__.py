@@ -1,12 +1,11 @@
 """Benchmarks, run from the root of the repository: `python -m bench.ops` compares the operations on every backend,
-`python -m bench.peers` whole models with other libraries.
+`python -m bench.peers` whole models with other libraries; bench/README.md has all commands.
 
     measure.py   interleaved timing of variants: medians and ratios
-    machine.py   what a measurement was made on, and with how many threads
-    fma.py       what its vector units do at best
-    report.py    aligned tables and the CSV of results
-    memory.py    what a process has resident
-    texts.py     texts as they come in practice
+    machine.py   machine, threads, versions; fma.py: the FMA limit of its vector units
+    report.py    aligned tables and the CSV of results; plot.py: plots of that
+    memory.py    resident memory of processes
+    texts.py     realistic texts
 
-Each measurement checks its results before it is timed. bench/README.md says how to run and read them.
+Each measurement checks its results before it is timed.
 """

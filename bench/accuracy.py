@@ -1,4 +1,4 @@
-"""How far hidden states are from transformers in float64: python -m bench.accuracy [--models N] (extra `parity`)
+"""Errors of hidden states against transformers in float64: python -m bench.accuracy [--models N] (extra `parity`)
 
 Random BERT models of awkward sizes (tests/parity_cases.py); the largest error of any hidden state, relative to its
 scale, on each CPU backend and for PyTorch in float32. Exit status 1 above the promised 2e-5.
@@ -14,12 +14,12 @@ from tests.parity_cases import bert_case
 
 
 def hidden_states(outputs: dict[str, np.ndarray], mask: np.ndarray) -> list[np.ndarray]:
-    """The hidden states among the outputs of `run_torch`, in order, zero where there is padding."""
+    """Return the hidden states among the outputs of `run_torch`, in order, zero at padding."""
     return [array * mask[..., None] for name, array in outputs.items() if name.startswith("hidden_states")]
 
 
 def error(found: list[np.ndarray], truth: list[np.ndarray]) -> float:
-    """The largest difference of any pair, relative to the largest magnitude of its truth."""
+    """Return the largest difference of any pair, relative to the largest magnitude of its truth."""
     pairs = zip(found, truth, strict=True)
     return max(float(np.abs(ours - exact).max() / np.abs(exact).max()) for ours, exact in pairs)
 

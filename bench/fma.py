@@ -1,4 +1,4 @@
-"""The FMA limit: what this machine's vector units do when nothing else holds them up."""
+"""The FMA limit: float32 multiply-adds per second of this machine's vector units in a register-only loop."""
 
 import time
 
@@ -9,11 +9,11 @@ from bertcore.kernels._numba import helper, kernel
 from bertcore.kernels._numba.simd import broadcast, fma, lanes, store
 
 CHAINS = 12  # latency 4 on 2 units needs 8; 12 and 2 constants fit the 16 registers of AVX2
-STEPS = 1 << 21  # some 3 ms: a thread must not have done its share before the other wakes
+STEPS = 1 << 21  # some 3 ms, longer than a thread takes to wake
 
 
 def fma_limit(threads: int, seconds: float = 1.0) -> float:
-    """FLOP per second in float32 with this many threads: the best of several samples of register-only loops."""
+    """Return float32 FLOP per second of this many threads, the best of several samples."""
     out = np.empty((threads, 16), np.float32)  # a cache line each
     _multiply_add(out, np.float32(0.5), 1, threads)  # compiles
     best, end = np.inf, time.perf_counter() + seconds
@@ -37,7 +37,7 @@ def _multiply_add(out, factor, steps, threads):
 
 @helper
 def _chains(out, thread, x, steps):
-    """Each chain starts elsewhere, and none can be told from its start: the compiler can neither merge nor solve them.
+    """Run chains of multiply-adds from different values, so that the compiler can neither merge nor solve them.
 
     They converge to factor * a + 1 = a, far from infinities and denormals.
     """

@@ -1,7 +1,7 @@
-"""What bertcore takes: python -m bench.footprint [--texts N]
+"""Installed size and memory: python -m bench.footprint [--texts N]
 
-The size of what `pip install bertcore` installs, by distribution; the memory of 550 short texts with all-MiniLM-L6-v2;
-and that of `bertcore embed` while 1,000,000 short texts go through it.
+The size of the distributions that `pip install bertcore` installs; the memory of encoding 550 short texts with
+all-MiniLM-L6-v2, and of `bertcore embed` over 1,000,000 short texts.
 """
 
 import argparse
@@ -43,7 +43,7 @@ print(before, loaded, warm, resident("VmHWM"))
 
 
 def needed(name: str, found: dict[str, metadata.Distribution]) -> None:
-    """Add the distribution and all that it requires without extras to `found`."""
+    """Add the distribution and all its requirements without extras to `found`."""
     from packaging.requirements import Requirement
 
     distribution = metadata.distribution(name)
@@ -57,7 +57,7 @@ def needed(name: str, found: dict[str, metadata.Distribution]) -> None:
 
 
 def installed() -> dict[str, tuple[float, float]]:
-    """MB of (files, compiled Python) by distribution; ours are counted where they are imported from."""
+    """Return MB of (files, compiled Python) by distribution; ours are counted where they are imported from."""
     found: dict[str, metadata.Distribution] = {}
     needed("bertcore", found)
     sizes = {}
@@ -76,13 +76,13 @@ def _megabytes(files: set[Path], is_compiled: bool) -> float:
 
 
 def memory_of_texts(folder: Path, count: int = SHORT) -> tuple[float, ...]:
-    """MB of a new process: Python with NumPy, with the model, after one text, at most during `count` texts."""
+    """Return MB of a new process: Python with NumPy, with the model, after one text, at most during `count` texts."""
     command = [sys.executable, "-c", ENCODE, str(folder), str(count)]
     return tuple(map(float, subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()))
 
 
 def memory_of_embed(folder: Path, count: int) -> Iterator[tuple[float, float]]:
-    """Pairs of (share of the texts that have come out of `bertcore embed`, MB that it then had), for each of SHARES."""
+    """Yield (share of the texts that `bertcore embed` has done, its MB then) for each of SHARES."""
     command = [sys.executable, "-m", "bertcore", "embed", str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         writer = threading.Thread(target=_write, args=(process.stdin, count))
@@ -90,7 +90,7 @@ def memory_of_embed(folder: Path, count: int) -> Iterator[tuple[float, float]]:
         done, shares, last = 0, list(SHARES), 0.0
         while chunk := process.stdout.read1(CHUNK):
             done += chunk.count(b"\n")
-            with contextlib.suppress(OSError, KeyError):  # it has ended: what it had before is the last
+            with contextlib.suppress(OSError, KeyError):  # it has ended: the last value stays
                 last = resident(process=process.pid)
             while shares and done >= shares[0] * count:
                 yield shares.pop(0), last

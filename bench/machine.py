@@ -1,4 +1,4 @@
-"""What a measurement was made on: machine, threads, versions; and the one place that sets the number of threads."""
+"""Machine, threads and versions of a measurement; the one place that sets the number of threads."""
 
 import importlib
 import importlib.util
@@ -21,7 +21,7 @@ COLUMNS = (
 
 
 def describe() -> dict[str, str | int]:
-    """The machine and the versions, under the names of COLUMNS; "" for what is not there."""
+    """Return the machine and the versions, under the names of COLUMNS; "" if absent."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
@@ -39,9 +39,9 @@ def describe() -> dict[str, str | int]:
 
 
 def set_threads(count: int | None) -> None:
-    """Give our kernels and NumPy's BLAS the same number of threads: `count`, or what our kernels chose by themselves.
+    """Give our kernels and NumPy's BLAS the same number of threads: `count`, or the kernels' own choice.
 
-    Raises RuntimeError if a count is asked for and threadpoolctl, which sets that of the BLAS, is not installed.
+    Raises RuntimeError if a count is given and threadpoolctl, which sets the BLAS's threads, is not installed.
     """
     from bertcore.kernels import _numba
 
@@ -56,12 +56,12 @@ def set_threads(count: int | None) -> None:
 
 
 def fma_limit(threads: int) -> float:
-    """Float32 FLOP per second of this many threads that do nothing but fused multiply-adds (bench/fma.py)."""
+    """Return float32 FLOP per second of threads that do nothing but fused multiply-adds (bench/fma.py)."""
     return importlib.import_module("bench.fma").fma_limit(threads)
 
 
 def _cpu_kernels() -> dict[str, str | int]:
-    """Threads and instruction set of our kernels on the CPU; "" without Numba."""
+    """Return threads and instruction set of our kernels on the CPU; "" without Numba."""
     if kernels.unavailable_reason("numba"):
         return dict.fromkeys(("threads", "threads_from", "isa"), "")
     from bertcore.kernels import _numba
@@ -80,7 +80,7 @@ def _commit() -> str:
 
 
 def _cpu() -> str:
-    """The CPU's name; on x86 with family and model, since a virtual machine's name may say little ("AMD EPYC")."""
+    """Return the CPU's name; on x86 with family and model, since virtual machines may shorten the name."""
     if platform.system() == "Darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -102,7 +102,7 @@ def _gpu() -> str:
 
 
 def _blas() -> str:
-    """The library behind NumPy's matrix products, the CPU it took this one for, and its threads."""
+    """Return the library behind NumPy's matrix products, its name for this CPU, and its threads."""
     if importlib.util.find_spec("threadpoolctl") is None:
         built_with = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
         return f"{built_with['name']} {built_with['version']}"
@@ -114,7 +114,7 @@ def _blas() -> str:
 
 
 def version(distribution: str) -> str:
-    """The installed version, or ""; CuPy's distributions are named by CUDA version."""
+    """Return the installed version, or ""; CuPy's distributions are named by CUDA version."""
     names = ("cupy-cuda13x", "cupy-cuda12x", "cupy") if distribution == "cupy" else (distribution,)
     for name in names:
         try:

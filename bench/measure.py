@@ -2,8 +2,8 @@
 
 The variants of one comparison take turns, in a new random order each round, so that a machine that slows down for a
 while slows all of them. Ratios are medians over the rounds of the ratio within a round. Each sample of a short call is
-preceded by one untimed call of its own variant, so that it finds that variant's data and threads as it left them
-(OpenBLAS and OpenMP threads go on spinning for a while after the previous variant). Python's garbage collector is off.
+preceded by one untimed call of its own variant, which restores that variant's data and threads (OpenBLAS and OpenMP
+threads go on spinning for a while after the previous variant). Python's garbage collector is off.
 """
 
 import gc
@@ -24,7 +24,7 @@ Clock = Callable[[Callable[[], Any], int], float]
 
 
 def host_clock(call: Callable[[], Any], repeats: int) -> float:
-    """Seconds that `repeats` calls take, results freed included."""
+    """Return the seconds that `repeats` calls take, results freed included."""
     start = time.perf_counter()
     for _ in range(repeats):
         call()
@@ -48,7 +48,7 @@ class GpuClock:
 
 
 class Variant(NamedTuple):
-    """One of the things that are compared: a call without arguments and the clock that times it."""
+    """One side of a comparison: a call without arguments and the clock that times it."""
 
     call: Callable[[], Any]
     clock: Clock = host_clock
@@ -66,16 +66,16 @@ class Times(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Distance between the quartiles over the median: how noisy the measurement was."""
+        """Distance between the quartiles over the median."""
         low, high = np.quantile(self.samples, [0.25, 0.75])
         return float(high - low) / self.median
 
     def ratio(self, other: "Times") -> float:
-        """How many times as long as `other` it takes, paired by round."""
+        """Return the time divided by that of `other`, paired by round."""
         return float(np.median(self.samples / other.samples))
 
     def columns(self) -> dict[str, float]:
-        """What the benchmarks' CSVs have of it."""
+        """Return the columns of the benchmarks' CSVs."""
         least = float(self.samples.min())
         return {"median_s": self.median, "min_s": least, "spread": self.spread, "rounds": len(self.samples)}
 
@@ -101,7 +101,7 @@ def _one_call(variant: Variant) -> float:
 
 
 def _rounds(names: list[str], rounds: int, seconds: float) -> Iterator[list[str]]:
-    """The order of each round."""
+    """Yield the order of each round."""
     shuffle = random.Random(0).shuffle
     end = time.perf_counter() + seconds
     for done in range(rounds):
@@ -120,3 +120,34 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+# ---- a clock for libraries with thread pools of their own in one process ---------------------------------------------
+#
+# After a call, worker threads go on spinning in wait of the next: ONNX Runtime's for 40 ms, GNU OpenMP's (PyTorch,
+# CTranslate2) for 10 ms, TBB's (OpenVINO, ours) for 1 ms. On as many cores as threads they take a core from the next
+# variant. Switching the spinning off (ONNX Runtime's session.intra_op.allow_spinning, OMP_WAIT_POLICY) would slow those
+# libraries down themselves. So each sample waits until the process is idle, and then, if the call is short, makes one
+# untimed call that wakes the library's own threads and brings its data into the caches.
+
+STEP = 4e-3  # seconds asleep between two looks
+IDLE = 0.1  # of one core
+LONGEST_WAIT = 1.0  # seconds; whatever spins longer than that does so in its users' processes as well
+
+
+def settle() -> bool:
+    """Sleep until the threads of this process do; return whether they did within LONGEST_WAIT."""
+    end = time.perf_counter() + LONGEST_WAIT
+    while time.perf_counter() < end:
+        before = time.process_time()
+        time.sleep(STEP)
+        if time.process_time() - before < IDLE * STEP:
+            return True
+    return False
+
+
+def settled_clock(call: Callable[[], Any], repeats: int) -> float:
+    """Return the seconds that `repeats` calls take, starting with an idle process."""
+    settle()
+    elapsed = host_clock(call, 1)
+    return host_clock(call, repeats) if elapsed < SHORT_CALL or repeats > 1 else elapsed

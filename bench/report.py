@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Column(NamedTuple):
-    """How a table shows the value under `key` of each row; None is shown as nothing."""
+    """A column of a table: the value under `key` of each row, empty for None."""
 
     key: str
     title: str
@@ -22,7 +22,7 @@ class Column(NamedTuple):
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
-    """The rows under their titles; numbers (columns with a form) aligned to the right, words to the left."""
+    """Return the rows under their titles; numbers (columns with a form) to the right, other values to the left."""
     cells = [[column.title for column in columns], *([column.text(row) for column in columns] for row in rows)]
     widths = [max(map(len, texts)) for texts in zip(*cells, strict=True)]
     return "\n".join(_line(texts, widths, columns) for texts in cells)
@@ -37,7 +37,7 @@ def _line(texts: Iterable[str], widths: Iterable[int], columns: Iterable[Column]
 
 
 def append_csv(path: Path, rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> None:
-    """Add the rows, each with the machine's columns after its own, to the CSV at `path`; make it if it is not there.
+    """Add the rows, each with the machine's columns after its own, to the CSV at `path`, which is made if absent.
 
     Raises ValueError, and writes nothing, if the file has other columns.
     """
@@ -53,13 +53,13 @@ def append_csv(path: Path, rows: Sequence[Mapping[str, Any]], machine: Mapping[s
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV by the names of their columns."""
+    """Return the rows of a CSV by the names of their columns."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
 def check_csv(path: Path, expected: list[str]) -> bool:
-    """Whether the CSV at `path` is still empty; makes it, to see that it can be written.
+    """Return whether the CSV at `path` is still empty; creates it to check that it can be written.
 
     Raises OSError if it cannot, ValueError if it has other columns than expected.
     """

@@ -23,14 +23,14 @@ assert vector.shape == (384,) and abs(float(vector @ vector) - 1) < 1e-5, vector
 
 
 def seconds(code: str, *arguments: str, **environment: str) -> float:
-    """How long a new Python takes to run `code`."""
+    """Return how long a new Python takes to run `code`."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", code, *arguments], env={**os.environ, **environment}, check=True)
     return time.perf_counter() - start
 
 
 def import_seconds(rounds: int) -> tuple[float, float]:
-    """Medians of (Python with NumPy, that with bertcore on top), in turns."""
+    """Return the medians of Python with NumPy and of Python with NumPy and bertcore, in turns."""
     pairs = [(seconds("import numpy"), seconds("import numpy, bertcore")) for _ in range(rounds)]
     return tuple(statistics.median(column) for column in zip(*pairs, strict=True))
 

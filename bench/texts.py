@@ -1,4 +1,4 @@
-"""Texts as they come in practice: lengths, and short ones."""
+"""Realistic texts: lengths of ragged batches, and short texts."""
 
 import math
 import random
@@ -16,7 +16,7 @@ MEAN, LONGEST, SIGMA = 33, 128, 0.8  # of ragged_lengths, in tokens; SIGMA of th
 
 
 def ragged_lengths(texts: int = 32) -> tuple[int, ...]:
-    """Log-normal lengths in tokens, up to LONGEST: evenly spaced quantiles in a fixed scattered order."""
+    """Return log-normal lengths in tokens, up to LONGEST: evenly spaced quantiles in a fixed scattered order."""
     normal = NormalDist(math.log(MEAN) - SIGMA**2 / 2, SIGMA)
     lengths = [math.exp(normal.inv_cdf((rank + 0.5) / texts)) for rank in range(texts)]
     lengths = [max(1, min(LONGEST, round(length))) for length in lengths]
@@ -25,7 +25,7 @@ def ragged_lengths(texts: int = 32) -> tuple[int, ...]:
 
 
 def short_texts(count: int, seed: int = 0) -> Iterator[str]:
-    """Texts of 3 to 20 words, 9 on average, no two alike."""
+    """Yield different texts of 3 to 20 words, 9 on average."""
     draw, words = random.Random(seed), WORDS.split()
     for number in range(count):
         length = 3 + round(17 * draw.betavariate(1.5, 2.8))

@@ -1,7 +1,7 @@
-"""The command `python -m bench.gpu`: it has the time in its hands, and leaves the GPU to a process that it can replace.
+"""The command `python -m bench.gpu`: it keeps the time, and leaves the GPU to a process that it can replace.
 
-A wrong address in a kernel ends every further use of the GPU by its process, a wrong one on the host the process, and a
-kernel that waits for ever both. None of them may cost more than its step.
+A wrong address in a kernel ends every further use of the GPU by its process, one on the host ends the process, and a
+kernel that never ends blocks both. Each of them may cost no more than its step.
 """
 
 import argparse
@@ -54,12 +54,12 @@ SHARES = {
     "rows": (5, 5),
 }
 BAD, NOT_RUN = ("wrong", "failed"), "not run"
-MOST_OF_STEP, GRACE = 0.25, 0.2  # shares, too: of a step, and in which the last one may end
+MOST_OF_STEP, GRACE = 0.25, 0.2  # shares of the time: for one step, and for the last one to end
 READY_SECONDS = 120.0  # of a process until it is ready
 
 
 class Unavailable(Exception):
-    """There is no GPU, or the process that should have it does not start."""
+    """There is no GPU, or the process that uses it does not start."""
 
 
 def ends(kinds: Collection[str]) -> dict[tuple[str, bool], float]:
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None, worker: Sequence[str] = ("-m", 
         After SIGTERM the table has what was done, and SystemExit(143) follows.
     """
     options, rows = _parse(arguments), []
-    files = tempfile.TemporaryDirectory()  # of CuPy and compilers, where the user's folder cannot be written to
+    files = tempfile.TemporaryDirectory()  # for CuPy and compilers if the home folder is not writable
     command = [sys.executable, *worker, *(["--quick"] if options.quick else [])]
     run = Run(command, 60 * options.minutes, _home(files.name))
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -104,12 +104,12 @@ def main(arguments: Sequence[str] | None = None, worker: Sequence[str] = ("-m", 
         if rows:
             print(table(rows, TABLE), f"added to {options.csv}", sep="\n\n")
         if bad:  # once more: the whole table is longer than what some terminals keep
-            print(f"\n{len(bad)} of {len(rows)} are not right:", table(bad, TABLE), sep="\n\n")
+            print(f"\n{len(bad)} of {len(rows)} rows are wrong or failed:", table(bad, TABLE), sep="\n\n")
     return 1 if bad else 3 if any(row["status"] == NOT_RUN for row in rows) else 0
 
 
 class Run:
-    """All steps, by one process after another, whose home is the folder `home`."""
+    """All steps, run by one process after another with HOME set to `home`."""
 
     def __init__(self, command: list[str], seconds: float, home: str):
         self._command, self._seconds, self._start = command, seconds, time.perf_counter()
@@ -119,7 +119,7 @@ class Run:
         self._steps: list[Any] = []
 
     def rows(self, kinds: Collection[str]) -> Iterator[dict[str, Any]]:
-        """The rows of all steps of these kinds; of each that was not begun before its part's end, one that says so."""
+        """Yield the rows of all steps of these kinds; a step not begun before its part's end has one row, NOT_RUN."""
         until = ends(kinds)
         for number, (kind, name, dtype, is_beside) in enumerate(self._steps):
             if kind not in kinds:
@@ -143,7 +143,7 @@ class Run:
                 yield message["row"]
             if not message["is_usable"]:
                 self.stop()
-        except (Unavailable, OSError) as error:  # OSError: nobody reads what is written
+        except (Unavailable, OSError) as error:  # OSError: the process has ended
             yield {"status": "failed", "note": str(error)}
             self.stop()
 
@@ -176,13 +176,13 @@ class Run:
 
 
 def _home(other: str) -> str:
-    """The user's folder, or the `other` one where nothing can be written there."""
+    """Return the home folder, or `other` if it is not writable."""
     home = os.path.expanduser("~")
     return home if os.access(home, os.W_OK) else other
 
 
 def _listen(process: subprocess.Popen, messages: queue.SimpleQueue) -> None:
-    """Every line that the process writes; an empty one at its end."""
+    """Put every line that the process writes into the queue, and an empty one at its end."""
     for line in process.stdout:
         messages.put(line)
     messages.put("")

@@ -1,4 +1,4 @@
-"""Whether what the GPU computes is right: every kernel against its definition, every family against NumPy."""
+"""Correctness on the GPU: every kernel against its definition, every family against NumPy."""
 
 import os
 import time
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.gpu.products import batch_invariant
+from bench.gpu.operations import batch_invariant
 from bench.gpu.timings import Step
 from bertcore import AutoModel, AutoModelForMaskedLM, autocast, kernels, use_backend, value_and_grad, vjp
 from bertcore.execution.graphs import NotCapturedWarning
@@ -27,7 +27,7 @@ from tests.kernels.conformance.checks import DTYPES_OF, assert_conforms, on_disk
 from tests.tiny_families import drawn_anew, runnable, tiny_config
 
 LAYOUTS = ("contiguous", "slice")  # in turns
-TOLERANCE = 1e-4  # of a float32 model's output, relative to its largest: MobileBERT makes 3e-5 of the kernels' 2e-6
+TOLERANCE = 1e-4  # of a float32 model's output, relative to its largest; MobileBERT amplifies 2e-6 to 3e-5
 LENGTHS = (7, 1, 4)
 PASSES = ("operation by operation", "captured", "replayed", "replayed again")
 LEARNERS = (
@@ -36,17 +36,16 @@ LEARNERS = (
     ("bert-base-uncased", StableAdamW),
     ("bert-base-uncased", Muon),
 )
-TWICE = "bert-base-uncased"  # encodes two batches before there are gradients of either
+TWICE = "bert-base-uncased"  # encodes two batches before the gradients of either
 LEARNING_STEPS = 4
 LEARNING_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
 BATCH_INVARIANT = "linear, batch-invariant"
 
 
 def steps(every: int = 1, families: list[str] | None = None) -> Iterator[Step]:
-    """Each operation in each dtype over the tests' table of cases, or over one case in `every`; a model of each family,
-    and some that learn.
+    """Yield the checks: each operation in each dtype over the tests' cases, a model of each family, some that learn.
 
-    `families` are presets, by default one of each.
+    `every`: take one case in so many; `families`: presets, by default one of each family.
     """
     yield Step("kernel", "compile", "", partial(_compile, every))
     for operation, dtype in product(on_disk("cupy"), DTYPES_OF["cupy"]):
@@ -63,25 +62,25 @@ def steps(every: int = 1, families: list[str] | None = None) -> Iterator[Step]:
 
 
 def _compile(every: int) -> Iterator[dict[str, Any]]:
-    """All kernels, on all CPUs at once: a fresh machine has none of them, and one after the other takes minutes."""
+    """Compile all kernels on all CPUs at once: one after the other they take minutes on a fresh machine."""
     runtime, start = _cuda.runtime(), time.perf_counter()
     wanted = [(module, kernel) for name in OPERATIONS for module in modules(name) for kernel in module.instantiations]
 
     def problem(module: Any, kernel: str) -> str:
         try:
             runtime.loaded(module, kernel)
-        except Exception as error:  # the others are compiled nevertheless
+        except Exception as error:  # compile the others all the same
             return f"{kernel}: {line(error)}"
         return ""
 
     wanted = wanted[::every]
-    first = problem(*wanted[0])  # what all of them need is loaded once
+    first = problem(*wanted[0])  # loads the common parts once
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         problems = [found for found in (first, *pool.map(problem, *zip(*wanted[1:], strict=True))) if found]
-    yield {"cases": len(wanted), "note": f"{time.perf_counter() - start:.1f} s"} | _verdict(problems)
+    yield {"cases": len(wanted), "note": f"{time.perf_counter() - start:.1f} s"} | _status(problems)
 
 
-def _verdict(problems: Sequence[str]) -> dict[str, str]:
+def _status(problems: Sequence[str]) -> dict[str, str]:
     return {"status": "wrong", "note": f"{len(problems)} wrong; {problems[0]}"} if problems else {}
 
 
@@ -89,7 +88,7 @@ def _check_kernel(operation: str, dtype: str, every: int) -> Iterator[dict[str, 
     cases = list(CASES[operation].values())[::every]
     laid_out = zip(cases, cycle(LAYOUTS), strict=False)
     wrong = [note for case, layout in laid_out if (note := _wrong(case, operation, dtype, layout))]
-    yield {"cases": len(cases)} | _verdict(wrong)
+    yield {"cases": len(cases)} | _status(wrong)
 
 
 def _check_batch_invariant(dtype: str, every: int) -> Iterator[dict[str, Any]]:
@@ -100,23 +99,25 @@ def _check_batch_invariant(dtype: str, every: int) -> Iterator[dict[str, Any]]:
 def _wrong(case: Any, operation: str, dtype: str, layout: str) -> str:
     try:
         assert_conforms(case, operation, "cupy", DTYPES[dtype], [layout])
-    except Exception as error:  # one broken kernel must not hide what is true of the others
+    except Exception as error:  # one broken kernel must not hide the others' results
         return f"{case.name}, {layout}: {line(error)}"
     return ""
 
 
 def _check_family(name: str) -> Iterator[dict[str, Any]]:
-    """A small model on cupy and on numpy, in batches of one layout: the first is computed operation by operation, the
-    second captured as a CUDA graph, the others replay it."""
+    """Compare a small model on cupy and on numpy over batches of one layout.
+
+    The first is computed operation by operation, the second captured as a CUDA graph, the others replay it.
+    """
     model = drawn_anew(AutoModel.from_config(tiny_config(name)))
     wrong = [f"{pass_by}: {note}" for number, pass_by in enumerate(PASSES) if (note := _wrong_pass(model, number))]
-    yield {"cases": len(PASSES)} | _verdict(wrong)
+    yield {"cases": len(PASSES)} | _status(wrong)
 
 
 def _wrong_pass(model: Model, seed: int) -> str:
     try:
         error = _model_error(model, seed)
-    except Exception as problem:  # what cannot be captured may still be right without a graph
+    except Exception as problem:  # a pass that cannot be captured may still be right without a graph
         return line(problem)
     return "" if error < TOLERANCE else f"off by {error:.2g} of the scale (allowed {TOLERANCE:.0e})"
 
@@ -130,21 +131,21 @@ def _model_error(model: Model, seed: int) -> float:
         found = model(**batch)
     assert kernels.array_module(found[0]) is not np, "the result is not on the GPU"
     pairs = [pair for name in expected for pair in _pairs(found[name], expected[name])]
-    # Of all fields: MobileBERT's pooler makes numbers below 1 of others of 1,000, and of their rounding 2.5e-4 of 1.
+    # The scale of all fields: MobileBERT's pooler reads numbers of 1,000, whose rounding is 2.5e-4 of its own output.
     scale = max(float(np.abs(array).max()) for _, array in pairs)
     return max(float(np.abs(array.get() - other).max()) for array, other in pairs) / scale
 
 
 def _pairs(found: Any, expected: Any) -> list[tuple[Any, Any]]:
-    """The arrays of a field: memories are a tuple of them."""
+    """Return the arrays of a field; memories are a tuple of arrays."""
     return list(zip(found, expected, strict=True)) if isinstance(expected, tuple) else [(found, expected)]
 
 
 def _check_gradients(name: str, at_once: int = 1) -> Iterator[dict[str, Any]]:
-    """A small model's gradients for one batch, with dropout, again and again: the first are computed operation by
-    operation, the others by CUDA graphs where the family's layers have them.
+    """Compare a small model's gradients, with dropout, with its first ones, which are computed operation by operation.
 
-    Or those of some batches, after one another at first, then each within the passes of the others.
+    Later ones are computed by CUDA graphs if the family's layers have them. With several batches `at_once`, each later
+    forward and backward encloses those of the other batches.
     """
     model, seeds = drawn_anew(AutoModel.from_config(tiny_config(name))), range(at_once)
     shape = len(LENGTHS), max(LENGTHS), model.spec.hidden_size
@@ -166,7 +167,7 @@ def _check_gradients(name: str, at_once: int = 1) -> Iterator[dict[str, Any]]:
             error = float(np.abs(others[key].get() - grad.get()).max()) / scale
             if not error < TOLERANCE:
                 wrong.append(f"{pass_by}: {key} off by {error:.2g} of the scale (allowed {TOLERANCE:.0e})")
-    yield {"cases": len(PASSES)} | _verdict(wrong)
+    yield {"cases": len(PASSES)} | _status(wrong)
 
 
 def _batch(model: Model, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -175,7 +176,7 @@ def _batch(model: Model, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _inputs(model: Model, seed: int) -> dict[str, np.ndarray]:
-    """A batch, with entities where the family has them."""
+    """Return a batch, with entities if the family has them."""
     ids, mask = _batch(model, seed)
     inputs = {"input_ids": ids, "attention_mask": mask}
     if "entity_ids" in model.family.inputs:
@@ -186,21 +187,21 @@ def _inputs(model: Model, seed: int) -> dict[str, np.ndarray]:
 
 
 def _check_learning(name: str, rule: type[Optimizer], dtype: str) -> Iterator[dict[str, Any]]:
-    """Steps of masked language modelling with dropout, on cupy and on numpy: the losses, and the first gradients."""
+    """Compare losses and first gradients of masked language modelling with dropout on cupy and on numpy."""
     (expected, exact), (found, grads) = (_learn(name, rule, dtype, backend) for backend in ("numpy", "cupy"))
     tolerance = LEARNING_TOLERANCE[dtype]
     errors = {"losses": np.abs(np.subtract(found, expected)).max() / expected[0]}
     scale = max(np.abs(grad).max() for grad in exact.values())
-    for key, grad in exact.items():  # that of a bias of keys is nothing but rounding
+    for key, grad in exact.items():  # a bias of keys has rounding alone
         errors[key] = np.abs(grads[key].get() - grad).max() / max(np.abs(grad).max(), scale / 10)
     wrong = [
         f"{key} off by {error:.2g} (allowed {tolerance:.0e})" for key, error in errors.items() if not error < tolerance
     ]
-    yield {"cases": len(errors)} | _verdict(wrong)
+    yield {"cases": len(errors)} | _status(wrong)
 
 
 def _learn(name: str, rule: type[Optimizer], dtype: str, backend: str) -> tuple[list[float], dict[str, Any]]:
-    """The losses of some steps, and the gradients of the first."""
+    """Return the losses of some steps, and the gradients of the first."""
     model = drawn_anew(AutoModelForMaskedLM.from_config(tiny_config(name)))
     ids, mask = _batch(model, 0)
     batch = {"input_ids": ids, "attention_mask": mask, "labels": np.where(mask == 1, ids, -100)}
@@ -216,5 +217,5 @@ def _learn(name: str, rule: type[Optimizer], dtype: str, backend: str) -> tuple[
 
 
 def line(error: Exception) -> str:
-    """The error in one line."""
+    """Return the error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

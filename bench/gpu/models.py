@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.gpu.clock import by_events
 from bench.gpu.peers import Torch
-from bench.gpu.sizes import Sizes
-from bench.gpu.timings import Other, Step, check, rows
+from bench.gpu.timings import Other, Sizes, Step, by_events, check, rows
 from bench.peers.cases import Batch, random_batch
 from bertcore import AutoModel, AutoModelForMaskedLM, autocast, use_backend, value_and_grad
 from bertcore.models.figures import flops_per_token
@@ -29,7 +27,7 @@ BATCHES = 2  # that take turns
 
 
 def steps(sizes: Sizes, peer: Torch | None) -> Iterator[Step]:
-    """Every timing of a model: ours alone, or beside the peer's, where transformers is installed."""
+    """Yield the timings of models: ours alone, or beside the peer's if transformers is installed."""
     if peer is not None and not peer.has_transformers():
         return
     forward = functools.cache(partial(_Forward, sizes, peer))
@@ -86,7 +84,7 @@ def _time_forward(
 
 
 def _real(hidden: Any, is_real: np.ndarray) -> Any:
-    """The first text's real tokens."""
+    """Return the first text's real tokens."""
     return hidden[0][: int(is_real[0].sum())]
 
 
@@ -94,7 +92,7 @@ def _real(hidden: Any, is_real: np.ndarray) -> Any:
 
 
 def _time_training(sizes: Sizes, peer: Torch | None, dtype: str) -> Iterator[dict[str, Any]]:
-    """Forward, backward, clipping and AdamW, without dropout; weights are float32, for bfloat16 with autocast."""
+    """Time forward, backward, clipping and AdamW, without dropout; weights are float32, for bfloat16 with autocast."""
     model = AutoModelForMaskedLM.from_config(dict(sizes.config))
     batches = [_labelled(batch) for batch in _batches(model, sizes.batch)]
     folder = _saved(model) if peer is not None else None

@@ -1,20 +1,18 @@
-"""Timings of operations: rows beside a copy of the same bytes, attention beside what PyTorch has for the same."""
+"""Timings of operations: rows beside a copy, attention and products beside PyTorch and our batch-invariant kernel."""
 
 import importlib
 import math
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from bench.gpu import inputs
-from bench.gpu.clock import Timed, by_graph
 from bench.gpu.peers import Torch
-from bench.gpu.sizes import Sizes
-from bench.gpu.timings import Other, Step, check, rows
+from bench.gpu.timings import Other, Sizes, Step, Timed, by_graph, check, normal, on_gpu, rows, sets
 from bench.ops import operations
+from bertcore import kernels
 from tests.kernels.arrays import DTYPES
 
 COPY_GOAL, COMPILED_GOAL = 0.9, 1.0
@@ -27,7 +25,7 @@ Made = dict[str, Any]
 
 
 def row_steps(sizes: Sizes, peer: Torch | None) -> Iterator[Step]:
-    """Every timing of rows: ours beside a copy, or beside the peer."""
+    """Yield the timings of rows: ours beside a copy, or beside the peer."""
     for width in sizes.widths:
         for operation in ROW_OPERATIONS:
             run = partial(_time_rows, sizes, peer, operation, width)
@@ -35,7 +33,7 @@ def row_steps(sizes: Sizes, peer: Torch | None) -> Iterator[Step]:
 
 
 def attention_steps(sizes: Sizes, peer: Torch | None) -> Iterator[Step]:
-    """Every timing of attention: ours alone, or beside the peer."""
+    """Yield the timings of attention: ours alone, or beside the peer."""
     lengths = {"plain": sizes.lengths, "bias": sizes.biased_lengths, "relative": sizes.relative_lengths}
     for form, each in lengths.items():
         for length in each:
@@ -56,15 +54,15 @@ def _forward(operation: str, arguments: Made) -> Any:
 
 def _time_rows(sizes: Sizes, peer: Torch | None, operation: str, width: int) -> Iterator[Made]:
     shape, dtype = (sizes.row_tokens, width), "bfloat16"
-    parameters = {name: inputs.normal((width,), dtype, 9) for name in ("weight", "bias")}
+    parameters = {name: normal((width,), dtype, 9) for name in ("weight", "bias")}
 
     def make(seed: int) -> Made:
-        made = {"input": inputs.normal(shape, dtype, seed)}
+        made = {"input": normal(shape, dtype, seed)}
         for name in ROW_OPERATIONS[operation]:
-            made[name] = parameters[name] if name in parameters else inputs.normal(shape, dtype, seed + 100)
+            made[name] = parameters[name] if name in parameters else normal(shape, dtype, seed + 100)
         return made
 
-    made = inputs.sets(make)
+    made = sets(make)
     moved = DTYPES[dtype].itemsize * math.prod(shape) * (2 + ("residual" in made[0]))
     ours = _calls(operation, made)
     if peer is None:
@@ -77,14 +75,14 @@ def _time_rows(sizes: Sizes, peer: Torch | None, operation: str, width: int) -> 
 
 
 def _copies(moved: int, count: int) -> Timed:
-    """Copies on the device that read half of these bytes and write half of them."""
+    """Return copies on the device that read half of these bytes and write the other half."""
     cupy = importlib.import_module("cupy")
     return by_graph([cupy.zeros(moved // 2, np.uint8).copy for _ in range(count)])
 
 
 # ---- attention -------------------------------------------------------------------------------------------------------
 
-GOALS = {  # by form: what the peer does, and the goal at each length
+GOALS = {  # by form: the peer's implementation, goals at some lengths, the goal at others
     "plain": ("FlashAttention-2", {}, 1.0),
     "bias": ("SDPA with attn_mask", {}, 2.0),
     "relative": ("eager", {2048: 4.0}, 2.0),
@@ -92,7 +90,7 @@ GOALS = {  # by form: what the peer does, and the goal at each length
 
 
 def _time_attention(sizes: Sizes, peer: Torch | None, form: str, length: int) -> Iterator[Made]:
-    made = inputs.sets(partial(_MAKE[form], sizes, length))
+    made = sets(partial(_MAKE[form], sizes, length))
     ours, others = _calls("attention", made), {}
     name, goals, goal = GOALS[form]
     if peer is not None:
@@ -106,24 +104,71 @@ def _time_attention(sizes: Sizes, peer: Torch | None, form: str, length: int) ->
 
 
 def _plain(sizes: Sizes, length: int, seed: int) -> Made:
-    """(batch, heads, length, head_dim), as views of what the products of a model write: (batch, length, heads, ...)."""
+    """Make (batch, heads, length, head_dim) views of (batch, length, heads, head_dim), as a model's products write."""
     shape = sizes.attention_tokens // length, length, sizes.heads, sizes.head_dim
     names = ("query", "key", "value")
-    return {name: inputs.normal(shape, "float16", 3 * seed + n).swapaxes(1, 2) for n, name in enumerate(names)}
+    return {name: normal(shape, "float16", 3 * seed + n).swapaxes(1, 2) for n, name in enumerate(names)}
 
 
 def _biased(sizes: Sizes, length: int, seed: int) -> Made:
-    return _plain(sizes, length, seed) | {"bias": inputs.normal((sizes.heads, length, length), "float16", seed)}
+    return _plain(sizes, length, seed) | {"bias": normal((sizes.heads, length, length), "float16", seed)}
 
 
 def _relative(sizes: Sizes, length: int, seed: int) -> Made:
-    """Packed texts of one length with DeBERTa's two tables, of which the end rows hold all that is beyond."""
+    """Make packed texts of one length with DeBERTa's two tables, whose end rows stand for all larger distances."""
     shape = sizes.attention_tokens, sizes.heads, sizes.head_dim
     texts, table = sizes.attention_tokens // length, (sizes.table_rows, sizes.heads, sizes.head_dim)
     arrays = {"query": shape, "key": shape, "value": shape, "position_key": table, "position_query": table}
-    made = {name: inputs.normal(shape, "float16", 5 * seed + n) for n, (name, shape) in enumerate(arrays.items())}
-    made["distance_rows"] = inputs.on_gpu(np.arange(sizes.table_rows - 1, dtype=np.int32))
-    return made | {"cu_seqlens": inputs.on_gpu(np.arange(texts + 1, dtype=np.int32) * np.int32(length))}
+    made = {name: normal(shape, "float16", 5 * seed + n) for n, (name, shape) in enumerate(arrays.items())}
+    made["distance_rows"] = on_gpu(np.arange(sizes.table_rows - 1, dtype=np.int32))
+    return made | {"cu_seqlens": on_gpu(np.arange(texts + 1, dtype=np.int32) * np.int32(length))}
 
 
 _MAKE = {"plain": _plain, "bias": _biased, "relative": _relative}
+
+
+# ---- products --------------------------------------------------------------------------------------------------------
+
+PRODUCT_DTYPE, PRODUCT_GOAL = "float16", 1.0
+
+
+@contextmanager
+def batch_invariant() -> Iterator[None]:
+    """Make products batch-invariant within the block."""
+    before = kernels.is_batch_invariant()
+    kernels.set_batch_invariant(True)
+    try:
+        yield
+    finally:
+        kernels.set_batch_invariant(before)
+
+
+def product_steps(sizes: Sizes, peer: Torch | None) -> Iterator[Step]:
+    """Yield the timings of products."""
+    for shape in sizes.products:
+        run = partial(_time_product, sizes, peer, *shape)
+        yield Step("products", "{}x{} to {}".format(*shape), PRODUCT_DTYPE, run, peer is not None)
+
+
+def _time_product(sizes: Sizes, peer: Torch | None, tokens: int, in_features: int, out_features: int) -> Iterator[dict]:
+    shapes = {"input": (tokens, in_features), "weight": (out_features, in_features), "bias": (out_features,)}
+    made = sets(
+        lambda seed: {
+            name: normal(shape, PRODUCT_DTYPE, 3 * seed + n) for n, (name, shape) in enumerate(shapes.items())
+        }
+    )
+    ours = [partial(kernels.linear, **given, backend="cupy") for given in made]
+    if peer is None:
+        name, goal, time_by = "batch-invariant", None, by_graph
+        theirs = [partial(_batch_invariantly, call) for call in ours]
+    else:
+        name, goal, time_by = "torch", PRODUCT_GOAL, peer.by_graph
+        theirs = [peer.call("linear", given, compile=False) for given in made]
+    check(ours[0](), theirs[0](), PRODUCT_DTYPE)
+    others = {name: Other(time_by(theirs), goal)}
+    yield from rows(by_graph(ours), others, sizes.seconds, flops=2 * tokens * in_features * out_features)
+
+
+def _batch_invariantly(call: Callable[[], Any]) -> Any:
+    with batch_invariant():
+        return call()

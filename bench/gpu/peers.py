@@ -1,6 +1,6 @@
-"""PyTorch on the same GPU: the same inputs without a copy, compiled by torch.compile, timed by CUDA graphs as ours are.
+"""PyTorch on the same GPU: the same inputs without a copy, compiled by torch.compile, timed by CUDA graphs like ours.
 
-What needs CUDA of PyTorch stands in this one class: tests put the CPU's PyTorch in its place.
+This class has all use of PyTorch's CUDA: tests replace it by PyTorch on the CPU.
 """
 
 import importlib
@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from bench.gpu.clock import EVENTS, GRAPH, Calls, Timed
+from bench.gpu.timings import EVENTS, GRAPH, Calls, Timed
 from bench.measure import Variant
 from bench.ops.torch_operations import torch_function
 from bench.peers.cases import Batch
 from bench.peers.checkpoint import load_torch, quiet
 
-WARM_UP = 3  # calls before a capture, as torch.cuda.graph wants them
+WARM_UP = 3  # calls before a capture, as torch.cuda.graph requires
 
 
 def torch_unavailable_reason() -> str | None:
-    """Why there is nothing to compare with, or None."""
+    """Return why PyTorch cannot be compared with, or None."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed"
     if not importlib.import_module("torch").cuda.is_available():
@@ -40,21 +40,22 @@ class Torch:
         self.torch.set_float32_matmul_precision("high")
 
     def has_transformers(self) -> bool:
-        """Whether there are models to compare with."""
+        """Return whether transformers' models can be compared with."""
         return importlib.util.find_spec("transformers") is not None
 
     def tensor(self, array: Any) -> Any:
-        """A tensor over the memory of an array on the GPU."""
+        """Return a tensor over the memory of an array on the GPU."""
         from_dlpack = self.torch.from_dlpack
-        if array.dtype.name == "bfloat16":  # which DLPack has, but not every version of it
+        if array.dtype.name == "bfloat16":  # missing in older versions of DLPack
             return from_dlpack(array.view(np.int16)).view(self.torch.bfloat16)
         return from_dlpack(array)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function compiled by torch.compile."""
         return self.torch.compile(function, dynamic=False)
 
     def call(self, operation: str, inputs: dict[str, Any], compile: bool = True) -> Callable[[], Any]:
-        """An operation (bench/ops/torch_operations.py) on arrays that are on the GPU; without gradients."""
+        """Return the call of an operation (bench/ops) on arrays on the GPU, without gradients."""
         arguments = {name: self.tensor(it) if hasattr(it, "dtype") else it for name, it in inputs.items()}
         function = torch_function(operation)
         function = self.compiled(function) if compile else function
@@ -66,21 +67,21 @@ class Torch:
         return call
 
     def flash_attention(self) -> AbstractContextManager:
-        """scaled_dot_product_attention is FlashAttention-2 within the block, or fails."""
+        """Within the block, scaled_dot_product_attention is FlashAttention-2, or fails."""
         attention = importlib.import_module("torch.nn.attention")
         return attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION)
 
     def on_device(self, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-        """Tensors with the values of host arrays."""
+        """Return tensors with the values of host arrays."""
         return {name: self.torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
 
     def encoder(self, folder: Path, dtype: str) -> Any:
-        """The compiled encoder of a checkpoint, with scaled_dot_product_attention."""
+        """Return the compiled encoder of a checkpoint, with scaled_dot_product_attention."""
         module = load_torch(folder, dtype=getattr(self.torch, dtype), attn_implementation="sdpa")
         return self.compiled(module.to(self.device))
 
     def encode(self, module: Any, batch: Batch) -> Callable[[], Any]:
-        """The call that gives the last hidden state of a batch; a mask is given where there is padding."""
+        """Return the call for the last hidden state of a batch; a mask is passed only if there is padding."""
         tensors = self.on_device(batch._asdict())
         if batch.is_real.all():
             del tensors["attention_mask"]
@@ -92,7 +93,7 @@ class Torch:
         return call
 
     def training_step(self, folder: Path, dtype: str, lr: float, most_norm: float) -> Callable[[dict[str, Any]], Any]:
-        """A step of masked language modelling on a batch of tensors: its loss. Compiled, without dropout."""
+        """Return a compiled training step of masked language modelling: from tensors to the loss, without dropout."""
         transformers = importlib.import_module("transformers")
         with quiet():
             model = transformers.AutoModelForMaskedLM.from_pretrained(folder, dtype=self.torch.float32)
@@ -112,7 +113,7 @@ class Torch:
         return step
 
     def by_graph(self, calls: Calls) -> Timed:
-        """As bench.gpu.clock.by_graph."""
+        """Do as bench.gpu.timings.by_graph."""
         cuda = self.torch.cuda
         stream = cuda.Stream()
         stream.wait_stream(cuda.current_stream())
@@ -124,13 +125,13 @@ class Torch:
         try:
             with cuda.graph(graph):
                 results = [call() for call in calls]
-        except Exception as error:  # whatever a capture does not allow
+        except Exception as error:  # anything that a capture refuses
             return self.by_events(calls, f"no graph: {type(error).__name__}")
         graph.uses = results
         return Timed(Variant(graph.replay, self.clock), len(calls), GRAPH)
 
     def by_events(self, calls: Calls, reason: str = "") -> Timed:
-        """As bench.gpu.clock.by_events."""
+        """Do as bench.gpu.timings.by_events."""
 
         def call() -> None:
             for one in calls:
@@ -139,7 +140,7 @@ class Torch:
         return Timed(Variant(call, self.clock), len(calls), f"{EVENTS}; {reason}" if reason else EVENTS)
 
     def clock(self, call: Callable[[], Any], repeats: int) -> float:
-        """Seconds between two events on PyTorch's stream."""
+        """Return the seconds between two events on PyTorch's stream."""
         start, stop = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(repeats):
@@ -149,5 +150,5 @@ class Torch:
         return start.elapsed_time(stop) / 1e3
 
     def free(self) -> None:
-        """Give back what no tensor uses."""
+        """Free memory that no tensor uses."""
         self.torch.cuda.empty_cache()

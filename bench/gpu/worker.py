@@ -1,8 +1,8 @@
-"""The process of `python -m bench.gpu` that has the GPU: it does the steps that it is asked for.
+"""The process of `python -m bench.gpu` that uses the GPU: it runs the steps it is asked for.
 
 It reads the number of a step from each line of its input, and writes a JSON object on each line of its output:
 {"machine", "steps"} when it is ready (or {"unavailable"}, and ends), {"row"} for each row of a step, {"is_usable"}
-after each step: false where the GPU answers every further call of this process with the error of an earlier one.
+after each step: false if the GPU answers every further call of this process with an earlier error.
 """
 
 import importlib
@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from bench import machine
-from bench.gpu import checks, models, operations, peers, products, sizes
+from bench.gpu import checks, models, operations, peers, timings
 from bench.gpu.timings import Step
 from bertcore import kernels
 
 
 def main(arguments: Sequence[str], peer: peers.Torch | None = None) -> None:
-    """Do what the input asks for, until it ends. Tests give a `peer` that stands for PyTorch on the GPU."""
+    """Run the steps that the input names, until it ends. Tests give a `peer` in place of PyTorch on the GPU."""
     output = _own_output()
     reason = kernels.unavailable_reason("cupy")
     if reason is not None:
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str], peer: peers.Torch | None = None) -> None:
 
 
 def _own_output() -> TextIO:
-    """Standard output for this module alone: what others print goes to standard error."""
+    """Return standard output for this module alone; prints of others go to standard error."""
     output = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return output
@@ -57,26 +57,26 @@ def _torch() -> peers.Torch | None:
 
 
 def all_steps(is_quick: bool, peer: peers.Torch | None) -> list[Step]:
-    """What is right, then what ours take alone, then beside the peer: what its compiler does may take minutes."""
-    size = sizes.tiny() if is_quick else sizes.full()
+    """Return the checks, then timings of ours alone, then beside the peer, whose compiler may take minutes."""
+    size = timings.tiny() if is_quick else timings.full()
     steps = [*checks.steps(every=40 if is_quick else 1)]
     for one in (None, peer)[: 1 if peer is None else 2]:
-        steps += [*products.steps(size, one), *operations.attention_steps(size, one)]
+        steps += [*operations.product_steps(size, one), *operations.attention_steps(size, one)]
         steps += [*models.steps(size, one), *operations.row_steps(size, one)]
     return steps
 
 
 def rows_of(step: Step) -> Iterator[dict[str, Any]]:
-    """The rows of a step, or one that says what failed. What a peer cannot do is left out, a wrong result is not."""
+    """Yield the rows of a step, or one that says what failed; steps that fail in the peer alone are left out."""
     try:
         yield from step.run()
-    except Exception as error:  # what fails must not hide the rest
+    except Exception as error:  # a failure must not hide the rest
         is_peers = step.is_beside and not isinstance(error, AssertionError)
         yield {"status": "left out" if is_peers else "failed", "note": checks.line(error)}
 
 
 def _is_usable(peer: peers.Torch | None) -> bool:
-    """Whether the GPU still computes; gives back what no array uses."""
+    """Return whether the GPU still computes; frees unused memory."""
     cupy = importlib.import_module("cupy")
     try:
         cupy.cuda.runtime.deviceSynchronize()

@@ -1,10 +1,8 @@
 """Whole models in this library, PyTorch, ONNX Runtime, OpenVINO and CTranslate2, in turns: python -m bench.peers
 
-cases.py        the models, the batches, the work they are
+cases.py        the models, the batches, their FLOPs
 checkpoint.py   one random checkpoint per model, from which every library gets its weights; the truth
-libraries/      one file per library: what it computes in, how it loads the checkpoint, the call to time
-clock.py        a clock that waits until the threads of the previous library sleep
+libraries.py    each library: its precisions, how it loads the checkpoint, the call to time
 compare.py      load, check, time; one row per library and case
-summary.py      the tables that are printed
-plot.py         the plot of the last runs in the CSV
+command.py      options, run and report, shared with bench.models and bench.training
 """

@@ -1,4 +1,4 @@
-"""What is compared: models by their sizes, batches by the lengths of their texts, and the work that both are."""
+"""The compared models by their sizes, batches by the lengths of their texts, and the FLOPs of both."""
 
 import zlib
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Size:
     vocabulary: int = 30522
 
     def flops(self, lengths: tuple[int, ...]) -> int:
-        """Twice the multiply-adds of the linear maps on the real tokens, and of attention within each text."""
+        """Return twice the multiply-adds of the linear maps on the real tokens, and of attention within each text."""
         linear = 2 * (4 * self.hidden**2 + 2 * self.hidden * self.intermediate) * sum(lengths)
         attention = 4 * self.hidden * sum(length**2 for length in lengths)
         return self.layers * (linear + attention)
@@ -48,14 +48,14 @@ PRECISIONS = ("float32", "bfloat16", "int8")
 
 
 class Batch(NamedTuple):
-    """Token ids and attention mask, both int64 (texts, longest), padded on the right: what a tokenizer gives."""
+    """Token ids and attention mask, both int64 (texts, longest), padded on the right, as a tokenizer returns them."""
 
     input_ids: np.ndarray
     attention_mask: np.ndarray
 
     @property
     def is_real(self) -> np.ndarray:
-        """Which positions hold a token of a text, (texts, longest)."""
+        """The positions that hold a token of a text, (texts, longest)."""
         return self.attention_mask.astype(bool)
 
 
@@ -79,12 +79,12 @@ class Case:
         return self.size.flops(self.lengths)
 
     def batch(self) -> Batch:
-        """Random ids, the same in every run; 0, the padding's id, only where there is padding."""
+        """Return random ids, the same in every run; 0, the padding's id, stands at padding alone."""
         return random_batch(self.lengths, self.size.vocabulary, zlib.crc32(self.shape.encode()))
 
 
 def random_batch(lengths: tuple[int, ...], vocabulary: int, seed: int, padding: int = 0) -> Batch:
-    """Texts of random tokens with these lengths, padded to the longest; the padding's id stands nowhere else."""
+    """Return texts of random tokens with these lengths, padded to the longest; no token has the padding's id."""
     positions = np.arange(max(lengths))
     mask = (positions < np.array(lengths)[:, None]).astype(np.int64)
     ids = np.random.default_rng(seed).integers(0, vocabulary - 1, mask.shape)

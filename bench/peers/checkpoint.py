@@ -1,7 +1,7 @@
-"""One checkpoint with random weights per model, as transformers saves it: all libraries get their weights from it.
+"""One checkpoint with random weights per model, saved by transformers, from which all libraries get their weights.
 
-What a library converts it to is cached beside it, so that a second run with the same --workdir starts quickly. Use a
-new folder after an update of a library.
+A library's converted form is cached beside it, so that a second run with the same --workdir starts quickly. Use a new
+folder after an update of a library.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ SEED = 0
 
 
 def cached(folder: Path, make: Callable[[Path], Any]) -> Path:
-    """`folder`, filled by make(folder) if it is not there yet; never left half-filled."""
+    """Return `folder`, filled by make(folder) if it does not exist; it is never left half-filled."""
     if not folder.exists():
         unfinished = folder.with_name(folder.name + ".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was interrupted
@@ -37,7 +37,7 @@ def cached(folder: Path, make: Callable[[Path], Any]) -> Path:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Converters' progress bars and advice would tear the progress of the benchmark; their errors come through."""
+    """Silence converters' progress bars and advice within the block; errors are still raised."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     sink = io.StringIO()
@@ -50,17 +50,17 @@ def quiet() -> Iterator[None]:
 
 
 def make_checkpoint(workdir: Path, model: str, size: Size) -> Path:
-    """The folder of the checkpoint: config.json, model.safetensors and a vocabulary, which CTranslate2 wants."""
+    """Return the checkpoint's folder: config.json, model.safetensors and a vocabulary, which CTranslate2 needs."""
     return cached(workdir / model / "transformers", functools.partial(_save, size))
 
 
 def random_checkpoint(workdir: Path, name: str, config: Mapping[str, Any]) -> Path:
-    """The folder of the checkpoint of a published config: config.json and model.safetensors."""
+    """Return the folder of the checkpoint of a published config: config.json and model.safetensors."""
     return cached(workdir / name / "transformers", functools.partial(_save_config, config))
 
 
 def load_torch(folder: Path, **options: Any) -> Any:
-    """The checkpoint as a PyTorch module in inference mode."""
+    """Return the checkpoint as a PyTorch module in inference mode."""
     transformers = importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
     with quiet():
@@ -68,9 +68,9 @@ def load_torch(folder: Path, **options: Any) -> Any:
 
 
 def hidden_states_alone(folder: Path) -> Callable[[Batch], np.ndarray]:
-    """The truth: a batch's hidden states on its real tokens, (tokens, hidden), by PyTorch in float32.
+    """Return the truth as a function: a batch's hidden states on its real tokens, by PyTorch in float32.
 
-    Each text is computed by itself, without padding and mask, so that a library that minds them wrongly is found.
+    Each text is computed by itself, without padding and mask, so that wrong masking in a library is found.
     """
     torch, module = importlib.import_module("torch"), load_torch(folder)
 

@@ -1,15 +1,14 @@
 """All libraries on one model in one precision: loaded, checked, and timed in turns."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.measure import Times, Variant, measure
+from bench.measure import Times, Variant, measure, settled_clock
 from bench.peers.cases import Batch, Case
-from bench.peers.clock import settled_clock
 from bench.peers.libraries import OURS, Peer, Session, Unsupported, missing_reason
 
 OK, UNAVAILABLE, FAILED, WRONG = "ok", "unavailable", "failed", "wrong"
@@ -18,13 +17,13 @@ COLUMNS = (
     "time_vs_ours", "is_best_peer", "gflop_per_s", "share_of_fma_limit", "error", "note",
 )  # fmt: skip
 
-# Of `error` below. Measured on BERT-base: float32 1e-6, bfloat16 0.005 to 0.012, int8 0.02 to 0.03, with static scales
-# 0.065. A forgotten mask costs 0.01 to 0.16 there, 2e-4 and more in any model: float32 shows it for sure.
+# Largest `error` below. BERT-base has 1e-6 in float32, 0.005 to 0.012 in bfloat16, 0.02 to 0.03 in int8, 0.065 with
+# static scales. A forgotten mask costs 0.01 to 0.16 there, at least 2e-4 in any model: float32 shows it for sure.
 TOLERANCES = {"float32": 2e-5, "bfloat16": 3e-2, "int8": 1.2e-1}
 
 
 class Plan(NamedTuple):
-    """How long to measure, on how many threads, and what the machine could do at best (FLOP/s)."""
+    """Threads, rounds and seconds to measure, and the machine's FMA limit (FLOP/s)."""
 
     threads: int = 2
     rounds: int = 15
@@ -33,32 +32,17 @@ class Plan(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why there are no times: UNAVAILABLE, FAILED or WRONG, and what happened."""
+    """The reason for missing times: UNAVAILABLE, FAILED or WRONG, and a note."""
 
     status: str
     note: str
     error: float | None = None
 
 
-def compare_model(
-    cases: Iterable[Case],
-    precision: str,
-    peers: Iterable[Peer],
-    folder: Path,
-    truth: Callable[[Case, Batch], np.ndarray],
-    plan: Plan,
-) -> Iterator[list[dict[str, Any]]]:
-    """For each case (all of one model) one row (of COLUMNS) per library that may have the precision."""
-    sessions, failures = open_sessions(peers, precision, folder, plan.threads)
-    for case in cases:
-        batch = case.batch()
-        yield compare(case, precision, batch, sessions, failures, truth(case, batch), plan)
-
-
 def open_sessions(
     peers: Iterable[Peer], precision: str, folder: Path, threads: int
 ) -> tuple[dict[str, Session], dict[str, Failure]]:
-    """The libraries that have loaded the checkpoint, and why the others have not."""
+    """Return the libraries that have loaded the checkpoint, and the failures of the others."""
     sessions: dict[str, Session] = {}
     failures: dict[str, Failure] = {}
     for peer in peers:
@@ -73,7 +57,7 @@ def open_sessions(
         except Unsupported as error:
             failures[peer.name] = Failure(UNAVAILABLE, str(error))
         except Exception as error:  # one broken library must not cost the results of a long run
-            failures[peer.name] = Failure(FAILED, _told(error))
+            failures[peer.name] = Failure(FAILED, _one_line(error))
     return sessions, failures
 
 
@@ -87,9 +71,9 @@ def compare(
     plan: Plan,
     beside: Mapping[str, Variant] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """One row per library; one that fails or is wrong on this batch has a row that says so and no times.
+    """Return a row (of COLUMNS) per library; one that fails or is wrong on this batch has no times.
 
-    What stands `beside` is timed in turns with them; rows have their ratio to it under time_vs_<its name>.
+    The variants `beside` are timed in turns with them; rows have their ratio to each as time_vs_<its name>.
     """
     calls, errors, failures = {}, {}, dict(failures)
     for name, session in sessions.items():
@@ -97,7 +81,7 @@ def compare(
             call = session.bind(batch)
             errors[name] = error_of(session.hidden(call()), batch, truth)
         except Exception as error:
-            failures[name] = Failure(FAILED, _told(error))
+            failures[name] = Failure(FAILED, _one_line(error))
             continue
         if errors[name] <= TOLERANCES[precision]:
             calls[name] = Variant(call, settled_clock)
@@ -117,7 +101,7 @@ def compare(
 
 
 def error_of(found: np.ndarray, batch: Batch, truth: np.ndarray) -> float:
-    """The norm of the difference over the norm of the truth, on real tokens; infinite where something is not finite."""
+    """Return the norm of the difference over the truth's, on real tokens; infinite if any number is not finite."""
     found = np.asarray(found, np.float32)
     expected = (*batch.input_ids.shape, truth.shape[1])
     if found.shape != expected:
@@ -128,13 +112,13 @@ def error_of(found: np.ndarray, batch: Batch, truth: np.ndarray) -> float:
 
 
 def best_peer(times: Mapping[str, Times]) -> str | None:
-    """The library other than ours with the least median."""
+    """Return the library other than ours with the least median."""
     others = {name: own.median for name, own in times.items() if name != OURS}
     return min(others, key=others.__getitem__, default=None)
 
 
 def _figures(case: Case, name: str, times: Mapping[str, Times], plan: Plan) -> dict[str, Any]:
-    """The measured columns of one library."""
+    """Return the measured columns of one library."""
     own = times[name]
     speed = case.flops / own.median
     return {
@@ -164,5 +148,5 @@ def _row(
     return {column: known.get(column) for column in COLUMNS}
 
 
-def _told(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]

@@ -14,12 +14,9 @@ from bench import machine
 from bench.memory import resident
 from bench.peers.cases import MODELS
 from bench.peers.checkpoint import make_checkpoint
-from bench.peers.command import workdir
-from bench.peers.options import add_common, parse
+from bench.peers.command import add_common, parse, workdir
 from bench.report import Column, append_csv, table
-from bench.serving.load import Client, Load, put_load
-from bench.serving.overhead import overhead
-from bench.serving.servers import OURS, SERVERS, Server, running
+from bench.serving.load import OURS, SERVERS, Client, Load, Server, overhead, put_load, running
 from bench.texts import short_texts
 from bertcore import SentenceEncoder
 from bertcore.demo_model import DemoModelError, demo_model_folder
@@ -57,7 +54,7 @@ Rounds = dict[tuple[str, int], list[Load]]  # by server and clients
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, print, write the CSV; 1 if the embeddings of the servers differ, else 0."""
+    """Compare, print, write the CSV; return 1 if the embeddings of the servers differ, else 0."""
     options = _parse(arguments)
     machine.set_threads(options.threads)
     about = machine.describe() | {name: machine.version(name) for name in VERSIONS}
@@ -72,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def model_folder(chosen: Path | None, folder: Path) -> tuple[str, Path]:
-    """Name and folder of the model: the chosen one, all-MiniLM-L6-v2, or where it cannot be had a random one."""
+    """Return name and folder of the model: the chosen one, all-MiniLM-L6-v2, or random weights if that fails."""
     if chosen is not None:
         return chosen.name, chosen
     try:
@@ -83,7 +80,7 @@ def model_folder(chosen: Path | None, folder: Path) -> tuple[str, Path]:
 
 
 def _compare(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each server and number of clients; a server whose embeddings are wrong has no times."""
+    """Return a row for each server and number of clients; a server with wrong embeddings has no times."""
     texts, encoder = list(short_texts(TEXTS)), SentenceEncoder(folder)
     truth = encoder.encode(texts, normalize=True)
     with contextlib.ExitStack() as stack:
@@ -106,14 +103,14 @@ def _compare(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def error_of(server: Server, texts: Sequence[str], truth: np.ndarray) -> float:
-    """The largest difference of a number in the embeddings that a server gives."""
+    """Return the largest difference of any number in a server's embeddings."""
     with contextlib.closing(Client(server.port)) as client:
         found = np.stack([client.embed(text) for text in texts])
     return float(np.nan_to_num(abs(found - truth), nan=np.inf).max())
 
 
 def _take_turns(servers: Mapping[str, Server], texts: Sequence[str], options: argparse.Namespace) -> Rounds:
-    """The loads on the servers, in a new random order in each round."""
+    """Return the loads on the servers, in a new random order in each round."""
     turns = [(name, clients) for name in servers for clients in options.clients]
     rounds: Rounds = {turn: [] for turn in turns}
     shuffle = random.Random(0).shuffle
@@ -126,7 +123,7 @@ def _take_turns(servers: Mapping[str, Server], texts: Sequence[str], options: ar
 
 
 def figures(loads: Sequence[Load], ours: Sequence[Load] | None) -> dict[str, Any]:
-    """What a row says of the rounds of one server, beside those of ours."""
+    """Return a row's figures from the rounds of one server, beside those of ours."""
     values = _values(loads)
     low, high = np.quantile(values["texts_per_s"], [0.25, 0.75])
     known = {name: float(np.median(found)) for name, found in values.items()}

@@ -1,15 +1,23 @@
-"""Clients that each ask for one text after the other, over a connection of their own."""
+"""The compared servers, each a process of its own, and clients that each ask for one text after the other."""
 
 import contextlib
 import http.client
 import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from bertcore import SentenceEncoder
 
 LONGEST_WAIT = 60  # seconds for an answer
 
@@ -21,15 +29,15 @@ class Client:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST_WAIT)
 
     def get(self, path: str) -> bytes:
-        """The body of the answer; RuntimeError if it is not 200."""
+        """Return the body of the answer; raises RuntimeError unless its status is 200."""
         return self._answer("GET", path)
 
     def post(self, body: bytes) -> bytes:
-        """The body of the answer to POST /embed; RuntimeError if it is not 200."""
+        """Return the body of the answer to POST /embed; raises RuntimeError unless its status is 200."""
         return self._answer("POST", "/embed", body)
 
     def embed(self, text: str) -> np.ndarray:
-        """The embedding of one text, (dim,) float32."""
+        """Return the embedding of one text, (dim,) float32."""
         return np.array(json.loads(self.post(request_of(text)))[0], np.float32)
 
     def close(self) -> None:
@@ -46,12 +54,12 @@ class Client:
 
 
 def request_of(text: str) -> bytes:
-    """The body that asks for the embedding of one text."""
+    """Return the body that asks for the embedding of one text."""
     return json.dumps({"inputs": [text]}).encode()
 
 
 class Load(NamedTuple):
-    """What came of a load: the seconds of each answer, and the seconds that it lasted."""
+    """The result of a load: seconds of each answer, and of the whole."""
 
     seconds: np.ndarray
     duration: float
@@ -62,12 +70,12 @@ class Load(NamedTuple):
         return len(self.seconds) / self.duration
 
     def quantile(self, share: float) -> float:
-        """The time within which that share of the answers came."""
+        """Return the time within which that share of the answers came."""
         return float(np.quantile(self.seconds, share))
 
 
 def put_load(port: int, texts: Sequence[str], clients: int, seconds: float) -> Load:
-    """Ask with so many clients at once for so long; each begins at another text. The first that fails raises."""
+    """Ask with `clients` at once for some seconds, each from another text on. The first failure is raised."""
     bodies = [request_of(text) for text in texts]
     times: list[list[float]] = [[] for _ in range(clients)]
     failures: list[BaseException] = []
@@ -101,3 +109,82 @@ def put_load(port: int, texts: Sequence[str], clients: int, seconds: float) -> L
     if failures:
         raise failures[0]
     return Load(np.concatenate(times), time.perf_counter() - begin[0])
+
+
+OURS, PEER = "bertcore", "sentence-transformers"
+START = 300  # seconds: with an empty cache, kernels are compiled first
+
+
+class Server(NamedTuple):
+    """A process, and the port on which it listens."""
+
+    process: subprocess.Popen
+    port: int
+
+
+def _ours(folder: Path, port: int, threads: int) -> list[str]:
+    # The peer truncates long texts, too. OMP_NUM_THREADS sets the threads.
+    return ["-m", "bertcore", "serve", str(folder), "--port", str(port), "--auto-truncate"]
+
+
+def _peer(folder: Path, port: int, threads: int) -> list[str]:
+    return ["-m", "bench.serving.peer", str(folder), str(port), str(threads)]
+
+
+SERVERS: dict[str, Callable[[Path, int, int], list[str]]] = {OURS: _ours, PEER: _peer}
+
+
+@contextlib.contextmanager
+def running(name: str, folder: Path, threads: int) -> Iterator[Server]:
+    """Yield a server of that name in SERVERS once it answers; it is stopped afterwards."""
+    port = _free_port()
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen([sys.executable, *SERVERS[name](folder, port, threads)], env=environment)
+    try:
+        _wait(process, port)
+        yield Server(process, port)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _wait(process: subprocess.Popen, port: int) -> None:
+    """Wait until the server answers. Raises RuntimeError if it ends before, or takes too long."""
+    end = time.monotonic() + START
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with {process.returncode}: {' '.join(process.args)}")
+        try:
+            with contextlib.closing(Client(port)) as client:
+                client.get("/health")
+            return
+        except ConnectionError:
+            time.sleep(0.1)
+    raise RuntimeError(f"no answer in {START} s: {' '.join(process.args)}")
+
+
+WARM_UP = 20
+
+
+def overhead(port: int, encoder: SentenceEncoder, texts: Sequence[str], rounds: int) -> tuple[float, float]:
+    """Return the medians, in seconds, of a request for one text and of `encode` in this process, in turns."""
+    with contextlib.closing(Client(port)) as client:
+        asked = [(text, request_of(text)) for text in texts]
+        times = [
+            (_seconds(client.post, body), _seconds(encoder.encode, text))
+            for text, body in islice(cycle(asked), WARM_UP + rounds)
+        ]
+    served, alone = zip(*times[WARM_UP:], strict=True)
+    return statistics.median(served), statistics.median(alone)
+
+
+def _seconds(call: Callable[[Any], Any], argument: Any) -> float:
+    start = time.perf_counter()
+    call(argument)
+    return time.perf_counter() - start

@@ -3,7 +3,7 @@
 It answers POST /embed as text-embeddings-inference does, with one `encode` for each request. `embed` is a coroutine, so
 that one request computes at a time, in the loop's own thread: this gives 1.3 to 2.4 times as many texts a second as a
 plain function, for which FastAPI takes a thread per request, with a lock around `encode` or without (1, 8 and 32
-clients, 2 threads of an Emerald Rapids).
+clients, 2 threads).
 """
 
 import sys
@@ -16,23 +16,23 @@ from sentence_transformers import SentenceTransformer
 
 
 class Request(BaseModel):
-    """What is to be embedded."""
+    """The texts to embed."""
 
     inputs: list[str]
 
 
 def create_app(folder: str) -> FastAPI:
-    """The application, with the model loaded and warm."""
+    """Return the application, with the model loaded and warm."""
     model, app = SentenceTransformer(folder, device="cpu"), FastAPI()
     model.encode(["warm up"])
 
     @app.get("/health")
     def health() -> None:
-        """200 while the server takes requests."""
+        """Answer 200 while the server takes requests."""
 
     @app.post("/embed")
     async def embed(request: Request) -> list[list[float]]:
-        """The embedding of each text, of length 1."""
+        """Return the embedding of each text, of length 1."""
         return model.encode(request.inputs, normalize_embeddings=True, show_progress_bar=False).tolist()
 
     return app

@@ -1,1 +1,1 @@
-"""Steps of training beside PyTorch: python -m bench.training."""
+"""Steps of training beside PyTorch: python -m bench.training"""

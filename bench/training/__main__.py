@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.measure import Times, Variant, measure
-from bench.peers.clock import settled_clock
-from bench.peers.command import described, workdir
-from bench.peers.options import add_common, parse
+from bench.measure import Times, Variant, measure, settled_clock
+from bench.memory import peak_of
+from bench.peers.command import add_common, described, parse, workdir
 from bench.report import Column, append_csv, table
-from bench.training.cases import CASES, Batch, Case, find_case
-from bench.training.loops import LOOPS, OURS, Loop, checkpoint_of, set_threads
-from bench.training.memory import peak_of
+from bench.training.cases import CASES, LOOPS, OURS, Batch, Case, Loop, checkpoint_of, find_case, set_threads
 
 CSV = Path(__file__).parents[1] / "results" / "training.csv"
 OK, WRONG = "ok", "wrong"
@@ -39,13 +36,13 @@ TABLE = (
 )
 LEGEND = (
     "ms: median of a step: forward, backward, clipping and AdamW, with dropout. ±%: half the distance between the\n"
-    "quartiles. / ours: how many times as long as ours, within a round. GFLOP/s: of the products that a step needs.\n"
+    "quartiles. / ours: time divided by ours, within a round. GFLOP/s: of the products that a step needs.\n"
     "MB: the most memory, beyond Python with NumPy."
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, print, write the CSV; 1 if the losses of the libraries differ, else 0."""
+    """Compare, print, write the CSV; return 1 if the losses of the libraries differ, else 0."""
     options = _parse(arguments)
     for library in options.libraries:
         set_threads(library, options.threads)
@@ -64,14 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compare(case: Case, options: argparse.Namespace, folder: Path, limit: float) -> Iterator[dict[str, Any]]:
-    """A row for each library; one whose losses are not those of the last one (PyTorch) has no times."""
+    """Yield a row for each library; one whose losses differ from the last one's (PyTorch) has no times."""
     checkpoint, batches = checkpoint_of(case, folder), case.batches()
     loops = {library: LOOPS[library](case, checkpoint) for library in options.libraries}
     errors = loss_errors(loops, batches)
     good = {library: loop for library, loop in loops.items() if errors[library] <= TOLERANCE}
     variants = {library: Variant(_endless(loop, batches), settled_clock) for library, loop in good.items()}
     times = measure(variants, options.rounds, options.seconds)
-    del loops, good, variants  # so that the processes that measure memory have it
+    del loops, good, variants  # frees memory for the processes that measure it
     for library in options.libraries:
         known: dict[str, Any] = {"status": WRONG, "loss_error": errors[library]}
         if library in times:
@@ -82,9 +79,9 @@ def _compare(case: Case, options: argparse.Namespace, folder: Path, limit: float
 
 
 def loss_errors(loops: Mapping[str, Loop], batches: Sequence[Batch]) -> dict[str, float]:
-    """How far each loop's losses on these batches, without dropout, are from the last one's, relative to them.
+    """Return the relative error of each loop's losses, without dropout, from those of the last loop.
 
-    From the second step on they tell whether gradients, clipping and optimiser are the same.
+    From the second step on they show differences in gradients, clipping and optimiser.
     """
     losses = {}
     for library, loop in loops.items():

@@ -1,8 +1,8 @@
-"""What does a step of each objective cost beyond the forward and backward passes that it consists of?
+"""Time of a step of each objective divided by that of the forward and backward passes in it.
 
 `python -m bench.training.objectives [--objective rtd plm] [--quick]` takes turns between a step (the loss and its
-gradients, without the optimiser) and its passes, each alone, in one thread, and compares CPU time: the ratio is of the
-step and the sum of its passes. Before, each step's loss and the norm of its gradients on Numba are held against NumPy.
+gradients, without the optimiser) and its passes, each alone, in one thread, and compares CPU time. Before, each step's
+loss and the norm of its gradients on Numba are compared with NumPy's.
 """
 
 import argparse
@@ -74,7 +74,7 @@ class Case(NamedTuple):
     passes: Sequence[Call]
 
     def step(self) -> tuple[float, float]:
-        """(loss, norm of the gradients)."""
+        """Return (loss, norm of the gradients)."""
         out, grads = self.objective.value_and_grad(self.model, self.batch)
         return float(out.loss), clip_grad_norm(grads, np.inf)
 
@@ -90,7 +90,7 @@ class Sizes(NamedTuple):
 
     @property
     def config(self) -> dict[str, Any]:
-        """Mini-BERT's, of these sizes, without dropout: passes are compared that drop nothing."""
+        """Mini-BERT's config with these sizes, without dropout."""
         heads, without = self.width // 64 or 1, {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         sizes = {"hidden_size": self.width, "intermediate_size": 4 * self.width, "vocab_size": self.words}
         return preset_config("mini-bert") | sizes | without | {
@@ -98,19 +98,19 @@ class Sizes(NamedTuple):
         }  # fmt: skip
 
     def ids(self, rng: np.random.Generator) -> np.ndarray:
-        """Random ones, (texts, length)."""
+        """Return random ids, (texts, length)."""
         return rng.integers(5, self.words, (self.texts, self.length))
 
 
 def masked(sizes: Sizes, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Random texts, some of whose tokens, in pairs, have labels."""
+    """Return random texts with labels for some of their tokens, in pairs."""
     ids = sizes.ids(rng)
     chosen = np.repeat(rng.random((sizes.texts, sizes.length // 2)) < LABELLED, 2, axis=1)
     return {"input_ids": np.where(chosen, 4, ids), "labels": np.where(chosen, ids, losses.IGNORED)}
 
 
 def rtd(sizes: Sizes, rng: np.random.Generator) -> Case:
-    """The generator's pass and the discriminator's."""
+    """Replaced tokens: the generator's pass and the discriminator's."""
     config = {**sizes.config, "model_type": "electra", "embedding_size": sizes.width}
     model, batch = ReplacedTokenModel.from_config(config, embeddings="separate"), masked(sizes, rng)
     replaced = {"input_ids": batch["input_ids"], "labels": (rng.random(batch["labels"].shape) < 0.1).astype(int)}
@@ -122,7 +122,7 @@ def rtd(sizes: Sizes, rng: np.random.Generator) -> Case:
 
 
 def plm(sizes: Sizes, rng: np.random.Generator) -> Case:
-    """The first stream with the words' scores, and a stream of the predicted tokens alone."""
+    """Permutations: the first stream with the scores, and a stream of the predicted tokens alone."""
     heads, ids = sizes.config["num_attention_heads"], sizes.ids(rng)
     config = {"model_type": "xlnet", "vocab_size": sizes.words, "d_model": sizes.width, "n_layer": sizes.layers}
     config |= {"n_head": heads, "d_inner": 4 * sizes.width, "dropout": 0.0}
@@ -144,7 +144,7 @@ def plm(sizes: Sizes, rng: np.random.Generator) -> Case:
 
 
 def sbo(sizes: Sizes, rng: np.random.Generator) -> Case:
-    """The masked language model's pass, and that of the second head."""
+    """Span boundaries: the masked language model's pass, and the second head's."""
     model, batch = AutoModelForSpanBoundary.from_config(sizes.config), masked(sizes, rng)
     plain, head = AutoModelForMaskedLM.from_config(sizes.config), model.heads[1]
     hidden = rng.standard_normal((sizes.texts * sizes.length, sizes.width)).astype(np.float32)
@@ -160,14 +160,14 @@ def sbo(sizes: Sizes, rng: np.random.Generator) -> Case:
 
 
 def tlm(sizes: Sizes, rng: np.random.Generator) -> Case:
-    """The masked language model's pass."""
+    """Translation: the masked language model's pass."""
     model, batch = AutoModelForMaskedLM.from_config(sizes.config), masked(sizes, rng)
     restart = np.tile([sizes.length // 2, 1], (sizes.texts, 1))
     return Case(TranslationLM(), model, batch | {"restart": restart}, [lambda: value_and_grad(model)(**batch)])
 
 
 def distillation(*terms: Any) -> Callable[[Sizes, np.random.Generator], Case]:
-    """The teacher's forward, and the student's pass."""
+    """Return distillation by some terms: the teacher's forward, and the student's pass."""
 
     def case(sizes: Sizes, rng: np.random.Generator) -> Case:
         teacher = AutoModelForSequenceClassification.from_config(sizes.config, num_labels=2).eval()
@@ -181,7 +181,7 @@ def distillation(*terms: Any) -> Callable[[Sizes, np.random.Generator], Case]:
 
 
 def distilled_words(labelled_only: bool) -> Callable[[Sizes, np.random.Generator], Case]:
-    """The teacher's forward and the student's pass, with scores of all tokens or of labelled ones in both."""
+    """Return distillation of scores of all tokens or of labelled ones: the teacher's forward, the student's pass."""
 
     def case(sizes: Sizes, rng: np.random.Generator) -> Case:
         teacher = AutoModelForMaskedLM.from_config(sizes.config).eval()
@@ -212,7 +212,7 @@ CASES: Mapping[str, Callable[[Sizes, np.random.Generator], Case]] = {
 
 
 def error_of(case: Case) -> float:
-    """How far loss and norm of the gradients on Numba are from NumPy's, relative to them."""
+    """Return the relative error of loss and norm of the gradients on Numba from NumPy's."""
     found = []
     for backend in ("numba", "numpy"):
         with use_backend(backend):
@@ -221,7 +221,7 @@ def error_of(case: Case) -> float:
 
 
 def ratio_of(case: Case, rounds: int, seconds: float) -> dict[str, Any]:
-    """Times of the step and of all passes, and how many times as long the step takes."""
+    """Return the times of the step and of all passes, and their ratio."""
     calls: dict[str, Call] = {"step": case.step}
     calls |= {f"pass {number}": call for number, call in enumerate(case.passes)}
     with use_backend("numba"):
@@ -232,7 +232,7 @@ def ratio_of(case: Case, rounds: int, seconds: float) -> dict[str, Any]:
 
 
 def thread_clock(call: Call, repeats: int) -> float:
-    """CPU seconds of this thread: other processes take none of them."""
+    """Return CPU seconds of this thread, which other processes do not change."""
     start = time.thread_time()
     for _ in range(repeats):
         call()
@@ -240,7 +240,7 @@ def thread_clock(call: Call, repeats: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check, measure, print, write the CSV; 1 if a step is wrong, else 0."""
+    """Check, measure, print, write the CSV; return 1 if a step is wrong, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--objective", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--quick", action="store_true", help="small models, 3 rounds, no CSV")

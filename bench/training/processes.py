@@ -1,9 +1,8 @@
-"""How much faster do two processes train than one, each with one thread?
+"""Speed of training by two processes divided by that of one, each with one thread.
 
 `python -m bench.training.processes [--shape 64x64] [--rounds 5]` needs mpirun and mpi4py. Mini-BERT learns masked
-words; runs of one and of two processes take turns, and a process has a batch of that shape in every step. The ratio is
-of tokens a second, the median over the rounds. That two end with the weights of one that accumulates their batches is
-held by tests/training/test_processes.py.
+words; runs of one and of two processes take turns, and each process has a batch of that shape in every step. The ratio
+is of tokens a second, the median over the rounds.
 """
 
 import argparse
@@ -41,7 +40,7 @@ def main() -> None:
 
 
 def tokens_per_second(count: int, shape: str) -> float:
-    """The tokens a second of a run of `count` processes."""
+    """Return the tokens a second of a run of `count` processes."""
     mpirun = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if mpirun is None:
         raise SystemExit("mpirun is not here: pip install mpich mpi4py")
@@ -52,7 +51,7 @@ def tokens_per_second(count: int, shape: str) -> float:
 
 
 def _train(shape: str) -> None:
-    """One of the processes; the first prints tokens a second of the steps after the warm-up."""
+    """Train as one of the processes; the first prints tokens a second of the steps after the warm-up."""
     from bertcore import AutoModelForMaskedLM
     from bertcore.training import Trainer, TrainingArguments
 

@@ -4,7 +4,6 @@ An operation that can be a step has a step.py beside its cpu.py: `STEP`, the dty
 takes, `deferred_<name>`, which notes one, and `run_step`, which compiled code runs it by. All of them are listed here.
 """
 
-import copy
 
 import numpy as np
 
@@ -32,7 +31,6 @@ DEFERRED_FORMS = {
 
 _KINDS = linear.STEP, layer_norm.STEP, affine.STEP, rotary.STEP, gated_activation.STEP, attention.STEP
 _LINEAR, _LAYER_NORM, _AFFINE, _ROTARY, _GATED_ACTIVATION, _ATTENTION = range(len(_KINDS))
-_NAMES = "linear", "layer_norm", "affine", "rotary", "gated_activation", "attention"
 _INDEX = np.dtype([("kind", np.int64), ("record", np.int64), ("tasks", np.int64)])
 _LINE = 8  # int64: counters of different steps share no cache line
 
@@ -65,13 +63,6 @@ class StepTable:
         self._counters[:, 0], self._counters[:, 1] = 0, threads
         room = self._counters, make_scratch(self._storage[0].dtype, threads, self._rows)
         _run(self._index, self._records, room, *self._storage, threads)
-
-    def one_by_one(self):
-        """Each step's operation and record, and a table of it alone, for bench.steps: run in turn they are `run`."""
-        for i, (kind, record, _) in enumerate(self._index.tolist()):
-            alone = copy.copy(self)
-            alone._index, alone._counters = self._index[i : i + 1], self._counters[i : i + 1]
-            yield _NAMES[kind], self._records[kind][record], alone
 
 
 @kernel(regions=True)

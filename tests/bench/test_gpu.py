@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 from bench.gpu import __main__ as command
-from bench.gpu import checks, models, operations, sizes, worker
+from bench.gpu import checks, models, operations, timings, worker
 from bench.gpu.__main__ import SHARES, ends, main
-from bench.gpu.clock import by_graph
-from bench.gpu.timings import Step
+from bench.gpu.timings import Step, by_graph
 from bench.gpu.worker import rows_of
 from bench.report import read_csv
 from bertcore import kernels
@@ -132,13 +131,13 @@ def test_everything_is_compared_with_pytorch(tmp_path):
 def test_no_model_is_compared_without_transformers(monkeypatch):
     monkeypatch.setattr(TorchOnCPU, "__init__", lambda self: None)
     monkeypatch.setattr(TorchOnCPU, "has_transformers", lambda self: False)
-    assert [*models.steps(sizes.tiny(), TorchOnCPU())] == []
+    assert [*models.steps(timings.tiny(), TorchOnCPU())] == []
 
 
 def test_a_model_is_timed_alone():
     with driverless(emulated=False) as gpu:
         gpu.launches = deque(maxlen=0)
-        *_, one_text, _, _ = models.steps(sizes.tiny(), None)
+        *_, one_text, _, _ = models.steps(timings.tiny(), None)
         rows = list(one_text.run())
     assert [row.get("against") for row in rows] == [None, "1 ms"]
 
@@ -147,7 +146,7 @@ def test_a_model_is_timed_alone():
 def test_a_wrong_result_is_not_timed(monkeypatch):
     monkeypatch.setattr(softmax_cuda, "softmax", lambda input, dim: input.copy())
     with driverless():
-        step = next(it for it in operations.row_steps(sizes.tiny(), TorchOnCPU()) if it.name.startswith("softmax"))
+        step = next(it for it in operations.row_steps(timings.tiny(), TorchOnCPU()) if it.name.startswith("softmax"))
         (row,) = rows_of(step)
     assert row["status"] == "failed" and "median_s" not in row
     assert "ours is off from the other's result by" in row["note"]

@@ -1,15 +1,23 @@
-"""Interleaved timing, with clocks that tell a known time."""
+"""Timing, machine, table and CSV of the benchmarks."""
 
 import gc
+import os
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from bench.measure import MIN_ROUNDS, GpuClock, Times, Variant, host_clock, measure
+from bench import machine
+from bench import measure as timing
+from bench.measure import MIN_ROUNDS, GpuClock, Times, Variant, measure, settle, settled_clock
+from bench.memory import resident
+from bench.report import Column, append_csv, read_csv, table
+from bench.texts import ragged_lengths, short_texts
 
 
 def pretend(seconds, log=None, name=None):
-    """A variant that takes no time, and a clock that says it took `seconds` a call."""
+    """A variant that takes no time, and a clock that reports `seconds` a call."""
 
     def call():
         if log is not None:
@@ -25,87 +33,141 @@ def pretend(seconds, log=None, name=None):
 
 def test_variants_take_turns_in_changing_order():
     log = []
-    variants = {name: pretend(0.1, log, name) for name in "abc"}
-    measure(variants, rounds=20, seconds=60)
-    turns = log[2 * len(variants) :]  # after the first calls: 0.1 s is neither repeated nor preceded by an untimed call
+    measure({name: pretend(0.1, log, name) for name in "abc"}, rounds=20, seconds=60)
+    turns = log[6:]  # after the first calls; 0.1 s is neither repeated nor preceded by an untimed call
     rounds = [tuple(turns[start : start + 3]) for start in range(0, len(turns), 3)]
-    assert len(rounds) == 20
+    assert len(rounds) == 20 and len(set(rounds)) > 1
     assert all(sorted(order) == list("abc") for order in rounds)
-    assert len(set(rounds)) > 1
 
 
-def test_short_calls_are_repeated_until_the_clock_can_tell():
+def test_short_calls_are_repeated_and_preceded_by_an_untimed_one():
     times = measure({"fast": pretend(1e-5), "slow": pretend(0.2)}, rounds=3)
-    assert times["fast"].repeats == 100
-    assert times["slow"].repeats == 1
+    assert (times["fast"].repeats, times["slow"].repeats) == (100, 1)
     assert times["fast"].median == pytest.approx(1e-5)
-    assert times["slow"].median == pytest.approx(0.2)
-
-
-def test_a_short_call_is_preceded_by_an_untimed_one():
     log = []
     measure({"a": pretend(0.01, log, "a")}, rounds=4)
     assert len(log) == 2 + 4 * 2
 
 
-def test_rounds_end_when_the_time_is_up_but_not_before_the_least_number():
-    assert len(measure({"a": pretend(1e-3)}, rounds=100, seconds=0)["a"].samples) == MIN_ROUNDS
-    assert len(measure({"a": pretend(1e-3)}, rounds=2, seconds=0)["a"].samples) == 2
+@pytest.mark.parametrize("rounds, done", [(100, MIN_ROUNDS), (2, 2)])
+def test_rounds_end_with_the_time_but_not_before_the_least_number(rounds, done):
+    assert len(measure({"a": pretend(1e-3)}, rounds=rounds, seconds=0)["a"].samples) == done
 
 
 def test_ratios_are_paired_by_round():
-    # The machine became ten times slower between b and a of the third round: the medians say 20, all rounds but one 2.
-    a = Times(np.array([2.0, 2.0, 20.0, 20.0, 20.0]), 1)
-    b = Times(np.array([1.0, 1.0, 1.0, 10.0, 10.0]), 1)
-    assert a.ratio(b) == 2
-    assert b.ratio(a) == 0.5
-    assert a.columns()["min_s"] == 2
+    # The machine became ten times slower between b and a of the third round: the medians say 20, all other rounds 2.
+    a, b = Times(np.array([2.0, 2.0, 20.0, 20.0, 20.0]), 1), Times(np.array([1.0, 1.0, 1.0, 10.0, 10.0]), 1)
+    assert (a.ratio(b), b.ratio(a), a.columns()["min_s"]) == (2, 0.5, 2)
     assert a.spread == pytest.approx((20 - 2) / 20)
 
 
-def test_the_garbage_collector_is_off_meanwhile_and_on_again_after():
+def test_the_garbage_collector_is_off_while_measuring():
     seen = []
-    measure({"a": Variant(lambda: seen.append(gc.isenabled()), host_clock)}, rounds=1)
-    assert set(seen) == {False}
-    assert gc.isenabled()
+    measure({"a": Variant(lambda: seen.append(gc.isenabled()))}, rounds=1)
+    assert set(seen) == {False} and gc.isenabled()
     with pytest.raises(ZeroDivisionError):
         measure({"a": Variant(lambda: 1 / 0)}, rounds=1)
     assert gc.isenabled()
 
 
-def test_host_clock_counts_every_call():
-    calls = []
-    assert host_clock(lambda: calls.append(1), 7) > 0
-    assert len(calls) == 7
+def test_gpu_clock_reads_events_in_seconds():
+    cuda = SimpleNamespace(now=0.0, waited=False)
 
+    class Event:
+        def record(self):
+            self.at = cuda.now
 
-class FakeCuda:
-    """Events that take their time from a clock which calls advance by 5 ms."""
+        def synchronize(self):
+            cuda.waited = True
 
-    def __init__(self):
-        self.milliseconds = 0.0
-        self.waited = False
-        outer = self
-
-        class Event:
-            def record(self):
-                self.at = outer.milliseconds
-
-            def synchronize(self):
-                outer.waited = True
-
-        self.Event = Event
-
-    def get_elapsed_time(self, start, stop):
-        assert self.waited, "the time is read before the GPU is done"
+    def elapsed(start, stop):
+        assert cuda.waited, "the time is read before the GPU is done"
         return stop.at - start.at
 
-
-def test_gpu_clock_reads_events_in_seconds():
-    class cupy:
-        cuda = FakeCuda()
-
     def call():
-        cupy.cuda.milliseconds += 5
+        cuda.now += 5
 
-    assert GpuClock(cupy)(call, 3) == pytest.approx(0.015)
+    cuda.Event, cuda.get_elapsed_time = Event, elapsed
+    assert GpuClock(SimpleNamespace(cuda=cuda))(call, 3) == pytest.approx(0.015)
+
+
+def test_settle_waits_for_running_threads_but_not_for_ever(monkeypatch):
+    spent = iter([0, 0.004, 0.004, 0.007, 0.007, 0.007])  # busy, busy, idle
+    monkeypatch.setattr(timing.time, "process_time", lambda: next(spent))
+    assert settle() and next(spent, None) is None
+    monkeypatch.setattr(timing, "LONGEST_WAIT", 0.05)
+    ticks = iter(range(10_000))
+    monkeypatch.setattr(timing.time, "process_time", lambda: next(ticks))
+    assert not settle()
+
+
+def test_the_settled_clock_makes_an_untimed_call_before_short_ones():
+    calls = []
+    assert settled_clock(lambda: calls.append(1), 3) < 0.1
+    assert len(calls) == 1 + 3
+    assert settled_clock(lambda: calls.append(time.sleep(0.06)), 1) >= 0.06
+    assert len(calls) == 1 + 3 + 1
+
+
+# ---- machine, memory, texts ------------------------------------------------------------------------------------------
+
+
+def test_machine_is_described_under_its_columns():
+    described = machine.describe()
+    assert tuple(described) == machine.COLUMNS
+    assert all(described[name] for name in ("date", "cpu", "threads", "threads_from", "isa", "numpy", "numba", "blas"))
+    assert 1e9 < machine.fma_limit(1) < 1e12
+
+
+@pytest.mark.parity
+def test_threads_are_set_for_kernels_and_blas():
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    machine.set_threads(1)
+    described = machine.describe()
+    assert described["threads"] == 1 and described["blas"].endswith("x1")
+    pools = [pool for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
+    assert {pool["num_threads"] for pool in pools} == {1}
+
+
+def test_memory_is_that_of_the_process():
+    now = resident()
+    held = bytearray(os.urandom(1 << 20)) * 64
+    assert 60 < resident() - now < 80 and resident("VmHWM") >= resident(process=os.getpid()) - 1
+    del held
+
+
+def test_texts_have_the_stated_lengths():
+    lengths = ragged_lengths()
+    assert (len(lengths), max(lengths)) == (32, 128) and min(lengths) >= 1 and sorted(lengths) != list(lengths)
+    assert abs(sum(lengths) / 32 - 33) < 1.5
+    texts = list(short_texts(2000))
+    assert texts[:5] == list(short_texts(5)) != list(short_texts(5, seed=1))
+    counts = [len(text.split()) for text in texts]
+    assert len(set(texts)) == 2000 and 3 <= min(counts) < max(counts) <= 20 and 8 < np.mean(counts) < 10
+
+
+# ---- table and CSV ---------------------------------------------------------------------------------------------------
+
+
+def test_csv_grows_and_refuses_other_columns(tmp_path):
+    path, about = tmp_path / "new" / "results.csv", {"cpu": "some, CPU"}
+    append_csv(path, [], about)
+    assert not path.exists()
+    append_csv(path, [{"op": "softmax", "median_s": 0.5}], about)
+    append_csv(path, [{"op": "gelu", "median_s": None}], about)
+    expected = [("softmax", "0.5", "some, CPU"), ("gelu", "", "some, CPU")]
+    assert [tuple(row.values()) for row in read_csv(path)] == expected
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"results\.csv has the columns op, median_s, cpu; these results have model"):
+        append_csv(path, [{"model": "mini"}], about)
+    assert path.read_bytes() == before
+
+
+def test_table_aligns_words_left_and_numbers_right():
+    columns = (Column("op", "operation"), Column("s", "ms", ".1f", 1e3), Column("note", "note"))
+    rows = [{"op": "a", "s": 0.1234, "note": "x"}, {"op": "longer than its title", "s": None}]
+    assert table(rows, columns).split("\n") == [
+        "operation                 ms  note",
+        "a                      123.4  x",
+        "longer than its title",
+    ]

@@ -5,11 +5,25 @@ import math
 import numpy as np
 import pytest
 
+from bench.memory import peak_of
 from bench.training import objectives
 from bench.training.__main__ import COLUMNS, TOLERANCE, _compare, _parse, loss_errors
-from bench.training.cases import CASES, CLASSIFICATION, LABELLED, MASKED_LM, Case, find_case
-from bench.training.loops import LOOPS, OURS, RECOMPUTING, TORCH, Loop, checkpoint_of, ours, recomputing
-from bench.training.memory import peak_of
+from bench.training.cases import (
+    CASES,
+    CLASSIFICATION,
+    LABELLED,
+    LOOPS,
+    MASKED_LM,
+    OURS,
+    RECOMPUTING,
+    TORCH,
+    Case,
+    Loop,
+    checkpoint_of,
+    find_case,
+    ours,
+    recomputing,
+)
 
 SMALL = find_case("mini-bert/ragged", quick=True)
 

@@ -1,28 +1,42 @@
-"""The command `python -m bench.models`."""
+"""Members of the family at their base shape, beside transformers on PyTorch and our BERT-base: python -m bench.models
+
+Their presets, random weights, and the batches, checks and clock of bench.peers.
+"""
 
 import argparse
+import functools
 import sys
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.measure import Variant
-from bench.models import plot
-from bench.models.cases import BERT, MEMBERS, Case, comparable, config_of
-from bench.peers.cases import PRECISIONS, SHAPES
+from bench import plot
+from bench.measure import Variant, settled_clock
+from bench.peers.cases import PRECISIONS, SHAPES, Batch, random_batch
 from bench.peers.checkpoint import hidden_states_alone, random_checkpoint
-from bench.peers.clock import settled_clock
-from bench.peers.command import compare_and_report
+from bench.peers.command import add_common, compare_and_report, parse
 from bench.peers.compare import OK, Plan, compare, open_sessions
 from bench.peers.libraries import OURS, Session, all_peers
-from bench.peers.options import add_common, parse
 from bench.report import Column, table
+from bertcore.models.auto import AutoModel
+from bertcore.models.figures import flops_per_token
+from bertcore.models.registry import known_families
+from bertcore.presets import PRESETS, preset_config
+from tests.tiny_families import tiny_config
 
+BERT = "bert-base-uncased"
+MEMBERS = (
+    BERT, "minilm-l6-h384", "distilbert-base-uncased", "roberta-base", "albert-base-v2", "electra-base-discriminator",
+    "mobilebert-uncased", "deberta-base", "deberta-v3-base", "xlnet-base-cased", "luke-base", "gpt2",
+)  # fmt: skip
+NO_PEER = ("transfo-xl",)  # families that transformers no longer has
 LIBRARIES = (OURS, "torch")
 BESIDE = "our_bert"
 LEGEND = (
-    "ms: medians. torch/ours: how many times as long as ours transformers on PyTorch takes. ours/BERT: how many times\n"
-    "as long as our own BERT-base. Both are medians of ratios within a round; all take turns. GFLOP/s are ours."
+    "ms: medians. torch/ours: time of transformers on PyTorch divided by ours. ours/BERT: ours divided by that of our\n"
+    "BERT-base. Both are medians of ratios within a round; all take turns. GFLOP/s are ours."
 )
 TABLE = (
     Column("model", "model"),
@@ -37,17 +51,56 @@ TABLE = (
 )
 
 
+def comparable() -> list[str]:
+    """Return the presets whose family bertcore and transformers have."""
+    families = set(known_families()) - set(NO_PEER)
+    return [name for name, preset in PRESETS.items() if preset.config["model_type"] in families]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A member on one batch, as `bench.peers.compare` takes it; `quick` chooses its small model."""
+
+    model: str
+    shape: str
+    quick: bool = False
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return config_of(self.model, self.quick)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return SHAPES[self.shape]
+
+    @functools.cached_property
+    def flops(self) -> int:
+        """The FLOPs of the products in the encoder, on real tokens."""
+        model = AutoModel(self.config)
+        return sum(length * flops_per_token(model, length) for length in self.lengths)
+
+    def batch(self) -> Batch:
+        """Return random ids, the same in every run."""
+        seed, padding = zlib.crc32(self.shape.encode()), self.config.get("pad_token_id") or 0
+        return random_batch(self.lengths, self.config["vocab_size"], seed, padding)
+
+
+def config_of(model: str, quick: bool) -> dict[str, Any]:
+    """Return the config of a preset, or of its small model."""
+    return tiny_config(model) if quick else preset_config(model)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, print, write the CSV and the plot; 1 if a model failed or was wrong, else 0."""
-    return compare_and_report(_parse(arguments), ("torch", "transformers"), _compare, _told, plot.main)
+    """Compare, print, write the CSV and the plot; return 1 if a model failed or was wrong, else 0."""
+    return compare_and_report(_parse(arguments), ("torch", "transformers"), _compare, _report)
 
 
-def _told(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _report(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [table(summarised(rows), TABLE), LEGEND]
 
 
 def _compare(options: argparse.Namespace, workdir: Path, plan: Plan) -> Iterator[list[dict[str, Any]]]:
-    """The rows of one case after the other: ours and PyTorch, our BERT-base beside them."""
+    """Yield the rows of one case after the other: ours and PyTorch, our BERT-base beside them."""
     bert = random_checkpoint(workdir, BERT, config_of(BERT, options.quick))
     for precision in options.precision:
         sessions, failures = open_sessions([all_peers()[OURS]], precision, bert, plan.threads)
@@ -73,7 +126,7 @@ def _compare_member(
 
 
 def summarised(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A line for each model, batch and precision."""
+    """Return a line for each model, batch and precision."""
     groups: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["model"], row["shape"], row["precision"]), {})[row["library"]] = row
@@ -100,14 +153,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.models", description="Compare the members of the family with transformers on PyTorch."
     )
-    known = comparable()
-    members = [name for name in MEMBERS if name in known]
-    parser.add_argument(
-        "--models", nargs="+", choices=known, default=members, metavar="PRESET", help=f"default: {', '.join(members)}"
-    )
+    members = {"choices": comparable(), "default": list(MEMBERS), "metavar": "PRESET"}
+    parser.add_argument("--models", nargs="+", **members, help=f"default: {', '.join(MEMBERS)}")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, help=f"of {', '.join(SHAPES)} (default: 8x128)")
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=["float32"], help="default: float32")
-    full = {"rounds": 15, "seconds": 10.0, "csv": plot.CSV, "shapes": ["8x128"]}
+    full = {"rounds": 15, "seconds": 10.0, "csv": plot.FOLDER / "models.csv", "shapes": ["8x128"]}
     quick = {"rounds": 3, "seconds": 0.5, "csv": None, "shapes": ["1x16", "ragged"]}
     add_common(parser, full, "small models, 1x16 and ragged, 3 rounds")
     return parse(parser, arguments, full, quick)
