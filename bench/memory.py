@@ -1,7 +1,7 @@
 """Resident memory of processes, as Linux reports it; the peak of a training run in a process of its own.
 
-`python -m bench.memory THREADS LIBRARY CASE WORKDIR [quick]` prints the most that was resident (VmHWM) during some
-steps of bench.training beyond Python with NumPy, in MB. This module imports nothing of bertcore, whose memory is measured.
+`python -m bench.memory THREADS LIBRARY CASE WORKDIR [quick]` prints the MB beyond Python with NumPy that were resident
+at most (VmHWM) during some steps of bench.training. This module does not import bertcore, whose memory is measured.
 """
 
 import subprocess

@@ -186,7 +186,7 @@ def test_what_ends_a_process_costs_one_step(monkeypatch, tmp_path, capsys):
     )
     first, _, second, _, third, fourth = (row["note"] for row in rows)
     assert len({first, second, third, fourth}) == 4, "each of them in a process of its own"
-    whole, bad = capsys.readouterr().out.split("2 of 6 are not right:")
+    whole, bad = capsys.readouterr().out.split("2 of 6 rows are wrong or failed:")
     assert "ended with status -11" in whole
     assert [line.split()[1] for line in bad.splitlines() if line.startswith("kernel")] == ["ends", "waits"]
 
