@@ -4,7 +4,6 @@ An operation that can be a step has a step.py beside its cpu.py: `STEP`, the dty
 takes, `deferred_<name>`, which notes one, and `run_step`, which compiled code runs it by. All of them are listed here.
 """
 
-
 import numpy as np
 
 from .._numba import empty, kernel, num_threads, region
