@@ -68,7 +68,7 @@ def embed_on_ray(folder: Path, args: "Embed") -> None:
 
 
 def _embed_all(ray: Any, workers: list[Any], missing: list[tuple[Part, Path]], progress: bool | None) -> None:
-    from bertcore.tasks.progress import progress_bar
+    from bertcore.tasks.texts import progress_bar
 
     pool = ray.util.ActorPool(workers)
     with progress_bar(sum(part.rows for part, _ in missing), progress) as advance, _own_errors(ray):

@@ -352,8 +352,8 @@ class Calibrate(LabelledData, WithModel):
     def run(self) -> None:
         """Run the command."""
         from bertcore.arguments import required
-        from bertcore.tasks.calibration_file import METHODS, calibration_as_json
-        from bertcore.tasks.probabilities import FUNCTIONS
+        from bertcore.tasks.calibration import METHODS, calibration_as_json
+        from bertcore.tasks.sequence_scores import FUNCTIONS
 
         required(METHODS[self.method].needs)  # before the work
         folder = model_folder(self.model)
@@ -378,7 +378,7 @@ class Calibrate(LabelledData, WithModel):
     def _classifier(self, folder: Any) -> Any:
         """Return the classifier; CommandError if it does not choose one of several classes."""
         from bertcore.tasks.pipelines import pipeline
-        from bertcore.tasks.probabilities import published_function
+        from bertcore.tasks.sequence_scores import published_function
 
         classifier = pipeline("text-classification", folder, dtype=self.dtype, max_length=self.max_length)
         function = published_function(classifier.model.config.get("problem_type"), len(classifier.id2label))
@@ -405,7 +405,7 @@ class Calibrate(LabelledData, WithModel):
 def _effect(calibration: Any, scores: Any, right: Any) -> dict[str, list[float]]:
     """Return pairs of figures before and after the calibration of texts that it was not fitted to."""
     from bertcore.tasks.calibration import expected_calibration_error
-    from bertcore.tasks.probabilities import FUNCTIONS, softmax
+    from bertcore.tasks.sequence_scores import FUNCTIONS, softmax
 
     tables = softmax(scores), calibration.transform(FUNCTIONS[calibration.takes](scores))
     return {

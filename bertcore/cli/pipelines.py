@@ -190,7 +190,7 @@ class Classify(Pairs, Pipeline):
         classifier = self.loaded("text-classification", folder)
         if self.calibration is None:
             return classifier
-        from bertcore.tasks.calibration_file import read_calibration
+        from bertcore.tasks.calibration import read_calibration
 
         calibration = read_calibration(self.calibration, list(classifier.id2label.values()))
         return functools.partial(classifier, calibration=calibration)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from bertcore import kernels
 from bertcore.plots.texts import tokens_of
-from bertcore.tasks.probabilities import softmax
+from bertcore.tasks.sequence_scores import softmax
 
 
 def distillation_temperature(

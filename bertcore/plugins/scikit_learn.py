@@ -27,13 +27,11 @@ from bertcore.checkpoint import resolve
 from bertcore.kernels import get_backend
 from bertcore.models.auto import AutoModelForSequenceClassification
 from bertcore.models.model import NewlyInitialisedWarning
-from bertcore.tasks.batching import BATCH_TOKENS
 from bertcore.tasks.long_texts import Cutting
-from bertcore.tasks.probabilities import softmax
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sentence_encoder.settings import read_settings
-from bertcore.tasks.sequence_scores import SequenceScores
-from bertcore.tasks.texts import checked_texts
+from bertcore.tasks.sequence_scores import SequenceScores, softmax
+from bertcore.tasks.texts import BATCH_TOKENS, checked_texts
 from bertcore.tokenization import AutoTokenizer
 from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.arguments import MOST_SEED

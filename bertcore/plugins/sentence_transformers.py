@@ -22,7 +22,7 @@ from sentence_transformers.base.modules import InputModule
 
 from bertcore.checkpoint import resolve
 from bertcore.tasks.sentence_encoder import SentenceEncoder
-from bertcore.tasks.sentence_encoder.options import checked_options
+from bertcore.tasks.sentence_encoder.encoder import checked_options
 
 
 class EncoderModule(InputModule):

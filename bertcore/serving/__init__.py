@@ -5,7 +5,7 @@
 Needs the extra `serve` (starlette, uvicorn, orjson, prometheus_client).
 """
 
-from .app import create_app
-from .settings import ServerSettings
+from bertcore.serving.app import create_app
+from bertcore.serving.models import ServerSettings
 
 __all__ = ["ServerSettings", "create_app"]

@@ -19,8 +19,10 @@ from starlette.routing import Route
 
 from bertcore.checkpoint import resolve
 from bertcore.demo_model import demo_model_folder
-from bertcore.serving.endpoints import ENDPOINTS, LISTS, PAGES
-from bertcore.serving.errors import (
+from bertcore.serving import embeddings, page, scores
+from bertcore.serving.metrics import Metrics
+from bertcore.serving.models import Models, ServedModel, ServerSettings
+from bertcore.serving.requests import (
     RequestError,
     body_too_large,
     body_too_slow,
@@ -29,19 +31,33 @@ from bertcore.serving.errors import (
     malformed,
     timed_out,
 )
-from bertcore.serving.metrics import Metrics
-from bertcore.serving.models import Models, ServedModel
-from bertcore.serving.settings import ServerSettings
 
-CLIENT_GONE = 499  # what nginx calls it; nobody reads the answer
-LINGER = 2.0  # seconds that a client has to finish sending what is not read
+CLIENT_GONE = 499  # nginx's status for a client that closed the connection
+LINGER = 2.0  # seconds for a client to finish sending a body that is not read
 Answer = Callable[[dict[str, Any], Models, ServerSettings], Awaitable[Any]]
+# POST: the request's object, the models and the settings give the answer as JSON.
+ENDPOINTS: dict[str, Answer] = {
+    "/embed": embeddings.embed,
+    "/embed_all": embeddings.embed_all,
+    "/embed_sparse": embeddings.embed_sparse,
+    "/predict": scores.predict,
+    "/rerank": scores.rerank,
+    "/similarity": scores.similarity,
+    "/v1/embeddings": embeddings.openai_embeddings,
+}
+# GET: likewise, with the named parts of the path as the object.
+LISTS: dict[str, Answer] = {
+    "/v1/models": embeddings.openai_models,
+    "/v1/models/{model:path}": embeddings.openai_models,
+}
+# GET, without a key: the models and the metrics give the response.
+PAGES = {"/": page.trial_page, "/health": page.health, "/metrics": page.counters}
 
 
 def create_app(
     models: Sequence[str | os.PathLike], settings: ServerSettings | None = None, *, dtype: str | None = None
 ) -> Starlette:
-    """A server of these models, as an ASGI application.
+    """Make a server of these models, an ASGI application.
 
     Args:
         models: folders, ids on the Hugging Face hub, or the word demo for all-MiniLM-L6-v2: sentence encoders, sparse
@@ -50,8 +66,8 @@ def create_app(
         dtype: of the weights, as for AutoModel.
 
     Raises:
-        CheckpointError: which model cannot be loaded, or two of the same name.
-        ValueError: for no model.
+        CheckpointError: if a model cannot be loaded, or two have the same name.
+        ValueError: if there is no model.
     """
     settings = settings or ServerSettings()
     if not models:
@@ -63,7 +79,7 @@ def create_app(
         for method, answers in (("POST", ENDPOINTS), ("GET", LISTS))
         for path, answer in answers.items()
     ]
-    routes += [Route(path, _page(page, loaded, metrics), methods=["GET"]) for path, page in PAGES.items()]
+    routes += [Route(path, _page(make, loaded, metrics), methods=["GET"]) for path, make in PAGES.items()]
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
@@ -76,7 +92,7 @@ def create_app(
 
     handlers: Any = {HTTPException: _http_error}
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers)
-    app.router.redirect_slashes = False  # "/embed/" is no path: behind a proxy that ends TLS it would lead out of TLS
+    app.router.redirect_slashes = False  # a redirect from "/embed/" would lead out of TLS behind a proxy that ends it
     return app
 
 
@@ -86,7 +102,7 @@ def _load(name: str | os.PathLike, dtype: str | None) -> ServedModel:
 
 
 def _handler(path: str, answer: Answer, models: Models, settings: ServerSettings, metrics: Metrics) -> Any:
-    """A route: reads the body of a POST within the limits, answers the request, and counts it."""
+    """Make a route that reads the body of a POST within the limits, answers the request and counts it."""
 
     async def handle(request: Request) -> Response:
         start = time.perf_counter()
@@ -104,9 +120,9 @@ def _handler(path: str, answer: Answer, models: Models, settings: ServerSettings
     return handle
 
 
-def _page(page: Callable[[Models, Metrics], Response], models: Models, metrics: Metrics) -> Any:
+def _page(make: Callable[[Models, Metrics], Response], models: Models, metrics: Metrics) -> Any:
     async def handle(request: Request) -> Response:
-        return page(models, metrics)
+        return make(models, metrics)
 
     return handle
 
@@ -120,7 +136,7 @@ def _check_key(request: Request, key: str | None) -> None:
 
 
 async def _read_body(request: Request, settings: ServerSettings) -> dict[str, Any]:
-    """The JSON object of a request; no more than the limit is ever in memory."""
+    """Return the JSON object of a request; no more than the limit is ever in memory."""
     most, stated = settings.max_body_bytes, request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > most:
         raise body_too_large(f"the body has {stated} bytes, the limit is {most}")
@@ -146,7 +162,7 @@ async def _read_body(request: Request, settings: ServerSettings) -> dict[str, An
 
 
 async def _answered(request: Request, work: Any, timeout: float) -> Any:
-    """The result of `work`, which is given up when its time is over or its client has gone."""
+    """Return the result of `work`, which is cancelled when its time is over or its client has gone."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
     try:
@@ -167,14 +183,14 @@ async def _disconnected(request: Request) -> None:
 
 
 class LastResponse(Response):
-    """An answer after which the connection is closed, to a client that may still be sending.
+    """A response to a client that may still be sending, after which the connection is closed.
 
-    What it sends is read and forgotten for a while: a connection that is closed with bytes unread is reset, and the
-    client would lose the answer.
+    Bytes that arrive meanwhile are read and dropped: closing a connection with unread bytes resets it, and the client
+    would lose the response.
     """
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer at once; close when the client has finished sending, or LINGER is over."""
+        """Respond at once; close when the client has finished sending, or after LINGER."""
         self.headers["Connection"] = "close"
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         await send(start)
@@ -192,7 +208,8 @@ def _json(value: Any, status: int = 200, kind: type[Response] = Response) -> Res
 
 
 def _error(error: RequestError, *, is_openai: bool) -> Response:
-    """OpenAI's clients read error.message, type and code; text-embeddings-inference's error and error_type."""
+    """Return an error as OpenAI's clients read it (error.message, type, code), or text-embeddings-inference's (error,
+    error_type)."""
     response_class = LastResponse if error.is_body_unread else Response
     if is_openai:
         kind = "invalid_request_error" if error.status < 500 else "server_error"
@@ -209,7 +226,7 @@ def _error(error: RequestError, *, is_openai: bool) -> Response:
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     kind = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "error")
-    told = RequestError(error.status_code, kind, error.detail)
-    response = _error(told, is_openai=request.url.path.startswith("/v1/"))
+    described = RequestError(error.status_code, kind, error.detail)
+    response = _error(described, is_openai=request.url.path.startswith("/v1/"))
     response.headers.update(error.headers or {})
     return response

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
-from bertcore.serving.errors import overloaded
+from bertcore.serving.requests import overloaded
 
 Compute = Callable[[list[Any]], Sequence[Any]]
 
@@ -14,16 +14,16 @@ Compute = Callable[[list[Any]], Sequence[Any]]
 class Batcher:
     """Collects rows and computes them in batches of a bounded number of tokens.
 
-    While a batch computes, rows wait; the next batch takes as many as fit. A row alone is computed at once, so that a
-    single request waits for nobody. What comes beyond the queue's limit is refused.
+    While a batch computes, rows wait; the next batch takes as many as fit. A row alone is computed at once. Rows beyond
+    the queue's limit are rejected.
 
     Args:
         compute: takes the rows of a batch (each has a length, in tokens), and returns a result for each; it runs in
             `executor`.
-        executor: of one thread, which all batchers share: a batch uses all the cores.
+        executor: of one thread, which all batchers share, since a batch uses all the cores.
         batch_tokens: of a batch.
         queue_tokens: how many tokens may wait.
-        observe: is told the rows and tokens of each batch.
+        observe: is called with the rows and tokens of each batch.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Batcher:
         self.waiting_tokens = 0
 
     async def submit(self, rows: Sequence[Any]) -> list[Any]:
-        """The results of the rows, in their order.
+        """Return the results of the rows, in their order.
 
         A caller that is cancelled takes back its rows that still wait.
 
-        Raises RequestError (429) when the queue cannot take the rows; what `compute` raises.
+        Raises RequestError (429) if the queue cannot take the rows, and whatever `compute` raises.
         """
         if not rows:
             return []
@@ -74,7 +74,7 @@ class Batcher:
                 rows = [row for row, _ in batch]
                 try:
                     results = await loop.run_in_executor(self._executor, self._compute, rows)
-                except Exception as error:  # which is the answer to each of these requests
+                except Exception as error:  # the answer to each of these requests
                     for _, future in batch:
                         if not future.done():
                             future.set_exception(error)

@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus."""
+"""The counters of a server, for Prometheus."""
 
 from collections.abc import Callable
 
@@ -32,5 +32,5 @@ class Metrics:
         self._batch_tokens.observe(tokens)
 
     def text(self) -> bytes:
-        """All of it in Prometheus' format."""
+        """Return all counters in Prometheus' format."""
         return generate_latest(self._registry)

@@ -1,9 +1,10 @@
-"""The models that a server has, by what they can do."""
+"""The models of a server, by kind, and its limits."""
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,57 @@ import numpy as np
 from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.serving.batcher import Batcher
-from bertcore.serving.errors import no_model, too_large, unsupported
-from bertcore.serving.settings import ServerSettings
-from bertcore.tasks.batching import by_halves
+from bertcore.serving.requests import no_model, too_large, unsupported
 from bertcore.tasks.cross_encoder import CrossEncoder
 from bertcore.tasks.folder import opened_folder, read_modules
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sparse_encoder import SparseEncoder
+from bertcore.tasks.texts import by_halves
 
 CLASSES: dict[str, Any] = {"dense": SentenceEncoder, "sparse": SparseEncoder, "classifier": CrossEncoder}
-# Letters that are read at once. Handing a short text to a thread made a request 0.4 ms longer (2.0 beyond `encode`).
+# Characters tokenized on the event loop: a thread makes a short request 0.4 ms longer (2.0 ms beyond `encode`).
 SHORT = 2000
 WHAT = {"dense": "embeds texts", "sparse": "embeds texts into sparse vectors", "classifier": "classifies texts"}
 
 
+@dataclass(frozen=True)
+class ServerSettings:
+    """Limits of a server.
+
+    Attributes:
+        max_batch_tokens: tokens computed at once; a longer text is computed alone.
+        max_queue_tokens: tokens that may wait; requests beyond get 429.
+        max_client_batch_size: texts that a request may have (413 beyond).
+        max_body_bytes: how long a request's body may be (413 beyond).
+        body_timeout: seconds in which a request's body has to arrive (408 beyond).
+        timeout: seconds that a request may wait and compute (504 beyond).
+        api_key: the key that requests must bring as `Authorization: Bearer KEY` (401 without); None for no key.
+        auto_truncate: whether texts that are too long are cut if a request does not ask for it; otherwise they get 413.
+
+    Raises ValueError for a limit that is not positive.
+    """
+
+    max_batch_tokens: int = 4096
+    max_queue_tokens: int = 1 << 18
+    max_client_batch_size: int = 1024
+    max_body_bytes: int = 4 << 20
+    body_timeout: float = 30.0
+    timeout: float = 60.0
+    api_key: str | None = None
+    auto_truncate: bool = False
+
+    def __post_init__(self) -> None:
+        limits = [entry.name for entry in fields(self) if entry.name not in ("api_key", "auto_truncate")]
+        for name in limits:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise ValueError(f"{name} is {value!r}, expected a positive number")
+        if self.api_key == "":
+            raise ValueError("api_key is empty, expected a key or None")
+
+
 def kind_of(folder: Path) -> str:
-    """What the model in `folder` does: "dense" (a sentence encoder), "sparse" or "classifier"."""
+    """Return the kind of the model in `folder`: "dense" (a sentence encoder), "sparse" or "classifier"."""
     folder = opened_folder(folder, "model")
     kinds = [module.kind for module in read_modules(folder) or []]
     if kinds:
@@ -37,13 +73,13 @@ def kind_of(folder: Path) -> str:
 
 
 class ServedModel:
-    """A loaded model, and the queues of what it computes.
+    """A loaded model and its queues.
 
     Attributes:
-        name: what requests call it.
+        name: its name in requests.
         kind: "dense", "sparse" or "classifier".
         engine: the SentenceEncoder, SparseEncoder or CrossEncoder.
-        loaded_at: when, in whole seconds since 1970.
+        loaded_at: the time of loading, in whole seconds since 1970.
     """
 
     def __init__(self, folder: Path, name: str, *, dtype: str | None = None):
@@ -67,7 +103,7 @@ class ServedModel:
 
     @property
     def _part(self) -> Any:
-        """What tokenizes and computes: the engine, or what a CrossEncoder scores with."""
+        """The part that tokenizes and computes: the engine, or a CrossEncoder's scores."""
         return self.engine.scores if self.kind == "classifier" else self.engine
 
     def _on_backend(self, compute: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -78,15 +114,15 @@ class ServedModel:
         return call
 
     async def tokens(self, texts: Sequence[Any], **options: Any) -> list[Any]:
-        """As `read`; long texts in a thread of their own, since they must not hold up other requests."""
+        """Call `read`, for long texts in a thread of their own, so that they do not hold up other requests."""
         if sum(len(part) for text in texts for part in ([text] if isinstance(text, str) else text)) <= SHORT:
             return self.read(texts, **options)
         return await asyncio.to_thread(self.read, texts, **options)
 
     def read(self, texts: Sequence[Any], *, truncate: bool, prompt: str = "", name: str = "inputs") -> list[Any]:
-        """The tokens of texts, or of rows of one or two texts for a classifier.
+        """Return the tokens of texts, or of rows of one or two texts for a classifier.
 
-        Raises RequestError (413) for a text that is too long, if it is not to be cut.
+        Raises RequestError (413) for a text that is too long, unless `truncate`.
         """
         options = [] if self.kind == "classifier" else [prompt]
         found = list(self._part.tokenize(list(texts), *options))
@@ -97,12 +133,12 @@ class ServedModel:
         return [row for row, _ in found]
 
     async def compute(self, what: str, rows: list[Any]) -> list[Any]:
-        """`what` (dense: "pooled" or "tokens"; sparse: "words"; classifier: "logits") of rows of tokens."""
+        """Return `what` (dense: "pooled" or "tokens"; sparse: "words"; classifier: "logits") for rows of tokens."""
         return await self._batchers[what].submit(rows)
 
     @property
     def waiting_tokens(self) -> int:
-        """How many tokens wait to be computed."""
+        """The number of waiting tokens."""
         return sum(batcher.waiting_tokens for batcher in self._batchers.values())
 
     @property
@@ -132,9 +168,9 @@ class Models:
                 raise CheckpointError(f"two models are called {name!r}, expected different names of folders")
 
     def of_kind(self, kind: str, name: str | None = None) -> ServedModel:
-        """The model of that kind and name, the first of the kind without a name.
+        """Return the model of this kind and name; without a name, the first of the kind.
 
-        Raises RequestError: 424 if no model has the kind, 404 if none that has it is called `name`.
+        Raises RequestError: 424 if no model has the kind, 404 if no such model is called `name`.
         """
         found = {model.name: model for model in self.all if model.kind == kind}
         if not found:
@@ -147,7 +183,7 @@ class Models:
 
 
 def finite(values: np.ndarray) -> np.ndarray:
-    """The values, if JSON can hold them."""
+    """Return `values`. Raises RequestError (424) if JSON cannot hold them."""
     if not np.isfinite(values).all():
         raise unsupported("the result is not finite, which JSON cannot hold")
     return values

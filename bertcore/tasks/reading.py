@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.tasks.batching import grouped, in_batches
 from bertcore.tasks.folder import with_prompt
-from bertcore.tasks.long_texts import Cutting, Text, Window
-from bertcore.tasks.merged_windows import MergedWindows, merged_vectors
-from bertcore.tasks.texts import CutTexts, lower_cased, uncut
+from bertcore.tasks.long_texts import Cutting, MergedWindows, Text, Window, merged_vectors
+from bertcore.tasks.texts import CutTexts, grouped, in_batches, lower_cased, uncut
 
 
 class TextReader:

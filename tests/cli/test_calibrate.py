@@ -9,7 +9,7 @@ import pytest
 from bertcore import pipeline, use_backend
 from bertcore.cli import main
 from bertcore.tasks.calibration import IsotonicCalibration, TemperatureScaling, expected_calibration_error
-from bertcore.tasks.probabilities import softmax
+from bertcore.tasks.sequence_scores import softmax
 from tests.tasks.pipelines.folders import LABELS, TEXTS, save_head
 from tests.tiny_bert import random_texts, save_tiny_bert
 

@@ -193,9 +193,9 @@ def test_health_metrics_and_page(client):
         ("/embed_sparse", {"inputs": {}}, "inputs is {}, expected"),
         ("/rerank", {"texts": ["a"]}, "query is missing, expected a string"),
         ("/rerank", {"query": "a", "texts": "b"}, "texts is 'b', expected a list of strings"),
-        ("/predict", {"inputs": [["a", "b", "c"]]}, "inputs[0] is no text or pair; expected a string"),
-        ("/predict", {"inputs": []}, "inputs is no text"),
-        ("/similarity", {"inputs": "a"}, "inputs is no object"),
+        ("/predict", {"inputs": [["a", "b", "c"]]}, "inputs[0] is not a text or a pair; expected a string"),
+        ("/predict", {"inputs": []}, "inputs is not a text"),
+        ("/similarity", {"inputs": "a"}, "inputs is not an object"),
         ("/similarity", {"inputs": {"source_sentence": 1, "sentences": ["a"]}}, "source_sentence is 1, expected a"),
     ],
 )

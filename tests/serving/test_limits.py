@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 from bertcore.checkpoint import CheckpointError
 from bertcore.serving import ServerSettings, create_app
 from bertcore.serving.batcher import Batcher
-from bertcore.serving.errors import RequestError
 from bertcore.serving.models import ServedModel
+from bertcore.serving.requests import RequestError
 
 
 @pytest.mark.parametrize(

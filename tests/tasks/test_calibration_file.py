@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from bertcore.tasks.calibration import IsotonicCalibration, TemperatureScaling
-from bertcore.tasks.calibration_file import calibration_as_json, read_calibration
-from bertcore.tasks.probabilities import softmax
+from bertcore.tasks.calibration import IsotonicCalibration, TemperatureScaling, calibration_as_json, read_calibration
+from bertcore.tasks.sequence_scores import softmax
 
 LABELS = ["no", "yes", "Ünklar"]
 

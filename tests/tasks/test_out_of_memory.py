@@ -9,7 +9,7 @@ import pytest
 
 from bertcore import SentenceEncoder, pipeline, use_backend
 from bertcore.kernels.dispatch import unavailable_reason as no_backend
-from bertcore.tasks.batching import BatchHalvedWarning, by_halves, in_batches
+from bertcore.tasks.texts import BatchHalvedWarning, by_halves, in_batches
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.demo import demo_folder  # noqa: F401
 from tests.tasks.pipelines.folders import save_head

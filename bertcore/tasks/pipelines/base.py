@@ -17,10 +17,17 @@ from bertcore.checkpoint import resolve
 from bertcore.models import auto
 from bertcore.models.model import Model, NewlyInitialisedWarning
 from bertcore.models.spec import ConfigReader
-from bertcore.tasks.batching import BATCH_TOKENS, batches, by_halves, grouped, windows
 from bertcore.tasks.long_texts import Cutting, Text, Window, first_windows, windows_of
-from bertcore.tasks.progress import progress_bar
-from bertcore.tasks.texts import CutTexts, checked_text
+from bertcore.tasks.texts import (
+    BATCH_TOKENS,
+    CutTexts,
+    batches,
+    by_halves,
+    checked_text,
+    grouped,
+    progress_bar,
+    windows,
+)
 from bertcore.tokenization import AutoTokenizer
 
 CLASSIFIERS = "ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice"

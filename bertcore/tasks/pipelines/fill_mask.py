@@ -12,7 +12,7 @@ from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.tasks.long_texts import Window
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
-from bertcore.tasks.probabilities import softmax
+from bertcore.tasks.sequence_scores import softmax
 from bertcore.tasks.texts import check_words
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.tasks.long_texts import Text, Window
-from bertcore.tasks.merged_windows import merged
+from bertcore.tasks.long_texts import Text, Window, merged
 from bertcore.tasks.pipelines.base import Pipeline
-from bertcore.tasks.probabilities import softmax
+from bertcore.tasks.sequence_scores import softmax
 from bertcore.tasks.texts import checked_text
 
 

@@ -12,10 +12,9 @@ from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.kernels import checks
 from bertcore.tasks.calibration import Calibration
-from bertcore.tasks.long_texts import Text, Window
-from bertcore.tasks.merged_windows import MERGES, merged
+from bertcore.tasks.long_texts import MERGES, Text, Window, merged
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
-from bertcore.tasks.probabilities import FUNCTIONS, published_function
+from bertcore.tasks.sequence_scores import FUNCTIONS, published_function
 from bertcore.tasks.texts import checked_text
 
 

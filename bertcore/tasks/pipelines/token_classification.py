@@ -12,7 +12,7 @@ from bertcore import kernels
 from bertcore.kernels import checks
 from bertcore.tasks.long_texts import Window, owned
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
-from bertcore.tasks.probabilities import softmax
+from bertcore.tasks.sequence_scores import softmax
 from bertcore.tasks.texts import check_words
 
 STRATEGIES = ("none", "simple", "first", "average", "max")

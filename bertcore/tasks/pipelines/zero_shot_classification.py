@@ -10,10 +10,9 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.kernels import checks
-from bertcore.tasks.long_texts import Text, Window
-from bertcore.tasks.merged_windows import MERGES, merged
+from bertcore.tasks.long_texts import MERGES, Text, Window, merged
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
-from bertcore.tasks.probabilities import softmax
+from bertcore.tasks.sequence_scores import softmax
 from bertcore.tasks.texts import check_words, checked_text
 
 TEMPLATE = "This example is {}."

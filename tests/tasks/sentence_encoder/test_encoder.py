@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel, SentenceEncoder, get_backend, use_backend
-from bertcore.tasks.batching import BATCHES_PER_WINDOW, GROUP_TEXTS
 from bertcore.tasks.sentence_encoder import TextsCutWarning
+from bertcore.tasks.texts import BATCHES_PER_WINDOW, GROUP_TEXTS
 from tests.tasks.sentence_encoder.comparison import TEXTS, assert_same
 from tests.tiny_bert import WIDTH, random_texts
 
@@ -212,7 +212,7 @@ def test_progress_on_a_terminal_only_for_long_work(encoder, capsys, monkeypatch)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     encoder.encode(TEXTS)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("bertcore.tasks.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("bertcore.tasks.texts.PATIENCE", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     encoder.encode(TEXTS)
     assert "texts" in capsys.readouterr().err

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertcore.tasks.batching import BATCHES_PER_WINDOW, GROUP_TEXTS, batches, grouped, windows
-from bertcore.tasks.sentence_encoder.pooling import pool
+from bertcore.tasks.sentence_encoder.modules import pool
 from bertcore.tasks.similarity import normalized
-from bertcore.tasks.texts import lower_cased
+from bertcore.tasks.texts import BATCHES_PER_WINDOW, GROUP_TEXTS, batches, grouped, lower_cased, windows
 from tests.tokenization.corpus import HARD_TEXTS
 
 

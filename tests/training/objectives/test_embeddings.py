@@ -182,7 +182,7 @@ def test_gradients_of_parameters(pooling, side):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_vectors_are_those_of_a_sentence_encoder(pooling):
-    from bertcore.tasks.sentence_encoder.pooling import pool
+    from bertcore.tasks.sentence_encoder.modules import pool
     from bertcore.training.objectives.embeddings import pooled
 
     model, batch = AutoModel.from_config(CONFIG), batch_of(1, side="left")

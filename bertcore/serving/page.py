@@ -1,8 +1,9 @@
-"""/: a page to try the server."""
+"""Pages that need no key: / to try the server, /health and /metrics."""
 
 import json
 from html import escape
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import HTMLResponse, Response
 
 from bertcore.serving.metrics import Metrics
@@ -49,7 +50,7 @@ pre:empty {{ display: none }}
 const examples = {examples};
 const at = id => document.getElementById(id);
 const show = () => {{ at("body").value = JSON.stringify(examples[at("path").value], null, 2); }};
-const tell = (status, isWrong) => {{
+const report = (status, isWrong) => {{
   at("status").textContent = status;
   at("status").className = isWrong ? "wrong" : "";
 }};
@@ -63,13 +64,13 @@ at("send").onclick = async () => {{
   if (at("key").value) headers.Authorization = "Bearer " + at("key").value;
   at("send").disabled = true;
   at("answer").textContent = "";
-  tell("...", false);
+  report("...", false);
   try {{
     const answer = await fetch(at("path").value, {{method: "POST", headers, body: at("body").value}});
     const text = await answer.text(), taken = " in " + Math.round(performance.now() - start) + " ms";
-    tell(answer.status + taken + (answer.ok ? "" : messageOf(text)), !answer.ok);
+    report(answer.status + taken + (answer.ok ? "" : messageOf(text)), !answer.ok);
     if (answer.ok) at("answer").textContent = lines(text.length > 20000 ? text.slice(0, 20000) + " ..." : text);
-  }} catch (error) {{ tell("no answer: " + error.message, true); }}
+  }} catch (error) {{ report("no answer: " + error.message, true); }}
   at("send").disabled = false;
 }};
 show();
@@ -77,10 +78,20 @@ show();
 """
 
 
-def response(models: Models, metrics: Metrics) -> Response:
-    """The page, with an example of each request that a model here answers."""
+def trial_page(models: Models, metrics: Metrics) -> Response:
+    """Return a page with an example of each request that a served model answers."""
     kinds = {model.kind for model in models.all}
     examples = {path: body for kind in EXAMPLES if kind in kinds for path, body in EXAMPLES[kind].items()}
     listed = "".join(f"<li>{escape(model.name)} {WHAT[model.kind]}</li>" for model in models.all)
     options = "".join(f"<option>{escape(path)}</option>" for path in examples)
     return HTMLResponse(PAGE.format(models=listed, options=options, examples=json.dumps(examples)))
+
+
+def health(models: Models, metrics: Metrics) -> Response:
+    """Return an empty answer, as text-embeddings-inference does: 200 while the server takes requests."""
+    return Response()
+
+
+def counters(models: Models, metrics: Metrics) -> Response:
+    """Return the server's counters in Prometheus' format."""
+    return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -1,17 +1,20 @@
 """The modules that may follow the pooling: linear maps, layer norms, scaling to length 1."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
+from bertcore.kernels.pooling import MODES as POOLING
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.tasks.folder import Module, flag, positive_integer
-from bertcore.tasks.probabilities import unchanged
+from bertcore.tasks.sequence_scores import unchanged
 from bertcore.tasks.similarity import normalized
 
 # PyTorch's class, by the last part of its name -> the name that `kernels.linear` knows.
@@ -108,3 +111,76 @@ MAPS: dict[str, Callable[[Path, int, str], tuple[Map, int]]] = {
     "LayerNorm": _layer_norm,
     "Normalize": lambda folder, width, dtype: (normalized, width),
 }
+
+
+__all__ = ["POOLING", "pool"]
+
+
+def pool(hidden: Any, cu_seqlens: np.ndarray, modes: Sequence[str], skipped: int = 0) -> Any:
+    """The pooled vectors of packed texts, several modes side by side; zeros for a text without tokens.
+
+    Args:
+        hidden: (tokens, hidden), any floating dtype; half precision is pooled in float32.
+        cu_seqlens: offsets of the texts in host memory, (texts + 1,).
+        modes: names from POOLING.
+        skipped: how many of the first tokens of each text do not count.
+
+    Returns:
+        (texts, hidden * modes) in the memory of `hidden`, float32 or float64.
+    """
+    xp = kernels.array_module(hidden)
+    if hidden.dtype.itemsize < 4 and isinstance(hidden, np.ndarray):  # in which Numba does not compute
+        hidden = hidden.astype(np.float32)
+    dtype = np.promote_types(hidden.dtype, np.float32)
+    offsets = xp.asarray(cu_seqlens)
+    parts = [kernels.pooling(hidden, offsets, mode, skipped=skipped, dtype=dtype) for mode in modes]
+    return parts[0] if len(parts) == 1 else xp.concatenate(parts, axis=1)
+
+
+@dataclass(frozen=True)
+class StaticSpec:
+    """What a sentence encoder asks of a model's spec."""
+
+    hidden_size: int
+    longest_sequence: None = None  # a text may have any length
+
+
+class StaticModel:
+    """A table of vectors in the place of an encoder (sentence-transformers' StaticEmbedding, model2vec).
+
+    Args:
+        folder: with the table "embedding.weight", or model2vec's "embeddings", perhaps with a row for each token
+            ("mapping") and a weight for each ("weights").
+
+    Attributes:
+        table: float32 (vocabulary, dim).
+
+    Raises CheckpointError for a file without such a table.
+    """
+
+    dtype = "float32"
+
+    def __init__(self, folder: Path):
+        opened = open_checkpoint(folder)
+        if "embedding.weight" in opened:
+            table = opened["embedding.weight"]
+        elif "embeddings" in opened:
+            table = opened["embeddings"]
+            table = table[np.asarray(opened["mapping"], np.int64)] if "mapping" in opened else table
+            table = table * opened["weights"][:, None] if "weights" in opened else table
+        else:
+            raise CheckpointError(f"{opened.source} has neither embedding.weight nor embeddings, a table of vectors")
+        if table.ndim != 2:
+            raise CheckpointError(f"{opened.source}: the table has shape {table.shape}, expected (vocabulary, dim)")
+        self.table = np.asarray(table, np.float32)
+        self.spec = StaticSpec(self.table.shape[1])
+
+    def encode_packed(self, input_ids: Sequence[Any]) -> tuple[Any, np.ndarray]:
+        """The vectors of the tokens of each sequence, (tokens, dim), in the memory of the backend in force, and the
+        offsets of the sequences, int32 (sequences + 1,), as `Model.encode_packed` returns them."""
+        cu_seqlens = np.cumsum([0, *map(len, input_ids)]).astype(np.int32)
+        ids = np.concatenate([np.zeros(0, np.int64), *input_ids])
+        if ids.size and ids.max() >= len(self.table):
+            raise ValueError(f"input_ids has {ids.max()}, expected 0 to {len(self.table) - 1}: the rows of the table")
+        with kernels.use_backend(kernels.resolve_backend(None, on_gpu=False)):
+            return kernels.to_backend(self.table[ids]), cu_seqlens

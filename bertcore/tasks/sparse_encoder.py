@@ -1,30 +1,41 @@
 """SparseEncoder: a published SPLADE model, from its folder to the words that a text is about."""
 
+from __future__ import annotations
+
 import functools
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count, required
 from bertcore.checkpoint import CheckpointError, resolve
+from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
 from bertcore.execution import Pass
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.model import NewlyInitialisedWarning
-from bertcore.tasks.batching import BATCH_TOKENS
-from bertcore.tasks.long_texts import Cutting
-from bertcore.tasks.merged_windows import MERGES
-from bertcore.tasks.progress import progress_bar
+from bertcore.tasks.folder import (
+    MODULES_NAME,
+    SETTINGS_NAME,
+    Prompts,
+    check_kinds,
+    opened_folder,
+    positive_integer,
+    read_modules,
+    read_prompts,
+    read_saved_settings,
+    read_transformer,
+)
+from bertcore.tasks.long_texts import MERGES, Cutting, MergedWindows
 from bertcore.tasks.reading import Encoder
-from bertcore.tasks.sparse_encoder.pooling import pooled_words
-from bertcore.tasks.sparse_encoder.rows import MergedWords, SparseRow, sparse_row
-from bertcore.tasks.sparse_encoder.settings import read_sparse_settings
-from bertcore.tasks.texts import checked_texts, sequence_length
+from bertcore.tasks.texts import BATCH_TOKENS, checked_texts, progress_bar, sequence_length
 from bertcore.tokenization import AutoTokenizer
 
 if TYPE_CHECKING:
@@ -104,7 +115,7 @@ class SparseEncoder(Encoder):
         merge: str = "max",
         batch_tokens: int = BATCH_TOKENS,
         show_progress: bool | None = None,
-    ) -> "csr_array":
+    ) -> csr_array:
         """Embed texts into a sparse matrix (texts, words), float32 (needs SciPy).
 
         Args:
@@ -206,3 +217,149 @@ class SparseEncoder(Encoder):
         head = functools.partial(self.model.heads[0], Pass.begin(hidden))
         pooled = pooled_words(head, hidden, cu_seqlens, self.settings)
         return [sparse_row(weights, max_active_dims) for weights in pooled]
+
+
+GROUP_TOKENS = 128  # whose logits are in memory at once: 16 MB with BERT's vocabulary
+
+
+def pooled_words(
+    head: Callable[[Any], Any], hidden: Any, cu_seqlens: np.ndarray, settings: SparseSettings
+) -> Iterator[np.ndarray]:
+    """The weights of all words, (words,) float32 or float64 in host memory, of one packed text after the other.
+
+    Texts are scored in groups of at most GROUP_TOKENS tokens, longer ones in pieces from their own start, so that the
+    order of a sum does not depend on the text's neighbours.
+
+    Args:
+        head: (tokens, hidden) -> logits (tokens, words).
+        hidden: (tokens, hidden).
+        cu_seqlens: offsets of the texts in host memory, (texts + 1,).
+        settings: how logits become weights.
+    """
+    offsets, first = cu_seqlens.tolist(), 0
+    while first < len(offsets) - 1:
+        last = first + 1
+        while last < len(offsets) - 1 and offsets[last + 1] - offsets[first] <= GROUP_TOKENS:
+            last += 1
+        start, stop = offsets[first], offsets[last]
+        if last > first + 1:
+            logits = head(hidden[start:stop])
+            for left, right in zip(offsets[first:last], offsets[first + 1 : last + 1], strict=True):
+                yield _weights([logits[left - start : right - start]], settings)
+        else:
+            starts = range(start, stop, GROUP_TOKENS)
+            yield _weights((head(hidden[at : min(at + GROUP_TOKENS, stop)]) for at in starts), settings)
+        first = last
+
+
+def _weights(pieces: Any, settings: SparseSettings) -> np.ndarray:
+    """The weights of one text, of its logits (tokens, words) in pieces."""
+    total = None
+    for logits in pieces:
+        if settings.strategy == "max":  # of the logits: the logarithm grows with them
+            part = logits.max(axis=0)
+            total = part if total is None else kernels.array_module(part).maximum(total, part)
+        else:
+            part = _activated(logits, settings.activation).sum(axis=0)
+            total = part if total is None else total + part
+    total = _activated(total, settings.activation) if settings.strategy == "max" else total
+    return kernels.to_host(total)
+
+
+def _activated(logits: Any, activation: str) -> Any:
+    xp = kernels.array_module(logits)
+    weights = xp.log1p(xp.maximum(logits, 0))
+    return xp.log1p(weights) if activation == "log1p_relu" else weights
+
+
+class SparseRow(NamedTuple):
+    """The words of one text: their ids in the vocabulary, int32 and ascending, and their weights, float32."""
+
+    indices: np.ndarray
+    values: np.ndarray
+
+
+def sparse_row(weights: np.ndarray, most: int | None) -> SparseRow:
+    """The words that have a weight, the `most` greatest of them; of equal ones the first."""
+    indices = np.flatnonzero(weights)
+    if most is not None and len(indices) > most:
+        indices = np.sort(indices[np.argsort(-weights[indices], kind="stable")[:most]])
+    return SparseRow(indices.astype(np.int32), weights[indices].astype(np.float32))
+
+
+class MergedWords(MergedWindows):
+    """One row of those of a text's windows, each of all its words; at most `most` words of it are kept."""
+
+    def __init__(self, merge: str, words: int, most: int | None):
+        super().__init__(merge)
+        self._words, self._most = words, most
+
+    def add(self, row: SparseRow, tokens: int) -> None:
+        """Add a window's words."""
+        weights = np.zeros(self._words, np.float32)
+        weights[row.indices] = row.values
+        super().add(weights, tokens)
+
+    def take(self) -> SparseRow:
+        """The text's words; the next text begins."""
+        return sparse_row(super().take(), self._most)
+
+
+STRATEGIES, ACTIVATIONS = ("max", "sum"), ("relu", "log1p_relu")
+TRANSFORMERS = ("Transformer", "MLMTransformer")
+
+
+@dataclass(frozen=True)
+class SparseSettings:
+    """What a folder says of how texts become sparse embeddings.
+
+    Attributes:
+        model_folder: where config.json, the weights and the tokenizer are.
+        strategy: "max" or "sum" of the weights that a word has at the tokens.
+        activation: "relu", log(1 + relu(logit)), or "log1p_relu", the logarithm twice.
+        max_active_dims: how many words a text has at most; None for no limit.
+        max_seq_length, do_lower_case: as in a sentence encoder's settings.
+        prompts: texts to put before an input.
+    """
+
+    model_folder: Path
+    strategy: str = "max"
+    activation: str = "relu"
+    max_active_dims: int | None = None
+    max_seq_length: int | None = None
+    do_lower_case: bool = False
+    prompts: Prompts = field(default_factory=Prompts)
+
+
+def read_sparse_settings(folder: Any) -> SparseSettings:
+    """The settings of a sparse encoder's folder; a plain masked language model's is SPLADE's "max".
+
+    Raises CheckpointError: which file is wrong, or which module is not supported.
+    """
+    folder = opened_folder(folder, "sparse encoder")
+    modules, where, pooling = read_modules(folder), folder, {}
+    if modules is not None:
+        check_kinds(folder, modules, (*TRANSFORMERS, "SpladePooling"))
+        kinds = [module.kind for module in modules]
+        if len(modules) != 2 or kinds[0] not in TRANSFORMERS or kinds[1] != "SpladePooling":
+            raise CheckpointError(
+                f"{folder / MODULES_NAME} has the modules {', '.join(kinds) or 'none'}, expected MLMTransformer (or "
+                "Transformer for fill-mask), SpladePooling"
+            )
+        where, pooling = modules[0].folder, _read_pooling(modules[1].folder / CONFIG_NAME)
+    most = positive_integer(folder / SETTINGS_NAME, read_saved_settings(folder), "max_active_dims")
+    texts = read_transformer(where, "fill-mask")
+    return SparseSettings(where, **pooling, max_active_dims=most, **texts, prompts=read_prompts(folder))
+
+
+def _read_pooling(file: Path) -> dict[str, str]:
+    config = read_json_object(file)
+    found = {}
+    for name, key, known in (
+        ("strategy", "pooling_strategy", STRATEGIES),
+        ("activation", "activation_function", ACTIVATIONS),
+    ):
+        found[name] = config.get(key) or known[0]
+        if found[name] not in known:
+            raise CheckpointError(f"{file}: {key} is {found[name]!r}, expected one of {', '.join(known)}")
+    return found

@@ -1,7 +1,9 @@
 """CrossEncoder: a published reranker, or another classifier of pairs, from its folder to scores."""
 
+from __future__ import annotations
+
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,6 @@ from bertcore.checkpoint import CheckpointError, read_config, resolve
 from bertcore.checkpoint.files import CONFIG_NAME
 from bertcore.kernels import checks
 from bertcore.models.spec import ConfigReader
-from bertcore.tasks.batching import BATCH_TOKENS
-from bertcore.tasks.cross_encoder.activations import Activation, chosen_activation, published_activation
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,
@@ -25,12 +25,9 @@ from bertcore.tasks.folder import (
     read_saved_settings,
     read_transformer,
 )
-from bertcore.tasks.long_texts import Cutting
-from bertcore.tasks.merged_windows import MERGES
-from bertcore.tasks.probabilities import softmax
-from bertcore.tasks.progress import progress_bar
-from bertcore.tasks.sequence_scores import SequenceScores
-from bertcore.tasks.texts import checked_text, checked_texts
+from bertcore.tasks.long_texts import MERGES, Cutting
+from bertcore.tasks.sequence_scores import SequenceScores, sigmoid, softmax, unchanged
+from bertcore.tasks.texts import BATCH_TOKENS, checked_text, checked_texts, progress_bar
 
 Pair = Sequence[str]
 
@@ -268,3 +265,71 @@ def _checked(pairs: Any) -> Iterator[tuple[str, str]]:
             yield first, second
 
     return checked()
+
+
+Activation = Callable[[np.ndarray], np.ndarray]
+
+
+def _relu(logits: np.ndarray) -> np.ndarray:
+    return np.maximum(logits, 0)
+
+
+# (pairs, labels) -> (pairs, labels), by the lower-case name of PyTorch's class.
+ACTIVATIONS: dict[str, Activation] = {
+    "identity": unchanged,
+    "relu": _relu,
+    "sigmoid": sigmoid,
+    "softmax": softmax,
+    "tanh": np.tanh,
+}
+
+
+def chosen_activation(activation_fn: str | Activation) -> Activation:
+    """The function that an argument names, or that it is.
+
+    Raises ValueError for an unknown name, TypeError for what is neither.
+    """
+    if isinstance(activation_fn, str):
+        if activation_fn not in ACTIVATIONS:
+            raise ValueError(f"activation_fn is {activation_fn!r}, expected a function or one of {_known()}")
+        return ACTIVATIONS[activation_fn]
+    if not callable(activation_fn):
+        raise TypeError(f"activation_fn is {activation_fn!r}, expected a function or one of {_known()}")
+    return activation_fn
+
+
+def published_activation(
+    settings: tuple[Path, Mapping[str, Any]], config: tuple[Path, Mapping[str, Any]], num_labels: int
+) -> str:
+    """The name of the activation that a model was published with.
+
+    It stands in `activation_fn` of the settings of the whole model, or of the config's section
+    "sentence_transformers", or in the config's "sbert_ce_default_activation_function" (before version 4). Where none
+    says it, it is the sigmoid for one label and the identity for several.
+
+    Raises CheckpointError for a function that is not known here.
+    """
+    section = config[1].get("sentence_transformers")
+    section = section if isinstance(section, dict) else {}
+    old = "sbert_ce_default_activation_function"
+    for file, stated in (
+        (settings[0], settings[1].get("activation_fn")),
+        (config[0], section.get("activation_fn")),
+        (config[0], config[1].get(old)),
+    ):
+        if stated is not None:
+            return _name_of(file, stated)
+    return "sigmoid" if num_labels == 1 else "identity"
+
+
+def _name_of(file: Path, stated: Any) -> str:
+    name = stated.rpartition(".")[2].lower() if isinstance(stated, str) and stated.startswith("torch.") else ""
+    if name not in ACTIVATIONS:
+        raise CheckpointError(
+            f"{file}: the activation is {stated!r}, known are PyTorch's {_known()}; activation_fn= chooses another"
+        )
+    return name
+
+
+def _known() -> str:
+    return ", ".join(ACTIVATIONS)
