@@ -30,11 +30,13 @@ class Gradients(dict[str, Any]):
 
     def add(self, parameter: Parameter, gradient: Any) -> None:
         """Take the gradient of one parameter, of the shape that it computes in."""
-        parts, xp = dict(parameter.parts(gradient)), kernels.array_module(gradient)
-        # Where it does not share its parts' memory, a change of these would not reach it.
-        if all(part is gradient or xp.may_share_memory(part, gradient) for part in parts.values()):
-            self._whole[parameter] = gradient, parts
+        parts = dict(parameter.parts(gradient))
         self.update(parts)
+        for part in parts.values():
+            # A change of a part in memory of its own would not reach the whole array.
+            if part is not gradient and not kernels.array_module(gradient).may_share_memory(part, gradient):
+                return
+        self._whole[parameter] = gradient, parts
 
     def accumulate(self, more: Mapping[str, Any]) -> None:
         """Add those of another pass, in place; each parameter's array is its own (`tape.Tape.gradients`).
@@ -52,8 +54,10 @@ class Gradients(dict[str, Any]):
     def whole(self, parameter: Parameter) -> Any:
         """The array that was added; None if an entry under the parameter's names has been replaced since."""
         gradient, parts = self._whole.get(parameter, (None, {}))
-        is_whole = gradient is not None and all(self.get(name) is part for name, part in parts.items())
-        return gradient if is_whole else None
+        for name, part in parts.items():
+            if self.get(name) is not part:
+                return None
+        return gradient
 
 
 def gradient_of(parameter: Parameter, grads: Mapping[str, Any]) -> Any:

@@ -93,9 +93,12 @@ def _note(package: str, name: str, arrays: list[Any], natives: list[Any]) -> Non
 def _in_sets(labels: dict[str, list[str]], lists: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
     sets = list(zip(*lists.values(), strict=True))
     first, *others = ([array.shape for array in arrays] for arrays in lists.values())
-    if isinstance(sets[0][0], np.ndarray) or any(shapes != first for shapes in others):
+    differ = any(shapes != first for shapes in others)
+    if differ or isinstance(sets[0][0], np.ndarray):
         for names, arrays in zip(zip(*labels.values(), strict=True), sets, strict=True):
-            by_name = dict(zip(names, arrays, strict=True))
-            checks.shape(arrays[0].shape, **by_name)
-            checks.no_two_overlap(**by_name)
+            # The checks, which name the arrays, only where one will fail or is likely to: there are hundreds of sets.
+            if differ or any(itertools.starmap(np.may_share_memory, itertools.combinations(arrays, 2))):
+                by_name = dict(zip(names, arrays, strict=True))
+                checks.shape(arrays[0].shape, **by_name)
+                checks.no_two_overlap(**by_name)
     return sets

@@ -151,7 +151,7 @@ class Forms:
         forms = object.__new__(Forms)
         vars(forms).update(vars(self))  # copy.copy takes five times as long: there are hundreds of parameters a step
         forms.weights, forms.rounded, forms.reads, forms.copies, forms.is_own = {}, {}, {}, copies, True
-        is_on_host = kernels.array_module(own_array) is np
+        is_on_host = isinstance(own_array, np.ndarray)
         forms.array, forms.on_gpus = (own_array, {}) if is_on_host else (None, {own_array.data.device_id: own_array})
         return forms
 
@@ -333,6 +333,9 @@ def refreshed_copies(forms: Sequence[Forms], arrays: Sequence[Any]) -> list[Copi
     """
     found, together = [], dict[Any, tuple[list[Any], list[Any]]]()
     for one, array in zip(forms, arrays, strict=True):
+        if not one.copies:
+            found.append({})
+            continue
         gpu = None if kernels.array_module(array) is np else array.data.device_id
         known = list(one.copies.items())  # at once: another thread may make one meanwhile
         found.append({key: copy for key, copy in known if key[0] == gpu})

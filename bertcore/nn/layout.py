@@ -1,7 +1,7 @@
 """How tensors lie in a checkpoint: several are joined in one array, and axes may have another order."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -119,10 +119,10 @@ class JoinedTensors:
             return [array]
         return [array[index * rows : (index + 1) * rows] for index in range(len(self.names))]
 
-    def parts(self, array: Any) -> Iterator[tuple[str, Any]]:
+    def parts(self, array: Any) -> list[tuple[str, Any]]:
         """(name, tensor as the checkpoint stores it) for what `array` joins: values, their gradient, or scales."""
-        for name, piece in zip(self.names, self.pieces(array), strict=True):
-            yield name, piece if self.layout is None else self.layout.to_stored(piece)
+        pieces = self.pieces(array) if self.layout is None else map(self.layout.to_stored, self.pieces(array))
+        return list(zip(self.names, pieces, strict=True))
 
     def joined(self, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, Scales | None]:
         """The whole array of the tensors in `arrays`, and its scales if all of them are int8 of one input's scales.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.checkpoint.config import INPUT_SCALE, SCALE
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.nn.forms import Copies, Forms, refreshed_copies, storage_dtype
@@ -204,15 +205,15 @@ class Parameter(JoinedTensors):
         it is frozen, its forms, which change with its values."""
         return self.forms if self.is_frozen else self.forms.read("array", True, run.place)
 
-    def _trainable(self) -> Forms:
-        self.forms.check_trainable()
-        return self.forms
-
 
 def change_together(parameters: Sequence[Parameter], change: Callable[[list[Any]], None]) -> None:
     """`Parameter.change` of several at once: `change` gets the list of their arrays."""
-    before = [parameter._trainable() for parameter in parameters]
-    arrays = [forms.own_array() for forms in before]
+    before = [parameter._filled or parameter.forms for parameter in parameters]
+    for forms in before:
+        if forms.is_low:
+            forms.check_trainable()
+    on_gpu = kernels.get_backend() == "cupy"
+    arrays = [one.own_array() if on_gpu or not one.is_own or one.array is None else one.array for one in before]
     copies: list[Copies] = [{} for _ in before]
     try:
         change(arrays)

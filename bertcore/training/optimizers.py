@@ -138,7 +138,7 @@ class Optimizer:
         """Change the arrays of parameters of a group in place, at the step of this number."""
         sets: list[tuple[Any, ...]] = []
         for parameter, array, grad in zip(parameters, arrays, grads, strict=True):
-            whole = array, grad, *self._moments_of(parameter, array)
+            whole = array, grad, *(self._moments.get(parameter) or self._moments_of(parameter, array))
             if self.rule == "adamw":  # element by element
                 sets.append(whole)
             else:  # by the norms of the tensors
@@ -153,6 +153,7 @@ class Optimizer:
         return MOMENTS
 
     def _moments_of(self, parameter: Parameter, array: Any) -> tuple[Any, ...]:
+        """Return the moments of `parameter`, zeros at first."""
         if parameter not in self._moments:
             xp = kernels.array_module(array)
             self._moments[parameter] = tuple(xp.zeros_like(array) for _ in self._kinds(parameter))

@@ -63,6 +63,11 @@ def address_of(array: np.ndarray) -> int:
     return _pointer_at(id(array) + object.__basicsize__).value or 0
 
 
+def addresses_of(arrays) -> list[int]:
+    """Return `address_of` each array."""
+    return [_pointer_at(id(array) + object.__basicsize__).value or 0 for array in arrays]
+
+
 _pointer_at = ctypes.c_void_p.from_address
 
 

@@ -4,11 +4,12 @@ The other rules sum over the whole parameter before they know their rate, and ta
 of BLOCK elements, then over the blocks in order, so that they do not depend on the number of threads.
 """
 
+import itertools
 import math
 
 import numpy as np
 
-from .._numba import address_of, as_kernel_array, helper, inline_helper, parallel_kernel
+from .._numba import addresses_of, as_kernel_array, helper, inline_helper, parallel_kernel
 from .._numba.rows import share, task_count
 from .._numba.simd import pointer_at
 from .numbers import Numbers
@@ -28,9 +29,12 @@ def adam_update(sets, lr, betas, eps, weight_decay, step, rule, grad_scale):
     if not math.isfinite(grad_scale):
         return
     numbers = Numbers.at_step(dtype, lr, betas, eps, weight_decay, step, grad_scale)
-    sets = [(parameter, as_kernel_array(grad), *moments) for parameter, grad, *moments in sets]
+    sets = [
+        (parameter, grad if grad.flags.carray else as_kernel_array(grad), *moments)
+        for parameter, grad, *moments in sets
+    ]
     if rule == "adamw":
-        addresses = np.array([[address_of(array) for array in arrays] for arrays in sets])
+        addresses = np.array(addresses_of(itertools.chain(*sets))).reshape(-1, 4)
         ends = np.cumsum([parameter.size for parameter, *_ in sets])
         _update(addresses, ends, np.empty(0, dtype), numbers, task_count(int(ends[-1]), GRAIN))
         return

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._numba import address_of, as_kernel_array, helper, parallel_kernel
+from .._numba import addresses_of, as_kernel_array, helper, parallel_kernel
 from .._numba.rows import share, task_count
 from .._numba.simd import broadcast, first_lanes, fma, lanes, load, load_masked, pointer_at, reduce_add, wide_pointer
 
@@ -51,9 +51,9 @@ def joint_norm(arrays):
 
 
 def _lines(arrays):
-    lines = [as_kernel_array(_in_order_of_memory(array)) for array in arrays]
+    lines = [array if array.flags.carray else as_kernel_array(_in_order_of_memory(array)) for array in arrays]
     sizes = np.array([line.size for line in lines])
-    return _Lines(lines, np.array([address_of(line) for line in lines]), sizes, np.cumsum(-(-sizes // RUN)))
+    return _Lines(lines, np.array(addresses_of(lines)), sizes, np.cumsum(-(-sizes // RUN)))
 
 
 def _norm(lines):
