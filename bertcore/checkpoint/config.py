@@ -19,6 +19,7 @@ is not stored as (out_features, in_features), X_scale has size 1 along the input
 """
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -26,8 +27,8 @@ from .files import CONFIG_NAME, CheckpointError, check_complete, checkpoint_fold
 
 
 @contextlib.contextmanager
-def naming_config(source) -> Iterator[None]:
-    """A block in which an error about a config, "config: KEY is ...", is a CheckpointError that names its source."""
+def naming_config(source: object) -> Iterator[None]:
+    """Turn errors about a config in the block ("config: KEY is ...") into CheckpointError naming `source`."""
     try:
         yield
     except ValueError as error:
@@ -36,10 +37,10 @@ def naming_config(source) -> Iterator[None]:
         raise CheckpointError(f"{source}: {error}") from error
 
 
-def read_config(folder, name: str = CONFIG_NAME) -> dict[str, Any]:
-    """The configuration of the model in `folder` (or beside a file of weights): its config.json, as a dict.
+def read_config(folder: str | os.PathLike, name: str = CONFIG_NAME) -> dict[str, Any]:
+    """Read the config.json of the model in `folder` (or beside a file of weights).
 
-    Raises CheckpointError when the folder or its file `name` is missing, or the file is not a JSON object.
+    Raises CheckpointError if the folder or its file `name` is missing, or the file is not a JSON object.
     """
     folder = checkpoint_folder(folder)
     file = folder / name
@@ -49,9 +50,9 @@ def read_config(folder, name: str = CONFIG_NAME) -> dict[str, Any]:
     return read_json_object(file)
 
 
-SCALE = "_scale"  # ends the name of an int8 tensor's scales
+SCALE = "_scale"  # the suffix of an int8 tensor's scales
 INPUT_SCALE = "_input_scale"  # and of its input's
-FORMATS = "int-quantized", "int-quantized-smoothed"  # the second has input scales, which is not compressed-tensors'
+FORMATS = "int-quantized", "int-quantized-smoothed"  # the second, with input scales, is not of compressed-tensors
 QUANTIZATION = "quantization_config"
 LOADED_AS = "bertcore_dtype"
 
@@ -62,9 +63,9 @@ _SCHEMES = {"int8": (_WEIGHTS, _ACTIVATIONS), "int8_weight_only": (_GROUPS, None
 
 
 def split_dtype(folder: Any, config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """The config without what it says of low precision, and the dtype to load it in (None if ordinary).
+    """Split a config into one without low-precision keys and the dtype to load it in (None if ordinary).
 
-    Raises CheckpointError for weights that are quantised in a way bertcore does not read.
+    Raises CheckpointError for a quantization that bertcore does not read.
     """
     rest = {key: value for key, value in config.items() if key not in (QUANTIZATION, LOADED_AS)}
     if config.get(QUANTIZATION) is not None:
@@ -80,10 +81,13 @@ def split_dtype(folder: Any, config: Mapping[str, Any]) -> tuple[dict[str, Any],
 def with_dtype(
     config: Mapping[str, Any], dtype: str, unquantized: Iterable[str] = (), *, smoothed: bool = False
 ) -> dict[str, Any]:
-    """The config of a checkpoint whose tensors are of a model of `dtype`; the reverse of `split_dtype`.
+    """Return the config of a checkpoint with the tensors of a model of `dtype`; the reverse of `split_dtype`.
 
-    unquantized: the names of linear maps that an int8 checkpoint keeps in floating point.
-    smoothed: whether an int8 checkpoint has input scales.
+    Args:
+        config: the model's config.
+        dtype: the model's dtype.
+        unquantized: the names of linear layers that an int8 checkpoint keeps in floating point.
+        smoothed: True if an int8 checkpoint has input scales.
     """
     if dtype == "bfloat16":
         rest = {key: value for key, value in config.items() if key != "torch_dtype"}  # the older name of "dtype"
@@ -103,7 +107,7 @@ def with_dtype(
 
 
 def _quantized_dtype(where: str, found: Any) -> str:
-    """ "int8" or "int8_weight_only"; CheckpointError for anything else."""
+    """Return int8 or int8_weight_only. Raises CheckpointError for any other quantization."""
     expected = "supported is int8 with a scale for each output channel or 32 weights: quant_method "
     expected += "'compressed-tensors', format"
     if not isinstance(found, Mapping):
@@ -120,7 +124,7 @@ def _quantized_dtype(where: str, found: Any) -> str:
             if not isinstance(weights, Mapping) or weights.get(key) != value:
                 raise CheckpointError(f"{where}: the weights of {name} are {weights!r}, expected {wanted!r}")
         if is_grouped and group.get("input_activations") is not None:
-            raise CheckpointError(f"{where}: {name} has weights in groups and quantised activations, not supported")
+            raise CheckpointError(f"{where}: {name} has weights in groups and quantized activations, not supported")
         kinds.add("int8_weight_only" if is_grouped else "int8")
     if len(kinds) > 1:
         raise CheckpointError(f"{where} has scales of channels and of groups, expected one kind")

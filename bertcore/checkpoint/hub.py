@@ -1,8 +1,8 @@
-"""From the name of a checkpoint to its files: what is on this machine, or what the Hugging Face hub has.
+"""Resolve the name of a checkpoint to its files: on this machine, or on the Hugging Face hub.
 
-Only the files that are wanted are fetched, into the cache that transformers uses, too. Of several formats of the
-weights one is fetched, safetensors before pickles; weights of other frameworks never. When the hub cannot be reached,
-what the cache has of the revision is used, as the package huggingface_hub does.
+Only the files that are wanted are fetched, into the cache that transformers uses, too. One format of the weights is
+fetched, safetensors before pickles; weights of other frameworks never. If the hub cannot be reached, the cached files
+of the revision are used, as the package huggingface_hub does.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ SMALL_NAMES: dict[Wanted, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-# NAME or ORGANISATION/NAME. huggingface_hub refuses a few more, with a message of its own.
+# NAME or ORGANISATION/NAME. huggingface_hub rejects a few more, with a message of its own.
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
@@ -49,29 +49,28 @@ def resolve(
     cache_dir: str | os.PathLike | None = None,
     local_files_only: bool = False,
 ) -> Path:
-    """Where the checkpoint `name` is on this machine, fetched from the hub where it must be.
+    """Return the place of the checkpoint `name` on this machine, after fetching it from the hub if necessary.
 
     Args:
-        name: a folder or a file of weights, or a model's id on the hub ("ORGANISATION/NAME"). What exists here wins;
+        name: a folder or a file of weights, or a model's id on the hub ("ORGANISATION/NAME"). Local files win;
             a PathLike, and text that cannot be an id, is never looked for on the hub.
-        wanted: what is fetched: the config and the weights, the tokenizer's files, or all a sentence encoder needs.
-        revision: a branch, tag or commit on the hub; "main" by default. This and what follows matters for ids only.
+        wanted: the files to fetch: the config and the weights, the tokenizer's, or all that a sentence encoder needs.
+        revision: a branch, tag or commit on the hub; "main" by default. This and the following matter for ids only.
         token: the hub's access token; True for the saved one, False for none. By default the saved one, if any.
-        cache_dir: the folder of the cache; by default as huggingface_hub has it (HF_HOME, HF_HUB_CACHE).
-        local_files_only: use only what is in the cache and make no request, as with HF_HUB_OFFLINE=1.
+        cache_dir: the folder of the cache; by default huggingface_hub's (HF_HOME, HF_HUB_CACHE).
+        local_files_only: use only the cache and make no request, as with HF_HUB_OFFLINE=1.
 
     Raises:
-        CheckpointError: there is no such model, revision or file, access needs a token, the hub cannot be reached and
-            the cache lacks it, or huggingface_hub is not installed; the message says what to do; the name is
-            empty.
+        CheckpointError: the name is empty; the model, revision or file does not exist; access needs a token; the hub
+            cannot be reached and the cache lacks it; huggingface_hub is not installed. The message says what to do.
         TypeError: `name` is neither text nor a path.
 
-    A path that does not exist is returned unchanged: whatever opens it says what was expected there.
+    A path that does not exist is returned unchanged; opening it raises an error that says what was expected.
     """
     expected = "expected its folder, a file of weights or an id on the hub"
     if not isinstance(name, str | os.PathLike):
         raise TypeError(f"the checkpoint is {name!r}, {expected}")
-    if name == "":  # as a path it would be the folder that one is in
+    if name == "":  # as a path it would be the current folder
         raise CheckpointError(f"the checkpoint's name is empty, {expected}")
     if not _is_hub_id(name):
         return Path(name)
@@ -109,7 +108,7 @@ class _Source:
     local_files_only: bool
 
     def snapshot(self, names) -> Path:
-        """The folder of the revision in the cache, with those of the files `names` that the hub has."""
+        """Return the folder of the revision in the cache, with the files `names` that the hub has."""
         from huggingface_hub import snapshot_download
 
         folder = snapshot_download(
@@ -119,7 +118,7 @@ class _Source:
         return Path(folder)
 
     def file(self, name: str, commit: str) -> Path | None:
-        """One file of a commit, fetched if the cache lacks it; None when there is no such file."""
+        """Return one file of a commit, fetched if the cache lacks it; None if it does not exist."""
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
@@ -136,7 +135,7 @@ class _Source:
 
 
 def _modules(modules: Path) -> list[tuple[str, str]]:
-    """(type, folder) of a sentence encoder's modules, the model's first; [] when modules.json does not say.
+    """Return (type, folder) of a sentence encoder's modules, the model's first; [] without a readable modules.json.
 
     Errors in the file are reported when it is loaded.
     """
@@ -158,10 +157,10 @@ def _module_files(folders: list[str]) -> Iterator[str]:
 
 
 def _fetch_weights(source: _Source, snapshot: Path, folder: str) -> None:
-    """Fetches the first of WEIGHTS_NAMES that the model has in `folder`, with its shards.
+    """Fetch the first of WEIGHTS_NAMES that the model has in `folder`, with its shards.
 
-    What is in the cache comes first: a commit does not change, so that this saves requests. A model that has none of
-    them is an error when it is loaded.
+    Cached files come first, which saves requests: a commit does not change. A model without any is an error when it is
+    loaded.
     """
     start = f"{folder}/" if folder else ""
     for name in sorted(WEIGHTS_NAMES, key=lambda name: not (snapshot / folder / name).is_file()):
@@ -175,7 +174,7 @@ def _fetch_weights(source: _Source, snapshot: Path, folder: str) -> None:
 
 @contextlib.contextmanager
 def _explained(source: _Source) -> Iterator[None]:
-    """A block in which what huggingface_hub raises becomes a CheckpointError."""
+    """Turn errors of huggingface_hub in the block into CheckpointError."""
     try:
         from huggingface_hub import errors
     except ImportError as error:
@@ -194,7 +193,7 @@ def _explained(source: _Source) -> Iterator[None]:
 
 
 def _explain(source: _Source, error: Exception) -> str:
-    """What went wrong and what to do about it. `error` itself may have many lines; it stays the cause."""
+    """Say in a line what went wrong and what to do. `error` itself may have many lines; it stays the cause."""
     from huggingface_hub import constants, errors
 
     name, hub = source.name, constants.ENDPOINT
@@ -216,17 +215,15 @@ def _explain(source: _Source, error: Exception) -> str:
             reason = "local_files_only" if source.local_files_only else "HF_HUB_OFFLINE"
             revision = f" at revision {source.revision}" if source.revision else ""
             return (
-                f"{here}, the cache {source.cache_dir or constants.HF_HUB_CACHE} lacks it or a part of it{revision}, "
-                f"and {reason} forbids to ask the hub: fetch it once without"
+                f"{here}, the cache {source.cache_dir or constants.HF_HUB_CACHE} lacks all or part of it{revision}, "
+                f"and {reason} forbids asking the hub: fetch it once without"
             )
-        return (
-            f"{here}, the cache lacks it or a part of it, and the hub ({hub}) cannot be reached: {_first_line(error)}"
-        )
+        return f"{here}, the cache lacks all or part of it, and the hub ({hub}) cannot be reached: {_first_line(error)}"
     return f"{name} cannot be fetched from the hub ({hub}): {_first_line(error)}"
 
 
 def _first_line(error: BaseException) -> str:
-    """The reason, in a line: that of the deepest cause, as huggingface_hub wraps what the network said."""
+    """Return the deepest cause in a line, as huggingface_hub wraps network errors."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -21,7 +21,7 @@ from .weights import Checkpoint
 
 FLOATING = ("F64", "F32", "F16", "BF16")
 
-# TensorFlow's names for the layer norm's parameters, kept by checkpoints converted before 2020.
+# TensorFlow's names of layer norm parameters, in checkpoints converted before 2020.
 LAYER_NORM_ENDINGS = ((".LayerNorm.weight", ".LayerNorm.gamma"), (".LayerNorm.bias", ".LayerNorm.beta"))
 
 # Index buffers that earlier versions of transformers stored with the weights.
@@ -32,18 +32,18 @@ INDEX_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 class NameRules:
     """The spellings of one family's checkpoints. All names but `prefix` itself are bare: without `prefix`.
 
-    prefix: what a model with a head puts before the names of its encoder ("bert."); a file of the encoder alone lacks
-        it.
-    heads: beginnings of the names that belong to a head, or to the pooler; a model may leave whole heads of a file
-        unused.
-    tied: pairs (copy, original) of parameters that are one array when config.json ties them; a file may hold either or
-        both.
-    untied: pairs (name, original) of parameters that are arrays of their own, but were one array in files of earlier
-        versions, which may hold the original alone (LUKE's decoder of words before transformers 5).
-    anchor: the end of a name every checkpoint of the family has; what precedes it in a file is the file's own prefix,
-        as wrappers such as DataParallel leave it ("module.bert.").
-    endings: pairs (ending of a name, how old files spell that ending).
-    buffers: ends of names (whole parts of them) of tensors that are no parameters and are skipped.
+    Attributes:
+        prefix: precedes the names of the encoder in a model with a head ("bert."); not in files of encoders alone.
+        heads: beginnings of the names that belong to a head, or to the pooler; a model may leave whole heads of a file
+            unused.
+        tied: pairs (copy, original) of parameters that are one array if config.json ties them; a file may hold either
+            or both.
+        untied: pairs (name, original) of separate parameters that were one array in files of earlier versions, which
+            may hold the original alone (LUKE's decoder of words before transformers 5).
+        anchor: the end of a name that every checkpoint of the family has; in a file it follows the file's own prefix,
+            which wrappers such as DataParallel leave ("module.bert.").
+        endings: pairs (ending of a name, its spelling in old files).
+        buffers: ends of names (whole parts of them) of tensors that are not parameters and are skipped.
     """
 
     prefix: str
@@ -55,29 +55,29 @@ class NameRules:
     buffers: tuple[str, ...] = INDEX_BUFFERS
 
     def bare(self, name: str) -> str:
-        """`name` without the family's prefix."""
+        """Return `name` without the family's prefix."""
         return name.removeprefix(self.prefix)
 
     def spellings(self, name: str) -> list[str]:
-        """Every spelling a file may use for the parameter a model calls `name`; the first is the bare name."""
+        """Return every spelling of a model's parameter `name` in files; the first is the bare name."""
         bare = self.bare(name)
         old = [bare.removesuffix(ending) + old for ending, old in self.endings if bare.endswith(ending)]
         return [prefix + spelling for spelling in (bare, *old) for prefix in ("", self.prefix)]
 
     def wrappers(self, names: Iterable[str]) -> list[str]:
-        """What a file with these tensor names puts before every name: [""] as a rule, ["module."] for some.
+        """Return the prefix before all these tensor names of a file: usually [""], for some files ["module."].
 
-        Several entries mean several encoders in one file, none that the anchor is missing.
+        Several entries mean several encoders in one file, no entry that the anchor is missing.
         """
         before = {name.removesuffix(self.anchor) for name in names if name.endswith(self.anchor)}
         return sorted({prefix.removesuffix(self.prefix) for prefix in before})
 
     def is_buffer(self, name: str) -> bool:
-        """Whether the tensor `name` is no parameter."""
+        """Return whether the tensor `name` is not a parameter."""
         return any(f".{name}".endswith(f".{buffer}") for buffer in self.buffers)
 
     def head_of(self, name: str) -> str | None:
-        """The head (an entry of `heads`) that the parameter `name` belongs to; None for one of the encoder itself."""
+        """Return the head (an entry of `heads`) of the parameter `name`; None for one of the encoder itself."""
         return next((head for head in self.heads if self.bare(name).startswith(head)), None)
 
 
@@ -90,23 +90,23 @@ def load_parameters(
     scales: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     scale_dtype: Any = np.float32,
 ) -> dict[str, np.ndarray]:
-    """The arrays of a model's parameters, read from `checkpoint`.
+    """Read the arrays of a model's parameters from `checkpoint`.
 
-    checkpoint: an open checkpoint (`open_checkpoint`).
-    expected: the model's parameters: name -> shape. Names are the model's own, with or without `rules.prefix`.
-    rules: how files of this family spell names. A head of `rules.heads` that the file has and the model does not expect
-        is left unread; so are index buffers, and copies of tied parameters when they equal the original.
-    optional: beginnings of names ("classifier.", with or without `rules.prefix`), each of a part that the file may lack
-        as a whole; the result then lacks it too, for the caller to initialise. A part of which only some is there is
-        an error like any other.
-    scales: name -> the shape of the scales of an int8 tensor; (rows, 1) for a matrix that is not there.
-    scale_dtype: what those scales are converted to.
+    Args:
+        checkpoint: an open checkpoint (`open_checkpoint`).
+        expected: the model's parameters: name -> shape. Names are the model's own, with or without `rules.prefix`.
+        rules: the spellings of names in files. A head of `rules.heads` that the file has and the model does not expect
+            is skipped; so are index buffers, and copies of tied parameters if they equal the original.
+        optional: beginnings of names ("classifier."), each of a part that the file may lack as a whole; the result then
+            lacks it too, for the caller to initialise. A part that is only partly there is an error like any other.
+        scales: name -> the shape of the scales of an int8 tensor; by default (rows, 1) for a matrix.
+        scale_dtype: the dtype that those scales are converted to.
 
     Returns name -> array in the order of `expected`, in the stored dtype. A matrix may be stored in int8 with its
-    scales; name + SCALE -> scales then follow it, and name + INPUT_SCALE where the file has them. Arrays may be
-    read-only views of the mapped file.
+    scales; name + SCALE -> scales then follow it, and name + INPUT_SCALE if the file has them. Arrays may be read-only
+    views of the mapped file.
 
-    Raises one CheckpointError that names every problem: missing tensors, tensors the model does not know, wrong shapes
+    Raises one CheckpointError that names every problem: missing tensors, tensors the model does not have, wrong shapes
     (name, expected, found), tensors that are not floating point, int8 without scales, parameters stored twice, tied
     parameters that differ; and one for a scale that is below 0, inf or NaN.
     """
@@ -140,7 +140,7 @@ def find_parameters(
     optional: Iterable[str] = (),
     scales: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """The tensor of `checkpoint` that each parameter is read from, name -> the file's name; as `load_parameters`."""
+    """Find each parameter's tensor in `checkpoint`, name -> the file's name; arguments as in `load_parameters`."""
     problems = _Problems()
     sources = _match(checkpoint, expected, rules, problems)
     present = [rules.bare(name) for name in sources]
@@ -158,7 +158,7 @@ def find_parameters(
 
 
 def _match(checkpoint: Checkpoint, expected: Iterable[str], rules: NameRules, problems: "_Problems") -> dict[str, str]:
-    """For every expected parameter that the file has, the file's name for it; misfits go to `problems`."""
+    """Return the file's name of every expected parameter that the file has; misfits go to `problems`."""
     wrapper = _wrapper(checkpoint, rules)
     by_spelling = {spelling: name for name in expected for spelling in rules.spellings(name)}
     sources: dict[str, str] = {}
@@ -179,7 +179,7 @@ def _match(checkpoint: Checkpoint, expected: Iterable[str], rules: NameRules, pr
     tied = [pair for pair in rules.tied if rules.head_of(pair[0]) in expected_heads]
     _use_tied(checkpoint, by_spelling, tied, sources, left_over, problems)
     _use_untied(by_spelling, rules, sources)
-    read_heads = {rules.head_of(name) for name in sources}  # of others, names that begin alike are another head's
+    read_heads = {rules.head_of(name) for name in sources}  # equal beginnings in other heads mean nothing
     for bare, file_name in left_over.items():
         head = rules.head_of(bare)
         if not rules.is_buffer(bare) and (head is None or head in read_heads):
@@ -196,7 +196,7 @@ def _wrapper(checkpoint: Checkpoint, rules: NameRules) -> str:
 
 
 def _use_tied(checkpoint, by_spelling, tied, sources, left_over, problems) -> None:
-    """Takes what the pairs `tied` explain out of `left_over`: one stands in for the other, or repeats it."""
+    """Remove tied tensors from `left_over`: one of a pair replaces the other, or repeats it."""
     for copy, original in tied:
         for wanted, spare in ((original, copy), (copy, original)):
             name = by_spelling.get(wanted)
@@ -211,7 +211,7 @@ def _use_tied(checkpoint, by_spelling, tied, sources, left_over, problems) -> No
 
 
 def _use_untied(by_spelling: Mapping[str, str], rules: NameRules, sources: dict[str, str]) -> None:
-    """Takes the original of `rules.untied` for a parameter that the file lacks, while it has others of the head."""
+    """Use the original of `rules.untied` for a parameter that the file lacks, if it has others of the head."""
     heads = {rules.head_of(name) for name in sources}
     for bare, original in rules.untied:
         name, origin = by_spelling.get(bare), by_spelling.get(original)
@@ -221,7 +221,7 @@ def _use_untied(by_spelling: Mapping[str, str], rules: NameRules, sources: dict[
 
 @dataclass
 class _Problems:
-    """Everything wrong with a checkpoint, gathered so that one error can name it all."""
+    """All problems of a checkpoint, for one error that names them."""
 
     missing: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)

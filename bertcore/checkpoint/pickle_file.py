@@ -1,14 +1,14 @@
-"""One file of torch.save (pytorch_model.bin, *.pt), memory-mapped, read without running anything in it.
+"""One file of torch.save (pytorch_model.bin, *.pt), memory-mapped, read without running any code in it.
 
-Two formats, told apart by their first bytes:
+The first bytes distinguish two formats:
 
 - since PyTorch 1.6 an uncompressed zip archive: NAME/data.pkl, the pickle; NAME/data/KEY, the bytes of each storage;
   NAME/byteorder, "little" or "big" (absent: little);
 - before, a stream: pickles of a magic number, a protocol version, a dict about the machine, the value itself and the
   list of the storages' keys; then for each key its number of elements, 8 bytes, and its bytes.
 
-`pickle_machine` says what the pickle may hold, and why reading it is safe. The file must hold a state dict: names with
-tensors. Only data.pkl is checked against its checksum, as reading the tensors is left to who wants them.
+`pickle_machine` states what the pickle may hold, and why reading it is safe. The file must hold a state dict: names
+with tensors. Only data.pkl is checked against its checksum, as the tensors are read later.
 """
 
 import mmap
@@ -21,9 +21,9 @@ import numpy as np
 
 from .files import CheckpointError, listed
 from .pickle_machine import Refused, kind, read_pickle, shown
-from .pickle_tensors import ITEM_SIZES, VOCABULARY, Storage, Tensor
+from .pickle_tensors import ITEM_SIZES, KNOWN_NAMES, Storage, Tensor
 from .safetensors_file import NUMPY_DTYPES, TensorInfo, native
-from .zip_members import BadArchive, Member, read_members
+from .zip_members import ArchiveMember, BadArchive, read_members
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
@@ -34,7 +34,7 @@ TAR_NAME = slice(257, 262)  # where a tar archive says "ustar"
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """A file's tensors by name, where each of their storages lies (first byte, number of bytes), the byte order."""
+    """A file's tensors by name, the place of each storage (first byte, number of bytes), and the byte order."""
 
     tensors: dict[str, Tensor]
     storages: Mapping[str, tuple[int, int]]
@@ -60,13 +60,13 @@ class PickleFile:
         except OSError as error:
             raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
         except (Refused, BadArchive) as error:
-            raise CheckpointError(f"{file} is no file of tensors that can be read: {error}") from error
+            raise CheckpointError(f"{file} is not a readable file of tensors: {error}") from error
         self._byte_order = ">" if content.byte_order == "big" else "<"
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor as a read-only array in the machine's byte order; bfloat16 is that of ml_dtypes.
+        """Read a tensor as a read-only array in the machine's byte order; bfloat16 is the dtype of ml_dtypes.
 
-        A view of the mapped file with the tensor's own strides, where the file has it aligned and in that order.
+        It is a view of the mapped file, with the tensor's own strides, if the file has it aligned and in that order.
         """
         info, tensor = self.info[name], self._tensors[name]
         if info.dtype not in NUMPY_DTYPES:
@@ -83,7 +83,7 @@ class PickleFile:
 
 
 def _check_start(start: bytes) -> None:
-    """Refused for files that are something else, by their first bytes."""
+    """Raise Refused for files that are something else, by their first bytes."""
     if not start:
         raise Refused("it is empty")
     if start.startswith(b"version https://git"):
@@ -102,14 +102,14 @@ def _read_zip(data) -> _Content:
     folder = pickles[0].removesuffix("data.pkl")
     if f"{folder}constants.pkl" in members:
         raise Refused("it is a TorchScript program (torch.jit.save); save its state_dict() with torch.save instead")
-    value, _ = read_pickle(members[pickles[0]].read(data), VOCABULARY)
+    value, _ = read_pickle(members[pickles[0]].read(data), KNOWN_NAMES)
     start = f"{folder}data/"
     found = {name.removeprefix(start): member for name, member in members.items() if name.startswith(start)}
     storages = {key: (member.start, member.stop - member.start) for key, member in found.items()}
     return _Content(_state_dict(value), storages, _byte_order(data, members.get(f"{folder}byteorder")))
 
 
-def _byte_order(data, member: Member | None) -> str:
+def _byte_order(data, member: ArchiveMember | None) -> str:
     if member is None:
         return "little"
     order = data[member.start : min(member.stop, member.start + 8)]
@@ -119,19 +119,19 @@ def _byte_order(data, member: Member | None) -> str:
 
 
 def _read_stream(data) -> _Content:
-    magic, place = read_pickle(data, VOCABULARY)
+    magic, place = read_pickle(data, KNOWN_NAMES)
     if magic != MAGIC:
         raise Refused("it is a pickle, but not one of torch.save")
-    version, place = read_pickle(data, VOCABULARY, place)
+    version, place = read_pickle(data, KNOWN_NAMES, place)
     if version != PROTOCOL:
         raise Refused(f"its format has the version {_brief(version)}, expected {PROTOCOL}")
-    machine, place = read_pickle(data, VOCABULARY, place)
+    machine, place = read_pickle(data, KNOWN_NAMES, place)
     little = machine.get("little_endian") if type(machine) is dict else None
     if type(little) is not bool:
         raise Refused("it does not say whether little_endian is True or False")
-    value, place = read_pickle(data, VOCABULARY, place)
+    value, place = read_pickle(data, KNOWN_NAMES, place)
     tensors = _state_dict(value)
-    keys, place = read_pickle(data, VOCABULARY, place)
+    keys, place = read_pickle(data, KNOWN_NAMES, place)
     items = {tensor.storage.key: ITEM_SIZES[tensor.storage.dtype] for tensor in tensors.values()}
     return _Content(tensors, _stream_storages(data, keys, items, place), "little" if little else "big")
 
@@ -141,13 +141,13 @@ def _brief(value: Any) -> str:
 
 
 def _stream_storages(data, keys: Any, items: Mapping[str, int], place: int) -> dict[str, tuple[int, int]]:
-    """Where the storages lie that follow one another from byte `place` on; `items`: the size of their elements."""
+    """Return the places of consecutive storages from byte `place` on; `items` has the size of their elements."""
     if type(keys) is not list or not all(type(key) is str for key in keys):
-        raise Refused("its list of storages is no list of keys")
+        raise Refused("its list of storages is not a list of keys")
     storages: dict[str, tuple[int, int]] = {}
     for key in keys:
         if key in storages or key not in items:
-            raise Refused(f"its storage {shown(key)} is {'there twice' if key in storages else 'of no tensor'}")
+            raise Refused(f"its storage {shown(key)} is {'listed twice' if key in storages else 'of no tensor'}")
         size = int.from_bytes(data[place : place + 8], "little") * items[key]
         place += 8
         if place + size > len(data):
@@ -172,7 +172,7 @@ def _info(file: Path, content: _Content, tensor: Tensor) -> TensorInfo:
 
 
 def _storage_start(storages: Mapping[str, tuple[int, int]], storage: Storage) -> int:
-    """The first byte of `storage` in the file; Refused unless it is there, with the size that the pickle says."""
+    """Return the first byte of `storage` in the file. Raises Refused unless its size is that of the pickle."""
     if storage.size == 0:
         return 0
     if storage.key not in storages:

@@ -1,21 +1,22 @@
-"""A pickle read as plain values, without running any of it.
+"""Read a pickle as plain values, without running any of it.
 
 Pickle is a program for a small stack machine (the standard library's pickletools documents every opcode), and Python's
-own machine is unsafe by design: it imports what the pickle names, calls it with the pickle's arguments and sets
+own machine is unsafe by design: it imports the names in the pickle, calls them with the pickle's arguments and sets
 attributes. A pickle.Unpickler that only narrows find_class still calls and builds, looks up copyreg's extension codes,
-and sizes its memo by an index of the pickle's choice. So this is a machine of its own that lacks the dangerous parts:
+and sizes its memo by an index of the pickle's choice. This machine of our own lacks the dangerous parts:
 
-- It imports nothing and looks up no attribute. A name in the pickle is a key into the caller's table of names, nothing
-  else; a name that is not there ends the reading.
+- It imports nothing and looks up no attribute. A name in the pickle is only a key into the caller's table of names; an
+  unknown name ends the reading.
 - It calls nothing but the Functions of that table, which are written for it: they take and return plain values.
-- Opcodes that tensors in plain containers do not need do not exist: objects (NEWOBJ, INST, OBJ), extension codes,
+- It lacks the opcodes that tensors in plain containers do not need: objects (NEWOBJ, INST, OBJ), extension codes,
   bytes, sets, out-of-band buffers, the text opcodes of protocol 0. BUILD only drops the attributes of a dict. Keys are
   strings, so nothing else is hashed or compared.
-- Each opcode makes at most one value, the memo grows by one at a time, and lengths are checked against what is left.
+- Each opcode makes at most one value, the memo grows by one at a time, and lengths are checked against the bytes left.
   Memory is thus bounded by a multiple of the pickle's length (below 100: a byte can ask for an empty dict), which has a
   limit of its own. Nothing recurses: neither nesting nor a cycle can harm.
 """
 
+import mmap
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,12 +26,12 @@ LIMIT = 4 << 20  # bytes of one pickle; the state dict of XLM-R large takes 80 k
 
 
 class Refused(ValueError):
-    """What in a pickle is broken, or no tensor in a plain container; the message does not name the file."""
+    """A pickle is broken, or holds more than tensors in plain containers; the message does not name the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What a name that a pickle may call stands for: `call`, with how few and how many arguments."""
+    """The stand-in of a name that a pickle may call: `call`, with its fewest and most arguments."""
 
     call: Callable[..., Any]
     fewest: int
@@ -38,25 +39,26 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What a pickle may refer to.
+class KnownNames:
+    """The names that a pickle may refer to.
 
-    names: (module, name) -> a Function, or a value that stands for it.
-    reference: gives the value of a reference to something outside the pickle (BINPERSID).
+    Attributes:
+        names: (module, name) -> a Function, or a value that stands for the name.
+        reference: returns the value of a reference to something outside the pickle (BINPERSID).
     """
 
     names: Mapping[tuple[str, str], Any]
     reference: Callable[[Any], Any]
 
 
-def read_pickle(data, vocabulary: Vocabulary, start: int = 0) -> tuple[Any, int]:
-    """The value of the pickle that begins at byte `start` of `data` (bytes or a mapped file), and where it ends.
+def read_pickle(data: bytes | mmap.mmap, known: KnownNames, start: int = 0) -> tuple[Any, int]:
+    """Return the value of the pickle that begins at byte `start` of `data`, and where it ends.
 
-    Values are dict (for OrderedDict too), list, tuple, int, float, bool, str, None and what `vocabulary` gives.
-    Raises Refused for everything else.
+    Values are dict (for OrderedDict too), list, tuple, int, float, bool, str, None and the values of `known`. Raises
+    Refused for everything else.
     """
     stop = min(len(data), start + LIMIT)
-    machine = _Machine(data, vocabulary, start, stop, limited=stop < len(data))
+    machine = _Machine(data, known, start, stop, limited=stop < len(data))
     try:
         return machine.run(), machine.position
     except IndexError as error:
@@ -66,19 +68,19 @@ def read_pickle(data, vocabulary: Vocabulary, start: int = 0) -> tuple[Any, int]
 
 
 def kind(value: Any) -> str:
-    """The name of a value's type, for messages: the value itself may be anything, and endless."""
+    """Return the name of a value's type, for messages: the value itself may be endless."""
     return type(value).__name__
 
 
 def shown(text: str) -> str:
-    """Text out of a file, for messages: without control characters, and not endless."""
+    """Return text of a file for messages, without control characters and not endless."""
     return text if text.isprintable() and len(text) < 100 else ascii(text[:100])
 
 
 def check_key(key: Any) -> None:
-    """Refused unless `key` may be the key of a dict: a string.
+    """Raise Refused for a key of a dict that is not a string.
 
-    Hashing a tuple can take exponential time; integers can be chosen so that all fall into one place of the table.
+    Hashing a tuple can take exponential time; integers can be chosen so that all of them collide.
     """
     if type(key) is not str:
         raise Refused(f"the pickle has a dict with a key of type {kind(key)}, expected strings")
@@ -87,9 +89,9 @@ def check_key(key: Any) -> None:
 class _Machine:
     """The stack machine: `stack` since the last mark, `outer` the stacks before it, `memo` values by number."""
 
-    def __init__(self, data, vocabulary: Vocabulary, position: int, stop: int, *, limited: bool):
+    def __init__(self, data: bytes | mmap.mmap, known: KnownNames, position: int, stop: int, *, limited: bool):
         self.data, self.position, self.stop, self.limited = data, position, stop, limited
-        self.vocabulary = vocabulary
+        self.known = known
         self.stack: list[Any] = []
         self.outer: list[list[Any]] = []
         self.memo: list[Any] = []
@@ -105,7 +107,7 @@ class _Machine:
         return self.stack.pop()
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes."""
+        """Return the next `count` bytes."""
         if count > self.stop - self.position:
             ends = f"is longer than {LIMIT >> 20} MiB" if self.limited else "ends too early (truncated?)"
             raise Refused(f"the pickle {ends}")
@@ -113,19 +115,19 @@ class _Machine:
         return self.data[self.position - count : self.position]
 
     def number(self, size: int) -> int:
-        """The next `size` bytes as a number of at least 0."""
+        """Return the next `size` bytes as a number of at least 0."""
         return int.from_bytes(self.take(size), "little")
 
     def signed(self, size: int) -> int:
-        """The next `size` bytes as an integer; 255 of them at most, as LONG4 is left out."""
+        """Return the next `size` bytes as an integer; at most 255 bytes, as there is no LONG4."""
         return int.from_bytes(self.take(size), "little", signed=True)
 
     def text(self, size: int) -> str:
-        """The next string, whose length stands before it in `size` bytes."""
+        """Return the next string; the `size` bytes before it are its length."""
         return self.take(self.number(size)).decode("utf-8")
 
     def line(self) -> str:
-        """Text up to the end of the line."""
+        """Return text up to the end of the line."""
         end = self.data.find(b"\n", self.position, self.stop)
         return self.take((self.stop if end < 0 else end) + 1 - self.position)[:-1].decode("utf-8")
 
@@ -140,12 +142,12 @@ class _Machine:
         self.stack = []
 
     def since_mark(self) -> list[Any]:
-        """The values since the last mark, which is taken away."""
+        """Return the values since the last mark, and remove it."""
         values, self.stack = self.stack, self.outer.pop()
         return values
 
     def last(self, expected: type) -> Any:
-        """The value on top of the stack, which stays there."""
+        """Return the value on top of the stack, which stays there."""
         value = self.stack[-1]
         if type(value) is not expected:
             raise Refused(f"the pickle treats a {kind(value)} as a {expected.__name__}, before byte {self.position}")
@@ -177,13 +179,13 @@ class _Machine:
 
     def name(self, module: Any, name: Any) -> None:
         if type(module) is not str or type(name) is not str:
-            raise Refused("the pickle asks for something by a name that is no text")
-        if (module, name) not in self.vocabulary.names:
+            raise Refused("the pickle asks for a name that is not text")
+        if (module, name) not in self.known.names:
             raise Refused(
                 f"the pickle asks for {shown(f'{module}.{name}')}, which tensors in plain containers do not need; "
                 "nothing of it was run"
             )
-        self.push(self.vocabulary.names[module, name])
+        self.push(self.known.names[module, name])
 
     def name_on_stack(self) -> None:
         name, module = self.pop(), self.pop()
@@ -201,14 +203,14 @@ class _Machine:
         self.push(function.call(*arguments))
 
     def build(self) -> None:
-        """Attributes of an OrderedDict, which are of no use here: a module's state dict has its `_metadata`."""
+        """Drop the attributes of an OrderedDict: a module's state dict has `_metadata`."""
         state = self.pop()
         target = self.stack[-1]
         if type(state) is not dict or type(target) is not dict:
             raise Refused(f"the pickle gives attributes to a {kind(target)}; nothing of it was run")
 
     def memoize(self, number: int) -> None:
-        # Python 3 counts from 0 and Python 2 from 1; with neither is there a hole of more than one.
+        # Python 3 counts from 0 and Python 2 from 1; neither leaves a gap of more than one.
         if number > len(self.memo) + 1:
             raise Refused(f"the pickle numbers its value {number} after {len(self.memo)} values")
         self.memo[number : number + 1] = [self.stack[-1]] * (max(number - len(self.memo), 0) + 1)
@@ -263,7 +265,7 @@ STEPS: dict[bytes, Callable[[_Machine], None]] = {
     b"j": lambda machine: machine.recall(machine.number(4)),
     b"c": lambda machine: machine.name(machine.line(), machine.line()),
     b"\x93": _Machine.name_on_stack,
-    b"Q": lambda machine: machine.push(machine.vocabulary.reference(machine.pop())),
+    b"Q": lambda machine: machine.push(machine.known.reference(machine.pop())),
     b"R": _Machine.call,
     b"b": _Machine.build,
 }

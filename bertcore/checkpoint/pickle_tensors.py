@@ -1,16 +1,16 @@
-"""What a pickle of torch.save may refer to: the names that tensors need, each with a harmless stand-in.
+"""The names that a pickle of torch.save may refer to, each with a harmless stand-in.
 
 torch.save writes a tensor as a call of torch._utils._rebuild_tensor_v2 with a reference to its storage, an offset, a
-size and strides; the bytes of the storage lie elsewhere in the file. The stand-ins here make descriptions: a Storage or
-a Tensor owns no memory. A Tensor is inside its Storage, by the checks below; that the Storage is inside the file is for
-the reader of the file to check.
+size and strides; the bytes of the storage lie elsewhere in the file. The stand-ins make descriptions: a Storage or a
+Tensor owns no memory. The checks here hold a Tensor inside its Storage; the reader of the file must hold the Storage
+inside the file.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
-from .pickle_machine import Function, Refused, Vocabulary, check_key, kind, shown
+from .pickle_machine import Function, KnownNames, Refused, check_key, kind, shown
 from .safetensors_file import LARGEST, MOST_DIMENSIONS, could_be_array
 
 ITEM_SIZES = {
@@ -37,8 +37,11 @@ class StorageType:
 class Storage:
     """Bytes that tensors share, or a view of them.
 
-    key: its name in the file; size: how many bytes it has there; start, stop: which of them this view covers.
-    dtype: of its elements, in the spelling of safetensors.
+    Attributes:
+        key: its name in the file.
+        dtype: the dtype of its elements, in the spelling of safetensors.
+        size: the number of its bytes in the file.
+        start, stop: the bytes that this view covers.
     """
 
     key: str
@@ -60,7 +63,7 @@ class Tensor:
 
     @property
     def span(self) -> int:
-        """How many bytes there are from the beginning of its first to the end of its last element."""
+        """The number of bytes from the beginning of its first to the end of its last element."""
         if 0 in self.shape:
             return 0
         steps = ((count - 1) * step for count, step in zip(self.shape, self.stride, strict=True))
@@ -68,7 +71,7 @@ class Tensor:
 
 
 def _checked(what: str, value: Any) -> int:
-    """`value`, when it is a sensible size, stride or offset."""
+    """Return `value` if it is a sensible size, stride or offset."""
     if type(value) is not int or not 0 <= value < LARGEST:
         found = str(value) if type(value) is int else f"a {kind(value)}"
         raise Refused(f"{what} is {found}, expected an integer of 0 to 2**48 - 1")
@@ -76,12 +79,12 @@ def _checked(what: str, value: Any) -> int:
 
 
 def _storage(reference: Any) -> Storage:
-    """The storage that torch.save refers to by ("storage", its class, key, device, number of elements).
+    """Return the storage that torch.save refers to by ("storage", its class, key, device, number of elements).
 
     The format before PyTorch 1.6 has a sixth entry: None, or (key, first element, number of elements) of a view.
     """
     if type(reference) is not tuple or len(reference) not in (5, 6) or reference[0] != "storage":
-        raise Refused("the pickle refers to something that is no storage of a tensor (a model saved as a whole?)")
+        raise Refused("the pickle refers to something other than a storage of a tensor (a model saved as a whole?)")
     _, storage_type, key, _, length, *views = reference
     if type(storage_type) is not StorageType or type(key) is not str:
         raise Refused("the pickle refers to a storage without its type and key")
@@ -119,16 +122,16 @@ def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, dtype: st
     return tensor
 
 
-def _check_bounds(tensor: Tensor, room: int) -> None:
-    """Refused unless `tensor` lies within its storage, which has `room` for that many elements.
+def _check_bounds(tensor: Tensor, elements: int) -> None:
+    """Raise Refused unless `tensor` lies within its storage, which has that many elements.
 
-    It may have no more elements than the storage either: a stride of 0 would make any number of them out of one.
+    It may not have more elements than the storage either: a stride of 0 would make any number of them out of one.
     """
     where = f"a tensor of shape {tensor.shape} and stride {tensor.stride}"
     if tensor.start + tensor.span > tensor.storage.stop:
-        raise Refused(f"{where} ends behind its storage {shown(tensor.storage.key)} of {room} elements")
-    if math.prod(tensor.shape) > room:
-        raise Refused(f"{where} has more elements than its storage {shown(tensor.storage.key)}, {room}")
+        raise Refused(f"{where} ends after its storage {shown(tensor.storage.key)} of {elements} elements")
+    if math.prod(tensor.shape) > elements:
+        raise Refused(f"{where} has more elements than its storage {shown(tensor.storage.key)}, {elements}")
     if not could_be_array(tensor.shape):
         raise Refused(f"{where} is too large")
 
@@ -163,11 +166,11 @@ def _size(sizes) -> tuple:
 
 
 def _ordered_dict(*items) -> dict:
-    """Python 3 makes an empty one and fills it; Python 2 passed a list of [key, value]."""
+    """Make the dict of an OrderedDict: Python 3 fills an empty one; Python 2 passed a list of [key, value]."""
     result = {}
     for pairs in items:
         if type(pairs) is not list or not all(type(pair) is list and len(pair) == 2 for pair in pairs):
-            raise Refused("an OrderedDict made of something that is no list of [key, value]")
+            raise Refused("an OrderedDict made of something other than a list of [key, value]")
         for key, value in pairs:
             check_key(key)
             result[key] = value
@@ -187,7 +190,7 @@ _DTYPES = {
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8",
 }  # fmt: skip
 
-VOCABULARY = Vocabulary(
+KNOWN_NAMES = KnownNames(
     reference=_storage,
     names={
         ("collections", "OrderedDict"): Function(_ordered_dict, 0, 1),

@@ -4,8 +4,7 @@ Format: 8 bytes with the header's length (little-endian), a JSON header {name: {
 tensors back to back (https://github.com/huggingface/safetensors, "Format").
 
 The safetensors library checks the file: header, offsets, overlaps, length. The arrays are then views of the mapped file
-at the header's offsets, because the library's own NumPy reader copies each tensor (all-MiniLM-L6-v2: 90 MB, 40-300 ms;
-views: nothing until a page is touched).
+at the header's offsets, because the library's own NumPy reader copies each tensor.
 """
 
 import importlib
@@ -29,10 +28,10 @@ NUMPY_DTYPES = {
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1",
 }  # fmt: skip
 
-MOST_HEADER_BYTES = 8 << 20  # 74,000 tensors; each megabyte takes 0.15 s and 13 MB of memory
+MOST_HEADER_BYTES = 8 << 20  # 74,000 tensors; reading takes 13 times as much memory
 
 MOST_DIMENSIONS = 8
-LARGEST = 2**48  # elements; beyond any file, and far from what overflows 64 bits
+LARGEST = 2**48  # elements: beyond any file, and far from overflowing 64 bits
 
 EXPLANATIONS = {
     "file not fully covered": "its length is not what its header says (truncated or still downloading?)",
@@ -44,7 +43,7 @@ EXPLANATIONS = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies: its file, dtype in the format's spelling ("F32", "BF16", ...), shape and first byte."""
+    """The place of a tensor: its file, dtype as safetensors spells it ("F32", "BF16", ...), shape and first byte."""
 
     file: Path
     dtype: str
@@ -53,7 +52,7 @@ class TensorInfo:
 
 
 def could_be_array(shape: Sequence[int]) -> bool:
-    """Whether NumPy can make an array of that shape. It counts an axis of size 0 as 1, too."""
+    """Return whether NumPy can make an array of that shape; like NumPy, count an axis of size 0 as 1."""
     return len(shape) <= MOST_DIMENSIONS and math.prod(size for size in shape if size) <= LARGEST
 
 
@@ -79,7 +78,6 @@ class SafetensorsFile:
             name: TensorInfo(file, entry["dtype"], tuple(entry["shape"]), start + entry["data_offsets"][0])
             for name, entry in header.items()
         }
-
         for name, info in self.info.items():
             if not could_be_array(info.shape):
                 raise CheckpointError(
@@ -87,7 +85,7 @@ class SafetensorsFile:
                 )
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor as a read-only array in the machine's byte order; bfloat16 is that of ml_dtypes."""
+        """Read a tensor as a read-only array in the machine's byte order; bfloat16 is the dtype of ml_dtypes."""
         info = self.info[name]
         if info.dtype not in NUMPY_DTYPES:
             known = ", ".join(NUMPY_DTYPES)
@@ -104,7 +102,7 @@ def _array(data: mmap.mmap, info: TensorInfo) -> np.ndarray:
 
 
 def native(array: np.ndarray, dtype: str) -> np.ndarray:
-    """An array as it lies in a file, and its dtype there, as a read-only aligned array in the machine's byte order."""
+    """Convert an array of a file, stored as `dtype`, to a read-only aligned array in the machine's byte order."""
     # No format promises alignment; compiled kernels need it. Files written by the libraries pass without a copy.
     array = np.require(array.astype(array.dtype.newbyteorder("="), copy=False), requirements="A")
     if dtype == "BF16":
@@ -114,7 +112,7 @@ def native(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _check_header_size(file: Path, size: int) -> None:
-    """CheckpointError for a header that would take seconds to read; one longer than the file is an error later."""
+    """Raise CheckpointError for a header that takes seconds to read; one longer than the file is an error later."""
     if MOST_HEADER_BYTES < size <= file.stat().st_size - 8:
         raise CheckpointError(f"{file}: its header has {size} bytes, expected at most {MOST_HEADER_BYTES}")
 
@@ -141,13 +139,13 @@ def _explain(file: Path, error: Exception) -> str:
 
 
 def write_safetensors(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write `arrays` by name; OSError, naming the file, where it cannot be written (a full disk)."""
+    """Write `arrays` by name. Raises OSError, naming the file, if it cannot be written (a full disk)."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     try:
         save_file(dict(arrays), file, metadata={"format": "pt"})  # transformers refuses a file without this entry
-    except SafetensorError as error:  # of the system's errors, it has the number in the text alone
+    except SafetensorError as error:  # the number of a system error stands in its text alone
         number = re.search(r"\(os error (\d+)\)", str(error))
         if number is None:
             raise

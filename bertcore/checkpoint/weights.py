@@ -1,4 +1,4 @@
-"""A checkpoint as a mapping from tensor names to arrays."""
+"""Open and save checkpoints: a mapping from tensor names to arrays, over one file of weights or several."""
 
 import dataclasses
 import json
@@ -24,24 +24,30 @@ from .pickle_file import PickleFile
 from .safetensors_file import SafetensorsFile, TensorInfo, write_safetensors
 
 WEIGHTS_NAME = "model.safetensors"
-INDEX_NAME = "model.safetensors.index.json"
-PICKLED_NAME = "pytorch_model.bin"
-PICKLED_INDEX_NAME = "pytorch_model.bin.index.json"
-
-# Where a folder may have its weights; the first that is there is taken.
-WEIGHTS_NAMES = (WEIGHTS_NAME, INDEX_NAME, PICKLED_NAME, PICKLED_INDEX_NAME)
-
+# In order of preference.
+WEIGHTS_NAMES = (WEIGHTS_NAME, "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 LONGEST_NAME = 255  # bytes of a file's name
+
+ORIGINAL = ".parametrizations.weight.original"
+FACTORS = (".parametrizations.weight.0.lora_A", ".parametrizations.weight.0.lora_B")
+STORABLE = frozenset(
+    ["bool", "bfloat16", "float16", "float32", "float64"]
+    + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+)
 
 TensorFile = SafetensorsFile | PickleFile
 
 
 class Checkpoint(Mapping[str, np.ndarray]):
-    """The tensors of a checkpoint, by the names they have in the file: `checkpoint[name]` reads one.
+    """The tensors of a checkpoint, by their names in the file: `checkpoint[name]` reads one.
 
-    Arrays are read-only views of the memory-mapped files, in the stored dtype (bfloat16 as ml_dtypes.bfloat16);
-    nothing is read before it is asked for. `info` maps each name to its TensorInfo (file, dtype, shape) without reading
-    it; `source` is the file or index the checkpoint was opened from.
+    Arrays are read-only views of the memory-mapped files, in the stored dtype (bfloat16 as ml_dtypes.bfloat16); nothing
+    is read before it is asked for.
+
+    Attributes:
+        source: the file or index that the checkpoint was opened from.
+        info: name -> TensorInfo (file, dtype, shape), without reading the tensor.
+        metadata: the text entries of the files' headers.
     """
 
     def __init__(self, source: Path, files: list[TensorFile], owner: Mapping[str, TensorFile]):
@@ -54,27 +60,27 @@ class Checkpoint(Mapping[str, np.ndarray]):
         return self._owner[name].read(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._owner)
+        return iter(self.info)
 
     def __len__(self) -> int:
-        return len(self._owner)
+        return len(self.info)
 
     def __contains__(self, name) -> bool:
-        return name in self._owner  # Mapping's own would read the tensor to find out
+        return name in self.info  # Mapping's own would read the tensor to find out
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.source)!r}, {len(self)} tensors)"
 
 
-def open_checkpoint(path) -> Checkpoint:
-    """Opens the weights at `path`: those in a folder, or a file of weights, or the index of several.
+def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
+    """Open the weights at `path`: a folder, a file of weights, or the index of several files.
 
-    In a folder these are, the first that is there: model.safetensors; the shards that model.safetensors.index.json
-    names; pytorch_model.bin; the shards that pytorch_model.bin.index.json names. Pickles (.bin, .pt) are read without
-    running anything in them (see `pickle_machine`).
+    In a folder the first of these is taken: model.safetensors; the shards in model.safetensors.index.json;
+    pytorch_model.bin; the shards in pytorch_model.bin.index.json. Pickles (.bin, .pt) are read without running any code
+    in them (see `pickle_machine`).
 
-    Raises CheckpointError, naming the file and the problem, when there are no such weights, when a shard is missing,
-    and when a file is truncated, corrupt, or holds something other than tensors.
+    Raises CheckpointError, naming the file and the problem, if there are no such weights, a shard is missing, or a file
+    is truncated, corrupt, or holds something other than tensors.
     """
     path = Path(path)
     if not path.is_file():
@@ -103,21 +109,19 @@ def _open_shards(index: Path) -> Checkpoint:
     names = sorted(set(weight_map.values()))
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
-        raise CheckpointError(
-            f"{index} names {len(names)} files, of which {len(missing)} are missing: {listed(missing)}"
-        )
+        raise CheckpointError(f"{index} names {len(names)} files; {len(missing)} are missing: {listed(missing)}")
     shards = {name: _open_file(index.parent / name) for name in names}
     absent = [f"{tensor} (in {file})" for tensor, file in weight_map.items() if tensor not in shards[file].info]
     if absent:
         raise CheckpointError(f"{index} places tensors in files that lack them: {listed(absent)}")
-    # The index decides which file a tensor is read from; one that it forgets still belongs to the checkpoint.
+    # The index decides which file a tensor is read from; tensors that it omits still belong to the checkpoint.
     owner = {name: shard for shard in shards.values() for name in shard.info}
     owner.update({tensor: shards[file] for tensor, file in weight_map.items()})
     return Checkpoint(index, list(shards.values()), owner)
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
-    """The file of each tensor, from the index of a sharded checkpoint."""
+    """Read the file of each tensor from the index of a sharded checkpoint."""
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map of tensor names to file names")
@@ -130,17 +134,13 @@ def read_weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-PARAMETRIZED = ".parametrizations.weight."
-ORIGINAL, FACTORS = f"{PARAMETRIZED}original", (f"{PARAMETRIZED}0.lora_A", f"{PARAMETRIZED}0.lora_B")
-
-
 @dataclass(frozen=True)
 class Adapters:
-    """What a config says of the adapters in its checkpoint.
+    """The low-rank adapters of a checkpoint, as its config describes them.
 
     Attributes:
         tasks: their names, in the order in which they are stacked.
-        scale: what the product of two factors is multiplied by.
+        scale: the factor of the product of two factors.
     """
 
     tasks: tuple[str, ...] = ()
@@ -155,45 +155,22 @@ class AdaptedCheckpoint(Checkpoint):
     tables lora_A has the rows. PyTorch writes parametrized weights so.
 
     Args:
-        checkpoint: as it was opened.
+        checkpoint: the opened file.
         adapter: the index of the adapter; None reads the original weights.
-        scale: as in Adapters.
+        scale: as in `Adapters`.
 
-    Raises CheckpointError, naming the tensor, for an adapter that is not there and factors that do not fit.
+    Raises CheckpointError, naming the tensor, for a missing adapter and for factors that do not fit.
     """
 
     def __init__(self, checkpoint: Checkpoint, adapter: int | None, scale: float):
         self.source, self.metadata = checkpoint.source, checkpoint.metadata
         self._checkpoint, self._adapter, self._scale = checkpoint, adapter, scale
-        self._names = {
+        self._names = {  # plain -> the file's
             name.replace(ORIGINAL, ".weight"): name for name in checkpoint if not name.endswith(FACTORS)
-        }  # plain -> the file's
+        }
         self.info = {plain: self._info(name) for plain, name in self._names.items()}
         if adapter is not None and not any(map(self._is_adapted, self._names.values())):
             raise CheckpointError(f"{self.source} holds no adapters, though its config lists some")
-
-    def _is_adapted(self, name: str) -> bool:
-        return self._adapter is not None and name.endswith(ORIGINAL)
-
-    def _info(self, name: str):
-        info = self._checkpoint.info[name]
-        if not self._is_adapted(name):
-            return info
-        self._order(name, info.shape)
-        return dataclasses.replace(info, dtype="F32")
-
-    def _order(self, name: str, shape: tuple[int, ...]) -> tuple[str, str]:
-        """The names of the factors, in the order in which they are multiplied."""
-        names = [name.replace(ORIGINAL, factor) for factor in FACTORS]
-        stacks = [self._checkpoint.info[factor].shape if factor in self._checkpoint else None for factor in names]
-        for first, second in ((1, 0), (0, 1)):
-            left, right = stacks[first], stacks[second]
-            if _fit(left, right, shape) and self._adapter < left[0]:
-                return names[first], names[second]
-        raise CheckpointError(
-            f"{self.source}: {names[0]} and lora_B have the shapes {stacks[0]} and {stacks[1]}, expected at least "
-            f"{self._adapter + 1} pairs of factors of a matrix of {shape}"
-        )
 
     def __getitem__(self, name: str) -> np.ndarray:
         stored = self._names[name]
@@ -205,47 +182,51 @@ class AdaptedCheckpoint(Checkpoint):
         )
         return array.astype(np.float32) + self._scale * (left @ right)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+    def _is_adapted(self, name: str) -> bool:
+        return self._adapter is not None and name.endswith(ORIGINAL)
 
-    def __len__(self) -> int:
-        return len(self._names)
+    def _info(self, name: str) -> TensorInfo:
+        info = self._checkpoint.info[name]
+        if not self._is_adapted(name):
+            return info
+        self._order(name, info.shape)
+        return dataclasses.replace(info, dtype="F32")
 
-    def __contains__(self, name) -> bool:
-        return name in self._names
-
-
-def _fit(left: tuple[int, ...] | None, right: tuple[int, ...] | None, shape: tuple[int, ...]) -> bool:
-    """Whether stacks of these shapes hold factors of a matrix of `shape`."""
-    if left is None or right is None or not len(left) == len(right) == 3:
-        return False
-    return left[0] == right[0] and left[2] == right[1] and (left[1], right[2]) == shape
-
-
-STORABLE = frozenset(
-    ["bool", "bfloat16", "float16", "float32", "float64"]
-    + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
-)
+    def _order(self, name: str, shape: tuple[int, ...]) -> tuple[str, str]:
+        """Return the names of the factors, in the order in which they are multiplied."""
+        names = [name.replace(ORIGINAL, factor) for factor in FACTORS]
+        stacks = [self._checkpoint.info[factor].shape if factor in self._checkpoint else None for factor in names]
+        for first, second in ((1, 0), (0, 1)):
+            left, right = stacks[first], stacks[second]
+            are_stacks = left is not None and right is not None and len(left) == len(right) == 3
+            if are_stacks and left[0] == right[0] and left[2] == right[1] and (left[1], right[2]) == shape:
+                if self._adapter >= left[0]:
+                    break
+                return names[first], names[second]
+        raise CheckpointError(
+            f"{self.source}: {names[0]} and lora_B have the shapes {stacks[0]} and {stacks[1]}, expected at least "
+            f"{self._adapter + 1} pairs of factors of a matrix of {shape}"
+        )
 
 
 def save_checkpoint(
-    folder,
+    folder: str | os.PathLike,
     config: Mapping[str, Any],
     parameters: Mapping[str, np.ndarray],
     *,
     config_name: str = CONFIG_NAME,
     weights_name: str = WEIGHTS_NAME,
 ) -> None:
-    """Writes config.json and model.safetensors (or files of other names) into `folder`, made when it is not there.
+    """Write config.json and model.safetensors (or files of other names), which transformers and bertcore read.
 
-    Both are written completely under temporary names and then take their places together (`replace_files`): a failure
-    (a full disk, an interrupt) leaves the old files as they were, and a process that is killed the old ones, the new
-    ones, or a config.json that says that saving was interrupted; never the config of one model beside the weights of
-    another. An index of a sharded checkpoint, which the new file replaces, is removed; other files in the folder are
-    not touched.
+    The folder is made if it does not exist. Both files are written completely under temporary names and then take their
+    places together (`replace_files`): a failure (a full disk, an interrupt) leaves the old files as they were, and a
+    killed process the old ones, the new ones, or a config.json that says that saving was interrupted; never the config
+    of one model beside the weights of another. The index of a sharded checkpoint that the new file replaces is removed;
+    other files in the folder are not touched.
 
-    Raises TypeError for a parameter that is not a NumPy array of numbers (device arrays are copied by the caller) and
-    for a config that JSON cannot hold, before anything is written; OSError, naming the file, when it cannot be written.
+    Raises TypeError for a parameter that is not a NumPy array of numbers (the caller copies device arrays) and for a
+    config that JSON cannot hold, before anything is written; OSError, naming the file, if it cannot be written.
     """
     arrays = {name: _storable(name, array) for name, array in parameters.items()}
     config_text = json.dumps(dict(config), indent=2, sort_keys=True) + "\n"
@@ -260,7 +241,7 @@ def save_checkpoint(
     (folder / f"{weights_name}.index.json").unlink(missing_ok=True)
 
 
-def _storable(name: str, array) -> np.ndarray:
+def _storable(name: str, array: Any) -> np.ndarray:
     if not isinstance(array, np.ndarray):
         raise TypeError(f"parameter {name} is {type(array).__module__}.{type(array).__name__}, expected a NumPy array")
     if array.dtype.name not in STORABLE:

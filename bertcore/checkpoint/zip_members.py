@@ -1,9 +1,9 @@
-"""Where the members of an uncompressed zip archive lie in it.
+"""The places of members in an uncompressed zip archive.
 
-A reader of its own, because the members are to be views of the mapped file: zipfile gives streams, and does not tell
-where one begins. It is also stricter, so that no two readers can disagree about an archive: every name once, in the
-directory and before the member, nothing compressed, encrypted or split. Nothing is ever extracted, so names are labels
-and not paths. Format: PKWARE's APPNOTE 6.3, sections 4.3.7, 4.3.12 to 4.3.16 and 4.5.3.
+The members are to be views of the mapped file, and zipfile gives streams without their places. This reader is also
+stricter, so that no two readers can disagree about an archive: every name once, the same in the directory and before
+the member, nothing compressed, encrypted or split. Nothing is ever extracted, so names are labels, not paths. Format:
+PKWARE's APPNOTE 6.3, sections 4.3.7, 4.3.12 to 4.3.16 and 4.5.3.
 """
 
 import struct
@@ -26,12 +26,12 @@ ENCRYPTED = 0x2041  # flags: encrypted, strongly encrypted, directory encrypted
 
 
 class BadArchive(CheckpointError):
-    """What is wrong with an archive; the message does not name the file."""
+    """An archive is broken or unsupported; the message does not name the file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One file of the archive: its bytes are those from `start` to `stop`, `crc` their checksum."""
+class ArchiveMember:
+    """One file of the archive: its bytes go from `start` to `stop`, `crc` is their checksum."""
 
     name: str
     start: int
@@ -39,27 +39,27 @@ class Member:
     crc: int
 
     def read(self, data) -> bytes:
-        """A copy of its bytes. BadArchive when the checksum says that they are damaged."""
+        """Copy its bytes. Raises BadArchive if their checksum is wrong."""
         content = data[self.start : self.stop]
         if zlib.crc32(content) != self.crc:
             raise BadArchive(f"the checksum of its member {self.name!r} is wrong (damaged?)")
         return content
 
 
-def read_members(data) -> dict[str, Member]:
-    """The members of the archive in `data` (bytes or a mapped file), by name. BadArchive says what is wrong."""
+def read_members(data) -> dict[str, ArchiveMember]:
+    """Return the members of the archive in `data` (bytes or a mapped file), by name. Raises BadArchive."""
     count, size, start = _find_directory(data)
     if size > LIMIT:
         raise BadArchive(f"its directory has {size} bytes, expected at most {LIMIT}")
     directory = data[start : start + size]
-    members: dict[str, Member] = {}
+    members: dict[str, ArchiveMember] = {}
     for name, crc, length, header in _entries(directory, count):
         if name in members:
             raise BadArchive(f"it has the member {name!r} twice")
         first = _first_byte(data, name, header)
         if first + length > start:
-            raise BadArchive(f"its member {name!r} of {length} bytes ends behind the members (damaged?)")
-        members[name] = Member(name, first, first + length, crc)
+            raise BadArchive(f"its member {name!r} of {length} bytes ends after the members (damaged?)")
+        members[name] = ArchiveMember(name, first, first + length, crc)
     return members
 
 
@@ -70,7 +70,7 @@ def _unpack(form: struct.Struct, signature: bytes, data, start: int, what: str) 
 
 
 def _find_directory(data) -> tuple[int, int, int]:
-    """The number of entries, the size and the first byte of the directory."""
+    """Return the number of entries, the size and the first byte of the directory."""
     end = data.rfind(END_SIGNATURE, max(0, len(data) - END.size - LONGEST_COMMENT))
     if end < 0:
         raise BadArchive("the end of the archive is missing (truncated or still downloading?)")
@@ -88,7 +88,7 @@ def _find_directory(data) -> tuple[int, int, int]:
 
 
 def _entries(directory: bytes, count: int) -> Iterator[tuple[str, int, int, int]]:
-    """Name, checksum, length and place of the local header of each entry."""
+    """Yield name, checksum, length and place of the local header of each entry."""
     place = 0
     for _ in range(count):
         entry = _unpack(ENTRY, ENTRY_SIGNATURE, directory, place, "an entry of its directory")
@@ -120,7 +120,7 @@ def _name(name: bytes) -> str:
 
 
 def _long_values(extra: bytes, values: list[int], name: str) -> list[int]:
-    """`values` with those that are too long for 32 bits taken from the entry's extra fields."""
+    """Return `values`; those too long for 32 bits come from the entry's extra fields."""
     missing = [index for index, value in enumerate(values) if value == ELSEWHERE]
     place = 0
     while missing and place + 4 <= len(extra):
@@ -136,10 +136,10 @@ def _long_values(extra: bytes, values: list[int], name: str) -> list[int]:
 
 
 def _first_byte(data, name: str, header: int) -> int:
-    """Where the bytes of a member begin: behind the header that stands before them."""
+    """Return the first byte of a member, after the header before it."""
     what = f"the header of its member {name!r}"
     _, _, method, *_, name_size, extra_size = _unpack(LOCAL, LOCAL_SIGNATURE, data, header, what)
     first = header + LOCAL.size
     if method != 0 or data[first : first + name_size] != name.encode():
-        raise BadArchive(f"{what} says something else than the directory (damaged?)")
+        raise BadArchive(f"{what} contradicts the directory (damaged?)")
     return first + name_size + extra_size

@@ -38,8 +38,11 @@ class AutoTokenizer:
 
         Args:
             folder: a folder, or a model's id on the Hugging Face hub ("ORGANISATION/NAME").
-            revision, token, cache_dir, local_files_only: for the hub, as in `checkpoint.resolve`.
-            settings: override the files, under the names of tokenizer_config.json: add_prefix_space=True,
+            revision: a branch, tag or commit on the hub.
+            token: the hub's access token; True for the saved one.
+            cache_dir: the folder of the hub's cache.
+            local_files_only: make no request to the hub.
+            **settings: override the files, under the names of tokenizer_config.json: add_prefix_space=True,
                 model_max_length=128, mask_token="<m>".
 
         Returns a `Tokenizer`; for LUKE a `LukeTokenizer`, which also takes entities.

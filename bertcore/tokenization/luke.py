@@ -133,14 +133,17 @@ class LukeTokenizer(Tokenizer):
         """Return token ids as `Tokenizer.__call__` does, and the entities.
 
         Args:
-            text, text_pair: as in `Tokenizer.__call__`.
-            entity_spans, entity_spans_pair: for each text a list of (first, last + 1) characters; for one text just
-                the list. The task entity_classification takes one span, entity_pair_classification two that do not
-                overlap, and marks them in the text.
-            entities, entities_pair: for each span the entity's name in entity_vocab; None: the entity is masked.
+            text: as in `Tokenizer.__call__`.
+            text_pair: likewise.
+            entity_spans: for each text a list of (first, last + 1) characters; for one text just the list. The task
+                entity_classification takes one span, entity_pair_classification two that do not overlap, and marks
+                them in the text.
+            entity_spans_pair: the spans of text_pair.
+            entities: for each span the entity's name in entity_vocab; None: the entity is masked.
+            entities_pair: the entities of text_pair.
             max_entity_length: the most entities of a row when truncation is on, and the length that
                 padding="max_length" pads to; None means the tokenizer's own.
-            options: those of `Tokenizer.__call__`; with entities not stride, is_split_into_words,
+            **options: those of `Tokenizer.__call__`; with entities not stride, is_split_into_words,
                 return_overflowing_tokens, return_offsets_mapping and padding_side="left".
 
         Returns entity_ids, entity_position_ids (the positions of each entity's tokens, then -1),

@@ -92,11 +92,13 @@ class Tokenizer(Vocabulary):
             pad_to_multiple_of: round the padded length up.
             padding_side: "right" or "left"; None means the tokenizer's own.
             return_tensors: None for lists; "np" for int64 arrays (rows, tokens), of one row for a single string.
-            return_token_type_ids, return_attention_mask: None means as in model_input_names.
+            return_token_type_ids: None means as in model_input_names.
+            return_attention_mask: likewise.
             return_overflowing_tokens: the tokens that truncation cuts off follow as rows of their own, and
                 overflow_to_sample_mapping has the number of each row's text.
-            return_special_tokens_mask, return_offsets_mapping, return_length: add special_tokens_mask (1 at special
-                tokens and padding), offset_mapping (first and last + 1 character of each token), length.
+            return_special_tokens_mask: add special_tokens_mask (1 at special tokens and padding).
+            return_offsets_mapping: add offset_mapping (first and last + 1 character of each token).
+            return_length: add length.
 
         Raises:
             TypeError: a text that is not a string, named with its index.
@@ -163,7 +165,8 @@ class Tokenizer(Vocabulary):
         Args:
             encoded_inputs: what a call returned, or a list of that, one for each text. Other columns (labels) stay as
                 they are.
-            padding, max_length, pad_to_multiple_of, padding_side, return_attention_mask, return_tensors: as in a call.
+            padding: as in a call; so are max_length, pad_to_multiple_of, padding_side, return_attention_mask and
+                return_tensors.
 
         Raises TypeError for anything but rows of ids; ValueError as a call does.
         """

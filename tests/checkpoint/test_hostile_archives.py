@@ -39,9 +39,9 @@ MIDDLE = build.archive(SOUND, {"0": VALUES}, more={"byteorder": b"middle" * 10**
 
 CONTENTS = {
     "compressed": (COMPRESSED, r"member 'archive/data\.pkl' is compressed, .*; torch\.save does not compress"),
-    "zip bomb": (changed(SECOND + 20, struct.pack("<2L", 2**31, 2**31)), "ends behind the members"),
+    "zip bomb": (changed(SECOND + 20, struct.pack("<2L", 2**31, 2**31)), "ends after the members"),
     "encrypted": (changed(DIRECTORY + 8, b"\1"), r"member 'archive/data\.pkl' is encrypted"),
-    "another header": (ARCHIVE.replace(b"archive/data/0", b"archive/data/1", 1), "says something else"),
+    "another header": (ARCHIVE.replace(b"archive/data/0", b"archive/data/1", 1), "contradicts the directory"),
     "two pickles": (zipped(("a/data.pkl", SOUND), ("b/data.pkl", SOUND)), r"has 2 pickles NAME/data\.pkl"),
     "damaged pickle": (ARCHIVE.replace(b"\x89", b"\x88", 1), r"checksum of its member 'archive/data\.pkl'"),
     "byte order": (MIDDLE, r"its byte order is b'middlemi', expected little or big"),
@@ -57,8 +57,8 @@ CONTENTS = {
     "spare storage": (build.stream(SOUND, {"0": VALUES, "1": VALUES}), "its storage 1 is of no tensor"),
     "no storage": (build.stream(SOUND, {}), "lacks the storage 0"),
     "short storage": (build.stream(SOUND, {"0": VALUES[:-4]}), "storage 0 has 20 bytes, its pickle says 24"),
-    "no keys": (HEAD + b"\x80\x02N.", "list of storages is no list of keys"),
-    "storage twice": (HEAD + b"\x80\x02](" + KEY + KEY + b"e." + b"\0" * 16, "storage 0 is there twice"),
+    "no keys": (HEAD + b"\x80\x02N.", "list of storages is not a list of keys"),
+    "storage twice": (HEAD + b"\x80\x02](" + KEY + KEY + b"e." + b"\0" * 16, "storage 0 is listed twice"),
     "endless storage": (HEAD + b"\x80\x02](" + KEY + b"e." + b"\xff" * 8 + VALUES, "ends inside its storage 0"),
     "git-lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "git lfs pull"),
     "web page": (b"<!DOCTYPE html><html>", "starts with b'<!DOCTYP', neither a zip archive nor a pickle"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bertcore.checkpoint.pickle_file import PickleFile
 from bertcore.checkpoint.pickle_machine import Refused, read_pickle
-from bertcore.checkpoint.pickle_tensors import VOCABULARY
+from bertcore.checkpoint.pickle_tensors import KNOWN_NAMES
 from tests.checkpoint import pickle_files as build
 from tests.checkpoint.pickle_files import FORMATS, SOUND, VALUES, refused
 
@@ -98,7 +98,7 @@ class TestNothingIsRun:
     def test_attack(self, tmp_path, attack, form):
         pickled = attacks(tmp_path)[attack]
         modules = set(sys.modules)
-        refused(tmp_path, FORMATS[form](pickled, {"0": VALUES}), "is no file of tensors that can be read: ")
+        refused(tmp_path, FORMATS[form](pickled, {"0": VALUES}), "is not a readable file of tensors: ")
         assert not mark(tmp_path).exists() and set(sys.modules) == modules
 
     def test_the_attacks_are_real(self, tmp_path):
@@ -144,7 +144,7 @@ class TestNothingIsRun:
             content = b"\x80\x02" + b"NNNN" + bytes([code]) + b"\0" * 16
             if bytes([code]) not in known:
                 with pytest.raises(Refused, match="opcode"):
-                    read_pickle(content, VOCABULARY)
+                    read_pickle(content, KNOWN_NAMES)
 
 
 REFERENCES = {
@@ -262,7 +262,7 @@ OTHER_VALUES = {
 }
 
 
-GENERAL = "is no file of tensors that can be read: "
+GENERAL = "is not a readable file of tensors: "
 REFUSED = {
     **{
         f"storage: {what}": (build.state_dict({"w": build.tensor((1,), (1,), of=reference)}), "storage")
@@ -321,7 +321,7 @@ def set_off_bombs() -> None:
         print(name, flush=True)
         began = time.process_time()
         with contextlib.suppress(Refused):
-            read_pickle(b"\x80\x02" + content + b".", VOCABULARY)
+            read_pickle(b"\x80\x02" + content + b".", KNOWN_NAMES)
         assert time.process_time() - began < 30
 
 
@@ -342,4 +342,4 @@ PIECES = [
 @settings(max_examples=1000)
 def test_any_opcodes_are_read_or_refused(pieces):
     with contextlib.suppress(Refused):
-        read_pickle(b"\x80\x02" + b"".join(pieces) + b".", VOCABULARY)
+        read_pickle(b"\x80\x02" + b"".join(pieces) + b".", KNOWN_NAMES)

@@ -161,7 +161,7 @@ def test_view_of_a_storage_in_the_older_format(tmp_path):
     np.testing.assert_array_equal(file.read("p"), VALUES[2:].reshape(2, 2))
     np.testing.assert_array_equal(file.read("w"), VALUES.reshape(2, 3))
     beyond = build.tensor((2, 2), (2, 1), 1, of=build.storage(view=view))
-    with pytest.raises(CheckpointError, match="ends behind its storage 0 of 4 elements"):
+    with pytest.raises(CheckpointError, match="ends after its storage 0 of 4 elements"):
         opened(tmp_path, build.stream(build.state_dict({"p": beyond}), {"0": VALUES.tobytes()}))
 
 
@@ -169,7 +169,7 @@ def test_view_of_a_storage_in_the_older_format(tmp_path):
 def test_plain_values_of_every_protocol(protocol):
     """Python's own pickler writes what the machine reads."""
     from bertcore.checkpoint.pickle_machine import read_pickle
-    from bertcore.checkpoint.pickle_tensors import VOCABULARY
+    from bertcore.checkpoint.pickle_tensors import KNOWN_NAMES
 
     shared = ["é" * 300, 7]
     value = {
@@ -179,7 +179,7 @@ def test_plain_values_of_every_protocol(protocol):
         **{str(number): number for number in range(300)},  # numbers of values beyond one byte
     }
     content = b"before" + pickle.dumps(value, protocol) + b"after"
-    found, end = read_pickle(content, VOCABULARY, 6)
+    found, end = read_pickle(content, KNOWN_NAMES, 6)
     assert found == value and content[end:] == b"after"
     assert found["nested"]["a"][0]["b"][0] is found["nested"]["a"][0]["b"][1]
 

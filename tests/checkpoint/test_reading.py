@@ -187,7 +187,7 @@ class TestShards:
     def test_missing_shard(self, tmp_path):
         write_shards(tmp_path, self.SHARDS)
         (tmp_path / "b.safetensors").unlink()
-        with pytest.raises(CheckpointError, match=r"names 2 files, of which 1 are missing: b\.safetensors"):
+        with pytest.raises(CheckpointError, match=r"names 2 files; 1 are missing: b\.safetensors"):
             open_checkpoint(tmp_path)
 
     def test_tensor_not_where_the_index_says(self, tmp_path):

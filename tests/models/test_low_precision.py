@@ -239,7 +239,7 @@ GROUPS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", 
                     "config_groups": {"g": {"weights": GROUPS, "input_activations": {}}},
                 }
             },
-            "g has weights in groups and quantised activations, not supported",
+            "g has weights in groups and quantized activations, not supported",
         ),
         ({"bertcore_dtype": "float8"}, r"bertcore_dtype is 'float8', expected 'bfloat16'"),
     ],
