@@ -30,6 +30,10 @@ class Gradients(dict[str, Any]):
 
     def add(self, parameter: Parameter, gradient: Any) -> None:
         """Take the gradient of one parameter, of the shape that it computes in."""
+        if len(parameter.names) == 1 and parameter.layout is None:
+            name = parameter.names[0]
+            self._whole[parameter], self[name] = (gradient, {name: gradient}), gradient
+            return
         parts = dict(parameter.parts(gradient))
         self.update(parts)
         for part in parts.values():

@@ -22,7 +22,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import warn_caller
 from bertcore.execution import Pass, Seeds, Trace, eager, mixed_seed
-from bertcore.kernels.program import InferenceGraphs, NotCaptured, TrainingGraphs
+from bertcore.execution.graph_cache import InferenceGraphs, NotCaptured, TrainingGraphs
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.tape import OwnGradient, Tape, Tensor, Variable, value_of

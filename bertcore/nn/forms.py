@@ -52,7 +52,7 @@ class Forms:
 
         array           NumPy: what the CPU backends look tables up in and read vectors from
         on_gpus         the same in the memory of each GPU, by its number
-        weights         one PreparedWeight for each place (`kernels.get_place`) that multiplies by it
+        weights         one PreparedWeight for each backend and GPU that multiplies by it
         rounded         for `autocast`: weights in its dtype, by place and dtype
         copies          for `autocast` on a GPU: the array in its dtype, by the GPU's number and dtype; alone of all
                         forms it passes to the next version, at its address (`refreshed_copies`)
@@ -170,16 +170,13 @@ class Forms:
         Raises:
             ValueError: for a model in low precision on the CPU that is trained, int8 on a GPU, float16 on the CPU.
         """
-        key = kind, trains, place
-        found = self.reads.get(key)
-        if found is None:
-            if trains:
-                self.check_trainable(place[0])
-            if kind == "array":
-                found = self._array(place)
-            else:
-                found = self._weight_to_train(place) if trains else self._weight(place)
-            self.reads[key] = found
+        if trains:
+            self.check_trainable(place[0])
+        if kind == "array":
+            found = self._array(place)
+        else:
+            found = self._weight_to_train(place) if trains else self._weight(place)
+        self.reads[kind, trains, place] = found
         return found
 
     def check_trainable(self, backend: str | None = None) -> None:

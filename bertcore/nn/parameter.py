@@ -182,7 +182,11 @@ class Parameter(JoinedTensors):
 
     def value(self, run: Pass) -> Tensor:
         """Return the array for the pass's backend; a Variable if its tape records."""
-        return self._read("array", run)
+        forms, trains = self._filled or self.forms, run.tape is not None and not self.is_frozen
+        found = forms.reads.get(("array", trains, run.place))
+        if found is None:
+            found = forms.read("array", trains, run.place)
+        return run.tape.leaf(self, found, ("array", run.autocast), self.dtype) if trains else found
 
     def weight(self, run: Pass) -> Any:
         """Return the weight of a linear map, prepared for the pass's backend; a Variable if its tape records, of the
@@ -190,15 +194,13 @@ class Parameter(JoinedTensors):
 
         With an adapter it is a `LowRankWeight`, which `functional.linear` takes.
         """
-        weight = self._read("weight", run)
-        return weight if self.adapter is None else self.adapter.weight(run, weight)
-
-    def _read(self, kind: str, run: Pass) -> Any:
-        forms = self._filled or self.forms
-        if run.tape is None or self.is_frozen:
-            return forms.read(kind, False, run.place)
-        found = forms.read(kind, True, run.place)
-        return run.tape.leaf(self, found, (kind, run.autocast or self.dtype), self.dtype)
+        forms, trains = self._filled or self.forms, run.tape is not None and not self.is_frozen
+        found = forms.reads.get(("weight", trains, run.place))
+        if found is None:
+            found = forms.read("weight", trains, run.place)
+        if trains:
+            found = run.tape.leaf(self, found, ("weight", run.autocast), self.dtype)
+        return found if self.adapter is None else self.adapter.weight(run, found)
 
     def read_in_training(self, run: Pass) -> Any:
         """Return what a pass under a tape reads of it: an array, which stays the same if the values change in place; if
@@ -240,7 +242,11 @@ class Block:
 
     def parameters(self) -> Iterator[Parameter]:
         """The parameters of this block and of those within it, each once, in the order they were made."""
-        return iter(dict.fromkeys(item for _, item in self.attributes() if isinstance(item, Parameter)))
+        found: dict[Parameter, None] = {}
+        for _, item in self.attributes():
+            if isinstance(item, Parameter):
+                found[item] = None
+        return iter(found)
 
     def attributes(self) -> list[tuple[str, Any]]:
         """(name, value) of the attributes of this block and of those within it, but for these; a list's items each."""
@@ -287,7 +293,9 @@ class Block:
         moment = _moment
         at, version = self._version_at
         if at is not moment:  # only now is it worth asking them all
-            version = sum(parameter.version for parameter in self.parameters())
+            version = 0
+            for parameter in self.parameters():
+                version += parameter.version
             self._version_at = moment, version
         return version
 

@@ -11,15 +11,9 @@ too.
 
 Steps run in their order, so the memory of a Deferred that is gone serves later steps of the same program. `Recordings`
 keeps programs, with their memory, for shapes that come again. This folder imports operations; nothing here imports it.
-
-On a GPU the same is a CUDA graph, which needs no forms: `InferenceGraphs` captures a whole pass, and keeps it,
-`TrainingGraphs` a pass and its backward.
 """
 
-from .graph_cache import NotCaptured
-from .inference_graphs import InferenceGraphs
 from .program import Program
 from .recordings import Recordings
-from .training_graphs import TrainingGraphs
 
-__all__ = ["InferenceGraphs", "NotCaptured", "Program", "Recordings", "TrainingGraphs"]
+__all__ = ["Program", "Recordings"]

@@ -19,12 +19,11 @@ from bench.gpu.timings import Step, by_graph
 from bench.gpu.worker import rows_of
 from bench.report import read_csv
 from bertcore import kernels
+from bertcore.execution.graph_cache import TrainingPass, Workspace
 from bertcore.families.luke import adapter as luke_adapter
 from bertcore.families.transfo_xl.adapter import CausalRecurrentAdapter
 from bertcore.families.xlnet.adapter import TwoStreamAdapter
 from bertcore.kernels.layer_norm import cuda as layer_norm_cuda
-from bertcore.kernels.program.training_graphs import TrainingPass
-from bertcore.kernels.program.workspace import Workspace
 from bertcore.kernels.softmax import cuda as softmax_cuda
 from tests.bench.gpu_worker import TorchOnCPU
 from tests.cuda_emulator.driverless import driverless, host, unavailable_reason

@@ -271,8 +271,9 @@ def test_tables_stay_while_graphs_read_them(gpu):
     model = tiny_model("xlnet-base-cased", AutoModelForSequenceClassification, **RATES, dropout=0.2)
     train_over(model, [batch_of(BATCHES[1]) | {"labels": [0, 1, 0, 1, 1]}] * 2)
     (table,) = model.encoder.adapter._tables.values()
-    (kept,) = model.encoder._graphs._training._cache._kept.values()
-    context, _ = kept.graph.kept.arrays
+    (workspace,) = next(iter(model.encoder._graphs._training._workspaces.values()))
+    (kept,) = workspace.graphs.values()
+    context, _ = kept.kept.arrays
     assert context.relations.before_dropout is table
 
 

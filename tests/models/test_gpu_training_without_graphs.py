@@ -8,8 +8,8 @@ import pytest
 
 from bertcore import use_backend, value_and_grad, vjp
 from bertcore.execution import graphs
+from bertcore.execution.graph_cache import Workspace
 from bertcore.execution.graphs import NotCapturedWarning
-from bertcore.kernels.program.workspace import Workspace
 from bertcore.nn.parameter import Block
 from tests.models.gpu_training import BATCHES, batch_of, by_operations, check, on_host, tiny_model
 
@@ -47,7 +47,7 @@ def test_a_pass_that_takes_much_memory_is_not_captured(gpu, model, monkeypatch, 
     if kind == "much of it":
         gpu.memory_bytes = 1 << 20
     else:
-        monkeypatch.setattr(Workspace, "memory", lambda *_: cupy.cuda.alloc(1 << 60))
+        monkeypatch.setattr(Workspace, "arena", lambda *_: cupy.cuda.alloc(1 << 60))
     expected = by_operations(monkeypatch, lambda: on_host(value_and_grad(model)(**batch)[1]))
     with warnings.catch_warnings():
         warnings.simplefilter("error", NotCapturedWarning)

@@ -1,4 +1,4 @@
-"""kernels/program: passes that are captured as CUDA graphs, and the one block of memory that each has."""
+"""Passes that are captured as CUDA graphs, and the memory that they share."""
 
 import copy
 import threading
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
-from bertcore.kernels.program import InferenceGraphs, NotCaptured, TrainingGraphs, graph_cache
-from bertcore.kernels.program.arena import ALIGNMENT
-from bertcore.kernels.program.workspace import MOST_RETIRED
+from bertcore.execution import graph_cache
+from bertcore.execution.graph_cache import InferenceGraphs, NotCaptured, TrainingGraphs
+from bertcore.kernels._cuda.capture import ALIGNMENT
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.cuda_emulator.streams import CaptureError, Graph, Stream
 
@@ -58,13 +58,17 @@ def run(made, build, ids, rows=None, key="layout", version=1):
     raise AssertionError("no graph")
 
 
+def workspaces(made):
+    return [each for on_device in made._workspaces.values() for each in on_device]
+
+
 def captured(made):
     """The graphs that are kept."""
-    return [kept.graph for kept in made._cache._kept.values()]
+    return [graph for workspace in workspaces(made) for graph in workspace.graphs.values()]
 
 
 def keys(made):
-    return [key for _, key in made._cache._kept]
+    return [key for workspace in workspaces(made) for key in workspace.graphs]
 
 
 def test_a_graph_computes_other_batches_of_its_layout(gpu, table):
@@ -132,7 +136,7 @@ def test_what_a_graph_cannot_hold_is_an_error(gpu, table, extra, message):
     made = InferenceGraphs()
     with pytest.raises(NotCaptured, match=message):
         run(made, build_of(table, extra), [1, 2])
-    ((workspace,),) = made._cache._workspaces.values()
+    (workspace,) = workspaces(made)
     assert gpu.capture is None and workspace.block is None
     for version in (1, 1, 2, 2):  # none is tried again
         assert made.run(version, "layout", build_of(table, extra), cupy.zeros(2, np.int32), 2) is None
@@ -152,7 +156,7 @@ def test_a_pass_that_fails_says_so_itself(gpu, table):
 
 
 def test_memory_that_does_not_suffice_may_later(gpu, table, monkeypatch):
-    """A layout that found none has to come twice as often before it is tried again."""
+    """A layout that found none is tried again when it has been seen twice more."""
     made, ids, source = InferenceGraphs(), cupy.asarray(np.array([1, 2], np.int32)), cupy.cuda.alloc
     tried = []
 
@@ -163,22 +167,9 @@ def test_memory_that_does_not_suffice_may_later(gpu, table, monkeypatch):
         return source(size)
 
     monkeypatch.setattr(cupy.cuda, "alloc", alloc)
-    found = [made.run(1, "layout", build_of(table), ids, 2) for _ in range(10)]
-    assert [result is None for result in found] == [True] * 9 + [False] and len(tried) == 3
+    found = [made.run(1, "layout", build_of(table), ids, 2) for _ in range(6)]
+    assert [result is None for result in found] == [True] * 5 + [False] and len(tried) == 3
     np.testing.assert_allclose(found[-1][0].get(), expected([1, 2]), rtol=1e-6)
-
-
-def test_graphs_that_are_soon_let_go_are_captured_ever_less(gpu, table, monkeypatch):
-    """Another version for every third pass, where a graph is not worth its capture; then for none."""
-    captures, begin = [], Stream.begin_capture
-    monkeypatch.setattr(Stream, "begin_capture", lambda *given: captures.append(0) or begin(*given))
-    made, ids = InferenceGraphs(), cupy.asarray(np.array([1, 2], np.int32))
-    for number in range(40):
-        made.run(number // 3, "layout", build_of(table), ids, 2)
-    assert made._cache._patience == 4 and len(captures) == 2
-    assert [made.run("last", "layout", build_of(table), ids, 2) is None for _ in range(7)] == [True] * 4 + [False] * 3
-    made.run("another", "layout", build_of(table), ids, 2)
-    assert made._cache._patience == 1
 
 
 def test_memory_from_elsewhere_is_refused_within_a_capture(gpu, table):
@@ -212,8 +203,8 @@ def test_a_pass_may_keep_what_it_makes_once(gpu, table):
     made = InferenceGraphs()
     for ids in ([3, 0], [1, 2]):
         np.testing.assert_array_equal(run(made, build, ids).get(), ROWS[ids] + 1)
-    (kept,) = made._cache._kept.values()
-    assert kept.block.mem.size == 2 * ALIGNMENT
+    (workspace,) = workspaces(made)
+    assert workspace.block.mem.size == 2 * ALIGNMENT
     kept = []
     with pytest.raises(NotCaptured, match="keeps 12 bytes beside its results"):
         run(InferenceGraphs(), build_of(table, lambda array: kept.append(array[:1] * 1)), [1, 2])
@@ -234,8 +225,8 @@ def test_graphs_of_a_model_share_memory(gpu, table):
     made = InferenceGraphs()
     for key, ids in (("long", [0] * 100), ("short", [1, 2]), ("long", [3] * 100), ("short", [2, 0])):
         np.testing.assert_allclose(run(made, build_of(table), ids, key=key).get(), expected(ids), rtol=1e-6)
-    long, short = made._cache._kept.values()
-    assert long.block is short.block
+    long, short = captured(made)
+    assert long._block is short._block
 
 
 def test_graphs_in_a_block_that_is_too_small_are_captured_again(gpu, table):
@@ -245,7 +236,7 @@ def test_graphs_in_a_block_that_is_too_small_are_captured_again(gpu, table):
     run(made, build_of(table), [0] * 100, key="long")
     assert keys(made) == ["long"]
     np.testing.assert_allclose(run(made, build_of(table), [2, 0], key="short").get(), expected([2, 0]), rtol=1e-6)
-    assert len({id(kept.block) for kept in made._cache._kept.values()}) == 1 and graph() is None
+    assert len({id(each._block) for each in captured(made)}) == 1 and graph() is None
 
 
 def test_the_graphs_used_last_are_kept(gpu, table, monkeypatch):
@@ -258,34 +249,17 @@ def test_the_graphs_used_last_are_kept(gpu, table, monkeypatch):
     assert [made.run(1, key, build_of(table), ids, 1) for key in "defd"] == [None] * 4
 
 
-def test_graphs_of_another_version_are_kept_until_no_stream_runs_them(gpu, table):
+def test_graphs_that_go_are_waited_for(gpu, table):
+    """Their memory, and what they read, may be used by others from then on."""
     made, ids = InferenceGraphs(), cupy.asarray(np.array([1], np.int32))
     with cupy.cuda.Stream():
         run(made, build_of(table), [1])
     (graph,) = map(weakref.ref, captured(made))
     gpu.waits.clear()
     gpu.is_busy = True
-    for _ in range(2):
-        made.run(2, "layout", build_of(table), ids, 1)
-        assert graph() is not None
-    made.keep_only(lambda: 3)
-    assert graph() is not None
-    gpu.is_busy = False
-    made.keep_only(lambda: 3)
-    assert graph() is None and not gpu.waits
+    made.run(2, "layout", build_of(table), ids, 1)
+    assert graph() is None and len(gpu.waits) == 1
     made.keep_only(None)  # nothing is left to ask the version for
-
-
-def test_a_gpu_that_is_never_at_rest_is_waited_for_before_graphs_pile_up(gpu, table, monkeypatch):
-    monkeypatch.setattr(graph_cache, "MOST_KEPT", 1)
-    made, most, gpu.is_busy = InferenceGraphs(), 0, True
-    gpu.waits.clear()
-    for number in range(3 * MOST_RETIRED):
-        for _ in range(graph_cache.WORTH):  # each is worth its capture
-            run(made, build_of(table), [1], key=number)
-        (workspace,) = made._cache._all_workspaces()
-        most, gpu.is_busy = max(most, len(workspace.retired)), True
-    assert most == MOST_RETIRED and len(gpu.waits) == 2
 
 
 def training_build(factor):
@@ -326,31 +300,18 @@ def test_passes_that_are_under_way_at_once_have_memory_of_their_own(gpu, table):
     assert len(captured(made)) == 3
 
 
-@pytest.mark.parametrize("by", ["another version", "a larger block"])
-def test_a_pass_under_way_keeps_its_graphs(gpu, table, by):
-    """Also when they are let go meanwhile, and till no stream runs them."""
+def test_a_pass_under_way_keeps_its_graphs(gpu, table):
+    """Also when they are dropped meanwhile, and until no stream runs them."""
     made, factor = TrainingGraphs(), cupy.asarray(np.array([1, 2, 3], np.float32))
-    if by == "a larger block":  # of the same workspace: the pass has been given its graphs, and holds them no more
-        pass_ = begun(made, training_build(factor), table)
-        check_pass(pass_, table, factor)
-        graph = weakref.ref(pass_._graphs)
-        gpu.is_busy = True
-        del pass_
-        begun(made, training_build(factor), cupy.concatenate([table] * 400), key="long")
-        assert keys(made) == ["long"]
-    else:
-        pass_ = begun(made, training_build(factor), table)
-        graph = weakref.ref(pass_._graphs)
-        made.begin(2, "layout", training_build(factor), [(table, 5)])
-        assert not captured(made) and graph() is not None
-        check_pass(pass_, table, factor)
-        gpu.is_busy = True
-        del pass_
+    pass_ = begun(made, training_build(factor), table)
+    graph = weakref.ref(pass_._graph)
     made.begin(2, "layout", training_build(factor), [(table, 5)])
-    assert graph() is not None
-    gpu.is_busy = False
-    made.begin(2, "other", training_build(factor), [(table, 5)])
-    assert graph() is None
+    assert not captured(made) and graph() is not None
+    check_pass(pass_, table, factor)
+    gpu.waits.clear()
+    gpu.is_busy = True
+    del pass_
+    assert graph() is None and len(gpu.waits) == 1
 
 
 def test_a_copy_captures_its_own(gpu, table):
@@ -373,8 +334,8 @@ def test_a_graph_is_launched_on_the_callers_stream_after_the_pass_before(gpu, ta
     run(made, build_of(table), [0, 1])
     with stream:
         run(made, build_of(table), [2, 3])
-    ((workspace,),) = made._cache._workspaces.values()
-    done, default, (graph,) = workspace._done, gpu.stream, captured(made)
+    (workspace,) = workspaces(made)
+    done, default, (graph,) = workspace.done, gpu.stream, captured(made)
     assert did == [
         *(("wait_event", default, done), ("launch", graph._graph, default)),
         *(("wait_event", stream, done), ("launch", graph._graph, stream)),

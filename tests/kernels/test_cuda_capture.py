@@ -1,4 +1,4 @@
-"""kernels/program/arena.py: where the arrays of a pass stand in the one block of memory of its graph."""
+"""kernels/_cuda/capture.py: the places of a pass's arrays in one block of memory."""
 
 import cupy
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertcore.kernels.program.arena import ALIGNMENT, Arena, Lifetimes
+from bertcore.kernels._cuda.capture import ALIGNMENT, Arena, Lifetimes
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 
 
@@ -18,15 +18,15 @@ def test_arrays_that_live_at_once_stand_apart(sizes):
     with driverless(emulated=False):
         lifetimes = Lifetimes()
         ends = _allocate(lifetimes.allocate, sizes)
-        layout = lifetimes.layout((ends.pop(),))
+        plan = lifetimes.plan((ends.pop(),))
         del ends
         places = []
-        memory = cupy.cuda.alloc(layout.nbytes)
-        arena = Arena(layout, memory)
+        memory = cupy.cuda.alloc(plan.nbytes)
+        arena = Arena(plan, memory)
         _allocate(lambda size: places.append(arena.allocate(size)) or places[-1], sizes)
     spans = [(place.ptr - memory.ptr, size) for place, (size, _) in zip(places, sizes, strict=True)]
     for index, ((start, size), (_, kept)) in enumerate(zip(spans, sizes, strict=True)):
-        assert start % ALIGNMENT == 0 and start + size <= layout.nbytes
+        assert start % ALIGNMENT == 0 and start + size <= plan.nbytes
         for other, length in spans[index + 1 : index + 1 + kept]:
             assert start + size <= other or other + length <= start
 

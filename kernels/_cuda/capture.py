@@ -1,26 +1,32 @@
-"""One block of GPU memory for all arrays of a pass, laid out by when each of them lived in a run of the same pass.
+"""CUDA graphs: a pass captured on a stream, with all of its arrays in one block of memory.
 
     lifetimes = Lifetimes()
     with cupy.cuda.using_allocator(lifetimes.allocate):
         results = run()                                      # measured, with memory of the caller's pool
-    layout = lifetimes.layout(results)
-    with cupy.cuda.using_allocator(Arena(layout, memory).allocate):
-        run()                                                # the same allocations in the same order, within `memory`
+    plan = lifetimes.plan(results)
+    graph, results = capture(stream, run, Arena(plan, memory))  # the same allocations in the same order, in `memory`
 
-The second run allocates nothing: its n-th array has the n-th place. So it can be captured as a graph, which the pool
-of CuPy could not promise, since it searches for the best fit among what happens to be free. The results stand side by
-side behind all else, so that one copy takes them elsewhere.
+The captured run allocates nothing: its n-th array has the n-th place. CuPy's pool could not promise that, since it
+searches for the best fit among what happens to be free. The results stand side by side behind all else, so that one
+copy takes them elsewhere.
 """
 
 import importlib
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 ALIGNMENT = 512  # bytes, as of CuPy's pool
 
 
-class Layout(NamedTuple):
-    """(bytes asked for, offset) of each array in the order of their allocation, where the results begin, and the bytes
-    of all together."""
+class MemoryPlan(NamedTuple):
+    """The bytes and the offset of each array, in the order of allocation.
+
+    Attributes:
+        places: (bytes, offset) of each array.
+        results: where the results begin.
+        nbytes: the bytes of all arrays together.
+    """
 
     places: tuple[tuple[int, int], ...]
     results: int
@@ -28,7 +34,7 @@ class Layout(NamedTuple):
 
 
 class _Array:
-    """Memory that was handed out; it tells when it is let go."""
+    """Memory in use; it notes when it is released."""
 
     def __init__(self, lifetimes: "Lifetimes", size: int, memory: Any):
         self.size, self.memory, self._lifetimes = size, memory, lifetimes
@@ -42,7 +48,7 @@ class _Array:
 
 
 class _Owner:
-    """What a CuPy array keeps alive; with it goes the memory."""
+    """The object that a CuPy array keeps alive; the memory is released with it."""
 
     def __init__(self, array: _Array):
         self._array = array
@@ -61,12 +67,12 @@ class Lifetimes:
         self._clock = 0
 
     def tick(self) -> int:
-        """The number of allocations and ends before this one."""
+        """Return the number of allocations and releases before this one."""
         self._clock += 1
         return self._clock
 
     def allocate(self, size: int) -> Any:
-        """Memory from the allocator that was in force before this one."""
+        """Return memory from the allocator that was in force before this one."""
         memory = self._source(size)
         if not size:
             return memory
@@ -75,11 +81,11 @@ class Lifetimes:
         device = self._cuda.runtime.getDevice()
         return self._cuda.MemoryPointer(self._cuda.UnownedMemory(memory.ptr, size, array.owner(), device), 0)
 
-    def layout(self, results: tuple[Any, ...]) -> Layout:
-        """Where each array of another run may stand: apart from those that lived at the same time.
+    def plan(self, results: tuple[Any, ...]) -> MemoryPlan:
+        """Return where each array of another run stands: apart from those that live at the same time.
 
-        `results` live to the end. RuntimeError if another array still does: in the other run its place would not be its
-        own for longer than that run.
+        `results` live to the end. RuntimeError if another array still does: in the captured run its place would be
+        reused.
         """
         places = {result.data.mem.ptr for result in results}
         kept = sum(it.size for it in self._arrays if it.died is None and it.memory.ptr not in places)
@@ -94,11 +100,11 @@ class Lifetimes:
         for array in self._arrays:
             if array.died is None:
                 found[array], end = end, _aligned(end + array.size)
-        return Layout(tuple((it.size, found[it]) for it in self._arrays), first, end)
+        return MemoryPlan(tuple((it.size, found[it]) for it in self._arrays), first, end)
 
 
 def _first_gap(live: list[tuple[int, int]], size: int) -> int:
-    """The lowest offset at which `size` bytes are free beside the live (offset, bytes), in their order."""
+    """Return the lowest offset at which `size` bytes are free beside the live (offset, bytes), in their order."""
     start = 0
     for place, taken in live:
         if start + size <= place:
@@ -112,20 +118,20 @@ def _aligned(size: int) -> int:
 
 
 class Arena:
-    """An allocator for CuPy that hands out the places of a layout, one after the other, each once.
+    """An allocator for CuPy that gives the places of a plan, one after the other, each once.
 
-    RuntimeError for a run that asks for other arrays than the one that was measured.
+    RuntimeError for a run that allocates other arrays than the one that was measured.
     """
 
-    def __init__(self, layout: Layout, memory: Any):
-        self._layout, self._memory, self._next = layout, memory, 0
+    def __init__(self, plan: MemoryPlan, memory: Any):
+        self._plan, self._memory, self._next = plan, memory, 0
         self._cuda = importlib.import_module("cupy").cuda
 
     def allocate(self, size: int) -> Any:
-        """The next place."""
+        """Return the next place."""
         if not size:
             return self._cuda.MemoryPointer(self._memory.mem, 0)
-        places = self._layout.places
+        places = self._plan.places
         if self._next == len(places) or places[self._next][0] != size:
             expected = "none" if self._next == len(places) else f"{places[self._next][0]} bytes"
             raise RuntimeError(
@@ -136,3 +142,19 @@ class Arena:
         return self._cuda.MemoryPointer(
             self._memory.mem, self._memory.ptr - self._memory.mem.ptr + places[self._next - 1][1]
         )
+
+
+def capture(stream: Any, work: Callable[[], Any], arena: Arena) -> tuple[Any, Any]:
+    """Return the graph of what `work` does on `stream`, with its arrays in the arena, and what it returns."""
+    cuda = importlib.import_module("cupy").cuda
+    with stream:
+        # Other threads may allocate and wait meanwhile; this one may not.
+        stream.begin_capture(cuda.runtime.streamCaptureModeThreadLocal)
+        try:
+            with cuda.using_allocator(arena.allocate):
+                made = work()
+        except BaseException:
+            with suppress(RuntimeError):  # what CUDA refuses ends the capture: ending it again is an error
+                stream.end_capture()
+            raise
+        return stream.end_capture(), made
