@@ -1,4 +1,4 @@
-"""Arrays in the one form that kernels are compiled for."""
+"""Arrays in the form that kernels are compiled for, and the memory of their results."""
 
 import ctypes
 import math
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class _WritableAlias:
-    """Read-only memory under an interface that says writable; keeps its owner alive."""
+    """Read-only memory that claims to be writable; keeps its owner alive."""
 
     def __init__(self, array):
         self.owner = array
@@ -21,7 +21,7 @@ CACHE_LINE = 64
 
 
 def aligned_empty(shape, dtype) -> np.ndarray:
-    """An uninitialised C-contiguous array that starts on a cache line (and so on a boundary of the widest vectors)."""
+    """Return an uninitialised C-contiguous array that starts on a cache line, and so is aligned for all vectors."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     if size >= LEAST:
@@ -32,10 +32,10 @@ def aligned_empty(shape, dtype) -> np.ndarray:
 
 
 def as_kernel_array(array: np.ndarray) -> np.ndarray:
-    """`array` C-contiguous, aligned and typed as writable, so that a kernel needs one specialisation per dtype.
+    """Return `array` C-contiguous, aligned and typed as writable, so that a kernel has one specialisation per dtype.
 
-    No copy is made of contiguous memory: a read-only array comes back as an alias that only claims to be writable
-    (kernels do not write to their inputs). Anything else is copied.
+    Contiguous memory is not copied: for a read-only array an alias claims to be writable (kernels do not write to their
+    inputs).
     """
     flags = array.flags
     if not (flags.c_contiguous and flags.aligned):
@@ -44,11 +44,10 @@ def as_kernel_array(array: np.ndarray) -> np.ndarray:
 
 
 def as_addressed_array(array: np.ndarray, unit_columns: bool = True) -> np.ndarray:
-    """`array` as a kernel can read it by its address and strides: aligned, so that every stride is a whole number of
-    elements, and unless `unit_columns` is False its last axis contiguous. A copy is made only of what is not so.
+    """Return `array` so that a kernel can read it by address and strides: aligned and, with `unit_columns`, with a
+    contiguous last axis. Copies only if necessary.
 
-    Whatever goes to a kernel as an address passes through here: a float32 at an odd address, as memory-mapped files
-    have them, would otherwise be read from where it is not.
+    Every array passed as an address goes through this function: memory-mapped files have floats at odd addresses.
     """
     has_unit_columns = array.ndim == 0 or array.shape[-1] <= 1 or array.strides[-1] == array.itemsize
     fits = array.flags.aligned and (has_unit_columns or not unit_columns)
@@ -56,9 +55,9 @@ def as_addressed_array(array: np.ndarray, unit_columns: bool = True) -> np.ndarr
 
 
 def address_of(array: np.ndarray) -> int:
-    """Where the first element lies: what an array's object begins with, by NumPy's binary interface.
+    """Return the address of the first element, the first field of an array object in NumPy's binary interface.
 
-    0.3 us; array.__array_interface__["data"] and array.ctypes.data take 1.8 us.
+    It takes 0.3 us; array.__array_interface__["data"] and array.ctypes.data take 1.8 us.
     """
     return _pointer_at(id(array) + object.__basicsize__).value or 0
 
@@ -71,31 +70,28 @@ def addresses_of(arrays) -> list[int]:
 _pointer_at = ctypes.c_void_p.from_address
 
 
-# --- memory that serves again ----------------------------------------------------------------------------------------
+# --- memory that is reused --------------------------------------------------------------------------------------------
 #
-# One arena for activations: memory that a result no longer needs serves the next one.
-#
-# `empty` is numpy.empty for results. The memory of a large array goes back to the arena when the array and all views
-# of it are gone, so that a model's pass runs in the memory that the first one took, whatever the C library's
-# allocator does with large blocks (glibc's unmaps those above 32 MB, and gives the end of its heap back whenever 128
-# KB of it are free: on a virtual machine page faults were a quarter of a training step of a small model, a third of
-# BERT-base's). Any thread may take and give back: every step is one atomic operation on a list or a dict.
+# `empty` is numpy.empty for results. When a large array and all its views are gone, its memory is kept for the next
+# one, so that a model's pass runs in the memory that the first pass took: the C library returns large blocks to the
+# system, and page faults were up to a third of a training step. Any thread may take and give back: every step is one
+# atomic operation on a list or a dict.
 
-LEAST = 1 << 17  # bytes: the pages of smaller arrays come from the C library's own lists, quicker
-MOST_IDLE = 1 << 30  # bytes kept for later, a training step of BERT-base; beyond it large blocks are let go first
+LEAST = 1 << 17  # bytes; smaller arrays come faster from the C library
+MOST_IDLE = 1 << 30  # bytes kept, a training step of BERT-base; beyond them large blocks are released first
 _SLACK = 2  # a block serves an array of at least half its size
-_STEPS = 8  # sizes of blocks between a power of two and the next: a block is at most an eighth too large
+_STEPS = 8  # block sizes between two powers of two: a block is at most an eighth too large
 
 _LARGE, _SOME = 1 << 22, 16
 
-_idle: dict[int, list[mmap.mmap]] = {}  # by size; the last one was used last, and may still be in a cache
+_idle: dict[int, list[mmap.mmap]] = {}  # by size; the last one was used last and may still be cached
 
 
 class _Block(np.ndarray):
-    """Memory on loan: the mapping it was made of goes back to the arena with its last reference."""
+    """Memory in use: its mapping becomes idle with the last reference."""
 
     def __del__(self):
-        if _idle is not None and type(self.base) is mmap.mmap:  # None when the interpreter shuts down
+        if _idle is not None and type(self.base) is mmap.mmap:  # None at interpreter shutdown
             blocks = _idle.setdefault(len(self.base), [])
             blocks.append(self.base)
             if len(self.base) > _LARGE or len(blocks) % _SOME == 0:  # counting takes 3 us
@@ -103,7 +99,7 @@ class _Block(np.ndarray):
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An uninitialised C-contiguous array; a large one begins on a page."""
+    """Return an uninitialised C-contiguous array; a large one begins on a page."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     if size < LEAST:
@@ -113,7 +109,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """numpy.zeros in the memory of the arena."""
+    """Return zeros in reused memory."""
     array = empty(shape, dtype)
     array[...] = 0
     return array
@@ -133,28 +129,28 @@ def _new_memory(size: int) -> mmap.mmap:
     except OSError as error:
         raise MemoryError(f"no memory for an array of {size} bytes: {error.strerror}") from None
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a system built without them
+        with suppress(OSError):  # not supported
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
 def release() -> None:
-    """Give the idle memory back to the system."""
+    """Return idle memory to the system."""
     _let_go_beyond(0)
 
 
 def idle_bytes() -> int:
-    """How much memory waits for its next use."""
+    """Return how much memory is idle."""
     return sum(size * len(blocks) for size, blocks in list(_idle.items()))
 
 
 def _take(size: int) -> mmap.mmap | None:
-    """The smallest idle block that suits `size` bytes."""
+    """Take the smallest idle block that suits `size` bytes."""
     wanted = _rounded(size)
     while wanted <= _SLACK * size:
         blocks = _idle.get(wanted)
         if blocks:
-            with suppress(IndexError):  # another thread was quicker
+            with suppress(IndexError):  # another thread was faster
                 return blocks.pop()
         wanted = _rounded(wanted + 1)
     return None

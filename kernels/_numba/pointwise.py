@@ -1,7 +1,7 @@
-"""Activation functions of every element of input + bias, forward and backward.
+"""Activation functions of input + bias, forward and backward.
 
-The work goes line by line: with a bias a line is a row, without one it is any run of LINE elements and the bias is
--0.0, which adds to every number without a trace: one loop serves both. (The sum in a pass of its own: 1.5x slower.)
+The work goes line by line. With a bias a line is a row; without one it is any run of LINE elements, and the bias is
+-0.0, which changes no number: one loop serves both. (The sum in a pass of its own takes 1.5 times as long.)
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ _RELU, _TANH, _SILU, _GELU = map(activation_code, ("relu", "tanh", "silu", "gelu
 
 
 def activate(input, name, bias):
-    """The activation `name` of input + bias; bias runs over the last axis or is None."""
+    """Return the activation `name` of input + bias; bias runs over the last axis or is None."""
     output = empty(input.shape, input.dtype)
     if output.size:
         line, bias = _line_and_bias(input, bias)
@@ -29,7 +29,7 @@ def activate(input, name, bias):
 
 
 def activate_backward(grad_output, input, name, bias):
-    """(grad_input, grad_bias or None)."""
+    """Return (grad_input, grad_bias or None)."""
     grad_input = empty(input.shape, input.dtype)
     grad_bias = np.zeros(0 if bias is None else bias.size)
     if grad_input.size:

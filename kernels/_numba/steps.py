@@ -1,4 +1,4 @@
-"""What the steps of a program (kernels/program) are made of: records that hold addresses, read by compiled code."""
+"""Records of a program's steps (kernels/program): addresses and numbers, read by compiled code."""
 
 import functools
 import struct
@@ -16,15 +16,14 @@ ADDRESS = np.intp
 
 
 def record(*fields: tuple) -> np.dtype:
-    """The dtype of a step's records, with (name, dtype) fields; aligned, as compiled code reads it."""
+    """Return the dtype of a step's records from (name, dtype) fields, aligned as compiled code reads it."""
     return np.dtype(list(fields), align=True)
 
 
 def filled(kind: np.dtype, records: Sequence[Collection]) -> np.ndarray:
-    """An array of records of their values, in the order of the fields; those of a record within are a flat tuple. A
-    record may end early: what follows is zeros.
+    """Return an array of records from their values, in the order of the fields; a nested record is a flat tuple.
 
-    np.array(records, kind) takes 60 us for a record of attention, this 6.
+    Missing values at the end are zeros. np.array(records, kind) takes 60 us for a record of attention, this 6.
     """
     size = kind.itemsize
     memory = bytearray(len(records) * size)
@@ -35,7 +34,7 @@ def filled(kind: np.dtype, records: Sequence[Collection]) -> np.ndarray:
 
 @functools.cache
 def _packer(kind: np.dtype, count: int) -> struct.Struct:
-    """Writes the first `count` fields: an aligned dtype lies in memory as the C struct of its fields."""
+    """Return a struct that writes the first `count` fields: an aligned dtype has the layout of a C struct."""
     return struct.Struct("@" + "".join(_format(kind[name]) for name in kind.names[:count]))
 
 
@@ -55,5 +54,5 @@ def _flat(values: Iterable) -> list[Any]:
 
 @inline_helper
 def array_at(address, shape, like):
-    """The C-contiguous array of like's dtype (a typed scalar) that lies at an address."""
+    """Return the C-contiguous array of like's dtype (a typed scalar) at an address."""
     return carray(pointer_at(address, like), shape)

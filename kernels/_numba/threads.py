@@ -1,16 +1,15 @@
-"""Numba's pool of threads: which one runs the kernels, its size, several Python threads at once, forks.
+"""Numba's thread pool: which one runs the kernels, its size, calls from several Python threads, and forks.
 
-A parallel region of two tasks costs 3.2 us in tbb, 5.5 us in omp, 350 us in workqueue; handing the work to a Python
-ThreadPoolExecutor and back 170 to 260 us (2 cores), where a small model has regions of 30 us: so the kernels use
-Numba's pool, and tbb where it is installed.
+A parallel region of two tasks costs 3.2 us in tbb, 5.5 us in omp and 350 us in workqueue; a Python ThreadPoolExecutor
+takes about 200 us, where a small model has regions of 30 us. So kernels use Numba's pool, and tbb if it is installed.
 
-Python threads: tbb and omp may be entered by any number at once; workqueue aborts then, so that a caller who finds it
-busy runs its kernel alone. A kernel given 1 as the number of its tasks must not enter the pool, whichever it is.
+Several Python threads: tbb and omp may be entered by any number of threads at once. workqueue aborts then, so a caller
+that finds it busy runs its kernel with one task, which must not enter the pool.
 
-Forks: a child gets the pool of workqueue, and that of tbb if no thread but the forking one has ever used it (14 of 150
-children hung that were forked while others computed); omp ends every child that enters it. A child whose pool is lost
-computes in one thread. Forks wait for other threads' compilations: a child would never get that lock. Known to hang at
-times, within Numba's own fork handler: the fork of such a child of tbb by os.fork once more.
+Forks: a child keeps workqueue's pool, and tbb's if only the forking thread has ever used it; omp ends every child that
+enters it. A child whose pool is lost computes in one thread. A fork waits for compilations in other threads, because
+the child would never get their lock. Known to hang at times, within Numba's own fork handler: another os.fork in such a
+child of tbb.
 """
 
 import ctypes
@@ -33,7 +32,7 @@ _TBB_LIBRARIES = {"linux": "lib/libtbb.so.12", "darwin": "lib/libtbb.12.dylib", 
 
 
 def _load_tbb():
-    """pip installs libtbb where Numba does not look; once loaded it is found by its name."""
+    """Load libtbb, which pip installs where Numba does not look."""
     for prefix in (sys.prefix, site.getuserbase()):
         library = Path(prefix) / _TBB_LIBRARIES.get(sys.platform, "none")
         if library.exists():
@@ -42,7 +41,7 @@ def _load_tbb():
 
 
 def _available_layer() -> str:
-    """The pool Numba will choose: the first in its order of preference that can be loaded."""
+    """Return the pool that Numba will choose: the first of its preferences that can be loaded."""
     modules = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
     wanted = config.THREADING_LAYER
     for layer in (wanted,) if wanted in modules else config.THREADING_LAYER_PRIORITY:
@@ -55,9 +54,9 @@ def _available_layer() -> str:
 
 
 def size_pool() -> None:
-    """Let Numba start as many threads as may be asked for; it counted the CPUs when it was imported.
+    """Set how many threads Numba starts; at its import it counted the CPUs.
 
-    To be called before a kernel is loaded: the first one loaded starts the pool, whatever its number of tasks.
+    To be called before a kernel is loaded: the first one starts the pool, whatever its number of tasks.
     """
     if not parallel._is_initialized:
         _callers[get_ident()] = None
@@ -68,12 +67,12 @@ def size_pool() -> None:
 _load_tbb()
 THREADING_LAYER = _available_layer()
 
-# The Python threads that have called kernels, the one that started the pool first.
+# The Python threads that have called kernels; the first one started the pool.
 _callers: dict[int, None] = {}
 
 
 def num_threads() -> int:
-    """The number of threads the kernels use now: how many tasks a kernel makes."""
+    """Return the number of threads that kernels use now, which is how many tasks they make."""
     _callers[get_ident()] = None
     return thread_count().count
 
@@ -84,7 +83,7 @@ _workqueue = threading.RLock()
 
 
 def one_at_a_time(compiled):
-    """`compiled`, a kernel whose last argument is the number of its tasks, for a pool that one caller may enter."""
+    """Wrap a kernel, whose last argument is its number of tasks, for a pool that one caller at a time may enter."""
 
     @functools.wraps(compiled.py_func)
     def call(*args):
@@ -105,7 +104,7 @@ _lost: list[str] = []
 
 
 def _pool_lost_in_fork() -> str | None:
-    """Why a child forked now could not use the pool, if so."""
+    """Return why a child forked now could not use the pool, or None."""
     if not parallel._is_initialized or THREADING_LAYER == "workqueue":
         return None
     if THREADING_LAYER == "omp":

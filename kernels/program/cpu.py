@@ -1,7 +1,7 @@
 """The compiled code that runs a program's steps, one parallel region after another, in one call.
 
-An operation that can be a step has a step.py beside its cpu.py: `STEP`, the dtype of the records that hold what a step
-takes, `deferred_<name>`, which notes one, and `run_step`, which compiled code runs it by. All of them are listed here.
+An operation that can be a step has in its cpu.py, or cpu/step.py: `STEP`, the dtype of the records of its steps,
+`deferred_<name>`, which notes a step, and `run_step`, which runs one in compiled code. All of them are listed here.
 """
 
 import numpy as np
@@ -9,12 +9,12 @@ import numpy as np
 from .._numba import empty, kernel, num_threads, region
 from .._numba.products import make_scratch
 from .._numba.steps import filled
-from ..affine import step as affine
+from ..affine import cpu as affine
 from ..attention.cpu import step as attention
-from ..gated_activation import step as gated_activation
-from ..layer_norm import step as layer_norm
+from ..gated_activation import cpu as gated_activation
+from ..layer_norm import cpu as layer_norm
 from ..linear.cpu import step as linear
-from ..rotary import step as rotary
+from ..rotary import cpu as rotary
 
 __all__ = ["DEFERRED_FORMS", "StepTable", "empty"]
 
@@ -60,17 +60,17 @@ class StepTable:
         """Run the steps in their order."""
         threads = num_threads()
         self._counters[:, 0], self._counters[:, 1] = 0, threads
-        room = self._counters, make_scratch(self._storage[0].dtype, threads, self._rows)
-        _run(self._index, self._records, room, *self._storage, threads)
+        memory = self._counters, make_scratch(self._storage[0].dtype, threads, self._rows)
+        _run(self._index, self._records, memory, *self._storage, threads)
 
 
 @kernel(regions=True)
-def _run(index, records, room, storage, attention_storage, relative, tasks):
+def _run(index, records, memory, storage, attention_storage, relative, tasks):
     for i in range(len(index)):
         count = min(index[i].tasks, tasks)
         if index[i].kind == _LINEAR and linear.has_two_phases(storage):
             _prepare(index, i, records, storage, count)
-        _perform(index, i, records, room, storage, attention_storage, relative, count)
+        _perform(index, i, records, memory, storage, attention_storage, relative, count)
 
 
 @region
@@ -79,10 +79,10 @@ def _prepare(index, i, records, storage, task, tasks):
 
 
 @region
-def _perform(index, i, records, room, storage, attention_storage, relative, task, tasks):
-    kind, record, counter = index[i].kind, index[i].record, room[0][i]
+def _perform(index, i, records, memory, storage, attention_storage, relative, task, tasks):
+    kind, record, counter = index[i].kind, index[i].record, memory[0][i]
     if kind == _LINEAR:
-        linear.run_step(records[_LINEAR][record], counter, room[1][task], storage)
+        linear.run_step(records[_LINEAR][record], counter, memory[1][task], storage)
     elif kind == _LAYER_NORM:
         layer_norm.run_step(records[_LAYER_NORM][record], task, tasks)
     elif kind == _AFFINE:

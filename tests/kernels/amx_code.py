@@ -42,14 +42,14 @@ def product(run, storage, rounded, sums, levels):
     from bertcore.kernels._numba import kernel
 
     @kernel
-    def multiply(rounded, weight, output, finish, counter, sums):
-        run(rounded, weight, output, finish, counter, sums)
+    def multiply(rounded, weight, output, epilogue, counter, sums):
+        run(rounded, weight, output, epilogue, counter, sums)
 
     panels = array(storage, 3)
-    finish = types.Tuple((array(types.float32, 1), array(types.float32, 2), types.intp))
+    epilogue = types.Tuple((array(types.float32, 1), array(types.float32, 2), types.intp))
     weight = types.Tuple((panels, array(types.float32, 1), array(types.int32, 1))) if levels else panels
     counter = array(types.int64, 1)
-    return multiply, (rounded, weight, array(types.float32, 2), finish, counter, array(sums, 1))
+    return multiply, (rounded, weight, array(types.float32, 2), epilogue, counter, array(sums, 1))
 
 
 def bfloat16():

@@ -44,7 +44,7 @@ def moves(room, source, source_stride, target, target_stride):
 
 
 def room():
-    return aligned_empty((amx.ROOM,), np.float32)
+    return aligned_empty((amx.STATE_SIZE,), np.float32)
 
 
 def flushed(x):

@@ -1,16 +1,12 @@
-"""The product of rows with packed panels on tiles (tiles.py): of bfloat16 and of bytes, for CPUs with AMX.
+"""The product of rows with packed panels on AMX tiles, of bfloat16 and of bytes.
 
-Panels are 32 columns wide (see panels.py), rows of the left operand lie in strips (rounded_rows.py). Both depths are
-filled up to whole tiles: bfloat16 with zeros, of bytes those on the right. Rows beyond the last one may hold anything.
+Panels are 32 columns wide, and rows of the left operand lie in strips (low_precision). Both depths are padded to whole
+tiles: bfloat16 with zeros, bytes on the right only. Rows beyond the last one may hold anything.
 
-A block of sums is 2 x 2 tiles, 32 rows and 32 columns, and stays in registers for all of the depth. When it is complete
-it goes to scratch, and on to the output by and by during the next block: bias, activation and stores then run beside
-the tiles' own unit, and its operands are fetched meanwhile. A task is as many rows as fit the second-level cache, times
-a panel; the panel of the next task is fetched behind it. The order of a sum depends on the depth alone.
-
-Not measured. A prototype of these loops made 2,070 GOP/s of 1,024 x 768 to 3,072 in bfloat16 (vdpbf16ps: 170) and 2,640
-in int8 (VNNI: 970), float32 in and out (Sapphire Rapids, 2 threads); fetching into the first-level cache and blocks of
-the depth gained nothing there.
+A block of sums is 2 x 2 tiles, 32 rows and 32 columns, which stays in registers for all of the depth. The complete
+block goes to scratch, and on to the output during the next block: bias, activation and stores then run beside the tile
+unit, and operands are prefetched meanwhile. A task is as many rows as fit the second-level cache, times a panel; the
+panel of the next task is prefetched meanwhile. The order of a sum depends on the depth alone.
 """
 
 from llvmlite import ir
@@ -20,7 +16,7 @@ from numba.extending import intrinsic
 from ..compile import helper, inline_helper
 from ..low_precision.operands import as_words
 from ..memory import CACHE_LINE
-from ..products.epilogue import finish_tile, prefetch_tile
+from ..products.epilogue import apply_epilogue, prefetch_tile
 from ..rows import share, take_task
 from ..simd import aligned, pointer
 from ..simd.codegen import emit_prefetch
@@ -47,7 +43,7 @@ _LINES = TILE_WORDS * _ROW_BYTES // CACHE_LINE  # of a panel, for a tile's depth
 
 @intrinsic
 def _prefetch_line(typingctx, source, line):
-    """Fetch a line, counted from a pointer on, into the second-level cache; any address is safe."""
+    """Prefetch line number `line` after a pointer into the second-level cache; any address is safe."""
 
     def codegen(context, builder, sig, args):
         at = builder.bitcast(args[0], ir.IntType(8).as_pointer())
@@ -58,74 +54,76 @@ def _prefetch_line(typingctx, source, line):
 
 
 def _make_block(multiply):
-    """The product of a block by one of the instructions for tiles, an inlined helper."""
+    """Make a helper for the product of a block by one of the tile instructions."""
 
     @inline_helper
-    def multiply_block(room, has_two, x, panel, depth, sums, target, waiting, fetched, lines, output, finish, levels):
-        """The sums of 16 or 32 rows and a panel; the block before, `waiting`, is finished meanwhile."""
+    def multiply_block(
+        state, has_two, x, panel, depth, sums, target, waiting, fetched, lines, output, epilogue, scaling
+    ):
+        """Compute the sums of 16 or 32 rows and a panel; send the block before, `waiting`, to the output meanwhile."""
         before, row, count, column = waiting
         first, rows, start = target
         steps = depth // TILE_WORDS
         each, each_line, done = (count + steps - 1) // steps, (rows + steps - 1) // steps, 0
-        zero_tile(room, 0)
-        zero_tile(room, 1)
+        zero_tile(state, 0)
+        zero_tile(state, 1)
         if has_two:
-            zero_tile(room, 2)
-            zero_tile(room, 3)
+            zero_tile(state, 2)
+            zero_tile(state, 3)
         for k in range(steps):
             left, right = pointer(x, k * TILE_ELEMENTS), pointer(panel, k * TILE_WORDS * PANEL_COLUMNS)
-            load_tile(room, 4, left, _TILE_BYTES)
-            load_tile(room, 6, right, _ROW_BYTES)
-            multiply(room, 0, 4, 6)
-            load_tile(room, 7, pointer(right, TILE_WORDS), _ROW_BYTES)
-            multiply(room, 1, 4, 7)
+            load_tile(state, 4, left, _TILE_BYTES)
+            load_tile(state, 6, right, _ROW_BYTES)
+            multiply(state, 0, 4, 6)
+            load_tile(state, 7, pointer(right, TILE_WORDS), _ROW_BYTES)
+            multiply(state, 1, 4, 7)
             if has_two:
-                load_tile(room, 5, pointer(left, TILE_ROWS * depth), _TILE_BYTES)
-                multiply(room, 2, 5, 6)
-                multiply(room, 3, 5, 7)
+                load_tile(state, 5, pointer(left, TILE_ROWS * depth), _TILE_BYTES)
+                multiply(state, 2, 5, 6)
+                multiply(state, 3, 5, 7)
             if done < count:
                 part = min(each, count - done)
                 place = pointer(before, done * PANEL_COLUMNS)
-                finish_tile(place, PANEL_COLUMNS, output, row + done, part, column, finish, levels)
+                apply_epilogue(place, PANEL_COLUMNS, output, row + done, part, column, epilogue, scaling)
                 done += part
             lines_left = min(each_line, rows - k * each_line)
             prefetch_tile(output, first + k * each_line, lines_left, start, PANEL_COLUMNS)
             for line in range(lines):
                 _prefetch_line(fetched, k * lines + line)
-        store_tile(room, 0, sums, _ROW_BYTES)
-        store_tile(room, 1, pointer(sums, TILE_WORDS), _ROW_BYTES)
+        store_tile(state, 0, sums, _ROW_BYTES)
+        store_tile(state, 1, pointer(sums, TILE_WORDS), _ROW_BYTES)
         if has_two:
-            store_tile(room, 2, pointer(sums, TILE_ROWS * PANEL_COLUMNS), _ROW_BYTES)
-            store_tile(room, 3, pointer(sums, TILE_ROWS * PANEL_COLUMNS + TILE_WORDS), _ROW_BYTES)
+            store_tile(state, 2, pointer(sums, TILE_ROWS * PANEL_COLUMNS), _ROW_BYTES)
+            store_tile(state, 3, pointer(sums, TILE_ROWS * PANEL_COLUMNS + TILE_WORDS), _ROW_BYTES)
 
     return multiply_block
 
 
 def _make_product(multiply):
-    """The product by one of the instructions for tiles, a helper.
+    """Make the product by one of the tile instructions.
 
-    run(x, depth, panels, output, finish, levels, counter, scratch): take tasks of output = activation(x @ panels +
-    bias) + residual until there are none left.
+    run(x, depth, panels, output, epilogue, scaling, counter, scratch): compute tasks of output = activation(x @ panels
+    + bias) + residual until none is left.
 
     x: an array of strips, `depth` words of each row, a multiple of TILE_WORDS.
     panels: (panels, depth, PANEL_COLUMNS), in words along the depth.
-    finish, levels: as `run_product` (product.py) takes them.
-    counter: hands out the tasks.
+    epilogue, scaling: as for `run_product` (products).
+    counter: the number of tasks taken so far.
     scratch: TILES_SCRATCH elements of the dtype of the sums, float32 or int32.
     """
     multiply_block = _make_block(multiply)
 
     @helper
-    def run(x, depth, panels, output, finish, levels, counter, scratch):
+    def run(x, depth, panels, output, epilogue, scaling, counter, scratch):
         rows, count = output.shape[0], panels.shape[0]
         strips, strip = (rows + TILE_ROWS - 1) // TILE_ROWS, TILE_ROWS * depth
         most = max(_BLOCK_BYTES // (4 * strip), 2)
         blocks = (strips + most - 1) // most
         sums = aligned(scratch)
-        room = as_words(pointer(sums, 2 * _BLOCK), FLOAT)
+        state = as_words(pointer(sums, 2 * _BLOCK), FLOAT)
         left, right = as_words(pointer(x, 0), FLOAT), as_words(pointer(panels, 0), FLOAT)
         at, waiting = 0, (pointer(sums, _BLOCK), 0, 0, 0)
-        begin_tiles(room)
+        begin_tiles(state)
         task = take_task(counter)
         while task < blocks * count:
             following = take_task(counter)
@@ -140,17 +138,17 @@ def _make_product(multiply):
                 fetched = pointer(ahead, (i - first) // 2 * lines * (depth // TILE_WORDS) * (CACHE_LINE // 4))
                 target = i * TILE_ROWS, min(rows - i * TILE_ROWS, 2 * TILE_ROWS), p * PANEL_COLUMNS
                 if i + 1 < last:
-                    multiply_block(room, True, strip_of, panel, depth, own, target, waiting, fetched, lines, output,
-                                   finish, levels)  # fmt: skip
+                    multiply_block(state, True, strip_of, panel, depth, own, target, waiting, fetched, lines, output,
+                                   epilogue, scaling)  # fmt: skip
                 else:
                     target = target[0], min(target[1], TILE_ROWS), target[2]
-                    multiply_block(room, False, strip_of, panel, depth, own, target, waiting, fetched, lines, output,
-                                   finish, levels)  # fmt: skip
+                    multiply_block(state, False, strip_of, panel, depth, own, target, waiting, fetched, lines, output,
+                                   epilogue, scaling)  # fmt: skip
                 at, waiting = 1 - at, (own, target[0], target[1], target[2])
             task = following
         end_tiles()
         before, row, waiting_rows, column = waiting
-        finish_tile(before, PANEL_COLUMNS, output, row, waiting_rows, column, finish, levels)
+        apply_epilogue(before, PANEL_COLUMNS, output, row, waiting_rows, column, epilogue, scaling)
 
     return run
 

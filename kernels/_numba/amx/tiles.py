@@ -1,24 +1,24 @@
-"""Operations on tiles: AMX's instructions, and their twin for CPUs without them.
+"""AMX's operations on tiles, and an emulation for CPUs without AMX.
 
-A tile is 16 rows of 64 bytes. Of a left operand it holds 16 rows of 16 words, of a right one 16 words of the depth of
-16 columns, of sums 16 x 16 float32 or int32; a word is two bfloat16 or four bytes, neighbours along the depth (dot.py).
-There are eight tiles, whose numbers are literals: they are part of the instructions.
+A tile is 16 rows of 64 bytes: of a left operand 16 rows of 16 words, of a right one 16 words of the depth of 16
+columns, of sums 16 x 16 float32 or int32. A word is two bfloat16 or four bytes, neighbours along the depth
+(products/dot.py). There are eight tiles, whose numbers are literals because they are part of the instructions.
 
-    begin_tiles(room)                                   before any other, in the thread that computes
-    zero_tile(room, n)
-    load_tile(room, n, source, stride)                  16 rows at a pointer, `stride` bytes apart
-    store_tile(room, n, target, stride)
-    multiply_bfloat16(room, sums, left, right)          sums += left @ right, numbers of tiles
-    multiply_int8(room, sums, left, right)              unsigned on the left, signed on the right
+    begin_tiles(state)                                  before any other, in the thread that computes
+    zero_tile(state, n)
+    load_tile(state, n, source, stride)                 16 rows at a pointer, `stride` bytes apart
+    store_tile(state, n, target, stride)
+    multiply_bfloat16(state, sums, left, right)         sums += left @ right, numbers of tiles
+    multiply_int8(state, sums, left, right)             unsigned on the left, signed on the right
     end_tiles()
 
-`room` points at ROOM float32 of the thread's own, on a cache line. AMX reads the tiles' shape from it, the twin keeps
-the tiles there. LLVM neither spills nor saves tiles that are named by number: what computes with them calls nothing
-that uses tiles of its own. All is defined in "Intel 64 and IA-32 Architectures Software Developer's Manual", volume 2:
-of each pair of bfloat16 the first ones and the second ones are summed apart over the 16 words of the depth, by FMA in
-float32, then both sums are added and join the tile; denormals are zeros, before and after each of these. Bytes are
-summed in int32, which wraps. The twin does the same in the same order. (One difference is left: a result that only
-rounding to float32's spacing of denormals lifts to the least normal number is zero in AMX.)
+`state` points at STATE_SIZE float32 of the thread, on a cache line: AMX reads the tiles' shape there, the emulation
+keeps the tiles there. LLVM neither spills nor saves tiles named by number, so code between begin and end must not call
+code that uses tiles as well. "Intel 64 and IA-32 Architectures Software Developer's Manual", volume 2, defines all
+operations: the first and the second elements of pairs of bfloat16 are summed separately over the 16 words of the depth,
+by FMA in float32; then both sums are added, and that is added to the tile. Denormals are zeros before and after each
+step. Bytes are summed in int32, which wraps. The emulation does the same in the same order. (One difference: AMX
+returns zero where rounding alone lifts a denormal result to the least normal number.)
 """
 
 from llvmlite import ir
@@ -32,8 +32,8 @@ from ..simd.codegen import INT32, call_llvm, splat
 TILE_ROWS = 16
 TILE_WORDS = 16  # of a row, and of the depth
 TILE_ELEMENTS = TILE_ROWS * TILE_WORDS
-ROOM = 8 * TILE_ELEMENTS
-TILES_SCRATCH = ROOM + 2 * 4 * TILE_ELEMENTS + 16  # of a task of tile_product.py: and two blocks of sums, a cache line
+STATE_SIZE = 8 * TILE_ELEMENTS
+TILES_SCRATCH = STATE_SIZE + 2 * 4 * TILE_ELEMENTS + 16  # of a task of product.py, with two blocks of sums
 _BYTE, _INT64 = ir.IntType(8), ir.IntType(64)
 _LEAST_NORMAL = 2.0**-126
 
@@ -49,13 +49,13 @@ def _as_bytes(builder, pointer):
 
 
 def _configuration():
-    """64 bytes: palette 1, eight tiles of 16 rows of 64 bytes."""
+    """Return the 64 bytes of palette 1 with eight tiles of 16 rows of 64 bytes."""
     bytes_per_row, rows = [64, 0] * 8, [TILE_ROWS] * 8
     return [1] + [0] * 15 + bytes_per_row + [0] * 16 + rows + [0] * 8
 
 
 @intrinsic
-def _begin(typingctx, room):
+def _begin(typingctx, state):
     def codegen(context, builder, sig, args):
         shape, at = _configuration(), _as_bytes(builder, args[0])
         whole = ir.ArrayType(_BYTE, len(shape))
@@ -63,7 +63,7 @@ def _begin(typingctx, room):
         _emit(builder, "ldtilecfg", at)
         return context.get_dummy_value()
 
-    return types.void(room), codegen
+    return types.void(state), codegen
 
 
 @intrinsic
@@ -76,49 +76,49 @@ def _end(typingctx):
 
 
 @intrinsic(prefer_literal=True)
-def _zero(typingctx, room, number):
+def _zero(typingctx, state, number):
     def codegen(context, builder, sig, args):
         _emit(builder, "tilezero", _BYTE(number.literal_value))
         return context.get_dummy_value()
 
-    return types.void(room, number), codegen
+    return types.void(state, number), codegen
 
 
 def _move(name):
-    def move(typingctx, room, number, memory, stride):
+    def move(typingctx, state, number, memory, stride):
         def codegen(context, builder, sig, args):
             _emit(builder, name, _BYTE(number.literal_value), _as_bytes(builder, args[2]), args[3])
             return context.get_dummy_value()
 
-        return types.void(room, number, memory, types.intp), codegen
+        return types.void(state, number, memory, types.intp), codegen
 
     return intrinsic(prefer_literal=True)(move)
 
 
 def _product(name):
-    def multiply(typingctx, room, sums, left, right):
+    def multiply(typingctx, state, sums, left, right):
         def codegen(context, builder, sig, args):
             _emit(builder, name, *(_BYTE(each.literal_value) for each in (sums, left, right)))
             return context.get_dummy_value()
 
-        return types.void(room, sums, left, right), codegen
+        return types.void(state, sums, left, right), codegen
 
     return intrinsic(prefer_literal=True)(multiply)
 
 
-# --- its twin -------------------------------------------------------------------------------------
+# --- emulation ------------------------------------------------------------------------------------
 
 _FLOATS, _WORDS = ir.VectorType(ir.FloatType(), TILE_WORDS), ir.VectorType(INT32, TILE_WORDS)
 
 
 def _row(builder, base, index, kind):
-    """Row `index` of a tile, or of memory with a stride of a tile's, as a vector of `kind` in memory."""
+    """Return a pointer to row `index` of a tile, or of memory with its stride, as a vector of `kind`."""
     at = builder.gep(base, [builder.mul(index, _INT64(4 * TILE_WORDS))])
     return builder.bitcast(at, kind.as_pointer())
 
 
 def _flushed(builder, values):
-    """Zeros, of their sign, for denormals."""
+    """Replace denormals by zeros of their sign."""
     least, zeros = (ir.Constant(_FLOATS, [value] * TILE_WORDS) for value in (_LEAST_NORMAL, 0.0))
     is_denormal = builder.fcmp_ordered("<", call_llvm(builder, "llvm.fabs.v16f32", _FLOATS, [values]), least)
     return builder.select(is_denormal, builder.fmul(values, zeros), values)
@@ -129,13 +129,13 @@ def _constant(value):
 
 
 def _halves(builder, words):
-    """The first and the second bfloat16 of each word as float32."""
+    """Return the first and the second bfloat16 of each word as float32."""
     halves = builder.shl(words, _constant(16)), builder.and_(words, _constant(0xFFFF0000))
     return [_flushed(builder, builder.bitcast(half, _FLOATS)) for half in halves]
 
 
 def _words_of(builder, left, right, i, k):
-    """Word k of row i on the left in all lanes, row k on the right."""
+    """Return word k of row i on the left in all lanes, and row k on the right."""
     at = builder.gep(builder.bitcast(left, INT32.as_pointer()), [builder.add(builder.mul(i, _INT64(TILE_WORDS)), k)])
     word = splat(builder, builder.load(at), TILE_WORDS)
     return word, builder.load(_row(builder, right, k, _WORDS), align=4)
@@ -180,7 +180,7 @@ def _emit_move(builder, target, target_stride, source, source_stride):
 
 
 def _call(builder, emit, *arguments):
-    """Call a function of its own, so that a kernel's code does not grow with each operation."""
+    """Call a separate function, so that a kernel's code does not grow with each operation."""
     name = f"{__name__}.{emit.__name__}"
     function = builder.module.globals.get(name)
     if function is None:
@@ -194,12 +194,12 @@ def _call(builder, emit, *arguments):
     builder.call(function, arguments)
 
 
-def _tile_at(builder, room, number):
-    return builder.gep(_as_bytes(builder, room), [_INT64(number.literal_value * 4 * TILE_ELEMENTS)])
+def _tile_at(builder, state, number):
+    return builder.gep(_as_bytes(builder, state), [_INT64(number.literal_value * 4 * TILE_ELEMENTS)])
 
 
 @helper
-def _begin_emulated(room):
+def _begin_emulated(state):
     pass
 
 
@@ -209,16 +209,16 @@ def _end_emulated():
 
 
 @intrinsic(prefer_literal=True)
-def _zero_emulated(typingctx, room, number):
+def _zero_emulated(typingctx, state, number):
     def codegen(context, builder, sig, args):
         cgutils.memset(builder, _tile_at(builder, args[0], number), _INT64(4 * TILE_ELEMENTS), 0)
         return context.get_dummy_value()
 
-    return types.void(room, number), codegen
+    return types.void(state, number), codegen
 
 
 def _emulated_move(is_load):
-    def move(typingctx, room, number, memory, stride):
+    def move(typingctx, state, number, memory, stride):
         def codegen(context, builder, sig, args):
             tile = _tile_at(builder, args[0], number), _INT64(4 * TILE_WORDS)
             outside = _as_bytes(builder, args[2]), args[3]
@@ -226,18 +226,18 @@ def _emulated_move(is_load):
             _call(builder, _emit_move, *target, *source)
             return context.get_dummy_value()
 
-        return types.void(room, number, memory, types.intp), codegen
+        return types.void(state, number, memory, types.intp), codegen
 
     return intrinsic(prefer_literal=True)(move)
 
 
 def _emulated_product(emit):
-    def multiply(typingctx, room, sums, left, right):
+    def multiply(typingctx, state, sums, left, right):
         def codegen(context, builder, sig, args):
             _call(builder, emit, *(_tile_at(builder, args[0], number) for number in (sums, left, right)))
             return context.get_dummy_value()
 
-        return types.void(room, sums, left, right), codegen
+        return types.void(state, sums, left, right), codegen
 
     return intrinsic(prefer_literal=True)(multiply)
 

@@ -1,10 +1,9 @@
-"""Where compiled kernels are kept, and a word to the user when they have to be compiled.
+"""The disk cache of compiled kernels, and a message to the user when they have to be compiled.
 
-Each kernel, compiled for some types, is a file of its own, named by what it was made from and for: the code of its
-module and of those that it imports (sources.py; Numba would not notice that a helper in another file had changed), its
-types, CPU and features, vector level, versions of Python, Numba and llvmlite. So any number of processes may fill one
-cache at once, a cache may be shared by different machines and versions of this package, and one that can only be read
-serves as well. Files unused for UNUSED_DAYS go.
+Each kernel and signature has a file of its own, named by a digest of what it depends on: the code of its module and all
+modules that it imports (sources.py; Numba itself would miss changes in other files), argument types, CPU and features,
+level, and versions of Python, Numba and llvmlite. Any number of processes may fill one cache, machines and versions of
+this package may share it, and a read-only cache works as well. Files unused for UNUSED_DAYS are deleted.
 """
 
 import hashlib
@@ -21,12 +20,12 @@ from typing import Any
 
 import llvmlite
 import numba
-from numba.core import caching, event
+from numba.core import caching, config, event
 from numba.core.serialize import dumps
 
-from ...own_name import PACKAGE
+from ...cache_folder import usable_cache_folder
+from ...own_name import PACKAGE, PROJECT, setting
 from ..threads import size_pool
-from .folder import cache_folder
 from .isa import LEVEL
 from .sources import ROOT, Sources, package_digests
 
@@ -34,14 +33,23 @@ UNUSED_DAYS = 90
 _DAY = 24 * 3600.0
 
 
+@cache
+def cache_folder() -> Path:
+    """Return the folder of compiled kernels: below BERTCORE_CACHE_DIR, NUMBA_CACHE_DIR or the user's cache folder."""
+    name = f"numba-{numba.__version__}"
+    if config.CACHE_DIR and not setting("CACHE_DIR"):
+        return Path(config.CACHE_DIR) / PROJECT / name  # where the user wants Numba's caches
+    return usable_cache_folder(holding=name) / name
+
+
 def _digest(file: Path) -> str:
     if file.is_relative_to(ROOT):
         return package_digests(cache_folder())[file.relative_to(ROOT).as_posix()]
-    return Sources().digest(file)  # a kernel of somebody else's
+    return Sources().digest(file)  # a kernel outside this package
 
 
 class _Locator(caching._CacheLocator):
-    """Numba's own insist on a folder that can be written."""
+    """Replaces Numba's locators, which insist on a writable folder."""
 
     def __init__(self, function, file):
         self._function, self._py_file = function, file
@@ -65,7 +73,7 @@ class _Implementation(caching.CompileResultCacheImpl):
 
 
 class _Files:
-    """Compiled code by key, a file each, which is written beside its place and moved there."""
+    """Compiled code by key, one file each, written atomically."""
 
     def __init__(self, folder: Path, name: str, stamp: Any):
         self._folder, self._name, self._stamp = folder, name, stamp
@@ -75,7 +83,7 @@ class _Files:
         return self._folder / f"{self._name}.{hashlib.sha256(made_from).hexdigest()[:20]}.nbc", made_from
 
     def load(self, key: Any) -> Any:
-        """What was saved under `key`; None if nothing was, or if the file is damaged (a machine that stopped)."""
+        """Return the data saved under `key`, or None if there is none or the file is damaged."""
         file, made_from = self._file(key)
         try:
             content = file.read_bytes()
@@ -90,7 +98,7 @@ class _Files:
         return data
 
     def save(self, key: Any, data: Any) -> None:
-        """Raises OSError where that cannot be written."""
+        """Write the data; raises OSError if that is impossible."""
         file, made_from = self._file(key)
         content = dumps((made_from, data))
         temporary = file.with_suffix(f".{secrets.token_hex(8)}.tmp")
@@ -102,7 +110,7 @@ class _Files:
 
 
 class KernelCache(caching.FunctionCache):
-    """The cache of one kernel: as Numba's, but for where it is and how its files are kept."""
+    """The cache of one kernel: Numba's, with another place and file format."""
 
     _impl_class = _Implementation
 
@@ -119,7 +127,7 @@ class KernelCache(caching.FunctionCache):
         return super().load_overload(sig, target_context)
 
     def save_overload(self, sig, data):
-        """Keep what was compiled; where that cannot be, go on and say so."""
+        """Save compiled code; if that fails, say so and go on."""
         try:
             super().save_overload(sig, data)
         except OSError as error:
@@ -133,11 +141,11 @@ def _say_not_kept(reason: str) -> None:
     print(f"{PACKAGE}: compiled kernels are not kept: {cache_folder()}: {reason}", file=sys.stderr, flush=True)
 
 
-# --- files that nobody uses ---------------------------------------------------------------------------------------
+# --- unused files -------------------------------------------------------------------------------------------------
 
 
 def _note_use(file: Path) -> None:
-    """A file's time of modification tells when it was last used, give or take a day."""
+    """Record the use of a file in its modification time, at most once a day."""
     with suppress(OSError):  # a cache that can only be read
         if time.time() - file.stat().st_mtime > _DAY:
             os.utime(file)
@@ -145,14 +153,11 @@ def _note_use(file: Path) -> None:
 
 @cache
 def _remove_unused(folder: Path) -> None:
-    """Remove compiled kernels that no process has loaded for UNUSED_DAYS, of any version; once per process.
-
-    Whoever would have loaded one in that moment compiles it again.
-    """
+    """Remove compiled kernels of any version that no process has loaded for UNUSED_DAYS; once per process."""
     oldest = time.time() - UNUSED_DAYS * _DAY
     kinds = "numba-*/*/*.nb[ci]", "numba-*/*/*.tmp*", "numba-*/sources-*"
     for file in [file for kind in kinds for file in folder.glob(kind)]:
-        with suppress(OSError):  # another process was faster, or it is not ours
+        with suppress(OSError):  # removed by another process, or not ours
             if file.stat().st_mtime < oldest:
                 file.unlink()
     for emptied in [*folder.glob("numba-*/*/"), *folder.glob("numba-*/")]:
@@ -164,7 +169,7 @@ def _remove_unused(folder: Path) -> None:
 
 
 class _Compilations(event.Listener):
-    """Calls `seen` with the name of each kernel of ours when its compilation begins."""
+    """Calls `seen` with the name of each kernel of this package when its compilation begins."""
 
     def __init__(self, seen):
         self._seen = seen
@@ -180,7 +185,7 @@ class _Compilations(event.Listener):
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """Yields a list to which the name of every kernel that is compiled within the block is added."""
+    """Yield a list that collects the names of the kernels compiled within the block."""
     names: list[str] = []
     with event.install_listener("numba:compile", _Compilations(names.append)):
         yield names

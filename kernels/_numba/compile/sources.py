@@ -1,8 +1,8 @@
-"""What compiled code is made from: a digest of the code of a kernel's module and of all modules that it imports.
+"""Digests of the source code that kernels are compiled from: a module and all modules that it imports.
 
-Comments, docstrings and the layout of the text are no part of it, nor are modules that are not imported, nor those of
-AROUND_KERNELS: what changes nothing in a kernel recompiles nothing. To parse this package takes half a second; its
-digests are kept beside the compiled kernels, under a digest of the plain text of all files.
+Comments, docstrings and layout do not count, nor do the modules in AROUND_KERNELS: changes that cannot change a kernel
+recompile nothing. Parsing this package takes half a second, so its digests are kept beside the compiled kernels, under
+a digest of the text of all files.
 """
 
 import ast
@@ -18,18 +18,18 @@ from pathlib import Path
 from ...own_name import PACKAGE
 
 ROOT = Path(__file__).parents[2]
-# They run kernels and keep them, and are no part of them.
+# They run and cache kernels, but are not part of them.
 AROUND_KERNELS = (
-    "_numba/compile/cache.py", "_numba/compile/folder.py", "_numba/threads.py", "_numba/amx/permission.py",
+    "_numba/compile/cache.py", "_numba/threads.py", "_numba/amx/permission.py",
 )  # fmt: skip
 _DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 
 class Sources:
-    """The digests of modules, each read once.
+    """Digests of modules, each of which is read once.
 
     Args:
-        root: the folder that is imported as `name`.
+        root: the folder imported as `name`.
     """
 
     def __init__(self, root: Path = ROOT, name: str = PACKAGE):
@@ -39,7 +39,7 @@ class Sources:
         self._modules: dict[Path, tuple[str, set[Path]]] = {}
 
     def digest(self, file: Path) -> str:
-        """The digest of a module's code and of all that it imports, directly or not."""
+        """Return the digest of a module and of all that it imports, directly or not."""
         found, waiting = set(), {file}
         while waiting:
             file = waiting.pop()
@@ -48,7 +48,7 @@ class Sources:
         return _sha256("".join(sorted(self._module(file)[0] for file in found)))
 
     def _module(self, file: Path) -> tuple[str, set[Path]]:
-        """The digest of a module's own code, and the files of what it imports."""
+        """Return the digest of a module's own code, and the files that it imports."""
         if file not in self._modules:
             tree = self._tree(file)
             imported = {path for node in ast.walk(tree) for path in self._imported(node, file)}
@@ -61,7 +61,7 @@ class Sources:
         return self._trees[file]
 
     def _imported(self, node: ast.AST, file: Path) -> Iterator[Path]:
-        """The files that an import statement of `file` takes its names from."""
+        """Yield the files that an import statement of `file` takes its names from."""
         if not isinstance(node, ast.ImportFrom):
             return
         module = node.module or ""
@@ -75,7 +75,7 @@ class Sources:
             yield from self._home(folder.joinpath(*filter(None, module.split("."))), alias.name)
 
     def _home(self, place: Path, name: str) -> Iterator[Path]:
-        """The file that defines `name` of the module or package at `place` (without its ending)."""
+        """Yield the file that defines `name` of the module or package at `place` (without its suffix)."""
         if place.with_suffix(".py").is_file():
             yield place.with_suffix(".py")
             return
@@ -106,17 +106,17 @@ def _sha256(text: str) -> str:
 
 @cache
 def package_digests(folder: Path) -> dict[str, str]:
-    """The digest of each module of this package, by its path within it; kept in `folder` where that can be."""
+    """Return the digest of each module of this package by its path; kept in `folder` if it is writable."""
     texts = {file.relative_to(ROOT).as_posix(): file.read_bytes() for file in sorted(ROOT.rglob("*.py"))}
     kept = folder / f"sources-{hashlib.sha256(repr(texts).encode()).hexdigest()[:20]}.json"
-    with suppress(OSError, ValueError):  # not there, or damaged
+    with suppress(OSError, ValueError):  # missing or damaged
         found = json.loads(kept.read_text())
         if found.keys() == texts.keys():
             return found
     sources = Sources()
     digests = {name: sources.digest(ROOT / name) for name in texts}
     temporary = kept.with_suffix(f".{secrets.token_hex(8)}.tmp")
-    with suppress(OSError):  # a folder that can only be read
+    with suppress(OSError):  # a read-only folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary.write_text(json.dumps(digests))
         os.replace(temporary, kept)

@@ -1,10 +1,12 @@
-"""Rows of float32 rounded to bfloat16 or to bytes, and what turns sums of bytes back into float32.
+"""Rows of float32 rounded to bfloat16 or bytes for products with prepared weights, and the scaling of sums of bytes.
 
-Products beside weights in bfloat16 and int8 take rows of ROUNDED and of LEVELS (see dot.py). Where ROUNDED is float32
-rows are not rounded, and bfloat16 is widened. In uint16 four levels stand in the order 0, 2, 1, 3.
+With weights in bfloat16 and int8, products take rows of dtype ROUNDED and QUANTIZED (products/dot.py). Where ROUNDED is
+float32, rows are not rounded and weights are widened. In uint16 four quantized values stand in the order 0, 2, 1, 3.
 
-kernels/linear/reference.py has the formulas (`quantize_rows`); these give the same bits.
+kernels/linear/reference.py has the formulas (`quantize_rows`); these functions give the same bits.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -12,6 +14,7 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
+from ..amx.tiles import TILE_ROWS, TILE_WORDS
 from ..compile import helper, inline_helper, isa
 from ..memory import CACHE_LINE
 from ..simd import (
@@ -22,15 +25,17 @@ from ..simd import (
     lanes,
     load,
     load_masked,
+    pointer,
     prefetch,
     reduce_add,
     reduce_greatest,
     select,
+    wide_pointer,
 )
 from ..simd.codegen import INT32, Bfloat16, Vec, call_llvm, element_pointer, shuffle
 
 ROUNDED = np.uint16 if isa.LEVEL.bfloat16_dot else np.float32
-LEVELS = np.uint16 if isa.has_pair_dot() else np.uint8
+QUANTIZED = np.uint16 if isa.has_pair_dot() else np.uint8
 STEPS = np.float32(254)
 _LARGEST, _LEAST_SPAN = np.finfo(np.float32).max, np.finfo(np.float32).tiny * STEPS
 _ZERO, _NAN = np.float32(0), np.float32(np.nan)
@@ -39,9 +44,7 @@ _ROUNDER = np.float32(1.5 * 2**23)
 
 
 def _narrow_store(name, doc, forms):
-    """A masked store of vectors of float32 as another dtype; `forms` has, by dtype, what makes its elements of their
-    bits, an LLVM vector.
-    """
+    """Make a masked store of vectors of float32 as another dtype; `forms` has the conversion of their bits by dtype."""
 
     def store(typingctx, target, index, value, mask):
         dtype = target.dtype if isinstance(target, types.CPointer) else None
@@ -74,7 +77,7 @@ def _low_byte_of_pairs(builder, bits, value):
 
 
 def _upper_half(builder, bits, value):
-    """The upper half of the bits, rounded to nearest even; the quiet bit keeps a NaN one."""
+    """Return the upper half of the bits, rounded to nearest even; the quiet bit preserves NaN."""
 
     def constant(integer):
         return ir.Constant(bits.type, [integer] * bits.type.count)
@@ -88,7 +91,7 @@ def _upper_half(builder, bits, value):
 
 def _bfloat16(builder, bits, value):
     halves = ir.VectorType(ir.IntType(16), bits.type.count)
-    if isa.has_native_bfloat16_dot() and halves.count == 16:  # denormals become zeros, as in the products
+    if isa.has_native_bfloat16_dot() and halves.count == 16:  # flushes denormals, as the products do
         name, rounded = "llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(Bfloat16(), 16)
         return builder.bitcast(call_llvm(builder, name, rounded, [value]), halves)
     return builder.trunc(_upper_half(builder, bits, value), halves)
@@ -109,7 +112,7 @@ store_low_byte = _narrow_store(
 
 @intrinsic
 def corrected_sums(typingctx, sums, zero, column_sums):
-    """float32(sums - zero * column_sums): vectors of int32 and a scalar; the difference is exact."""
+    """Return float32(sums - zero * column_sums) for vectors of int32 and a scalar; the difference is exact."""
     result = Vec(types.float32, sums.count)
 
     def codegen(context, builder, sig, args):
@@ -121,7 +124,7 @@ def corrected_sums(typingctx, sums, zero, column_sums):
 
 @helper
 def round_row(x, count, target, padded):
-    """`count` float32 at a pointer as bfloat16 (uint16), zeros up to `padded`."""
+    """Write `count` float32 at a pointer as bfloat16 (uint16), and zeros up to `padded`."""
     full = count - count % lanes(x)
     everywhere = first_lanes(x, lanes(x))
     for i in range(0, full, lanes(x)):
@@ -133,7 +136,7 @@ def round_row(x, count, target, padded):
 
 @inline_helper
 def _load(row, i):
-    """A vector of a row, times its factors if it has some."""
+    """Load a vector of a row, times its factors if there are any."""
     x, factors, has_factors = row
     value = load(x, i)
     if has_factors:
@@ -152,7 +155,7 @@ def _load_masked(row, i, inside):
 
 @helper
 def _limits(row, count):
-    """The least and the greatest number of a row, zero among them, and whether all are finite."""
+    """Return minimum and maximum of a row and 0, and whether all its numbers are finite."""
     x = row[0]
     full = count - count % lanes(x)
     low, high, check = broadcast(x, 0.0), broadcast(x, 0.0), broadcast(x, 0.0)
@@ -169,9 +172,9 @@ def _limits(row, count):
 
 @helper
 def row_scale(row, count):
-    """(inverse of the step, zero, step) of `count` float32; zero is a float32, too.
+    """Return (inverse of the step, zero, step) of `count` float32, all float32.
 
-    `row` is (a pointer to them, a pointer to what each is multiplied by before, whether it is).
+    `row` is (pointer, pointer to a factor for each element, whether there are factors).
     """
     low, high, is_finite = _limits(row, count)
     span = high - low
@@ -185,14 +188,86 @@ def row_scale(row, count):
 
 @helper
 def store_levels(row, count, inverse, zero, levels, padded):
-    """Write the levels of `count` float32, a row of `row_scale`, anything up to `padded`."""
+    """Write the quantized values of `count` float32, a row of `row_scale`, and anything up to `padded`."""
     x = row[0]
     full = count - count % lanes(x)
     everywhere = first_lanes(x, lanes(x))
     for i in range(0, full, lanes(x)):
         for line in range(0, lanes(x), CACHE_LINE // itemsize(x)):
-            prefetch(x, count + i + line)  # the next row: 1 to 3 % less time of a product with 1,024 rows
+            prefetch(x, count + i + line)  # the next row
         store_low_byte(levels, i, _load(row, i) * inverse + _ROUNDER + zero, everywhere)
     for i in range(full, padded, lanes(x)):
         value = _load_masked(row, i, first_lanes(x, count - i))
         store_low_byte(levels, i, value * inverse + _ROUNDER + zero, first_lanes(x, padded - i))
+
+
+# --- rounded rows -----------------------------------------------------------------------------------------------------
+#
+# Rounded rows lie one after the other or, for tiles, in strips: 16 rows, cut along the depth into tiles of 1 KB. Depths
+# are padded to whole words or tiles (bfloat16 with zeros), rows to whole strips.
+
+ROWS, DEPTH_WORDS = (TILE_ROWS, TILE_WORDS) if isa.LEVEL.tiles else (1, 1)  # both are padded to multiples
+_TILED = isa.LEVEL.tiles is not None
+
+
+class RoundedRows(NamedTuple):
+    """Rounded rows; for bytes also the zero and the step of each row."""
+
+    rows: object
+    zeros: object
+    steps: object
+
+
+def whole_depth(width: int, per_word: int) -> int:
+    """Return the padded depth of a rounded row of `width` elements, with `per_word` elements in a word."""
+    size = per_word * DEPTH_WORDS
+    return max(-(-width // size), 1) * size
+
+
+def rows_of_bfloat16(empty, rows: int, width: int) -> RoundedRows:
+    """Return memory for rows in bfloat16; `empty(shape, dtype)` allocates an array."""
+    return RoundedRows(empty((-(-rows // ROWS) * ROWS, whole_depth(width, 2)), ROUNDED), None, None)
+
+
+def rows_of_bytes(empty, rows: int, width: int) -> RoundedRows:
+    """Return memory for quantized rows."""
+    levels = empty((-(-rows // ROWS) * ROWS, whole_depth(width, 4)), QUANTIZED)
+    return RoundedRows(levels, empty((rows,), np.int32), empty((rows,), np.float32))
+
+
+# --- for compiled code ----------------------------------------------------------------------------
+
+
+@inline_helper
+def _place(i, k, depth, per_tile):
+    """Return the index of element k of row i in strips; `depth` and `per_tile` (of a tile's row) in elements."""
+    inside = k % per_tile
+    return i // TILE_ROWS * TILE_ROWS * depth + (k - inside) * TILE_ROWS + i % TILE_ROWS * per_tile + inside
+
+
+@helper
+def round_row_to(source, width, rounded, depth, i):
+    """Write a row of float32 at a pointer as row i of bfloat16."""
+    if _TILED:
+        per_tile = 2 * TILE_WORDS
+        for k in range(0, depth, per_tile):
+            target = pointer(rounded, _place(i, k, depth, per_tile))
+            round_row(pointer(source, k), min(width - k, per_tile), target, per_tile)
+    else:
+        round_row(wide_pointer(source, 0), width, pointer(rounded, i * depth), depth)
+
+
+@helper
+def quantize_row_to(source, width, factors, has_factors, levels, zeros, steps, depth, i):
+    """Write a row of float32 at a pointer, times optional factors, as quantized row i, with its zero and step."""
+    whole = wide_pointer(source, 0), wide_pointer(factors, 0), has_factors
+    inverse, zero, steps[i] = row_scale(whole, width)
+    zeros[i] = np.int32(zero)
+    if _TILED:
+        per_tile = 4 * TILE_WORDS
+        for k in range(0, depth, per_tile):
+            part = pointer(source, k), pointer(factors, k), has_factors
+            target = pointer(levels, _place(i, k, depth, per_tile))
+            store_levels(part, min(width - k, per_tile), inverse, zero, target, per_tile)
+    else:
+        store_levels(whole, width, inverse, zero, pointer(levels, i * depth), depth)

@@ -1,8 +1,8 @@
-"""How attention lays out the operands of its products: floats as they are, or rounded to bfloat16, two to a word.
+"""The operands of attention's products in memory: floats as they are, or rounded to bfloat16, two to a word.
 
-`storage` is a typed scalar that says which: float32 or float64, the arrays' own dtype, or uint16 for bfloat16 (of
-float32 arrays). The left operand of a tile holds words along its rows; the right one is a panel, (depth in words,
-columns), so that a word has two neighbours of one column. Depths are filled up with zeros to whole words.
+`storage` is a typed scalar: float32 or float64, the arrays' own dtype, or uint16 for bfloat16 (of float32 arrays). The
+left operand of a tile holds words along its rows; the right one is a panel, (depth in words, columns), where a word has
+two neighbours of one column. Depths are padded with zeros to whole words.
 """
 
 from llvmlite import ir
@@ -15,12 +15,12 @@ from ..simd import broadcast, first_lanes, lanes, load, load_masked, pointer, st
 from ..simd.codegen import INT32, Bfloat16, Vec, WidePointer, call_llvm, shuffle
 from . import round_row
 
-AHEAD = 16  # rows: they lie far apart, a pattern that the hardware does not foresee
+AHEAD = 16  # rows to prefetch: the hardware does not predict rows that lie far apart
 
 
 @intrinsic
 def as_words(typingctx, source, storage):
-    """A pointer to the same memory, for words."""
+    """Return a pointer to the same memory, for words."""
     result = types.CPointer(storage)
 
     def codegen(context, builder, sig, args):
@@ -31,7 +31,7 @@ def as_words(typingctx, source, storage):
 
 @intrinsic
 def join_bfloat16(typingctx, low, high):
-    """Two vectors of float32, rounded to bfloat16 (nearest even), as one of words; its type is float32, too."""
+    """Round two vectors of float32 to bfloat16 (nearest even) and join them in one of words, typed float32."""
     emit = _join_natively if isa.has_native_bfloat16_dot() and low.count == 16 else _join
 
     def codegen(context, builder, sig, args):
@@ -54,7 +54,7 @@ def _join(builder, low, high):
         return ir.Constant(bits, [integer] * bits.count)
 
     def rounded(value):
-        """The upper 16 bits; the lower are to be dropped. The quiet bit keeps a NaN one."""
+        """Round to the upper 16 bits, without clearing the lower; the quiet bit preserves NaN."""
         pattern = builder.bitcast(value, bits)
         odd = builder.and_(builder.lshr(pattern, constant(16)), constant(1))
         nearest = builder.add(builder.add(pattern, constant(0x7FFF)), odd)
@@ -67,7 +67,7 @@ def _join(builder, low, high):
 
 @intrinsic(prefer_literal=True)
 def _register(typingctx, value, index):
-    """Register `index`, a literal, of a wide vector."""
+    """Return register `index`, a literal, of a wide vector."""
     part = Vec(value.dtype, value.count // WidePointer.registers)
     first = index.literal_value * part.count
 
@@ -79,7 +79,7 @@ def _register(typingctx, value, index):
 
 @by_types
 def elements_per_word(storage):
-    """1, or 2 of bfloat16."""
+    """Return 1, or 2 for bfloat16."""
     return (lambda storage: 2) if storage == types.uint16 else (lambda storage: 1)
 
 
@@ -88,7 +88,7 @@ def elements_per_word(storage):
 
 @by_types
 def lay_rows(source, source_row, count, depth, target, target_row, storage):
-    """(count, depth) floats at a pointer as rows of words at `target`, `target_row` words apart."""
+    """Write (count, depth) floats at a pointer as rows of words at `target`, `target_row` words apart."""
     return _round_rows if storage == types.uint16 else _copy_rows
 
 
@@ -114,7 +114,7 @@ def _round_rows(source, source_row, count, depth, target, target_row, storage):
 
 @by_types
 def lay_columns(source, source_row, count, depth, panel, width, spare, storage):
-    """(count, depth) floats at a pointer as a panel with a column for each row; `spare` has room for count * depth."""
+    """Write (count, depth) floats at a pointer as a panel with a column for each row; `spare` holds count * depth."""
     return _round_columns if storage == types.uint16 else _transpose_columns
 
 
@@ -130,7 +130,7 @@ def _round_columns(source, source_row, count, depth, panel, width, spare, storag
 
 @by_types
 def lay_depth(source, source_row, depth, columns, panel, width, storage):
-    """(depth, columns) floats at a pointer as a panel."""
+    """Write (depth, columns) floats at a pointer as a panel."""
     return _round_depth if storage == types.uint16 else _copy_depth
 
 
@@ -153,7 +153,7 @@ def _round_depth(source, source_row, depth, columns, panel, width, storage):
 def store_depth(matrix, index, value, width, storage):
     """Write the wide vector `value`, several rows of a (depth, width) matrix from element `index` on, as words.
 
-    Words are written to half of the index.
+    Words of bfloat16 are written to half the index.
     """
     return _store_pairs if storage == types.uint16 else _store_floats
 

@@ -1,14 +1,13 @@
-"""The product of rows with packed panels, by tasks.
+"""The product of rows with packed panels, in tasks that threads share.
 
-A task is a block of up to TASK_ROWS rows times one panel (see panels.py), or times all of them where rows are packed,
-too (below). The sums of a block and a panel stay in scratch that fits the first cache levels; each tile of
-them is written to the output once, on the way through bias, activation and residual (epilogue.py). The order of each
-element's sum depends on the depth alone. While a thread multiplies a chunk of a panel it fetches the next, so that
-weights stream behind the arithmetic.
+A task is a block of up to TASK_ROWS rows times one panel (panels.py), or times all panels if the rows are packed as
+well. The sums of a block and a panel stay in scratch that fits the first cache levels. Each tile of them is written to
+the output once, through bias, activation and residual (epilogue.py). The order of an element's sum depends on the depth
+alone. While a thread multiplies a chunk of a panel it fetches the next one, so that weights stream behind arithmetic.
 
-Panels of low precision that are multiplied as something wider are widened once for all rows of a task, by the first
-tile as it multiplies them (widening.py); for few rows those of whole words (dot.py) by each tile. The sums and their
-order are those of wide panels. That tile reads rows as they lie, the others packed ones.
+Panels of low precision that are multiplied as a wider type are widened once for all rows of a task, by the first tile
+as it multiplies them (panels.py); for few rows, panels of whole words (dot.py) are widened by each tile. Sums and their
+order are those of wide panels. The first tile reads rows as they lie, the others packed ones.
 """
 
 import numpy as np
@@ -20,21 +19,23 @@ from ..compile import by_types, helper, inline_helper, isa
 from ..memory import CACHE_LINE
 from ..rows import share, take_task
 from ..simd import aligned, itemsize, lanes, pointer, pointer_as, prefetch
-from .epilogue import finish_tile, prefetch_tile
+from .epilogue import apply_epilogue, prefetch_tile
+from .panels import are_grouped, are_widened, depth_of, multiply_and_widen, words_of
 from .tile import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_fetching_tile, make_output_tile, make_row_packer
-from .widening import are_grouped, are_widened, depth_of, multiply_and_widen, words_of
 
 TASK_ROWS = 128
-CHUNK_DEPTH = 768  # words of a panel at once, or those that they widen to: 150 KB of the second-level cache
-# Lines of scratch, each as wide as a panel, that come before packed rows, by whether panels are widened.
+CHUNK_DEPTH = 768  # words of a panel at once, or of the widened one: 150 KB of the second-level cache
+# Lines of scratch, as wide as a panel, before packed rows, by whether panels are widened.
 _LINES = {False: TASK_ROWS, True: TASK_ROWS + CHUNK_DEPTH + 1}
-# Rows of a task from which on the first tile keeps its panel widened for the others. Storing it costs some time: with
-# bfloat16 7 % more with 16 rows than if both tiles widen it, 6 % less with 32 (Emerald Rapids, AVX-512, 2 threads,
-# widths of 768 to 3072). A loop of its own, which cannot hide behind products, takes as long as a row of tiles.
+# From so many rows of a task on, the first tile stores its widened panel for the others; for fewer storing costs more.
 WIDENED_ROWS = 3 * WEIGHT_TILE_ROWS
 
 _HALF_ROWS = WEIGHT_TILE_ROWS // 2
-_IS_WIDENED = {np.uint8: True, np.uint16: not isa.LEVEL.bfloat16_dot, np.int8: isa.has_pair_dot()}  # by dtype of panels
+_IS_WIDENED = {
+    np.uint8: True,
+    np.uint16: not isa.LEVEL.bfloat16_dot,
+    np.int8: isa.has_pair_dot(),
+}  # by the dtype of panels
 _full_tile = make_fetching_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _half_tile = make_fetching_tile(_HALF_ROWS, WEIGHT_PANEL_VECTORS)
 _row_tile = make_fetching_tile(1, WEIGHT_PANEL_VECTORS)
@@ -44,13 +45,15 @@ _packed_output_tile = make_output_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS, p
 
 
 def sums_dtype(storage):
-    """The NumPy dtype of the sums of products with panels of a dtype (of bfloat16 uint16, of int8 in groups uint8)."""
+    """Return the dtype of the sums of products with panels of a dtype (uint16: bfloat16, uint8: int8 in groups)."""
     return np.dtype({"uint16": np.float32, "uint8": np.float32, "int8": np.int32}.get(storage.name, storage))
 
 
 def make_scratch(storage, threads, rows):
-    """Scratch for the tasks of each thread, of products of up to `rows` rows with panels of a NumPy dtype: sums that
-    begin on a cache line, a widened chunk of a panel if panels are widened, and packed rows."""
+    """Return scratch for each thread, for products of up to `rows` rows with panels of dtype `storage`.
+
+    It holds sums that begin on a cache line, a widened chunk of a panel if panels are widened, and packed rows.
+    """
     sums = sums_dtype(storage)
     is_widened = _IS_WIDENED.get(storage.type, False)
     packed = PACKED_BYTES if (storage != np.uint16 or is_widened) and rows >= LEAST_PACKED else 0
@@ -59,31 +62,31 @@ def make_scratch(storage, threads, rows):
 
 
 @by_types
-def _room(sums, a, panels):
-    """Where packed rows go in scratch that begins at `sums`."""
+def _packed_place(sums, a, panels):
+    """Return a pointer to packed rows in scratch that begins at `sums`."""
     lines = _LINES[are_widened(a, panels)]
     return lambda sums, a, panels: pointer(sums, lines * WEIGHT_PANEL_VECTORS * lanes(sums))
 
 
 @inline_helper
 def _word_size(x):
-    """Elements per word."""
+    """Return the elements per word."""
     return max(4 // itemsize(x), 1)
 
 
 @helper
-def run_product(a, strides, panels, output, finish, levels, counter, scratch):
-    """Take tasks of output = activation(a @ panels + bias) + residual until there are none left.
+def run_product(a, strides, panels, output, epilogue, scaling, counter, scratch):
+    """Compute tasks of output = activation(a @ panels + bias) + residual until none is left.
 
     Args:
-        a: an array whose memory is read as flat; rows come in groups of n = max(WEIGHT_TILE_ROWS, lanes of the sums).
-        strides: (row, column, group) in words: element (i, k) lies at i // n * group + i % n * row + k * column. Of
-            panels that are widened they are in wide words: column is 1 then, and row the depth.
+        a: an array read as flat memory; its rows come in groups of n = max(WEIGHT_TILE_ROWS, lanes of the sums).
+        strides: (row, column, group) in words: element (i, k) lies at i // n * group + i % n * row + k * column. In
+            wide words if panels are widened; column is 1 then, and row the depth.
         panels: (panels, depth, width), in words along the depth.
-        finish: what `finish_with` makes.
-        levels: None, or for int8 pointers to (zero, step, scale, column_sums): of each row, of each panel's column.
-        counter: how many tasks were handed out, and how many threads take them.
-        scratch: a thread's of `make_scratch`.
+        epilogue: what `epilogue_pointers` returns.
+        scaling: None, or for int8 pointers to zero and step of each row, scale and sum of each column.
+        counter: the number of tasks taken so far, and the number of threads.
+        scratch: one thread's part of `make_scratch`.
     """
     count, rows = panels.shape[0], output.shape[0]
     blocks, whole = _blocks(rows, counter[1], a, panels, output)
@@ -92,7 +95,7 @@ def run_product(a, strides, panels, output, finish, levels, counter, scratch):
     own, laid = left, -1
     tiles = (rows + WEIGHT_TILE_ROWS - 1) // WEIGHT_TILE_ROWS
     sums, task = aligned(scratch), take_task(counter)
-    room = _room(sums, a, panels)
+    memory = _packed_place(sums, a, panels)
     while task < last:
         following = take_task(counter)
         block, p, uses = _task_of(task, whole, count)
@@ -100,18 +103,18 @@ def run_product(a, strides, panels, output, finish, levels, counter, scratch):
         first, end = share(tiles, block, blocks) * WEIGHT_TILE_ROWS, share(tiles, block + 1, blocks) * WEIGHT_TILE_ROWS
         if block != laid:
             own, laid = left, block
-            # Other threads take the tasks between.
+            # Other threads take the tasks in between.
             if max(uses, (count - p) // (following - task)) >= LEAST_USES:
-                own = pack_rows(*left, first, min(rows, end), panels, room)
+                own = pack_rows(*left, first, min(rows, end), panels, memory)
         for q in range(p, p + uses):
             then = q + 1 if q + 1 < p + uses else ahead
-            _multiply_block(left, own, first, min(rows, end), panels, q, then, output, finish, levels, sums)
+            _multiply_block(left, own, first, min(rows, end), panels, q, then, output, epilogue, scaling, sums)
         task = following
 
 
 @inline_helper
 def _task_of(task, whole, count):
-    """(block, first panel, panels) of a task: those of the first `whole` blocks are all panels, the others one."""
+    """Return (block, first panel, panels) of a task: all panels for the first `whole` blocks, else one."""
     if task < whole:
         return task, 0, count
     return whole + (task - whole) // count, (task - whole) % count, 1
@@ -119,10 +122,9 @@ def _task_of(task, whole, count):
 
 @by_types
 def _blocks(rows, threads, a, panels, output):
-    """Into how many blocks the rows are divided, and how many of them are a task each.
+    """Return the number of blocks of rows, and how many of them are a single task.
 
-    Those are packed by one thread alone: products of 1,024 rows take 2 to 4 % less time. As many blocks as there are
-    threads are left, panel by panel, for who is done first.
+    These are packed by one thread. The last blocks, one per thread, are split by panel so that idle threads can help.
     """
     are_wide = are_widened(a, panels)
 
@@ -142,10 +144,10 @@ def _blocks(rows, threads, a, panels, output):
 
 
 @helper
-def _multiply_block(lying, own, first, last, panels, p, ahead, output, finish, levels, sums):
-    """The rows from first to last, times panel p; meanwhile its next chunk is fetched, at last the first of `ahead`.
+def _multiply_block(lying, own, first, last, panels, p, ahead, output, epilogue, scaling, sums):
+    """Multiply the rows from first to last by panel p; prefetch its next chunk, or the first of panel `ahead`.
 
-    `lying` and `own` are (a pointer, strides) of the rows as they lie and as they are to be read, maybe packed.
+    `lying` and `own` are (pointer, strides) of the rows as they lie and as they are read, perhaps packed.
     """
     width, depth, chunk = WEIGHT_PANEL_VECTORS * lanes(sums), panels.shape[1], words_of(lying[0], panels, CHUNK_DEPTH)
     line = width * itemsize(panels) * _word_size(panels)  # bytes of a panel for one word of the depth
@@ -153,33 +155,37 @@ def _multiply_block(lying, own, first, last, panels, p, ahead, output, finish, l
     for k in range(0, depth, chunk):
         part = min(chunk, depth - k)
         panel = pointer(panels, (p * depth + k) * width * _word_size(panels))
-        # Chunk k of `ahead` is too early: a depth of 3,072 overflows the second-level cache, 1.05 times the time.
+        # Chunk k of `ahead` would come too early: large depths overflow the second-level cache.
         word = p * depth + k + chunk if k + chunk < depth else ahead * depth
         meanwhile, place = (panels.ctypes.data + word * line, step), (first, last, p * width)
-        _multiply_chunk(lying, own, panel, (k, part, k + part == depth), output, place, finish, levels, sums, meanwhile)
+        _multiply_chunk(
+            lying, own, panel, (k, part, k + part == depth), output, place, epilogue, scaling, sums, meanwhile
+        )
 
 
 @by_types
-def _multiply_chunk(lying, own, panel, chunk, output, place, finish, levels, sums, meanwhile):
-    """A block's rows times a chunk of a panel: `chunk` is (first word of the depth, words, whether they are the last),
-    `place` (first row, beyond the last one, first column)."""
+def _multiply_chunk(lying, own, panel, chunk, output, place, epilogue, scaling, sums, meanwhile):
+    """Multiply a block's rows by a chunk of a panel.
 
-    def multiply(lying, own, panel, chunk, output, place, finish, levels, sums, meanwhile):
-        _multiply_rows(*own, panel, chunk, output, place, finish, levels, sums, meanwhile)
+    `chunk` is (first word of the depth, words, whether they are the last), `place` (first row, end, first column).
+    """
 
-    def widen_and_multiply(lying, own, panel, chunk, output, place, finish, levels, sums, meanwhile):
+    def multiply(lying, own, panel, chunk, output, place, epilogue, scaling, sums, meanwhile):
+        _multiply_rows(*own, panel, chunk, output, place, epilogue, scaling, sums, meanwhile)
+
+    def widen_and_multiply(lying, own, panel, chunk, output, place, epilogue, scaling, sums, meanwhile):
         (a, strides), (k, words, is_last) = lying, chunk
         tile_start, row, column, group = strides
         (i, last, start), (ahead, step) = place, meanwhile
         if are_words and last - i < WIDENED_ROWS and row % 2 == 0:
             in_words = tile_start // 2, row // 2, column, group // 2
-            _multiply_rows(a, in_words, panel, chunk, output, place, finish, levels, sums, meanwhile)
+            _multiply_rows(a, in_words, panel, chunk, output, place, epilogue, scaling, sums, meanwhile)
             return
         width = WEIGHT_PANEL_VECTORS * lanes(sums)
         wide = pointer_as(pointer(sums, TASK_ROWS * width), a)
         first, depth = depth_of(panel, k), depth_of(panel, words)
         each, inside = max(step * words // depth, 1), min(depth, row - first)
-        if are_words and row % 2 != 0:  # such rows cannot be read in words: a tile whose sums nobody reads
+        if are_words and row % 2 != 0:  # such rows cannot be read in words: a tile with unused sums
             unread = pointer(sums, (TASK_ROWS + CHUNK_DEPTH) * width)
             multiply_and_widen(wide, 0, 1, panel, depth, unread, False, wide, ahead, 0)
         else:
@@ -187,10 +193,10 @@ def _multiply_chunk(lying, own, panel, chunk, output, place, finish, levels, sum
             multiply_and_widen(x, row, count, panel, inside, sums, k > 0, wide, ahead, each)
             if is_last:
                 prefetch_tile(output, i, count, start, width)
-                finish_tile(sums, width, output, i, count, start, finish, levels)
+                apply_epilogue(sums, width, output, i, count, start, epilogue, scaling)
             i, ahead, sums = i + count, ahead + depth * each, pointer(sums, count * width)
         then = first, inside, is_last
-        _multiply_rows(*own, wide, then, output, (i, last, start), finish, levels, sums, (ahead, each))
+        _multiply_rows(*own, wide, then, output, (i, last, start), epilogue, scaling, sums, (ahead, each))
 
     are_words = not are_grouped(panel)
     return widen_and_multiply if are_widened(lying[0], panel) else multiply
@@ -198,15 +204,15 @@ def _multiply_chunk(lying, own, panel, chunk, output, place, finish, levels, sum
 
 @inline_helper
 def _row_of(a, strides, i, k, panel, output):
-    """Points at word k of row i, a tile's first, of the left operand, in words of the panel."""
+    """Point at word k of row i, a tile's first, of the left operand, in words of the panel."""
     start, _, column, group = strides
     n = max(WEIGHT_TILE_ROWS, lanes(output))
     return pointer(a, (i // n * group + i % n * start + k * column) * _word_size(panel))
 
 
 @helper
-def _multiply_rows(a, strides, panel, chunk, output, place, finish, levels, sums, meanwhile):
-    """As `_multiply_chunk`; strides and chunk are in words of the panel given here."""
+def _multiply_rows(a, strides, panel, chunk, output, place, epilogue, scaling, sums, meanwhile):
+    """Multiply like `_multiply_chunk`, with strides and chunk in words of this panel."""
     (_, row, column, _), (k, part, is_last) = strides, chunk
     (first, last, start), (ahead, step) = place, meanwhile
     width = WEIGHT_PANEL_VECTORS * lanes(sums)
@@ -220,14 +226,14 @@ def _multiply_rows(a, strides, panel, chunk, output, place, finish, levels, sums
             continue
         prefetch_tile(output, i, count, start, width)
         at, then = (i, count, start), (fetched, step)
-        if not _multiply_into(x, row, column, panel, part, tile, k > 0, output, at, finish, levels, then):
+        if not _multiply_into(x, row, column, panel, part, tile, k > 0, output, at, epilogue, scaling, then):
             _multiply_tile(x, row, column, count, panel, part, tile, k > 0, fetched, step)
-            finish_tile(tile, width, output, i, count, start, finish, levels)
+            apply_epilogue(tile, width, output, i, count, start, epilogue, scaling)
 
 
 @helper
 def _multiply_tile(a, row, column, count, panel, depth, sums, accumulate, ahead, step):
-    """sums (+)= the product of `count` rows of a with a block of a panel."""
+    """Compute sums (+)= the product of `count` rows of a with a block of a panel."""
     width = WEIGHT_PANEL_VECTORS * lanes(sums)
     if count > _HALF_ROWS and lie_packed(row, column):
         _packed_tile(a, row, column, count - 1, panel, width, depth, sums, width, accumulate, ahead, step)
@@ -240,14 +246,14 @@ def _multiply_tile(a, row, column, count, panel, depth, sums, accumulate, ahead,
 
 
 @by_types
-def _multiply_into(a, row, column, panel, depth, sums, accumulate, output, place, finish, levels, meanwhile):
-    """A whole tile's last product, written to the output; False, with nothing done, where that takes another way."""
-    if not isinstance(levels, types.NoneType):
-        return lambda a, row, column, panel, depth, sums, accumulate, output, place, finish, levels, meanwhile: False
+def _multiply_into(a, row, column, panel, depth, sums, accumulate, output, place, epilogue, scaling, meanwhile):
+    """Write a whole tile's last product to the output; return False, with nothing done, if that is impossible."""
+    if not isinstance(scaling, types.NoneType):
+        return lambda a, row, column, panel, depth, sums, accumulate, output, place, epilogue, scaling, meanwhile: False
 
-    def multiply(a, row, column, panel, depth, sums, accumulate, output, place, finish, levels, meanwhile):
+    def multiply(a, row, column, panel, depth, sums, accumulate, output, place, epilogue, scaling, meanwhile):
         first, count, start = place
-        bias, has_bias, residual, has_residual, activation = finish
+        bias, has_bias, residual, has_residual, activation = epilogue
         ahead, step = meanwhile
         width, columns = WEIGHT_PANEL_VECTORS * lanes(sums), output.shape[1]
         if count < WEIGHT_TILE_ROWS or start + width > columns or activation != NO_ACTIVATION:
@@ -264,68 +270,60 @@ def _multiply_into(a, row, column, panel, depth, sums, accumulate, output, place
     return multiply
 
 
-# --- packed rows -----------------------------------------------------------------------------------------------------
+# --- packed rows ------------------------------------------------------------------------------------------------------
 #
-# Rows packed for the tiles of a product (product.py), of floats or words of bytes, by the thread that multiplies
-# them.
-#
-# What a tile reads next lies next in memory then, in one line instead of one for each of its rows. Rows as they lie
-# come slowly from the second-level cache, and more slowly from beyond: it prefetches few streams at once.
-#
-# Measured on an Emerald Rapids (AVX-512, 2 threads, calls in turns): products of 1,024 rows and widths of 768 to
-# 3,072 take 2 to 5 % less time, those of int8 with VNNI 1 to 3 %, up to depths of 768. Beside panels that are widened
-# it is 2 to 7 % of bfloat16, 3 to 8 % of int8 in groups. Packing is bound by how fast one core reads rows from beyond
-# its second-level cache (13 GB/s: 30 us for 128 rows of 768, half a panel's time; 15 us from within), which no
-# prefetch changes: one thread packs most blocks (product.py).
+# Rows, of floats or words of bytes, packed for the tiles of a product by the thread that multiplies them: the elements
+# that a tile reads next lie in one cache line instead of one for each row. Packing takes half a panel's time, so a
+# thread packs rows that it multiplies by LEAST_USES panels or more. It saves 2 to 8 % of the time of 1,024 rows.
 
-# Room for a task's rows, which is to fit the second-level cache beside a panel: deep ones are fewer. With twice as much
-# the product of depth 3,072 takes 3 % longer. None with AVX2, where BERT-base took no less time.
+# Memory for a task's rows, which fits the second-level cache beside a panel. None with AVX2, where packing gains
+# nothing.
 PACKED_BYTES = 128 * 1536 * 4 if isa.LEVEL.vector_bytes == 64 else 0
 LEAST_PACKED = 32  # rows
-LEAST_USES = 4  # panels that a thread expects to multiply packed rows by: packing takes half of one's time
+LEAST_USES = 4  # panels that a thread expects to multiply packed rows by
 
 _pack_tile = make_row_packer(WEIGHT_TILE_ROWS)
 
 
 def are_packed(a, panels):
-    """Whether rows of these types are packed where there are enough of them."""
+    """Return whether rows of these types are packed if there are enough of them."""
     return PACKED_BYTES > 0 and (a.dtype != types.uint16 or are_widened(a, panels))
 
 
 @inline_helper
 def lie_packed(row, column):
-    """Whether a tile's rows with these strides lie as `pack_rows` lays them."""
+    """Return whether a tile's rows with these strides were written by `pack_rows`."""
     return row == 1 and column == WEIGHT_TILE_ROWS
 
 
 @inline_helper
 def most_packed(depth, like):
-    """How many rows of this depth there is room for."""
+    """How many rows of this depth there is memory for."""
     return PACKED_BYTES // (itemsize(like) * depth) // WEIGHT_TILE_ROWS * WEIGHT_TILE_ROWS
 
 
 @by_types
-def pack_rows(a, strides, first, last, panels, room):
-    """The rows from first to last as (tiles, depth, rows of a tile) in `room`.
+def pack_rows(a, strides, first, last, panels, memory):
+    """Write the rows from first to last to `memory` as (tiles, depth, rows of a tile).
 
-    `strides` are (start of a tile, row, column, group). Gives what stands in for a and its strides; those themselves
-    where the rows stay as they lie.
+    `strides` are (start of a tile, row, column, group). Returns a pointer and strides in place of a's, or a's own if
+    the rows are not packed.
     """
 
-    def pack(a, strides, first, last, panels, room):
-        words = pointer_as(a, room)
+    def pack(a, strides, first, last, panels, memory):
+        words = pointer_as(a, memory)
         _, depth, column, _ = strides
         count = last - first
-        if column != 1 or depth < lanes(room) or not LEAST_PACKED <= count <= most_packed(depth, room):
+        if column != 1 or depth < lanes(memory) or not LEAST_PACKED <= count <= most_packed(depth, memory):
             return a, strides
-        packed = pointer(room, -first * depth)
+        packed = pointer(memory, -first * depth)
         for i in range(first, last, WEIGHT_TILE_ROWS):
-            for k in range(0, depth, lanes(room)):
+            for k in range(0, depth, lanes(memory)):
                 for j in range(i + WEIGHT_TILE_ROWS, min(i + 2 * WEIGHT_TILE_ROWS, last)):
                     prefetch(words, j * depth + k)
-                at = min(k, depth - lanes(room))
+                at = min(k, depth - lanes(memory))
                 target = pointer(packed, i * depth + at * WEIGHT_TILE_ROWS)
                 _pack_tile(pointer(words, i * depth + at), depth, last - 1 - i, target)
-        return pointer_as(packed, a), (depth, 1, WEIGHT_TILE_ROWS, max(WEIGHT_TILE_ROWS, lanes(room)) * depth)
+        return pointer_as(packed, a), (depth, 1, WEIGHT_TILE_ROWS, max(WEIGHT_TILE_ROWS, lanes(memory)) * depth)
 
-    return pack if are_packed(a, panels) else lambda a, strides, first, last, panels, room: (a, strides)
+    return pack if are_packed(a, panels) else lambda a, strides, first, last, panels, memory: (a, strides)

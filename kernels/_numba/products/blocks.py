@@ -1,8 +1,8 @@
-"""The ladder of tiles that attention's products are made of, and the product of a block.
+"""Products of attention by tiles of vectors, and rows of scores in scratch.
 
-A tile is TILE_ROWS rows and two vectors at most; the last rows of a product take one of two thirds or of a third of
-that, the last columns one of a single vector. Products with prepared weights have a ladder of their own (product.py),
-whose tiles are wider and fetch the next panel meanwhile.
+A tile is TILE_ROWS rows and two vectors at most. The last rows of a product take a tile of two thirds or a third of
+that, the last columns one of a single vector. Products with prepared weights (products/__init__.py) have wider tiles,
+which prefetch the next panel.
 """
 
 from numba import types
@@ -22,7 +22,7 @@ _tile_3x1, _tile_2x1, _tile_1x1 = (make_tile(rows, 1) for rows in (TILE_ROWS, _T
 
 @intrinsic
 def pointer_to_word(typingctx, source, index):
-    """Points at word `index` of a pointer: a float, or two bfloat16."""
+    """Point at word `index` of a pointer: a float, or two bfloat16."""
     elements = 2 if source.dtype == types.uint16 else 1
 
     def codegen(context, builder, sig, args):
@@ -33,7 +33,7 @@ def pointer_to_word(typingctx, source, index):
 
 @helper
 def multiply(a, a_row, a_column, rows, b, b_row, depth, columns, c, c_row, accumulate):
-    """c (+)= a @ b, tile by tile; strides and depth are in words. Whole tiles of c are written."""
+    """Compute c (+)= a @ b, tile by tile; strides and depth are in words. Whole tiles of c are written."""
     for j in range(0, columns, PANEL_VECTORS * lanes(c)):
         for i in range(0, rows, TILE_ROWS):
             x, y = pointer_to_word(a, i * a_row), pointer_to_word(b, j)
@@ -53,9 +53,7 @@ def multiply(a, a_row, a_column, rows, b, b_row, depth, columns, c, c_row, accum
                 _tile_1x1(x, a_row, a_column, last, y, b_row, depth, z, c_row, accumulate)
 
 
-# --- rows of scores --------------------------------------------------------------------------------------------------
-#
-# Rows of attention scores in scratch, and rows of arrays with any strides, for the kernels of attention.
+# --- rows of scores ---------------------------------------------------------------------------------------------------
 #
 # A view is (address, stride of the batch, of the heads, of the rows), strides in elements; rows are contiguous.
 
@@ -65,45 +63,45 @@ MOST_TILES = 8  # of queries at once
 
 @inline_helper
 def whole_panels(count, like):
-    """`count` columns in whole panels."""
+    """Round `count` columns up to whole panels."""
     width = PANEL_VECTORS * lanes(like)
     return (count + width - 1) // width * width
 
 
 @inline_helper
 def rows_at_once(row):
-    """How many rows of `row` scores are computed at once: whole tiles."""
+    """Return the number of rows of `row` scores that are computed at once: whole tiles."""
     return min(max(SCORES // max(row, 1) // TILE_ROWS, 1), MOST_TILES) * TILE_ROWS
 
 
 @inline_helper
 def scores_size(row):
-    """Enough for `rows_at_once` of this and of any shorter row."""
+    """Return a size that suffices for `rows_at_once` of this and any shorter row."""
     return max(min(SCORES, MOST_TILES * TILE_ROWS * row), TILE_ROWS * row)
 
 
 @inline_helper
 def row_pointer(view, s, h, row, like):
-    """Points at a row of a view."""
+    """Point at a row of a view."""
     return pointer_at(view[0] + (s * view[1] + h * view[2] + row * view[3]) * itemsize(like), like)
 
 
 @inline_helper
 def row_address(view, s, h, row, like):
-    """The address of a row of an optional view, 0 if it is absent."""
+    """Return the address of a row of an optional view, 0 if it is absent."""
     return view[0] + (s * view[1] + h * view[2] + row * view[3]) * itemsize(like) if view[0] != 0 else 0
 
 
 @helper
 def clear(row, first, last):
-    """Zeros from the vector after column `first` to column `last`."""
+    """Write zeros from the vector after column `first` to column `last`."""
     for j in range((first + lanes(row) - 1) // lanes(row) * lanes(row), last, lanes(row)):
         store(row, j, broadcast(row, 0.0))
 
 
 @helper
 def copy_scaled(source, factor, count, target):
-    """`count` elements times `factor`; reads whole vectors."""
+    """Write `count` elements times `factor`; reads whole vectors."""
     full = count - count % lanes(source)
     for j in range(0, full, lanes(source)):
         store(target, j, load(source, j) * factor)

@@ -1,7 +1,7 @@
-"""What one step of a tile adds to its sums: the dot product of a word of the left matrix and a word of the right.
+"""What one step of a tile adds to its sums: the dot product of a word of each matrix.
 
-A word is what lies next to each other along the depth of the product and takes one lane: a float, two bfloat16
-(pointers to uint16) or four bytes, unsigned on the left and signed on the right (pointers to uint8 and int8).
+A word holds neighbours along the depth of the product and takes one lane: a float, two bfloat16 (pointers to uint16) or
+four bytes, unsigned on the left and signed on the right (pointers to uint8 and int8).
 
     left, right      sums      in one instruction on       elsewhere
     float32/float64  the same  every CPU with FMA          a product and a sum
@@ -12,13 +12,12 @@ A word is what lies next to each other along the depth of the product and takes 
     uint16, int8     int32                                 widened to int16, exact products of pairs (vpmaddwd of x86)
     uint16, uint16   int32                                 such pairs, both in 16 bits
 
-A word of float32 beside one of two bfloat16 is two floats: the form for CPUs where vdpbf16ps is missing or slow (see
-isa.py). Only the right side is widened then, once for all rows of a tile, or of a task (product.py), and the sums are
-those of float32 with the widened weight, to the bit. Measured on a Zen 3 (AVX2, 1 thread), 256
-rows of 768 to 3,072: 79 GFLOP/s where float32 does 73; with both sides in bfloat16 a third of that.
+Beside two bfloat16 a word of float32 is two floats, for CPUs where vdpbf16ps is missing or slow (compile/isa.py). Only
+the right side is widened then, once for all rows of a tile or task, and the sums equal those of float32 with the
+widened weight. It is as fast as float32; widening both sides takes three times as long.
 
-Sums of bytes are exact: nothing saturates on any path (vpmaddubsw would), so that all give the same bits. Sums of
-bfloat16 differ between CPUs in float32's last bits, as vdpbf16ps rounds its own way and takes denormals for zero.
+Sums of bytes are exact: nothing saturates on any path (vpmaddubsw would), so all give the same bits. Sums of bfloat16
+differ between CPUs in float32's last bits: vdpbf16ps has its own rounding and flushes denormals.
 """
 
 from llvmlite import ir
@@ -27,6 +26,12 @@ from numba.core.errors import TypingError
 
 from ..compile import isa
 from ..simd.codegen import INT32, Bfloat16, call_llvm, emit_fma, splat, vec_of
+
+# Panels of int8 in groups (panels.py): scales of GROUPS groups, then their values.
+GROUPS = 2  # in a block
+GROUP = 32  # values
+BLOCK = GROUPS * GROUP
+BLOCK_WORDS = 1 + BLOCK // 4
 
 _INT16 = ir.IntType(16)
 _BITS = isa.LEVEL.vector_bytes * 8
@@ -37,10 +42,10 @@ def _constant(type, value):
 
 
 class FloatDot:
-    """sum + left * right.
+    """Compute sum + left * right.
 
-    Words are multiplied in `parts`, one after the other: `left` is a part of a word in memory, the same in all lanes,
-    `right` of a vector of words, and `add` adds the product of the two.
+    Words are multiplied in `parts`: `left` is a part of a word in memory, the same in all lanes, `right` that part of a
+    vector of words, and `add` adds their product.
     """
 
     zero, parts = 0.0, 1
@@ -67,7 +72,7 @@ def _load(builder, at):
 
 
 class GroupDot(FloatDot):
-    """sum + left * right, of a float and a byte; a tile multiplies the byte by its scale (tile.py)."""
+    """Compute sum + left * right, of a float and a byte; the tile multiplies the byte by its scale (tile.py)."""
 
     def __init__(self, sums):
         super().__init__(sums)
@@ -91,7 +96,7 @@ class _PackedDot:
 
 
 class WidenedDot(_PackedDot):
-    """sum + left[0] * right[0] + left[1] * right[1], of two floats and two bfloat16."""
+    """Compute sum + left[0] * right[0] + left[1] * right[1], of two floats and two bfloat16."""
 
     zero, parts = 0.0, 2
     left_word = ir.ArrayType(ir.FloatType(), 2)
@@ -114,7 +119,7 @@ class WidenedDot(_PackedDot):
 
 
 class Bfloat16Dot(WidenedDot):
-    """sum + left[0] * right[0] + left[1] * right[1], of two bfloat16 each; for levels without the instruction, too."""
+    """Compute sum + left[0] * right[0] + left[1] * right[1], of two bfloat16 each."""
 
     parts = 1 if isa.has_native_bfloat16_dot() else 2
     left_word = INT32
@@ -134,7 +139,7 @@ class Bfloat16Dot(WidenedDot):
 
 
 class Int8Dot(_PackedDot):
-    """sum + the four products left[i] * right[i], left unsigned, right signed."""
+    """Compute sum + the four products left[i] * right[i], left unsigned, right signed."""
 
     zero = 0
     parts = 1 if isa.LEVEL.int8_dot else 4
@@ -161,7 +166,7 @@ class Int8Dot(_PackedDot):
 
 
 class PairDot(_PackedDot):
-    """sum + left[0] * right[0] + left[1] * right[1], of 16 bits each."""
+    """Compute sum + left[0] * right[0] + left[1] * right[1], of 16 bits each."""
 
     zero, parts = 0, 1
 
@@ -184,7 +189,7 @@ class PairDot(_PackedDot):
 
 
 class Int16Dot(PairDot):
-    """sum + the four products of left[0], left[2], left[1], left[3] in 16 bits and right[i] in 8, two at a time."""
+    """Compute sum + the four products of left[0], left[2], left[1], left[3] (16 bits) and right[i] (8), in pairs."""
 
     parts = 2
     left_word = ir.ArrayType(INT32, 2)
@@ -198,15 +203,14 @@ class Int16Dot(PairDot):
 
 
 def _in_order(builder, total):
-    """The same vector of integers, for sums that LLVM would add in an order of its own: it keeps products of several
-    parts, more than there are registers. 26 of 93 instructions of an AVX2 tile were spills then."""
+    """Return the same vector behind a fence: LLVM would reorder the sums and keep more products than registers."""
     floats = ir.VectorType(ir.FloatType(), total.type.count)
     fenced = call_llvm(builder, f"llvm.arithmetic.fence.v{floats.count}f32", floats, [builder.bitcast(total, floats)])
     return builder.bitcast(fenced, total.type)
 
 
 def dot_of(left, right, sums):
-    """The dot product for pointers to left, right and sums."""
+    """Return the dot product for pointers to left, right and sums."""
     kind = left.dtype, right.dtype, sums.dtype
     if kind in ((types.float32,) * 3, (types.float64,) * 3):
         return FloatDot(sums)

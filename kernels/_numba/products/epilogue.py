@@ -1,4 +1,4 @@
-"""What happens to sums of a product on their way to the output: bias, activation, residual, and low precision."""
+"""The epilogue of a product: scaling of int8 sums, bias, activation and residual, on the way to the output."""
 
 from numba import types
 
@@ -10,31 +10,32 @@ from ..simd import first_lanes, lanes, load, load_masked, pointer, prefetch_writ
 
 
 @inline_helper
-def finish_with(finish):
-    """Bias (columns,) and residual (rows, columns), both empty if absent, and the activation's code, for `run_product`.
+def epilogue_pointers(epilogue):
+    """Return pointers to bias (columns,) and residual (rows, columns), flags that they exist, and the activation's
+    code.
 
-    Pointers instead of arrays: an array that is unpacked from a tuple is counted as a reference, 50 ns a vector.
+    Both are empty if absent. Arrays would be counted as references when unpacked from a tuple, 50 ns a vector.
     """
-    bias, residual, activation = finish
+    bias, residual, activation = epilogue
     return pointer(bias, 0), bias.size > 0, pointer(residual, 0), residual.size > 0, activation
 
 
 @helper
 def prefetch_tile(output, first, count, column, width):
-    """A hint that `count` rows of `width` columns will soon be written."""
+    """Hint that `count` rows of `width` columns will be written soon."""
     for i in range(first, first + count):
         for j in range(column, column + width, lanes(output)):
             prefetch_write(output, i * output.shape[1] + j)
 
 
 @by_types(inline=True)
-def _value(sums, at, row, column, levels):
-    """A vector of sums as it stands, or of bytes as the levels of its row and columns say."""
-    if isinstance(levels, types.NoneType):
-        return lambda sums, at, row, column, levels: load(sums, at)
+def _value(sums, at, row, column, scaling):
+    """Return a vector of sums, scaled if they are sums of bytes."""
+    if isinstance(scaling, types.NoneType):
+        return lambda sums, at, row, column, scaling: load(sums, at)
 
-    def rescaled(sums, at, row, column, levels):
-        zero, step, scale, column_sums = levels
+    def rescaled(sums, at, row, column, scaling):
+        zero, step, scale, column_sums = scaling
         exact = corrected_sums(load(sums, at), zero[row], load(column_sums, column))
         return exact * (load(scale, column) * step[row])
 
@@ -42,11 +43,11 @@ def _value(sums, at, row, column, levels):
 
 
 @inline_helper
-def _finish_vector(sums, at, row, column, output, finish, levels, inside):
-    """One vector of sums through bias, activation and residual to the output."""
-    bias, has_bias, residual, has_residual, activation = finish
+def _apply_to_vector(sums, at, row, column, output, epilogue, scaling, inside):
+    """Send a vector of sums through bias, activation and residual to the output."""
+    bias, has_bias, residual, has_residual, activation = epilogue
     target = row * output.shape[1] + column
-    value = _value(sums, at, row, column, levels)
+    value = _value(sums, at, row, column, scaling)
     if has_bias:
         value += load_masked(bias, column, inside, 0.0)
     if activation != NO_ACTIVATION:
@@ -57,14 +58,14 @@ def _finish_vector(sums, at, row, column, output, finish, levels, inside):
 
 
 @helper
-def finish_tile(sums, width, output, first, count, column, finish, levels):
-    """Send `count` rows of sums to the output."""
+def apply_epilogue(sums, width, output, first, count, column, epilogue, scaling):
+    """Send `count` rows of sums through the epilogue to the output."""
     end = min(column + width, output.shape[1])
     full = end - (end - column) % lanes(sums)
-    everywhere = first_lanes(output, lanes(output))  # a constant: the compiler makes plain loads and stores of it
+    everywhere = first_lanes(output, lanes(output))  # a constant, which makes plain loads and stores
     for i in range(count):
         at, row = i * width - column, first + i
         for j in range(column, full, lanes(sums)):
-            _finish_vector(sums, at + j, row, j, output, finish, levels, everywhere)
+            _apply_to_vector(sums, at + j, row, j, output, epilogue, scaling, everywhere)
         if full < end:
-            _finish_vector(sums, at + full, row, full, output, finish, levels, first_lanes(output, end - full))
+            _apply_to_vector(sums, at + full, row, full, output, epilogue, scaling, first_lanes(output, end - full))

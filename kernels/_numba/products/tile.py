@@ -1,8 +1,8 @@
-"""Code generators for blocks: a block of a matrix product held in registers, and the transpose of a block.
+"""Code generators for tiles: a block of a matrix product held in registers, and the transpose of a block.
 
-A tile is a (rows, vectors * lanes) block of the product, one
-accumulator per element and one fused multiply-add after the other along the depth: the result of an element depends
-neither on the tile's shape nor on its neighbours, which is why a row gives the same bits alone and in any batch.
+A tile is a (rows, vectors * lanes) block of the product, with one accumulator per element and one fused multiply-add
+after the other along the depth: the result of an element depends neither on the tile's shape nor on its neighbours, so
+a row has the same bits alone and in any batch.
 """
 
 from llvmlite import ir
@@ -23,33 +23,29 @@ from ..simd.codegen import (
     shuffle,
     vec_of,
 )
-from .dot import GroupDot, PairDot, dot_of
-from .group_panels import BLOCK, BLOCK_WORDS, GROUP
+from .dot import BLOCK, BLOCK_WORDS, GROUP, GroupDot, PairDot, dot_of
 
 INT = ir.IntType(64)
 
 # The sums of the largest tile of a weight, a row of its panel and a broadcast fit the vector registers.
 WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS = (8, 3) if isa.LEVEL.registers >= 32 else (4, 3)
 
-# With 16 rows a step of the depth has to bring up to two lines of the panel, with more of them fewer. Two lines asked
-# for instead of one: 5 % less time of BERT-base with 16 tokens, about 3 % more with 24, no change beyond noise with 1,
-# 4, 32 or 48 (Emerald Rapids, 2 threads, processes in turns).
+# Cache lines that a fetching tile prefetches per step of the depth: enough of the panel for 16 rows, more help none.
 FETCHED_LINES = 2
-# How many steps of the depth ahead a fetching tile asks for its own panel in the first-level cache, with AVX-512:
-# 1 to 2 % less time of BERT-base's products, 8 % with 16 rows of 3,072 (Emerald Rapids, 2 threads).
+# Steps of the depth that a fetching tile prefetches its own panel ahead, into the first-level cache, with AVX-512: 1 to
+# 8 % less time.
 PANEL_AHEAD = 16
-# A tile of packed rows takes so many steps of the depth in a turn of its loop, and leaves its panel to the hardware,
-# which follows one stream of rows and one of the panel: 2 % less time, 5 % at times when another tenant's thread shares
-# the core (Emerald Rapids, 2 threads). With PANEL_AHEAD as well 2 % more, and one step without it 1 % more.
+# Steps of the depth in one turn of the loop of a tile of packed rows, which leaves its panel to the hardware
+# prefetcher: that follows one stream of rows and one of the panel.
 PACKED_STEPS = 4
 
 
 def make_tile(rows, vectors):
-    """An intrinsic that computes a (rows, vectors * lanes) tile of a @ b, all matrices given by pointers.
+    """Make an intrinsic that computes a (rows, vectors * lanes) tile of a @ b, all matrices given by pointers.
 
     tile(a, a_row, a_column, last_row, b, b_row, depth, c, c_row, accumulate): depth and the strides of a and b are in
     words (see dot.py; of floats a word is one element); columns of b and c are contiguous. Rows of a beyond last_row
-    are not read (that row stands in for them). c is overwritten, or added to.
+    are not read (that row replaces them). c is overwritten, or added to.
     """
 
     @intrinsic
@@ -60,13 +56,12 @@ def make_tile(rows, vectors):
 
 
 def make_fetching_tile(rows, vectors, packed=False):
-    """A tile that also fetches what is needed next: tile(..., accumulate, ahead, ahead_step).
+    """Make a tile that also prefetches what is needed next: tile(..., accumulate, ahead, ahead_step).
 
-    At each step of the depth (at each PACKED_STEPS of packed rows) FETCHED_LINES lines, `ahead_step` bytes a step
-    further on, from the address `ahead` on, are asked for in the second-level cache; any address is safe.
+    At each step of the depth (each PACKED_STEPS of packed rows) it prefetches FETCHED_LINES lines into the second-level
+    cache, from the address `ahead` on and `ahead_step` bytes further each step; any address is safe.
 
-    `packed` is for rows as packed_rows.py lays them: a_row is 1 and a_column `rows`, whatever is given, and all rows
-    can be read.
+    `packed` is for rows written by `pack_rows`: a_row is 1 and a_column `rows`, whatever is given, and all rows exist.
     """
 
     @intrinsic
@@ -77,10 +72,10 @@ def make_fetching_tile(rows, vectors, packed=False):
 
 
 def make_widening_tile(rows, vectors):
-    """A fetching tile that also writes b as it multiplies it, widened: tile(..., ahead, ahead_step, wide).
+    """Make a fetching tile that also writes b, widened, as it multiplies it: tile(..., ahead, ahead_step, wide).
 
-    Row after row of b goes to `wide`, each word as its parts, one row of them after the other (see dot.py). b may be a
-    panel of groups (group_panels.py).
+    Row after row of b goes to `wide`, each word as its parts, one row of them after the other (dot.py). b may be a
+    panel of groups (panels.py).
     """
 
     @intrinsic
@@ -91,12 +86,11 @@ def make_widening_tile(rows, vectors):
 
 
 def make_output_tile(rows, vectors, packed=False):
-    """A fetching tile that writes results instead of sums: c = a @ b + before + bias + residual.
+    """Make a fetching tile that writes results instead of sums: c = a @ b + before + bias + residual.
 
     tile(a, a_row, a_column, b, b_row, depth, c, c_row, before, before_row, has_before, bias, has_bias, residual,
     has_residual, ahead, ahead_step): all rows exist; `bias` is one row, `residual` has the rows of c, and the flags say
-    which of the three are there. On their way through a block of sums, as with the other tiles, products of depth
-    192 take 2 to 8 % longer within a training step (AVX2).
+    which of the three exist. It saves the way through a block of sums, which small depths notice.
     """
 
     @intrinsic
@@ -131,7 +125,7 @@ def _dot_of(*matrices):
 
 
 def _tile(rows, vectors, a, b, c, *others, packed=False):
-    """The signature and code generator of a tile; `others` are the types of `ahead`, `ahead_step` and `wide`."""
+    """Return the signature and code generator of a tile; `others` are the types of `ahead`, `ahead_step` and `wide`."""
     dot, intp = _dot_of(a, b, c), types.intp
 
     def codegen(context, builder, sig, args):
@@ -161,12 +155,12 @@ class _TileEmitter:
             self.offset = alloca_once(builder, INT)
 
     def _at(self, base, offset, j):
-        """Pointer to vector j of the row that starts `offset` words after base."""
+        """Return a pointer to vector j of the row that starts `offset` words after base."""
         element = self.builder.gep(base, [self.builder.add(offset, INT(j * self.vec.count))])
         return self.builder.bitcast(element, ir.VectorType(base.type.pointee, self.vec.count).as_pointer())
 
     def of(self, a, a_row, a_column, last_row, b, b_row, depth, prefetch):
-        """The accumulators of the product of a and b."""
+        """Return the accumulators of the product of a and b."""
         builder = self.builder
         a, b = builder.bitcast(a, self.dot.left_word.as_pointer()), builder.bitcast(b, self.dot.word.as_pointer())
         if self.packed:
@@ -177,20 +171,20 @@ class _TileEmitter:
         return self._products((a_rows, a_column), (b, b_row), depth, prefetch)
 
     def _products(self, left, right, depth, prefetch):
-        """The accumulators after a loop over the depth, row by row; zeros when the depth is 0."""
+        """Return the accumulators after a loop over the depth, row by row; zeros for a depth of 0."""
         (a_rows, a_column), (b, b_row) = left, right
         zero = ir.Constant(self.vec.llvm, [self.dot.zero] * self.vec.count)
         strides = INT(1), a_column, b_row, *prefetch[1:]
         state = [INT(0), INT(0), INT(0), *prefetch[:1]], [zero] * (self.rows * self.vectors)
-        if self.packed and not isinstance(self.dot, PairDot):  # of pairs four steps spill 33 sums of 690
+        if self.packed and not isinstance(self.dot, PairDot):  # four steps of pairs would spill sums
             rest = self.builder.urem(depth, INT(PACKED_STEPS))
             state = self._loop(*state, a_rows, b, strides, self.builder.sub(depth, rest), PACKED_STEPS)
         return self._loop(*state, a_rows, b, strides, depth, 1)[1]
 
     def _loop(self, counters, sums, a_rows, b, strides, end, steps):
-        """Counters and accumulators after a loop up to the step `end` of the depth, some steps in each turn.
+        """Return counters and accumulators after a loop up to step `end` of the depth, some steps in each turn.
 
-        The counters are the step, the words of a and of b, and the address of what is fetched, if something is.
+        The counters are the step, the words of a and of b, and the address to prefetch, if any.
         """
         builder = self.builder
         before, loop, after = builder.block, builder.append_basic_block("depth"), builder.append_basic_block("done")
@@ -207,7 +201,7 @@ class _TileEmitter:
         for phi, first, value in zip(phis, [*counters, *sums], [*at, *new], strict=True):
             phi.add_incoming(first, before)
             phi.add_incoming(value, turn)
-        # Unrolled by LLVM, the broadcasts of two steps at once do not fit the registers: half the speed.
+        # If LLVM unrolled the loop, broadcasts of two steps would not fit the registers: half the speed.
         keep_loop_as_written(builder, builder.cbranch(builder.icmp_signed("<", at[0], end), loop, after))
         builder.position_at_end(after)
         results = [builder.phi(phi.type) for phi in phis]
@@ -222,7 +216,7 @@ class _TileEmitter:
             emit_prefetch(self.builder, self.builder.inttoptr(at, ir.IntType(8).as_pointer()), level=2)
 
     def _step(self, at, sums, a_rows, b, strides):
-        """The accumulators after one more step of the depth."""
+        """Return the accumulators after one more step of the depth."""
         k, a_at, b_at, *fetched = at
         b_from = self.builder.add(b_at, self._enter_group(k, b)) if self.scales else b_at
         if fetched and not self.packed and isa.LEVEL.vector_bytes == CACHE_LINE:
@@ -237,8 +231,7 @@ class _TileEmitter:
             emit_prefetch(builder, builder.gep(first, [INT(at)]))
 
     def _enter_group(self, k, b):
-        """How many bytes more than rows of values lie before row k of a panel of groups; reads the scales of a group
-        where it begins."""
+        """Return the bytes of scales before row k of a panel of groups; load a group's scales at its first row."""
         builder, count, width = self.builder, self.vec.count, self.vec.count * self.vectors
         with builder.if_then(builder.icmp_unsigned("==", builder.urem(k, INT(GROUP)), INT(0))):
             ahead = builder.mul(builder.add(builder.udiv(k, INT(BLOCK)), INT(1)), INT(4 * width))  # of scales
@@ -257,8 +250,7 @@ class _TileEmitter:
     def _multiply_add(self, old, a_rows, a_at, b, b_at, k):
         builder, dot, sums = self.builder, self.dot, list(old)
         for part in range(dot.parts):
-            # A word is loaded for each part: kept, and the parts of one after the other, they push sums out of the
-            # registers (AVX2, bfloat16: 40 GFLOP/s instead of 70).
+            # Words are loaded again for each part: kept in registers they would push out sums.
             places = (self._at(b, b_at, j) for j in range(self.vectors))
             words = [emit_load(builder, at, element_bytes(self.vec), is_again=part > 0) for at in places]
             b_row = [dot.right(builder, word, part) for word in words]
@@ -282,7 +274,7 @@ class _TileEmitter:
             builder.store(value, self._at(wide, start, j), align=element_bytes(self.vec))
 
     def plus(self, sums, addend, row, is_there):
-        """The sums, to which the rows of `addend` are added if they are there."""
+        """Return the sums plus the rows of `addend` if they exist."""
         builder = self.builder
         before, add, after = builder.block, builder.append_basic_block("add"), builder.append_basic_block("added")
         builder.cbranch(is_there, add, after)
@@ -305,7 +297,7 @@ class _TileEmitter:
             self.builder.store(value, at, align=element_bytes(self.vec))
 
     def _places(self, base, row):
-        """Pointers to the vectors of the tile, row by row."""
+        """Yield pointers to the vectors of the tile, row by row."""
         for i in range(self.rows):
             offset = self.builder.mul(row, INT(i))
             for j in range(self.vectors):
@@ -313,7 +305,7 @@ class _TileEmitter:
 
 
 def _interleaved(builder, rows, count):
-    """The vectors that hold the elements of as many rows column by column; `count` elements each."""
+    """Return vectors with the elements of as many rows column by column; `count` elements each."""
     half, lanes = len(rows) // 2, count // 2
     lows, highs = ([lane + at for i in range(lanes) for lane in (i, i + count)] for at in (0, lanes))
     for _ in range(len(rows).bit_length() - 1):  # interleaving row i with row i + half, log2 times over
@@ -323,7 +315,7 @@ def _interleaved(builder, rows, count):
 
 
 def _load_rows(builder, source, stride, last_row, count, vec):
-    """The first vector of each of `count` rows; last_row stands in for those beyond it."""
+    """Load the first vector of each of `count` rows; last_row replaces those beyond it."""
     starts = (builder.mul(stride, _smaller(builder, INT(i), last_row)) for i in range(count))
     places = [as_vector_pointer(builder, builder.gep(source, [start]), vec) for start in starts]
     return [builder.load(at, align=element_bytes(vec)) for at in places]
@@ -333,7 +325,7 @@ def _load_rows(builder, source, stride, last_row, count, vec):
 def transpose_block(typingctx, source, source_row, last_row, target, target_row):
     """Write the transpose of a (lanes, lanes) block; rows are contiguous, their strides in elements.
 
-    Rows of the source beyond last_row are not read (that row, which may be a negative one, stands in for them).
+    Rows of the source beyond last_row are not read (that row, whose number may be negative, replaces them).
     """
     vec = vec_of(source)
 
@@ -349,7 +341,7 @@ def transpose_block(typingctx, source, source_row, last_row, target, target_row)
 
 
 def make_row_packer(count):
-    """An intrinsic that writes a vector of each of `count` rows, a power of two, column by column.
+    """Make an intrinsic that writes a vector of each of `count` rows, a power of two, column by column.
 
     pack(source, source_row, last_row, target): as `transpose_block` reads them; (lanes, count) elements are written.
     """

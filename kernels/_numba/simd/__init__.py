@@ -1,7 +1,7 @@
 """A small SIMD layer for Numba: vectors as values, kernels as plain Python.
 
-A vector (`Vec`) holds `lanes(x)` elements of x's dtype: what this CPU's registers hold, chosen when the
-kernel compiles. `x` stands for anything that has a dtype: a C-contiguous array, a pointer, a vector or a typed scalar.
+A vector (`Vec`) holds `lanes(x)` elements of x's dtype: as many as a register of this CPU, chosen when the kernel
+compiles. `x` stands for anything with a dtype: a C-contiguous array, a pointer, a vector or a typed scalar.
 Example, out = x * w:
 
     from .._numba import as_kernel_array, kernel
@@ -62,7 +62,7 @@ from .codegen import (
 
 @intrinsic
 def lanes(typingctx, like):
-    """Elements per vector of like's dtype; a constant in the compiled code."""
+    """Return the elements per vector of like's dtype, a constant in compiled code."""
     count = vec_of(like).count
 
     def codegen(context, builder, sig, args):
@@ -73,7 +73,7 @@ def lanes(typingctx, like):
 
 @intrinsic
 def itemsize(typingctx, like):
-    """Bytes per element of like's dtype; a constant in the compiled code."""
+    """Return the bytes per element of like's dtype, a constant in compiled code."""
     size = dtype_of(like).bitwidth // 8
 
     def codegen(context, builder, sig, args):
@@ -84,7 +84,7 @@ def itemsize(typingctx, like):
 
 @intrinsic
 def pointer(typingctx, source, index):
-    """Points at element `index` of a C-contiguous array (as flat memory) or of another pointer."""
+    """Point at element `index` of a C-contiguous array (as flat memory) or of another pointer."""
     check_memory(source)
 
     def codegen(context, builder, sig, args):
@@ -106,7 +106,7 @@ def wide_pointer(typingctx, source, index):
 
 @intrinsic
 def pointer_at(typingctx, address, like):
-    """The integer `address` as a pointer to elements of like's dtype."""
+    """Convert the integer `address` to a pointer to elements of like's dtype."""
     result = types.CPointer(dtype_of(like))
 
     def codegen(context, builder, sig, args):
@@ -117,7 +117,7 @@ def pointer_at(typingctx, address, like):
 
 @intrinsic
 def pointer_as(typingctx, source, like):
-    """A pointer as one to elements of like's dtype."""
+    """Convert a pointer to one to elements of like's dtype."""
     result = types.CPointer(dtype_of(like))
 
     def codegen(context, builder, sig, args):
@@ -128,9 +128,9 @@ def pointer_as(typingctx, source, like):
 
 @intrinsic
 def aligned(typingctx, array):
-    """Points at the first element of a C-contiguous array that lies on a cache line: it needs one line to spare.
+    """Point at the first element of a C-contiguous array on a cache line; the array needs a spare line at its end.
 
-    Whoever takes a pointer must not outlive the array: take it in a helper that the array is handed to.
+    A pointer does not keep the array alive: take it in a helper that the array is an argument of.
     """
     check_memory(array)
 
@@ -145,7 +145,7 @@ def aligned(typingctx, array):
 
 @intrinsic
 def load(typingctx, source, index):
-    """The vector that starts at element `index`."""
+    """Load the vector that starts at element `index`."""
     check_memory(source)
     vec = vec_of(source)
 
@@ -201,7 +201,7 @@ def store_masked(typingctx, target, index, value, mask):
 
 @intrinsic
 def prefetch(typingctx, source, index):
-    """A hint that the vector at element `index` will be read soon; any address is safe."""
+    """Hint that the vector at element `index` will be read soon; any address is safe."""
     check_memory(source)
     vec = vec_of(source)
 
@@ -216,7 +216,7 @@ def prefetch(typingctx, source, index):
 
 @intrinsic
 def prefetch_write(typingctx, target, index):
-    """A hint that the cache line of element `index` will be written soon; any address is safe."""
+    """Hint that the cache line of element `index` will be written soon; any address is safe."""
     check_memory(target)
 
     def codegen(context, builder, sig, args):
@@ -228,7 +228,7 @@ def prefetch_write(typingctx, target, index):
 
 @intrinsic
 def first_lanes(typingctx, like, count):
-    """The mask of the first `count` lanes: none when count <= 0, all from lanes(like) on."""
+    """Return the mask of the first `count` lanes: none for count <= 0, all from lanes(like) on."""
     mask = mask_of(like)
 
     def codegen(context, builder, sig, args):
@@ -246,7 +246,7 @@ def first_lanes(typingctx, like, count):
 
 @intrinsic
 def broadcast(typingctx, like, scalar):
-    """The scalar, rounded to like's dtype, in every lane."""
+    """Return a vector of the scalar, rounded to like's dtype."""
     vec = vec_of(like)
 
     def codegen(context, builder, sig, args):
@@ -257,7 +257,7 @@ def broadcast(typingctx, like, scalar):
 
 @intrinsic
 def fma(typingctx, a, b, c):
-    """a * b + c with one rounding (two on a CPU without FMA); at least one operand is a vector."""
+    """Return a * b + c with one rounding (two on CPUs without FMA); at least one operand is a vector."""
     vec = common_vec(a, b, c)
     if vec is None:
         raise TypingError(f"fma: expected vectors of one type and scalars, got {a}, {b}, {c}")
@@ -270,7 +270,7 @@ def fma(typingctx, a, b, c):
 
 @intrinsic
 def select(typingctx, mask, a, b):
-    """a where the mask is set, else b."""
+    """Return a where the mask is set, else b."""
     vec = common_vec(a, b)
     if vec is None or mask != mask_of(vec):
         raise TypingError(f"select: expected a mask and two vectors (or one and a scalar), got {mask}, {a}, {b}")
@@ -282,7 +282,7 @@ def select(typingctx, mask, a, b):
 
 
 def _elementwise(llvm_name, doc, arity):
-    """An operation that LLVM has for vectors of any width."""
+    """Make an operation that LLVM has for vectors of any width."""
 
     def make(operands):
         vec = common_vec(*operands)
@@ -315,7 +315,7 @@ minimum = _elementwise("minimum", "The lesser of a and b; NaN where either is Na
 
 
 def _reduce(builder, vec, value, combine):
-    """Halve until one lane is left: the same tree on every CPU of one width."""
+    """Combine halves until one lane is left: the same tree on every CPU with this vector width."""
     count = vec.count
     while count > 1:
         count //= 2
@@ -326,7 +326,7 @@ def _reduce(builder, vec, value, combine):
 
 @intrinsic
 def reduce_add(typingctx, value):
-    """The sum of all lanes, as a scalar."""
+    """Return the sum of all lanes, as a scalar."""
 
     def codegen(context, builder, sig, args):
         return _reduce(builder, value, args[0], lambda low, high, count: builder.fadd(low, high))
@@ -336,7 +336,7 @@ def reduce_add(typingctx, value):
 
 @intrinsic
 def reduce_greatest(typingctx, value):
-    """The greatest lane, as a scalar; NaN may be lost: to keep it takes five instructions a step instead of one."""
+    """Return the greatest lane, as a scalar. NaN may be lost: keeping it takes five instructions a step, not one."""
 
     def codegen(context, builder, sig, args):
         def combine(low, high, count):

@@ -1,4 +1,4 @@
-"""The vector type that Numba sees, and the pieces of LLVM code that the SIMD layer (simd.py) and tiles are made of."""
+"""The vector type for Numba, its operators, and the LLVM code that vectors and tiles are made of."""
 
 import operator
 
@@ -42,7 +42,7 @@ class Vec(types.Type):
 
     @property
     def suffix(self):
-        """As LLVM spells the type in an intrinsic's name: v16f32."""
+        """The type in the name of an LLVM intrinsic, such as v16f32."""
         kind = "f" if isinstance(self.dtype, types.Float) else "i"
         return f"v{self.count}{kind}{1 if self.dtype == types.boolean else self.dtype.bitwidth}"
 
@@ -170,7 +170,7 @@ def keep_loop_as_written(builder, branch):
 
 # --- Python's operators on vectors -----------------------------------------------------------------------------------
 #
-# Python's operators on vectors; a scalar operand is rounded to the vector's dtype and broadcast.
+# A scalar operand is rounded to the vector's dtype and broadcast.
 
 
 @lower_cast(types.Number, Vec)

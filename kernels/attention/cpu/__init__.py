@@ -84,8 +84,8 @@ def attention(query, key, value, scoring, return_probs, return_components, compu
             arrays |= {name: addressed(array) for name, array in term_arrays(scoring.relative, query).items()}
             integers = integer_arrays(scoring.relative)
         marker, like, tasks = marker_of(scoring.relative), dtype.type(0), tasks_of(query, key, scoring)
-        room = forward.scratch_size(query.shape[2], key.shape[2], query.shape[3], marker, like)
-        memory, scratch = make_scratch(tasks, room, dtype)
+        size = forward.scratch_size(query.shape[2], key.shape[2], query.shape[3], marker, like)
+        memory, scratch = make_scratch(tasks, size, dtype)
         offsets = offset_arrays(scoring)
         fields = forward_fields(arrays, integers, offsets, scratch, scoring)
         storage, counter = STORAGE[compute_dtype or dtype], np.zeros(1, np.int64)
@@ -221,9 +221,9 @@ def _run_backward(arrays, sequences, scoring, parts, head_parts):
     marker, like = marker_of(scoring.relative), dtype.type(0)
     longest, longest_k = (int(sequences[:, column].max(initial=0)) for column in (1, 3))
     visible, integers = visible_keys(scoring, longest_k), integer_arrays(scoring.relative)
-    room = backward.scratch_size(longest, longest_k, visible, query.shape[3], marker, like)
+    size = backward.scratch_size(longest, longest_k, visible, query.shape[3], marker, like)
     tasks = min(num_threads(), max(parts * head_parts, 1))
-    memory, scratch = make_scratch(tasks, room, dtype)
+    memory, scratch = make_scratch(tasks, size, dtype)
     fields = common_fields(arrays, scratch, scoring) | integer_fields(integers, scoring)
     fields |= {name: view(array) for name, array in arrays.items() if array is not None}
     fields |= {"visible": visible, "parts": parts, "head_parts": head_parts}

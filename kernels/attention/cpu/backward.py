@@ -43,7 +43,7 @@ from ..._numba.simd import (
     store_masked,
 )
 from ..._numba.simd.math import exp
-from .records import band, bits_row, room_of, row_at, rows_of, view_of, whole_lines
+from .records import band, bits_row, row_at, rows_of, scratch_of, view_of, whole_lines
 from .terms import (
     add_terms_to_rows,
     backward_terms_of,
@@ -74,7 +74,7 @@ def scratch_size(queries, keys, visible, head_dim, relative, like):
 @helper
 def run(step, sequences, counter, like, relative, task):
     """Compute groups until the counter has handed out all."""
-    terms, scratch = backward_terms_of(step, relative), room_of(step, task, like)
+    terms, scratch = backward_terms_of(step, relative), scratch_of(step, task, like)
     group, heads_k = take_task(counter), step.heads // step.sharing
     while group < step.parts * step.head_parts:
         for s in range(group // step.head_parts, len(sequences), step.parts):

@@ -27,7 +27,7 @@ from ..._numba.simd import first_lanes, lanes, load, pointer, select, store, sto
 from .online_softmax import begin_softmax, continue_softmax, finish_probs, finish_softmax
 from .products import (
     SPARE_KEYS,
-    TILES_ROOM,
+    TILES_SIZE,
     begin_products,
     end_products,
     finish_sums,
@@ -38,7 +38,7 @@ from .products import (
     rescale_sums,
     weigh_values,
 )
-from .records import band, bits_row, room_of, row_at, rows_of, span, view_of, whole_lines
+from .records import band, bits_row, row_at, rows_of, scratch_of, span, view_of, whole_lines
 from .terms import add_terms, prepare_terms, terms_of, terms_size
 
 QUERY_BLOCK = 256
@@ -60,20 +60,20 @@ def scratch_size(queries, keys, head_dim, relative, like):
     """Elements of a task's room for the longest sequences."""
     queries, keys = min(queries, QUERY_BLOCK), min(keys, KEY_BLOCK)
     own = _carve_scratch(queries, keys, head_dim, like)[-1]
-    return whole_lines(own + terms_size(relative, queries, keys, head_dim, like)) + TILES_ROOM
+    return whole_lines(own + terms_size(relative, queries, keys, head_dim, like)) + TILES_SIZE
 
 
 @helper
 def run(step, counter, like, storage, relative, task):
     """Compute tasks until the counter has handed out all."""
-    if task >= step.rooms:
+    if task >= step.scratches:
         return
     views = (
         view_of(step.query), view_of(step.key), view_of(step.value), view_of(step.output), view_of(step.probs),
         view_of(step.mask), view_of(step.bias), view_of(step.lse),
     )  # fmt: skip
-    terms, scratch = terms_of(step, relative), room_of(step, task, like)
-    tiles = pointer(scratch, step.room - TILES_ROOM)
+    terms, scratch = terms_of(step, relative), scratch_of(step, task, like)
+    tiles = pointer(scratch, step.scratch_size - TILES_SIZE)
     begin_products(tiles, storage)
     s, before, block_task = 0, 0, take_task(counter)
     while s < step.sequences:

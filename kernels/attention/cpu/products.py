@@ -6,14 +6,14 @@ transposed instead, once for all panels of queries, and the sums are columns of 
 are filled up with zeros to whole tiles, on both sides, and so are the scores. Terms of relative position
 (relative_forward.py) are rows times a table's columns.
 
-`storage` says which, as in _numba/low_precision/operands.py; `room` is what tiles need of the scratch.
+`storage` says which, as in _numba/low_precision/operands.py; `tiles` is what tiles need of the scratch.
 """
 
 from numba import types
 
 from ..._numba import LEVEL, by_types, helper, inline_helper
 from ..._numba.amx.tiles import (
-    ROOM,
+    STATE_SIZE,
     TILE_ROWS,
     TILE_WORDS,
     begin_tiles,
@@ -32,7 +32,7 @@ from ..._numba.low_precision.operands import (
     lay_depth,
     lay_rows,
 )
-from ..._numba.products import blocks as ladder
+from ..._numba.products.blocks import TILE_ROWS as VECTOR_TILE_ROWS
 from ..._numba.products.blocks import multiply, pointer_to_word
 from ..._numba.products.panels import pack_panel, prefetch_rows
 from ..._numba.products.tile import transpose_block
@@ -40,9 +40,9 @@ from ..._numba.simd import broadcast, first_lanes, lanes, load, load_masked, poi
 from ..._numba.steps import BFLOAT16
 from .online_softmax import rescale
 
-TILES_ROOM = ROOM if LEVEL.tiles else 0  # elements of a task's scratch
+TILES_SIZE = STATE_SIZE if LEVEL.tiles else 0  # elements of a task's scratch
 SPARE_KEYS = TILE_ROWS if LEVEL.tiles else 1  # rows beside the keys and the values
-KEY_ROWS = ladder.TILE_ROWS * 2 // 3  # of a tile of vectors, a power of two as the lanes are
+KEY_ROWS = VECTOR_TILE_ROWS * 2 // 3  # of a tile of vectors, a power of two as the lanes are
 _PAIR_ROWS, _TILE_KEYS = 2 * TILE_ROWS, 2 * TILE_WORDS
 
 
@@ -51,13 +51,13 @@ def _are_tiles(storage):
 
 
 @by_types
-def begin_products(room, storage):
+def begin_products(tiles, storage):
     """Before the first product of a task."""
     return _begin_tiles if _are_tiles(storage) else _nothing_to_begin
 
 
 @by_types
-def end_products(room, storage):
+def end_products(tiles, storage):
     """After the last one."""
     return _end_tiles if _are_tiles(storage) else _nothing_to_begin
 
@@ -70,7 +70,7 @@ def lay_keys(source, source_row, count, head_dim, target, row, storage):
 
 @by_types
 def lay_queries(source, source_row, count, head_dim, panel, width, spare, storage):
-    """(count, head_dim) floats at a pointer as a panel with a column for each row; spare has room for as much."""
+    """(count, head_dim) floats at a pointer as a panel with a column for each row; spare has tiles for as much."""
     return _lay_queries_by_tiles if _are_tiles(storage) else _lay_queries
 
 
@@ -81,7 +81,7 @@ def lay_values(source, source_row, count, head_dim, target, row, spare, storage)
 
 
 @by_types
-def multiply_queries(room, keys, row, count, head_dim, panel, width, scores, storage):
+def multiply_queries(tiles, keys, row, count, head_dim, panel, width, scores, storage):
     """scores (count, width) = keys @ panel, of `count` rows of keys."""
     return _multiply_queries_by_tiles if _are_tiles(storage) else _multiply_queries
 
@@ -99,7 +99,7 @@ def rows_of_terms(storage):
 
 
 @by_types
-def multiply_terms(room, rows, row, count, head_dim, columns, width, used, products, products_row, storage):
+def multiply_terms(tiles, rows, row, count, head_dim, columns, width, used, products, products_row, storage):
     """products (count, used) = rows @ columns, of `count` rows laid as keys are, `row` words apart, and `used` columns
     of `depth_of_terms` words, `width` words apart. Whole tiles of products are written."""
     return _multiply_terms_by_tiles if _are_tiles(storage) else _multiply_terms
@@ -107,7 +107,7 @@ def multiply_terms(room, rows, row, count, head_dim, columns, width, used, produ
 
 @by_types
 def weigh_values(
-    room, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, spare, storage
+    tiles, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, spare, storage
 ):
     """sums (+)= the values of `seen` keys from key `skip` on, weighed by scores (seen, width).
 
@@ -131,7 +131,7 @@ def finish_sums(sums, width, row, spare, storage):
 # --- by vectors -----------------------------------------------------------------------------------
 
 
-def _nothing_to_begin(room, storage):
+def _nothing_to_begin(tiles, storage):
     pass
 
 
@@ -147,8 +147,8 @@ def _lay_queries(source, source_row, count, head_dim, panel, width, spare, stora
     lay_columns(source, source_row, count, head_dim, panel, width, spare, storage)
 
 
-def _multiply_queries(room, keys, row, count, head_dim, panel, width, scores, storage):
-    multiply_terms(room, keys, row, count, head_dim, panel, width, width, scores, width, storage)
+def _multiply_queries(tiles, keys, row, count, head_dim, panel, width, scores, storage):
+    multiply_terms(tiles, keys, row, count, head_dim, panel, width, width, scores, width, storage)
 
 
 def _depth_of_terms(head_dim, storage):
@@ -160,13 +160,13 @@ def _rows_of_terms(storage):
     return KEY_ROWS
 
 
-def _multiply_terms(room, rows, row, count, head_dim, columns, width, used, products, products_row, storage):
+def _multiply_terms(tiles, rows, row, count, head_dim, columns, width, used, products, products_row, storage):
     a, b, depth = as_words(rows, storage), as_words(columns, storage), depth_of_terms(head_dim, storage)
     multiply(a, row, 1, count, b, width, depth, used, products, products_row, False)
 
 
 def _weigh_values(
-    room, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, spare, storage
+    tiles, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, spare, storage
 ):
     per_word = elements_per_word(storage)
     own = pointer_to_word(as_words(values, storage), skip // per_word * row)
@@ -192,11 +192,11 @@ def _nothing_to_finish(sums, width, row, spare, storage):
 # --- by tiles -------------------------------------------------------------------------------------
 
 
-def _begin_tiles(room, storage):
-    begin_tiles(room)
+def _begin_tiles(tiles, storage):
+    begin_tiles(tiles)
 
 
-def _end_tiles(room, storage):
+def _end_tiles(tiles, storage):
     end_tiles()
 
 
@@ -246,63 +246,63 @@ def _lay_values_by_tiles(source, source_row, count, head_dim, target, row, spare
 
 
 @inline_helper
-def _multiply_tiles(room, tall, wide, a, a_row, b, b_row, depth, c, c_row, accumulate):
+def _multiply_tiles(tiles, tall, wide, a, a_row, b, b_row, depth, c, c_row, accumulate):
     """c (+)= a @ b, of one tile of c or of two each way; strides and depth in words, depth in whole tiles."""
     right, below = pointer(c, TILE_WORDS), pointer(c, TILE_ROWS * c_row)
     diagonal = pointer(below, TILE_WORDS)
     if accumulate:
-        load_tile(room, 0, c, 4 * c_row)
+        load_tile(tiles, 0, c, 4 * c_row)
         if wide:
-            load_tile(room, 1, right, 4 * c_row)
+            load_tile(tiles, 1, right, 4 * c_row)
         if tall:
-            load_tile(room, 2, below, 4 * c_row)
+            load_tile(tiles, 2, below, 4 * c_row)
         if tall and wide:
-            load_tile(room, 3, diagonal, 4 * c_row)
+            load_tile(tiles, 3, diagonal, 4 * c_row)
     else:
-        zero_tile(room, 0)
-        zero_tile(room, 1)
-        zero_tile(room, 2)
-        zero_tile(room, 3)
+        zero_tile(tiles, 0)
+        zero_tile(tiles, 1)
+        zero_tile(tiles, 2)
+        zero_tile(tiles, 3)
     for k in range(0, depth, TILE_WORDS):
-        load_tile(room, 4, pointer(a, k), 4 * a_row)
-        load_tile(room, 6, pointer(b, k * b_row), 4 * b_row)
-        multiply_bfloat16(room, 0, 4, 6)
+        load_tile(tiles, 4, pointer(a, k), 4 * a_row)
+        load_tile(tiles, 6, pointer(b, k * b_row), 4 * b_row)
+        multiply_bfloat16(tiles, 0, 4, 6)
         if wide:
-            load_tile(room, 7, pointer(b, k * b_row + TILE_WORDS), 4 * b_row)
-            multiply_bfloat16(room, 1, 4, 7)
+            load_tile(tiles, 7, pointer(b, k * b_row + TILE_WORDS), 4 * b_row)
+            multiply_bfloat16(tiles, 1, 4, 7)
         if tall:
-            load_tile(room, 5, pointer(a, TILE_ROWS * a_row + k), 4 * a_row)
-            multiply_bfloat16(room, 2, 5, 6)
+            load_tile(tiles, 5, pointer(a, TILE_ROWS * a_row + k), 4 * a_row)
+            multiply_bfloat16(tiles, 2, 5, 6)
         if tall and wide:
-            multiply_bfloat16(room, 3, 5, 7)
-    store_tile(room, 0, c, 4 * c_row)
+            multiply_bfloat16(tiles, 3, 5, 7)
+    store_tile(tiles, 0, c, 4 * c_row)
     if wide:
-        store_tile(room, 1, right, 4 * c_row)
+        store_tile(tiles, 1, right, 4 * c_row)
     if tall:
-        store_tile(room, 2, below, 4 * c_row)
+        store_tile(tiles, 2, below, 4 * c_row)
     if tall and wide:
-        store_tile(room, 3, diagonal, 4 * c_row)
+        store_tile(tiles, 3, diagonal, 4 * c_row)
 
 
 @helper
-def _multiply_panel(room, a, a_row, rows, b, b_row, depth, columns, c, c_row, accumulate):
+def _multiply_panel(tiles, a, a_row, rows, b, b_row, depth, columns, c, c_row, accumulate):
     """c (+)= a @ b of 16 or 32 columns; whole tiles of c are written."""
     for i in range(0, rows, _PAIR_ROWS):
         x, y = pointer(a, i * a_row), pointer(c, i * c_row)
         if rows - i > TILE_ROWS:
             if columns > TILE_WORDS:
-                _multiply_tiles(room, True, True, x, a_row, b, b_row, depth, y, c_row, accumulate)
+                _multiply_tiles(tiles, True, True, x, a_row, b, b_row, depth, y, c_row, accumulate)
             else:
-                _multiply_tiles(room, True, False, x, a_row, b, b_row, depth, y, c_row, accumulate)
+                _multiply_tiles(tiles, True, False, x, a_row, b, b_row, depth, y, c_row, accumulate)
         elif columns > TILE_WORDS:
-            _multiply_tiles(room, False, True, x, a_row, b, b_row, depth, y, c_row, accumulate)
+            _multiply_tiles(tiles, False, True, x, a_row, b, b_row, depth, y, c_row, accumulate)
         else:
-            _multiply_tiles(room, False, False, x, a_row, b, b_row, depth, y, c_row, accumulate)
+            _multiply_tiles(tiles, False, False, x, a_row, b, b_row, depth, y, c_row, accumulate)
 
 
-def _multiply_queries_by_tiles(room, keys, row, count, head_dim, panel, width, scores, storage):
+def _multiply_queries_by_tiles(tiles, keys, row, count, head_dim, panel, width, scores, storage):
     depth = depth_of_terms(head_dim, storage)
-    _multiply_panel(room, keys, row, count, panel, width, depth, width, scores, width, False)
+    _multiply_panel(tiles, keys, row, count, panel, width, depth, width, scores, width, False)
 
 
 def _depth_of_terms_by_tiles(head_dim, storage):
@@ -313,11 +313,11 @@ def _rows_of_terms_by_tiles(storage):
     return TILE_ROWS
 
 
-def _multiply_terms_by_tiles(room, rows, row, count, head_dim, columns, width, used, products, products_row, storage):
+def _multiply_terms_by_tiles(tiles, rows, row, count, head_dim, columns, width, used, products, products_row, storage):
     depth = depth_of_terms(head_dim, storage)
     for j in range(0, used, 2 * TILE_WORDS):
         b, c = pointer(columns, j), pointer(products, j)
-        _multiply_panel(room, rows, row, count, b, width, depth, used - j, c, products_row, False)
+        _multiply_panel(tiles, rows, row, count, b, width, depth, used - j, c, products_row, False)
 
 
 @helper
@@ -333,7 +333,7 @@ def _copy_keys(values, value_row, first, count, row, target):
 
 
 def _weigh_values_by_tiles(
-    room, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, spare, storage
+    tiles, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, spare, storage
 ):
     end = (seen + 1) // 2 * width
     for j in range(end, end + TILE_WORDS * width, lanes(scores)):
@@ -349,7 +349,7 @@ def _weigh_values_by_tiles(
             _copy_keys(values, value_row, first, count, row, spare)
             own, own_row = spare, TILE_WORDS
         own_scores, deep = pointer(scores, done // 2 * width), _whole(count, _TILE_KEYS) // 2
-        _multiply_panel(room, own, own_row, row, own_scores, width, deep, width, sums, width, add)
+        _multiply_panel(tiles, own, own_row, row, own_scores, width, deep, width, sums, width, add)
         done, add = done + count, True
 
 

@@ -26,7 +26,7 @@ _TERMS = ("query_for_position", "position_key", "position_query", "position_bias
 COMMON = (
     *((name, VIEW) for name in ("query", "key", "value", "lse")),
     ("scratch", ADDRESS),
-    *((name, np.intp) for name in ("rooms", "room")),  # of the scratch: how many, and the elements of each
+    *((name, np.intp) for name in ("scratches", "scratch_size")),  # of the scratch: how many, and the elements of each
     *((name, np.intp) for name in ("heads", "sharing", "head_dim", "left", "right")),  # query heads of a key head
     ("is_causal", np.bool_),
     ("scale", np.float64),
@@ -103,13 +103,13 @@ def integer_fields(integers, scoring):
 
 
 def common_fields(arrays, scratch, scoring):
-    """The fields of COMMON; `scratch` is (address, rooms, room)."""
+    """The fields of COMMON; `scratch` is (address, count, size)."""
     query, key = arrays["query"], arrays["key"]
     (_, heads, _, head_dim), heads_k = query.shape, key.shape[1]
-    (address, rooms, room), (left, right) = scratch, scoring.window
+    (address, count, size), (left, right) = scratch, scoring.window
     return {
         "query": view(query), "key": view(key), "value": view(arrays["value"]), "lse": view(arrays["lse"]),
-        "scratch": address, "rooms": rooms, "room": room,
+        "scratch": address, "scratches": count, "scratch_size": size,
         "heads": heads, "sharing": heads // heads_k if heads_k else heads, "head_dim": head_dim,
         "left": left, "right": right, "is_causal": scoring.is_causal, "scale": scoring.scale,
         "keep": 1 / (1 - scoring.dropout_p), "seed": scoring.dropout_seed,
@@ -134,14 +134,14 @@ def absent_fields(kind):
     return {name: NOTHING if kind[name] == VIEW else 0 for name in kind.names}
 
 
-def make_scratch(rooms, room, dtype):
-    """(memory, (its first cache line, rooms, room)) for `rooms` rooms of `room` elements.
+def make_scratch(count, size, dtype):
+    """(memory, (its first cache line, count, size)) for `count` parts of `size` elements.
 
     Raises MemoryError, with the size, if there is not enough.
     """
-    memory = empty((rooms * room * dtype.itemsize + CACHE_LINE,), np.uint8)
+    memory = empty((count * size * dtype.itemsize + CACHE_LINE,), np.uint8)
     address = address_of(memory)
-    return memory, (address + -address % CACHE_LINE, rooms, room)
+    return memory, (address + -address % CACHE_LINE, count, size)
 
 
 def visible_keys(scoring, keys):
@@ -192,9 +192,9 @@ def whole_lines(elements):
 
 
 @inline_helper
-def room_of(step, task, like):
+def scratch_of(step, task, like):
     """A task's room of the scratch."""
-    return pointer_at(step.scratch + task * step.room * itemsize(like), like)
+    return pointer_at(step.scratch + task * step.scratch_size * itemsize(like), like)
 
 
 @inline_helper

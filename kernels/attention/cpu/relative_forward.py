@@ -54,7 +54,7 @@ def _whole(count, like):
 
 
 @inline_helper
-def _depth_room(head_dim):
+def _table_depth(head_dim):
     """Words that the depth of a table has at most."""
     return max(head_dim, TILE_WORDS)
 
@@ -76,7 +76,7 @@ def _product_columns(keys, width, like):
 def _terms_size(terms, queries, keys, head_dim, like):
     width, row = 2 * lanes(like), row_size(head_dim, like)
     rows = (width + TILE_ROWS) * row
-    tables = 2 * _depth_room(head_dim) * _columns(queries, keys, like)
+    tables = 2 * _table_depth(head_dim) * _columns(queries, keys, like)
     products = (width + TILE_ROWS) * _product_columns(keys, width, like)
     shifted = (keys + 2 * _group(like)) * (width + _group(like))
     return rows + tables + max(products, shifted) + 3 * width + TILE_ROWS * lanes(like)
@@ -88,8 +88,8 @@ def _carve_scratch(scratch, block, head_dim):
     first, last, _, keys = block
     columns, width = _columns(last - first, keys, scratch), 2 * lanes(scratch)
     key_table = pointer(scratch, (width + TILE_ROWS) * row_size(head_dim, scratch))
-    query_table = pointer(key_table, _depth_room(head_dim) * columns)
-    segments = pointer(query_table, _depth_room(head_dim) * columns)
+    query_table = pointer(key_table, _table_depth(head_dim) * columns)
+    segments = pointer(query_table, _table_depth(head_dim) * columns)
     return scratch, key_table, query_table, segments, pointer(segments, 3 * width)
 
 
@@ -130,18 +130,18 @@ def _lay_table(table, h, rows, distance, step, count, head_dim, buffer, target, 
 
 
 @with_terms(add_terms)
-def _add_relative_terms(terms, room, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare):
+def _add_relative_terms(terms, tiles, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare):
     (_, position_key), position_query, _, segments = terms
     if position_key[0] != 0:
-        _add_content_to_position(terms[0], room, place, block, panel, head_dim, storage, scratch, scores, spare)
+        _add_content_to_position(terms[0], tiles, place, block, panel, head_dim, storage, scratch, scores, spare)
     if position_query[0] != 0:
-        _add_position_to_content(room, block, panel, k_rows, head_dim, storage, scratch, scores)
+        _add_position_to_content(tiles, block, panel, k_rows, head_dim, storage, scratch, scores)
     if segments[0][0] != 0:
         _add_segments(segments, place, block, panel, head_dim, scratch, scores)
 
 
 @helper
-def _add_content_to_position(terms, room, place, block, panel, head_dim, storage, scratch, scores, spare):
+def _add_content_to_position(terms, tiles, place, block, panel, head_dim, storage, scratch, scores, spare):
     query_for_position, _ = terms
     s, h, start, _, _, _ = place
     first, last, _, part = block
@@ -151,7 +151,7 @@ def _add_content_to_position(terms, room, place, block, panel, head_dim, storage
     columns, used = _columns(last - first, part, scratch), _product_columns(seen, width, scratch)
     source, table = row_pointer(query_for_position, s, h, start + i, scratch), pointer(key_table, at)
     lay_keys(source, query_for_position[3], count, head_dim, buffer, row, storage)
-    multiply_terms(room, buffer, row, count, head_dim, table, columns, seen + width - 1, products, used, storage)
+    multiply_terms(tiles, buffer, row, count, head_dim, table, columns, seen + width - 1, products, used, storage)
     keys = max(seen, lanes(scores))  # whole blocks are transposed, of which the rest is not looked at
     pack_panel(pointer(products, width - 1), used - 1, 1, count, keys, spare, width)
     for j in range(0, seen * width, lanes(scores)):
@@ -159,7 +159,7 @@ def _add_content_to_position(terms, room, place, block, panel, head_dim, storage
 
 
 @helper
-def _add_position_to_content(room, block, panel, k_rows, head_dim, storage, scratch, scores):
+def _add_position_to_content(tiles, block, panel, k_rows, head_dim, storage, scratch, scores):
     first, last, _, part = block
     i, _, width, skip, seen = panel
     _, _, query_table, _, products = _carve_scratch(scratch, block, head_dim)
@@ -170,7 +170,7 @@ def _add_position_to_content(room, block, panel, k_rows, head_dim, storage, scra
         table, step = pointer(query_table, i - first + (groups - 1 - g) * group), rows_of_terms(storage)
         for j in range(g * group, min(end, (g + 1) * group), step):
             rows, own, count = pointer(k_rows, j * row), pointer(products, j * used), min(step, end - j)
-            multiply_terms(room, rows, row, count, head_dim, table, columns, used - 1, own, used, storage)
+            multiply_terms(tiles, rows, row, count, head_dim, table, columns, used - 1, own, used, storage)
     for j in range(skip, end):
         source, target = pointer(products, j * used + group - 1 - j % group), pointer(scores, (j - skip) * width)
         for d in range(0, width, lanes(scores)):

@@ -29,16 +29,16 @@ def deferred_attention(program, query, key, value, scoring, return_probs, return
     rows = program.empty((tokens, heads, head_dim), np.float32)
     output = rows.transpose(1, 0, 2)[None]
     lse = program.empty((1, heads, tokens, 2), np.float32)
-    marker, rooms = marker_of(scoring.relative), tasks_of(query, key, scoring)
-    room = forward.scratch_size(tokens, key.shape[2], head_dim, marker, FLOAT)
-    scratch = program.empty((rooms, room), np.float32)
+    marker, tasks = marker_of(scoring.relative), tasks_of(query, key, scoring)
+    size = forward.scratch_size(tokens, key.shape[2], head_dim, marker, FLOAT)
+    scratch = program.empty((tasks, size), np.float32)
     arrays = {"query": query, "key": key, "value": value, "output": output, "lse": lse, **terms}
     integers, offsets = integer_arrays(scoring.relative), offset_arrays(scoring)
     for array in (*arrays.values(), *integers.values(), *offsets):
         program.address(array)  # the program keeps them
     arrays = {name: it.array if type(it) is Deferred else it for name, it in arrays.items()}
-    fields = forward_fields(arrays, integers, offsets, (program.address(scratch), rooms, room), scoring)
-    program.note(STEP, rooms, **(absent_fields(STEP) | fields))
+    fields = forward_fields(arrays, integers, offsets, (program.address(scratch), tasks, size), scoring)
+    program.note(STEP, tasks, **(absent_fields(STEP) | fields))
     return output, lse, None, None
 
 

@@ -33,14 +33,14 @@ def prepare_terms(terms, place, block, head_dim, storage, scratch):
 
 
 @by_types
-def add_terms(terms, room, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare):
+def add_terms(terms, tiles, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare):
     """Add to the products (keys, width) of a panel: (first query, queries, width, first key in the block, keys).
     `k_rows` are the block's keys as `lay_keys` writes them.
 
-    `room` is what tiles need, `spare` a scratch of the size of the scores.
+    `tiles` is what tiles need, `spare` a scratch of the size of the scores.
     """
     return _with("add_terms", terms) or (
-        lambda terms, room, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare: None
+        lambda terms, tiles, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare: None
     )
 
 

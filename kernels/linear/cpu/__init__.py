@@ -23,19 +23,16 @@ from ..._numba import (
     parallel_kernel,
     region,
 )
-from ..._numba.low_precision import ROUNDED, round_row
-from ..._numba.low_precision.rounded_rows import DEPTH_WORDS, rows_of_bfloat16, rows_of_bytes, whole_depth
+from ..._numba.low_precision import DEPTH_WORDS, ROUNDED, round_row, rows_of_bfloat16, rows_of_bytes, whole_depth
 from ..._numba.products import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_scratch, run_product
-from ..._numba.products.epilogue import finish_with
-from ..._numba.products.group_panels import pack_groups, unpack_groups
-from ..._numba.products.panels import pack_panel, prefetch_rows
+from ..._numba.products.epilogue import epilogue_pointers
+from ..._numba.products.panels import pack_groups, pack_panel, prefetch_rows, unpack_groups
 from ..._numba.rows import BLOCK_ROWS, add_lines, block_count, share, sum_blocks
 from ..._numba.simd import pointer, pointer_at, wide_pointer
 from ...activation_names import activation_code
 from ...precision import bfloat16
 from ..prepared import PreparedWeight, is_grouped
-from .by_vectors import GROUP_ROWS
-from .low_precision import PANEL_WORDS, quantize_rows, round_rows, run_bfloat16, run_int8
+from .low_precision import GROUP_ROWS, PANEL_WORDS, quantize_rows, round_rows, run_bfloat16, run_int8
 from .weight_gradient import product_of_columns
 
 
@@ -242,8 +239,8 @@ def _multiply(a, strides, rows, panels, columns, bias, activation, residual, dty
     """activation(a @ panels + bias) + residual in `dtype`; `strides` as `run_product` takes them."""
     output = empty((rows, columns), dtype)
     if output.size:
-        finish = _finish(bias, residual, activation, output)
-        _product(a.reshape(-1), strides, panels, output, finish, *_tasks(panels, len(output)))
+        epilogue = _epilogue(bias, residual, activation, output)
+        _product(a.reshape(-1), strides, panels, output, epilogue, *_tasks(panels, len(output)))
     return output
 
 
@@ -257,8 +254,8 @@ def _multiply_rounded(x, panels, columns, bias, activation, residual):
     output = empty((len(x), columns), np.float32)
     if output.size:
         rounded = rows_of_bfloat16(empty, *x.shape).rows
-        finish = _finish(bias, residual, activation, output)
-        _product_bfloat16(as_kernel_array(x), rounded, panels, output, finish, *_tasks(panels, len(output)))
+        epilogue = _epilogue(bias, residual, activation, output)
+        _product_bfloat16(as_kernel_array(x), rounded, panels, output, epilogue, *_tasks(panels, len(output)))
     return output
 
 
@@ -268,12 +265,12 @@ def _multiply_quantized(x, packed, bias, activation, residual):
     if output.size:
         rounded = tuple(rows_of_bytes(empty, *x.shape))
         weight = packed.panels, packed.column_scales, packed.column_sums
-        finish = _finish(bias, residual, activation, output)
-        _product_int8(x, packed.input_factors, rounded, weight, output, finish, *_tasks(packed.panels, len(output)))
+        epilogue = _epilogue(bias, residual, activation, output)
+        _product_int8(x, packed.input_factors, rounded, weight, output, epilogue, *_tasks(packed.panels, len(output)))
     return output
 
 
-def _finish(bias, residual, activation, output):
+def _epilogue(bias, residual, activation, output):
     """Bias and residual (empty if absent) and the activation's code, for the kernels."""
     bias = np.empty(0, output.dtype) if bias is None else as_kernel_array(bias)
     residual = np.empty((0, 0), output.dtype) if residual is None else as_kernel_array(residual)
@@ -312,19 +309,19 @@ def _transpose_panels(panels, out_features, in_features, transpose, task, tasks)
 
 
 @parallel_kernel
-def _product(a, strides, panels, output, finish, counter, scratch, task, tasks):
-    run_floats(a, strides, panels, output, finish, counter, scratch[task])
+def _product(a, strides, panels, output, epilogue, counter, scratch, task, tasks):
+    run_floats(a, strides, panels, output, epilogue, counter, scratch[task])
 
 
 @helper
-def run_floats(a, strides, panels, output, finish, counter, sums):
-    run_product(a, strides, panels, output, finish_with(finish), None, counter, sums)
+def run_floats(a, strides, panels, output, epilogue, counter, sums):
+    run_product(a, strides, panels, output, epilogue_pointers(epilogue), None, counter, sums)
 
 
 @kernel(regions=True)
-def _product_bfloat16(x, rounded, panels, output, finish, counter, scratch, tasks):
+def _product_bfloat16(x, rounded, panels, output, epilogue, counter, scratch, tasks):
     _round(x, rounded, tasks)
-    _multiply_bfloat16(rounded, panels, output, finish, counter, scratch, tasks)
+    _multiply_bfloat16(rounded, panels, output, epilogue, counter, scratch, tasks)
 
 
 @parallel_kernel
@@ -340,16 +337,16 @@ def _round(x, rounded, task, tasks):
 
 
 @region
-def _multiply_bfloat16(rounded, panels, output, finish, counter, scratch, task, tasks):
-    run_bfloat16(rounded, panels, output, finish, counter, scratch[task])
+def _multiply_bfloat16(rounded, panels, output, epilogue, counter, scratch, task, tasks):
+    run_bfloat16(rounded, panels, output, epilogue, counter, scratch[task])
 
 
 @kernel(regions=True)
-def _product_int8(x, factors, rounded, weight, output, finish, counter, scratch, tasks):
+def _product_int8(x, factors, rounded, weight, output, epilogue, counter, scratch, tasks):
     """`factors` are those of the columns of x, or empty; `rounded` is (levels, zeros, steps) of its rows, `weight`
     (panels, scales, sums) of its columns."""
     _quantize(x, factors, rounded, tasks)
-    _multiply_int8(rounded, weight, output, finish, counter, scratch, tasks)
+    _multiply_int8(rounded, weight, output, epilogue, counter, scratch, tasks)
 
 
 @region
@@ -358,8 +355,8 @@ def _quantize(x, factors, rounded, task, tasks):
 
 
 @region
-def _multiply_int8(rounded, weight, output, finish, counter, scratch, task, tasks):
-    run_int8(rounded, weight, output, finish, counter, scratch[task])
+def _multiply_int8(rounded, weight, output, epilogue, counter, scratch, task, tasks):
+    run_int8(rounded, weight, output, epilogue, counter, scratch[task])
 
 
 @kernel(regions=True)

@@ -1,15 +1,18 @@
-"""How rows and weights of low precision are multiplied: by tiles where this CPU has them; and how rows are rounded."""
+"""Products of rows with weights in bfloat16 and int8, on tiles or in vectors, and the rounding of the rows.
+
+On tiles rows lie in strips, and panels are as wide as two tiles. In vectors rows lie one after the other in words of 32
+bits, and panels are as wide as those of float32.
+"""
 
 from ..._numba import LEVEL, helper
-from ..._numba.low_precision.rounded_rows import quantize_row_to, round_row_to
+from ..._numba.compile.isa import has_pair_dot
+from ..._numba.low_precision import quantize_row_to, round_row_to
+from ..._numba.products import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, run_product
+from ..._numba.products.epilogue import epilogue_pointers
 from ..._numba.simd import pointer
 
-if LEVEL.tiles:
-    from .by_tiles import PANEL_WORDS, run_bfloat16, run_int8
-else:
-    from .by_vectors import PANEL_WORDS, run_bfloat16, run_int8
-
-__all__ = ["PANEL_WORDS", "quantize_rows", "round_rows", "run_bfloat16", "run_int8"]
+GROUP_ROWS = max(WEIGHT_TILE_ROWS, LEVEL.vector_bytes // 4)  # of rows of words, see run_product
+_LEVELS_PER_WORD = 2 if has_pair_dot() else 4  # two where panels are widened to pairs
 
 
 @helper
@@ -24,3 +27,42 @@ def quantize_rows(x, factors, rounded, first, last):
     target = pointer(levels, 0), pointer(zeros, 0), pointer(steps, 0), levels.shape[1]
     for i in range(first, last):
         quantize_row_to(pointer(x, i * x.shape[1]), x.shape[1], pointer(factors, 0), factors.size > 0, *target, i)
+
+
+if LEVEL.tiles:
+    from ..._numba.amx.product import PANEL_COLUMNS, multiply_strips_bfloat16, multiply_strips_int8
+
+    PANEL_WORDS = PANEL_COLUMNS  # columns of a panel
+
+    @helper
+    def run_bfloat16(rounded, panels, output, epilogue, counter, sums):
+        words, epilogue = rounded.shape[1] // 2, epilogue_pointers(epilogue)
+        multiply_strips_bfloat16(rounded, words, panels, output, epilogue, None, counter, sums)
+
+    @helper
+    def run_int8(rounded, weight, output, epilogue, counter, sums):
+        levels, zeros, steps = rounded
+        panels, scales, column_sums = weight
+        scaling = pointer(zeros, 0), pointer(steps, 0), pointer(scales, 0), pointer(column_sums, 0)
+        multiply_strips_int8(
+            levels, levels.shape[1] // 4, panels, output, epilogue_pointers(epilogue), scaling, counter, sums
+        )
+
+else:
+    PANEL_WORDS = WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // 4
+
+    @helper
+    def run_bfloat16(rounded, panels, output, epilogue, counter, sums):
+        words = rounded.shape[1] // 2
+        run_product(
+            rounded, (words, 1, words * GROUP_ROWS), panels, output, epilogue_pointers(epilogue), None, counter, sums
+        )
+
+    @helper
+    def run_int8(rounded, weight, output, epilogue, counter, sums):
+        levels, zeros, steps = rounded
+        panels, scales, column_sums = weight
+        words = levels.shape[1] // _LEVELS_PER_WORD
+        scaling = pointer(zeros, 0), pointer(steps, 0), pointer(scales, 0), pointer(column_sums, 0)
+        strides = words, 1, words * GROUP_ROWS
+        run_product(levels, strides, panels, output, epilogue_pointers(epilogue), scaling, counter, sums)

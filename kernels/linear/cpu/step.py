@@ -4,8 +4,7 @@ import numpy as np
 from numba import types
 
 from ..._numba import by_types, inline_helper, num_threads
-from ..._numba.low_precision import LEVELS, ROUNDED
-from ..._numba.low_precision.rounded_rows import rows_of_bfloat16, rows_of_bytes
+from ..._numba.low_precision import QUANTIZED, ROUNDED, rows_of_bfloat16, rows_of_bytes
 from ..._numba.products import WEIGHT_PANEL_VECTORS
 from ..._numba.rows import share
 from ..._numba.simd import lanes
@@ -13,8 +12,7 @@ from ..._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, UINT8, array_
 from ...activation_names import activation_code
 from ...deferred import is_plain
 from . import PackedWeight, run_floats
-from .by_vectors import GROUP_ROWS
-from .low_precision import PANEL_WORDS, quantize_rows, round_rows, run_bfloat16, run_int8
+from .low_precision import GROUP_ROWS, PANEL_WORDS, quantize_rows, round_rows, run_bfloat16, run_int8
 
 STEP = record(
     ("input", ADDRESS),
@@ -31,12 +29,12 @@ STEP = record(
     ("residual", ADDRESS),
     ("activation", np.intp),
     ("output", ADDRESS),
-    ("rounded", ADDRESS),  # rows of the input in low precision: ROUNDED or LEVELS
+    ("rounded", ADDRESS),  # rows of the input in low precision: ROUNDED or QUANTIZED
     ("zero", ADDRESS),  # of each row in int8, as its step
     ("step_size", ADDRESS),
 )
 IS_ROUNDED = ROUNDED is not np.float32  # the input, beside weights in bfloat16
-_ROUNDED, _LEVELS = ROUNDED(0), LEVELS(0)
+_ROUNDED, _QUANTIZED = ROUNDED(0), QUANTIZED(0)
 # What makes memory for the rounded rows of an input, by the storage of the weight.
 _MAKE_ROUNDED = {np.int8: rows_of_bytes} | ({np.uint16: rows_of_bfloat16} if IS_ROUNDED else {})
 STORAGE = {"float32": FLOAT, "uint16": BFLOAT16, "int8": INT8, "uint8": UINT8}  # by the dtype of a weight's panels
@@ -89,7 +87,7 @@ def prepare_step(step, storage, task, tasks):
 
     def quantize(step, storage, task, tasks):
         rows, depth, width = step.rows, step.depth, step.in_features
-        x, levels = array_at(step.input, (rows, width), FLOAT), array_at(step.rounded, (rows, 4 * depth), _LEVELS)
+        x, levels = array_at(step.input, (rows, width), FLOAT), array_at(step.rounded, (rows, 4 * depth), _QUANTIZED)
         factors = array_at(step.input_scale, (width if step.input_scale != 0 else 0,), FLOAT)
         zeros, steps = array_at(step.zero, (rows,), INT32), array_at(step.step_size, (rows,), FLOAT)
         quantize_rows(x, factors, (levels, zeros, steps), share(rows, task, tasks), share(rows, task + 1, tasks))
@@ -99,7 +97,7 @@ def prepare_step(step, storage, task, tasks):
 
 
 @inline_helper
-def _output_and_finish(step):
+def _output_and_epilogue(step):
     """The output of a step, and (bias, residual, the activation's code)."""
     rows, columns = step.rows, step.out_features
     bias = array_at(step.bias, (columns if step.bias != 0 else 0,), FLOAT)
@@ -114,27 +112,27 @@ def run_step(step, counter, scratch, storage):
 
     def floats(step, counter, scratch, storage):
         rows, width = step.rows, step.in_features
-        output, finish = _output_and_finish(step)
+        output, epilogue = _output_and_epilogue(step)
         columns = elements * WEIGHT_PANEL_VECTORS * lanes(FLOAT)
         panels = array_at(step.panels, (step.panel_count, step.depth, columns), storage)
         x, strides = array_at(step.input, (rows * width,), FLOAT), (width, 1, width * GROUP_ROWS)
-        run_floats(x, strides, panels, output, finish, counter, scratch)
+        run_floats(x, strides, panels, output, epilogue, counter, scratch)
 
     def bfloat16(step, counter, scratch, storage):
-        output, finish = _output_and_finish(step)
+        output, epilogue = _output_and_epilogue(step)
         panels = array_at(step.panels, (step.panel_count, step.depth, 2 * PANEL_WORDS), BFLOAT16)
         rounded = array_at(step.rounded, (step.rows, 2 * step.depth), _ROUNDED)
-        run_bfloat16(rounded, panels, output, finish, counter, scratch)
+        run_bfloat16(rounded, panels, output, epilogue, counter, scratch)
 
     def int8(step, counter, scratch, storage):
         rows, count, depth, width = step.rows, step.panel_count, step.depth, PANEL_WORDS
-        output, finish = _output_and_finish(step)
+        output, epilogue = _output_and_epilogue(step)
         panels = array_at(step.panels, (count, depth, 4 * width), INT8)
         scales = array_at(step.scale, (count * width,), FLOAT)
         column_sums = array_at(step.column_sums, (count * width,), INT32)
-        levels, zeros = array_at(step.rounded, (rows, 4 * depth), _LEVELS), array_at(step.zero, (rows,), INT32)
+        levels, zeros = array_at(step.rounded, (rows, 4 * depth), _QUANTIZED), array_at(step.zero, (rows,), INT32)
         steps = array_at(step.step_size, (rows,), FLOAT)
-        run_int8((levels, zeros, steps), (panels, scales, column_sums), output, finish, counter, scratch)
+        run_int8((levels, zeros, steps), (panels, scales, column_sums), output, epilogue, counter, scratch)
 
     bfloat16 = bfloat16 if IS_ROUNDED else floats
     return {types.float32: floats, types.uint16: bfloat16, types.int8: int8, types.uint8: floats}[storage]
