@@ -138,12 +138,15 @@ def operations_table() -> str:
 
 def commands() -> str:
     """Return a section for each command: a description, examples, and a table of its options."""
+    import click
+
     from bertcore.cli import COMMANDS, program
 
     found = []
     for name in COMMANDS:
         command = program.load(name)
-        rows = [(f"`{name}`", text) for name, text in command.records()]
+        records = (param.get_help_record(click.Context(command)) for param in command.params)
+        rows = [(f"`{record[0]}`", record[1]) for record in records if record is not None]
         options = _table(("position or option", "meaning"), rows)
         found.append(f"## bertcore {name}\n\n{command.help}\n\n```text\n{command.epilog}\n```\n\n{options}")
     return "\n\n".join(found)

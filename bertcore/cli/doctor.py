@@ -7,10 +7,8 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import ClassVar
 
 import numpy as np
 
@@ -27,7 +25,6 @@ AMX = ("amx-tile", "amx-int8", "amx-bf16")
 Rows = list[tuple[str, str]]
 
 
-@dataclass(kw_only=True)
 class Doctor(Command):
     """Report which backends can run here, and if one cannot, why and what to install.
 
@@ -41,7 +38,6 @@ class Doctor(Command):
     """
 
     def run(self) -> int:
-        """Run the command."""
         problems = {name: _problem(name) for name in IMPLEMENTATIONS}
         in_force, origin = _in_force(self.backend)
         findings = {
@@ -197,7 +193,6 @@ def _canonical(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
-@dataclass(kw_only=True)
 class Warmup(Command):
     """Compile every kernel that a model needs ahead of its first use, into the folder of compiled kernels.
 
@@ -220,14 +215,12 @@ class Warmup(Command):
     """
 
     positions = ("model",)
-    title: ClassVar[str] = "Options"
 
     model: File | None = None
     dtype: Dtype = None
     gradients: bool = False
 
     def run(self) -> None:
-        """Run the command."""
         with self.chosen_backend():
             if kernels.get_backend() != "numba":
                 raise CommandError(

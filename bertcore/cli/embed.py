@@ -3,9 +3,8 @@
 import contextlib
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, ClassVar
+from typing import Annotated, Any, BinaryIO
 
 from bertcore.cli.inputs import Reading, Texts, model_folder
 from bertcore.cli.options import CommandError, File, Positive
@@ -14,7 +13,6 @@ from bertcore.cli.outputs import output_stream, write_jsonl, write_npy
 ENDINGS = ("", ".npy", ".jsonl", ".json", ".txt")  # of output files in which a reader expects one of the formats
 
 
-@dataclass(kw_only=True)
 class Embed(Texts, Reading):
     """Embed texts, one a line, into a NumPy array or JSON lines.
 
@@ -49,7 +47,6 @@ class Embed(Texts, Reading):
     """
 
     spellings = ("-o output",)
-    title: ClassVar[str] = "Options"
 
     output: File = "-"
     format: Annotated[str | None, ("npy", "jsonl")] = None
@@ -75,7 +72,6 @@ class Embed(Texts, Reading):
             raise CommandError(f"--output is {self.output}, expected a name that ends in .npy or .jsonl, or --format")
 
     def run(self) -> None:
-        """Run the command."""
         if self.ray:
             self._run_on_ray()
             return

@@ -5,7 +5,6 @@ import functools
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -20,7 +19,6 @@ LONGEST = 512  # tokens, for models that take more
 LONGEST_EMBEDDED = 128
 
 
-@dataclass(kw_only=True)
 class LabelledData(Data):
     """A command that reads labelled data.
 
@@ -33,7 +31,7 @@ class LabelledData(Data):
         label: column of labels (default: label; tags for words).
     """
 
-    title: ClassVar[str] = "Data"
+    title = "Data"
     task: ClassVar[str] = "sequence"
 
     data: tuple[File, ...]
@@ -68,7 +66,6 @@ class LabelledData(Data):
         return rows
 
 
-@dataclass(kw_only=True)
 class Labels(LabelledData):
     """A command that learns labels.
 
@@ -76,7 +73,7 @@ class Labels(LabelledData):
         label_kind: meaning of integers (default: classes, unless many differ).
     """
 
-    title: ClassVar[str] = LabelledData.title
+    title = LabelledData.title
 
     label_kind: Annotated[str | None, ("classes", "numbers")] = None
 
@@ -108,7 +105,6 @@ class Labels(LabelledData):
             print(f"length    {full:,} have {length} tokens, where longer texts are cut")
 
 
-@dataclass(kw_only=True)
 class Finetune(Labels, Adapters):
     """Fine-tune a checkpoint on labelled data.
 
@@ -138,7 +134,6 @@ class Finetune(Labels, Adapters):
     """
 
     positions = ("data",)
-    title: ClassVar[str] = "Options"
     defaults: ClassVar[Mapping[str, Any]] = {
         "learning_rate": 5e-5,
         "num_train_epochs": 3.0,
@@ -306,7 +301,6 @@ def metric_of(columns: Any, rows: list[Any], examples: list[Any]) -> Any:
     return metrics.combined(metrics.accuracy, functools.partial(metrics.f1, average=average))
 
 
-@dataclass(kw_only=True)
 class Calibrate(LabelledData, WithModel):
     """Calibrate a classifier's probabilities, so that they are the shares of texts for which it is right.
 
@@ -333,7 +327,6 @@ class Calibrate(LabelledData, WithModel):
     """
 
     positions = ("model", "data")
-    title: ClassVar[str] = "Options"
 
     out: File
     method: Annotated[str, ("temperature", "isotonic")] = "temperature"
@@ -350,7 +343,6 @@ class Calibrate(LabelledData, WithModel):
             raise CommandError("--out is -, expected the name of a file")
 
     def run(self) -> None:
-        """Run the command."""
         from bertcore.arguments import required
         from bertcore.tasks.calibration import METHODS, calibration_as_json
         from bertcore.tasks.sequence_scores import FUNCTIONS

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from bertcore.cli.inputs import model_folder
 from bertcore.cli.options import Command, File, Positive
@@ -18,7 +18,6 @@ QUOTED = {"mnli_m": "MNLI-m", "glue_dev": "GLUE dev"}  # published figures, and 
 LABELS = 8  # that are printed
 
 
-@dataclass(kw_only=True)
 class Info(Command):
     """Print the sizes of a model: parameters, FLOPs, memory, and its published facts.
 
@@ -41,14 +40,12 @@ class Info(Command):
     """
 
     positions = ("name",)
-    title: ClassVar[str] = "Options"
 
     name: File | None = None
     length: Positive = LENGTH
     json: bool = False
 
     def run(self) -> None:
-        """Run the command."""
         from bertcore.checkpoint import naming_config
 
         if self.name is None:

@@ -4,13 +4,11 @@ import contextlib
 import errno
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from bertcore.arguments import DTYPES
 from bertcore.cli.options import Command, CommandError, File, Positive
-from bertcore.tasks.texts import read_lines
 
 if TYPE_CHECKING:
     from bertcore.checkpoint.hub import Wanted
@@ -19,7 +17,6 @@ Dtype = Annotated[str | None, DTYPES]
 Truncation = Annotated[str, ("warn", "error", "chunk", "cut")]
 
 
-@dataclass(kw_only=True)
 class WithModel(Command):
     """A command that loads a model.
 
@@ -30,14 +27,13 @@ class WithModel(Command):
             by how much) (default: the dtype of a checkpoint that `bertcore quantize` wrote, else float32).
     """
 
-    positions: ClassVar[tuple[str, ...]] = ("model",)
-    title: ClassVar[str] = "Model"
+    positions = ("model",)
+    title = "Model"
 
     model: File
     dtype: Dtype = None
 
 
-@dataclass(kw_only=True)
 class Reading(WithModel):
     """A command that brings texts to a model.
 
@@ -48,7 +44,7 @@ class Reading(WithModel):
         batch_tokens: tokens computed at once; bounds the memory.
     """
 
-    title: ClassVar[str] = WithModel.title
+    title = WithModel.title
     spellings = ("--max-seq-length max_length",)
 
     max_length: Positive | None = None
@@ -61,7 +57,6 @@ class Reading(WithModel):
         return {"truncation": True if self.truncation == "cut" else self.truncation, **batches}
 
 
-@dataclass(kw_only=True)
 class Texts(Command):
     """A command that takes texts.
 
@@ -70,9 +65,9 @@ class Texts(Command):
         text: a literal text in place of FILE; may be repeated.
     """
 
-    positions: ClassVar[tuple[str, ...]] = ("model", "file")
+    positions = ("model", "file")
     spellings = ("--input file",)
-    title: ClassVar[str] = "Texts"
+    title = "Texts"
 
     file: File | None = None
     text: tuple[str, ...] = ()
@@ -95,7 +90,6 @@ class Texts(Command):
             yield texts
 
 
-@dataclass(kw_only=True)
 class Pairs(Texts):
     """A command that takes texts or pairs of texts.
 
@@ -104,7 +98,7 @@ class Pairs(Texts):
         text_pair: the second text of a --text, in the same order; may be repeated.
     """
 
-    title: ClassVar[str] = Texts.title
+    title = Texts.title
 
     pairs: bool = False
     text_pair: tuple[str, ...] = ()
@@ -154,6 +148,8 @@ def texts_from(file: str | None, literal: tuple[str, ...] = ()) -> Iterator[tupl
     if literal:
         yield iter(literal), "--text"
         return
+    from bertcore.tasks.texts import read_lines
+
     with input_stream(file or "-") as (stream, name):
         yield read_lines(stream, name), name
 

@@ -93,6 +93,7 @@ File = Annotated[str, click.Path()]
 Words = Annotated[tuple[str, ...], SEVERAL]
 
 
+@typing.dataclass_transform(kw_only_default=True)
 @dataclasses.dataclass(kw_only=True)
 class Command:
     """A command of `bertcore`.
@@ -104,10 +105,13 @@ class Command:
 
     positions: ClassVar[tuple[str, ...]] = ()
     spellings: ClassVar[tuple[str, ...]] = ()  # other spellings: "--OPTION FIELD"
-    title: ClassVar[str] = "Options of every command"
+    title: ClassVar[str] = "Options of every command"  # heading in the help of derived commands
 
     backend: Annotated[str | None, BACKENDS] = None
     traceback: bool = False
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(kw_only=True)(cls)
 
     def __post_init__(self) -> None:
         """Check the options; CommandError, ValueError or TypeError for a wrong one."""
@@ -136,13 +140,11 @@ class Command:
         owner = next(each for each in cls.__mro__ if field.name in inspect.get_annotations(each))
         others = [spelling for spelling, name in cls.all_spellings().items() if name == field.name]
         if field.name not in cls.positions:
-            return option(field.name, hint, field.default, text, others, owner.__dict__.get("title", "Options"))
+            return option(field.name, hint, field.default, text, others, "Options" if owner is cls else owner.title)
         kind, _, is_tuple, _ = _type(hint)
         is_required = field.default is dataclasses.MISSING
         options: dict[str, Any] = {"required": is_required} | ({} if is_required else {"default": field.default})
-        made = Argument([field.name], type=kind, nargs=-1 if is_tuple else 1, **options)
-        made.help = text
-        return made
+        return click.Argument([field.name], type=kind, nargs=-1 if is_tuple else 1, help=text, **options)
 
     def chosen_backend(self) -> contextlib.AbstractContextManager[None]:
         """Return a block in which --backend is in force; BackendUnavailable if it cannot run here."""
@@ -150,16 +152,6 @@ class Command:
 
         # Models get their inputs as lists in host memory: for these, auto is decided already.
         return use_backend(resolve_backend(self.backend or get_backend(), on_gpu=False))
-
-
-class Argument(click.Argument):
-    """A position with a help text."""
-
-    help: str
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        """Return the name and the text of the position."""
-        return self.make_metavar(ctx).strip("[]"), self.help
 
 
 def option(
@@ -289,27 +281,18 @@ class OptionsCommand(click.Command):
         with formatter.section("Examples"):
             formatter.write(textwrap.indent(self.epilog or "", "  ") + "\n")
 
-    def records(self) -> list[tuple[str, str]]:
-        """Return the name and the text of each position and option."""
-        return [record for records in self._groups().values() for record in records]
-
-    def _groups(self) -> dict[str, list[tuple[str, str]]]:
-        """Return the names and texts by the headings of the help."""
-        ctx = click.Context(self)
-        groups: dict[str, list[tuple[str, str]]] = {"Positions": [], "Options": []}
-        for param in self.get_params(ctx):
-            title = "Positions" if isinstance(param, Argument) else getattr(param, "group", Command.title)
-            record = param.get_help_record(ctx)
-            if record is not None:
-                groups.setdefault(title, []).append(record)
-        groups[Command.title] = groups.pop(Command.title)  # last
-        return {title: records for title, records in groups.items() if records}
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the positions, then the options in groups."""
-        for title, records in self._groups().items():
-            with formatter.section(title):
-                formatter.write_dl(records)
+        """Write the options in groups."""
+        groups: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None and isinstance(param, click.Option):
+                groups.setdefault(getattr(param, "group", Command.title), []).append(record)
+        groups[Command.title] = groups.pop(Command.title)  # last
+        for title, records in groups.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 def _spread(args: list[str], several: set[str]) -> Iterator[str]:

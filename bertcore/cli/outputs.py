@@ -8,10 +8,9 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, ClassVar, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from bertcore.cli.options import Command, CommandError, File
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
-@dataclass(kw_only=True)
 class Output(Command):
     """A command that writes its answers.
 
@@ -31,7 +29,7 @@ class Output(Command):
         json: write JSON, a line for each answer.
     """
 
-    title: ClassVar[str] = "Output"
+    title = "Output"
     spellings = ("-o output",)
 
     output: File = "-"

@@ -4,9 +4,8 @@ import contextlib
 import functools
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from bertcore.cli.inputs import Pairs, Reading, Texts, Truncation, input_stream, model_folder
 from bertcore.cli.options import CommandError, File, Positive, Seed
@@ -16,7 +15,6 @@ STEPS = 50
 WIDEST = 24  # characters of a bar
 
 
-@dataclass(kw_only=True)
 class Pipeline(Texts, Reading, Output):
     """A command that runs a pipeline.
 
@@ -24,7 +22,7 @@ class Pipeline(Texts, Reading, Output):
         stride: tokens that neighbouring windows share (--truncation chunk).
     """
 
-    title: ClassVar[str] = Reading.title
+    title = Reading.title
 
     stride: Seed | None = None
 
@@ -60,7 +58,6 @@ def columns(rows: Iterable[tuple[str, ...]]) -> str:
     return aligned(list(rows)) or "-"
 
 
-@dataclass(kw_only=True)
 class Answer(Pipeline):
     """Answer a question with a span of a text of any length, which is read in overlapping windows.
 
@@ -80,7 +77,6 @@ class Answer(Pipeline):
     """
 
     positions = ("model", "question", "file")
-    title: ClassVar[str] = "Options"
 
     question: str
     top_k: Positive = 1
@@ -89,7 +85,6 @@ class Answer(Pipeline):
     truncation: Truncation = "chunk"
 
     def run(self) -> None:
-        """Run the command."""
         options = self.given("top_k", "max_answer_len") | {"handle_impossible_answer": self.no_answer}
         self.answer("question-answering", _answers, **options)
 
@@ -116,10 +111,11 @@ def _answers(answers: Any) -> str:
     return columns((f"{each['score']:.4f}", f"{each['start']}-{each['end']}", each["answer"]) for each in found)
 
 
-@dataclass(kw_only=True)
 class Classify(Pairs, Pipeline):
-    """Classify texts, or pairs of texts; with --labels by classes of your own (zero-shot classification), for which a
-    model of natural language inference is needed.
+    """Classify texts, or pairs of texts.
+
+    With --labels the classes are your own (zero-shot classification), for which a model of natural language inference
+    is needed.
 
     With --ensemble several models of the same classes vote: soft by the mean of their probabilities, hard by the share
     of the models whose best class it is. Disagreement is the share of the models whose own best class is another one.
@@ -146,8 +142,6 @@ class Classify(Pairs, Pipeline):
         merge: way to merge the windows of a text for --truncation chunk (default: mean).
     """
 
-    title: ClassVar[str] = "Options"
-
     top_k: Positive | None = None
     labels: str | None = None
     template: str | None = None
@@ -173,7 +167,6 @@ class Classify(Pairs, Pipeline):
             )
 
     def run(self) -> None:
-        """Run the command."""
         if self.labels is not None:
             options = self.given("merge") | {"candidate_labels": self.labels, "multi_label": self.multi_label}
             options |= {} if self.template is None else {"hypothesis_template": self.template}
@@ -214,7 +207,6 @@ def _zero_shot(answer: Any) -> str:
     return _classes([{"label": label, "score": score} for label, score in pairs])
 
 
-@dataclass(kw_only=True)
 class FillMask(Pipeline):
     """Predict the words that belong in place of the mask in a text: [MASK], or <mask> where a model spells it so.
 
@@ -230,14 +222,11 @@ class FillMask(Pipeline):
         targets: the words to choose from, with commas between them (default: all).
     """
 
-    title: ClassVar[str] = "Options"
-
     top_k: Positive = 5
     targets: str | None = None
     truncation: Truncation = "error"
 
     def run(self) -> None:
-        """Run the command."""
         targets = {} if self.targets is None else {"targets": self.targets.split(",")}
         self.answer("fill-mask", _words, **self.given("top_k"), **targets)
 
@@ -250,7 +239,6 @@ def _words(answer: Any) -> str:
     return "\n\n".join(f"mask {number}\n  " + table.replace("\n", "\n  ") for number, table in enumerate(tables, 1))
 
 
-@dataclass(kw_only=True)
 class Generate(Pipeline):
     """Continue texts, word by word, with a causal language model (GPT-2).
 
@@ -273,8 +261,6 @@ class Generate(Pipeline):
         seed: seed of the random choices (default: another one each time).
     """
 
-    title: ClassVar[str] = "Options"
-
     max_new_tokens: Positive | None = None
     greedy: bool = False
     beams: Positive | None = None
@@ -292,7 +278,6 @@ class Generate(Pipeline):
             raise CommandError("--greedy and --beams are both given, expected one of them")
 
     def run(self) -> None:
-        """Run the command."""
         options = self.given("max_new_tokens", "temperature", "top_k", "top_p", "seed")
         options |= {"num_beams": self.beams or 1, "num_return_sequences": self.count or 1}
         self.answer("text-generation", _continuations, **options, **({"do_sample": False} if self.greedy else {}))
@@ -302,7 +287,6 @@ def _continuations(answers: Any) -> str:
     return "\n".join(printable(answer["generated_text"]) for answer in answers)
 
 
-@dataclass(kw_only=True)
 class Tag(Pipeline):
     """Find the entities in texts (names of people, places, ...), or the class of each token, by a token classifier.
 
@@ -317,12 +301,9 @@ class Tag(Pipeline):
         aggregation: way in which tokens make entities; none gives the class of each token.
     """
 
-    title: ClassVar[str] = "Options"
-
     aggregation: Annotated[str, ("none", "simple", "first", "average", "max")] = "simple"
 
     def run(self) -> None:
-        """Run the command."""
         self.answer("token-classification", _entities, **self.given(), aggregation_strategy=self.aggregation)
 
 
@@ -339,7 +320,6 @@ def _entities(entities: Any) -> str:
     return columns(rows) + "\n"
 
 
-@dataclass(kw_only=True)
 class Explain(Pairs):
     """Attribute the class that a classifier gives a text to the tokens of the text.
 
@@ -366,8 +346,6 @@ class Explain(Pairs):
         json: print a JSON object for each text.
     """
 
-    title: ClassVar[str] = "Options"
-
     model: File
     method: Annotated[str, ("gradients", "rollout")] = "gradients"
     label: str | None = None
@@ -383,7 +361,6 @@ class Explain(Pairs):
             raise CommandError("--label or --steps is given with --method rollout, expected --method gradients")
 
     def run(self) -> None:
-        """Run the command."""
         from bertcore.tasks.pipelines import pipeline
 
         folder = model_folder(self.model)

@@ -1,9 +1,8 @@
 """The commands plot and preview: pictures of a model or of its training, and the examples of pretraining."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from bertcore.cli.inputs import Texts, check_one_source, model_folder, texts_from
 from bertcore.cli.options import ABOVE_0, Command, CommandError, File, Kind, Positive, Seed
@@ -16,7 +15,6 @@ TEMPERATURES = Kind(
 )
 
 
-@dataclass(kw_only=True)
 class Plot(Command):
     """Draw a picture of a model or of its training, as a PNG or SVG file (needs matplotlib).
 
@@ -51,7 +49,6 @@ class Plot(Command):
 
     positions = ("figure", "inputs")
     spellings = ("-o output",)
-    title: ClassVar[str] = "Options"
 
     figure: Annotated[str, ("attention", "components", "masking", "temperature", "calibration", "curves", "embeddings")]
     inputs: tuple[File, ...] = ()
@@ -88,7 +85,6 @@ class Plot(Command):
         return next(iter(self.inputs[FIGURES[self.figure][1] :]), None)
 
     def run(self) -> None:
-        """Run the command."""
         check_matplotlib("plot")
         with self.chosen_backend():
             figure = FIGURES[self.figure][0](self)
@@ -193,7 +189,6 @@ FIGURES: dict[str, tuple[Callable[[Plot], Any], int, str | None]] = {
 }
 
 
-@dataclass(kw_only=True)
 class Preview(Texts):
     """Show the examples that the objectives of pretraining make of a text.
 
@@ -209,14 +204,11 @@ class Preview(Texts):
         seed: seed of the random choices.
     """
 
-    title: ClassVar[str] = "Options"
-
     model: File
     epochs: Positive = 3
     seed: Seed = 0
 
     def run(self) -> None:
-        """Run the command."""
         from bertcore import AutoTokenizer
         from bertcore.training.objectives import preview
 

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from bertcore.arguments import INT8
 from bertcore.cli.inputs import Texts, model_folder, texts_from
@@ -27,7 +27,6 @@ ROWS = {
 }
 
 
-@dataclass(kw_only=True)
 class Precision(Texts):
     """Measure the cost of low precision on texts of your own.
 
@@ -47,14 +46,12 @@ class Precision(Texts):
     """
 
     spellings = ("--texts file",)
-    title: ClassVar[str] = "Options"
 
     model: File
     dtype: Annotated[tuple[str, ...], LOW, SEVERAL] = LOW[:2]
     json: bool = False
 
     def run(self) -> None:
-        """Run the command."""
         from bertcore.tasks.low_precision import compare_precision
 
         folder = model_folder(self.model)
@@ -87,7 +84,6 @@ def _shortened(text: str) -> str:
     return repr(text if len(text) <= SHOWN else text[: SHOWN - 3] + "...")
 
 
-@dataclass(kw_only=True)
 class Quantize(Command):
     """Write a model in low precision: smaller and quicker to load; every command loads it as it is.
 
@@ -116,7 +112,6 @@ class Quantize(Command):
     """
 
     positions = ("model", "folder")
-    title: ClassVar[str] = "Options"
 
     model: File
     folder: File
@@ -133,7 +128,6 @@ class Quantize(Command):
             raise CommandError(f"--dtype is {self.dtype}, expected int8 beside sample texts to calibrate with")
 
     def run(self) -> None:
-        """Run the command."""
         from bertcore.tasks.low_precision import quantize
 
         source, target = model_folder(self.model), Path(self.folder)

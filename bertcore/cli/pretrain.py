@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -39,7 +38,6 @@ USED_BY = {  # the objectives that use an option
 }
 
 
-@dataclass(kw_only=True)
 class Pretrain(Data, Adapters):
     """Pretrain a model on raw texts: from random weights, or on from the weights of a checkpoint.
 
@@ -89,7 +87,6 @@ class Pretrain(Data, Adapters):
     """
 
     positions = ("corpus",)
-    title: ClassVar[str] = "Options"
     defaults: ClassVar[Mapping[str, Any]] = {"num_train_epochs": 1.0, "per_device_train_batch_size": 32}
     shown_defaults: ClassVar[Mapping[str, Any]] = {"learning_rate": "5e-4; 5e-5 for a checkpoint"}
 

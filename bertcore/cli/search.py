@@ -6,8 +6,7 @@ import itertools
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from bertcore.cli.inputs import Reading, Texts, check_one_source, model_folder, texts_from
 from bertcore.cli.options import CommandError, File, Positive
@@ -16,7 +15,6 @@ from bertcore.cli.outputs import output_stream
 BLOCK_ROWS = 4096  # of the corpus, compared with the queries at once
 
 
-@dataclass(kw_only=True)
 class Search(Reading):
     """Find the texts of a corpus that are nearest to a query, with a sentence encoder.
 
@@ -40,7 +38,6 @@ class Search(Reading):
     """
 
     positions = ("model", "corpus", "query")
-    title: ClassVar[str] = "Options"
 
     corpus: File | None = None
     query: str | None = None
@@ -62,7 +59,6 @@ class Search(Reading):
             raise CommandError("CORPUS and --queries are both standard input, expected a file for one of them")
 
     def run(self) -> None:
-        """Run the command."""
         from bertcore.tasks.sentence_encoder import SentenceEncoder
 
         folder = model_folder(self.model)
@@ -119,7 +115,6 @@ def search(
         yield [{"corpus_id": index, "score": score, "text": kept[index]} for index, score in pairs]
 
 
-@dataclass(kw_only=True)
 class Rerank(Texts, Reading):
     """Order texts, one a line, by how well they answer a query, with a cross-encoder.
 
@@ -138,14 +133,12 @@ class Rerank(Texts, Reading):
     """
 
     positions = ("model", "query", "file")
-    title: ClassVar[str] = "Options"
 
     query: str
     top_k: Positive | None = None
     json: bool = False
 
     def run(self) -> None:
-        """Run the command."""
         from bertcore.tasks.cross_encoder import CrossEncoder
 
         folder = model_folder(self.model)

@@ -2,8 +2,7 @@
 
 import os
 import socket
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from bertcore.cli.inputs import Dtype
 from bertcore.cli.options import Command, CommandError, File, Kind, Positive, integer
@@ -15,7 +14,6 @@ KEEP_ALIVE = 75
 LIMITS = ("max_batch_tokens", "max_queue_tokens", "max_client_batch_size", "max_body_bytes", "timeout")
 
 
-@dataclass(kw_only=True)
 class Serve(Command):
     """Serve models over HTTP: embeddings, sparse embeddings, reranking and classification.
 
@@ -45,7 +43,6 @@ class Serve(Command):
     """
 
     positions = ("models",)
-    title: ClassVar[str] = "Options"
 
     models: tuple[File, ...]
     host: str = "127.0.0.1"
@@ -60,7 +57,6 @@ class Serve(Command):
     graceful_timeout: Positive = 30
 
     def run(self) -> None:
-        """Run the command."""
         try:
             import uvicorn
 

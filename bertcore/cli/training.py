@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -44,7 +44,6 @@ COMMON = {"weight_decay": 0.01, "warmup_steps": 0.06, "save_total_limit": 2, "lo
 PATHS = {"model", "generator", "teacher", "student", "tokenizer"}
 
 
-@dataclass(kw_only=True)
 class Data(Command):
     """A command that reads data to learn from.
 
@@ -52,7 +51,7 @@ class Data(Command):
         skip_malformed: leave out lines that cannot be read, and list them.
     """
 
-    title: ClassVar[str] = "Data"
+    title = "Data"
 
     skip_malformed: bool = False
 
@@ -63,7 +62,6 @@ class Data(Command):
         return Records(list(paths), on_malformed="skip" if self.skip_malformed else "error")
 
 
-@dataclass(kw_only=True)
 class Training(Command):
     """A command that trains.
 
@@ -74,7 +72,7 @@ class Training(Command):
         resume: go on from the last checkpoint in the --out folder.
     """
 
-    title: ClassVar[str] = "Training"
+    title = "Training"
     defaults: ClassVar[Mapping[str, Any]] = {}  # of the settings
     shown_defaults: ClassVar[Mapping[str, str]] = {}  # in the help, for those that depend on other options
 
@@ -233,7 +231,6 @@ class Training(Command):
             raise CommandError(f"the held-out loss is {metrics['eval_loss']}: the model in {folder} is of no use")
 
 
-@dataclass(kw_only=True)
 class Adapters(Training):
     """A command that trains a model or its adapters.
 
@@ -242,7 +239,7 @@ class Adapters(Training):
         lora_targets: the linear layers that get an adapter, such as query value (default: all linear layers).
     """
 
-    title: ClassVar[str] = "Adapters"
+    title = "Adapters"
 
     lora: Positive | None = None
     lora_targets: Words = ()

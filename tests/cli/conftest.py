@@ -6,14 +6,17 @@ from unittest import mock
 
 import pytest
 
+from bertcore import AutoModelForCausalLM, AutoTokenizer
 from bertcore.training.run import Run
 from tests.tasks.pipelines.folders import LABELS, TAGS, save_head
 from tests.tiny_bert import CONFIG, save_tiny_bert, save_tiny_encoder, write_json
+from tests.tiny_families import tiny_config
+from tests.tokenization.family_folders import write_family
 
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
-    """What a user's environment may say is not what is tested."""
+    """Hide the user's own settings."""
     monkeypatch.delenv("BERTCORE_TRACEBACK", raising=False)
 
 
@@ -40,6 +43,10 @@ def models(tmp_path_factory):
     save_tiny_bert(place / "lm", head=True)
     save_tiny_encoder(place / "encoder")
     write_json(place / "bert.json", CONFIG)
+    (place / "gpt2").mkdir()
+    write_family(place / "gpt2", "GPT2Tokenizer")
+    sizes = {"vocab_size": len(AutoTokenizer.from_pretrained(place / "gpt2")), "eos_token_id": 0, "bos_token_id": 0}
+    AutoModelForCausalLM.from_config(tiny_config("gpt2") | sizes, seed=3).save_pretrained(place / "gpt2")
     return place
 
 

@@ -51,7 +51,7 @@ def test_calibrate_and_classify(folder, rows, method, tmp_path, capsys):
     data, measure = save(rows[:80], tmp_path / "data.jsonl"), save(rows[80:], tmp_path / "measure.jsonl")
     out = tmp_path / "calibration.json"
     assert calibrate(folder, data, "--eval", measure, "--method", method, "--out", out) == 0
-    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
 
     kind, function = {"temperature": (TemperatureScaling, lambda x: x), "isotonic": (IsotonicCalibration, softmax)}[
         method
@@ -61,11 +61,11 @@ def test_calibrate_and_classify(folder, rows, method, tmp_path, capsys):
     fitted = kind().fit(function(scores[:80]), right[:80])
     after = fitted.transform(function(scores[80:]))
     errors = [expected_calibration_error(table, right[80:]) for table in (softmax(scores[80:]), after)]
-    assert told["texts"] == "80 fitted to, 40 held out" and told["file"] == str(out)
-    assert told["error"] == "{:.4f} before, {:.4f} after (expected calibration error)".format(*errors)
+    assert said["texts"] == "80 fitted to, 40 held out" and said["file"] == str(out)
+    assert said["error"] == "{:.4f} before, {:.4f} after (expected calibration error)".format(*errors)
     assert errors[1] < errors[0]
     if method == "temperature":
-        assert told["scores"] == f"divided by {fitted.temperature:.4f}" and fitted.temperature > 1.5
+        assert said["scores"] == f"divided by {fitted.temperature:.4f}" and fitted.temperature > 1.5
 
     assert calibrate(folder, data, "--eval", measure, "--method", method, "--out", out, "--json") == 0
     found = json.loads(capsys.readouterr().out)
@@ -86,7 +86,7 @@ def test_a_half_is_held_out(folder, rows, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("texts     21 fitted to, 20 held out")
 
 
-def test_what_cannot_be_calibrated(folder, rows, tmp_path, capsys):
+def test_calibration_is_refused(folder, rows, tmp_path, capsys):
     def refused(*arguments, model=folder):
         assert calibrate(model, *arguments, "--out", tmp_path / "out.json") == 1
         assert not (tmp_path / "out.json").exists()
@@ -114,7 +114,7 @@ def test_a_calibration_of_other_classes(folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("method", "package"), [("temperature", "SciPy"), ("isotonic", "scikit-learn")])
-def test_what_is_not_installed_is_told_first(folder, tmp_path, capsys, monkeypatch, method, package):
+def test_missing_package_is_reported_first(folder, tmp_path, capsys, monkeypatch, method, package):
     for name in ("scipy.optimize", "sklearn.isotonic"):
         monkeypatch.setitem(sys.modules, name, None)
     assert calibrate(folder, tmp_path / "nowhere.jsonl", "--method", method, "--out", tmp_path / "out.json") == 1

@@ -48,7 +48,7 @@ def test_csv_and_json_hold_numbers_in_units_of_one(capsys, encoder_folder):
     assert same["parameters"] == 2_957_568 and same["mnli_m"] is same["glue_dev"] is None
 
 
-def test_each_figure_of_others_has_a_column_of_its_own(capsys):
+def test_published_figures_have_columns(capsys):
     bert, roberta, distilbert = json.loads(
         shown(capsys, "bert-base-uncased", "roberta-base", "distilbert-base-uncased", "--json")
     )
@@ -106,7 +106,7 @@ def test_passes_are_measured(capsys, tmp_path, encoder_folder, short_rounds):
     assert random["on_disk"] * 1e6 == pytest.approx(4 * random["parameters"])
 
 
-def test_a_table_of_passes_tells_the_machine(capsys, short_rounds):
+def test_table_of_passes_names_the_machine(capsys, short_rounds):
     lines = shown(capsys, "mini-bert", "--measure", "--length", "7").splitlines()
     assert lines[0].split()[:2] == ["model", "weights"] and lines[1].split()[:2] == ["mini-bert", "random"]
     assert lines[-2] == "passes of 1 sequence of 7 tokens, 3 rounds in turns"
@@ -114,7 +114,7 @@ def test_a_table_of_passes_tells_the_machine(capsys, short_rounds):
     assert lines[-1].endswith(f"numba for {LEVEL.name}")
 
 
-def test_a_model_that_cannot_be_loaded_is_told(capsys, tmp_path):
+def test_unloadable_model_is_reported(capsys, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "model.safetensors").write_bytes(b"no weights")
     assert main(["compare", str(tmp_path), "--measure", "--length", "4"]) == 1

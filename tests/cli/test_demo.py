@@ -55,10 +55,10 @@ def test_without_the_model(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("compiled", "told"), [(None, "imports and loading"), ([], "from the cache"), (["a", "b"], "compiling 2 functions")]
+    ("compiled", "said"), [(None, "imports and loading"), ([], "from the cache"), (["a", "b"], "compiling 2 functions")]
 )
-def test_compilation_is_told(compiled, told):
-    assert told in demo._compilation_note(compiled)
+def test_compilation_is_reported(compiled, said):
+    assert said in demo._compilation_note(compiled)
 
 
 def test_compilations_are_seen():

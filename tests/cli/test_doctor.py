@@ -55,7 +55,7 @@ def test_amx_is_listed(monkeypatch, source):
     assert [name for name in shown if name.startswith("amx")] == ([] if source == "neither" else names)
 
 
-def test_a_backend_that_cannot_run_is_exit_code_1(without_cupy, capsys):
+def test_unavailable_backend_is_exit_code_1(without_cupy, capsys):
     assert main(["doctor", "--backend", "cupy"]) == 1
     assert line(capsys.readouterr().out, "in force") == "cupy (--backend)"
     assert main(["doctor", "--backend", "numpy"]) == 0
@@ -70,7 +70,7 @@ def test_an_unknown_backend_in_the_environment(without_cupy, monkeypatch, capsys
     assert line(capsys.readouterr().out, "in force") == f"{name} (BERTCORE_BACKEND; unknown name, known are {known})"
 
 
-def test_without_numba_the_rest_is_told(monkeypatch, capsys):
+def test_without_numba_the_rest_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(kernels, "unavailable_reason", lambda name: None if name == "numpy" else f"no {name}")
     assert main(["doctor", "--backend", "numpy"]) == 0
     shown = capsys.readouterr().out
@@ -103,7 +103,7 @@ def test_a_gpu_without_cublaslt(monkeypatch):
         assert "multiplies by cuBLASLt, which is not installed" in doctor._problem("cupy")
 
 
-def test_a_gpu_that_waits_for_cupy(monkeypatch, tmp_path):
+def test_gpu_without_cupy(monkeypatch, tmp_path):
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 580.1'\n")
     tool.chmod(0o755)

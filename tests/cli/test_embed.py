@@ -101,7 +101,7 @@ def test_npy_is_not_written_to_a_terminal(encoder_folder, stdin, capsys, monkeyp
     ],
 )
 @pytest.mark.parametrize("suffix", ["npy", "jsonl"])
-def test_what_is_a_line(encoder_folder, content, texts, suffix, stdin, tmp_path):
+def test_lines(encoder_folder, content, texts, suffix, stdin, tmp_path):
     assert list(read_lines(io.BytesIO(content), "here")) == texts
     stdin(content)
     assert embed(encoder_folder, "-o", tmp_path / f"out.{suffix}") == 0
@@ -127,13 +127,13 @@ def test_options_reach_the_encoder(tmp_path, texts_file):
             np.testing.assert_allclose(np.load(out), encoder.encode(TEXTS, **options), atol=1e-6)
 
 
-def test_texts_that_are_cut_are_told(encoder_folder, texts_file, capsys):
+def test_cut_texts_are_reported(encoder_folder, texts_file, capsys):
     assert embed(encoder_folder, texts_file, "--max-seq-length", 4) == 0
-    told = "bertcore embed: 2 of 4 texts were cut to 4 tokens; the model takes up to 40 (max_seq_length)"
-    assert capsys.readouterr().err.startswith(told)
+    said = "bertcore embed: 2 of 4 texts were cut to 4 tokens; the model takes up to 40 (max_seq_length)"
+    assert capsys.readouterr().err.startswith(said)
 
 
-def test_texts_that_would_be_cut_are_read_whole_or_refused(encoder_folder, texts_file, tmp_path, capsys):
+def test_long_texts_are_chunked_or_refused(encoder_folder, texts_file, tmp_path, capsys):
     vectors = []
     for truncation in ("warn", "chunk"):
         out = tmp_path / f"{truncation}.npy"
@@ -179,7 +179,7 @@ def test_a_failure_leaves_the_old_output(encoder_folder, tmp_path, stdin):
 def test_files_that_cannot_be_read_or_written(encoder_folder, tmp_path, texts_file, capsys):
     (tmp_path / "empty-model").mkdir()  # loading it would fail in another way: the output is tried before
     nowhere, empty = tmp_path / "nowhere" / "out.npy", "--output is empty, expected the name of a file, or - for stdout"
-    for arguments, told in [
+    for arguments, said in [
         ([encoder_folder, tmp_path / "nothing.txt", "-o", tmp_path / "out.npy"], "nothing.txt"),
         (
             [tmp_path / "empty-model", texts_file, "-o", nowhere],
@@ -193,7 +193,7 @@ def test_files_that_cannot_be_read_or_written(encoder_folder, tmp_path, texts_fi
         ),
     ]:
         assert embed(*arguments) == (2 if "out.parquet" in arguments else 1)
-        assert told in capsys.readouterr().err
+        assert said in capsys.readouterr().err
     assert sorted(file.name for file in tmp_path.iterdir()) == ["empty-model", "texts.txt"]
 
 
@@ -224,7 +224,7 @@ def test_links_and_devices_stay_what_they_are(encoder_folder, texts_file, tmp_pa
         assert os.path.exists("/dev/null") and not os.path.isfile("/dev/null")
 
 
-def test_numbers_that_json_cannot_hold(encoder_folder, texts_file, monkeypatch, capsys, tmp_path):
+def test_json_refuses_nan(encoder_folder, texts_file, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(
         "bertcore.tasks.sentence_encoder.encoder.pool", lambda hidden, cu, modes, skipped: np.full((4, WIDTH), np.nan)
     )
@@ -256,11 +256,11 @@ def test_results_come_while_the_input_is_still_open(encoder_folder):
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.parametrize(
-    ("number", "code", "told"),
+    ("number", "code", "said"),
     [(signal.SIGINT, 130, b"bertcore embed: interrupted\n"), (signal.SIGTERM, 143, b"")],
     ids=["SIGINT", "SIGTERM"],
 )
-def test_a_signal_leaves_nothing(encoder_folder, tmp_path, number, code, told):
+def test_a_signal_leaves_nothing(encoder_folder, tmp_path, number, code, said):
     process = start(encoder_folder, "-o", tmp_path / "out.npy")
     process.stdin.write(LINES)
     process.stdin.flush()
@@ -274,13 +274,13 @@ def test_a_signal_leaves_nothing(encoder_folder, tmp_path, number, code, told):
             process.wait(timeout=60)  # long: a second one while it ends is another thing
             break
     assert process.wait(timeout=300) == code
-    assert process.stderr.read() == told
+    assert process.stderr.read() == said
     assert not list(tmp_path.iterdir())
     process.stdin.close()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX pipes")
-def test_a_reader_that_goes_away(encoder_folder, tmp_path):
+def test_closed_pipe(encoder_folder, tmp_path):
     (tmp_path / "texts.txt").write_bytes(b"the cat\n" * 5000)
     process = start(encoder_folder, tmp_path / "texts.txt", "--batch-tokens", 16, stdout=subprocess.PIPE)
     process.stdout.readline()

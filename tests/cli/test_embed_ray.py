@@ -77,7 +77,7 @@ def test_blank_lines_and_ends_of_lines(tmp_path):
         ("a.jsonl", b'{"text": "a"}\n["a"]\n', r"a\.jsonl:2: a JSON list, expected an object"),
     ],
 )
-def test_rows_that_are_no_texts(tmp_path, name, content, message):
+def test_rows_without_texts(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(Exception, match=message):
         for part in parts_of(tmp_path / name, 2, "text"):
@@ -107,15 +107,15 @@ def test_files_of_a_corpus(tmp_path):
         corpus_files(tmp_path / "empty")
 
 
-@pytest.mark.parametrize(("note", "told"), [("{", "is not valid JSON"), ("[]", "holds a JSON list")])
-def test_a_note_that_cannot_be_read(encoder_folder, tmp_path, capsys, note, told):
+@pytest.mark.parametrize(("note", "said"), [("{", "is not valid JSON"), ("[]", "holds a JSON list")])
+def test_unreadable_note(encoder_folder, tmp_path, capsys, note, said):
     write_text(tmp_path / "a.txt", TEXTS)
     out = tmp_path / "out"
     out.mkdir()
     (out / "part-000000.npy").write_bytes(b"")
     (out / "embed.json").write_text(note)
     assert main(["embed", str(encoder_folder), str(tmp_path / "a.txt"), "--ray", "1", "-o", str(out)]) == 1
-    assert f"{out / 'embed.json'} {told}" in capsys.readouterr().err
+    assert f"{out / 'embed.json'} {said}" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_the_bits_of_one_process(two_workers, encoder_folder, corpus, tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_run_begun_again_makes_what_is_missing(two_workers, encoder_folder, corpus, tmp_path):
+def test_second_run_makes_missing_parts(two_workers, encoder_folder, corpus, tmp_path):
     out = tmp_path / "out"
     command = [encoder_folder, corpus, "-o", out, "--ray", 2, "--part-rows", 13]
     (corpus / "c.parquet").rename(tmp_path / "good.parquet")
@@ -199,20 +199,20 @@ def test_an_empty_corpus(two_workers, encoder_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_folders_and_options_that_are_refused(two_workers, encoder_folder, corpus, tmp_path, capsys):
+def test_refused_folders_and_options(two_workers, encoder_folder, corpus, tmp_path, capsys):
     out = tmp_path / "out"
     command = [corpus, "-o", out, "--part-rows", 50]
 
-    def told(folder, *arguments):
+    def said(folder, *arguments):
         assert embed(folder, *arguments) == 1
         return capsys.readouterr().err
 
-    assert "--ray is 3, and Ray has 2 CPUs" in told(encoder_folder, *command, "--ray", 3)
-    assert "prompt_name is 'no', this model has none" in told(
+    assert "--ray is 3, and Ray has 2 CPUs" in said(encoder_folder, *command, "--ray", 3)
+    assert "prompt_name is 'no', this model has none" in said(
         encoder_folder, *command, "--ray", 2, "--prompt-name", "no"
     )
     assert not out.exists()
-    error = told(encoder_folder, corpus / "b.jsonl", "-o", out, "--ray", 2, "--column", "body")
+    error = said(encoder_folder, corpus / "b.jsonl", "-o", out, "--ray", 2, "--column", "body")
     assert error.startswith(f"bertcore embed: {corpus / 'b.jsonl'}:1: has no 'body'") and not parts_in(out)
     assert embed(encoder_folder, *command, "--ray", 2) == 0
     for name, arguments in {
@@ -223,15 +223,15 @@ def test_folders_and_options_that_are_refused(two_workers, encoder_folder, corpu
         "truncation": ["--truncation", "cut"],
         "dtype": ["--dtype", "bfloat16"],
     }.items():
-        assert f"{out} has parts of another {name} (" in told(encoder_folder, *command, "--ray", 2, *arguments)
+        assert f"{out} has parts of another {name} (" in said(encoder_folder, *command, "--ray", 2, *arguments)
     write_text(corpus / "a.txt", TEXTS[:51])
-    assert f"{out} has parts of another corpus (" in told(encoder_folder, *command, "--ray", 2)
+    assert f"{out} has parts of another corpus (" in said(encoder_folder, *command, "--ray", 2)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.md").write_bytes(b"")
     expected = f"{tmp_path / 'other'} holds files, and no embed.json: give a new or empty folder"
-    assert expected in told(encoder_folder, corpus, "-o", tmp_path / "other", "--ray", 2)
+    assert expected in said(encoder_folder, corpus, "-o", tmp_path / "other", "--ray", 2)
     expected = f"{corpus / 'a.txt'} is a file, expected a folder"
-    assert expected in told(encoder_folder, corpus, "-o", corpus / "a.txt", "--ray", 2)
+    assert expected in said(encoder_folder, corpus, "-o", corpus / "a.txt", "--ray", 2)
 
 
 @pytest.mark.slow
@@ -249,7 +249,7 @@ def test_another_model(two_workers, encoder_folder, corpus, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-def test_a_run_that_was_ended_goes_on(two_workers, encoder_folder, tmp_path):
+def test_terminated_run_goes_on(two_workers, encoder_folder, tmp_path):
     texts, out = random_texts(6000), tmp_path / "out"
     write_text(tmp_path / "a.txt", texts)
     command = [encoder_folder, tmp_path / "a.txt", "-o", out, "--ray", 2, "--part-rows", 2]

@@ -18,7 +18,7 @@ def folder(tmp_path_factory):
     return save_head(tmp_path_factory.mktemp("model"), "AutoModelForSequenceClassification", LABELS)
 
 
-def told(capsys, *arguments, code=0):
+def said(capsys, *arguments, code=0):
     assert main(["explain", *map(str, arguments), "--backend", "numpy"]) == code
     captured = capsys.readouterr()
     return captured.err if code else captured.out
@@ -29,14 +29,14 @@ def test_gradients(folder, capsys, label):
     classify = pipeline("text-classification", folder)
     expected = integrated_gradients(classify, TEXTS[0], label=label, steps=7)
     asked = ["--steps", 7] + ([] if label is None else ["--label", label])
-    found = json.loads(told(capsys, folder, "--text", TEXTS[0], *asked, "--json"))
+    found = json.loads(said(capsys, folder, "--text", TEXTS[0], *asked, "--json"))
     assert (found["method"], found["label"], found["gap"]) == ("gradients", expected.label, expected.gap)
     assert found["classes"] == classify(TEXTS[0], top_k=None)
     for token, name, offsets, score in zip(
         found["tokens"], expected.tokens, expected.offsets, expected.scores, strict=True
     ):
         assert token == {"token": name, "start": offsets[0], "end": offsets[1], "score": pytest.approx(score)}
-    classes, _, title, *lines, _, last = told(capsys, folder, "--text", TEXTS[0], *asked).splitlines()
+    classes, _, title, *lines, _, last = said(capsys, folder, "--text", TEXTS[0], *asked).splitlines()
     assert classes.split()[:2] == [found["classes"][0]["label"], f"{found['classes'][0]['score']:.4f}"]
     assert title.split() == ["token", "score"]
     scores = expected.scores.tolist()
@@ -51,21 +51,21 @@ def test_rollout_of_a_pair(folder, capsys):
     pair = {"text": TEXTS[0], "text_pair": TEXTS[1]}
     expected = attention_rollout(pipeline("text-classification", folder), pair)
     found = json.loads(
-        told(capsys, folder, "--text", TEXTS[0], "--text-pair", TEXTS[1], "--method", "rollout", "--json")
+        said(capsys, folder, "--text", TEXTS[0], "--text-pair", TEXTS[1], "--method", "rollout", "--json")
     )
     assert set(found) == {"method", "classes", "tokens"}
     assert [each["token"] for each in found["tokens"]] == expected.tokens
     assert [each["score"] for each in found["tokens"]] == pytest.approx(expected.scores.tolist())
     assert (
-        told(capsys, folder, "--text", TEXTS[0], "--text-pair", TEXTS[1], "--method", "rollout")
+        said(capsys, folder, "--text", TEXTS[0], "--text-pair", TEXTS[1], "--method", "rollout")
         .splitlines()[-1]
         .startswith("[SEP]")
     )
 
 
 def test_long_texts(folder, capsys):
-    assert f"more than the {LONGEST} tokens that are read" in told(capsys, folder, "--text", LONG, code=1)
+    assert f"more than the {LONGEST} tokens that are read" in said(capsys, folder, "--text", LONG, code=1)
     cut = json.loads(
-        told(capsys, folder, "--text", LONG, "--truncation", "cut", "--max-length", 9, "--steps", 2, "--json")
+        said(capsys, folder, "--text", LONG, "--truncation", "cut", "--max-length", 9, "--steps", 2, "--json")
     )
     assert len(cut["tokens"]) == 9

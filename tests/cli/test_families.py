@@ -36,7 +36,7 @@ def folder_of(name, folder):
     ("name", "dtype"),
     [(name, "int8") for name in NAMES] + [(name, "bfloat16") for name in runnable("gpt2", "roberta-base")],
 )
-def test_quantize_writes_what_loading_in_that_dtype_gives(name, dtype, tmp_path):
+def test_quantized_weights_equal_loading_in_that_dtype(name, dtype, tmp_path):
     folder = folder_of(name, tmp_path / "full")
     assert main(["quantize", str(folder), str(tmp_path / "low"), "--dtype", dtype, "--backend", "numpy"]) == 0
     with use_backend("numpy"):

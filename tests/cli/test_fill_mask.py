@@ -44,9 +44,9 @@ def test_lines_and_json(masked_lm_folder, fill, capsys):
         ("[MASK] " + "a " * 100, "has more than the 40 tokens that are read"),
     ],
 )
-def test_texts_that_cannot_be_filled(masked_lm_folder, text, message, capsys):
-    told = fill_mask(capsys, masked_lm_folder, "--text", text, code=1)
-    assert message in told and told.count("\n") == 1
+def test_texts_without_masks_are_refused(masked_lm_folder, text, message, capsys):
+    said = fill_mask(capsys, masked_lm_folder, "--text", text, code=1)
+    assert message in said and said.count("\n") == 1
 
 
 def test_a_tokenizer_without_a_mask(masked_lm_folder, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""`bertcore finetune`: each task learns from a table and is measured; what is wrong is told by its line."""
+"""`bertcore finetune`: each task learns from a table and is measured; errors name the line."""
 
 import importlib
 import json
@@ -42,7 +42,7 @@ def test_classes(model, tmp_path, capsys):
         assert made(**tokenizer(["paris", "cat"])).logits.argmax(-1).tolist() == [1, 0]
 
 
-def test_texts_that_are_cut_are_told(model, tmp_path, capsys):
+def test_cut_texts_are_reported(model, tmp_path, capsys):
     rows = [{"text": "the cat sat " * times, "label": times} for times in (1, 2, 3)] * 10
     data, options = write(tmp_path, "a.jsonl", rows), ["--held-out", "0", "--max-steps", "1"]
     assert finetune(model, tmp_path / "out", data, "sequence", "--max-length", "8", *options) == 0
@@ -136,7 +136,7 @@ def test_an_encoder_of_another_pooling_is_refused(tmp_path, capsys):
         ),
     ],
 )
-def test_a_wrong_record_is_told_by_its_line(model, tmp_path, capsys, task, row, error):
+def test_a_wrong_record_is_reported_by_its_line(model, tmp_path, capsys, task, row, error):
     good = {
         "text": "x",
         "text_pair": "y",
@@ -154,7 +154,7 @@ def test_a_wrong_record_is_told_by_its_line(model, tmp_path, capsys, task, row, 
 
 
 @pytest.mark.parametrize("task, package", [("sequence", "scikit-learn"), ("similarity", "SciPy")])
-def test_what_metrics_need_is_looked_for_first(model, tmp_path, capsys, monkeypatch, task, package):
+def test_packages_of_metrics_are_checked_first(model, tmp_path, capsys, monkeypatch, task, package):
     find = importlib.import_module
 
     def missing(name, *where):

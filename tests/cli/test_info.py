@@ -62,12 +62,12 @@ def test_a_wrong_config_is_named(command, tmp_path, encoder_folder, capsys):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"hidden_size": -1}))
     assert main([*command, str(folder)]) == 1
-    told = f"bertcore {command[0]}: {folder}: config: hidden_size is -1, expected a positive integer\n"
-    assert capsys.readouterr().err == told
+    said = f"bertcore {command[0]}: {folder}: config: hidden_size is -1, expected a positive integer\n"
+    assert capsys.readouterr().err == said
 
 
 def test_the_head_of_a_folder(tmp_path, encoder_folder, capsys):
-    """What the checkpoint has, beside what its family could have."""
+    """The head of the checkpoint stands beside the heads of its family."""
     assert "its head    none\n" in shown(capsys, encoder_folder)
     config = {**CONFIG, "id2label": {"0": "good", "1": "bad"}, "architectures": ["BertForSequenceClassification"]}
     AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "classifier")
@@ -102,14 +102,14 @@ def test_an_id_on_the_hub_is_looked_for(monkeypatch, encoder_folder, capsys):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int8_weight_only"])
-def test_memory_is_that_of_the_arrays_kept(dtype):
+def test_memory_of_kept_arrays(dtype):
     config = CONFIG | {"hidden_size": 48, "intermediate_size": 64}
     model = AutoModel.from_config(config, dtype=dtype)
     kept = sum(array.nbytes for parameter in model.parameters() for _, array in parameter.tensors())
     assert figures.figures(config).megabytes[dtype] * 1e6 == kept
 
 
-def test_what_a_config_leaves_out_counts_as_the_model_has_it():
+def test_defaults_of_a_config():
     config = {"model_type": "transfo-xl", "d_model": 48, "d_embed": 48, "n_head": 4, "vocab_size": 9, "cutoffs": []}
     assert figures.figures(config).attention_size == 4 * 64  # d_head's default, whatever d_model is
     two_ways, one_way = (figures.figures({**TINY_XLNET, "attn_type": kind}) for kind in ("bi", "uni"))
@@ -119,7 +119,7 @@ def test_what_a_config_leaves_out_counts_as_the_model_has_it():
 
 @pytest.mark.parity
 @pytest.mark.parametrize("name", [*runnable(), *runnable("deberta-v2-xlarge", "electra-base-generator")])
-def test_flops_are_those_that_pytorch_counts(name):
+def test_flops_equal_pytorch(name):
     """Poolers are left out of both, and what is `_beyond`."""
     import torch
     import transformers
@@ -141,8 +141,11 @@ def test_flops_are_those_that_pytorch_counts(name):
 
 
 def _beyond(model, config, length):
-    """What transformers computes more: all rows of the tables of positions, projected (both, or XLNet's one) and
-    multiplied by every token, and the half of the scores that a causal model does not see."""
+    """FLOPs that only transformers computes.
+
+    They are all rows of the position tables, projected and multiplied by every token, and the masked half of the
+    scores of a causal model.
+    """
     width, terms = model.spec.hidden_size, {"deberta": 2, "deberta-v2": 2, "xlnet": 1}.get(config["model_type"], 0)
     rows = 2 * config.get("position_buckets", length)
     beyond = 2 * width * terms * (rows * width + length * (rows - length))
@@ -151,7 +154,7 @@ def _beyond(model, config, length):
     return model.spec.num_layers * beyond
 
 
-def test_what_albert_saves(capsys):
+def test_savings_of_albert(capsys):
     """Lan et al. 2019, table 1: one of twelve layers, and tables of 128 instead of 768 columns."""
     assert main(["info", "albert-base-v2"]) == 0
     savings = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  savings"))

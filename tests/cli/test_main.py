@@ -58,7 +58,7 @@ def test_traceback_on_request(tmp_path, capsys, monkeypatch, how):
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-def test_an_unexpected_error_tells_its_type(monkeypatch, capsys):
+def test_unexpected_error_names_its_type(monkeypatch, capsys):
     def broken(args):
         raise KeyError("word")
 
@@ -141,7 +141,7 @@ def test_bertcore_itself_imports_at_once():
     ],
     ids=" ".join,
 )
-def test_output_that_cannot_be_written(command, encoder_folder, masked_lm_folder, monkeypatch, capsys, stdin):
+def test_unwritable_output(command, encoder_folder, masked_lm_folder, monkeypatch, capsys, stdin):
     stdin(b"the cat\n")
     folders = {"MASKED": str(masked_lm_folder), "ENCODER": str(encoder_folder)}
     with open("/dev/full", "w") as full, monkeypatch.context() as patch:
@@ -149,9 +149,9 @@ def test_output_that_cannot_be_written(command, encoder_folder, masked_lm_folder
         assert main([folders.get(part, part) for part in command]) == 1
     name = "" if command[0].startswith("--") or "--help" in command else f" {command[0]}"
     where = "/dev/full" if "-o" in command else "stdout"
-    told = capsys.readouterr().err
-    assert told.endswith(f"bertcore{name}: {where} cannot be written: No space left on device\n")
-    assert told.count("cannot be written") == 1 and "Traceback" not in told
+    said = capsys.readouterr().err
+    assert said.endswith(f"bertcore{name}: {where} cannot be written: No space left on device\n")
+    assert said.count("cannot be written") == 1 and "Traceback" not in said
 
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path, masked_lm_folder, monkeypatch, capsys):
@@ -172,7 +172,7 @@ def test_warnings_are_lines_of_the_command(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("command", ["embed", "fill-mask"])
-def test_a_backend_that_is_not_there(command, encoder_folder, monkeypatch, capsys, stdin):
+def test_missing_backend(command, encoder_folder, monkeypatch, capsys, stdin):
     monkeypatch.setattr("bertcore.kernels.dispatch.unavailable_reason", lambda name: f"no {name} for you")
     stdin(b"a\n")
     arguments = ["--text", "a [MASK]"] if command == "fill-mask" else []
@@ -181,7 +181,7 @@ def test_a_backend_that_is_not_there(command, encoder_folder, monkeypatch, capsy
 
 
 @pytest.mark.parametrize("command", ["embed", "fill-mask"])
-def test_a_model_that_is_not_there(command, tmp_path, capsys, stdin):
+def test_missing_model(command, tmp_path, capsys, stdin):
     stdin(b"a\n")
     arguments = ["--text", "a [MASK]"] if command == "fill-mask" else []
     assert main([command, str(tmp_path / "nowhere"), *arguments]) == 1
@@ -195,12 +195,13 @@ def test_the_module_runs_too():
 
 
 def test_help_imports_nothing_heavy():
-    code = (
-        "import sys; from bertcore.cli import main; assert main(['embed', '--help']) == 0;"
-        f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
-    )
-    result = run(["-c", code])
-    assert (result.returncode, result.stderr) == (0, "[]\n")
+    for arguments in (["--help"], ["embed", "--help"], ["classify", "--help"]):
+        code = (
+            f"import sys; from bertcore.cli import main; assert main({arguments}) == 0;"
+            f"print([name for name in {['numpy', *HEAVY]} if name in sys.modules], file=sys.stderr)"
+        )
+        result = run(["-c", code])
+        assert (result.returncode, result.stderr) == (0, "[]\n")
 
 
 @pytest.mark.parametrize(

@@ -47,16 +47,16 @@ def test_classify(folders, capsys, stdin, tmp_path):
     lines = command(capsys, "classify", folder, *literal(texts)).splitlines()
     assert lines == [f"{best['label']} {best['score']:.4f}" for (best,) in expected]
     stdin("\n".join(texts).encode())
-    told = command(capsys, "classify", folder, "--json", "--top-k", 2)
-    found = [json.loads(line) for line in told.splitlines()]
+    said = command(capsys, "classify", folder, "--json", "--top-k", 2)
+    found = [json.loads(line) for line in said.splitlines()]
     assert [[each["label"] for each in one] for one in found] == [
         [each["label"] for each in one] for one in answers(folders, "text-classification", texts, top_k=2)
     ]
     (tmp_path / "pairs").write_text("the cat\tsat on\n", encoding="utf-8")
     pair = {"text": "the cat", "text_pair": "sat on"}
     (best,) = answers(folders, "text-classification", pair, top_k=1)
-    told = command(capsys, "classify", folder, "--pairs", tmp_path / "pairs")
-    assert told == f"{best['label']} {best['score']:.4f}\n"
+    said = command(capsys, "classify", folder, "--pairs", tmp_path / "pairs")
+    assert said == f"{best['label']} {best['score']:.4f}\n"
     assert "expected two texts with a tab" in command(
         capsys, "classify", folder, "--pairs", "--text", "the cat", code=1
     )
@@ -69,8 +69,8 @@ def test_classify_with_given_labels(folders, capsys):
     found = json.loads(command(capsys, "classify", folders["text-classification"], "--text", LONG, *arguments))
     assert found["labels"] == expected["labels"] and found["sequence"] == LONG
     assert found["scores"] == pytest.approx(expected["scores"], rel=1e-5)
-    told = command(capsys, "classify", folders["text-classification"], "--text", "a", "--template", "x {}", code=2)
-    assert "--template or --multi-label is given without --labels" in told
+    said = command(capsys, "classify", folders["text-classification"], "--text", "a", "--template", "x {}", code=2)
+    assert "--template or --multi-label is given without --labels" in said
 
 
 @pytest.mark.parametrize("vote", ["soft", "hard"])
@@ -81,21 +81,21 @@ def test_an_ensemble(folders, capsys, tmp_path, vote):
     with use_backend("numpy"):
         expected = Ensemble.from_pretrained([first, *others], vote=vote)(TEXTS[:3])
     members = ["--ensemble", others[0], "--ensemble", others[1], *(["--vote", vote] if vote == "hard" else [])]
-    told = command(capsys, "classify", first, *literal(TEXTS[:3]), *members, "--json")
-    assert [json.loads(line) for line in told.splitlines()] == expected
+    said = command(capsys, "classify", first, *literal(TEXTS[:3]), *members, "--json")
+    assert [json.loads(line) for line in said.splitlines()] == expected
     assert command(capsys, "classify", first, *literal(TEXTS[:3]), *members).splitlines() == [
         f"{each['label']} {each['score']:.4f}\tdisagreement {each['disagreement']:.2f}" for each in expected
     ]
 
 
-def test_cut_texts_are_told(folders, capsys):
+def test_cut_texts_are_reported(folders, capsys):
     assert (
         main(["classify", str(folders["text-classification"]), "--text", LONG, "--text", "a", "--backend", "numpy"])
         == 0
     )
     assert "1 of 2 texts were cut to 40 tokens" in capsys.readouterr().err
-    told = command(capsys, "classify", folders["text-classification"], "--text", LONG, "--truncation", "error", code=1)
-    assert "has more than the 40 tokens that are read" in told
+    said = command(capsys, "classify", folders["text-classification"], "--text", LONG, "--truncation", "error", code=1)
+    assert "has more than the 40 tokens that are read" in said
     command(capsys, "classify", folders["text-classification"], "--text", LONG, "--truncation", "cut")
 
 
@@ -109,10 +109,10 @@ def test_tag(folders, capsys):
         assert [(row[0], row[2], row[3]) for row in rows] == [
             (each["entity_group"], f"{each['start']}-{each['end']}", each["word"]) for each in entities
         ]
-    told = command(
+    said = command(
         capsys, "tag", folders["token-classification"], "--text", TEXTS[0], "--aggregation", "none", "--json"
     )
-    assert all(set(each) == {"entity", "score", "index", "word", "start", "end"} for each in json.loads(told))
+    assert all(set(each) == {"entity", "score", "index", "word", "start", "end"} for each in json.loads(said))
 
 
 def test_answer(folders, capsys, stdin):

@@ -86,7 +86,7 @@ def test_pairs_of_sentences(inputs, tmp_path, capsys, objective, config):
     assert example["next_sentence_label" if objective == "mlm+nsp" else "sentence_order_label"] in (0, 1)
 
 
-def test_what_a_run_without_checkpoints_left_is_no_hindrance(inputs, tmp_path):
+def test_remains_of_a_run_without_checkpoints(inputs, tmp_path):
     (tmp_path / "out" / ".examples.999999999.0123abcd.tmp").mkdir(parents=True)  # no such process
     (tmp_path / "out" / "examples").mkdir()
     (tmp_path / "out" / "examples" / "examples.json").write_text("{}")
@@ -273,12 +273,12 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(inputs, tmp_path, capsys, m
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_last_step_that_leaves_the_finite_numbers_is_an_error(inputs, tmp_path, capsys):
+def test_loss_of_nan_is_an_error(inputs, tmp_path, capsys):
     assert pretrain(inputs, tmp_path, "--lr", "1e30", "--warmup", "0", "--max-steps", "1") == 1
     assert "the held-out loss is nan" in capsys.readouterr().err
 
 
-def test_what_ends_a_run_is_told_in_a_line(inputs, tmp_path, capsys, monkeypatch):
+def test_failed_runs_are_reported_in_a_line(inputs, tmp_path, capsys, monkeypatch):
     def full(file, arrays):
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -62,7 +62,7 @@ def test_heads_without_a_class_stay_and_copies_of_tied_tensors_go(masked_lm_fold
 
 
 def test_calibrated_on_texts(encoder_folder, tmp_path):
-    """What is nearer to float32 is loaded, and saved again, with the same bits, on every backend."""
+    """Calibrated weights are nearer to float32, and keep their bits when loaded and saved on every backend."""
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(TEXTS * 4) + "\n", encoding="utf-8")
     assert run(encoder_folder, tmp_path / "plain") == 0
@@ -88,7 +88,7 @@ def test_calibrated_on_texts(encoder_folder, tmp_path):
     assert read_config(tmp_path / "again")["quantization_config"]["format"] == expected
 
 
-def test_what_cannot_be_calibrated(encoder_folder, tmp_path, capsys):
+def test_calibration_is_refused(encoder_folder, tmp_path, capsys):
     (tmp_path / "latin").write_bytes(b"good\ncaf\xe9\n")
     assert run(encoder_folder, tmp_path / "low", "--calibrate", tmp_path / "latin") == 1
     assert "line 2: byte 4 (0xe9) is not UTF-8" in capsys.readouterr().err
@@ -119,7 +119,7 @@ def test_where_it_may_not_write(encoder_folder, tmp_path, capsys):
     assert files(tmp_path / "papers") == {"a.txt"}
 
 
-def test_what_is_of_low_precision_already(encoder_folder, tmp_path, capsys):
+def test_quantized_model_is_refused(encoder_folder, tmp_path, capsys):
     assert run(encoder_folder, tmp_path / "low") == 0
     assert run(tmp_path / "low", tmp_path / "again", "--dtype", "bfloat16") == 1
     assert "is in int8, expected the model that it was made from" in capsys.readouterr().err
@@ -193,7 +193,7 @@ def test_a_full_disk_names_the_folder_that_was_given(encoder_folder, tmp_path, c
     assert not any(tmp_path.iterdir())
 
 
-def test_weights_that_are_not_finite_are_named(masked_lm_folder, tmp_path, capsys):
+def test_nan_weights_are_named(masked_lm_folder, tmp_path, capsys):
     source = tmp_path / "source"
     shutil.copytree(masked_lm_folder, source)
     arrays = {name: array.copy() for name, array in open_checkpoint(source).items()}

@@ -49,7 +49,7 @@ def test_long_lines(folder, stdin, capsys):
     assert "text 2 has more than the 40 tokens that are read" in capsys.readouterr().err
 
 
-def test_texts_are_utf8_whatever_stdout_is(folder, tmp_path):
+def test_output_is_utf8(folder, tmp_path):
     (tmp_path / "texts").write_text("ünïcode €\n", encoding="utf-8")
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "BERTCORE_BACKEND": "numpy"}
     command = [sys.executable, "-m", "bertcore", "rerank", str(folder), "the cat", str(tmp_path / "texts")]

@@ -10,7 +10,7 @@ from bertcore.cli.options import CommandError
 from bertcore.cli.serve import listening_socket
 
 
-def test_an_address_that_cannot_be_had():
+def test_address_in_use():
     with listening_socket("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(CommandError, match=f"cannot listen at 127.0.0.1:{port}: Address already in use$"):
@@ -19,13 +19,13 @@ def test_an_address_that_cannot_be_had():
             pass
 
 
-def test_a_name_that_no_host_can_have():
+def test_invalid_host_name():
     with pytest.raises(CommandError, match=r"cannot listen at a\.\.b:0: 'a\.\.b' is not the name of a host"):
         listening_socket("a..b", 0)
 
 
 def test_idle_connections_outlive_those_of_load_balancers(monkeypatch, capsys):
-    """They use a connection again for 60 s; one that the server closes meanwhile is a request lost."""
+    """Load balancers use a connection again for 60 s; if the server closes it meanwhile, a request is lost."""
     made = []
     monkeypatch.setattr("bertcore.serving.create_app", lambda *given, **options: None)
     server = SimpleNamespace(run=lambda sockets: None)
@@ -36,7 +36,7 @@ def test_idle_connections_outlive_those_of_load_balancers(monkeypatch, capsys):
 
 
 def test_answers_are_sent_at_once():
-    """Or the second part of each waits for the acknowledgement of the first, 40 ms."""
+    """Without TCP_NODELAY the second part of an answer waits 40 ms for the acknowledgement of the first."""
     with listening_socket("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
         connection, _ = listening.accept()
         with connection:
