@@ -1,13 +1,12 @@
 """Where a model's heads look in a text, and what DeBERTa's scores are the sum of."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from bertcore import kernels
-from bertcore.plots.grid import maps
-from bertcore.plots.texts import tokens_of
 
 TITLES = ("content to content", "content to position", "position to content", "their sum")
 
@@ -54,3 +53,48 @@ def _checked(layer: int, count: int) -> int:
     if not 1 <= layer <= count:
         raise ValueError(f"layer is {layer}, expected 1 to {count}")
     return layer - 1
+
+
+def maps(
+    panels: Sequence[np.ndarray], titles: Sequence[str], tokens: Sequence[str], *, columns: int, **look: Any
+) -> Figure:
+    """A figure of maps (queries, keys) below and beside one another, all of one colour scale.
+
+    Args:
+        panels: (tokens, tokens) each.
+        titles: of the panels.
+        tokens: stand at the axes.
+        columns: panels beside one another.
+        look: of matplotlib's imshow: cmap, vmin, vmax.
+    """
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    side = max(2.0, 0.17 * len(tokens) + 0.6)
+    figure = Figure(figsize=(side * columns + 1.2, side * rows + 0.8), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for place, panel, title in zip(axes.flat, panels, titles, strict=False):
+        image = place.imshow(panel, **look)
+        place.set_title(title, fontsize=9)
+        place.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=7)
+        place.set_yticks(range(len(tokens)), tokens, fontsize=7)
+    for place in axes.flat[len(panels) :]:
+        place.set_visible(False)
+    figure.colorbar(image, ax=axes, shrink=0.6, aspect=30)
+    figure.supxlabel("token that is looked at", fontsize=9)
+    figure.supylabel("token that looks", fontsize=9)
+    return figure
+
+
+MOST_TOKENS = 128  # a picture of more cannot be read, and takes gigabytes
+
+
+def tokens_of(tokenizer: Any, text: str, longest: int | None = None) -> dict[str, list[int]]:
+    """What the tokenizer makes of a text; nothing is cut.
+
+    Raises ValueError for more than MOST_TOKENS tokens, and for more than `longest`, which the model reads.
+    """
+    encoded = dict(tokenizer(text))
+    count, most = len(encoded["input_ids"]), min(MOST_TOKENS, longest or MOST_TOKENS)
+    if count > most:
+        raise ValueError(f"text has {count} tokens, expected at most {most}")
+    return encoded

@@ -7,7 +7,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from bertcore.plots.texts import tokens_of
+from bertcore.plots.attention import tokens_of
 from bertcore.training.masking import Masking, Words
 
 KINDS = {

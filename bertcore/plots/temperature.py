@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bertcore import kernels
-from bertcore.plots.texts import tokens_of
+from bertcore.plots.attention import tokens_of
 from bertcore.tasks.sequence_scores import softmax
 
 

@@ -1,6 +1,6 @@
-"""bertcore inside other libraries: a module for each, which is imported by its name and needs that library.
+"""bertcore inside other libraries: one module per library, imported by its name; it needs that library.
 
-| module | what it has |
+| module | provides |
 | --- | --- |
 | `plugins.scikit_learn` | `TextEmbedder`, a transformer, and `TextClassifier`, which fine-tunes |
 | `plugins.sentence_transformers` | `EncoderModule`, for `SentenceTransformer(modules=[...])` |
@@ -16,3 +16,18 @@
 PyTorch's autograd has the kernels from `bertcore.kernels.torch`. Tables of pandas, Polars and DuckDB need no module:
 docs/clusters.md has a recipe for each.
 """
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bertcore.tasks.sentence_encoder import SentenceEncoder
+
+
+def opened(model: str | os.PathLike | SentenceEncoder, **options: Any) -> SentenceEncoder:
+    """Return `model` if it is a SentenceEncoder, otherwise the encoder of that folder or Hugging Face hub id."""
+    from bertcore.tasks.sentence_encoder import SentenceEncoder
+
+    return model if isinstance(model, SentenceEncoder) else SentenceEncoder(model, **options)

@@ -16,7 +16,7 @@ from typing import Any
 from chromadb import Documents, EmbeddingFunction, Embeddings
 from chromadb.utils.embedding_functions import register_embedding_function
 
-from bertcore.plugins.encoders import opened
+from bertcore.plugins import opened
 
 
 @register_embedding_function

@@ -15,7 +15,7 @@ from typing import Any
 
 from haystack import Document, component, default_from_dict, default_to_dict
 
-from bertcore.plugins.encoders import opened
+from bertcore.plugins import opened
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.texts import checked_text
 

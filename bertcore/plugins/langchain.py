@@ -9,11 +9,13 @@
 Asynchronous methods compute in a thread, as LangChain has them.
 """
 
+import os
 from typing import Any
 
 from langchain_core.embeddings import Embeddings
 
-from bertcore.plugins.encoders import Model, opened
+from bertcore.plugins import opened
+from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.texts import checked_text, checked_texts
 
 
@@ -29,7 +31,7 @@ class BertcoreEmbeddings(Embeddings):
     Raises as SentenceEncoder and its `encode` do.
     """
 
-    def __init__(self, model: Model, **options: Any):
+    def __init__(self, model: str | os.PathLike | SentenceEncoder, **options: Any):
         self.encoder, self._options = opened(model), options
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:

@@ -14,7 +14,7 @@ from typing import Any
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import PrivateAttr
 
-from bertcore.plugins.encoders import opened
+from bertcore.plugins import opened
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 
 

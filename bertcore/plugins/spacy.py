@@ -19,7 +19,7 @@ from spacy.language import Language
 from spacy.tokens import Doc, Span
 from spacy.util import minibatch
 
-from bertcore.plugins.encoders import opened
+from bertcore.plugins import opened
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 
 Doc.set_extension("embedding", default=None, force=True)

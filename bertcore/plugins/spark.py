@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.plugins.encoders import opened
+from bertcore.plugins import opened
 from bertcore.tasks.texts import checked_texts
 
 try:

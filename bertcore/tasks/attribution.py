@@ -14,7 +14,7 @@ from bertcore.arguments import check_count
 from bertcore.tape import Tape, current_tape, value_of
 from bertcore.tasks.long_texts import Cutting, Window, windows_of
 from bertcore.tasks.pipelines.base import Pipeline
-from bertcore.tasks.pipelines.text_classification import TextClassificationPipeline
+from bertcore.tasks.pipelines.classification import TextClassificationPipeline
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from bertcore.arguments import check_numbers
 from bertcore.tasks.pipelines import pipeline
 from bertcore.tasks.pipelines.base import Pipeline
-from bertcore.tasks.pipelines.text_classification import TextClassificationPipeline
+from bertcore.tasks.pipelines.classification import TextClassificationPipeline
 
 VOTES = ("soft", "hard")
 TOGETHER = 64  # texts that a member classifies before the next one does

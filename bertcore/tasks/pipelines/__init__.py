@@ -10,14 +10,14 @@ from bertcore.tokenization.tokenizer import Tokenizer
 
 # Task -> module and class; each is loaded when it is first asked for.
 TASKS = {
-    "feature-extraction": ("feature_extraction", "FeatureExtractionPipeline"),
-    "fill-mask": ("fill_mask", "FillMaskPipeline"),
-    "next-sentence-prediction": ("next_sentence", "NextSentencePredictionPipeline"),
-    "question-answering": ("question_answering", "QuestionAnsweringPipeline"),
-    "text-classification": ("text_classification", "TextClassificationPipeline"),
-    "text-generation": ("text_generation", "TextGenerationPipeline"),
-    "token-classification": ("token_classification", "TokenClassificationPipeline"),
-    "zero-shot-classification": ("zero_shot_classification", "ZeroShotClassificationPipeline"),
+    "feature-extraction": ("pretrained", "FeatureExtractionPipeline"),
+    "fill-mask": ("pretrained", "FillMaskPipeline"),
+    "next-sentence-prediction": ("pretrained", "NextSentencePredictionPipeline"),
+    "question-answering": ("spans", "QuestionAnsweringPipeline"),
+    "text-classification": ("classification", "TextClassificationPipeline"),
+    "text-generation": ("pretrained", "TextGenerationPipeline"),
+    "token-classification": ("spans", "TokenClassificationPipeline"),
+    "zero-shot-classification": ("classification", "ZeroShotClassificationPipeline"),
 }
 ALIASES = {"ner": "token-classification", "sentiment-analysis": "text-classification"}
 

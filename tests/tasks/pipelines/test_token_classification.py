@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import pipeline
-from bertcore.tasks.pipelines.token_classification import STRATEGIES
+from bertcore.tasks.pipelines.spans import STRATEGIES
 from tests.tasks.pipelines.folders import TEXTS
 from tests.tasks.pipelines.forms import assert_same_form
 

@@ -1,0 +1,321 @@
+"""Words for the masks of texts."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.arguments import check_count
+from bertcore.kernels import checks
+from bertcore.tasks.long_texts import Cutting, Text, Window, merged, owned
+from bertcore.tasks.pipelines.base import CallOptions, Pipeline
+from bertcore.tasks.sequence_scores import softmax
+from bertcore.tasks.texts import check_words, checked_text
+
+
+@dataclass(frozen=True)
+class FillMaskOptions(CallOptions):
+    """What a call may say, beside `CallOptions`.
+
+    Attributes:
+        top_k: how many words a mask.
+        targets: the words to choose from, each one token of the vocabulary; by default all.
+    """
+
+    top_k: int = 5
+    targets: str | Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("top_k", self.top_k)
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """The masks of a window: where they are in it and in the text, and for each its best words."""
+
+    ids: list[int]
+    columns: list[int]
+    places: list[int]
+    words: np.ndarray
+    scores: np.ndarray
+
+
+class FillMaskPipeline(Pipeline):
+    """The most probable words of each mask: [{"score", "token", "token_str", "sequence"}], the best first.
+
+    A text with several masks gets a list of such lists, one a mask, from left to right; each mask is predicted on its
+    own, the others staying masked. score is the probability over the model's whole vocabulary; sequence the text with
+    the word in its place (of a text that is read in windows, the window that the mask is read in). Options:
+    `FillMaskOptions`.
+    """
+
+    task = "fill-mask"
+    options_class = FillMaskOptions
+    _model_class = "AutoModelForMaskedLM"
+    _head = "masked language model's head"
+
+    def __init__(self, model: Any, tokenizer: Any, **options: Any):
+        if tokenizer.mask_token is None:
+            raise ValueError("this model's tokenizer has no mask token, so it cannot do fill-mask")
+        super().__init__(model, tokenizer, **options)
+
+    def _options(self, given: Mapping[str, Any]) -> Any:
+        options = super()._options(given)
+        if options.targets is not None:
+            self._target_ids(options.targets)
+        return options
+
+    def _target_ids(self, targets: str | Sequence[str]) -> list[int]:
+        words = [targets] if isinstance(targets, str) else targets
+        check_words("targets", words)
+        if not words:
+            raise ValueError("targets is empty, expected words")
+        vocabulary, found = self.tokenizer.get_vocab(), []
+        for word in words:
+            ids = [vocabulary[word]] if word in vocabulary else self.tokenizer.encode(word, add_special_tokens=False)
+            if len(ids) != 1 or ids[0] == self.tokenizer.unk_token_id:
+                raise ValueError(f"targets has {word!r}, which is {len(ids)} tokens or unknown, expected one token")
+            found.append(ids[0])
+        return list(dict.fromkeys(found))
+
+    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+        masked = (arrays["input_ids"] == self.tokenizer.mask_token_id) & (arrays["attention_mask"] == 1)
+        words = scores = np.zeros((0, 0))
+        if masked.any():  # the scores of the masks alone: a vocabulary's for all tokens are most of the memory
+            labels = np.where(masked, 0, -100)
+            logits = kernels.to_host(self.model.label_scores(**arrays, labels=labels)[0])
+            words, scores = self._best(logits, options)
+        found, first = [], 0
+        for row, window in enumerate(windows):
+            columns = np.flatnonzero(masked[row]).tolist()
+            rows = slice(first, first + len(columns))
+            first += len(columns)
+            places = window.offsets[columns, 0].tolist() if columns else []
+            found.append(_Masks(list(window.ids), columns, places, words[rows], scores[rows]))
+        return found
+
+    def _best(self, logits: np.ndarray, options: FillMaskOptions) -> tuple[np.ndarray, np.ndarray]:
+        """The ids and probabilities of the best words of each row, (masks, top_k)."""
+        # A vocabulary is often rounded up in the model: what lies beyond the tokenizer's stands for no word.
+        choices = np.arange(min(len(self.tokenizer), logits.shape[1]))
+        if options.targets is not None:
+            choices = np.array(self._target_ids(options.targets))
+        probabilities = softmax(logits)[:, choices]
+        order = np.argsort(-probabilities, axis=1, kind="stable")[:, : options.top_k]
+        return choices[order], np.take_along_axis(probabilities, order, axis=1)
+
+    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
+        read = {}  # a mask that two windows share is read in the one in which it is further from the edge
+        for masks in kept[0]:
+            for number, (column, place) in enumerate(zip(masks.columns, masks.places, strict=True)):
+                room = min(column, len(masks.ids) - column)
+                if place not in read or room > read[place][0]:
+                    read[place] = room, masks, number
+        if not read:
+            mask, length = self.tokenizer.mask_token, self._cutting(options).max_length
+            if mask in item:
+                expected = "truncation='chunk' reads all of it"
+                raise ValueError(f"{name} has {mask} beyond the {length} tokens that are read: {expected}")
+            raise ValueError(f"{name} has no {mask}: put {mask} where a word is to be predicted")
+        answers = [self._words(*read[place][1:], alone=len(read) == 1) for place in sorted(read)]
+        return answers[0] if len(answers) == 1 else answers
+
+    def _words(self, masks: _Masks, number: int, *, alone: bool) -> list[dict[str, Any]]:
+        answers = []
+        for word, score in zip(masks.words[number].tolist(), masks.scores[number].tolist(), strict=True):
+            ids = [*masks.ids]
+            ids[masks.columns[number]] = word
+            # Special tokens are left out where no other mask would go with them.
+            text = self.tokenizer.decode(ids, skip_special_tokens=alone)
+            answers.append(
+                {"score": score, "token": word, "token_str": self.tokenizer.decode([word]), "sequence": text}
+            )
+        return answers
+
+
+MOST_NEW = 256
+
+
+@dataclass(frozen=True)
+class GenerationOptions(CallOptions):
+    """What a call may say, beside `CallOptions`; a text that leaves no room for new words is an error by default.
+
+    Attributes:
+        truncation: "error" by default; "chunk" makes no sense here.
+        max_new_tokens: how many words are appended at most; by default 256, or what the model has positions for.
+        do_sample: whether words are drawn; by default they are, unless there are beams.
+        temperature, top_k, top_p, num_beams, length_penalty, num_return_sequences, seed: as for
+            `AutoModelForCausalLM.generate`; a temperature of 0.7 by default.
+        return_full_text: whether answers begin with the text that was given.
+    """
+
+    truncation: Any = "error"
+    max_new_tokens: int | None = None
+    do_sample: bool | None = None
+    temperature: float = 0.7
+    top_k: int | None = None
+    top_p: float = 1.0
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    num_return_sequences: int = 1
+    seed: int | None = None
+    return_full_text: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.truncation == "chunk":
+            raise ValueError("truncation is 'chunk', expected 'error', 'warn' or True: a text goes on from one place")
+        if self.max_new_tokens is not None:
+            check_count("max_new_tokens", self.max_new_tokens)
+        if self.seed is not None:
+            checks.seed("seed", self.seed)
+        checks.boolean("return_full_text", self.return_full_text)
+
+
+class TextGenerationPipeline(Pipeline):
+    """Continuations of each text: [{"generated_text"}], one for each of `num_return_sequences`.
+
+    With a `seed` the same inputs in the same batches give the same texts. Options: `GenerationOptions`.
+    """
+
+    task = "text-generation"
+    options_class = GenerationOptions
+    _model_class = "AutoModelForCausalLM"
+    _head = "language model's head"
+
+    def _cutting(self, options: Any) -> Cutting:
+        positions = self.model.spec.longest_sequence
+        if options.max_length is not None or positions is None:
+            return super()._cutting(options)
+        longest = positions + 1 - (options.max_new_tokens or 1)  # the last new word is not read
+        if longest < 1:
+            raise ValueError(f"max_new_tokens is {options.max_new_tokens}, the model has {positions} positions")
+        return Cutting(options.truncation, longest)
+
+    def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
+        if not checked_text(name, item):
+            raise ValueError(f"{name} is empty, expected a text to go on from")
+        return [Text(item)]
+
+    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+        ids, count = arrays["input_ids"], options.num_return_sequences
+        names = ("temperature", "top_k", "top_p", "num_beams", "length_penalty", "num_return_sequences")
+        made = self.model.generate(
+            ids,
+            arrays["attention_mask"],
+            max_new_tokens=self._most_new(ids.shape[1], options),
+            do_sample=options.num_beams == 1 if options.do_sample is None else options.do_sample,
+            # Batches are told apart by their words, so that not all draw the same.
+            seed=None if options.seed is None else options.seed + zlib.crc32(ids.tobytes()),
+            **{name: getattr(options, name) for name in names},
+        )
+        new = kernels.to_host(made)[:, ids.shape[1] :].reshape(len(windows), count, -1)
+        return [(window.ids, rows.tolist()) for window, rows in zip(windows, new, strict=True)]
+
+    def _most_new(self, length: int, options: GenerationOptions) -> int:
+        if options.max_new_tokens is not None:
+            return options.max_new_tokens
+        positions = self.model.spec.longest_sequence
+        return MOST_NEW if positions is None else min(MOST_NEW, positions + 1 - length)
+
+    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> list[dict[str, str]]:
+        given, continuations = kept[0][0]
+        decode = self.tokenizer.decode
+        before = decode(given, skip_special_tokens=True)
+        answers = []
+        for new in continuations:
+            # Decoded together: how a word is written may depend on the one before it.
+            added = decode([*given, *new], skip_special_tokens=True)[len(before) :]
+            answers.append({"generated_text": item + added if options.return_full_text else added})
+        return answers
+
+
+@dataclass(frozen=True)
+class FeatureOptions(CallOptions):
+    """What a call may say, beside `CallOptions`.
+
+    Attributes:
+        return_tensors: whether an answer is a float32 array instead of lists.
+    """
+
+    return_tensors: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.boolean("return_tensors", self.return_tensors)
+
+
+class FeatureExtractionPipeline(Pipeline):
+    """The last hidden state of each text, (1, tokens, hidden), special tokens included: lists of numbers, or an array.
+
+    Of a text that is read in windows ("chunk") each token is taken from the window in which it has more context.
+    Options: `FeatureOptions`.
+    """
+
+    task = "feature-extraction"
+    options_class = FeatureOptions
+    _model_class = "AutoModel"
+    _head = "encoder"
+
+    @classmethod
+    def _model_options(cls) -> dict[str, Any]:
+        return {"add_pooling_layer": False}
+
+    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+        hidden = kernels.to_host(self.model(**arrays).last_hidden_state)
+        return [
+            (hidden[row, : len(window)].copy(), window.content, window.shared) for row, window in enumerate(windows)
+        ]
+
+    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
+        states = _whole(kept[0])[None]
+        return states if options.return_tensors else states.tolist()
+
+
+def _whole(kept: Sequence[tuple[np.ndarray, np.ndarray, int]]) -> np.ndarray:
+    """The states of all tokens of a text, (tokens, hidden), special tokens from its first and its last window."""
+    if len(kept) == 1:
+        return kept[0][0]
+    slices = owned([len(content) for _, content, _ in kept], [shared for _, _, shared in kept])
+    parts = [hidden[content[part]] for (hidden, content, _), part in zip(kept, slices, strict=True)]
+    (first, opening, _), (last, closing, _) = kept[0], kept[-1]
+    return np.concatenate([first[: opening[0]], *parts, last[closing[-1] + 1 :]])
+
+
+class NextSentencePredictionPipeline(Pipeline):
+    """The probability that the second text of each pair follows the first: {"is_next", "not_next"} (Devlin et al. 2019,
+    arXiv:1810.04805).
+
+    An input is {"text", "text_pair"}. Of a pair that is read in windows ("chunk") the answer is the windows' mean,
+    weighted by their tokens. Options: `CallOptions`.
+    """
+
+    task = "next-sentence-prediction"
+    _model_class = "AutoModelForNextSentencePrediction"
+    _head = "next sentence prediction's head"
+
+    def _is_one(self, inputs: Any) -> bool:
+        return isinstance(inputs, str | Mapping)
+
+    def _expected(self) -> str:
+        return '{"text": ..., "text_pair": ...}'
+
+    def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
+        if not isinstance(item, Mapping):
+            raise TypeError(f"{name} is {type(item).__name__}, expected {self._expected()}")
+        if set(item) != {"text", "text_pair"}:
+            raise ValueError(f"{name} has the keys {', '.join(map(repr, item))}, expected 'text' and 'text_pair'")
+        return [Text(*(checked_text(f"{name}[{key!r}]", item[key]) for key in ("text", "text_pair")))]
+
+    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+        return list(zip(softmax(kernels.to_host(self.model(**arrays).logits)), map(len, windows), strict=True))
+
+    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
+        is_next, not_next = merged(kept[0], "mean").tolist()
+        return {"is_next": is_next, "not_next": not_next}
