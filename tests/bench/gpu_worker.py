@@ -48,7 +48,7 @@ def main(arguments):
     if "--timings" in arguments:
         checks.steps = partial(_first, checks.steps)
     with driverless(emulated="--idle" not in arguments) as gpu:
-        gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
+        gpu.launches = deque(maxlen=0)  # a longer one would keep their arguments alive
         worker.main(arguments, TorchOnCPU() if "--peer" in arguments else None)
 
 
