@@ -8,12 +8,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-# What may stand in a developer's environment and would decide what is tested.
+# Variables of a developer's environment that would change the tests.
 _DECIDING = ("BERTCORE_", "NUMBA_", "OMP_", "XDG_CACHE_HOME")
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's environment without what decides threads, caches and backends, and with `variables`."""
+    """Return this environment without variables that set threads, caches and backends, and with `variables`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_DECIDING)}
     if "BERTCORE_CACHE_DIR" in os.environ:  # compiled kernels are shared with the other tests
         kept["BERTCORE_CACHE_DIR"] = os.environ["BERTCORE_CACHE_DIR"]
@@ -21,13 +21,13 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def _obey_permissions() -> None:
-    """Let root, too, be bound by the permissions of files: no CAP_DAC_OVERRIDE in what is executed next."""
+    """Hold root to file permissions, too: drop CAP_DAC_OVERRIDE for the next program."""
     if sys.platform == "linux" and os.getuid() == 0:
         ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP
 
 
 def start_python(code: str, *arguments: str, **variables: str) -> subprocess.Popen:
-    """A new Python that runs `code` at the root of the repository; its outputs are piped."""
+    """Start a new Python that runs `code` at the root of the repository; its outputs are piped."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         env=environment(**variables),
@@ -40,7 +40,7 @@ def start_python(code: str, *arguments: str, **variables: str) -> subprocess.Pop
 
 
 def finish(process: subprocess.Popen, timeout: float = 300) -> tuple[str, str]:
-    """(stdout, stderr) of a process that must end well and in time."""
+    """Return (stdout, stderr) of a process that must succeed in time."""
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -52,5 +52,5 @@ def finish(process: subprocess.Popen, timeout: float = 300) -> tuple[str, str]:
 
 
 def run_python(code: str, *arguments: str, timeout: float = 300, **variables: str) -> tuple[str, str]:
-    """(stdout, stderr) of a new Python that runs `code` and ends well."""
+    """Run `code` in a new Python that must succeed; return (stdout, stderr)."""
     return finish(start_python(code, *arguments, **variables), timeout)

@@ -1,4 +1,4 @@
-"""Gradients of a model's parameters beside finite differences of a loss."""
+"""Compare gradients of a model's parameters with finite differences of a loss."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -17,9 +17,9 @@ def assert_slope(
     rel: float = 1e-5,
     least: float = 1e-8,
 ) -> None:
-    """`grads` are those of `loss()`, along a random direction of the parameters of these names, by default of all.
+    """Check that `grads` are the gradients of `loss()`, along a random direction of the named parameters (all).
 
-    `least`: the error that is none, for slopes that cancel to nothing.
+    `least` is the absolute tolerance, for slopes that cancel to nothing.
     """
     rng, start = np.random.default_rng(1), {name: array.copy() for name, array in model.state_dict().items()}
     way = {name: rng.normal(size=start[name].shape) for name in names or start}

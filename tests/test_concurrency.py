@@ -1,4 +1,4 @@
-"""One model, called by several Python threads at once, on each of Numba's pools of threads."""
+"""One model, called by several Python threads at once, on each of Numba's thread pools."""
 
 from tests.processes import run_python
 from tests.threading_layers import layer  # noqa: F401

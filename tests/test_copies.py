@@ -1,4 +1,4 @@
-"""What users keep goes to another process, by pickle, and is copied: the copy answers as the original does."""
+"""Objects that users keep can be pickled and copied; the copies answer as the originals do."""
 
 import copy
 import pickle
@@ -48,7 +48,7 @@ def rates(schedule):
     return found
 
 
-# What is kept, made in a folder, and what it answers.
+# Kind of object -> (function that makes it in a folder, its answer).
 KEPT = {
     "model": (lambda folder: AutoModel.from_config(CONFIG), lambda model: model(IDS).last_hidden_state),
     "int8": (lambda folder: AutoModel.from_config(CONFIG, dtype="int8"), lambda model: model(IDS).last_hidden_state),
@@ -87,7 +87,7 @@ def test_copies_answer_alike(kind, tmp_path, on_numpy):
         np.testing.assert_array_equal(answer(copied), expected)
 
 
-def test_a_model_tells_what_it_is():
+def test_repr_of_a_model():
     model = AutoModelForSequenceClassification.from_config(CONFIG, num_labels=3)
     numbers = model.num_parameters()
     expected = f"AutoModelForSequenceClassification: bert, float32, 2 layers, hidden_size 39, {numbers:,} parameters"

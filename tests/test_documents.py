@@ -1,4 +1,4 @@
-"""What the README and the site's pages say runs: each Python block, and what it prints where a block `text` follows."""
+"""The README and the site's pages: their Python blocks run and print the `text` blocks after them; links lead on."""
 
 import contextlib
 import io
@@ -17,9 +17,9 @@ OTHERS = [REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "SECURI
 BLOCK = re.compile(
     r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```$)?", flags=re.MULTILINE | re.DOTALL
 )
-# A command line in a code span or an indented block, without what a shell takes of it.
+# A command line in a code span or an indented block, without shell syntax.
 COMMAND = re.compile(r"(?:`|^    |\| )bertcore (?P<name>[a-z][a-z-]*)(?P<rest>[^`\n|<>]*)", flags=re.MULTILINE)
-# Libraries that a page shows bertcore in; without them its blocks are not run.
+# Libraries that a page needs; without them its blocks are not run.
 HOSTS = {"clusters.md": ("pandas", "polars", "duckdb", "pyarrow", "ray", "pyspark")}
 WITH_BLOCKS = [page for page in (REPOSITORY / "README.md", *PAGES) if BLOCK.search(page.read_text(encoding="utf-8"))]
 
@@ -31,7 +31,7 @@ pytest_plugins = ["tests.demo"]
 
 @pytest.fixture
 def demo_in_place(demo_folder, tmp_path, monkeypatch):
-    """A folder to write to; the demonstration model is here, or the test is skipped."""
+    """Work in a fresh folder; skip the test without the demonstration model."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -39,7 +39,7 @@ def demo_in_place(demo_folder, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("demo_in_place")
 @pytest.mark.filterwarnings("ignore:.*newly initialised")
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
-def test_code_blocks_run_and_print_what_is_said(page):
+def test_code_blocks_run_and_print_their_output(page):
     """The blocks of a page run one after another, in one namespace."""
     for host in HOSTS.get(page.name, ()):
         pytest.importorskip(host)
@@ -56,7 +56,7 @@ def test_code_blocks_run_and_print_what_is_said(page):
             assert printed.getvalue() == found["output"], f"{page}:{line}"
 
 
-def test_command_lines_name_commands_and_options_that_exist(capsys):
+def test_command_lines_are_valid(capsys):
     known, found = {}, set()
     for page in (*OTHERS, *PAGES):
         for name, rest in COMMAND.findall(BLOCK.sub("", page.read_text(encoding="utf-8"))):
@@ -97,7 +97,7 @@ def test_inclusions_are_found(page):
     assert text.startswith("# ")
 
 
-def test_an_unknown_inclusion_or_link_is_named():
+def test_unknown_inclusions_and_links():
     with pytest.raises(ValueError, match=r"README\.md has no section 'Nowhere'"):
         inclusions.included("<!-- include: readme: Nowhere -->")
     with pytest.raises(ValueError, match=r"nothing.*expected one of readme"):

@@ -1,4 +1,4 @@
-"""The presets: sizes that the counts of parameters hold, names that are found."""
+"""The presets: their numbers of parameters, facts and names."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from bertcore.models.model import Model
 from bertcore.presets import PRESETS, preset, preset_config
 from bertcore.presets.preset import PUBLISHED
 
-# Parameters of the base model, pooler included where it has one, as transformers counts them.
+# Parameters of the base model, including its pooler, as transformers counts them.
 PARAMETERS = {
     "mini-bert": 2_957_568,
     "bert-base-uncased": 109_482_240,
@@ -88,7 +88,7 @@ def jina_bert(layers: int, width: int) -> int:
     return (30528 + 2 + 2) * width + layers * (attention + feed_forward) + width * width + width
 
 
-# Not in transformers, or not any more.
+# Missing in transformers.
 BY_HAND = {
     "transfo-xl-wt103": transformer_xl(),
     "jina-embeddings-v2-base-en": jina_bert(12, 768),
@@ -129,7 +129,7 @@ def test_transformers_knows_every_key(name):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_facts_are_told(name):
+def test_facts_are_complete(name):
     known = PRESETS[name]
     assert known.name == name
     assert 2018 <= known.year <= 2025
@@ -138,8 +138,8 @@ def test_facts_are_told(name):
         assert known.year % 100 == int(known.paper[6:8])
 
 
-# What the sources say: scores of the development sets in MNLI-m, QNLI, QQP, RTE, SST-2, MRPC, CoLA, STS-B; or MNLI-m
-# alone (of BERT on the test set; of DeBERTa where other tasks began from the model of MNLI, or are not told).
+# Scores in the sources: of the development sets in MNLI-m, QNLI, QQP, RTE, SST-2, MRPC, CoLA, STS-B; or MNLI-m
+# alone (for BERT on the test set; for DeBERTa, whose other tasks began from the model of MNLI or are not reported).
 SCORES = {
     "arXiv:1810.04805": {"bert-base-uncased": (84.6,), "bert-large-uncased": (86.7,)},
     "facebookresearch/fairseq": {
@@ -169,7 +169,7 @@ SCORES = {
 }
 
 
-def test_figures_of_others_are_those_of_their_sources():
+def test_quoted_figures_match_their_sources():
     quoted = {name: known.on_glue for name, known in PRESETS.items() if any(known.on_glue)}
     assert set(PUBLISHED) <= set(PRESETS)
     assert set(quoted) == {name for models in SCORES.values() for name in models}
@@ -232,11 +232,11 @@ def test_a_config_is_a_copy():
     ("name", "close"),
     [("bert-base", "bert-base-uncased"), ("robert-large", "roberta-large"), ("ELECTRA-small", "electra-small-gen")],
 )
-def test_an_unknown_name_is_told_with_what_is_close(name, close):
+def test_unknown_name_lists_similar_ones(name, close):
     with pytest.raises(ValueError, match=rf"no preset is named '{name}'; close to it are .*{close}"):
         AutoModel.from_config(name)
 
 
-def test_a_name_like_none():
+def test_unknown_name_without_similar_ones():
     with pytest.raises(ValueError, match=rf"no preset is named 'qqq' \(`bertcore info` lists all {len(PRESETS)}\)"):
         preset_config("qqq")

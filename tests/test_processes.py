@@ -1,4 +1,4 @@
-"""Models in forked and spawned processes, on each of Numba's pools of threads."""
+"""Models in forked and spawned processes, on each of Numba's thread pools."""
 
 import os
 
@@ -9,9 +9,9 @@ from tests.threading_layers import layer  # noqa: F401
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
-# The parent has run the model in its main thread (a server that preloads it); three children at once, each of which
+# The parent has run the model in its main thread (a server that preloads it); three children at once, and each
 # calls it in its main thread, in a grandchild, and in two threads. Then the same again, without grandchildren, after
-# the parent has run it in several threads: then tbb does not survive, either.
+# the parent has run it in several threads, which tbb does not survive either.
 PRELOAD = """
 import os, sys
 import bertcore
@@ -158,6 +158,6 @@ def test_spawned_processes(layer):  # noqa: F811
 
 @forks
 @pytest.mark.parametrize("lock", ["global_compiler_lock", "_backend_init_thread_lock"])
-def test_a_fork_waits_for_whoever_compiles_or_starts_the_pool(lock):
-    """The child would wait for ever for a lock that nobody in it holds."""
+def test_fork_waits_for_compilation_and_pool_start(lock):
+    """The child would wait forever for a lock that none of its threads holds."""
     run_python(LOCKED, lock)

@@ -1,4 +1,4 @@
-"""Numba's pools of threads, each for tests in a process of its own."""
+"""Numba's thread pools, each for tests in a process of its own."""
 
 import importlib
 
@@ -19,7 +19,7 @@ def _loads(layer: str) -> bool:
 
 @pytest.fixture(params=["tbb", *(pytest.param(name, marks=pytest.mark.slow) for name in ("workqueue", "omp"))])
 def layer(request) -> dict[str, str]:
-    """Environment of a process whose kernels run on two threads of one pool; each pool that can be loaded here."""
+    """Return the environment of a process that runs kernels on two threads of one pool; each loadable pool in turn."""
     if not _loads(request.param):
         pytest.skip(f"{request.param} cannot be loaded here")
     return {"NUMBA_THREADING_LAYER": request.param, "OMP_NUM_THREADS": "2"}

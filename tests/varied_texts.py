@@ -1,4 +1,4 @@
-"""Many different texts that every Python carries: its documentation, docstrings, source, and hard cases of Unicode."""
+"""Many different texts: Python's own documentation, docstrings and source, and hard cases of Unicode."""
 
 import ast
 import sysconfig
@@ -16,14 +16,14 @@ FILES = ("argparse", "ast", "datetime", "decimal", "email/message", "fractions",
 
 
 def varied_texts(count: int) -> list[str]:
-    """`count` different texts of 1 to about 450 words, as many short as long ones on a logarithmic scale."""
+    """Return `count` different texts of 1 to about 450 words, with lengths spread on a logarithmic scale."""
     rng = np.random.default_rng(0)
     sources = sorted((text.split() for text in _sources()), key=len)
     lengths = [len(words) for words in sources]
     texts = dict.fromkeys(text for text in HARD_TEXTS if text.strip())
     while len(texts) < count:
         length = int(np.exp(rng.uniform(0, np.log(450))))
-        words = sources[rng.integers(bisect_left(lengths, length), len(sources))]  # of those that are long enough
+        words = sources[rng.integers(bisect_left(lengths, length), len(sources))]  # long enough
         first = rng.integers(len(words) - length + 1)
         texts[" ".join(words[first : first + length])] = None
     return list(texts)[:count]

@@ -1,4 +1,4 @@
-"""A server on this machine that speaks as much of the Hugging Face hub's protocol as fetching a model takes."""
+"""A local server with the part of the Hugging Face hub's protocol that fetching a model needs."""
 
 import hashlib
 import json
@@ -37,19 +37,19 @@ class Hub:
     down: bool = False
 
     def add(self, name: str, files: Mapping[str, bytes], **options) -> str:
-        """A model with one commit, which is returned."""
+        """Add a model with one commit, and return the commit."""
         commit = hashlib.sha1(name.encode() + b"".join(files.values())).hexdigest()
         self.models[name] = Model({commit: files}, {"main": commit}, **options)
         return commit
 
     def fetched(self) -> set[str]:
-        """The names of the files whose content was asked for."""
+        """Return the names of the files whose content was requested."""
         paths = [path for method, path, _ in self.requests if method == "GET"]
         small = {path.split("/resolve/")[1].partition("/")[2] for path in paths if "/resolve/" in path}
         return small | {path.rpartition("?")[2] for path in paths if path.startswith("/cdn/")}
 
     def start(self) -> ThreadingHTTPServer:
-        """Serves in a thread of its own, until `shutdown` of what is returned."""
+        """Start a server in a thread of its own, and return it; `shutdown` ends it."""
         server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         return server
@@ -96,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.reply(200, json.dumps(value).encode(), Content_Type="application/json")
 
     def model(self, name: str) -> Model | None:
-        """The model, when it is there and may be seen; else the error has been sent."""
+        """Return the model if it exists and may be seen; else send the error."""
         model = self.hub.models.get(name)
         sent = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if model is None or model.token not in (None, sent):
@@ -166,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def entry(file: str, content: bytes) -> dict:
-    """A file in the listing of a commit."""
+    """Return a file's entry in the listing of a commit."""
     found = {"type": "file", "path": file, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
     if file.endswith(LARGE):
         found["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}

@@ -1,4 +1,4 @@
-"""Building files of torch.save by hand, right and wrong ones, opcode by opcode; nothing here needs PyTorch."""
+"""Build files of torch.save, valid and broken ones, opcode by opcode, without PyTorch."""
 
 import io
 import zipfile
@@ -92,7 +92,7 @@ FORMATS = {"zip": archive, "stream": stream}
 
 
 def refused(folder, content: bytes, problem: str) -> None:
-    """Asserts that reading `content` is an error of one printable line that names the file and the problem."""
+    """Assert that reading `content` is an error of one printable line that names the file and the problem."""
     file = folder / "pytorch_model.bin"
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=problem) as caught:

@@ -13,7 +13,7 @@ def test_reads_the_object(tmp_path):
     assert list(read_config(tmp_path)) == ["a"]
 
 
-def test_folder_that_is_not_there(tmp_path):
+def test_missing_folder(tmp_path):
     with pytest.raises(CheckpointError, match=r"nowhere does not exist, expected the folder"):
         read_config(tmp_path / "nowhere")
 

@@ -1,4 +1,4 @@
-"""Containers of torch.save, zip archives and streams, that are damaged or say something else than they hold."""
+"""Containers of torch.save, zip archives and streams, that are damaged or contradict themselves."""
 
 import io
 import pickle
@@ -19,12 +19,12 @@ KEY = b"X\1\0\0\x000"  # the text "0"
 
 
 def changed(place, value, content=ARCHIVE):
-    """The content with other bytes at a place."""
+    """Replace bytes of the content at a place."""
     return content[:place] + value + content[place + len(value) :]
 
 
 def zipped(*members):
-    """An archive of members (name, content), which may have one name."""
+    """Make an archive of members (name, content); names may repeat."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         for member in members:
@@ -68,7 +68,7 @@ CONTENTS = {
 
 
 @pytest.mark.parametrize("content, problem", CONTENTS.values(), ids=CONTENTS)
-def test_what_is_refused(tmp_path, content, problem):
+def test_refused_files(tmp_path, content, problem):
     refused(tmp_path, content, problem)
     assert [file.name for file in tmp_path.iterdir()] == ["pytorch_model.bin"]  # names of members are labels
 

@@ -1,4 +1,4 @@
-"""Files of torch.save that want more than to be read: each is an error that names the file, and nothing happens."""
+"""Hostile files of torch.save: each is an error that names the file, and no code runs."""
 
 import contextlib
 import pickle
@@ -31,12 +31,12 @@ class Payload:
 
 
 def mark(folder: Path) -> Path:
-    """The file that a payload makes when it is run."""
+    """Return the file that a payload makes if it runs."""
     return folder / "it-was-run"
 
 
 def attacks(folder: Path) -> dict[str, bytes]:
-    """Pickles that Python's unpickler, or a careless one, would run; each would make the file `mark`."""
+    """Return pickles that Python's unpickler, or a careless one, would run; each would make the file `mark`."""
     import os
 
     touch, code = f"touch {mark(folder)}", f"open({str(mark(folder))!r}, 'w').close()"
@@ -101,8 +101,8 @@ class TestNothingIsRun:
         refused(tmp_path, FORMATS[form](pickled, {"0": VALUES}), "is not a readable file of tensors: ")
         assert not mark(tmp_path).exists() and set(sys.modules) == modules
 
-    def test_the_attacks_are_real(self, tmp_path):
-        """What the first of them do when Python's own unpickler reads them."""
+    def test_attacks_work_on_pythons_unpickler(self, tmp_path):
+        """Python's own unpickler runs these attacks."""
         for attack in ("protocol 0", "protocol 5", "os.system", "builtins.eval", "builtins.exec", "INST", "OBJ"):
             pickle.loads(attacks(tmp_path)[attack])
             assert mark(tmp_path).exists(), attack
@@ -277,7 +277,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("content, problem", REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("form", FORMATS)
-def test_what_is_refused(tmp_path, content, problem, form):
+def test_refused_files(tmp_path, content, problem, form):
     refused(tmp_path, FORMATS[form](content, {"0": VALUES}), problem)
 
 
@@ -300,7 +300,7 @@ BOMBS = {
 
 
 def test_memory_and_time_are_bounded():
-    """100 bytes for each of a pickle's, and a few seconds, are the most that any gets.
+    """No pickle gets more than 100 bytes for each of its own, and a few seconds.
 
     In a process of its own, whose memory is limited, so that a failure is an error and not a full machine.
     """
@@ -310,7 +310,7 @@ def test_memory_and_time_are_bounded():
 
 
 def set_off_bombs() -> None:
-    """Reads each with little memory; in the process of the test above."""
+    """Read each with little memory, in the process that the test above starts."""
     if sys.platform == "linux":
         import resource
 

@@ -1,4 +1,4 @@
-"""Checkpoints by their ids on the hub, from a server on this machine."""
+"""Checkpoints by their hub ids, from a server on this machine."""
 
 import json
 import os
@@ -24,7 +24,7 @@ NAME = "org/some-model_1.0"
 
 
 def use(monkeypatch, endpoint: str, cache: Path) -> None:
-    """Sends huggingface_hub, which reads the environment when it is imported, to `endpoint` and `cache`."""
+    """Point huggingface_hub, which reads the environment when it is imported, at `endpoint` and `cache`."""
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", endpoint + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
@@ -47,7 +47,7 @@ def hub(monkeypatch, tmp_path):
 
 @pytest.fixture
 def offline(hub, monkeypatch):
-    """Call it, and nobody answers any more."""
+    """Return a function after which no server answers."""
     return lambda: use(monkeypatch, "http://127.0.0.1:9", Path(constants.HF_HUB_CACHE))
 
 
@@ -56,8 +56,8 @@ def names(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("load", [AutoModel.from_pretrained, AutoTokenizer.from_pretrained, SentenceEncoder, resolve])
-def test_what_is_no_name(load, monkeypatch, tmp_path):
-    """An empty name, of a variable that is not set, is not the folder that one is in."""
+def test_wrong_names(load, monkeypatch, tmp_path):
+    """An empty name (an unset variable) is not the current folder."""
     monkeypatch.chdir(save_tiny_encoder(tmp_path / "model"))
     for name in (None, 3, b"folder"):
         with pytest.raises(TypeError, match=r"the checkpoint is .*, expected its folder"):
@@ -92,7 +92,7 @@ IN_A_FOLDER = {
 }
 WRONG_MODULES = [b"{", b"[1]", b'[{"path": "../.."}]', b'[{"path": 3}]', b'[{"path": "*"}]']
 CONFIG, NOT_README = {"config.json": b"{}"}, {name: content for name, content in SMALL.items() if name != "README.md"}
-# What is wanted -> what of it is fetched, beside which other files of the model.
+# (wanted, files that are fetched, other files of the model).
 FILES = [
     ("model", {**CONFIG, **SAFE}, {**SMALL, **OTHERS, **PICKLE}),
     ("model", {**CONFIG, **PICKLE}, {**SMALL, **OTHERS}),
@@ -128,7 +128,7 @@ FILES = [
 
 class TestFiles:
     @pytest.mark.parametrize(("wanted", "fetched", "others"), FILES)
-    def test_what_is_fetched(self, hub, wanted, fetched, others):
+    def test_fetched_files(self, hub, wanted, fetched, others):
         commit = hub.add(NAME, {**others, **fetched})
         folder = resolve(NAME, wanted)
         assert folder.name == commit and names(folder) == set(fetched) == hub.fetched()
@@ -175,13 +175,13 @@ class TestCache:
         hub.requests.clear()
         assert resolve(NAME) == first and not hub.fetched() and len(hub.requests) < 3
 
-    @pytest.mark.parametrize("how", ["nobody answers", "answer is an error", "local_files_only", "HF_HUB_OFFLINE"])
+    @pytest.mark.parametrize("how", ["no server", "answer is an error", "local_files_only", "HF_HUB_OFFLINE"])
     @pytest.mark.parametrize("weights", [SAFE, PICKLE], ids=["safetensors", "pickle"])
     def test_offline(self, hub, offline, monkeypatch, how, weights):
         hub.add(NAME, {**SMALL, **OTHERS, **weights})
         first = resolve(NAME)
         hub.requests.clear()
-        if how == "nobody answers":
+        if how == "no server":
             offline()
         hub.down = how == "answer is an error"
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", how == "HF_HUB_OFFLINE")
@@ -201,7 +201,7 @@ class TestCache:
         with pytest.raises(CheckpointError, match=r"lacks all or part of it at revision v2, and local_files_only"):
             resolve(NAME, revision="v2", local_files_only=True)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-        with pytest.raises(CheckpointError, match=r"lacks it .* HF_HUB_OFFLINE forbids asking the hub"):
+        with pytest.raises(CheckpointError, match=r"lacks all or part of it.* HF_HUB_OFFLINE forbids asking the hub"):
             resolve("org/other")
         offline()
         with pytest.raises(CheckpointError, match=r"the hub \(http://127\.0\.0\.1:9\) cannot be reached: \w+: "):
@@ -220,8 +220,8 @@ class TestCache:
         assert resolve(NAME, cache_dir=tmp_path / "mine", local_files_only=True) == folder
 
     def test_interrupted_download_goes_on(self, hub, monkeypatch):
-        monkeypatch.setattr("time.sleep", lambda seconds: None)  # huggingface_hub waits a second before it goes on
-        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)  # what is smaller begins anew
+        monkeypatch.setattr("time.sleep", lambda seconds: None)  # huggingface_hub waits a second before it retries
+        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)  # smaller downloads start again
         hub.add(NAME, {**SMALL, **SAFE})
         hub.cut = 1
         folder = resolve(NAME)
@@ -311,11 +311,11 @@ class TestNames:
 
 
 def published(folder: Path) -> dict[str, bytes]:
-    """The files of a folder as the hub would have them."""
+    """Return the files of a folder as the hub has them."""
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-class TestDoors:
+class TestFromPretrained:
     """AutoModel, AutoTokenizer and SentenceEncoder, by an id and by the folder it was published from."""
 
     def test_model_and_tokenizer(self, hub, tmp_path):

@@ -1,4 +1,4 @@
-"""BERT from files as they were published over the years: the same model, whatever the file's format and names."""
+"""BERT from files published over the years: the same model from every format and spelling."""
 
 import functools
 import json
@@ -23,7 +23,7 @@ def write_safetensors(folder, arrays):
 
 
 def write_pickle(folder, arrays, *, older=False):
-    """A state dict with one storage for each tensor, every other matrix column by column: with strides."""
+    """Write a state dict with one storage for each tensor; every other matrix is stored by columns, with strides."""
     items, storages, sizes = {}, {}, {}
     for number, (name, array) in enumerate(arrays.items()):
         key, kind = str(number), {"float32": "FloatStorage", "int64": "LongStorage"}[array.dtype.name]
@@ -44,7 +44,7 @@ WRITERS = {
 
 
 def as_of_2018(arrays):
-    """With buffers, both names of what is tied, other heads and TensorFlow's names: test_parameters.py has each."""
+    """Add buffers, both names of tied tensors, other heads and TensorFlow's names; test_parameters.py tests each."""
     copies = {"decoder.weight": "bert.embeddings.word_embeddings.weight", "decoder.bias": BIAS}
     heads = {"cls.seq_relationship.weight": (2, 39), "cls.seq_relationship.bias": (2,), "classifier.weight": (5, 39)}
     arrays = {
@@ -84,7 +84,7 @@ def test_same_model(cpu_backend, tmp_path, model, writer):
     assert_same_arrays(again.state_dict(), model.state_dict())
 
 
-def test_head_that_is_not_there_is_named(tmp_path, model):
+def test_missing_head_is_named(tmp_path, model):
     folder = written(tmp_path, {k: array for k, array in model.state_dict().items() if not k.startswith("cls.")})
     with pytest.warns(UserWarning, match=rf"does not hold .*{BIAS}.*: newly initialised, train before use"):
         loaded = AutoModelForMaskedLM.from_pretrained(folder)

@@ -40,7 +40,7 @@ def check_same(found, wanted):
 
 
 def renamed(arrays, **names):
-    """The arrays with other names: old name, with _ for ., -> new one."""
+    """Rename arrays: old name, with _ for ., -> new one."""
     return {names.get(name.replace(".", "_"), name): array for name, array in arrays.items()}
 
 
@@ -49,7 +49,7 @@ def without(arrays, *names):
 
 
 def encoder_of(arrays, shapes=ENCODER):
-    """Those of a model's arrays that an encoder without the prefix has."""
+    """Return the arrays of the encoder, without the prefix."""
     return {name: arrays["bert." + name] for name in shapes}
 
 
@@ -113,7 +113,7 @@ REFUSED = {
     "unknown tensor in a head": (TIED | {"cls.predictions.extra": ZEROS}, TIED, r"have \(1\): cls\.predictions\.extra"),
     "unknown tensor in the pooler": (
         values(CLASSIFIER) | {"bert.pooler.dense.extra": ZEROS}, CLASSIFIER, r"have \(1\): .*pooler\.dense\.extra"),
-    "an old ending that is no norm's": (
+    "an old ending that does not belong to a norm": (
         renamed(BARE, encoder_layer_0_output_dense_bias="encoder.layer.0.output.dense.beta"), BARE, r"dense\.bias"),
     "two heads missing": (encoder_of(TIED), CLASSIFIER, r"\(2\): bert\.pooler\.dense\.weight, classifier\.we"),
     "one head missing": (encoder_of(TIED), CLASSIFIER, r"missing tensors \(1\): classifier\.weight", ["pooler."]),
@@ -142,7 +142,7 @@ def shapes(expected):
 
 
 @pytest.mark.parametrize("case", READ.values(), ids=READ)
-def test_what_is_read(tmp_path, case):
+def test_read_spellings(tmp_path, case):
     in_file, wanted, optional = (*case, [])[:3]
     check_same(load(tmp_path, in_file, shapes(wanted), optional=optional), wanted)
 
@@ -154,13 +154,13 @@ def test_optional_parts_may_be_absent(tmp_path, pooler):
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_what_is_refused(tmp_path, case):
+def test_refused_files(tmp_path, case):
     in_file, expected, problem, optional = (*case, [])[:4]
     with pytest.raises(CheckpointError, match=problem):
         load(tmp_path, in_file, shapes(expected), optional=optional)
 
 
-def test_all_problems_are_named_in_one_error(tmp_path):
+def test_all_problems_are_in_one_error(tmp_path):
     other = "encoder.layer.1.output.dense.bias"
     arrays = without(BARE, NORM) | {WORDS: np.zeros((8, 3), np.float32), other: ZEROS}
     arrays["encoder.layer.0.output.dense.bias"] = np.zeros(3, np.int8)
@@ -191,7 +191,7 @@ class TestInt8:
         check_same(found, {**ENCODER, **dict.fromkeys((self.POOLER_WEIGHT, self.POOLER_SCALE))} | arrays)
         assert found[self.POOLER_WEIGHT].dtype == np.int8 and found[self.POOLER_SCALE].dtype == np.float32
 
-    def test_unused_ones_are_left_unread(self, tmp_path):
+    def test_unused_int8_tensors_are_skipped(self, tmp_path):
         check_same(load(tmp_path, self.stored(), ENCODER), {name: self.stored()[name] for name in ENCODER})
 
     @pytest.mark.parametrize(
@@ -214,6 +214,6 @@ class TestInt8:
             ({"weight": np.zeros((3, 3), np.float32)}, r"does not have \(1\): pooler\.dense\.weight_scale"),
         ],
     )
-    def test_what_is_wrong_is_told(self, tmp_path, changes, problem):
+    def test_wrong_int8_tensors(self, tmp_path, changes, problem):
         with pytest.raises(CheckpointError, match=problem):
             load(tmp_path, self.stored(**changes), ENCODER | POOLER)

@@ -1,4 +1,4 @@
-"""Files of torch.save, built by hand: what is read, and how. Hostile ones are in test_hostile_pickles.py."""
+"""Files of torch.save, built by hand. Hostile ones are in test_hostile_pickles.py."""
 
 import json
 import pickle
@@ -23,7 +23,7 @@ def opened(folder, content):
 
 @pytest.fixture(params=FORMATS.values(), ids=FORMATS)
 def write(request, tmp_path):
-    """Writes a state dict over the storage "0" in each format and opens it."""
+    """Write a state dict over the storage "0" in each format and open it."""
 
     return lambda items: opened(tmp_path, request.param(build.state_dict(items), {"0": VALUES.tobytes()}))
 
@@ -137,7 +137,7 @@ def test_parameters_and_attributes(write):
     np.testing.assert_array_equal(file.read("w"), VALUES.reshape(2, 3))
 
 
-def test_attributes_of_the_dict_are_left(tmp_path):
+def test_attributes_of_the_dict_are_dropped(tmp_path):
     metadata = b"}" + build.text("_metadata") + build.ordered_dict() + b"sb."
     content = build.archive(build.state_dict({"w": build.tensor()})[:-1] + metadata, {"0": VALUES.tobytes()})
     assert list(opened(tmp_path, content).info) == ["w"]
@@ -205,7 +205,7 @@ class TestCheckpoint:
         write_tensors(tmp_path / "model.safetensors", {"other": VALUES})
         assert list(open_checkpoint(tmp_path)) == ["other"]
 
-    def test_safetensors_that_are_not_there_are_no_reason_for_the_pickle(self, tmp_path):
+    def test_missing_safetensors_shard_does_not_select_the_pickle(self, tmp_path):
         (tmp_path / "pytorch_model.bin").write_bytes(self.CONTENT)
         (tmp_path / "model.safetensors").symlink_to("../../blobs/0a1b")
         with pytest.raises(CheckpointError, match=r"model\.safetensors is a link to .* does not exist"):

@@ -21,7 +21,7 @@ def torch():
 
 @pytest.fixture(params=FORMATS.values(), ids=FORMATS)
 def save(request, torch, tmp_path):
-    """Saves a value in each format and opens it."""
+    """Save a value in each format and open it."""
 
     def save(value, **options):
         torch.save(value, tmp_path / "pytorch_model.bin", **request.param, **options)
@@ -31,7 +31,7 @@ def save(request, torch, tmp_path):
 
 
 def numbers(torch, tensor):
-    """A tensor as NumPy, bfloat16 as float32."""
+    """Convert a tensor to NumPy, bfloat16 to float32."""
     tensor = tensor.detach()
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
@@ -108,7 +108,7 @@ def test_script(torch, tmp_path):
 
 
 def test_big_endian_archive(torch, tmp_path):
-    """What torch.save writes on a big-endian machine, where torch.load reads the same."""
+    """An archive as torch.save writes it on a big-endian machine; torch.load reads the same."""
     file = tmp_path / "pytorch_model.bin"
     values = torch.randn(39)
     torch.save({"w": values}, file)

@@ -129,7 +129,7 @@ def test_broken_file_is_named_with_its_problem(tmp_path, content, problem, shard
 
 
 @pytest.mark.parametrize("shape", [(0, 2**63), (0, 2**62, 4), (1,) * 65, (2**64 - 1, 0)], ids=str)
-def test_a_shape_that_no_array_can_have(tmp_path, shape):
+def test_impossible_shapes(tmp_path, shape):
     size = 4 * int(0 not in shape)
     (tmp_path / "model.safetensors").write_bytes(safetensors_bytes({"a": entry("F32", shape, 0, size)}, bytes(size)))
     with pytest.raises(CheckpointError, match=r"model\.safetensors.*(shape|overflow)") as caught:
@@ -137,7 +137,7 @@ def test_a_shape_that_no_array_can_have(tmp_path, shape):
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_header_that_takes_long_to_read_is_refused_at_once(tmp_path):
+def test_huge_header_is_refused(tmp_path):
     header = {f"layer.{number:040d}": entry("U8", (0,), 0, 0) for number in range(100_000)}
     (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(header, b""))
     with pytest.raises(CheckpointError, match=r"safetensors: its header has \d+ bytes, expected at most 8388608"):
@@ -178,7 +178,7 @@ class TestShards:
         write_shards(tmp_path, shards, w="a.safetensors")
         np.testing.assert_array_equal(open_checkpoint(tmp_path)["w"], np.zeros(3))
 
-    def test_tensor_the_index_forgets_is_there(self, tmp_path):
+    def test_tensor_missing_from_the_index_is_read(self, tmp_path):
         weight_map = write_shards(tmp_path, self.SHARDS)
         del weight_map["two"]
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
@@ -190,7 +190,7 @@ class TestShards:
         with pytest.raises(CheckpointError, match=r"names 2 files; 1 are missing: b\.safetensors"):
             open_checkpoint(tmp_path)
 
-    def test_tensor_not_where_the_index_says(self, tmp_path):
+    def test_tensor_in_the_wrong_shard(self, tmp_path):
         write_shards(tmp_path, self.SHARDS, one="b.safetensors")
         with pytest.raises(CheckpointError, match=r"files that lack them: one \(in b\.safetensors\)"):
             open_checkpoint(tmp_path)
@@ -232,7 +232,7 @@ def test_folder_without_weights(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
-def test_what_stands_in_place_of_the_weights_is_told(tmp_path, name):
+def test_link_or_folder_in_place_of_the_weights(tmp_path, name):
     file = tmp_path / name
     file.symlink_to("../../blobs/0a1b")
     with pytest.raises(CheckpointError, match=rf"{name} is a link to \.\./\.\./blobs/0a1b, which does not exist"):
@@ -243,7 +243,7 @@ def test_what_stands_in_place_of_the_weights_is_told(tmp_path, name):
         open_checkpoint(tmp_path)
 
 
-def test_weights_that_may_not_be_read(tmp_path, monkeypatch):
+def test_unreadable_weights(tmp_path, monkeypatch):
     write_tensors(tmp_path / "model.safetensors", ARRAYS)
 
     def refuse(*args, **kwargs):  # file modes do not stop root, who runs the tests in a container

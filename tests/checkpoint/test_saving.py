@@ -84,7 +84,7 @@ def test_unstorable_config_writes_nothing(tmp_path):
 
 
 def contents(folder):
-    """The config and the names of the tensors; the message where loading says that saving was interrupted."""
+    """Return the config and the names of the tensors, or the message of an interrupted save."""
     try:
         return read_config(folder), sorted(open_checkpoint(folder))
     except CheckpointError as error:
@@ -96,7 +96,7 @@ OLD, NEW = (CONFIG, sorted(ARRAYS)), (NEW_CONFIG, sorted(NEW_ARRAYS))
 
 
 def before_step(wanted, action):
-    """Have `action` done before the change of a name, or the flush of a file, that is number `wanted` (from 0 on)."""
+    """Run `action` before the file operation (replace, unlink, fsync) with the number `wanted`, from 0 on."""
     steps = itertools.count()
 
     def counted(function):
@@ -136,7 +136,7 @@ print(step)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_process_that_is_killed_leaves_one_model_or_says_so(tmp_path):
+def test_killed_process_leaves_one_model_or_a_note(tmp_path):
     steps = int(run_python(KILLED, str(tmp_path))[0])
     found = [contents(tmp_path / str(step)) for step in range(steps + 1)]
     assert found[0] == OLD and found[-1] == NEW
@@ -150,8 +150,8 @@ def test_a_process_that_is_killed_leaves_one_model_or_says_so(tmp_path):
     assert any(isinstance(each, str) for each in found)  # between the replacements
 
 
-def test_who_saves_while_another_does_waits_for_it(tmp_path, monkeypatch):
-    """Or the config of one may stand beside the weights of the other, and its files be gone when it looks for them."""
+def test_concurrent_saves_take_turns(tmp_path, monkeypatch):
+    """Otherwise one config may stand beside the other weights, or files vanish during a save."""
     save_checkpoint(tmp_path, CONFIG, ARRAYS)
     is_between, may_go_on, replace = threading.Event(), threading.Event(), os.replace
 
@@ -222,7 +222,7 @@ def test_a_failure_to_write_leaves_everything(tmp_path, monkeypatch, target):
     assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == before
 
 
-def test_temporary_files_of_processes_that_are_gone_are_swept(tmp_path):
+def test_temporary_files_of_dead_processes_are_removed(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     names = {
@@ -243,7 +243,7 @@ def test_temporary_files_of_processes_that_are_gone_are_swept(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path, name):
+def test_error_names_the_file_not_the_temporary_one(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(OSError) as caught:
         save_checkpoint(tmp_path, CONFIG, ARRAYS)
@@ -290,10 +290,10 @@ def test_transformers_loads_what_is_saved(tmp_path):
         np.testing.assert_array_equal(parameter.detach().numpy(), named[name])
 
 
-def test_where_nothing_can_be_written_no_temporary_is_named(tmp_path, monkeypatch):
-    def refuse(path, missing_ok=False):  # of a read-only file system: whether there is such a file or not
+def test_error_in_a_read_only_folder_is_the_blocks_own(tmp_path, monkeypatch):
+    def refuse(path, missing_ok=False):  # as a read-only file system does, even for missing files
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(FileNotFoundError, match="what the block says"), temporary_beside(tmp_path / "a.npy"):
-        raise FileNotFoundError("what the block says")
+    with pytest.raises(FileNotFoundError, match="an error of the block"), temporary_beside(tmp_path / "a.npy"):
+        raise FileNotFoundError("an error of the block")

@@ -1,4 +1,4 @@
-"""Writes the golden checkpoints beside this script: python -m tests.goldens.make_goldens [NAME ...]
+"""Write the golden checkpoints beside this script: python -m tests.goldens.make_goldens [NAME ...]
 
 Needs the extra `parity` (torch, transformers). See README.md for what the files hold.
 """
@@ -16,7 +16,7 @@ from tests.random_bert import random_inputs, random_model
 
 HERE = Path(__file__).parent
 
-# Each golden is small and odd in its own way: head sizes that are no powers of two, widths that are no multiples of 8.
+# Each golden is small and odd in its own way: head sizes other than powers of two, widths other than multiples of 8.
 COMMON = {"vocab_size": 61, "max_position_embeddings": 13, "num_hidden_layers": 2, "pad_token_id": 0}
 CONFIGS = {
     "three_heads_of_13": {"hidden_size": 39, "num_attention_heads": 3, "intermediate_size": 23},
@@ -39,7 +39,7 @@ LENGTHS = [11, 1, 7]
 
 
 def make(name: str, seed: int) -> None:
-    """Writes the golden `name`: a checkpoint folder with io.npz."""
+    """Write the golden `name`: a checkpoint folder with io.npz."""
     folder = HERE / name
     folder.mkdir(exist_ok=True)
     for old in folder.iterdir():
@@ -55,7 +55,7 @@ def make(name: str, seed: int) -> None:
 
 
 def outputs(model: torch.nn.Module, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What the model gives in its own precision, zero at the padding, and the gradients of the masked-LM loss."""
+    """Return the outputs in the model's precision, zero at the padding, and the gradients of the masked-LM loss."""
     tensors = {key: torch.from_numpy(value) for key, value in inputs.items()}
     labels = tensors.pop("labels")
     encoded = model.bert(**tensors, output_hidden_states=True, output_attentions=True)
@@ -76,7 +76,7 @@ def outputs(model: torch.nn.Module, inputs: dict[str, np.ndarray]) -> dict[str, 
 
 
 def rename_as_of_old(folder: Path) -> None:
-    """Respells the file the way conversions from TensorFlow used to: no prefix, gamma and beta, position_ids stored."""
+    """Rename tensors as conversions from TensorFlow did: no prefix, gamma and beta, position_ids stored."""
     tensors = {}
     for name, array in load_file(folder / "model.safetensors").items():
         name = name.removeprefix("bert.")

@@ -1,4 +1,4 @@
-"""The goldens themselves: small, and still what transformers gives. What BERT makes of them: tests/models."""
+"""The goldens: small, and equal to the outputs of transformers. BERT's own outputs are tested in tests/models."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def test_total_size():
 
 @pytest.mark.parity
 @pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder.name != "old_names"], ids=lambda f: f.name)
-def test_transformers_still_gives_them(folder):
+def test_transformers_gives_the_same(folder):
     import transformers
 
     from tests.goldens.make_goldens import outputs

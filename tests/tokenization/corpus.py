@@ -1,4 +1,4 @@
-"""Texts that tokenizers get wrong, and tokenizers to try them on."""
+"""Texts that are hard for tokenizers, and small vocabularies trained on part of them."""
 # ruff: noqa: RUF001  (the ambiguous characters are the point)
 
 import json
@@ -45,7 +45,7 @@ HARD_TEXTS = [
 
 
 def training_texts() -> list[str]:
-    """Part of the documentation that every Python carries, and texts in other scripts (but Japanese)."""
+    """Return part of Python's documentation, and texts in other scripts (but Japanese)."""
     from pydoc_data.topics import topics
 
     return [*(topics[key] for key in sorted(topics)[:20]), *(text for text in HARD_TEXTS[:20] if "日" not in text)]
@@ -54,7 +54,7 @@ def training_texts() -> list[str]:
 def train_vocabulary(
     file: Path, *, lower_case: bool, size: int = 700, special=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ) -> None:
-    """Writes a WordPiece vocab.txt learnt from `training_texts`."""
+    """Write a WordPiece vocab.txt learnt from `training_texts`."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -67,7 +67,7 @@ def train_vocabulary(
 
 
 def train_byte_bpe(folder: Path, special: list[str], size: int = 600) -> None:
-    """Writes a vocab.json and a merges.txt of byte-level BPE; the special tokens have the first ids."""
+    """Write a vocab.json and a merges.txt of byte-level BPE; the special tokens have the first ids."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -81,7 +81,7 @@ def train_byte_bpe(folder: Path, special: list[str], size: int = 600) -> None:
 
 
 def train_sentencepiece(file: Path, **options) -> None:
-    """Writes a unigram model by SentencePiece's own trainer; skips the test where that is not installed."""
+    """Write a unigram model by SentencePiece's own trainer; skip the test without that package."""
     import pytest
 
     sentencepiece = pytest.importorskip("sentencepiece")

@@ -1,4 +1,4 @@
-"""Older checkpoints' tokenizer files, made by hand, with vocabularies that one can read."""
+"""Older checkpoints' tokenizer files, made by hand, with readable vocabularies."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ WORD_PIECE = {
 
 
 def write_family(folder: Path, name: str) -> None:
-    """Writes the older files of the class `name`, and the tokenizer_config.json that names it."""
+    """Write the older files of the class `name`, and the tokenizer_config.json that names it."""
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": name})
     if name in BYTE_BPE:
         write_byte_bpe(folder, BYTE_BPE[name])

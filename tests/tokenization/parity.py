@@ -1,4 +1,4 @@
-"""What is compared with transformers, for every kind of tokenizer."""
+"""The options compared with transformers, for every kind of tokenizer."""
 
 RETURN_ALL = {"return_offsets_mapping": True, "return_special_tokens_mask": True, "return_length": True}
 OPTIONS = {

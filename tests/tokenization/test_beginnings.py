@@ -1,4 +1,4 @@
-"""The first tokens of long texts: those of the whole text, found in memory that does not grow with it."""
+"""The first tokens of long texts: equal to the whole text's, in memory that does not grow with it."""
 
 import random
 import sys
@@ -32,7 +32,7 @@ def test_the_tokens_are_those_of_the_whole_text(name, tmp_path, monkeypatch):
             assert was_cut == (len(whole) > most)
 
 
-def test_words_beyond_all_measure_are_cut(tmp_path, monkeypatch):
+def test_endless_words_are_cut(tmp_path, monkeypatch):
     write_family(tmp_path, "BertTokenizer")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     monkeypatch.setattr(engine, "PIECE", 1000)
@@ -58,6 +58,6 @@ print(resident("VmHWM") - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_line_of_15_megabytes_takes_no_more_than_itself(tmp_path):
+def test_memory_for_a_line_of_15_megabytes(tmp_path):
     write_family(tmp_path, "BertTokenizer")
     assert int(run_python(MEMORY, str(tmp_path))[0]) < 2 * 15e6

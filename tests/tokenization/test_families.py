@@ -115,8 +115,8 @@ class TestFamilies:
         name, folder = family
         wanted = FAMILIES[name].vocabulary_files
         (folder / wanted[-1]).unlink()
-        told = f"has neither tokenizer.json nor {' and '.join(wanted)}, which make a {name}; it holds"
-        with pytest.raises(CheckpointError, match=told):
+        message = f"has neither tokenizer.json nor {' and '.join(wanted)}, which make a {name}; it holds"
+        with pytest.raises(CheckpointError, match=message):
             load(folder)
 
     def test_truncation_keeps_the_special_tokens(self, family):

@@ -1,4 +1,4 @@
-"""What a folder may say about its tokenizer, in all the forms it has been said in, and the ways it can be broken."""
+"""The files beside a tokenizer: their old and new forms, and the ways they can be broken."""
 
 import json
 import re
@@ -76,7 +76,7 @@ def test_normalization(tmp_path, config, tokens):
 
 
 @pytest.mark.parametrize("key", ["do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"])
-def test_null_is_nothing_said(demo_folder, tmp_path, key):
+def test_null_means_default(demo_folder, tmp_path, key):
     shutil.copy(demo_folder / "tokenizer.json", tmp_path / "tokenizer.json")
     plain = load(tmp_path)(HARD_TEXTS)
     write_json(tmp_path / "tokenizer_config.json", {key: None})
@@ -171,7 +171,7 @@ PANICS = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
 UNREADABLE = r"tokenizer\.json cannot be read by the tokenizers library: "
 NO_UNICODE = r"tokenizer files of .*: the token '\\ud800' is not valid Unicode"
 JSON_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-# What stands in which file, beside a vocab.txt -> what is wrong with it.
+# (file beside a vocab.txt, its content, error).
 BROKEN = [
     *[("tokenizer.json", content, UNREADABLE) for content in (b"", b"{", b"[]", {"version": "1.0"})],
     ("tokenizer.json", {"model": {"type": "Other"}}, UNREADABLE),
@@ -206,7 +206,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "content", "message"), BROKEN)
-def test_what_is_broken(folder, name, content, message):
+def test_broken_files(folder, name, content, message):
     if isinstance(content, bytes):
         (folder / name).write_bytes(content)
     else:
@@ -223,7 +223,7 @@ def test_what_is_broken(folder, name, content, message):
         ({"mask_token": 3}, "mask_token is 3, expected a string or an object"),
     ],
 )
-def test_files_are_blamed_for_what_they_say_alone(folder, setting, message):
+def test_errors_name_files_only_for_their_own_settings(folder, setting, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         AutoTokenizer.from_pretrained(folder, **setting)
     write_json(folder / "tokenizer_config.json", setting)
@@ -231,7 +231,7 @@ def test_files_are_blamed_for_what_they_say_alone(folder, setting, message):
         load(folder)
 
 
-def test_what_is_not_there(tmp_path):
+def test_missing_files_and_folders(tmp_path):
     with pytest.raises(CheckpointError, match="nowhere does not exist"):
         load(tmp_path / "nowhere")
     (tmp_path / "vocab.json").write_text("{}")

@@ -47,7 +47,7 @@ class TestEntities:
         assert found.entity_ids == [2, 4] and found.entity_token_type_ids == [0, 0]
         assert found.entity_position_ids == [positions(1), positions(7, 8)]
 
-    def test_without_entities_it_is_any_tokenizer(self, folder):
+    def test_without_entities(self, folder):
         tokenizer = load(folder)
         assert isinstance(tokenizer, LukeTokenizer)
         found = tokenizer([TEXT, "the"], padding=True, return_offsets_mapping=True, is_split_into_words=False)
@@ -83,7 +83,7 @@ class TestEntities:
         assert found.tokens() == kept
         assert found.entity_position_ids == [positions(1) if side == "right" else positions(2, 3)]
 
-    def test_that_cannot_be_cut(self, folder):
+    def test_text_too_short_to_cut(self, folder):
         options = {"truncation": "only_first", "max_length": 8, "entity_spans": [FIRST]}
         with pytest.raises(ValueError, match="a text cannot be cut as truncation asks"):
             load(folder)("the", TEXT * 5, **options)
@@ -109,7 +109,7 @@ class TestTasks:
         assert (found.entity_start_positions, found.entity_end_positions) == ([1, 4], [1, 5])
 
     @pytest.mark.parametrize(
-        ("task", "spans", "told"),
+        ("task", "spans", "message"),
         [
             ("entity_classification", None, "entity_spans is None; the task 'entity_classification' needs them"),
             ("entity_classification", [FIRST, SECOND], r"entity_spans\[0\] has 2 spans, expected 1 for the task"),
@@ -117,8 +117,8 @@ class TestTasks:
             ("entity_pair_classification", [(0, 9), (4, 13)], r"the entity_spans .* overlap, expected apart"),
         ],
     )
-    def test_wrong_spans(self, folder, task, spans, told):
-        with pytest.raises(ValueError, match=told):
+    def test_wrong_spans(self, folder, task, spans, message):
+        with pytest.raises(ValueError, match=message):
             load(folder, task=task)(TEXT, entity_spans=spans)
 
     def test_saved(self, folder, tmp_path):
@@ -131,7 +131,7 @@ class TestTasks:
 
 class TestBadInput:
     @pytest.mark.parametrize(
-        ("options", "error", "told"),
+        ("options", "error", "message"),
         [
             ({"entity_spans": 3}, TypeError, r"entity_spans is \[3\], expected a list for each text"),
             ({"entity_spans": [3]}, TypeError, r"entity_spans\[0\]\[0\] is 3, expected the first and the last"),
@@ -149,8 +149,8 @@ class TestBadInput:
             ({"entity_spans": [FIRST], "padding": True, "padding_side": "left"}, ValueError, "padding_side is 'left'"),
         ],
     )
-    def test_call(self, folder, options, error, told):
-        with pytest.raises(error, match=told):
+    def test_call(self, folder, options, error, message):
+        with pytest.raises(error, match=message):
             load(folder)(TEXT, **options)
 
     def test_rows(self, folder):

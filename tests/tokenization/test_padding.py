@@ -1,4 +1,4 @@
-"""Rows of token ids filled up after they were made."""
+"""Padding rows of token ids that were made before."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ OPTIONS = {
 }
 
 
-def test_a_batch_is_padded_as_in_a_call(tokenizer):
+def test_batch_is_padded_as_in_a_call(tokenizer):
     batch = tokenizer(HARD_TEXTS)
     rows = [tokenizer(text) for text in HARD_TEXTS]
     for options in ({}, {"pad_to_multiple_of": 16}, {"padding_side": "left"}):
@@ -45,7 +45,7 @@ def test_one_row(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("rows", "error", "told"),
+    ("rows", "error", "message"),
     [
         (3, TypeError, "encoded_inputs has no input_ids"),
         ({"ids": [1]}, TypeError, "encoded_inputs has no input_ids"),
@@ -55,8 +55,8 @@ def test_one_row(tokenizer):
         ({"input_ids": [["a"]]}, TypeError, r"input_ids\[0\]\[0\] is str, expected an integer"),
     ],
 )
-def test_what_is_no_rows(tokenizer, rows, error, told):
-    with pytest.raises(error, match=told):
+def test_wrong_rows(tokenizer, rows, error, message):
+    with pytest.raises(error, match=message):
         tokenizer.pad(rows)
 
 

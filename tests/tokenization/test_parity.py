@@ -224,7 +224,7 @@ def test_words(both):
     check_same(ours(WORDS, is_split_into_words=True, **long), theirs(WORDS, is_split_into_words=True, **long))
 
 
-def test_where_tokens_come_from(both):
+def test_tokens_words_and_characters(both):
     ours, theirs = both
     texts = ["Hello  wörld, it's 日本語", "the second"], ["one\ttwo", " leading <mask>"]
     found, wanted = ours(*texts), theirs(*texts)
@@ -302,7 +302,7 @@ def test_settings(folders, tmp_path, name, model_type):
         check_same(AutoTokenizer.from_pretrained(folders(model_type), **config)(texts), theirs(texts))
 
 
-def test_long_model_max_length_is_theirs(vocabulary_folder):
+def test_unlimited_model_max_length(vocabulary_folder):
     ours, theirs = load_both(vocabulary_folder)
     assert ours.model_max_length == theirs.model_max_length > 10**20
 
@@ -310,7 +310,7 @@ def test_long_model_max_length_is_theirs(vocabulary_folder):
 @pytest.mark.parametrize(
     "name", ["BertTokenizerFast", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"]
 )
-def test_classes_that_are_berts(vocabulary_folder, tmp_path, name):
+def test_classes_with_berts_tokenizer(vocabulary_folder, tmp_path, name):
     import transformers
 
     shutil.copy(vocabulary_folder / "vocab.txt", tmp_path / "vocab.txt")

@@ -1,4 +1,4 @@
-"""Reading SentencePiece files: what they hold, and every way in which they can be broken."""
+"""SentencePiece files: their contents, and the ways they can be broken."""
 
 import contextlib
 import math
@@ -42,7 +42,7 @@ def read(tmp_path, data):
 
 class TestWireFormat:
     @given(st.integers(1, 2**29 - 1), st.integers(0, 2**64 - 1), st.binary(max_size=300))
-    def test_what_was_written(self, number, value, content):
+    def test_round_trip(self, number, value, content):
         message = integer_field(number, value) + bytes_field(number, content) + float_field(number, 1.5)
         fixed64 = varint(number << 3 | 1) + bytes(range(8))
         found = list(read_fields(message + fixed64))
@@ -50,7 +50,7 @@ class TestWireFormat:
         assert found[2:] == [(number, 5, b"\0\0\xc0\x3f"), (number, 1, bytes(range(8)))]
 
     @pytest.mark.parametrize(
-        ("message", "told"),
+        ("data", "message"),
         [
             (b"\x08", "ends within an integer at byte 1"),
             (b"\x08\x80\x80", "ends within an integer at byte 1"),
@@ -65,13 +65,13 @@ class TestWireFormat:
             (b"\x08\x01\x0e", "byte 2 starts field 1 of type 6, which does not exist"),
         ],
     )
-    def test_broken(self, message, told):
-        with pytest.raises(WireError, match=told):
-            list(read_fields(message))
+    def test_broken(self, data, message):
+        with pytest.raises(WireError, match=message):
+            list(read_fields(data))
 
 
 class TestModel:
-    def test_all_of_it(self, tmp_path):
+    def test_every_field(self, tmp_path):
         normalizer = bytes_field(1, b"nmt") + bytes_field(2, MAP) + integer_field(3, 0)
         found = read(tmp_path, model(PIECES, integer_field(3, 1) + integer_field(35, 1), normalizer))
         assert found == SentencePieceModel(
@@ -83,17 +83,17 @@ class TestModel:
             byte_fallback=True,
         )
 
-    def test_what_it_does_not_say(self, tmp_path):
+    def test_defaults(self, tmp_path):
         found = read(tmp_path, model(PIECES) + bytes_field(4, b"self test") + integer_field(200, 7))
         assert (found.charsmap, found.add_dummy_prefix, found.byte_fallback) == (b"", True, False)
 
-    def test_a_part_in_two_parts(self, tmp_path):
-        """What Protocol Buffers make of a message that occurs twice: both together."""
+    def test_repeated_message_is_concatenated(self, tmp_path):
+        """Protocol Buffers join the two parts of a repeated message."""
         data = model(PIECES, integer_field(35, 0)) + bytes_field(2, integer_field(35, 1))
         assert read(tmp_path, data).byte_fallback
 
     @pytest.mark.parametrize(
-        ("data", "told"),
+        ("data", "message"),
         [
             (b"", "it has 0 unknown pieces, expected one"),
             (b"{}", "field 15 of type 3"),
@@ -118,8 +118,8 @@ class TestModel:
             (model([UNK], b"", bytes_field(2, b"map")), "its trie has .* bytes"),
         ],
     )
-    def test_broken(self, tmp_path, data, told):
-        with pytest.raises(CheckpointError, match=rf"spiece\.model is not a SentencePiece model: .*({told})"):
+    def test_broken(self, tmp_path, data, message):
+        with pytest.raises(CheckpointError, match=rf"spiece\.model is not a SentencePiece model: .*({message})"):
             read(tmp_path, data)
 
     def test_cut_anywhere(self, tmp_path):
@@ -141,7 +141,7 @@ class TestModel:
         with contextlib.suppress(CheckpointError):
             read(tmp_path, bytes(original))
 
-    def test_that_cannot_be_read(self, tmp_path):
+    def test_unreadable_file(self, tmp_path):
         with pytest.raises(CheckpointError, match=r"spiece\.model cannot be read: Is a directory"):
             (tmp_path / "spiece.model").mkdir()
             read_sentencepiece(tmp_path / "spiece.model")
@@ -163,7 +163,7 @@ class TestCharsmap:
         check_charsmap(charsmap({}))
 
     @pytest.mark.parametrize(
-        ("data", "told"),
+        ("data", "message"),
         [
             (b"", "its trie has 0 bytes"),
             (b"\x00\x04\0", "its trie has 1024 bytes, expected a multiple of 4, and at most -1"),
@@ -175,13 +175,13 @@ class TestCharsmap:
             (charsmap({"ﬁ": "é"}).replace(b"\0\0\0\x80", b"\1\0\0\x80"), "a string that starts within a character"),
         ],
     )
-    def test_broken(self, data, told):
-        with pytest.raises(ValueError, match=told):
+    def test_broken(self, data, message):
+        with pytest.raises(ValueError, match=message):
             check_charsmap(data)
 
     @settings(max_examples=150)
     @given(st.data())
-    def test_what_passes_does_not_panic(self, data):
+    def test_valid_maps_do_not_panic(self, data):
         changed = bytearray(MAP)
         used = [place for place in range(4, len(MAP)) if MAP[place]] + [*range(1028, 1100)]
         for _ in range(data.draw(st.integers(1, 5))):

@@ -1,4 +1,4 @@
-"""Settings of a tokenizer: of its files and its caller, saved and read again."""
+"""Settings of a tokenizer, from its files and its caller, saved and read again."""
 
 import itertools
 import json
@@ -18,17 +18,17 @@ from tests.tokenization.family_folders import (
 load = AutoTokenizer.from_pretrained
 
 
-def test_name_that_is_none(roberta):
+def test_unknown_setting(roberta):
     with pytest.raises(TypeError, match="add_prefix_spaces is not a setting of a tokenizer, expected one of do_lower"):
         load(roberta, add_prefix_spaces=True)
 
 
-def test_value_that_is_none(roberta):
+def test_wrong_value(roberta):
     with pytest.raises(ValueError, match="add_prefix_space is 'yes', expected true, false or null"):
         load(roberta, add_prefix_space="yes")
 
 
-def test_that_tokenizer_json_cannot_follow(albert, demo_folder):
+def test_option_that_tokenizer_json_cannot_follow(albert, demo_folder):
     load(albert).save_pretrained(albert)
     with pytest.raises(ValueError, match=r"tokenizer\.json has nothing that do_lower_case, keep_accents could change"):
         load(albert, do_lower_case=False, keep_accents=True)
@@ -53,13 +53,13 @@ def test_own_special_tokens(roberta):
 
 
 @pytest.mark.parametrize("extra", [3, "the", {"a": 3}])
-def test_extra_special_tokens_that_are_none(roberta, extra):
+def test_wrong_extra_special_tokens(roberta, extra):
     write_json(roberta / "tokenizer_config.json", {"extra_special_tokens": extra})
     with pytest.raises(CheckpointError, match=r"(extra_special_tokens|a) is "):
         load(roberta)
 
 
-def test_files_that_do_not_say_whose_they_are(roberta):
+def test_files_of_an_unknown_family(roberta):
     for config in ({}, {"tokenizer_class": "PreTrainedTokenizerFast"}):
         write_json(roberta / "tokenizer_config.json", config)
         with pytest.raises(CheckpointError, match=r"has vocab\.json and merges\.txt of an unknown family"):
@@ -81,7 +81,7 @@ def test_clean_up_of_byte_bpe(roberta):
         assert tokenizer.decode(ids, clean_up_tokenization_spaces=True) == "the ."
 
 
-def test_tokenizer_json_of_another_model_than_named(albert, tmp_path):
+def test_tokenizer_json_of_another_model_than_the_class(albert, tmp_path):
     load(albert).save_pretrained(tmp_path / "other")
     write_json(tmp_path / "other" / "tokenizer_config.json", {"tokenizer_class": "RobertaTokenizer"})
     assert load(tmp_path / "other").special_tokens_map == {}
@@ -99,7 +99,7 @@ def test_generic_class(albert, tmp_path):
     assert load(tmp_path / "other")(HARD_TEXTS) == tokenizer(HARD_TEXTS)
 
 
-def test_save_says_what_tokenizer_json_alone_said(tmp_path):
+def test_save_keeps_options_of_tokenizer_json(tmp_path):
     write_family(tmp_path, "BertTokenizer")
     load(tmp_path, do_lower_case=False, strip_accents=True).save_pretrained(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
@@ -128,7 +128,7 @@ def test_save_leaves_the_old_files_when_it_fails(albert, monkeypatch, failing):
     assert {file.name: file.read_bytes() for file in albert.iterdir()} == before
 
 
-def test_a_save_that_was_killed_says_so(albert):
+def test_interrupted_save_is_reported(albert):
     (albert / "tokenizer.json").write_bytes(NOTE)  # beside the files it was made from
     with pytest.raises(CheckpointError, match=r"saving was interrupted before tokenizer\.json was in place"):
         load(albert)

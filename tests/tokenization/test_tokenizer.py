@@ -25,7 +25,7 @@ class TestResults:
     def test_result_goes_into_a_call(self, tokenizer):
         assert dict(**tokenizer("the value")) == tokenizer("the value")
 
-    def test_missing_name_says_what_there_is(self, tokenizer):
+    def test_missing_name_lists_columns(self, tokenizer):
         with pytest.raises(AttributeError, match="no 'labels'; it has input_ids, token_type_ids, attention_mask"):
             _ = tokenizer("the value").labels
 
@@ -96,24 +96,24 @@ class TestBackToText:
             ({"input_ids": [1]}, " is dict, expected"),
         ],
     )
-    def test_what_is_no_ids(self, tokenizer, ids, came):
+    def test_wrong_ids(self, tokenizer, ids, came):
         with pytest.raises(TypeError, match=f"^ids{came}"):
             tokenizer.convert_ids_to_tokens(ids)
         with pytest.raises(TypeError, match=f"^token_ids{came}"):
             tokenizer.decode(ids)
 
-    def test_what_one_cannot_go_over(self, tokenizer):
+    def test_non_iterables(self, tokenizer):
         with pytest.raises(TypeError, match="sequences is NoneType, expected a list of sequences of integers"):
             tokenizer.batch_decode(None)
         with pytest.raises(TypeError, match="tokens is int, expected a list of strings"):
             tokenizer.convert_tokens_to_ids(["the", 5])
 
     @pytest.mark.parametrize("flag", ["add_special_tokens", "is_split_into_words"])
-    def test_flags_that_are_none(self, tokenizer, flag):
+    def test_non_boolean_flags(self, tokenizer, flag):
         with pytest.raises(TypeError, match=f"{flag} is None, expected True or False"):
             tokenizer("the", **{flag: None})
 
-    def test_what_is_no_batch_of_ids(self, tokenizer):
+    def test_wrong_batches_of_ids(self, tokenizer):
         with pytest.raises(TypeError, match=r"token_ids\[1\]\[0\] is str, expected an integer"):
             tokenizer.decode([[1], ["a"]])
         with pytest.raises(TypeError, match=r"token_ids\[0\]\[0\] is list, expected an integer"):
@@ -193,7 +193,7 @@ class TestBadInput:
             tokenizer(["the value", "the"], **options)
 
     @pytest.mark.parametrize("value", [5.0, "5", True, np.array([5])])
-    def test_max_length_that_is_no_integer(self, tokenizer, value):
+    def test_non_integer_max_length(self, tokenizer, value):
         with pytest.raises(TypeError, match=r"max_length is .*, expected an integer of at least 0"):
             tokenizer("the", truncation=True, max_length=value)
 
@@ -209,13 +209,13 @@ class TestBadInput:
             ({"padding": True, "pad_to_multiple_of": 10**30}, "pad_to_multiple_of is 1.*, expected at most 2147483647"),
         ],
     )
-    def test_room_of_a_pair(self, tokenizer, options, message):
+    def test_limits_of_a_pair(self, tokenizer, options, message):
         with pytest.raises(ValueError, match=message):
             tokenizer("the", "value", **options)
 
     @pytest.mark.parametrize("strategy", ["only_first", "only_second"])
     @pytest.mark.parametrize("stride, kept", [(0, 0), (0, -4), (3, 3), (3, 1)])
-    def test_part_that_cannot_be_cut_enough(self, tokenizer, strategy, stride, kept):
+    def test_text_that_cannot_be_cut_enough(self, tokenizer, strategy, stride, kept):
         long, whole = "the " * 30, "the " * (20 - kept)
         part = "text" if strategy == "only_first" else "text_pair"
         arguments = (["the", long], ["the", whole]) if strategy == "only_first" else (["the", whole], ["the", long])
@@ -224,7 +224,7 @@ class TestBadInput:
             tokenizer(*arguments, truncation=strategy, max_length=23, stride=stride)
 
     @pytest.mark.parametrize("strategy", ["only_first", "only_second"])
-    def test_part_that_need_not_be_cut(self, tokenizer, strategy):
+    def test_text_that_needs_no_cut(self, tokenizer, strategy):
         pair = ("the", "the " * 19) if strategy == "only_first" else ("the " * 19, "the")
         found = tokenizer(*pair, truncation=strategy, max_length=23, stride=5)
         assert found.tokens() == ["[CLS]", *pair[0].split(), "[SEP]", *pair[1].split(), "[SEP]"]
@@ -235,7 +235,7 @@ class TestBadInput:
         ):
             tokenizer(["the value", "the"], return_tensors="np")
 
-    def test_max_length_without_effect_is_said(self, tokenizer):
+    def test_max_length_without_effect_warns(self, tokenizer):
         with pytest.warns(UserWarning, match="pass truncation=True to cut") as caught:
             tokenizer(["the value"], padding=True, max_length=3)
         assert caught[0].filename == __file__
@@ -312,6 +312,6 @@ def test_the_library_is_imported_at_first_use():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_an_enormous_max_length_is_no_limit(tokenizer):
+def test_enormous_max_length_cuts_nothing(tokenizer):
     assert tokenizer("the value", truncation=True, max_length=10**30) == tokenizer("the value")
     assert tokenizer(["the"], ["value"], truncation=True, max_length=2**64) == tokenizer(["the"], ["value"])

@@ -1,4 +1,4 @@
-"""Vocabularies learnt from texts: the same for the same texts, of the size that was asked for, loaded everywhere."""
+"""Vocabularies learnt from texts: reproducible, of the requested size, loaded by bertcore and transformers."""
 
 import hashlib
 import subprocess
@@ -63,7 +63,7 @@ def digest(tokenizer):
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
 def test_the_same_texts_give_the_same_tokenizer_in_another_process(kind):
-    """Hash tables have another order there."""
+    """The other process has another order of hash tables."""
     of_texts = f"train_tokenizer(TEXTS, kind={kind!r}, vocab_size={SIZE})"
     code = f"from tests.tokenization.test_training import *; print(digest({of_texts}))"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
@@ -73,14 +73,14 @@ def test_the_same_texts_give_the_same_tokenizer_in_another_process(kind):
 
 
 def test_words_are_counted(monkeypatch):
-    """What occurs most often becomes a token first, however its counts are told to the library."""
+    """The most frequent words become tokens first, however their counts reach the library."""
     monkeypatch.setattr(module, "REPEATED", 7)
     texts = ["often often often rare"] * 40
     few = train_tokenizer(texts, vocab_size=5 + 2 * 8 + 5, min_frequency=50)
     assert "often" in few.get_vocab() and "rare" not in few.get_vocab()
 
 
-def test_rare_letters_leave_room_for_words():
+def test_rare_letters_give_way_to_words():
     texts = ["the words of these texts"] * 9 + ["".join(map(chr, range(0x4E00, 0x4E00 + 500)))]
     tokenizer = train_tokenizer(texts, vocab_size=60)
     assert "words" in tokenizer.get_vocab() and len(tokenizer) <= 60
@@ -117,8 +117,8 @@ def test_case():
     ],
 )
 @pytest.mark.parametrize("kind", [None, "bpe", "unigram"])
-def test_what_cannot_be_learnt(kind, options, error, message):
+def test_wrong_arguments(kind, options, error, message):
     if kind and (set(options) != {"texts"}):
-        pytest.skip("it is about one kind")
+        pytest.skip("the case is about one kind")
     with pytest.raises(error, match=message):
         train_tokenizer(**{"texts": TEXTS, "kind": kind} | options)

@@ -1,4 +1,4 @@
-"""Byte-level BPE and SentencePiece from older files: what they make, and the ways they can be broken."""
+"""Byte-level BPE and SentencePiece from older files: the tokenizers made of them, and the ways they can be broken."""
 
 import base64
 import json
@@ -41,7 +41,7 @@ class TestByteBpe:
         assert load(roberta)(words, is_split_into_words=True).tokens() == ["<s>", "the", "value", "s", "the", "</s>"]
 
     @pytest.mark.parametrize(
-        ("text", "pair", "told"),
+        ("text", "pair", "message"),
         [
             ("the", None, r"text is str, expected a list of words \(is_split_into_words\)"),
             (["the", 3], None, r"text\[1\] is int, expected a string"),
@@ -52,8 +52,8 @@ class TestByteBpe:
             ({"the": 1}, None, "text is dict, expected a list of words"),
         ],
     )
-    def test_what_is_no_words(self, roberta, text, pair, told):
-        with pytest.raises(TypeError, match=told):
+    def test_wrong_words(self, roberta, text, pair, message):
+        with pytest.raises(TypeError, match=message):
             load(roberta)(text, pair, is_split_into_words=True)
 
     def test_lone_surrogate_among_words(self, roberta):
@@ -68,7 +68,7 @@ class TestByteBpe:
         assert load(roberta).tokenize("the") == ["the"]
 
     @pytest.mark.parametrize(
-        ("name", "content", "told"),
+        ("name", "content", "message"),
         [
             ("vocab.json", b"\xff", r"vocab\.json is not valid JSON"),
             ("vocab.json", b"[1]", r"vocab\.json holds a JSON list, expected an object"),
@@ -87,12 +87,12 @@ class TestByteBpe:
             ("merges.txt", b"h t\n", "line 1 merges .*; the vocabulary lacks 'ht'"),
         ],
     )
-    def test_broken(self, roberta, name, content, told):
+    def test_broken(self, roberta, name, content, message):
         (roberta / name).write_bytes(content)
-        with pytest.raises(CheckpointError, match=told):
+        with pytest.raises(CheckpointError, match=message):
             load(roberta)
 
-    def test_token_that_is_no_unicode(self, tmp_path):
+    def test_invalid_unicode_token(self, tmp_path):
         write_byte_bpe(tmp_path, ["<s>", "\ud800"])
         write_json(tmp_path / "config.json", {"model_type": "roberta"})
         with pytest.raises(CheckpointError, match=r"vocab\.json cannot be read by the tokenizers library"):
@@ -156,7 +156,7 @@ class TestSentencePiece:
         assert load(albert, add_prefix_space=True).tokenize("the the") == ["▁the", "▁the"]
 
     def test_broken_map_of_characters(self, albert):
-        """A tokenizer.json with a map that leads outside: the library's panic is an ordinary error."""
+        """A character map in tokenizer.json that leads outside: the library's panic becomes an ordinary error."""
         load(albert).save_pretrained(albert)
         content = json.loads((albert / "tokenizer.json").read_text())
         (step,) = [one for one in content["normalizer"]["normalizers"] if one["type"] == "Precompiled"]
