@@ -7,14 +7,22 @@ another project, under any name, and it works. `torch.py` has the operations wit
 
 # The public functions are imported here, eagerly: an operation's folder bears its function's name, and a later
 # `import bertcore.kernels.softmax.cpu` must not put the module in the function's place.
-from .activation import activation, activation_backward, gelu, gelu_backward
+from .activation import ActivationSaved, GELUSaved, activation, activation_backward, gelu, gelu_backward
 from .adam_update import adam_update
-from .affine import affine, affine_backward
-from .attention import RelativePositions, alibi_positions, attention, attention_backward, bucketed_distances
+from .affine import AffineSaved, affine, affine_backward
+from .attention import (
+    AttentionSaved,
+    Gradients,
+    RelativePositions,
+    alibi_positions,
+    attention,
+    attention_backward,
+    bucketed_distances,
+)
 from .batch_invariance import is_batch_invariant, set_batch_invariant
 from .cast import cast
 from .clip_norm import clip_norm, joint_norm
-from .cross_entropy import cross_entropy, cross_entropy_backward
+from .cross_entropy import CrossEntropySaved, cross_entropy, cross_entropy_backward
 from .dispatch import (
     array_module,
     current_gpu,
@@ -29,13 +37,14 @@ from .dispatch import (
     use_backend,
     uses_gpu,
 )
-from .dropout import dropout, dropout_backward
-from .dropout_layer_norm import dropout_layer_norm, dropout_layer_norm_backward
-from .embedding import embedding, embedding_backward
+from .dropout import DropoutSaved, dropout, dropout_backward
+from .dropout_layer_norm import DropoutLayerNormSaved, dropout_layer_norm, dropout_layer_norm_backward
+from .embedding import EmbeddingSaved, embedding, embedding_backward
 from .errors import BackendUnavailable
-from .gated_activation import gated_activation, gated_activation_backward
-from .layer_norm import layer_norm, layer_norm_backward
+from .gated_activation import GatedActivationSaved, gated_activation, gated_activation_backward
+from .layer_norm import LayerNormSaved, layer_norm, layer_norm_backward
 from .linear import (
+    LinearSaved,
     PreparedWeight,
     linear,
     linear_backward,
@@ -44,17 +53,33 @@ from .linear import (
     quantize_weight,
 )
 from .muon_update import muon_update
-from .pooling import pooling, pooling_backward
-from .rms_norm import rms_norm, rms_norm_backward
-from .rotary import rotary, rotary_backward
+from .pooling import PoolingSaved, pooling, pooling_backward
+from .rms_norm import RMSNormSaved, rms_norm, rms_norm_backward
+from .rotary import RotarySaved, rotary, rotary_backward
 from .rotary.tables import rotary_tables
-from .softmax import softmax, softmax_backward
+from .softmax import SoftmaxSaved, softmax, softmax_backward
 from .threads import get_num_threads, set_num_threads
 
 __all__ = [
+    "ActivationSaved",
+    "AffineSaved",
+    "AttentionSaved",
     "BackendUnavailable",
+    "CrossEntropySaved",
+    "DropoutLayerNormSaved",
+    "DropoutSaved",
+    "EmbeddingSaved",
+    "GELUSaved",
+    "GatedActivationSaved",
+    "Gradients",
+    "LayerNormSaved",
+    "LinearSaved",
+    "PoolingSaved",
     "PreparedWeight",
+    "RMSNormSaved",
     "RelativePositions",
+    "RotarySaved",
+    "SoftmaxSaved",
     "activation",
     "activation_backward",
     "adam_update",

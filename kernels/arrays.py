@@ -1,14 +1,16 @@
 """The types of arrays that annotations name."""
 
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:  # neither library is imported before its first use
     import cupy
     import numpy as np
     import torch
 
-Array: TypeAlias = "np.ndarray | cupy.ndarray | torch.Tensor"
-"""An array of NumPy, CuPy or PyTorch."""
+    Array: TypeAlias = np.ndarray | cupy.ndarray | torch.Tensor
+    """An array of NumPy, CuPy or PyTorch."""
+else:
+    Array = Any
 
 ArrayT = TypeVar("ArrayT", bound="np.ndarray | cupy.ndarray | torch.Tensor")
 """The kind of array that came in, for functions that return the same kind."""

@@ -61,12 +61,13 @@ def of_one_length(**lists: Any) -> None:
     """All are lists, each as long as the first."""
     first = next(iter(lists))
     if not isinstance(lists[first], list):
-        raise ValueError(f"{first} is {type(lists[first]).__qualname__}, expected a list of arrays")
+        raise TypeError(f"{first} is {type(lists[first]).__qualname__}, expected a list of arrays")
     count = len(lists[first])
     for name, arrays in lists.items():
-        if not isinstance(arrays, list) or len(arrays) != count:
-            found = f"{len(arrays)} arrays" if isinstance(arrays, list) else type(arrays).__qualname__
-            raise ValueError(f"{name} is {found}, expected a list of {count} arrays as {first} has")
+        if not isinstance(arrays, list):
+            raise TypeError(f"{name} is {type(arrays).__qualname__}, expected a list of arrays")
+        if len(arrays) != count:
+            raise ValueError(f"{name} is {len(arrays)} arrays, expected a list of {count} arrays as {first} has")
 
 
 @functools.lru_cache(maxsize=64)  # a training step asks for the same 600 each time
@@ -147,6 +148,13 @@ def gradient_dtype(input: Any, dtype: Any, found: str = "dtype is") -> np.dtype:
     return dtype
 
 
+def same_dtype(like: str, array: Any, **arrays: Any) -> None:
+    """Raise TypeError unless the arrays have the dtype of `array`, which is called `like`."""
+    for name, other in arrays.items():
+        if other.dtype != array.dtype:
+            raise TypeError(f"{name} has dtype {other.dtype}, expected {array.dtype} as {like} has")
+
+
 def dtype_of_moments(**parameter: Any) -> np.dtype:
     """That of a parameter, in which its moments are: not of 16 bits, where eps and most squares of gradients are 0."""
     ((name, array),) = parameter.items()
@@ -156,9 +164,11 @@ def dtype_of_moments(**parameter: Any) -> np.dtype:
 
 
 def choice(name: str, value: Any, options: Collection[Any]) -> None:
-    """`value` is one of `options`."""
-    if not isinstance(value, str | None) or value not in options:
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, options))}")
+    """Raise TypeError for anything but text (or None, if that is an option), ValueError for another text."""
+    if isinstance(value, str | None) and value in options:
+        return
+    error = ValueError if isinstance(value, str) else TypeError
+    raise error(f"{name} is {value!r}, expected one of {', '.join(map(repr, options))}")
 
 
 def finite_number(name: str, value: Any, *, minimum: float | None = None) -> float:

@@ -14,7 +14,7 @@ class Recorder(Protocol):
 
     has_run: bool
 
-    def call(self, implementation: Any, function: str, args: tuple[Any, ...]) -> Any:
+    def call(self, implementation: Any, function: str, *args: Any) -> Any:
         """Note a function of an implementation, some of whose arguments are Deferreds, or compute it at once."""
 
     def run(self) -> None:

@@ -217,7 +217,7 @@ def _on_device(index: int) -> AbstractContextManager:
 class Call:
     """One call of an operation: native arrays in, an implementation chosen, the caller's kind of array out."""
 
-    __slots__ = ("_are_tensors", "_recorder", "arrays", "backend", "package")
+    __slots__ = ("_recorder", "are_tensors", "arrays", "backend", "package")
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class Call:
         optional: Collection[str],
     ):
         self.package, self._recorder = package, None
-        self._are_tensors = False
+        self.are_tensors = False
         are_plain, recorder = _plain(arrays, optional)
         if are_plain:  # by far the most calls: nothing to convert, one home
             self.arrays = tuple(arrays.values())
@@ -262,7 +262,7 @@ class Call:
         if not hasattr(module, function):
             raise NotImplementedError(f"{function} has no implementation on backend {self.backend!r} yet")
         if self._recorder is not None:
-            return self._recorder.call(module, function, args)
+            return self._recorder.call(module, function, *args)
         if self.backend != "cupy":
             return getattr(module, function)(*args)
         with self.on_device():
@@ -282,7 +282,7 @@ class Call:
 
     def hand_back(self, result: Any) -> Any:
         """One array, or a tuple of arrays and Nones, as the kind that came in."""
-        if not self._are_tensors:
+        if not self.are_tensors:
             return result
         return tuple(map(tensors.tensor_of, result)) if isinstance(result, tuple) else tensors.tensor_of(result)
 
@@ -296,7 +296,7 @@ class Call:
         if library == "cupy":
             return array, "GPU"
         if library == "torch" and hasattr(array, "__dlpack__"):
-            self._are_tensors = True
+            self.are_tensors = True
             return tensors.array_of(name, array)
         raise TypeError(f"{name} is {type(array).__qualname__}, expected a NumPy, CuPy or PyTorch array")
 

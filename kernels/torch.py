@@ -13,44 +13,128 @@ On a GPU they run on PyTorch's current stream. `on_current_stream` and `share_me
 PyTorch in another way, as models do: they make CuPy use PyTorch's stream and PyTorch's pool of memory.
 """
 
-import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from .attention import RelativePositions
-from .attention.positions import OF_RELATIVE
+from .attention.positions import TERMS, RelativePositions
+from .operation import OPERATIONS, Operation
 
 _kernels = importlib.import_module(__package__)  # by whatever name the folder goes
 
 Tensor = torch.Tensor
+Arguments = ParamSpec("Arguments")
 
 
-class _Operation(torch.autograd.Function):
-    """One call: `compute` gives the output and what is kept for `pullback`, which gives a gradient for each tensor."""
+class _Function(torch.autograd.Function):
+    """One call of an operation, whose tensors that have a gradient are `tensors`, in the order of `names`."""
 
     @staticmethod
-    def forward(ctx: Any, compute: Callable, pullback: Callable, *tensors: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, record: Operation, given: dict[str, Any], names: tuple[str, ...], *tensors: Tensor | None
+    ) -> Any:
         with _stream_of(tensors):
-            output, *kept = compute(*map(_detached, tensors))
-        ctx.pullback, ctx.count = pullback, len(tensors)
-        ctx.save_for_backward(*tensors, *kept)
-        return output
+            detached = {name: None if it is None else it.detach() for name, it in zip(names, tensors, strict=True)}
+            result, saved = _call(getattr(_kernels, record.name), given | detached, save=True)
+        own = {id(new): old for new, old in zip(detached.values(), tensors, strict=True) if old is not None}
+        ctx.record, ctx.names, ctx.backend, ctx.saved = record, names, given["backend"], list(saved)
+        ctx.places = [place for place, value in enumerate(saved) if isinstance(value, Tensor)]
+        # PyTorch keeps the tensors: it notices when one is changed before the backward.
+        ctx.save_for_backward(*[own.get(id(saved[place]), saved[place]) for place in ctx.places])
+        for place in ctx.places:
+            ctx.saved[place] = None
+        if isinstance(result, tuple):
+            ctx.mark_non_differentiable(*[part for part in result[1:] if isinstance(part, Tensor)])
+        return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        saved = list(map(_detached, ctx.saved_tensors))
-        with _stream_of(saved):
-            gradients: Sequence[Tensor | None] = ctx.pullback(grad_output.contiguous(), *saved)
-        needed = zip(gradients, ctx.needs_input_grad[2:], strict=True)
-        return None, None, *(gradient if is_needed else None for gradient, is_needed in needed)
+    def backward(ctx: Any, grad_output: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
+        record, fields = ctx.record, list(ctx.saved)
+        for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
+            fields[place] = tensor.detach()
+        needed = dict(zip(ctx.names, ctx.needs_input_grad[3:], strict=True))
+        options = {"needs_weight": needed["weight"]} if "needs_weight" in record.options else {}
+        grad_output = grad_output.contiguous()
+        with _stream_of([grad_output]):
+            backward = getattr(_kernels, f"{record.name}_backward")
+            found = backward(grad_output, record.saves(*fields), backend=ctx.backend, **options)
+        gradients = {"grad_output": grad_output, **_by_name(record, found)}
+        gradients |= {name: gradients[source] for name, source in record.same_gradient.items()}
+        return None, None, None, *[gradients.get(name) if is_needed else None for name, is_needed in needed.items()]
+
+
+def _by_name(record: Operation, found: Any) -> dict[str, Any]:
+    """Return the gradients by the names of arguments, the fields of `relative` among them."""
+    if isinstance(found, _kernels.Gradients):
+        *found, relative = found
+        found += [getattr(relative, name, None) for name in TERMS]
+    return dict(zip(record.gradients, found if isinstance(found, list | tuple) else [found], strict=True))
+
+
+def _call(function: Callable[..., Any], given: dict[str, Any], **options: Any) -> Any:
+    """Call with the arguments by name; fields of `relative` that stand among them go there."""
+    given = dict(given)
+    if isinstance(given.get("relative"), RelativePositions):
+        terms = {name: given.pop(name) for name in TERMS if name in given}
+        given["relative"] = replace(given["relative"], **terms)
+    return function(**given, **options)
+
+
+def _differentiable(function: Callable[Arguments, Any]) -> Callable[Arguments, Tensor]:
+    """Return the operation with its gradients in PyTorch; it takes no `save`."""
+    record, signature = OPERATIONS[function.__name__], inspect.signature(function)
+    has_gradient = {*record.gradients, *record.same_gradient}
+
+    @wraps(function)
+    def differentiable(*args: Arguments.args, **options: Arguments.kwargs) -> Tensor:
+        bound = signature.bind(*args, **options)
+        bound.apply_defaults()
+        given = bound.arguments
+        if given.pop("save") or given.get("inplace"):
+            raise ValueError("save or inplace is True, expected False beside PyTorch's autograd")
+        relative = given.get("relative")
+        if isinstance(relative, RelativePositions):
+            given |= {name: getattr(relative, name) for name in TERMS}
+        # The block that is in force at the call may be over at the backward.
+        given["backend"] = given["backend"] or _kernels.get_backend()
+        names = []
+        for name, value in given.items():
+            if name not in has_gradient:
+                if isinstance(value, Tensor) and value.requires_grad:
+                    raise ValueError(f"{name} requires a gradient, and there is none for it: pass {name}.detach()")
+            elif value is None or isinstance(value, Tensor):
+                names.append(name)
+            else:
+                raise TypeError(f"{name} is of type {type(value).__name__}, expected a PyTorch tensor")
+        tensors = [given.pop(name) for name in names]
+        return _Function.apply(record, given, tuple(names), *tensors)
+
+    return differentiable
+
+
+softmax = _differentiable(_kernels.softmax)
+activation = _differentiable(_kernels.activation)
+gated_activation = _differentiable(_kernels.gated_activation)
+gelu = _differentiable(_kernels.gelu)
+linear = _differentiable(_kernels.linear)
+layer_norm = _differentiable(_kernels.layer_norm)
+dropout = _differentiable(_kernels.dropout)
+dropout_layer_norm = _differentiable(_kernels.dropout_layer_norm)
+rms_norm = _differentiable(_kernels.rms_norm)
+affine = _differentiable(_kernels.affine)
+embedding = _differentiable(_kernels.embedding)
+pooling = _differentiable(_kernels.pooling)
+cross_entropy = _differentiable(_kernels.cross_entropy)
+rotary = _differentiable(_kernels.rotary)
+attention = _differentiable(_kernels.attention)
 
 
 @contextmanager
@@ -89,250 +173,3 @@ def _stream_of(tensors: Sequence[Tensor | None]) -> AbstractContextManager:
     """PyTorch's stream for CuPy's launches, where tensors are on a GPU."""
     device = next((tensor.device for tensor in tensors if tensor is not None and tensor.is_cuda), None)
     return nullcontext() if device is None else on_current_stream(device)
-
-
-def _detached(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()
-
-
-def _backend(backend: str | None) -> str:
-    """The backend of both directions: the block that is in force at the call may be over at the backward."""
-    return backend or _kernels.get_backend()
-
-
-def _of_tensors(function: Callable) -> Callable:
-    """A function whose arguments of type Tensor are checked to be tensors: TypeError names another."""
-    signature = inspect.signature(function)
-    kinds = {name: each.annotation for name, each in signature.parameters.items()}
-    tensors = {name: kind for name, kind in kinds.items() if kind in (Tensor, Tensor | None)}
-
-    @functools.wraps(function)
-    def checked(*args: Any, **options: Any) -> Tensor:
-        given = signature.bind(*args, **options).arguments
-        for name, kind in tensors.items():
-            if name in given and not isinstance(given[name], kind):
-                raise TypeError(f"{name} is of type {type(given[name]).__name__}, expected a PyTorch tensor")
-        return function(*args, **options)
-
-    return checked
-
-
-def _check_constant(**tensors: Any) -> None:
-    """ValueError for a tensor that asks for a gradient and gets none."""
-    for name, tensor in tensors.items():
-        if isinstance(tensor, Tensor) and tensor.requires_grad:
-            raise ValueError(f"{name} requires a gradient, and there is none for it: pass {name}.detach()")
-
-
-@_of_tensors
-def softmax(input: Tensor, dim: int = -1, *, backend: str | None = None) -> Tensor:
-    """`kernels.softmax` with its gradient."""
-    options = {"dim": dim, "backend": _backend(backend)}
-
-    def compute(input: Tensor) -> tuple[Tensor, ...]:
-        output = _kernels.softmax(input, **options)
-        return output, output
-
-    def pullback(grad: Tensor, input: Tensor, output: Tensor) -> tuple[Tensor, ...]:
-        return (_kernels.softmax_backward(grad, output, **options),)
-
-    return _Operation.apply(compute, pullback, input)
-
-
-@_of_tensors
-def activation(input: Tensor, activation: str, *, backend: str | None = None) -> Tensor:
-    """`kernels.activation` with its gradient."""
-    return _elementwise("activation", input, activation=activation, backend=_backend(backend))
-
-
-@_of_tensors
-def gated_activation(input: Tensor, activation: str, *, gate: str = "first", backend: str | None = None) -> Tensor:
-    """`kernels.gated_activation` with its gradient."""
-    return _elementwise("gated_activation", input, activation=activation, gate=gate, backend=_backend(backend))
-
-
-def _elementwise(name: str, input: Tensor, **options: Any) -> Tensor:
-    forward, backward = getattr(_kernels, name), getattr(_kernels, f"{name}_backward")
-    return _Operation.apply(
-        lambda input: (forward(input, **options),),
-        lambda grad, input: (backward(grad, input, **options),),
-        input,
-    )
-
-
-@_of_tensors
-def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None, backend: str | None = None) -> Tensor:
-    """`kernels.gelu` with the gradients of input and bias."""
-    options = {"approximate": approximate, "backend": _backend(backend)}
-    return _Operation.apply(
-        lambda input, bias: (_kernels.gelu(input, bias=bias, **options),),
-        lambda grad, input, bias: _kernels.gelu_backward(grad, input, bias=bias, **options),
-        input,
-        bias,
-    )
-
-
-@_of_tensors
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str | None = None) -> Tensor:
-    """`kernels.linear` with the gradients of input, weight and bias; the weight is a tensor, not a prepared one."""
-    backend, needs_weight = _backend(backend), weight.requires_grad
-    return _Operation.apply(
-        lambda *tensors: (_kernels.linear(*tensors, backend=backend),),
-        lambda grad, *tensors: _kernels.linear_backward(grad, *tensors, needs_weight=needs_weight, backend=backend),
-        input,
-        weight,
-        bias,
-    )
-
-
-@_of_tensors
-def layer_norm(
-    input: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *,
-    residual: Tensor | None = None,
-    backend: str | None = None,
-) -> Tensor:
-    """`kernels.layer_norm` with the gradients of input, weight, bias and residual."""
-    options = {"eps": eps, "backend": _backend(backend)}
-
-    def compute(input: Tensor, residual: Tensor, *parameters: Tensor) -> tuple[Tensor]:
-        return (_kernels.layer_norm(input, *parameters, residual=residual, **options),)
-
-    def pullback(grad: Tensor, input: Tensor, residual: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        rows, *others = _kernels.layer_norm_backward(grad, input, *parameters, residual=residual, **options)
-        return rows, rows, *others
-
-    return _Operation.apply(compute, pullback, input, residual, weight, bias)
-
-
-@_of_tensors
-def rms_norm(
-    input: Tensor,
-    weight: Tensor | None = None,
-    eps: float = 1e-6,
-    *,
-    residual: Tensor | None = None,
-    backend: str | None = None,
-) -> Tensor:
-    """`kernels.rms_norm` with the gradients of input, weight and residual."""
-    options = {"eps": eps, "backend": _backend(backend)}
-
-    def compute(input: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor]:
-        return (_kernels.rms_norm(input, weight, residual=residual, **options),)
-
-    def pullback(grad: Tensor, input: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        rows, of_weight = _kernels.rms_norm_backward(grad, input, weight, residual=residual, **options)
-        return rows, rows, of_weight
-
-    return _Operation.apply(compute, pullback, input, residual, weight)
-
-
-@_of_tensors
-def embedding(input: Tensor, weight: Tensor, *, backend: str | None = None) -> Tensor:
-    """`kernels.embedding` with the gradient of the table."""
-    backend, rows = _backend(backend), len(weight)
-    return _Operation.apply(
-        lambda weight: (_kernels.embedding(input, weight, backend=backend),),
-        lambda grad, weight: (_kernels.embedding_backward(grad, input, rows, backend=backend),),
-        weight,
-    )
-
-
-@_of_tensors
-def pooling(
-    input: Tensor, cu_seqlens: Any, mode: str = "mean", *, skipped: int = 0, backend: str | None = None
-) -> Tensor:
-    """`kernels.pooling` with the gradient of the input."""
-    given, options = (cu_seqlens, mode), {"skipped": skipped, "backend": _backend(backend)}
-    return _Operation.apply(
-        lambda input: (_kernels.pooling(input, *given, **options),),
-        lambda grad, input: (_kernels.pooling_backward(grad, input, *given, **options),),
-        input,
-    )
-
-
-@_of_tensors
-def cross_entropy(
-    input: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean", backend: str | None = None
-) -> Tensor:
-    """`kernels.cross_entropy` with the gradient of the logits."""
-    options = {"ignore_index": ignore_index, "reduction": reduction, "backend": _backend(backend)}
-    return _Operation.apply(
-        lambda input: _kernels.cross_entropy(input, target, return_lse=True, **options),
-        lambda grad, input, lse: (_kernels.cross_entropy_backward(grad, input, target, lse=lse, **options),),
-        input,
-    )
-
-
-@_of_tensors
-def rotary(
-    input: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    *,
-    cu_seqlens: Any = None,
-    positions: Any = None,
-    interleaved: bool = False,
-    backend: str | None = None,
-) -> Tensor:
-    """`kernels.rotary` with the gradient of the input; the tables have none."""
-    _check_constant(cos=cos, sin=sin)
-    angles = {"cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "positions": positions}
-    options = {**angles, "interleaved": interleaved, "backend": _backend(backend)}
-    return _Operation.apply(
-        lambda input: (_kernels.rotary(input, **options),),
-        lambda grad, input: (_kernels.rotary_backward(grad, **options),),
-        input,
-    )
-
-
-@_of_tensors
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    cu_seqlens: Any = None,
-    cu_seqlens_k: Any = None,
-    attn_mask: Any = None,
-    bias: Tensor | None = None,
-    is_causal: bool = False,
-    window: int | tuple[int | None, int | None] | None = None,
-    relative: RelativePositions | None = None,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    dropout_seed: int = 0,
-    backend: str | None = None,
-) -> Tensor:
-    """`kernels.attention` with the gradients of query, key, value, bias and the floating terms of `relative`.
-
-    `attn_mask` has none; scores that are to have one are the `bias`.
-    """
-    _check_constant(attn_mask=attn_mask)
-    options = {
-        "cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k, "attn_mask": attn_mask, "is_causal": is_causal,
-        "window": window, "scale": scale, "dropout_p": dropout_p, "dropout_seed": dropout_seed,
-        "backend": _backend(backend),
-    }  # fmt: skip
-    if not isinstance(relative, RelativePositions | None):
-        raise TypeError(f"relative is of type {type(relative).__name__}, expected RelativePositions or None")
-    names = [] if relative is None else OF_RELATIVE
-
-    def given(bias: Tensor | None, terms: Sequence[Tensor | None]) -> dict[str, Any]:
-        changed = None if relative is None else replace(relative, **dict(zip(names, terms, strict=True)))
-        return {"bias": bias, "relative": changed, **options}
-
-    def compute(query: Tensor, key: Tensor, value: Tensor, bias: Any, *terms: Any) -> tuple[Tensor, ...]:
-        output, lse = _kernels.attention(query, key, value, return_lse=True, **given(bias, terms))
-        return output, output, lse
-
-    def pullback(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Any, *rest: Any) -> tuple[Any, ...]:
-        *terms, output, lse = rest
-        found = _kernels.attention_backward(grad, query, key, value, output, lse, **given(bias, terms))
-        return *found[:4], *(getattr(found.relative, name) for name in names)
-
-    terms = [getattr(relative, name) for name in names]
-    return _Operation.apply(compute, pullback, query, key, value, bias, *terms)

@@ -81,7 +81,7 @@ class Classifier(Block):
         if self.dense is not None:
             features = self.dense(run, features)
         if self.activation is not None:
-            features = functional.activation(run, features, name=self.activation)
+            features = functional.activation(run, features, activation=self.activation)
         if self.norm is not None and not self.norm_first:
             features = self.norm(run, features)
         if self.source == "mean_of_dense":

@@ -253,7 +253,7 @@ class FeedForward(Sublayer):
         """(tokens, hidden) -> (tokens, intermediate)."""
         expanded = self.expand(run, source)
         if self.gate is not None:
-            expanded = functional.gated_activation(run, expanded, name=self.activation, gate=self.gate)
+            expanded = functional.gated_activation(run, expanded, activation=self.activation, gate=self.gate)
         return drop(run, expanded, self.inner_dropout)
 
 

@@ -6,7 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bertcore.kernels.deferred import computed
+from bertcore.kernels.operation import Operation as Record
 from bertcore.tape import Pullback, Tensor, Variable
 
 if TYPE_CHECKING:
@@ -63,3 +66,44 @@ class Operation:
 def operation(*, has_step: bool = False) -> Callable[[Callable[..., tuple[Any, Pullback]]], Operation]:
     """Decorate the definition of an operation: a function that returns (output, pullback); see `Operation`."""
     return functools.partial(Operation, has_step=has_step)
+
+
+def differentiable(record: Record, *arrays: str, has_step: bool = False) -> Operation:
+    """Return the operation of a kernel's record: it computes without checks, and its pullback is the kernel's backward.
+
+    Args:
+        record: of the kernel.
+        arrays: the names of the arguments that a call takes in positions; an array left out at the end is None. All
+            other arguments of the record are given by keyword.
+        has_step: whether it takes Deferred arrays.
+    """
+    places = [arrays.index(name) if name in arrays else name for name in record.arguments]
+    sources = [record.same_gradient.get(name, name) for name in arrays]
+    takes_dtype = "dtype" in record.options
+
+    def arguments(given: tuple[Any, ...], options: dict[str, Any]) -> list[Any]:
+        given += (None,) * (len(arrays) - len(given))
+        return [options[place] if type(place) is str else given[place] for place in places]
+
+    def forward(run: Pass, *given: Any, **options: Any) -> Any:
+        return record.forward(run.backend, *arguments(given, options))
+
+    def with_pullback(run: Pass, *given: Any, **options: Any) -> tuple[Any, Pullback]:
+        output, saved = record.forward(run.backend, *arguments(given, options), save=True)
+
+        def pullback(grad: Any) -> tuple[Any, ...]:
+            of_backward = (parameter_dtype(given[0]),) if takes_dtype else ()
+            found = record.backward(run.backend, grad, saved, *of_backward)
+            found = found if type(found) is tuple else (found,)
+            gradients = dict(zip(record.gradients, found, strict=True), grad_output=grad)
+            return tuple([None if array is None else gradients[s] for array, s in zip(given, sources, strict=False)])
+
+        return output, pullback
+
+    with_pullback.__name__, with_pullback.__doc__ = record.name, f"See `kernels.{record.name}`."
+    return Operation(with_pullback, has_step=has_step).inference(forward)
+
+
+def parameter_dtype(input: Any) -> np.dtype:
+    """Return the dtype of parameter gradients: float32 for 16-bit inputs, so that sums are not rounded."""
+    return np.dtype(np.float32) if input.dtype.itemsize < 4 else input.dtype

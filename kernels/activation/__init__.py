@@ -1,17 +1,77 @@
 """Elementwise activation functions by name, and GELU with an optional bias added first, forward and backward.
 
-Two contracts over one implementation: a GELU is an activation of input + bias.
+Two contracts over one implementation, `activation(input, name, bias)`: a GELU is an activation of input + bias.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from .. import checks, dispatch
+from .. import checks
 from ..activation_names import ACTIVATIONS
+from ..arrays import Array, ArrayT
+from ..operation import Choice, Floats, Operation
 
 GELU_FORMS = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
-def activation(input: Any, activation: str, *, backend: str | None = None) -> Any:
+class ActivationSaved(NamedTuple):
+    """What `activation` keeps for its backward."""
+
+    input: Array
+    activation: str
+
+
+class GELUSaved(NamedTuple):
+    """What `gelu` keeps for its backward."""
+
+    input: Array
+    approximate: str
+    bias: Array | None
+
+
+def _activate(function: Callable[..., Any], backend: str, save: bool, input: Any, activation: str) -> Any:
+    output = function(input, activation, None)
+    return (output, ActivationSaved(input, activation)) if save else output
+
+
+def _activate_backward(function: Callable[..., Any], backend: str, grad_output: Any, saved: ActivationSaved) -> Any:
+    return function(grad_output, *saved, None)[0]
+
+
+def _gelu(function: Callable[..., Any], backend: str, save: bool, input: Any, approximate: str, bias: Any) -> Any:
+    output = function(input, GELU_FORMS[approximate], bias)
+    return (output, GELUSaved(input, approximate, bias)) if save else output
+
+
+def _gelu_backward(function: Callable[..., Any], backend: str, grad_output: Any, saved: GELUSaved) -> Any:
+    return function(grad_output, saved.input, GELU_FORMS[saved.approximate], saved.bias)
+
+
+ACTIVATION = Operation(
+    __package__,
+    "activation",
+    {"input": Floats("..."), "activation": Choice(*ACTIVATIONS)},
+    saves=ActivationSaved,
+    gradients=("input",),
+    output="input",
+    forward=_activate,
+    backward=_activate_backward,
+)
+
+GELU = Operation(
+    __package__,
+    "gelu",
+    {"input": Floats("..."), "approximate": Choice(*GELU_FORMS), "bias": Floats("width", optional=True)},
+    saves=GELUSaved,
+    gradients=("input", "bias"),
+    output="input",
+    function="activation",
+    forward=_gelu,
+    backward=_gelu_backward,
+)
+
+
+def activation(input: ArrayT, activation: str, *, save: bool = False, backend: str | None = None) -> Any:
     """The activation function of that name, elementwise.
 
     Args:
@@ -19,28 +79,27 @@ def activation(input: Any, activation: str, *, backend: str | None = None) -> An
             dtype on NumPy.
         activation: "relu", max(x, 0); "tanh"; "silu", x / (1 + exp(-x)); "gelu", the exact form; "gelu_tanh", its
             approximation by tanh.
+        save: also return what `activation_backward` needs.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`.
+        An array of the kind, shape and dtype of `input`; with `save` a pair of it and an `ActivationSaved`.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array, dtype or name.
+        TypeError: for a wrong kind of array or dtype.
+        ValueError: for an unknown name.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(__package__, backend, input=input)
-    (input,) = call.arrays
-    checks.floating(call.backend, input=input)
-    checks.choice("activation", activation, ACTIVATIONS)
-    return call.run("activation", input, activation, None)
+    return ACTIVATION.call(backend, save, input, activation)
 
 
-def activation_backward(grad_output: Any, input: Any, activation: str, *, backend: str | None = None) -> Any:
-    """grad_output times the derivative of the activation at `input` (relu's derivative at 0 is 0).
+def activation_backward(grad_output: ArrayT, saved: ActivationSaved, *, backend: str | None = None) -> ArrayT:
+    """grad_output times the derivative of the activation at the input (the derivative of relu at 0 is 0).
 
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
-        input, activation, backend: as for `activation`.
+        saved: what `activation` returned beside the output.
+        backend: as for `activation`.
 
     Returns:
         The gradient with respect to the input, of the same shape and dtype.
@@ -48,15 +107,17 @@ def activation_backward(grad_output: Any, input: Any, activation: str, *, backen
     Raises:
         As `activation`.
     """
-    call = dispatch.open_call(__package__, backend, grad_output=grad_output, input=input)
-    grad_output, input = call.arrays
-    checks.floating(call.backend, input=input, grad_output=grad_output)
-    checks.choice("activation", activation, ACTIVATIONS)
-    checks.shape(input.shape, grad_output=grad_output)
-    return call.run("activation_backward", grad_output, input, activation, None)[0]
+    return ACTIVATION.call_backward(backend, grad_output, saved)
 
 
-def gelu(input: Any, approximate: str = "none", *, bias: Any = None, backend: str | None = None) -> Any:
+def gelu(
+    input: ArrayT,
+    approximate: str = "none",
+    *,
+    bias: ArrayT | None = None,
+    save: bool = False,
+    backend: str | None = None,
+) -> Any:
     """x Phi(x) of x = input + bias, Phi being the distribution function of the standard normal.
 
     approximate="tanh" takes x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 instead (`gelu_new` in checkpoints).
@@ -67,51 +128,38 @@ def gelu(input: Any, approximate: str = "none", *, bias: Any = None, backend: st
             dtype on NumPy.
         approximate: "none" or "tanh".
         bias: (width,), added along the last axis of (..., width), or None.
+        save: also return what `gelu_backward` needs.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`.
+        An array of the kind, shape and dtype of `input`; with `save` a pair of it and a `GELUSaved`.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array, dtype, shape or form.
+        TypeError: for a wrong kind of array or dtype.
+        ValueError: for a wrong shape or form.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(__package__, backend, optional=("bias",), input=input, bias=bias)
-    input, bias = call.arrays
-    checks.floating(call.backend, input=input, bias=bias)
-    checks.choice("approximate", approximate, GELU_FORMS)
-    _check_bias(input, bias)
-    return call.run("activation", input, GELU_FORMS[approximate], bias)
+    call = GELU.open(backend, input, approximate, bias)
+    input, _, bias = call.given
+    if bias is not None:
+        if not input.ndim:
+            raise ValueError("input has shape (), expected (..., width) beside a bias")
+        checks.shape(input.shape[-1:], bias=bias)
+    return call.run(save)
 
 
-def gelu_backward(
-    grad_output: Any, input: Any, approximate: str = "none", *, bias: Any = None, backend: str | None = None
-) -> tuple[Any, Any]:
+def gelu_backward(grad_output: ArrayT, saved: GELUSaved, *, backend: str | None = None) -> tuple[ArrayT, ArrayT | None]:
     """The gradients of `gelu`.
 
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
-        input, approximate, bias, backend: as for `gelu`.
+        saved: what `gelu` returned beside the output.
+        backend: as for `gelu`.
 
     Returns:
-        (grad_input, grad_bias); grad_bias is (width,), or None if bias is.
+        (grad_input, grad_bias); grad_bias is (width,), or None if the bias is.
 
     Raises:
         As `gelu`.
     """
-    call = dispatch.open_call(
-        __package__, backend, optional=("bias",), grad_output=grad_output,
-        input=input, bias=bias,
-    )  # fmt: skip
-    grad_output, input, bias = call.arrays
-    checks.floating(call.backend, input=input, grad_output=grad_output, bias=bias)
-    checks.choice("approximate", approximate, GELU_FORMS)
-    checks.shape(input.shape, grad_output=grad_output)
-    _check_bias(input, bias)
-    return call.run("activation_backward", grad_output, input, GELU_FORMS[approximate], bias)
-
-
-def _check_bias(input: Any, bias: Any) -> None:
-    if bias is not None:
-        checks.has_axes(input=input)
-        checks.shape(input.shape[-1:], bias=bias)
+    return GELU.call_backward(backend, grad_output, saved)

@@ -1,13 +1,45 @@
-"""A scale and a shift for each column, with an optional residual added first, forward and backward."""
+"""A factor and a term for each column, with an optional residual added first, forward and backward."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from .. import checks, dispatch
+from ..arrays import Array, ArrayT
+from ..operation import Floats, Operation
 
-OPTIONAL = ("residual",)
+
+class AffineSaved(NamedTuple):
+    """What `affine` keeps for its backward."""
+
+    input: Array
+    weight: Array
+    bias: Array
+    residual: Array | None
 
 
-def affine(input: Any, weight: Any, bias: Any, *, residual: Any = None, backend: str | None = None) -> Any:
+AFFINE = Operation(
+    __package__,
+    "affine",
+    {
+        "input": Floats("... width"),
+        "weight": Floats("width"),
+        "bias": Floats("width"),
+        "residual": Floats("... width", optional=True),
+    },
+    saves=AffineSaved,
+    gradients=("input", "weight", "bias"),
+    same_gradient={"residual": "input"},
+    output="input",
+)
+
+
+def affine(
+    input: ArrayT,
+    weight: ArrayT,
+    bias: ArrayT,
+    *,
+    residual: ArrayT | None = None,
+    save: bool = False,
+    backend: str | None = None,
+) -> Any:
     """(input + residual) * weight + bias, along the last axis.
 
     MobileBERT has it in place of layer norms (Sun et al. 2020, arXiv:2004.02984, section 4.2).
@@ -17,31 +49,29 @@ def affine(input: Any, weight: Any, bias: Any, *, residual: Any = None, backend:
             NumPy. All arrays share one dtype.
         weight, bias: (width,).
         residual: of the input's shape, or None.
+        save: also return what `affine_backward` needs.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`.
+        An array of the kind, shape and dtype of `input`; with `save` a pair of it and an `AffineSaved`.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array, dtype or shape.
+        TypeError: for a wrong kind of array or dtype.
+        ValueError: for a wrong shape.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, input=input, weight=weight, bias=bias, residual=residual
-    )
-    input, weight, bias, residual = call.arrays
-    checks.rows(call.backend, input=input, weight=weight, bias=bias, residual=residual)
-    return call.run("affine", input, weight, bias, residual)
+    return AFFINE.call(backend, save, input, weight, bias, residual)
 
 
 def affine_backward(
-    grad_output: Any, input: Any, weight: Any, bias: Any, *, residual: Any = None, backend: str | None = None
-) -> tuple[Any, Any, Any]:
+    grad_output: ArrayT, saved: AffineSaved, *, backend: str | None = None
+) -> tuple[ArrayT, ArrayT, ArrayT]:
     """The gradients of `affine`.
 
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
-        input, weight, bias, residual, backend: as for `affine`.
+        saved: what `affine` returned beside the output.
+        backend: as for `affine`.
 
     Returns:
         (grad_input, grad_weight, grad_bias) of shapes (..., width), (width,) and (width,). The gradient of the residual
@@ -50,10 +80,4 @@ def affine_backward(
     Raises:
         As `affine`.
     """
-    call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, grad_output=grad_output, input=input, weight=weight, bias=bias,
-        residual=residual,
-    )  # fmt: skip
-    grad_output, input, weight, bias, residual = call.arrays
-    checks.rows(call.backend, input=input, weight=weight, bias=bias, residual=residual, grad_output=grad_output)
-    return call.run("affine_backward", grad_output, input, weight, bias, residual)
+    return AFFINE.call_backward(backend, grad_output, saved)

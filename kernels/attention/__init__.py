@@ -13,14 +13,17 @@ batch is 1. grad_bias may have size 1 along axes on which bias has a stride of 0
 gradients go.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import checks, dispatch
-from ..precision import working_dtype
+from ..arrays import Array, ArrayT
+from ..operation import AnyArray, Argument, BackwardCall, Call, Flag, Floats, Operation, Probability, Seed
 from .arguments import (
+    UNLIMITED,
     Scoring,
     broadcast_mask,
     check_compute_dtype,
@@ -32,14 +35,14 @@ from .arguments import (
     scale_or_default,
     scores_shape,
 )
-from .positions import OF_RELATIVE, RelativePositions, alibi_positions, bucketed_distances
+from .positions import OF_RELATIVE, TERMS, RelativePositions, alibi_positions, bucketed_distances
 
 __all__ = [
-    "Gradients", "RelativePositions", "alibi_positions", "attention", "attention_backward", "bucketed_distances",
+    "AttentionArguments",
+    "AttentionSaved", "Gradients", "RelativePositions", "alibi_positions", "attention", "attention_backward",
+    "bucketed_distances",
 ]  # fmt: skip
 
-_ARRAYS = ("query", "key", "value", "cu_seqlens", "cu_seqlens_k", "attn_mask", "bias", "dropout_seed")
-_OPTIONAL = (*_ARRAYS[3:], *OF_RELATIVE[1:])
 _TARGETS = ("out[0]", "out[1]", "out[2]")
 
 
@@ -53,15 +56,160 @@ class Gradients(NamedTuple):
     relative: RelativePositions | None
 
 
+class AttentionArguments(NamedTuple):
+    """The arguments of `attention` in the order of its record; those of `relative` are fields of their own."""
+
+    query: Any
+    key: Any
+    value: Any
+    cu_seqlens: Any = None
+    cu_seqlens_k: Any = None
+    attn_mask: Any = None
+    bias: Any = None
+    is_causal: bool = False
+    window: tuple[int, int] = (UNLIMITED, UNLIMITED)
+    scale: float | None = None
+    dropout_p: float = 0.0
+    dropout_seed: Any = 0
+    compute_dtype: str | None = None
+    return_lse: bool = False
+    return_probs: bool = False
+    return_components: bool = False
+    distance_rows: Any = None
+    position_key: Any = None
+    position_query: Any = None
+    query_for_position: Any = None
+    position_bias: Any = None
+    segment_ids: Any = None
+    segment_ids_k: Any = None
+    segment_scores: Any = None
+    longest: int | None = None
+
+
+class AttentionSaved(NamedTuple):
+    """What `attention` keeps for its backward: what it was given, its output and lse, as `return_lse` returns it.
+
+    Offsets, rows and segments are int32, `window` is a pair of integers, `scale` a number; cu_seqlens_k and
+    segment_ids_k are those of the queries if they were not given. The fields from distance_rows on are those of
+    `RelativePositions`, None without it.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    output: Array
+    lse: Array
+    cu_seqlens: Array | None = None
+    cu_seqlens_k: Array | None = None
+    attn_mask: Array | None = None
+    bias: Array | None = None
+    is_causal: bool = False
+    window: tuple[int, int] = (UNLIMITED, UNLIMITED)
+    scale: float | None = None
+    dropout_p: float = 0.0
+    dropout_seed: int | Array = 0
+    distance_rows: Array | None = None
+    position_key: Array | None = None
+    position_query: Array | None = None
+    query_for_position: Array | None = None
+    position_bias: Array | None = None
+    segment_ids: Array | None = None
+    segment_ids_k: Array | None = None
+    segment_scores: Array | None = None
+    longest: int | None = None
+
+
+def _forward(function: Callable[..., Any], backend: str, save: bool, *values: Any) -> Any:
+    given = AttentionArguments(*values)
+    is_packed, asked = given.cu_seqlens is not None, (given.return_probs, given.return_components)
+    query, key, value = (_four_axes(array, is_packed) for array in values[:3])
+    output, lse, probs, components = function(query, key, value, _scoring(given), *asked, given.compute_dtype)
+    if is_packed:
+        output, lse = _packed(output), lse[0]
+    result = output
+    if given.return_lse or given.return_probs or given.return_components:
+        parts = (lse, probs, components)
+        asked = (given.return_lse, *asked)
+        result = output, *[part for part, is_asked in zip(parts, asked, strict=True) if is_asked]
+    if not save:
+        return result
+    return result, AttentionSaved(*values[:3], output, lse, *values[3:12], *values[16:])
+
+
+def _backward(
+    function: Callable[..., Any], backend: str, grad_output: Any, saved: AttentionSaved, *out: Any
+) -> tuple[Any, ...]:
+    """Return the gradients of query, key, value, bias and the TERMS of `RelativePositions`."""
+    is_packed, bias = saved.cu_seqlens is not None, saved.bias
+    if bias is not None and 0 in bias.strides:  # to the backends a stride of 0 means an axis to sum the gradient over
+        saved = saved._replace(bias=bias.copy(order="C"))
+    arrays = (grad_output, *saved[:4])
+    targets = tuple(array.transpose(1, 0, 2)[None] if is_packed else array for array in out) or None
+    lse = saved.lse[None] if is_packed else saved.lse
+    given = *[_four_axes(array, is_packed) for array in arrays], lse, _scoring(saved), targets
+    *grads, grad_bias, grad_relative = function(*given)
+    if is_packed:
+        grads = [_packed(grad) for grad in grads]
+        grad_relative = _packed_relative(grad_relative)
+    if bias is not None:
+        grad_bias = _sum_to_shape(grad_bias, bias.shape)
+    return *grads, grad_bias, *[getattr(grad_relative, name, None) for name in TERMS]
+
+
+class _Window(Argument):
+    """How many keys before and after its own position a query sees: a pair, one integer for both, or None."""
+
+    def check(self, name: str, value: Any, call: Call) -> tuple[int, int]:
+        return check_window(value)
+
+
+ATTENTION = Operation(
+    __package__,
+    "attention",
+    {
+        "query": Floats(""),
+        "key": Floats(""),
+        "value": Floats(""),
+        "cu_seqlens": AnyArray("", optional=True),
+        "cu_seqlens_k": AnyArray("", optional=True),
+        "attn_mask": AnyArray("", optional=True),
+        "bias": Floats("", optional=True),
+        "is_causal": Flag(),
+        "window": _Window(),
+        "scale": Argument(),
+        "dropout_p": Probability(),
+        "dropout_seed": Seed(),
+        "compute_dtype": Argument(),
+        "return_lse": Flag(),
+        "return_probs": Flag(),
+        "return_components": Flag(),
+        "distance_rows": AnyArray("", optional=True),
+        "position_key": Floats("", optional=True),
+        "position_query": Floats("", optional=True),
+        "query_for_position": Floats("", optional=True),
+        "position_bias": Floats("", optional=True),
+        "segment_ids": AnyArray("", optional=True),
+        "segment_ids_k": AnyArray("", optional=True),
+        "segment_scores": Floats("", optional=True),
+        "longest": Argument(),
+    },
+    saves=AttentionSaved,
+    gradients=("query", "key", "value", "bias", *TERMS),
+    output="query",
+    forward=_forward,
+    backward=_backward,
+)
+
+
 def attention(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: ArrayT,
+    key: ArrayT,
+    value: ArrayT,
     *,
-    cu_seqlens: Any = None,
-    cu_seqlens_k: Any = None,
-    attn_mask: Any = None,
-    bias: Any = None,
+    cu_seqlens: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    attn_mask: Array | None = None,
+    bias: ArrayT | None = None,
     is_causal: bool = False,
     window: int | tuple[int | None, int | None] | None = None,
     relative: RelativePositions | None = None,
@@ -72,6 +220,7 @@ def attention(
     return_lse: bool = False,
     return_probs: bool = False,
     return_components: bool = False,
+    save: bool = False,
     backend: str | None = None,
 ) -> Any:
     """softmax(scale * query @ key.T + relative terms + bias + mask) @ value for each sequence and head.
@@ -90,7 +239,7 @@ def attention(
         cu_seqlens_k: the same for key and value; by default cu_seqlens.
         attn_mask: boolean, True where a query may see a key, or of the query's dtype and added to the scores. It
             broadcasts to (sequences, heads, longest query, longest key); what lies beyond a sequence is not read.
-            With cu_seqlens on a GPU nobody sees that it is shorter than the longest sequence: memory behind it is read.
+            With cu_seqlens on a GPU it is not checked to be as long as the longest sequence: memory behind it is read.
         bias: added to the scores, of the query's dtype and broadcasting as attn_mask does; has a gradient.
         is_causal: query i sees the keys j <= i of its sequence, as in PyTorch. After a memory window=(None, 0) does it.
         window: (left, right), or one integer for both: query i, which stands at the key position p = i + keys -
@@ -106,9 +255,10 @@ def attention(
             float32. Numba does so on CPUs that multiply bfloat16 faster than float32, with exponentials that are
             2^-18 off before they are rounded (2^-9), and computes in float32 on others. Not on CUDA. By default the
             arrays' dtype.
-        return_lse: also return the log-sum-exp of the scores, which `attention_backward` needs.
+        return_lse: also return the log-sum-exp of the scores.
         return_probs: also return the probabilities, before any dropout.
         return_components: also return the three scaled products that scores are the sum of. Not on CUDA.
+        save: also return what `attention_backward` needs.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
@@ -118,63 +268,37 @@ def attention(
         digits: -1e9 + log(n) is -1e9. (-inf, 0) where a query sees no key. Probabilities (sequences, heads, longest
         query, longest key) in the query's dtype, zeros beyond a sequence. The tuple (content to content, content to
         position, position to content), each like the probabilities, None where the table is None.
+        With `save` a pair of that and an `AttentionSaved`.
 
     Raises:
-        TypeError, ValueError: which argument is wrong, and what was expected.
+        TypeError: for a wrong kind of array or dtype.
+        ValueError: for a wrong shape, offset or number.
         BackendUnavailable: if the backend cannot run here.
     """
-    asked = return_lse, return_probs, return_components
-    if {*map(type, asked)} != {bool}:  # else there is nothing to check: three Python calls less
-        asked = tuple(map(checks.boolean, ("return_lse", "return_probs", "return_components"), asked))
-    if type(dropout_p) is not float or dropout_p:  # 0.0 needs no check: two Python calls less
-        dropout_p = checks.probability("dropout_p", dropout_p)
-    number, dropout_seed = checks.seed_or_array("dropout_seed", dropout_seed) if dropout_p else (0, None)
-    call = _open(backend, relative, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, dropout_seed)
-    with call.on_device():
-        inputs, scoring = _normalise(call.backend, call.arrays, relative, is_causal, window, scale)
-        check_compute_dtype(compute_dtype, call.backend, inputs[0])
-        scoring = _with_dropout(scoring, dropout_p, number, call, compute_dtype)
-        if return_components and call.backend == "cupy":
-            raise ValueError("return_components is True, but backend 'cupy' has no components: use 'numba' or 'numpy'")
-        output, lse, probs, components = call.compute("attention", *inputs, scoring, *asked[1:], compute_dtype)
-    if scoring.cu_seqlens is not None:
-        output, lse = _packed(output), lse[0]
-    parts = output, *([lse] if return_lse else []), *([probs] if return_probs else [])
-    if return_components:
-        return *call.hand_back(parts), call.hand_back(components)
-    return call.hand_back(parts if len(parts) > 1 else output)
+    call = ATTENTION.open(
+        backend, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, window, scale, dropout_p,
+        dropout_seed, compute_dtype, return_lse, return_probs, return_components, *_terms(relative),
+    )  # fmt: skip
+    with dispatch.on_device_of(call.given[0]):
+        call.given = _checked(call.backend, AttentionArguments(*call.given), save)
+    return call.run(save)
 
 
 def attention_backward(
-    grad_output: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    output: Any,
-    lse: Any,
+    grad_output: ArrayT,
+    saved: AttentionSaved,
     *,
-    cu_seqlens: Any = None,
-    cu_seqlens_k: Any = None,
-    attn_mask: Any = None,
-    bias: Any = None,
-    is_causal: bool = False,
-    window: int | tuple[int | None, int | None] | None = None,
-    relative: RelativePositions | None = None,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    dropout_seed: Any = 0,
-    out: tuple[Any, Any, Any] | None = None,
+    out: tuple[ArrayT, ArrayT, ArrayT] | None = None,
     backend: str | None = None,
 ) -> Gradients:
     """The gradients of `attention`; the probabilities are computed again from lse (Dao et al. 2022, arXiv:2205.14135).
 
     Args:
         grad_output: the gradient with respect to the output, of its shape and dtype.
-        output, lse: what `attention` returned with return_lse=True.
-        query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, window, relative, scale, dropout_p,
-            dropout_seed, backend: as for `attention`.
+        saved: what `attention` returned with save=True.
         out: arrays for the gradients of query, key and value, of their shapes and dtype, with contiguous rows and
             writable; none overlaps another array of the call. They may be views of one array. By default new ones.
+        backend: as for `attention`.
 
     Returns:
         A named tuple (query, key, value, bias, relative), each of the shape and dtype of its array, None where that is
@@ -184,105 +308,85 @@ def attention_backward(
     Raises:
         As `attention`.
     """
-    if type(dropout_p) is not float or dropout_p:  # 0.0 needs no check: two Python calls less
-        dropout_p = checks.probability("dropout_p", dropout_p)
-    number, dropout_seed = checks.seed_or_array("dropout_seed", dropout_seed) if dropout_p else (0, None)
-    call = _open(
-        backend, relative, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, dropout_seed,
-        grad_output=grad_output, output=output, lse=lse, **_named_targets(out),
-    )  # fmt: skip
-    count = len(call.arrays) - (0 if out is None else 3)
-    *arrays, grad_output, output, lse = call.arrays[:count]
-    query, bias = arrays[0], arrays[6]
-    with call.on_device():
-        if bias is not None and 0 in bias.strides:
-            arrays[6] = bias.copy(order="C")  # to the backends a stride of 0 means an axis to sum the gradient over
-        inputs, scoring = _normalise(call.backend, arrays, relative, is_causal, window, scale)
-        scoring = _with_dropout(scoring, dropout_p, number, call, None)
-        checks.floating(call.backend, query=query, grad_output=grad_output, output=output)
-        checks.shape(query.shape, grad_output=grad_output, output=output)
-        if relative is not None:
-            check_longest(relative.longest, scoring.cu_seqlens, scoring.cu_seqlens_k)
-        is_packed = scoring.cu_seqlens is not None
-        lse = _check_lse(lse, query, is_packed)
-        grad_output, output = (_four_axes(array, is_packed) for array in (grad_output, output))
-        if out is not None:
-            out = _check_targets(call.arrays[count:], arrays[:3], is_packed)
-            _check_overlap(call.arrays, relative)
-        given = grad_output, *inputs, output, lse, scoring, out
-        *grads, grad_bias, grad_relative = call.compute("attention_backward", *given)
-        if is_packed:
-            grads = [_packed(grad) for grad in grads]
-            grad_relative = _packed_relative(grad_relative)
-        if bias is not None:
-            grad_bias = _sum_to_shape(grad_bias, bias.shape)
-    if grad_relative is not None:
-        grad_relative = RelativePositions(*call.hand_back(tuple(getattr(grad_relative, it) for it in OF_RELATIVE)))
-    return Gradients(*call.hand_back((*grads, grad_bias)), grad_relative)
+    call = ATTENTION.open_backward(backend, grad_output, saved, **_named_targets(out))
+    if out is not None:
+        _check_targets(call)
+    query, key, value, bias, *terms = call.run()
+    relative = None
+    if saved.distance_rows is not None:
+        relative = RelativePositions(None, **dict(zip(TERMS, terms, strict=True)))
+    return Gradients(query, key, value, bias, relative)
 
 
-def _open(
-    backend: str | None, relative: RelativePositions | None,
-    query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k: Any, attn_mask: Any, bias: Any, dropout_seed: Any,
-    **of_backward: Any,
-) -> dispatch.Call:  # fmt: skip
-    """The call; its arrays are _ARRAYS, those of `relative` in the order of its fields, those of the backward."""
+def _terms(relative: RelativePositions | None) -> tuple[Any, ...]:
+    """Return the fields of `relative` in their order; Nones without it."""
     if relative is None:
-        terms = {}
-    elif type(relative) is RelativePositions:
-        terms = {name: getattr(relative, name) for name in OF_RELATIVE}
-    else:
+        return (None,) * (len(OF_RELATIVE) + 1)
+    if type(relative) is not RelativePositions:
         raise TypeError(f"relative is {type(relative).__qualname__}, expected RelativePositions")
-    return dispatch.open_call(
-        __package__, backend, optional=_OPTIONAL, query=query, key=key,
-        value=value, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, attn_mask=attn_mask, bias=bias,
-        dropout_seed=dropout_seed, **terms, **of_backward,
-    )  # fmt: skip
+    if relative.distance_rows is None:
+        raise TypeError("distance_rows is None, expected a NumPy, CuPy or PyTorch array")
+    return *[getattr(relative, name) for name in OF_RELATIVE], relative.longest
 
 
-def _normalise(
-    backend: str, arrays: Any, relative: RelativePositions | None, is_causal: Any, window: Any, scale: Any
-) -> tuple[tuple[Any, Any, Any], Scoring]:
-    """((query, key, value), scoring) as the backends take them, of the arrays of `_open` in their order."""
-    query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, _, *terms = arrays
-    checks.floating(backend, query=query, key=key, value=value, bias=bias)
+def _relative(given: Any) -> RelativePositions | None:
+    """Return the terms of relative position among the arguments, or among what was kept."""
+    return None if given.distance_rows is None else RelativePositions(*given[-len(OF_RELATIVE) - 1 :])
+
+
+def _checked(backend: str, given: AttentionArguments, save: bool) -> AttentionArguments:
+    """Check what the arguments say together; offsets and integers become int32."""
+    query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, *_ = given
     if attn_mask is not None and attn_mask.dtype not in (np.bool_, query.dtype):
         raise TypeError(f"attn_mask has dtype {attn_mask.dtype}, expected bool or {query.dtype} as query has")
-    is_packed = cu_seqlens is not None
-    if is_packed:
+    if cu_seqlens is not None:
         cu_seqlens, cu_seqlens_k = check_packed(query, key, value, cu_seqlens, cu_seqlens_k)
+        given = given._replace(cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k)
     else:
         check_dense(query, key, value, cu_seqlens_k)
+    relative = _relative(given)
     if relative is not None:
-        relative = _normalise_relative(backend, RelativePositions(*terms, relative.longest), query, key, is_packed)
+        given = AttentionArguments(*given[: -len(OF_RELATIVE) - 1], *_terms(check_relative(relative, query, key)))
+        if save:
+            check_longest(relative.longest, cu_seqlens, cu_seqlens_k)
+    if attn_mask is not None or given.bias is not None:
+        shape = scores_shape(query, key, cu_seqlens, cu_seqlens_k, attn_mask, given.bias)
+        broadcast_mask("attn_mask", attn_mask, shape)
+        broadcast_mask("bias", given.bias, shape)
+    check_compute_dtype(given.compute_dtype, backend, query)
+    if given.dropout_p and given.compute_dtype is not None:
+        raise ValueError(
+            f"dropout_p is {given.dropout_p}, but compute_dtype is {given.compute_dtype!r}, which has none"
+        )
+    if save and given.compute_dtype is not None:
+        raise ValueError(f"save is True, but compute_dtype is {given.compute_dtype!r}, which has no gradients")
+    if given.return_components and backend == "cupy":
+        raise ValueError("return_components is True, but backend 'cupy' has no components: use 'numba' or 'numpy'")
+    return given._replace(scale=scale_or_default(given.scale, query))
+
+
+def _scoring(given: Any) -> Scoring:
+    """Return what makes the scores, as the backends take it, of `AttentionArguments` or `AttentionSaved`."""
+    query, key, attn_mask, bias = given.query, given.key, given.attn_mask, given.bias
+    cu_seqlens, cu_seqlens_k, scale = given.cu_seqlens, given.cu_seqlens_k, given.scale
+    if cu_seqlens is not None and cu_seqlens_k is None:
+        cu_seqlens_k = cu_seqlens
     if attn_mask is not None or bias is not None:
         shape = scores_shape(query, key, cu_seqlens, cu_seqlens_k, attn_mask, bias)
         attn_mask, bias = broadcast_mask("attn_mask", attn_mask, shape), broadcast_mask("bias", bias, shape)
-    is_causal, window = checks.boolean("is_causal", is_causal), check_window(window)
-    scale = scale_or_default(scale, query)
-    scoring = Scoring(cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, window, relative, scale)
-    return (_four_axes(query, is_packed), _four_axes(key, is_packed), _four_axes(value, is_packed)), scoring
+    relative = _relative(given)
+    if relative is not None:
+        relative = _four_axes_of_terms(relative, cu_seqlens is not None)
+    scale = scale_or_default(None, query) if scale is None else scale
+    return Scoring(
+        cu_seqlens, cu_seqlens_k, attn_mask, bias, given.is_causal, given.window, relative, scale, given.dropout_p,
+        given.dropout_seed,
+    )  # fmt: skip
 
 
-def _with_dropout(scoring: Scoring, p: float, number: int, call: dispatch.Call, compute_dtype: str | None) -> Scoring:
-    """The seed is the call's array, where it has one, or else the number."""
-    if p == 0:
-        return scoring
-    seed = call.arrays[_ARRAYS.index("dropout_seed")]
-    checks.seed_array(call.backend, dropout_seed=seed)
-    scoring = scoring._replace(dropout_p=p, dropout_seed=number if seed is None else seed)
-    if compute_dtype is not None:
-        raise ValueError(f"dropout_p is {p}, but compute_dtype is {compute_dtype!r}, which has none")
-    return scoring
-
-
-def _normalise_relative(
-    backend: str, relative: RelativePositions, query: Any, key: Any, is_packed: bool
-) -> RelativePositions:
+def _four_axes_of_terms(relative: RelativePositions, is_packed: bool) -> RelativePositions:
     tables = {name: getattr(relative, name) for name in ("position_key", "position_query", "position_bias")}
     per_query = {name: getattr(relative, name) for name in ("query_for_position", "segment_scores")}
-    checks.floating(backend, query=query, **tables, **per_query)
-    relative = check_relative(relative, query, key)
     changes = {name: _unit_columns(array) for name, array in tables.items() if array is not None}
     changes |= {name: _four_axes(array, is_packed) for name, array in per_query.items() if array is not None}
     if is_packed and relative.segment_ids is not None:
@@ -321,33 +425,17 @@ def _named_targets(out: Any) -> dict[str, Any]:
     return dict(zip(_TARGETS, out, strict=True))
 
 
-def _check_overlap(arrays: Any, relative: RelativePositions | None) -> None:
-    """What the gradients of query, key and value go to, the last three arrays, overlaps no other array."""
-    of_relative = () if relative is None else OF_RELATIVE
-    names = *_ARRAYS, *of_relative, "grad_output", "output", "lse", *_TARGETS
-    named = dict(zip(names, arrays, strict=True))
-    for name in _TARGETS:
-        checks.overlaps_none(name, named)
-
-
-def _check_targets(targets: Any, arrays: Any, is_packed: bool) -> tuple[Any, ...]:
-    """Where the gradients of these arrays go, with four axes."""
-    for name, target, array in zip(_TARGETS, targets, arrays, strict=True):
+def _check_targets(call: BackwardCall) -> None:
+    """Check where the gradients of query, key and value go: of their shapes, and apart from all other arrays."""
+    named = {"grad_output": call.grad_output, **call.saved._asdict(), **call.options}
+    for name, array in zip(_TARGETS, call.saved[:3], strict=True):
+        target = named[name]
         checks.shape(array.shape, **{name: target})
         if target.dtype != array.dtype:
             raise TypeError(f"{name} has dtype {target.dtype}, expected {array.dtype}")
         checks.writable_rows(name, target)
-    return tuple(target.transpose(1, 0, 2)[None] if is_packed else target for target in targets)
-
-
-def _check_lse(lse: Any, query: Any, is_packed: bool) -> Any:
-    """lse as (batch, heads, length, 2)."""
-    expected = working_dtype(query.dtype)
-    if lse.dtype != expected:
-        raise TypeError(f"lse has dtype {lse.dtype}, expected {expected} for a query of {query.dtype}")
-    rows = (query.shape[1], query.shape[0]) if is_packed else query.shape[:3]
-    checks.shape((*rows, 2), lse=lse)
-    return lse[None] if is_packed else lse
+    for name in _TARGETS:
+        checks.overlaps_none(name, named)
 
 
 def _sum_to_shape(grad: Any, shape: tuple[int, ...]) -> Any:

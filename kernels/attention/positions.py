@@ -56,6 +56,9 @@ class RelativePositions:
     longest: int | None = None
 
 
+TERMS = ("position_key", "position_query", "query_for_position", "position_bias", "segment_scores")
+"""The fields of RelativePositions that have gradients."""
+
 OF_RELATIVE = tuple(field.name for field in fields(RelativePositions) if field.name != "longest")
 
 

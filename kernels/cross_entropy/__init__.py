@@ -1,22 +1,78 @@
-"""Cross entropy of logits against class indices, forward and backward."""
+"""The cross entropy of logits and class indices, forward and backward."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import checks, dispatch
-from ..precision import ieee_arithmetic, working_dtype
+from .. import checks
+from ..arrays import Array, ArrayT
+from ..operation import BackwardCall, Choice, Flag, Floats, Integer, Integers, Operation
+from ..precision import ieee_arithmetic
 
 REDUCTIONS = ("mean", "sum", "none")
 
 
+class CrossEntropySaved(NamedTuple):
+    """What `cross_entropy` keeps for its backward: its arguments and lse, (rows, 2), as `return_lse` returns it."""
+
+    input: Array
+    target: Array
+    lse: Array
+    ignore_index: int
+    reduction: str
+
+
+def _forward(
+    function: Callable[..., Any], backend: str, save: bool, input: Any, target: Any, ignore_index: int = -100,
+    reduction: str = "mean", return_lse: bool = False,
+) -> Any:  # fmt: skip
+    losses, lse = function(input, target, ignore_index)
+    loss = losses if reduction == "none" else _reduced(losses, target, ignore_index, reduction)
+    result = (loss, lse) if return_lse else loss
+    return (result, CrossEntropySaved(input, target, lse, ignore_index, reduction)) if save else result
+
+
+def _backward(
+    function: Callable[..., Any], backend: str, grad_output: Any, saved: CrossEntropySaved, out: Any = None
+) -> Any:
+    input, target, lse, ignore_index, reduction = saved
+    if reduction == "mean":
+        grad_output = _divided(grad_output, target, ignore_index).astype(lse.dtype)
+    grad_losses = np.broadcast_to(grad_output, target.shape).copy()  # CuPy takes the call over for its own arrays
+    return function(grad_losses, input, target, lse, ignore_index, out)
+
+
+def _output(saved: CrossEntropySaved) -> tuple[Any, Any]:
+    return saved.target.shape if saved.reduction == "none" else (), saved.lse.dtype
+
+
+CROSS_ENTROPY = Operation(
+    __package__,
+    "cross_entropy",
+    {
+        "input": Floats("rows classes"),
+        "target": Integers("rows"),
+        "ignore_index": Integer(bits=64),
+        "reduction": Choice(*REDUCTIONS),
+        "return_lse": Flag(),
+    },
+    saves=CrossEntropySaved,
+    gradients=("input",),
+    output=_output,
+    forward=_forward,
+    backward=_backward,
+)
+
+
 def cross_entropy(
-    input: Any,
-    target: Any,
+    input: ArrayT,
+    target: Array,
     *,
     ignore_index: int = -100,
     reduction: str = "mean",
     return_lse: bool = False,
+    save: bool = False,
     backend: str | None = None,
 ) -> Any:
     """log(sum(exp(input))) - input[target] for each row, and their mean or sum.
@@ -30,49 +86,38 @@ def cross_entropy(
             checked.
         ignore_index: the target of rows that do not count; need not be a class.
         reduction: "mean" over the rows that count, "sum", or "none".
-        return_lse: whether to return lse as well, for the backward.
+        return_lse: also return lse.
+        save: also return what `cross_entropy_backward` needs.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
         An array of no axes, or for "none" the losses, (rows,); of the kind of `input`, in float32 (float64 for
         float64). With `return_lse` a tuple of it and lse, (rows, 2), of the same dtype: of each row its peak and
-        log(sum(exp(input - peak))).
+        log(sum(exp(input - peak))). With `save` a pair of that and a `CrossEntropySaved`.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array, dtype, shape or reduction, and for a target that is no class
-            (which, where).
+        TypeError: for a wrong kind of array or dtype.
+        ValueError: for a wrong shape or reduction, and for a target that is not a class (which, where).
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(__package__, backend, input=input, target=target)
-    input, target = call.arrays
-    ignore_index = _check(call, input, target, ignore_index, reduction)
-    checks.boolean("return_lse", return_lse)
-    with call.on_device():
-        losses, lse = call.compute("cross_entropy", input, target, ignore_index)
-        loss = losses if reduction == "none" else _reduced(losses, target, ignore_index, reduction)
-    return call.hand_back((loss, lse) if return_lse else loss)
+    call = CROSS_ENTROPY.open(backend, input, target, ignore_index, reduction, return_lse)
+    logits, target, ignore_index, *_ = call.given
+    checks.in_range("target", target, logits.shape[1], also=ignore_index)
+    return call.run(save)
 
 
 def cross_entropy_backward(
-    grad_output: Any,
-    input: Any,
-    target: Any,
-    *,
-    lse: Any = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    out: Any = None,
-    backend: str | None = None,
-) -> Any:
+    grad_output: ArrayT, saved: CrossEntropySaved, *, out: ArrayT | None = None, backend: str | None = None
+) -> ArrayT:
     """The gradient of `cross_entropy` with respect to the logits: (softmax(input) - onehot(target)) * grad_output,
     for "mean" divided by the number of rows that count; zeros for those that do not.
 
     Args:
         grad_output: the gradient with respect to the output, of its dtype: an array of no axes, or (rows,) for "none".
-        input, target, ignore_index, reduction, backend: as for `cross_entropy`.
-        lse: what `cross_entropy` returned with return_lse=True; without it, it is computed again.
+        saved: what `cross_entropy` returned beside the output.
         out: an array for the gradient, of the shape and dtype of `input`, with contiguous rows (on Numba C-contiguous);
             it may be `input` itself, but overlap it in no other way.
+        backend: as for `cross_entropy`.
 
     Returns:
         (rows, classes), of the kind and dtype of `input`; or `out`.
@@ -80,60 +125,27 @@ def cross_entropy_backward(
     Raises:
         As `cross_entropy`.
     """
-    arrays = {"grad_output": grad_output, "input": input, "target": target, "lse": lse, "out": out}
-    call = dispatch.open_call(__package__, backend, optional=("lse", "out"), **arrays)
-    grad_output, input, target, lse, out = call.arrays
-    ignore_index = _check(call, input, target, ignore_index, reduction, out=out)
-    _check_wide("grad_output", grad_output, input)
-    _check_out(call, out, input)
-    checks.shape(target.shape if reduction == "none" else (), grad_output=grad_output)
+    call = CROSS_ENTROPY.open_backward(backend, grad_output, saved, out=out)
     if out is not None:
-        read = {"grad_output": grad_output, "target": target, "lse": lse}
-        checks.overlaps_none("out", {"out": out} | read | ({} if _is_same(out, input) else {"input": input}))
-    with call.on_device():
-        if lse is None:
-            _, lse = call.compute("cross_entropy", input, target, ignore_index)
-        else:
-            checks.shape((input.shape[0], 2), lse=lse)
-            _check_wide("lse", lse, input)
-        grad_losses = grad_output
-        if reduction == "mean":
-            grad_losses = _divided(grad_losses, target, ignore_index).astype(lse.dtype)
-        grad_losses = np.broadcast_to(grad_losses, target.shape).copy()  # CuPy takes the call over for its own arrays
-    return call.run("cross_entropy_backward", grad_losses, input, target, lse, ignore_index, out)
+        _check_out(call)
+    return call.run()
 
 
-def _check(call: dispatch.Call, input: Any, target: Any, ignore_index: Any, reduction: str, **others: Any) -> int:
-    checks.floating(call.backend, input=input, **others)
-    checks.integer(target=target)
-    checks.choice("reduction", reduction, REDUCTIONS)
-    checks.shape((None, None), input=input)
-    checks.shape(input.shape[:1], target=target)
-    ignore_index = checks.integer_number("ignore_index", ignore_index)
-    if not -(2**63) <= ignore_index < 2**63:
-        raise ValueError(f"ignore_index is {ignore_index}, expected an integer of 64 bits")
-    checks.in_range("target", target, input.shape[1], also=ignore_index)
-    return ignore_index
-
-
-def _check_wide(name: str, array: Any, input: Any) -> None:
-    expected = working_dtype(input.dtype)
-    if array.dtype != expected:
-        raise TypeError(f"{name} has dtype {array.dtype}, expected {expected} for input of {input.dtype}")
-
-
-def _check_out(call: dispatch.Call, out: Any, input: Any) -> None:
-    if out is None:
-        return
+def _check_out(call: BackwardCall) -> None:
+    input, target, lse, *_ = call.saved
+    out = call.options["out"]
+    checks.same_dtype("input", input, out=out)
     checks.shape(input.shape, out=out)
     if call.backend == "numba":
         checks.updatable(out=out)
     else:
         checks.writable_rows("out", out)
+    read = {"grad_output": call.grad_output, "target": target, "lse": lse}
+    checks.overlaps_none("out", {"out": out} | read | ({} if _is_same(out, input) else {"input": input}))
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two host arrays have the same memory for the same elements."""
+    """Return whether two host arrays have the same memory for the same elements."""
     if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
         return one is other
     return one is other or (one.ctypes.data == other.ctypes.data and one.strides == other.strides)
@@ -141,7 +153,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 @ieee_arithmetic
 def _reduced(losses: Any, target: Any, ignore_index: int, reduction: str) -> Any:
-    """The sum or the mean, of no axes."""
+    """Return the sum or the mean, an array of no axes."""
     total = losses.sum(dtype=np.float64, keepdims=True)
     if reduction == "mean":
         total = _divided(total, target, ignore_index)
@@ -150,5 +162,5 @@ def _reduced(losses: Any, target: Any, ignore_index: int, reduction: str) -> Any
 
 @ieee_arithmetic
 def _divided(value: Any, target: Any, ignore_index: int) -> Any:
-    """`value` over the number of rows that count: an array, so that on a GPU nothing waits for it."""
+    """Return `value` over the number of rows that count: an array, so that on a GPU nothing waits for it."""
     return value / (target != ignore_index).sum()

@@ -1,15 +1,58 @@
-"""Dropout with an optional residual, forward and backward."""
+"""Dropout with an optional residual added after it, forward and backward."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from .. import checks, dispatch
+from ..arrays import Array, ArrayT
+from ..operation import Floats, Operation, Probability, Seed
 
 
-def dropout(input: Any, p: float, seed: Any, *, residual: Any = None, backend: str | None = None) -> Any:
+class DropoutSaved(NamedTuple):
+    """What `dropout` keeps for its backward: no array but, on a GPU, the seed."""
+
+    p: float
+    seed: int | Array
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def _forward(
+    function: Callable[..., Any], backend: str, save: bool, input: Any, p: float, seed: Any, residual: Any
+) -> Any:
+    output = function(input, p, seed, residual)
+    return (output, DropoutSaved(p, seed, input.shape, input.dtype)) if save else output
+
+
+def _backward(function: Callable[..., Any], backend: str, grad_output: Any, saved: DropoutSaved) -> Any:
+    return function(grad_output, saved.p, saved.seed)
+
+
+DROPOUT = Operation(
+    __package__,
+    "dropout",
+    {"input": Floats("..."), "p": Probability(), "seed": Seed(), "residual": Floats("...", optional=True)},
+    saves=DropoutSaved,
+    gradients=("input",),
+    same_gradient={"residual": "grad_output"},
+    output=lambda saved: (saved.shape, saved.dtype),
+    forward=_forward,
+    backward=_backward,
+)
+
+
+def dropout(
+    input: ArrayT,
+    p: float,
+    seed: Any,
+    *,
+    residual: ArrayT | None = None,
+    save: bool = False,
+    backend: str | None = None,
+) -> Any:
     """Each element of `input` is 0 with probability p, else divided by 1 - p; then `residual` is added.
 
     Which elements are dropped is a function of their place (their number in C order) and of `seed` alone: the same on
-    every backend, with any number of threads. So nothing is kept for the backward.
+    every backend, with any number of threads. So no array is kept for the backward.
     Sources: Srivastava et al. 2014; the random bits are those of Philox 4x32-10, Salmon et al. 2011.
 
     Args:
@@ -19,33 +62,27 @@ def dropout(input: Any, p: float, seed: Any, *, residual: Any = None, backend: s
         seed: an integer of 64 bits, at least 0; on CUDA also an array of one uint64, () or (1,), which the kernel reads
             when it runs: each launch of a CUDA graph draws by what is there then.
         residual: of the shape and dtype of `input`, or None.
+        save: also return what `dropout_backward` needs.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`.
+        An array of the kind, shape and dtype of `input`; with `save` a pair of it and a `DropoutSaved`.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array, dtype, shape, probability or seed.
+        TypeError: for a wrong kind of array, dtype or seed.
+        ValueError: for a wrong shape, probability or seed.
         BackendUnavailable: if the backend cannot run here.
     """
-    number, seed = checks.seed_or_array("seed", seed)
-    call = dispatch.open_call(
-        __package__, backend, optional=("residual", "seed"), input=input,
-        residual=residual, seed=seed,
-    )  # fmt: skip
-    input, residual, seed = call.arrays
-    checks.floating(call.backend, input=input, residual=residual)
-    checks.shape(input.shape, residual=residual)
-    checks.seed_array(call.backend, seed=seed)
-    return call.run("dropout", input, checks.probability("p", p), number if seed is None else seed, residual)
+    return DROPOUT.call(backend, save, input, p, seed, residual)
 
 
-def dropout_backward(grad_output: Any, p: float, seed: Any, *, backend: str | None = None) -> Any:
+def dropout_backward(grad_output: ArrayT, saved: DropoutSaved, *, backend: str | None = None) -> ArrayT:
     """The gradient of `dropout` with respect to its input: dropout of the gradient of its output.
 
     Args:
         grad_output: the gradient with respect to the output.
-        p, seed, backend: as for `dropout`.
+        saved: what `dropout` returned beside the output.
+        backend: as for `dropout`.
 
     Returns:
         The gradient with respect to the input, of the same shape and dtype. That of the residual is grad_output.
@@ -53,12 +90,4 @@ def dropout_backward(grad_output: Any, p: float, seed: Any, *, backend: str | No
     Raises:
         As `dropout`.
     """
-    number, seed = checks.seed_or_array("seed", seed)
-    call = dispatch.open_call(
-        __package__, backend, optional=("seed",),
-        grad_output=grad_output, seed=seed,
-    )  # fmt: skip
-    grad_output, seed = call.arrays
-    checks.floating(call.backend, grad_output=grad_output)
-    checks.seed_array(call.backend, seed=seed)
-    return call.run("dropout_backward", grad_output, checks.probability("p", p), number if seed is None else seed)
+    return DROPOUT.call_backward(backend, grad_output, saved)

@@ -1,47 +1,69 @@
-"""Rows of a table by integer id, forward and backward."""
+"""Rows of a table by their numbers, forward and backward."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from .. import checks, dispatch
-from ..precision import is_bfloat16
+from .. import checks
+from ..arrays import Array, ArrayT
+from ..operation import Floats, Integers, Operation
 
 
-def embedding(input: Any, weight: Any, *, backend: str | None = None) -> Any:
+class EmbeddingSaved(NamedTuple):
+    """What `embedding` keeps for its backward."""
+
+    input: Array
+    num_embeddings: int
+
+
+def _forward(function: Callable[..., Any], backend: str, save: bool, input: Any, weight: Any) -> Any:
+    output = function(input, weight)
+    return (output, EmbeddingSaved(input, weight.shape[0])) if save else output
+
+
+EMBEDDING = Operation(
+    __package__,
+    "embedding",
+    {"input": Integers("..."), "weight": Floats("num_embeddings dim", stored=True)},
+    saves=EmbeddingSaved,
+    gradients=("weight",),
+    output=lambda saved: ((*saved.input.shape, None), None),
+    forward=_forward,
+)
+
+
+def embedding(input: Array, weight: ArrayT, *, save: bool = False, backend: str | None = None) -> Any:
     """weight[input]: the row of the table for every id.
 
     Args:
         input: integer ids from 0 to num_embeddings - 1, of any shape. On a GPU their values are not checked.
         weight: the table, (num_embeddings, dim); float32, float64 or bfloat16 on Numba, float32, float16 or bfloat16
             on CUDA, any floating dtype on NumPy.
+        save: also return what `embedding_backward` needs.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
         (*shape of input, dim), of the kind and dtype of `weight`; on NumPy and Numba float32 from a bfloat16 table.
+        With `save` a pair of it and an `EmbeddingSaved`.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array, dtype or shape, and for an id outside the table (which
-            and where).
+        TypeError: for a wrong kind of array or dtype.
+        ValueError: for a wrong shape, and for an id outside the table (which and where).
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(__package__, backend, input=input, weight=weight)
-    input, weight = call.arrays
-    if call.backend != "numba" or not is_bfloat16(weight.dtype):  # Numba widens bfloat16, but does not compute in it
-        checks.floating(call.backend, weight=weight)
-    checks.integer(input=input)
-    checks.shape((None, None), weight=weight)
+    call = EMBEDDING.open(backend, input, weight)
+    input, weight = call.given
     checks.in_range("input", input, weight.shape[0])
-    return call.run("embedding", input, weight)
+    return call.run(save)
 
 
 def embedding_backward(
-    grad_output: Any, input: Any, num_embeddings: int, *, add_to: Any = None, backend: str | None = None
-) -> Any:
+    grad_output: ArrayT, saved: EmbeddingSaved, *, add_to: ArrayT | None = None, backend: str | None = None
+) -> ArrayT:
     """The gradient of the table: each row is the sum of the gradients where its id stands, or zeros.
 
     Args:
         grad_output: the gradient with respect to the output, (*shape of input, dim).
-        input: the ids, as for `embedding`.
-        num_embeddings: the number of rows of the table.
+        saved: what `embedding` returned beside the output.
         add_to: an array of the result's shape and dtype, C-contiguous, writable and apart from the others, or None. The
             gradient is added to it in place, in the rows that occur alone, and it is returned.
         backend: as for `embedding`.
@@ -52,18 +74,11 @@ def embedding_backward(
     Raises:
         As `embedding`.
     """
-    arrays = {"grad_output": grad_output, "input": input, "add_to": add_to}
-    call = dispatch.open_call(__package__, backend, optional=("add_to",), **arrays)
-    grad_output, input, add_to = call.arrays
-    checks.floating(call.backend, grad_output=grad_output, add_to=add_to)
-    checks.integer(input=input)
-    checks.shape((*input.shape, None), grad_output=grad_output)
-    num_embeddings = checks.integer_number("num_embeddings", num_embeddings, minimum=0)
-    if num_embeddings >= 1 << 63:
-        raise ValueError(f"num_embeddings is an integer of {num_embeddings.bit_length()} bits, expected at most 63")
-    checks.in_range("input", input, num_embeddings)
+    call = EMBEDDING.open_backward(backend, grad_output, saved, add_to=add_to)
+    grad_output, add_to = call.grad_output, call.options["add_to"]
     if add_to is not None:
-        checks.shape((num_embeddings, grad_output.shape[-1]), add_to=add_to)
+        checks.same_dtype("grad_output", grad_output, add_to=add_to)
+        checks.shape((saved.num_embeddings, grad_output.shape[-1]), add_to=add_to)
         checks.updatable(add_to=add_to)
-        checks.overlaps_none("add_to", {"add_to": add_to, "grad_output": grad_output, "input": input})
-    return call.run("embedding_backward", grad_output, input, num_embeddings, add_to)
+        checks.overlaps_none("add_to", {"add_to": add_to, "grad_output": grad_output, "input": call.saved.input})
+    return call.run()

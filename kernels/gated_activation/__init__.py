@@ -1,14 +1,40 @@
-"""One half of each row times an activation of the other: the inside of gated feed-forwards, forward and backward."""
+"""An activation of one half of the last axis times the other half, forward and backward."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from .. import checks, dispatch
 from ..activation_names import ACTIVATIONS
+from ..arrays import Array, ArrayT
+from ..operation import Choice, Floats, Operation
 
 GATES = ("first", "second")
 
 
-def gated_activation(input: Any, activation: str, *, gate: str = "first", backend: str | None = None) -> Any:
+class GatedActivationSaved(NamedTuple):
+    """What `gated_activation` keeps for its backward."""
+
+    input: Array
+    activation: str
+    gate: str
+
+
+def _output(saved: GatedActivationSaved) -> tuple[Any, Any]:
+    *lead, width = saved.input.shape
+    return (*lead, width // 2), saved.input.dtype
+
+
+GATED_ACTIVATION = Operation(
+    __package__,
+    "gated_activation",
+    {"input": Floats("... width"), "activation": Choice(*ACTIVATIONS), "gate": Choice(*GATES)},
+    saves=GatedActivationSaved,
+    gradients=("input",),
+    output=_output,
+)
+
+
+def gated_activation(
+    input: ArrayT, activation: str, *, gate: str = "first", save: bool = False, backend: str | None = None
+) -> Any:
     """activation(gate) * value, the two halves of the last axis: GeGLU with "gelu", SwiGLU with "silu".
 
     Source: Shazeer 2020, arXiv:2002.05202.
@@ -18,29 +44,33 @@ def gated_activation(input: Any, activation: str, *, gate: str = "first", backen
             on NumPy.
         activation: a name that `activation` knows.
         gate: which half the activation is applied to, "first" or "second".
+        save: also return what `gated_activation_backward` needs.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
-        (..., width), of the kind and dtype of `input`.
+        (..., width), of the kind and dtype of `input`; with `save` a pair of it and a `GatedActivationSaved`.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array, dtype, shape or name.
+        TypeError: for a wrong kind of array or dtype.
+        ValueError: for a wrong shape or name.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(__package__, backend, input=input)
-    (input,) = call.arrays
-    _check(call, input, activation, gate)
-    return call.run("gated_activation", input, activation, gate)
+    call = GATED_ACTIVATION.open(backend, input, activation, gate)
+    shape = call.given[0].shape
+    if shape[-1] % 2:
+        raise ValueError(f"input has shape {shape}, expected two halves along the last axis")
+    return call.run(save)
 
 
 def gated_activation_backward(
-    grad_output: Any, input: Any, activation: str, *, gate: str = "first", backend: str | None = None
-) -> Any:
+    grad_output: ArrayT, saved: GatedActivationSaved, *, backend: str | None = None
+) -> ArrayT:
     """The gradient of `gated_activation` with respect to its input.
 
     Args:
         grad_output: the gradient with respect to the output, (..., width), of the input's dtype.
-        input, activation, gate, backend: as for `gated_activation`.
+        saved: what `gated_activation` returned beside the output.
+        backend: as for `gated_activation`.
 
     Returns:
         An array of the kind, shape and dtype of `input`.
@@ -48,17 +78,4 @@ def gated_activation_backward(
     Raises:
         As `gated_activation`.
     """
-    call = dispatch.open_call(__package__, backend, grad_output=grad_output, input=input)
-    grad_output, input = call.arrays
-    _check(call, input, activation, gate, grad_output=grad_output)
-    checks.shape((*input.shape[:-1], input.shape[-1] // 2), grad_output=grad_output)
-    return call.run("gated_activation_backward", grad_output, input, activation, gate)
-
-
-def _check(call: dispatch.Call, input: Any, activation: str, gate: str, **others: Any) -> None:
-    checks.floating(call.backend, input=input, **others)
-    checks.choice("activation", activation, ACTIVATIONS)
-    checks.choice("gate", gate, GATES)
-    checks.has_axes(input=input)
-    if input.shape[-1] % 2:
-        raise ValueError(f"input has shape {input.shape}, expected two halves along the last axis")
+    return GATED_ACTIVATION.call_backward(backend, grad_output, saved)

@@ -1,19 +1,47 @@
 """Layer normalisation over the last axis, with an optional residual added first, forward and backward."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from .. import checks, dispatch
+from ..arrays import Array, ArrayT
+from ..operation import Floats, Number, Operation, ParameterDtype
 
-OPTIONAL = ("weight", "bias", "residual")
+
+class LayerNormSaved(NamedTuple):
+    """What `layer_norm` keeps for its backward."""
+
+    input: Array
+    weight: Array | None
+    bias: Array | None
+    eps: float
+    residual: Array | None
+
+
+LAYER_NORM = Operation(
+    __package__,
+    "layer_norm",
+    {
+        "input": Floats("... width"),
+        "weight": Floats("width", optional=True),
+        "bias": Floats("width", optional=True),
+        "eps": Number(minimum=0),
+        "residual": Floats("... width", optional=True),
+    },
+    saves=LayerNormSaved,
+    gradients=("input", "weight", "bias"),
+    same_gradient={"residual": "input"},
+    output="input",
+    options={"dtype": ParameterDtype()},
+)
 
 
 def layer_norm(
-    input: Any,
-    weight: Any = None,
-    bias: Any = None,
+    input: ArrayT,
+    weight: ArrayT | None = None,
+    bias: ArrayT | None = None,
     eps: float = 1e-5,
     *,
-    residual: Any = None,
+    residual: ArrayT | None = None,
+    save: bool = False,
     backend: str | None = None,
 ) -> Any:
     """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last axis, with x = input + residual.
@@ -27,43 +55,31 @@ def layer_norm(
         weight, bias: (width,), or None for 1 and 0.
         eps: added to the variance; not negative.
         residual: added to the input before it is normalised, of the input's shape, or None.
+        save: also return what `layer_norm_backward` needs.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`.
+        An array of the kind, shape and dtype of `input`; with `save` a pair of it and a `LayerNormSaved`.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array, dtype, shape or eps.
+        TypeError: for a wrong kind of array or dtype.
+        ValueError: for a wrong shape or eps.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, input=input, weight=weight, bias=bias,
-        residual=residual,
-    )  # fmt: skip
-    input, weight, bias, residual = call.arrays
-    checks.rows(call.backend, input=input, weight=weight, bias=bias, residual=residual)
-    eps = checks.number_of(input.dtype, "eps", eps, minimum=0)
-    return call.run("layer_norm", input, weight, bias, eps, residual)
+    return LAYER_NORM.call(backend, save, input, weight, bias, eps, residual)
 
 
 def layer_norm_backward(
-    grad_output: Any,
-    input: Any,
-    weight: Any = None,
-    bias: Any = None,
-    eps: float = 1e-5,
-    *,
-    residual: Any = None,
-    dtype: Any = None,
-    backend: str | None = None,
-) -> tuple[Any, Any, Any]:
+    grad_output: ArrayT, saved: LayerNormSaved, *, dtype: Any = None, backend: str | None = None
+) -> tuple[ArrayT, ArrayT | None, ArrayT | None]:
     """The gradients of `layer_norm`; mean and variance are computed again from the input.
 
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
-        input, weight, bias, eps, residual, backend: as for `layer_norm`.
+        saved: what `layer_norm` returned beside the output.
         dtype: of the gradients of weight and bias: that of `input`, by default, or float32 for an input of lower
             precision.
+        backend: as for `layer_norm`.
 
     Returns:
         (grad_input, grad_weight, grad_bias) of shapes (..., width), (width,) and (width,); the gradient of an absent
@@ -72,12 +88,4 @@ def layer_norm_backward(
     Raises:
         As `layer_norm`.
     """
-    call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, grad_output=grad_output,
-        input=input, weight=weight, bias=bias, residual=residual,
-    )  # fmt: skip
-    grad_output, input, weight, bias, residual = call.arrays
-    checks.rows(call.backend, input=input, weight=weight, bias=bias, residual=residual, grad_output=grad_output)
-    eps = checks.number_of(input.dtype, "eps", eps, minimum=0)
-    dtype = checks.gradient_dtype(input, dtype)
-    return call.run("layer_norm_backward", grad_output, input, weight, bias, eps, residual, dtype)
+    return LAYER_NORM.call_backward(backend, grad_output, saved, dtype=dtype)

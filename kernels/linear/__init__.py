@@ -1,18 +1,97 @@
 """Affine map with a weight prepared once and optional bias, activation and residual, forward and backward."""
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import checks, dispatch
+from ..activation import ACTIVATION, ActivationSaved
 from ..activation_names import ACTIVATIONS
+from ..arrays import Array, ArrayT
+from ..operation import Argument, Call, Choice, Flag, Floats, Operation, ParameterDtype, check_axes
 from ..precision import bfloat16, is_bfloat16
 from .prepared import LOW_PRECISION, PreparedWeight, group_count, is_grouped
 
-OPTIONAL = ("bias", "residual")
-ACTIVATIONS_OR_NONE = (None, *ACTIVATIONS)
 MOST_INT8_FEATURES = 2**16  # 255 * 127 * 2^16 is the longest sum that fits an int32
+
+
+class LinearSaved(NamedTuple):
+    """What `linear` keeps for its backward; `before` is what the activation takes, None without one."""
+
+    input: Array
+    weight: Any
+    bias: Array | None
+    before: Array | None
+    activation: str | None
+
+
+class _Weight(Argument):
+    """(out_features, in_features): an array of the input's dtype, or a prepared weight that takes that."""
+
+    is_array = True
+    plain = (PreparedWeight,)
+
+    def check(self, name: str, weight: Any, call: Call) -> Any:
+        input = call.given[0]
+        if weight is None:
+            raise TypeError(f"{name} is None, expected an array or a prepared weight")
+        if isinstance(weight, PreparedWeight) and weight.takes_float32 and input.dtype != weight.dtype:
+            if input.dtype != np.float32:
+                expected = f"expected float32 for a weight prepared as {weight.dtype}"
+                raise TypeError(f"input has dtype {input.dtype}, {expected}")
+        elif weight.dtype != input.dtype:
+            raise TypeError(f"{name} has dtype {weight.dtype}, expected {input.dtype} as input has")
+        check_axes(name, tuple(weight.shape), ("out_features", "in_features"), call.sizes)
+        return weight
+
+
+def _forward(
+    function: Callable[..., Any], backend: str, save: bool, input: Any, weight: Any, bias: Any = None,
+    activation: str | None = None, residual: Any = None,
+) -> Any:  # fmt: skip
+    if not save:
+        output = function(_rows(input), weight, bias, activation, None if residual is None else _rows(residual))
+        return output if input.ndim == 2 else output.reshape((*input.shape[:-1], weight.shape[0]))
+    before = function(_rows(input), weight, bias, None, None)
+    if input.ndim != 2:
+        before = before.reshape((*input.shape[:-1], weight.shape[0]))
+    saved = LinearSaved(input, weight, bias, None if activation is None else before, activation)
+    output = before if activation is None else ACTIVATION.forward(backend, before, activation)
+    return output if residual is None else output + residual, saved
+
+
+def _backward(
+    function: Callable[..., Any], backend: str, grad_output: Any, saved: LinearSaved, needs_weight: bool, dtype: Any
+) -> Any:
+    input, weight, bias, before, activation = saved
+    if isinstance(weight, PreparedWeight) and weight.dtype == np.int8:
+        raise TypeError("weight is prepared as int8, which has no gradients: expected float32, float64 or bfloat16")
+    if activation is not None:
+        grad_output = ACTIVATION.backward(backend, grad_output, ActivationSaved(before, activation))
+    grad_input, *others = function(_rows(grad_output), _rows(input), weight, bias, needs_weight, dtype)
+    return grad_input if input.ndim == 2 else grad_input.reshape(input.shape), *others
+
+
+LINEAR = Operation(
+    __package__,
+    "linear",
+    {
+        "input": Floats("... in_features"),
+        "weight": _Weight(),
+        "bias": Floats("out_features", optional=True),
+        "activation": Choice(None, *ACTIVATIONS),
+        "residual": Floats("... out_features", optional=True),
+    },
+    saves=LinearSaved,
+    gradients=("input", "weight", "bias"),
+    same_gradient={"residual": "grad_output"},
+    output=lambda saved: ((*saved.input.shape[:-1], saved.weight.shape[0]), saved.input.dtype),
+    options={"needs_weight": Flag(), "dtype": ParameterDtype()},
+    forward=_forward,
+    backward=_backward,
+)
 
 
 def quantize_weight(weight: Any, *, per_group: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -138,12 +217,13 @@ def _converted(weight: Any, dtype: str | None) -> tuple[Any, Any]:
 
 
 def linear(
-    input: Any,
+    input: ArrayT,
     weight: Any,
-    bias: Any = None,
+    bias: ArrayT | None = None,
     *,
     activation: str | None = None,
-    residual: Any = None,
+    residual: ArrayT | None = None,
+    save: bool = False,
     backend: str | None = None,
 ) -> Any:
     """activation(input @ weight.T + bias) + residual.
@@ -157,71 +237,58 @@ def linear(
         bias: (out_features,) or None.
         activation: a name that `activation` knows, or None.
         residual: (..., out_features), added last, or None.
+        save: also return what `linear_backward` needs; the activation and the residual then are not fused.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`), and if that is "auto"
             the one a prepared weight belongs to.
 
     Returns:
         (..., out_features), of the kind and dtype of `input`. On CUDA rows of 4,096 numbers or more begin on 16-byte
-        boundaries, so that they may lie apart.
+        boundaries, so that they may lie apart. With `save` a pair of it and a `LinearSaved`.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array, dtype or shape, and for a weight prepared for another backend.
+        TypeError: for a wrong kind of array or dtype.
+        ValueError: for a wrong shape, and for a weight prepared for another backend.
         BackendUnavailable: if the backend cannot run here.
     """
-    call, weight = _open_call(weight, backend, input=input, bias=bias, residual=residual)
-    input, bias, residual = call.arrays[:3]
-    checks.choice("activation", activation, ACTIVATIONS_OR_NONE)
-    out_features = _check(call, input, weight, bias=bias, residual=residual)
-    shape = (*input.shape[:-1], out_features)
-    checks.shape(shape, residual=residual)
-    rows, residual = _rows(input), None if residual is None else _rows(residual)
-    output = call.compute("linear", rows, weight, bias, activation, residual)
-    return call.hand_back(output if input.ndim == 2 else output.reshape(shape))
+    return LINEAR.call(_backend_of(weight, backend), save, input, weight, bias, activation, residual)
 
 
 def linear_backward(
-    grad_output: Any,
-    input: Any,
-    weight: Any,
-    bias: Any = None,
+    grad_output: ArrayT,
+    saved: LinearSaved,
     *,
     needs_weight: bool = True,
     dtype: Any = None,
     backend: str | None = None,
-) -> tuple[Any, Any, Any]:
-    """The gradients of input @ weight.T + bias.
+) -> tuple[ArrayT, ArrayT | None, ArrayT | None]:
+    """The gradients of `linear`.
 
     Args:
         grad_output: the gradient with respect to the output, (..., out_features), of the input's dtype.
-        input, weight, bias, backend: as for `linear`. A prepared weight is also prepared for this direction at the
+        saved: what `linear` returned beside the output. A prepared weight is also prepared for this direction at the
             first call, and keeps that form: it is packed once for any number of forwards and backwards. Beside one in
             bfloat16 the factors of both products are rounded as in `linear`; the gradients are float32. int8 has none.
         needs_weight: whether grad_weight, half of the work, is computed: not for a weight that is not trained.
         dtype: of the gradients of weight and bias: that of `input`, by default, or float32 for an input of lower
             precision.
+        backend: as for `linear`.
 
     Returns:
         (grad_input, grad_weight, grad_bias) of shapes (..., in_features), (out_features, in_features) and
-        (out_features,); grad_bias is None if bias is, grad_weight if it is not needed.
+        (out_features,); grad_bias is None if the bias is, grad_weight if it is not needed. The gradient of the residual
+        is grad_output.
 
     Raises:
         As `linear`.
     """
-    if isinstance(weight, PreparedWeight) and weight.dtype == np.int8:
-        raise TypeError("weight is prepared as int8, which has no gradients: expected float32, float64 or bfloat16")
-    call, weight = _open_call(weight, backend, input=input, grad_output=grad_output, bias=bias)
-    checks.boolean("needs_weight", needs_weight)
-    input, grad_output, bias = call.arrays[:3]
-    out_features = _check(call, input, weight, grad_output=grad_output, bias=bias)
-    checks.shape((*input.shape[:-1], out_features), grad_output=grad_output)
-    arrays, dtype = (_rows(grad_output), _rows(input), weight, bias), checks.gradient_dtype(input, dtype)
-    grad_input, grad_weight, grad_bias = call.compute("linear_backward", *arrays, needs_weight, dtype)
-    return call.hand_back((grad_input.reshape(input.shape), grad_weight, grad_bias))
+    if type(saved) is LinearSaved:
+        backend = _backend_of(saved.weight, backend)
+    return LINEAR.call_backward(backend, grad_output, saved, needs_weight=needs_weight, dtype=dtype)
 
 
 def linear_weight_gradient(
-    grad_output: Any, input: Any, *, dtype: Any = None, add_to: Any = None, backend: str | None = None
-) -> Any:
+    grad_output: ArrayT, input: ArrayT, *, dtype: Any = None, add_to: ArrayT | None = None, backend: str | None = None
+) -> ArrayT:
     """grad_output.T @ input, the gradient of a weight of `linear`, summed in float32 (float64 for float64) and rounded
     once: to that of parameters in float32 beside arrays of 16 bits not at all.
 
@@ -253,42 +320,17 @@ def linear_weight_gradient(
     return call.run("linear_weight_gradient", _rows(grad_output), _rows(input), dtype, add_to)
 
 
-def _open_call(weight: Any, backend: str | None, **arrays: Any) -> tuple[dispatch.Call, Any]:
-    """The call, on the backend that a prepared weight belongs to, and the weight as a native array or prepared."""
+def _backend_of(weight: Any, backend: str | None) -> str | None:
+    """Return the backend of the call: the one that a prepared weight belongs to; ValueError for another choice."""
     if not isinstance(weight, PreparedWeight):
-        call = dispatch.open_call(__package__, backend, optional=OPTIONAL, **arrays, weight=weight)
-        return call, call.arrays[-1]
+        return backend
     chosen = backend or dispatch.get_backend()
     if chosen not in (dispatch.AUTO, weight.backend):
         raise ValueError(
             f"weight was prepared for backend {weight.backend!r}, but this call runs on {chosen!r}: "
             f"prepare_weight(weight.to_array(), backend={chosen!r}) makes one for it"
         )
-    if weight.backend == "cupy":
-        arrays["weight"] = weight.array
-    return dispatch.open_call(__package__, weight.backend, optional=OPTIONAL, **arrays), weight
-
-
-def _check(call: dispatch.Call, input: Any, weight: Any, *, bias: Any, **others: Any) -> int:
-    """Check what `linear` and its backward share; the number of output features."""
-    if isinstance(weight, PreparedWeight) and weight.takes_float32 and input.dtype != weight.dtype:
-        _check_float32(weight, input=input, bias=bias, **others)
-    else:
-        checks.floating(call.backend, input=input, weight=weight, bias=bias, **others)
-    checks.has_axes(input=input)
-    if len(weight.shape) != 2 or weight.shape[1] != input.shape[-1]:
-        raise ValueError(
-            f"weight has shape {tuple(weight.shape)}, expected (out_features, {input.shape[-1]}) "
-            f"for input of shape {input.shape}"
-        )
-    checks.shape((weight.shape[0],), bias=bias)
-    return weight.shape[0]
-
-
-def _check_float32(weight: PreparedWeight, **arrays: Any) -> None:
-    for name, array in arrays.items():
-        if array is not None and array.dtype != np.float32:
-            raise TypeError(f"{name} has dtype {array.dtype}, expected float32 for a weight prepared as {weight.dtype}")
+    return weight.backend
 
 
 def _rows(array: Any) -> Any:

@@ -1,19 +1,46 @@
-"""One vector for each packed sequence, from those of its tokens, forward and backward."""
+"""One vector for each packed sequence, forward and backward."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from .. import checks, dispatch
+from ..arrays import Array, ArrayT
+from ..operation import Choice, Floats, Integer, Offsets, Operation, ResultDtype
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 
 
+class PoolingSaved(NamedTuple):
+    """What `pooling` keeps for its backward."""
+
+    input: Array
+    cu_seqlens: Array
+    mode: str
+    skipped: int
+
+
+POOLING = Operation(
+    __package__,
+    "pooling",
+    {
+        "input": Floats("tokens width"),
+        "cu_seqlens": Offsets(of="input"),
+        "mode": Choice(*MODES),
+        "skipped": Integer(minimum=0),
+        "dtype": ResultDtype(),
+    },
+    saves=PoolingSaved,
+    gradients=("input",),
+    output=lambda saved: ((saved.cu_seqlens.shape[0] - 1, saved.input.shape[1]), saved.input.dtype),
+)
+
+
 def pooling(
-    input: Any,
-    cu_seqlens: Any,
+    input: ArrayT,
+    cu_seqlens: Array,
     mode: str = "mean",
     *,
     skipped: int = 0,
     dtype: Any = None,
+    save: bool = False,
     backend: str | None = None,
 ) -> Any:
     """A vector for each sequence: the mean of its tokens, or another mode; zeros for one without tokens.
@@ -30,36 +57,27 @@ def pooling(
         mode: one of MODES, as sentence-transformers calls them.
         skipped: how many of the first tokens of each sequence do not count, at least 0.
         dtype: of the result, which is computed in float32 from half precision; by default that of `input`.
+        save: also return what `pooling_backward` needs.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
-        (sequences, width), of the kind of `input`.
+        (sequences, width), of the kind of `input`; with `save` a pair of it and a `PoolingSaved`.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array, dtype, shape, offset or mode.
+        TypeError: for a wrong kind of array or dtype.
+        ValueError: for a wrong shape, offset or mode.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(__package__, backend, input=input, cu_seqlens=cu_seqlens)
-    input, cu_seqlens = call.arrays
-    cu_seqlens, skipped = _checked(call.backend, input, cu_seqlens, mode, skipped)
-    dtype = input.dtype if dtype is None else checks.floating_dtype("dtype", dtype)
-    return call.run("pooling", input, cu_seqlens, mode, skipped, dtype)
+    return POOLING.call(backend, save, input, cu_seqlens, mode, skipped, dtype)
 
 
-def pooling_backward(
-    grad_output: Any,
-    input: Any,
-    cu_seqlens: Any,
-    mode: str = "mean",
-    *,
-    skipped: int = 0,
-    backend: str | None = None,
-) -> Any:
-    """The gradient of the tokens; of "max" the first of the largest has it.
+def pooling_backward(grad_output: ArrayT, saved: PoolingSaved, *, backend: str | None = None) -> ArrayT:
+    """The gradient of the tokens; for "max" the first of the largest gets it.
 
     Args:
         grad_output: the gradient with respect to the output, (sequences, width), of the dtype of `input`.
-        input, cu_seqlens, mode, skipped, backend: as for `pooling`.
+        saved: what `pooling` returned beside the output.
+        backend: as for `pooling`.
 
     Returns:
         (tokens, width), of the kind and dtype of `input`.
@@ -67,17 +85,4 @@ def pooling_backward(
     Raises:
         As `pooling`.
     """
-    call = dispatch.open_call(__package__, backend, grad_output=grad_output, input=input, cu_seqlens=cu_seqlens)
-    grad_output, input, cu_seqlens = call.arrays
-    cu_seqlens, skipped = _checked(call.backend, input, cu_seqlens, mode, skipped)
-    checks.floating(call.backend, grad_output=grad_output, input=input)
-    checks.shape((cu_seqlens.shape[0] - 1, input.shape[1]), grad_output=grad_output)
-    return call.run("pooling_backward", grad_output, input, cu_seqlens, mode, skipped)
-
-
-def _checked(backend: str, input: Any, cu_seqlens: Any, mode: str, skipped: int) -> tuple[Any, int]:
-    checks.floating(backend, input=input)
-    checks.shape((None, None), input=input)
-    checks.choice("mode", mode, MODES)
-    cu_seqlens = checks.offsets("cu_seqlens", cu_seqlens, "input", input.shape[0])
-    return cu_seqlens, checks.integer_number("skipped", skipped, minimum=0)
+    return POOLING.call_backward(backend, grad_output, saved)

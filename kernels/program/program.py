@@ -50,7 +50,7 @@ class Program:
         memory.is_shared = True
         return Deferred(self, array, memory)
 
-    def call(self, module: Any, function: str, args: tuple[Any, ...]) -> Any:
+    def call(self, module: Any, function: str, *args: Any) -> Any:
         """Note a step for `function` of an implementation; without a deferred form that suits, compute at once."""
         args = tuple(arg.result() if type(arg) is Deferred and arg.recorder is not self else arg for arg in args)
         form = _compiled().DEFERRED_FORMS.get(function)

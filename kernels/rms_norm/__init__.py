@@ -1,14 +1,44 @@
-"""Root mean square normalisation over the last axis, with an optional residual added first, forward and backward."""
+"""Root-mean-square normalisation over the last axis, with an optional residual added first, forward and backward."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from .. import checks, dispatch
+from ..arrays import Array, ArrayT
+from ..operation import Floats, Number, Operation
 
-OPTIONAL = ("weight", "residual")
+
+class RMSNormSaved(NamedTuple):
+    """What `rms_norm` keeps for its backward."""
+
+    input: Array
+    weight: Array | None
+    eps: float
+    residual: Array | None
+
+
+RMS_NORM = Operation(
+    __package__,
+    "rms_norm",
+    {
+        "input": Floats("... width"),
+        "weight": Floats("width", optional=True),
+        "eps": Number(minimum=0),
+        "residual": Floats("... width", optional=True),
+    },
+    saves=RMSNormSaved,
+    gradients=("input", "weight"),
+    same_gradient={"residual": "input"},
+    output="input",
+)
 
 
 def rms_norm(
-    input: Any, weight: Any = None, eps: float = 1e-6, *, residual: Any = None, backend: str | None = None
+    input: ArrayT,
+    weight: ArrayT | None = None,
+    eps: float = 1e-6,
+    *,
+    residual: ArrayT | None = None,
+    save: bool = False,
+    backend: str | None = None,
 ) -> Any:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, with x = input + residual.
 
@@ -20,52 +50,35 @@ def rms_norm(
         weight: (width,), or None for 1.
         eps: added to the mean square; not negative.
         residual: added to the input before it is normalised, of the input's shape, or None.
+        save: also return what `rms_norm_backward` needs.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`.
+        An array of the kind, shape and dtype of `input`; with `save` a pair of it and an `RMSNormSaved`.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array, dtype, shape or eps.
+        TypeError: for a wrong kind of array or dtype.
+        ValueError: for a wrong shape or eps.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, input=input, weight=weight,
-        residual=residual,
-    )  # fmt: skip
-    input, weight, residual = call.arrays
-    checks.rows(call.backend, input=input, weight=weight, residual=residual)
-    eps = checks.number_of(input.dtype, "eps", eps, minimum=0)
-    return call.run("rms_norm", input, weight, eps, residual)
+    return RMS_NORM.call(backend, save, input, weight, eps, residual)
 
 
 def rms_norm_backward(
-    grad_output: Any,
-    input: Any,
-    weight: Any = None,
-    eps: float = 1e-6,
-    *,
-    residual: Any = None,
-    backend: str | None = None,
-) -> tuple[Any, Any]:
+    grad_output: ArrayT, saved: RMSNormSaved, *, backend: str | None = None
+) -> tuple[ArrayT, ArrayT | None]:
     """The gradients of `rms_norm`; the mean square is computed again from the input.
 
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
-        input, weight, eps, residual, backend: as for `rms_norm`.
+        saved: what `rms_norm` returned beside the output.
+        backend: as for `rms_norm`.
 
     Returns:
-        (grad_input, grad_weight) of shapes (..., width) and (width,); grad_weight is None if weight is. The gradient of
-        the residual equals grad_input.
+        (grad_input, grad_weight) of shapes (..., width) and (width,); grad_weight is None if the weight is. The
+        gradient of the residual equals grad_input.
 
     Raises:
         As `rms_norm`.
     """
-    call = dispatch.open_call(
-        __package__, backend, optional=OPTIONAL, grad_output=grad_output,
-        input=input, weight=weight, residual=residual,
-    )  # fmt: skip
-    grad_output, input, weight, residual = call.arrays
-    checks.rows(call.backend, input=input, weight=weight, residual=residual, grad_output=grad_output)
-    eps = checks.number_of(input.dtype, "eps", eps, minimum=0)
-    return call.run("rms_norm_backward", grad_output, input, weight, eps, residual)
+    return RMS_NORM.call_backward(backend, grad_output, saved)

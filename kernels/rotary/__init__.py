@@ -1,24 +1,70 @@
-"""Rotary position embeddings, forward and backward, and the tables of their angles."""
+"""Rotary position embeddings, forward and backward."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import checks, dispatch
-from ..precision import working_dtype
+from .. import checks
+from ..arrays import Array, ArrayT
+from ..operation import Call, Flag, Floats, Integers, Offsets, Operation, Wide
 
-OPTIONAL = ("cu_seqlens", "positions")
+
+class RotarySaved(NamedTuple):
+    """What `rotary` keeps for its backward: the angles, and the shape and dtype of the input."""
+
+    cos: Array
+    sin: Array
+    cu_seqlens: Array | None
+    positions: Array | None
+    interleaved: bool
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def _forward(function: Callable[..., Any], backend: str, save: bool, input: Any, *angles: Any) -> Any:
+    *angles, inplace = angles
+    output = function(input, *angles, inplace)
+    return (output, RotarySaved(*angles, input.shape, input.dtype)) if save else output
+
+
+def _backward(
+    function: Callable[..., Any], backend: str, grad_output: Any, saved: RotarySaved, inplace: bool = False
+) -> Any:
+    return function(grad_output, *saved[:5], inplace)
+
+
+ROTARY = Operation(
+    __package__,
+    "rotary",
+    {
+        "input": Floats("..."),
+        "cos": Wide("rows pairs"),
+        "sin": Wide("rows pairs"),
+        "cu_seqlens": Offsets(of="input", optional=True),
+        "positions": Integers("tokens", optional=True),
+        "interleaved": Flag(),
+        "inplace": Flag(),
+    },
+    saves=RotarySaved,
+    gradients=("input",),
+    output=lambda saved: (saved.shape, saved.dtype),
+    options={"inplace": Flag()},
+    forward=_forward,
+    backward=_backward,
+)
 
 
 def rotary(
-    input: Any,
-    cos: Any,
-    sin: Any,
+    input: ArrayT,
+    cos: Array,
+    sin: Array,
     *,
-    cu_seqlens: Any = None,
-    positions: Any = None,
+    cu_seqlens: Array | None = None,
+    positions: Array | None = None,
     interleaved: bool = False,
     inplace: bool = False,
+    save: bool = False,
     backend: str | None = None,
 ) -> Any:
     """Each token's heads, turned pair by pair by the angles of the token's position.
@@ -38,38 +84,33 @@ def rotary(
         positions: integers, (tokens,), rows of the tables; instead of cu_seqlens. On a GPU neither is checked.
         interleaved: which elements are a pair.
         inplace: write to `input`, which is then returned, and not to a new array.
+        save: also return what `rotary_backward` needs.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`.
+        An array of the kind, shape and dtype of `input`; with `save` a pair of it and a `RotarySaved`.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array, dtype or shape, for a position beyond the tables, and for an
-            input that cannot be written to if `inplace`.
+        TypeError: for a wrong kind of array or dtype.
+        ValueError: for a wrong shape, a position beyond the tables, and an input that cannot be written to if
+            `inplace`.
         BackendUnavailable: if the backend cannot run here.
     """
-    angles = {"cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "positions": positions}
-    call, checked = _open("rotary", {"input": input} | angles, interleaved, inplace, backend)
-    return call.run("rotary", *checked, bool(interleaved), bool(inplace))
+    call = ROTARY.open(backend, input, cos, sin, cu_seqlens, positions, interleaved, inplace)
+    _check(call)
+    return call.run(save)
 
 
 def rotary_backward(
-    grad_output: Any,
-    cos: Any,
-    sin: Any,
-    *,
-    cu_seqlens: Any = None,
-    positions: Any = None,
-    interleaved: bool = False,
-    inplace: bool = False,
-    backend: str | None = None,
-) -> Any:
+    grad_output: ArrayT, saved: RotarySaved, *, inplace: bool = False, backend: str | None = None
+) -> ArrayT:
     """The gradient of `rotary` with respect to its input: the gradient of the output, turned back.
 
     Args:
         grad_output: the gradient with respect to the output, of its shape and dtype.
+        saved: what `rotary` returned beside the output.
         inplace: write to `grad_output`.
-        cos, sin, cu_seqlens, positions, interleaved, backend: as for `rotary`.
+        backend: as for `rotary`.
 
     Returns:
         An array of the kind, shape and dtype of `grad_output`.
@@ -77,57 +118,38 @@ def rotary_backward(
     Raises:
         As `rotary`.
     """
-    angles = {"cos": cos, "sin": sin, "cu_seqlens": cu_seqlens, "positions": positions}
-    call, checked = _open("rotary_backward", {"grad_output": grad_output} | angles, interleaved, inplace, backend)
-    return call.run("rotary_backward", *checked, bool(interleaved), bool(inplace))
+    call = ROTARY.open_backward(backend, grad_output, saved, inplace=inplace)
+    if call.options["inplace"]:
+        _check_writable("grad_output", call.grad_output)
+    return call.run()
 
 
-def _open(
-    function: str, arrays: dict[str, Any], interleaved: bool, inplace: bool, backend: str | None
-) -> tuple[dispatch.Call, tuple[Any, ...]]:
-    """The call and its checked arrays; the first of them is what it turns."""
-    call = dispatch.open_call(__package__, backend, optional=OPTIONAL, **arrays)
-    return call, _check(call, next(iter(arrays)), *call.arrays, interleaved, inplace)
-
-
-def _check(
-    call: dispatch.Call, name: str, array: Any, cos: Any, sin: Any, cu_seqlens: Any, positions: Any, interleaved: Any,
-    inplace: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    checks.floating(call.backend, **{name: array})
-    checks.boolean("interleaved", interleaved)
-    checks.boolean("inplace", inplace)
-    if array.ndim not in (3, 4):
-        raise ValueError(f"{name} has shape {array.shape}, expected (tokens, heads, head_dim) or one axis more")
-    _check_tables(array, cos, sin)
-    if inplace and not getattr(getattr(array, "flags", None), "writeable", True):
-        raise ValueError(f"{name} is read-only, expected an array that can be written to with inplace=True")
-    if inplace and checks.is_broadcast(array):
-        raise ValueError(f"{name} is broadcast, expected an array that can be changed with inplace=True")
-    tokens, rows = array.shape[0], cos.shape[0]
+def _check(call: Call) -> None:
+    """Check what tables, positions and the shape of the input say together."""
+    input, cos, _, cu_seqlens, positions, _, inplace = call.given
+    if input.ndim not in (3, 4):
+        raise ValueError(f"input has shape {input.shape}, expected (tokens, heads, head_dim) or one axis more")
+    if 2 * cos.shape[1] > input.shape[-1]:
+        raise ValueError(f"cos has shape {cos.shape}, expected at most {input.shape[-1] // 2} columns: head_dim / 2")
+    if inplace:
+        _check_writable("input", input)
+    tokens, rows = input.shape[0], cos.shape[0]
     if positions is not None:
         if cu_seqlens is not None:
             raise ValueError("positions and cu_seqlens are both given, expected one of them")
-        checks.integer(positions=positions)
         checks.shape((tokens,), positions=positions)
         checks.in_range("positions", positions, rows)
-        return array, cos, sin, None, positions
+        return
     longest = tokens
     if cu_seqlens is not None:
-        cu_seqlens = checks.offsets("cu_seqlens", cu_seqlens, name, tokens)
         on_host = isinstance(cu_seqlens, np.ndarray)
         longest = int((cu_seqlens[1:] - cu_seqlens[:-1]).max(initial=0)) if on_host and rows < tokens else 0
     if longest > rows:
         raise ValueError(f"cos has {rows} rows, expected at least {longest}, one for each position")
-    return array, cos, sin, cu_seqlens, None
 
 
-def _check_tables(array: Any, cos: Any, sin: Any) -> None:
-    expected = working_dtype(array.dtype)
-    for name, table in (("cos", cos), ("sin", sin)):
-        if table.dtype != expected:
-            raise TypeError(f"{name} has dtype {table.dtype}, expected {expected} for an input of {array.dtype}")
-    checks.shape((None, None), cos=cos)
-    checks.shape(cos.shape, sin=sin)
-    if 2 * cos.shape[1] > array.shape[-1]:
-        raise ValueError(f"cos has shape {cos.shape}, expected at most {array.shape[-1] // 2} columns: head_dim / 2")
+def _check_writable(name: str, array: Any) -> None:
+    if not getattr(getattr(array, "flags", None), "writeable", True):
+        raise ValueError(f"{name} is read-only, expected an array that can be written to with inplace=True")
+    if checks.is_broadcast(array):
+        raise ValueError(f"{name} is broadcast, expected an array that can be changed with inplace=True")

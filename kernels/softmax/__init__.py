@@ -1,11 +1,29 @@
 """Softmax over one axis, forward and backward."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from .. import checks, dispatch
+from ..arrays import Array, ArrayT
+from ..operation import Axis, Floats, Operation
 
 
-def softmax(input: Any, dim: int = -1, *, backend: str | None = None) -> Any:
+class SoftmaxSaved(NamedTuple):
+    """What `softmax` keeps for its backward."""
+
+    output: Array
+    dim: int
+
+
+SOFTMAX = Operation(
+    __package__,
+    "softmax",
+    {"input": Floats("..."), "dim": Axis(of="input")},
+    saves=SoftmaxSaved,
+    gradients=("input",),
+    output="output",
+)
+
+
+def softmax(input: ArrayT, dim: int = -1, *, save: bool = False, backend: str | None = None) -> Any:
     """exp(input - m) / sum(exp(input - m)) along the axis `dim`, with m the largest value along it.
 
     A line of which every entry is -inf (every key of an attention row masked, say) gives zeros, not NaN; NaN gives NaN.
@@ -14,29 +32,27 @@ def softmax(input: Any, dim: int = -1, *, backend: str | None = None) -> Any:
         input: an array of any shape with at least one axis; float32 or float64 on Numba, float32, float16 or
             bfloat16 on CUDA, any floating dtype on NumPy.
         dim: the axis to normalise.
+        save: also return what `softmax_backward` needs.
         backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`.
+        An array of the kind, shape and dtype of `input`; with `save` a pair of it and a `SoftmaxSaved`.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array, dtype or axis.
+        TypeError: for a wrong kind of array or dtype.
+        ValueError: for a wrong axis.
         BackendUnavailable: if the backend cannot run here.
     """
-    call = dispatch.open_call(__package__, backend, input=input)
-    (input,) = call.arrays
-    checks.floating(call.backend, input=input)
-    checks.has_axes(input=input)
-    return call.run("softmax", input, checks.axis("dim", dim, input.ndim))
+    return SOFTMAX.call(backend, save, input, dim)
 
 
-def softmax_backward(grad_output: Any, output: Any, dim: int = -1, *, backend: str | None = None) -> Any:
+def softmax_backward(grad_output: ArrayT, saved: SoftmaxSaved, *, backend: str | None = None) -> ArrayT:
     """The gradient of `softmax` with respect to its input: output * (grad_output - sum(grad_output * output)).
 
     Args:
         grad_output: the gradient with respect to the output, of the output's shape and dtype.
-        output: what `softmax` returned.
-        dim, backend: as for `softmax`.
+        saved: what `softmax` returned beside the output.
+        backend: as for `softmax`.
 
     Returns:
         The gradient with respect to the input, of the same shape and dtype.
@@ -44,9 +60,4 @@ def softmax_backward(grad_output: Any, output: Any, dim: int = -1, *, backend: s
     Raises:
         As `softmax`.
     """
-    call = dispatch.open_call(__package__, backend, grad_output=grad_output, output=output)
-    grad_output, output = call.arrays
-    checks.floating(call.backend, output=output, grad_output=grad_output)
-    checks.has_axes(output=output)
-    checks.shape(output.shape, grad_output=grad_output)
-    return call.run("softmax_backward", grad_output, output, checks.axis("dim", dim, output.ndim))
+    return SOFTMAX.call_backward(backend, grad_output, saved)

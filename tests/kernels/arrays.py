@@ -1,9 +1,12 @@
-"""Arrays for tests and benchmarks: dtypes, memory layouts, copies on a GPU. Needs NumPy alone."""
+"""Arrays for tests and benchmarks: dtypes, memory layouts, copies on a GPU; and the call of a backward."""
 
 import ctypes
+from inspect import signature
 
 import ml_dtypes
 import numpy as np
+
+from bertcore import kernels
 
 DTYPES = {
     "float64": np.dtype(np.float64),
@@ -53,3 +56,11 @@ def to_gpu(array):
     room[...] = cupy.asarray(np.ctypeslib.as_array((ctypes.c_uint8 * room.size).from_address(begin)))
     first = room.data + (array.__array_interface__["data"][0] - begin)
     return cupy.ndarray(array.shape, array.dtype, memptr=first, strides=array.strides)
+
+
+def backward(name, grad_output, *arguments, **options):
+    """The gradients of an operation at these arguments: options that its backward has go there, `backend` to both."""
+    back = getattr(kernels, f"{name}_backward")
+    own = {it: options.pop(it) for it in {*options} & {*signature(back).parameters} if it != "backend"}
+    _, saved = getattr(kernels, name)(*arguments, save=True, **options)
+    return back(grad_output, saved, backend=options.get("backend"), **own)

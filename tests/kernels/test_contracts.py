@@ -5,7 +5,8 @@ import pytest
 
 from bertcore import kernels
 from bertcore.kernels import use_backend
-from tests.kernels.arrays import f32
+from bertcore.kernels.operation import Operation
+from tests.kernels.arrays import backward, f32
 from tests.kernels.attention_forms import DENSE, OFFSETS, PACKED
 from tests.kernels.strategies import normal
 from tests.tolerances import assert_close
@@ -47,9 +48,10 @@ def test_attention_writes_gradients_where_out_says(backend, shape, offsets):
     arrays, out = ([each[:, index] for index in range(3)] for each in (joined, given))
     relative = kernels.RelativePositions(np.arange(5), position_key=f32(5, 4, 8), position_query=f32(5, 4, 8))
     options = {"cu_seqlens": None if offsets is None else np.array(offsets), "relative": relative, "backend": backend}
-    output, lse = kernels.attention(*arrays, return_lse=True, **options)
-    expected = kernels.attention_backward(output, *arrays, output, lse, **options)
-    found = kernels.attention_backward(output, *arrays, output, lse, out=tuple(out), **options)
+    output, saved = kernels.attention(*arrays, save=True, **options)
+    expected, found = (
+        kernels.attention_backward(output, saved, out=targets, backend=backend) for targets in (None, tuple(out))
+    )
     for own, wanted, target in zip(found[:3], expected[:3], out, strict=True):
         np.testing.assert_array_equal(target, wanted)
         assert own.__array_interface__["data"] == target.__array_interface__["data"]
@@ -57,37 +59,40 @@ def test_attention_writes_gradients_where_out_says(backend, shape, offsets):
 
 
 def test_the_gradient_of_a_bias_has_its_own_shape():
-    output, lse = kernels.attention(*DENSE, return_lse=True)
     for shape in [(), (1,), (5,), (5, 1), (4, 1, 5), (2, 1, 1, 1), (2, 4, 5, 5)]:
-        grad = kernels.attention_backward(DENSE[0], *DENSE, output, lse, bias=np.zeros(shape, np.float32)).bias
+        grad = backward("attention", DENSE[0], *DENSE, bias=np.zeros(shape, np.float32)).bias
         assert grad.shape == shape
 
 
 def test_a_bias_in_a_broadcast_view_gets_a_gradient_for_every_entry():
-    output, lse = kernels.attention(*DENSE, return_lse=True)
     full = np.zeros((2, 4, 5, 5), np.float32)
     view = np.broadcast_to(np.float32(0), full.shape)
-    expected = kernels.attention_backward(DENSE[0], *DENSE, output, lse, bias=full)[3]
-    np.testing.assert_array_equal(kernels.attention_backward(DENSE[0], *DENSE, output, lse, bias=view)[3], expected)
+    expected, found = (backward("attention", DENSE[0], *DENSE, bias=bias).bias for bias in (full, view))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_the_mean_over_no_row_is_nan_and_its_gradient_zero():
     x, target = f32(2, 3), np.array([-100, -100])
     assert np.isnan(kernels.cross_entropy(x, target))
-    assert not kernels.cross_entropy_backward(np.ones((), np.float32), x, target).any()
+    assert not backward("cross_entropy", np.ones((), np.float32), x, target).any()
 
 
 def test_attention_hands_over_rows_of_unit_stride(monkeypatch):
-    seen, compute = [], kernels.dispatch.Call.compute
+    seen, function = [], Operation.function
 
-    def spy(call, function, *arrays):
-        seen.extend(array for array in arrays if getattr(array, "ndim", 0) == 4)
-        return compute(call, function, *arrays)
+    def spy(operation, backend, name):
+        computed = function(operation, backend, name)
 
-    monkeypatch.setattr(kernels.dispatch.Call, "compute", spy)
+        def noted(*arrays):
+            seen.extend(array for array in arrays if getattr(array, "ndim", 0) == 4)
+            return computed(*arrays)
+
+        return noted
+
+    monkeypatch.setattr(Operation, "function", spy)
     across = normal(2, (2, 4, 8, 5), np.float32).swapaxes(2, 3)
-    output, lse = kernels.attention(across, across, across, return_lse=True)
-    kernels.attention_backward(across, across, across, across, across, lse)
+    output, saved = kernels.attention(across, across, across, save=True)
+    kernels.attention_backward(across, saved)
     assert len(seen) == 3 + 6 and all(array.strides[-1] == 4 for array in seen)
     np.testing.assert_array_equal(output, kernels.attention(*(across.copy(order="C"),) * 3))
 
@@ -113,7 +118,7 @@ class TestPreparedWeight:
                 kernels.linear(self.x, weight)
             with use_backend("auto"):
                 assert_close(kernels.linear(self.x, weight), self.x @ self.weight.T)
-                kernels.linear_backward(f32(2, 4), self.x, weight)
+                backward("linear", f32(2, 4), self.x, weight)
 
     @pytest.mark.parametrize("backend", ["numpy", "numba"])
     def test_its_scale_is_read_only(self, backend):
@@ -130,5 +135,5 @@ def test_layer_norm_of_equal_numbers_however_large(backend, dtype, large, eps):
     """Their deviation is sqrt(eps), though eps is nothing beside the squares."""
     x, grad = np.full((2, 7), [[large], [-large]], dtype), normal(1, (2, 7), dtype)
     np.testing.assert_array_equal(kernels.layer_norm(x, eps=eps, backend=backend), np.zeros_like(x))
-    found, *_ = kernels.layer_norm_backward(grad, x, eps=eps, backend=backend)
+    found, *_ = backward("layer_norm", grad, x, eps=eps, backend=backend)
     assert_close(found, (grad - grad.astype(np.float64).mean(1, keepdims=True)) / np.sqrt(eps))

@@ -9,7 +9,7 @@ import cupy
 import numpy as np
 import pytest
 
-from bertcore.kernels import _cuda, alibi_positions, attention_backward
+from bertcore.kernels import _cuda, alibi_positions
 from bertcore.kernels.attention import cuda as on_cuda
 from bertcore.kernels.attention import reference
 from bertcore.kernels.attention.arguments import UNLIMITED, Scoring
@@ -17,6 +17,7 @@ from bertcore.kernels.attention.cuda import backward as backward_cuda
 from bertcore.kernels.attention.positions import RelativePositions
 from tests.cuda_emulator import Emulator
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.kernels.arrays import backward
 from tests.kernels.cuda_support import wide
 from tests.kernels.strategies import normal
 from tests.tolerances import assert_close
@@ -236,12 +237,12 @@ def test_diagonals_have_no_races(dtype, head_dim):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_biases_by_distance_take_no_array_of_scores(dtype):
     with driverless(emulated=False) as gpu:
-        array, lse = cupy.zeros((2, 3, 512, 32), dtype), cupy.zeros((2, 3, 512, 2), np.float32)
+        array = cupy.zeros((2, 3, 512, 32), dtype)
         relative = alibi_positions(3, 512, dtype)
         relative = RelativePositions(
             cupy.asarray(relative.distance_rows), position_bias=cupy.asarray(relative.position_bias)
         )
-        attention_backward(*[array] * 5, lse, relative=relative)
+        backward("attention", *[array] * 4, relative=relative)
         sizes = {arg.size for launch in gpu.launches for arg in launch.args if isinstance(arg, cupy.ndarray)}
     assert max(sizes) < 2 * 3 * 512 * 512 / 8
 

@@ -45,8 +45,8 @@ def test_operations(gpu, operation, dtype):
 def test_a_bias_that_is_shared_is_copied_where_it_is(gpu):
     query = on_second(lambda: cupy.zeros((2, 3, 5, 8), np.float32))
     bias = cupy.broadcast_to(on_second(lambda: cupy.zeros((1, 3, 5, 5), np.float32)), (2, 3, 5, 5))
-    output, lse = kernels.attention(query, query, query, bias=bias, return_lse=True)
-    grads = kernels.attention_backward(output, query, query, query, output, lse, bias=bias)
+    output, saved = kernels.attention(query, query, query, bias=bias, save=True)
+    grads = kernels.attention_backward(output, saved)
     assert devices((grads.query, grads.bias)) == {1}
 
 

@@ -14,6 +14,7 @@ from bertcore.kernels.attention.positions import OF_RELATIVE, RelativePositions
 from bertcore.kernels.program import InferenceGraphs
 from bertcore.kernels.program.arena import Lifetimes
 from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
+from tests.kernels.arrays import backward
 from tests.kernels.cuda_support import DTYPES, wide
 from tests.kernels.strategies import normal
 from tests.kernels.test_cuda_backward import widened_terms
@@ -48,8 +49,7 @@ def on_backend(backend, arrays, relative, lengths, to=lambda array: array, **opt
     options |= {"relative": relative, "backend": backend}
     if lengths is not None:
         options["cu_seqlens"] = to(np.cumsum((0, *lengths), dtype=np.int32))
-    output, lse = attention(*heads, **options, return_lse=True)
-    found = attention_backward(grad, *heads, output, lse, **options)
+    found = backward("attention", grad, *heads, **options)
     return [*found[:3], *(getattr(found.relative, name) for name in OF_RELATIVE)]
 
 
@@ -134,10 +134,10 @@ def test_memory_of_tables(monkeypatch, lengths):
         array, table = cupy.zeros((tokens, heads, size), np.float32), cupy.zeros((rows, heads, size), np.float32)
         relative = RelativePositions(cupy.zeros(1023, np.int32), table, table)
         offsets = cupy.asarray(np.cumsum((0, *lengths), dtype=np.int32))
-        lse = cupy.zeros((heads, tokens, 2), np.float32)
+        _, saved = attention(*[array] * 3, cu_seqlens=offsets, relative=relative, save=True)
 
         def run():
-            found = attention_backward(*[array] * 5, lse, cu_seqlens=offsets, relative=relative)
+            found = attention_backward(array, saved)
             return [*found[:3], found.relative.position_key, found.relative.position_query]
 
         taken = bytes_at_once(run)
@@ -154,8 +154,7 @@ def test_tables_in_a_graph(gpu):
 
     def build(offsets):
         options = {"cu_seqlens": offsets, "relative": terms, "dropout_p": 0.3, "dropout_seed": 3}
-        output, lse = attention(*on_gpu[1:], **options, return_lse=True)
-        found = attention_backward(on_gpu[0], *on_gpu[1:], output, lse, **options)
+        found = backward("attention", *on_gpu, **options)
         return (*found[:3], *(getattr(found.relative, name) for name in TERMS)), None
 
     assert made.run(1, "layout", build, cupy.zeros(4, np.int32), 44) is None

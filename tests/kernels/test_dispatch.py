@@ -22,6 +22,7 @@ from bertcore.kernels import (
     unavailable_reason,
     use_backend,
 )
+from bertcore.kernels.operation import Operation
 from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -36,9 +37,11 @@ def restored():
 
 def ran_on(monkeypatch, **options):
     """The backend that computes softmax under `options`."""
-    seen, compute = [], dispatch.Call.compute
+    seen, function = [], Operation.function
     with monkeypatch.context() as patch:
-        patch.setattr(dispatch.Call, "compute", lambda call, *args: seen.append(call.backend) or compute(call, *args))
+        patch.setattr(
+            Operation, "function", lambda own, backend, name: seen.append(backend) or function(own, backend, name)
+        )
         softmax(ROWS, **options)
     return seen[0]
 

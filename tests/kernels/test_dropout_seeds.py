@@ -6,6 +6,7 @@ import pytest
 
 from bertcore import kernels
 from tests.cuda_emulator.driverless import host
+from tests.kernels.arrays import backward
 from tests.kernels.strategies import normal
 
 SEEDS = (2**64 - 1, 5 << 33 | 7)
@@ -17,20 +18,17 @@ def calls(dtype, width):
     weight = cupy.asarray(normal(4, (width,), dtype))
     heads = [cupy.asarray(normal(seed, (39, 2, 8), dtype)) for seed in (5, 6, 7)]
     offsets = cupy.asarray(np.array([0, 30, 39], np.int32))
-    lse = kernels.attention(*heads, cu_seqlens=offsets, return_lse=True)[1]
     of_norm = {"weight": weight, "bias": weight, "p": 0.4}
     of_attention = {"cu_seqlens": offsets, "dropout_p": 0.4}
     return {
         "dropout": lambda seed: (kernels.dropout(x, 0.4, seed, residual=y),),
-        "dropout_backward": lambda seed: (kernels.dropout_backward(grad, 0.4, seed),),
+        "dropout_backward": lambda seed: (backward("dropout", grad, x, 0.4, seed),),
         "dropout_layer_norm": lambda seed: (kernels.dropout_layer_norm(x, y, **of_norm, seed=seed),),
-        "dropout_layer_norm_backward": lambda seed: kernels.dropout_layer_norm_backward(
-            grad, x, y, **of_norm, seed=seed
-        ),
+        "dropout_layer_norm_backward": lambda seed: backward("dropout_layer_norm", grad, x, y, **of_norm, seed=seed),
         "attention": lambda seed: (kernels.attention(*heads, **of_attention, dropout_seed=seed),),
-        "attention_backward": lambda seed: kernels.attention_backward(
-            heads[2], *heads, heads[0], lse, **of_attention, dropout_seed=seed
-        )[:3],
+        "attention_backward": lambda seed: backward("attention", heads[2], *heads, **of_attention, dropout_seed=seed)[
+            :3
+        ],
     }
 
 
@@ -72,7 +70,7 @@ def of_norm(x, seed):
 
 
 def of_dropout(x, seed):
-    return kernels.dropout_backward(x, 0.5, seed)
+    return backward("dropout", x, x, 0.5, seed)
 
 
 @pytest.mark.parametrize("call", [of_dropout, of_norm, of_attention])

@@ -45,8 +45,9 @@ def test_a_frequent_id_keeps_its_digits():
 def test_a_gradient_is_added_to_an_array_in_place(cpu_backend, dim):
     index, grad = ids(1, (2, 39)), normal(2, (2, 39, dim), np.float32)
     array = normal(3, (ROWS, dim), np.float32)
-    before, alone = array.copy(), kernels.embedding_backward(grad, index, ROWS)
-    assert kernels.embedding_backward(grad, index, ROWS, add_to=array) is array
+    saved = kernels.EmbeddingSaved(index, ROWS)
+    before, alone = array.copy(), kernels.embedding_backward(grad, saved)
+    assert kernels.embedding_backward(grad, saved, add_to=array) is array
     assert_close(array, before.astype(np.float64) + alone)
     never = np.setdiff1d(np.arange(ROWS), index)
     np.testing.assert_array_equal(array[never], before[never])

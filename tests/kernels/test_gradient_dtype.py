@@ -6,17 +6,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bertcore import kernels
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
-from tests.kernels.arrays import normal, to_gpu
+from tests.kernels.arrays import backward, normal, to_gpu
 from tests.tolerances import assert_close
 
 WIDTH = 64
 CALLS = {  # each gives the gradients of weight and bias
-    "linear_backward": lambda x, square, line, **options: kernels.linear_backward(x, x, square, line, **options)[1:],
-    "layer_norm_backward": lambda x, _, line, **options: kernels.layer_norm_backward(x, x, line, line, **options)[1:],
-    "dropout_layer_norm_backward": lambda x, _, line, **options: kernels.dropout_layer_norm_backward(
-        x, x, x, line, line, p=0.3, seed=5, **options
+    "linear_backward": lambda x, square, line, **options: backward("linear", x, x, square, line, **options)[1:],
+    "layer_norm_backward": lambda x, _, line, **options: backward("layer_norm", x, x, line, line, **options)[1:],
+    "dropout_layer_norm_backward": lambda x, _, line, **options: backward(
+        "dropout_layer_norm", x, x, x, line, line, p=0.3, seed=5, **options
     )[2:],
 }
 has_emulator = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))

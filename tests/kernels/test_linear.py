@@ -9,6 +9,7 @@ from bertcore import kernels
 from bertcore.kernels._numba import LEVEL
 from bertcore.kernels.linear import reference
 from tests.kernels import oracles
+from tests.kernels.arrays import backward
 from tests.kernels.strategies import QUICK, normal, seeds, sizes
 from tests.tolerances import assert_close
 
@@ -45,7 +46,7 @@ def test_a_prepared_weight_is_a_copy():
 def test_gradients_over_many_rows_keep_their_digits(cpu_backend):
     """A running float32 sum would be off by 1e-4."""
     grad, x = np.full((100_000, 2), 0.1, np.float32), np.ones((100_000, 1), np.float32)
-    _, grad_weight, grad_bias = kernels.linear_backward(grad, x, np.ones((2, 1), np.float32), np.ones(2, np.float32))
+    _, grad_weight, grad_bias = backward("linear", grad, x, np.ones((2, 1), np.float32), np.ones(2, np.float32))
     exact = 100_000 * np.float64(np.float32(0.1))
     assert_close(grad_bias, np.full(2, exact))
     if cpu_backend == "numba":  # NumPy's is BLAS's
@@ -55,8 +56,8 @@ def test_gradients_over_many_rows_keep_their_digits(cpu_backend):
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
 def test_the_gradient_of_a_frozen_weight_is_not_computed(backend):
     arrays = [normal(0, shape, np.float32) for shape in ((7, 5), (7, 3), (5, 3), (5,))]
-    whole = kernels.linear_backward(*arrays, backend=backend)
-    grad_input, grad_weight, grad_bias = kernels.linear_backward(*arrays, needs_weight=False, backend=backend)
+    whole = backward("linear", *arrays, backend=backend)
+    grad_input, grad_weight, grad_bias = backward("linear", *arrays, needs_weight=False, backend=backend)
     assert grad_weight is None
     np.testing.assert_array_equal(grad_input, whole[0])
     np.testing.assert_array_equal(grad_bias, whole[2])
@@ -169,7 +170,7 @@ def test_int8_weight_only_is_the_product_of_the_weight_it_stands_for(backend):
         assert found.dtype == np.float32
         assert_close(found, oracles.linear(x, stands_for, bias, "gelu", residual))
         with pytest.raises(TypeError, match="which has no gradients"):
-            kernels.linear_backward(grad, x, prepared)
+            backward("linear", grad, x, prepared)
         with pytest.raises(TypeError, match="input has dtype float64, expected float32"):
             kernels.linear(x.astype(np.float64), prepared)
 
@@ -269,11 +270,11 @@ def test_gradients_in_bfloat16_are_those_of_what_was_rounded(size, backend):
     factors = (grad, x) if backend == "numba" and not LEVEL.bfloat16_dot else (it.astype(low.dtype) for it in (grad, x))
     expected = reference.linear_backward(*(it.astype(np.float64) for it in (*factors, low)), None, True, np.float64)
     prepared = kernels.prepare_weight(weight, dtype="bfloat16", backend=backend)
-    found = kernels.linear_backward(grad, x, prepared, bias)
+    found = backward("linear", grad, x, prepared, bias)
     for one, other in zip(found, (*expected[:2], grad.sum(axis=0, dtype=np.float64)), strict=True):
         assert one.dtype == np.float32
         assert_close(one, other, at_least=1)
-    assert kernels.linear_backward(grad, x, prepared, needs_weight=False)[1:] == (None, None)
+    assert backward("linear", grad, x, prepared, needs_weight=False)[1:] == (None, None)
 
 
 def test_a_row_that_int8_cannot_stand_for_is_nan_and_no_other():

@@ -6,12 +6,14 @@ The implementations are read as source text, so that the CUDA ones are compared 
 import ast
 import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from bertcore import kernels
 from bertcore.kernels.dispatch import IMPLEMENTATIONS
+from bertcore.kernels.operation import OPERATIONS as RECORDS
 
 KERNELS = Path(kernels.__file__).parent
 OPERATIONS = sorted(path.parent.name for path in KERNELS.glob("*/reference.py"))
@@ -55,15 +57,22 @@ def test_a_public_function(name):
     assert "Raises:" in documentation
 
 
-@pytest.mark.parametrize("operation", DIFFERENTIATED)
-def test_a_backward_takes_what_its_forward_takes(operation):
-    """grad_output first; what both have is called the same and has the same default."""
-    forward, backward = parameters(operation), parameters(f"{operation}_backward")
-    assert next(iter(backward)) == "grad_output"
-    for name in forward.keys() & backward.keys():
-        assert forward[name].default == backward[name].default
-    shared = [name for name in backward if name in forward]
-    assert shared == [name for name in forward if name in backward]
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_has_the_arguments_of_its_function(name):
+    """Those of the public function in their order; `RelativePositions` stands as its fields."""
+    record, given = RECORDS[name], {*parameters(name)} - {"save", "backend", "relative"}
+    terms = [] if name != "attention" else [field.name for field in fields(kernels.RelativePositions)]
+    assert {*record.arguments} == given | {*terms}
+    assert "save" in parameters(name)
+    back = parameters(f"{name}_backward")
+    assert list(back)[:2] == ["grad_output", "saved"] and list(back)[-1] == "backend" and len(back) <= 6
+    assert {*record.options} <= {*back}
+    assert {*record.gradients, *record.same_gradient} <= {*record.arguments}
+
+
+def test_every_differentiable_operation_has_a_record():
+    assert {*RECORDS} == {*DIFFERENTIATED}
+    assert all(getattr(kernels, record.saves.__name__) is record.saves for record in RECORDS.values())
 
 
 # --- the implementations ------------------------------------------------------------------------------------------
@@ -73,7 +82,14 @@ def dispatched(operation):
     """The names that a contract asks an implementation for."""
     tree = ast.parse((KERNELS / operation / "__init__.py").read_text())
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-    return {call.args[0].value for call in calls if call.func.attr in ("run", "compute")}
+    found = {
+        call.args[0].value
+        for call in calls
+        if call.func.attr in ("run", "compute") and call.args and isinstance(call.args[0], ast.Constant)
+    }
+    if operation in RECORDS:
+        found |= {operation, f"{operation}_backward"}
+    return found
 
 
 @pytest.mark.parametrize("backend", IMPLEMENTATIONS)

@@ -68,8 +68,7 @@ def test_gradients_of_attention_beside_finite_differences(form):
 
 def test_every_differentiable_kernel_is_here():
     with_gradients = {name.removesuffix("_backward") for name in kernels.__all__ if name.endswith("_backward")}
-    left_out = {"affine", "dropout", "dropout_layer_norm"}
-    assert {name for name in with_gradients if name in vars(F)} == with_gradients - left_out
+    assert with_gradients <= set(vars(F))
 
 
 def block(of, x, weight, bias, scale):
@@ -144,9 +143,9 @@ def test_what_is_refused():
             F.softmax([1.0, 2.0])
         with pytest.raises(TypeError, match="weight is of type ndarray, expected a PyTorch tensor"):
             F.linear(x, np.ones((3, 5)))
-        with pytest.raises(TypeError, match="key is of type NoneType, expected a PyTorch tensor"):
+        with pytest.raises(TypeError, match="key is None, expected a NumPy, CuPy or PyTorch array"):
             F.attention(heads, None, heads)
-        with pytest.raises(TypeError, match="relative is of type int, expected RelativePositions or None"):
+        with pytest.raises(TypeError, match="relative is int, expected RelativePositions"):
             F.attention(heads, heads, heads, relative=3)
         with pytest.raises(ValueError, match="weight has shape"):
             F.linear(x, tensor(3, 6))

@@ -74,7 +74,7 @@ def first_and_last_columns(run, array):
 
 
 CASES = {  # name: (operation, shapes of its arrays, options)
-    "activation": (functional.activation, [(5, 3)], {"name": "tanh"}),
+    "activation": (functional.activation, [(5, 3)], {"activation": "tanh"}),
     "add": (functional.add, [(5, 3), (5, 3)], {}),
     "add to rows": (functional.add, [(5, 3), (3,)], {}),
     "add a column": (functional.add, [(5, 3), (5, 1)], {}),
@@ -143,7 +143,7 @@ CASES = {  # name: (operation, shapes of its arrays, options)
         [(9, 24), (6, 8), (3, 16)],
         {"num_heads": 2, "word_rows": WORDS, "entity_rows": ENTITIES, **PACKED},
     ),
-    "gated_activation": (functional.gated_activation, [(5, 6)], {"name": "gelu", "gate": "second"}),
+    "gated_activation": (functional.gated_activation, [(5, 6)], {"activation": "gelu", "gate": "second"}),
     "layer_norm without bias": (lambda run, x, w: functional.layer_norm(run, x, w, None, eps=1e-3), [(5, 3), (3,)], {}),
     "rms_norm": (functional.rms_norm, [(5, 3), (3,), (5, 3)], {"eps": 1e-3}),
     "rotary": (turned, [(9, 12)], {"heads": 2, "head_dim": 4, "cos": COS, "sin": SIN, **PACKED}),

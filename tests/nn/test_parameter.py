@@ -20,6 +20,7 @@ from bertcore.nn.layers import Linear
 from bertcore.nn.mapped_memory import release_pages
 from bertcore.nn.parameter import Parameter, PerVersion, change_together
 from bertcore.tape import Tape
+from tests.kernels.arrays import backward
 
 RNG = np.random.default_rng(0)
 NAMES = ("query.weight", "key.weight")
@@ -112,13 +113,13 @@ def test_a_weight_is_prepared_once_for_forward_and_backward(monkeypatch):
                 input = tape.leaf("input", inputs)
                 output = functional.linear(Pass.begin(), input, parameter.weight(Pass.begin()), None)
             found = tape.gradients(output, seed)["input"]
-            np.testing.assert_array_equal(found, kernels.linear_backward(seed, inputs, array)[0])
+            np.testing.assert_array_equal(found, backward("linear", seed, inputs, array)[0])
         assert len(prepared) == 1
         transpose = parameter.weight(Pass.begin()).transposed_panels()
         assert parameter.weight(Pass.begin()).transposed_panels() is transpose
         parameter.update(array * 2)
         found, expected = (
-            kernels.linear_backward(seed, inputs, weight) for weight in (parameter.weight(Pass.begin()), array * 2)
+            backward("linear", seed, inputs, weight) for weight in (parameter.weight(Pass.begin()), array * 2)
         )
         np.testing.assert_array_equal(found[0], expected[0])
     assert len(prepared) == 2
@@ -129,7 +130,7 @@ def test_a_weight_that_is_trained_has_no_other_form():
     parameter = filled(FLOATS, "float32")
     input, seed = RNG.normal(size=(3, 5)).astype(np.float32), RNG.normal(size=(3, 14)).astype(np.float32)
     with kernels.use_backend("numba"):
-        _, expected, _ = kernels.linear_backward(seed, input, parameter.weight(Pass.begin()))
+        _, expected, _ = backward("linear", seed, input, parameter.weight(Pass.begin()))
         with Tape() as tape:
             weight = parameter.weight(Pass.begin())
             output = functional.linear(Pass.begin(), input, weight, None)

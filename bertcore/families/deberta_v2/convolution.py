@@ -71,7 +71,7 @@ class Convolution(Block):
         activation = self.details.activation
         if self.dropout and run.seeds:
             mixed = drop(run, functional.linear(run, near, weight, self.bias.value(run)), self.dropout)
-            mixed = functional.activation(run, mixed, name=activation)
+            mixed = functional.activation(run, mixed, activation=activation)
         else:
             mixed = functional.linear(run, near, weight, self.bias.value(run), activation=activation)
         normed = self.norm(run, mixed, residual)

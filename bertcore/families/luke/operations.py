@@ -28,7 +28,11 @@ def average_rows(run: Pass, table: Any, *, rows: Any) -> Any:
     def pullback(grad):
         means, places = xp.nonzero(rows >= 0)
         shares = (grad.astype(wide_dtype, copy=False) / counts).astype(grad.dtype, copy=False)
-        return (kernels.embedding_backward(shares[means], rows[means, places], table.shape[0], backend=run.backend),)
+        return (
+            kernels.embedding_backward(
+                shares[means], kernels.EmbeddingSaved(rows[means, places], table.shape[0]), backend=run.backend
+            ),
+        )
 
     total = 0
     for column in rows.T:  # as long as the longest mention: a few

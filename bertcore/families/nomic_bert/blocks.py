@@ -7,6 +7,7 @@ from typing import Any
 from bertcore import kernels
 from bertcore.execution import Pass
 from bertcore.kernels.precision import working_dtype
+from bertcore.kernels.softmax import SOFTMAX, SoftmaxSaved
 from bertcore.nn import functional
 from bertcore.nn.encoder_layer import EncoderLayer, LayerContext, SelfAttention, Sublayer, make_norm
 from bertcore.nn.layers import Linear, dropped_linear
@@ -88,7 +89,7 @@ def highest_probabilities(run: Pass, scores: Any, *, count: int) -> Any:
         chosen[tokens, best], others[tokens, best] = True, -1
 
     def pullback(grad):
-        return (kernels.softmax_backward(grad * chosen, probabilities, backend=run.backend),)
+        return (SOFTMAX.backward(run.backend, grad * chosen, SoftmaxSaved(probabilities, 1)),)
 
     return probabilities * chosen, pullback
 

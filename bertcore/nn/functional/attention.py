@@ -7,9 +7,11 @@ from typing import Any
 from bertcore import kernels
 from bertcore.execution import Pass
 from bertcore.kernels import RelativePositions
+from bertcore.kernels.attention import ATTENTION, AttentionArguments
+from bertcore.kernels.attention.arguments import check_window
+from bertcore.kernels.attention.positions import TERMS
+from bertcore.kernels.rotary import ROTARY
 from bertcore.nn.operation import operation
-
-_TERMS = ("position_key", "position_query", "query_for_position", "position_bias", "segment_scores")
 
 
 def attention(
@@ -97,20 +99,31 @@ def _split(projected, num_heads, num_key_value_heads):
 
 def _terms(relative: RelativePositions | None) -> tuple[Any, ...]:
     """The arrays of `relative` that have gradients, for an operation to take."""
-    return () if relative is None else tuple(getattr(relative, name) for name in _TERMS)
+    return () if relative is None else tuple(getattr(relative, name) for name in TERMS)
 
 
 def _with_terms(relative, terms):
-    return None if relative is None else replace(relative, **dict(zip(_TERMS, terms, strict=True)))
+    return None if relative is None else replace(relative, **dict(zip(TERMS, terms, strict=True)))
 
 
-def attend(run: Pass, heads: Sequence[Any], components: list | None = None, **options: Any) -> Any:
-    """kernels.attention; its components are appended to the list, if there is one."""
-    if components is None:
-        return kernels.attention(*heads, backend=run.backend, **options)
-    *results, parts = kernels.attention(*heads, return_components=True, backend=run.backend, **options)
-    components.append(parts)
-    return results[0] if len(results) == 1 else tuple(results)
+def attend(
+    run: Pass, heads: Sequence[Any], components: list | None = None, relative: Any = None, **options: Any
+) -> Any:
+    """Return what `kernels.attention` does; components are appended to the list, if there is one."""
+    if components is None and relative is None and options.get("attn_mask") is None:
+        save, window = options.pop("save", False), check_window(options.pop("window", None))
+        given = AttentionArguments(*heads, window=window, **options)  # without terms and masks nothing is to be checked
+        return ATTENTION.forward(run.backend, *given, save=save)
+    has_parts, save = components is not None, options.get("save", False)
+    found = kernels.attention(
+        *heads, relative=relative, return_components=has_parts, backend=run.backend, **options
+    )  # fmt: skip
+    results, saved = found if save else (found, None)
+    if has_parts:
+        *others, parts = results
+        components.append(parts)
+        results = others[0] if len(others) == 1 else tuple(others)
+    return (results, saved) if save else results
 
 
 def attend_with_pullback(
@@ -118,37 +131,36 @@ def attend_with_pullback(
     heads: Sequence[Any],
     *,
     return_probs: bool = False,
-    components: list | None = None,
     compute_dtype: str | None = None,
     **options: Any,
-) -> tuple[tuple[Any, ...], Callable[..., Any]]:
-    """(the output, and if wanted the probabilities), and what turns their gradients into those of heads and relative
-    terms."""
+) -> tuple[tuple[Any, ...], Callable[..., tuple[Any, ...]]]:
+    """Return (the output, and if wanted the probabilities), and what turns their gradients into those of query, key,
+    value, bias and the terms of relative position, in a tuple."""
     assert compute_dtype is None, "gradients need the arrays' own precision"
-    output, lse, *probabilities = attend(run, heads, components, return_lse=True, return_probs=return_probs, **options)
+    results, saved = attend(run, heads, return_probs=return_probs, save=True, **options)
+    results = results if type(results) is tuple else (results,)
 
-    def backward(grad, grad_probabilities=None, out=None):
+    def backward(grad, grad_probabilities=None, out=()):
         """`out` may take the gradients of heads, if only that of the output is given."""
         parts = []
         if grad is not None:
-            parts.append(kernels.attention_backward(grad, *heads, output, lse, out=out, backend=run.backend, **options))
+            parts.append(ATTENTION.backward(run.backend, grad, saved, *out))
         if grad_probabilities is not None:
-            given = grad_probabilities, *probabilities, *heads[:2], lse
-            parts.append(_probabilities_backward(run, *given, **options))
-        return parts[0] if len(parts) == 1 else _sum_of_gradients(*parts)
+            parts.append(_probabilities_backward(run, grad_probabilities, results[1], saved))
+        return parts[0] if len(parts) == 1 else _sums(*parts)
 
-    return (output, *probabilities), backward
+    return results, backward
 
 
-def _probabilities_backward(run, grad, probabilities, query, key, lse, *, cu_seqlens, cu_seqlens_k=None, **options):
-    """The gradients of queries, keys and relative terms, from that of the probabilities.
+def _probabilities_backward(run, grad, probabilities, saved):
+    """Return the gradients of queries, keys and relative terms, from that of the probabilities.
 
     Attention over values that are 1 for one key and 0 for all others gives its probability: some keys at a time, as
     many as a value is long, this is the backward of attention.
     """
-    options = {name: option for name, option in options.items() if name not in ("dropout_p", "dropout_seed")}
-    offsets = {"cu_seqlens": cu_seqlens, "cu_seqlens_k": cu_seqlens_k, "backend": run.backend}
-    of_query, of_key = _places(query, cu_seqlens), _places(key, cu_seqlens if cu_seqlens_k is None else cu_seqlens_k)
+    query, key, offsets = saved.query, saved.key, saved.cu_seqlens
+    of_query = _places(query, offsets)
+    of_key = _places(key, offsets if saved.cu_seqlens_k is None else saved.cu_seqlens_k)
     xp, size, total = kernels.array_module(query), key.shape[2], None
     for first in range(0, max(probabilities.shape[3], 1), max(size, 1)):
         value = xp.zeros(key.shape, key.dtype)
@@ -160,9 +172,10 @@ def _probabilities_backward(run, grad, probabilities, query, key, lse, *, cu_seq
             chosen = array[of_query[0], :, of_query[1], first : first + size]
             arrays.append(xp.zeros(query.shape, query.dtype))
             arrays[-1][:, :, : chosen.shape[2]] = chosen
-        part = kernels.attention_backward(arrays[0], query, key, value, arrays[1], lse, **offsets, **options)
-        part = part._replace(value=xp.zeros(key.shape, key.dtype))
-        total = part if total is None else _sum_of_gradients(total, part)
+        kept = saved._replace(value=value, output=arrays[1], dropout_p=0.0)
+        grad_query, grad_key, _, *others = ATTENTION.backward(run.backend, arrays[0], kept)
+        part = grad_query, grad_key, xp.zeros(key.shape, key.dtype), *others
+        total = part if total is None else _sums(total, part)
     return total
 
 
@@ -174,14 +187,9 @@ def _places(array, cu_seqlens):
     return sequence, tokens - cu_seqlens[sequence]
 
 
-def _sum_of_gradients(left, right):
-    """The sum of two `Gradients` of attention without a bias."""
-    terms = {}
-    if left.relative is not None:
-        both = zip(_TERMS, _terms(left.relative), _terms(right.relative), strict=True)
-        terms = {name: None if first is None else first + second for name, first, second in both}
-        terms = {"relative": RelativePositions(None, **terms)}
-    return left._replace(**{name: getattr(left, name) + getattr(right, name) for name in left._fields[:3]}, **terms)
+def _sums(left, right):
+    """Return the sums of two tuples of gradients; None where an array is None."""
+    return tuple([None if one is None else one + other for one, other in zip(left, right, strict=True)])
 
 
 def join_heads(output: Any) -> Any:
@@ -202,13 +210,15 @@ def rotary(run: Pass, joined: Any, *, heads: int, head_dim: int, **angles: Any) 
     `kernels.rotary`.
     """
 
+    output = joined.copy()
+    options = {"inplace": True, "save": True, "backend": run.backend}
+    _, saved = kernels.rotary(_turned_heads(output, heads, head_dim), **angles, **options)
+
     def pullback(grad):
         grad = grad.copy()
-        kernels.rotary_backward(_turned_heads(grad, heads, head_dim), **angles, inplace=True, backend=run.backend)
+        ROTARY.backward(run.backend, _turned_heads(grad, heads, head_dim), saved, True)
         return (grad,)
 
-    output = joined.copy()
-    kernels.rotary(_turned_heads(output, heads, head_dim), **angles, inplace=True, backend=run.backend)
     return output, pullback
 
 
@@ -225,7 +235,7 @@ def _attention(run: Pass, query, key, value, *terms, relative, **options):
 
     def pullback(*grads):
         found = backward(*grads)
-        return *found[:3], *_terms(found.relative)
+        return *found[:3], *(found[4:] if relative is not None else ())
 
     return outputs if len(outputs) > 1 else outputs[0], pullback
 
@@ -237,7 +247,7 @@ def _attention_forward(run, query, key, value, *terms, **options):
 
 @operation(has_step=True)
 def _self_attention(run: Pass, *arrays, heads, relative, **options):
-    count = len(arrays) - (0 if relative is None else len(_TERMS))
+    count = len(arrays) - (0 if relative is None else len(TERMS))
     projected, relative = arrays[:count], _with_terms(relative, arrays[count:])
     query, key, value = _split(projected, *heads)
     (output, *probabilities), backward = attend_with_pullback(run, (query, key, value), relative=relative, **options)
@@ -247,19 +257,19 @@ def _self_attention(run: Pass, *arrays, heads, relative, **options):
         joined = tuple(xp.empty_like(array) for array in projected)  # every entry is written
         targets = tuple(_split(joined, *heads))
         # Written there at once: copied, they took 1.1 to 1.2 times as long (Emerald Rapids, 1 thread).
-        out = targets if all(part is None for part in of_probabilities) else None
+        out = targets if all(part is None for part in of_probabilities) else ()
         found = backward(None if grad is None else grad.reshape(output.shape), *of_probabilities, out=out)
-        if out is None:
+        if not out:
             for target, part in zip(targets, found[:3], strict=True):
                 target[...] = part
-        return *joined, *_terms(found.relative)
+        return *joined, *(found[4:] if relative is not None else ())
 
     return with_joined_heads(output, *probabilities), pullback
 
 
 @_self_attention.inference
 def _self_attention_forward(run, *arrays, heads, relative, **options):
-    projected = arrays if relative is None else arrays[: -len(_TERMS)]
+    projected = arrays if relative is None else arrays[: -len(TERMS)]
     results = attend(run, _split(projected, *heads), relative=relative, **options)
     return with_joined_heads(*results) if type(results) is tuple else join_heads(results)
 

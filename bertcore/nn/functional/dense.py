@@ -6,8 +6,16 @@ from typing import Any, NamedTuple
 
 from bertcore import kernels
 from bertcore.execution import Pass
+from bertcore.kernels.activation import ACTIVATION, ActivationSaved
+from bertcore.kernels.affine import AFFINE
+from bertcore.kernels.dropout import DROPOUT
+from bertcore.kernels.dropout_layer_norm import DROPOUT_LAYER_NORM
+from bertcore.kernels.gated_activation import GATED_ACTIVATION
+from bertcore.kernels.layer_norm import LAYER_NORM
+from bertcore.kernels.linear import LINEAR
+from bertcore.kernels.rms_norm import RMS_NORM
 from bertcore.nn.functional.rows import add
-from bertcore.nn.operation import operation
+from bertcore.nn.operation import differentiable, operation, parameter_dtype
 from bertcore.tape import Addend, Variable
 
 
@@ -61,7 +69,7 @@ def _linear_of_low_rank(
     total = linear(run, linear(run, input, weight.down, None), weight.up, None, plain)
     if activation is None:
         return total
-    activated = _activation(run, total, name=activation)
+    activated = _activation(run, total, activation=activation)
     return activated if residual is None else add(run, activated, residual)
 
 
@@ -74,7 +82,7 @@ def _linear(
 
 @_linear.inference
 def _linear_forward(run, input, weight, bias, residual=None, *, activation=None):
-    return kernels.linear(input, weight, bias, activation=activation, residual=residual, backend=run.backend)
+    return LINEAR.forward(run.backend, input, weight, bias, activation, residual)
 
 
 @operation()
@@ -90,27 +98,21 @@ def _linear_of_frozen(run: Pass, input: Any, bias: Any, residual: Any, *, weight
 
 
 def _with_pullback(run, input, weight, bias, residual, activation, *, needs_weight):
-    backend = run.backend
-    before = kernels.linear(input, weight, bias, backend=backend)  # kept: the activation's gradient needs it
-    output = before if activation is None else kernels.activation(before, activation, backend=backend)
+    output, saved = LINEAR.forward(run.backend, input, weight, bias, activation, residual, save=True)
 
     def pullback(grad):
-        grad_before = grad
+        grad_before, kept = grad, saved
         if activation is not None:
-            grad_before = kernels.activation_backward(grad, before, activation, backend=backend)
+            grad_before = ACTIVATION.backward(run.backend, grad, ActivationSaved(saved.before, activation))
+            kept = saved._replace(before=None, activation=None)
         is_low = input.dtype.itemsize < 4
-        options = {"needs_weight": needs_weight and not is_low, "dtype": _parameter_dtype(input), "backend": backend}
-        of_input, of_weight, of_bias = kernels.linear_backward(grad_before, input, weight, bias, **options)
+        options = needs_weight and not is_low, parameter_dtype(input)
+        of_input, of_weight, of_bias = LINEAR.backward(run.backend, grad_before, kept, *options)
         if needs_weight and is_low:
             of_weight = WeightGradient(run, grad_before, input)
         return of_input, of_weight, of_bias, None if residual is None else grad
 
-    return output if residual is None else output + residual, pullback
-
-
-def _parameter_dtype(input):
-    """That of the gradients of parameters beside an input: what sums are taken in is not rounded to 16 bits."""
-    return "float32" if input.dtype.itemsize < 4 else None
+    return output, pullback
 
 
 @dataclass(frozen=True)
@@ -127,84 +129,23 @@ class WeightGradient(Addend):
         return kernels.linear_weight_gradient(self.grad, self.input, **options)
 
 
-@operation(has_step=True)
-def layer_norm(run: Pass, input: Any, weight: Any, bias: Any, residual: Any = None, *, eps: float) -> Any:
-    """Layer normalisation of input + residual over the last axis; see `kernels.layer_norm`."""
+layer_norm = differentiable(LAYER_NORM, "input", "weight", "bias", "residual", has_step=True)
+"""Layer normalisation of input + residual over the last axis, by `eps`."""
 
-    def pullback(grad):
-        options = {"residual": residual, "dtype": _parameter_dtype(input), "backend": run.backend}
-        grads = kernels.layer_norm_backward(grad, input, weight, bias, eps, **options)
-        return *grads, None if residual is None else grads[0]
+rms_norm = differentiable(RMS_NORM, "input", "weight", "residual", has_step=True)
+"""Root-mean-square normalisation of input + residual over the last axis, by `eps`."""
 
-    return kernels.layer_norm(input, weight, bias, eps, residual=residual, backend=run.backend), pullback
+affine = differentiable(AFFINE, "input", "weight", "bias", "residual", has_step=True)
+"""(input + residual) * weight + bias."""
 
+gated_activation = differentiable(GATED_ACTIVATION, "input", has_step=True)
+"""The half of (tokens, 2 * width) that `gate` says, through `activation`, times the other half, (tokens, width)."""
 
-@operation(has_step=True)
-def rms_norm(run: Pass, input: Any, weight: Any, residual: Any = None, *, eps: float) -> Any:
-    """Root-mean-square normalisation of input + residual over the last axis; see `kernels.rms_norm`."""
+activation = _activation = differentiable(ACTIVATION, "input")
+"""An elementwise function, `activation`."""
 
-    def pullback(grad):
-        grads = kernels.rms_norm_backward(grad, input, weight, eps, residual=residual, backend=run.backend)
-        return *grads, None if residual is None else grads[0]
+dropout = differentiable(DROPOUT, "input", "residual")
+"""`input` with elements dropped by `p` and `seed`, plus `residual`."""
 
-    return kernels.rms_norm(input, weight, eps, residual=residual, backend=run.backend), pullback
-
-
-@operation(has_step=True)
-def affine(run: Pass, input: Any, weight: Any, bias: Any, residual: Any = None) -> Any:
-    """(input + residual) * weight + bias; see `kernels.affine`."""
-
-    def pullback(grad):
-        grads = kernels.affine_backward(grad, input, weight, bias, residual=residual, backend=run.backend)
-        return *grads, None if residual is None else grads[0]
-
-    return kernels.affine(input, weight, bias, residual=residual, backend=run.backend), pullback
-
-
-@operation(has_step=True)
-def gated_activation(run: Pass, input: Any, *, name: str, gate: str) -> Any:
-    """The half of (tokens, 2 * width) that `gate` says, through an activation, times the other half, (tokens, width);
-    see `kernels.gated_activation`."""
-
-    def pullback(grad):
-        return (kernels.gated_activation_backward(grad, input, name, gate=gate, backend=run.backend),)
-
-    return kernels.gated_activation(input, name, gate=gate, backend=run.backend), pullback
-
-
-@operation()
-def activation(run: Pass, input: Any, *, name: str) -> Any:
-    """An activation by its name in `kernels.activation`."""
-
-    def pullback(grad):
-        return (kernels.activation_backward(grad, input, name, backend=run.backend),)
-
-    return kernels.activation(input, name, backend=run.backend), pullback
-
-
-_activation = activation  # where an argument has the name
-
-
-@operation()
-def dropout(run: Pass, input: Any, residual: Any = None, *, p: float, seed: int) -> Any:
-    """`input` with elements dropped, plus `residual`; see `kernels.dropout`."""
-
-    def pullback(grad):
-        return kernels.dropout_backward(grad, p, seed, backend=run.backend), None if residual is None else grad
-
-    return kernels.dropout(input, p=p, seed=seed, residual=residual, backend=run.backend), pullback
-
-
-@operation()
-def dropout_layer_norm(
-    run: Pass, input: Any, weight: Any, bias: Any, residual: Any, *, eps: float, p: float, seed: int
-) -> Any:
-    """Layer normalisation of `input` with elements dropped, plus `residual`; see `kernels.dropout_layer_norm`."""
-    arrays, options = (input, residual, weight, bias), {"eps": eps, "p": p, "seed": seed, "backend": run.backend}
-
-    def pullback(grad):
-        grads = kernels.dropout_layer_norm_backward(grad, *arrays, **options, dtype=_parameter_dtype(input))
-        grad_input, grad_residual, *of_parameters = grads
-        return grad_input, *of_parameters, grad_residual
-
-    return kernels.dropout_layer_norm(*arrays, **options), pullback
+dropout_layer_norm = differentiable(DROPOUT_LAYER_NORM, "input", "weight", "bias", "residual")
+"""Layer normalisation, by `eps`, of `input` with elements dropped by `p` and `seed`, plus `residual`."""

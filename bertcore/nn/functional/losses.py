@@ -7,6 +7,8 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.execution import Pass
+from bertcore.kernels.cross_entropy import CROSS_ENTROPY
+from bertcore.kernels.linear import LINEAR
 from bertcore.nn.functional.rows import widened
 from bertcore.nn.operation import operation
 from bertcore.tape import Addend
@@ -28,10 +30,10 @@ def cross_entropy(
     if label_smoothing or class_weights is not None:
         loss, pullback = _weighted_cross_entropy(run, widened(logits), labels, label_smoothing, class_weights)
         return loss, lambda grad: (_narrowed(pullback(grad)[0], logits),)
-    loss, lse = kernels.cross_entropy(logits, labels, return_lse=True, backend=run.backend)
+    loss, saved = kernels.cross_entropy(logits, labels, save=True, backend=run.backend)
 
     def plain_pullback(grad):
-        return (kernels.cross_entropy_backward(grad, logits, labels, lse=lse, backend=run.backend),)
+        return (CROSS_ENTROPY.backward(run.backend, grad, saved),)
 
     return loss, plain_pullback
 
@@ -48,17 +50,16 @@ def decoded_cross_entropy(
     of the mean. That of the weight is summed in float32.
     """
     xp, total, of_weight, of_bias = kernels.array_module(input), 0.0, None, None
-    on = {"backend": run.backend}
     of_input = xp.empty(input.shape, input.dtype)
     for rows in _chunks(input, chunk):
-        grad = kernels.linear(input[rows], weight, bias, **on)  # the scores, until their gradient stands there
-        loss, lse = kernels.cross_entropy(grad, labels[rows], reduction="sum", return_lse=True, **on)
-        one, options = xp.ones((), loss.dtype), {"lse": lse, "reduction": "sum", **on}
-        kernels.cross_entropy_backward(one, grad, labels[rows], **options, out=grad)
-        of_input[rows], _, part = kernels.linear_backward(grad, input[rows], weight, bias, needs_weight=False, **on)
+        # The scores, until their gradient stands there.
+        grad, saved = LINEAR.forward(run.backend, input[rows], weight, bias, None, None, save=True)
+        loss, of_loss = kernels.cross_entropy(grad, labels[rows], reduction="sum", save=True, backend=run.backend)
+        CROSS_ENTROPY.backward(run.backend, xp.ones((), loss.dtype), of_loss, grad)
+        of_input[rows], _, part = LINEAR.backward(run.backend, grad, saved, False, input.dtype)
         if needs_weight:
-            into = {"dtype": loss.dtype, "add_to": of_weight}
-            of_weight = kernels.linear_weight_gradient(grad, input[rows], **into, **on)
+            into = {"dtype": loss.dtype, "add_to": of_weight, "backend": run.backend}
+            of_weight = kernels.linear_weight_gradient(grad, input[rows], **into)
         if part is not None:
             of_bias = widened(part) if of_bias is None else of_bias + part
         total = total + loss
@@ -116,8 +117,7 @@ def _weighted_cross_entropy(run, logits, labels, label_smoothing, class_weights)
     known = xp.where(counts, labels, 0)
     weights = counts.astype(wide) if class_weights is None else counts * class_weights.astype(wide)[known]
     total_weight, own = weights.sum(), (1 - label_smoothing) * weights
-    on = {"reduction": "none", "backend": run.backend}
-    plain, lse = kernels.cross_entropy(logits, labels, return_lse=True, **on)
+    plain, saved = kernels.cross_entropy(logits, labels, reduction="none", save=True, backend=run.backend)
     plain = plain.astype(wide)
     losses = own * plain
     all_weights = float(logits.shape[1]) if class_weights is None else class_weights.astype(wide).sum()
@@ -130,7 +130,7 @@ def _weighted_cross_entropy(run, logits, labels, label_smoothing, class_weights)
         scale = grad.astype(wide) / total_weight
         of_rows = scale * (own + share * all_weights * counts)  # of what is softmax(logits) in the gradient
         grads = of_rows.astype(logits.dtype)
-        found = kernels.cross_entropy_backward(grads, logits, labels, lse=lse, **on)
+        found = CROSS_ENTROPY.backward(run.backend, grads, saved)
         found[rows, known] += (of_rows - scale * own).astype(logits.dtype)
         if label_smoothing:
             shared = (scale * share * counts).astype(logits.dtype)[:, None]

@@ -68,7 +68,7 @@ class _RowsGradient(Addend):
     def added_to(self, array: Any | None, dtype: Any = None) -> Any:
         grad = self.grad if dtype is None else self.grad.astype(dtype, copy=False)
         options = {"add_to": array, "backend": self.run.backend}
-        return kernels.embedding_backward(grad, self.rows, self.table_rows, **options)
+        return kernels.embedding_backward(grad, kernels.EmbeddingSaved(self.rows, self.table_rows), **options)
 
 
 @operation(has_step=True)

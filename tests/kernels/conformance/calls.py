@@ -8,16 +8,10 @@ def everything(operation, arguments, grad, backend):
     """(name, array) of results and gradients; `grad` makes the gradient of an output, None asks for no gradients."""
     if operation in MORE:
         yield from MORE[operation](arguments, grad, backend)
-    yield from plain(operation, arguments, grad, backend)
-
-
-def plain(operation, arguments, grad, backend):
-    """Without the activation that may be fused with a linear map: it has its own gradient."""
-    given = arguments | {"activation": None} if operation == "linear" else arguments
     if grad is None:
-        yield "output", operations.forward(operation, given, backend)
+        yield "output", operations.forward(operation, arguments, backend)
     else:
-        yield from operations.training(operation, given, grad, backend)
+        yield from operations.training(operation, arguments, grad, backend)
 
 
 def more_of_linear(arguments, grad, backend):
@@ -26,9 +20,9 @@ def more_of_linear(arguments, grad, backend):
     fused = operations.forward("linear", arguments, backend)
     yield "fused output", fused
     yield "fused output of a prepared weight", operations.forward("linear", prepared, backend)
-    for name, array in plain("linear", prepared, grad, backend):
-        yield f"{name} of a prepared weight", array
     if grad is not None:
+        for name, array in operations.training("linear", prepared, grad, backend):
+            yield f"{name} of a prepared weight", array
         yield "grad_weight alone", kernels.linear_weight_gradient(grad(fused), arguments["input"], backend=backend)
 
 

@@ -10,6 +10,7 @@ from bench.ops.operations import folder, public_arguments
 from bertcore import kernels
 from bertcore.kernels import dispatch
 from bertcore.kernels.checks import BACKEND_DTYPES
+from bertcore.kernels.operation import Operation
 from tests.kernels.arrays import DTYPES, LAYOUTS, normal, to_gpu, with_layout
 from tests.kernels.conformance.calls import everything
 from tests.kernels.conformance.cases import CASES
@@ -46,12 +47,20 @@ def dtype_of(operation, name, dtype):
 @contextmanager
 def recorded_backends():
     """The backend of every call within the block."""
-    seen = []
+    seen, function, compute = [], Operation.function, dispatch.Call.compute
 
-    def spy(function):
-        return lambda call, *args: (seen.append(call.backend), function(call, *args))[1]
+    def noted_function(operation, backend, name):
+        seen.append(backend)
+        return function(operation, backend, name)
 
-    with mock.patch.object(dispatch.Call, "compute", spy(dispatch.Call.compute)):
+    def noted_compute(call, *args):
+        seen.append(call.backend)
+        return compute(call, *args)
+
+    with (
+        mock.patch.object(Operation, "function", noted_function),
+        mock.patch.object(dispatch.Call, "compute", noted_compute),
+    ):
         yield seen
 
 

@@ -1,0 +1,519 @@
+"""The record of an operation: its arguments, what its forward keeps for the backward, and how both are computed.
+
+A contract (kernels/<name>/__init__.py) declares one record beside its public functions:
+
+    class SoftmaxSaved(NamedTuple):
+        output: Array
+        dim: int
+
+    SOFTMAX = Operation(
+        __package__,
+        "softmax",
+        {"input": Floats("..."), "dim": Axis(of="input")},
+        saves=SoftmaxSaved,
+        gradients=("input",),
+        output="output",
+    )
+
+    def softmax(input, dim=-1, *, save=False, backend=None):
+        return SOFTMAX.call(backend, save, input, dim)
+
+    def softmax_backward(grad_output, saved, *, backend=None):
+        return SOFTMAX.call_backward(backend, grad_output, saved)
+
+From it follow the checks and their errors, the choice of an implementation, recorded programs (Deferred arrays),
+PyTorch's autograd function (torch.py), the pullback of bertcore.nn, the benchmark's call and the conformance tests.
+
+An implementation (reference.py, cpu.py, cuda.py) has a function `softmax(input, dim)` with the public arguments in
+their order, and `softmax_backward(grad_output, output, dim)`: the gradient, the fields of `saved`, then options. Where
+it differs, the record has a function that adapts it, given as `forward` or `backward`:
+
+    forward(function, backend, save, *arguments) -> output, or (output, saved) if `save`
+    backward(function, backend, grad_output, saved, *options) -> gradient, or a tuple of gradients
+
+`call` and `call_backward` check. `forward` and `backward` of a record compute at once: they are for callers that know
+the backend and that the arguments are right, such as a model's pass.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from . import _cuda, checks, dispatch, tensors
+from .deferred import Deferred
+from .precision import is_bfloat16, working_dtype
+
+OPERATIONS: dict[str, "Operation"] = {}
+"""All records by name."""
+
+_PLAIN = frozenset((np.ndarray, Deferred, type(None)))  # what needs no conversion
+_MISSING = "expected a NumPy, CuPy or PyTorch array"
+
+
+class Argument:
+    """The constraint on one argument; `check` returns the value to compute with."""
+
+    is_array = False
+    plain: tuple[type, ...] = ()  # classes beside arrays that an array argument takes
+
+    def check(self, name: str, value: Any, call: "Call") -> Any:
+        """Return the value to compute with; TypeError for a wrong type or dtype, ValueError for a wrong value."""
+        return value
+
+
+class _Array(Argument):
+    """An array whose axes have names: an axis has the same size wherever its name occurs in one call.
+
+    Args:
+        shape: the names of the axes, "rows classes", or "... width": any number of axes, then one called width. ""
+            for what the contract checks itself.
+        optional: whether the argument may be None.
+    """
+
+    is_array = True
+
+    def __init__(self, shape: str, *, optional: bool = False):
+        self.axes, self.optional = tuple(shape.split()), optional
+
+    def check(self, name: str, array: Any, call: "Call") -> Any:
+        if array is None:
+            if self.optional:
+                return None
+            raise TypeError(f"{name} is None, {_MISSING}")
+        self._check_dtype(name, array, call)
+        sizes = call.sizes
+        if self.axes and sizes.get(self.axes) != array.shape:
+            check_axes(name, array.shape, self.axes, sizes)
+        return array
+
+    def _check_dtype(self, name: str, array: Any, call: "Call") -> None:
+        raise NotImplementedError
+
+
+class Floats(_Array):
+    """An array of a floating dtype that the backend computes in, the same one for all of a call.
+
+    With `stored` the array may also be bfloat16 on Numba, which widens it.
+    """
+
+    def __init__(self, shape: str, *, optional: bool = False, stored: bool = False):
+        super().__init__(shape, optional=optional)
+        self.stored = stored
+
+    def _check_dtype(self, name: str, array: Any, call: "Call") -> None:
+        dtype = call.dtype
+        if dtype is None:
+            if not (self.stored and call.backend == "numba" and is_bfloat16(array.dtype)):
+                checks.floating(call.backend, **{name: array})
+            call.dtype, call.first = array.dtype, name
+        elif array.dtype is not dtype and array.dtype != dtype:
+            raise TypeError(f"{name} has dtype {array.dtype}, expected {dtype} as {call.first} has")
+
+
+class Wide(_Array):
+    """An array of the dtype that the call computes in: float64 beside float64, else float32."""
+
+    def _check_dtype(self, name: str, array: Any, call: "Call") -> None:
+        expected = working_dtype(call.dtype)
+        if array.dtype != expected:
+            raise TypeError(f"{name} has dtype {array.dtype}, expected {expected} for {call.first} of {call.dtype}")
+
+
+class Integers(_Array):
+    """An array of integers."""
+
+    def _check_dtype(self, name: str, array: Any, call: "Call") -> None:
+        checks.integer(**{name: array})
+
+
+class AnyArray(_Array):
+    """An array of any dtype, which the contract checks itself."""
+
+    def _check_dtype(self, name: str, array: Any, call: "Call") -> None:
+        pass
+
+
+class Offsets(Argument):
+    """Integer offsets of packed sequences, (sequences + 1,), from 0 to the size of the first axis of another argument.
+
+    They become int32. On a GPU their values are not read.
+    """
+
+    is_array = True
+
+    def __init__(self, of: str, *, optional: bool = False):
+        self.of, self.optional = of, optional
+
+    def check(self, name: str, value: Any, call: "Call") -> Any:
+        if value is None and self.optional:
+            return None
+        if value is None:
+            raise TypeError(f"{name} is None, {_MISSING}")
+        return checks.offsets(name, value, self.of, call.value(self.of).shape[0])
+
+
+class Seed(Argument):
+    """A seed of dropout: an integer of 64 bits or, on CUDA, an array of one uint64."""
+
+    is_array = True
+    plain = (int, float, str, np.generic)  # which `check` tells apart
+
+    def check(self, name: str, value: Any, call: "Call") -> Any:
+        if hasattr(value, "dtype") and not isinstance(value, np.generic):
+            checks.seed_array(call.backend, **{name: value})
+            return value
+        return checks.seed(name, value)
+
+
+class Axis(Argument):
+    """An axis of another argument, which becomes its number from the front."""
+
+    def __init__(self, of: str):
+        self.of = of
+
+    def check(self, name: str, value: Any, call: "Call") -> int:
+        array = call.value(self.of)
+        if not array.ndim:
+            raise ValueError(f"{self.of} has shape (), expected one or more axes")
+        return checks.axis(name, value, array.ndim)
+
+
+class Number(Argument):
+    """A number that arrays of the call's dtype can be computed with."""
+
+    def __init__(self, minimum: float | None = None):
+        self.minimum = minimum
+
+    def check(self, name: str, value: Any, call: "Call") -> float:
+        return checks.number_of(call.dtype, name, value, minimum=self.minimum)
+
+
+class Integer(Argument):
+    """An integer, not below `minimum`; if `bits` is given, one that fits so many with a sign."""
+
+    def __init__(self, minimum: int | None = None, bits: int | None = None):
+        self.minimum, self.bits = minimum, bits
+
+    def check(self, name: str, value: Any, call: "Call") -> int:
+        value = checks.integer_number(name, value, minimum=self.minimum)
+        if self.bits is not None and not -(2 ** (self.bits - 1)) <= value < 2 ** (self.bits - 1):
+            raise ValueError(f"{name} is {value}, expected an integer of {self.bits} bits")
+        return value
+
+
+class Probability(Argument):
+    """A number of at least 0 and below 1."""
+
+    def check(self, name: str, value: Any, call: "Call") -> float:
+        return checks.probability(name, value)
+
+
+class Flag(Argument):
+    """True or False."""
+
+    def check(self, name: str, value: Any, call: "Call") -> bool:
+        return checks.boolean(name, value)
+
+
+class ResultDtype(Argument):
+    """The floating dtype of the result; by default that of the arrays."""
+
+    def check(self, name: str, value: Any, call: "Call") -> np.dtype:
+        return call.dtype if value is None else checks.floating_dtype(name, value)
+
+
+class ParameterDtype(Argument):
+    """The dtype of the gradients of parameters: that of `saved.input`, by default, or float32 beside 16 bits."""
+
+    def check(self, name: str, value: Any, call: Any) -> np.dtype:
+        return checks.gradient_dtype(call.saved.input, value)
+
+
+class Choice(Argument):
+    """One of several names, or None if that is among them."""
+
+    def __init__(self, *options: str | None):
+        self.options = options
+
+    def check(self, name: str, value: Any, call: "Call") -> Any:
+        checks.choice(name, value, self.options)
+        return value
+
+
+class Operation:
+    """One operation.
+
+    Attributes:
+        name: the name of the public function; that of the backward is name + "_backward".
+        arguments: the constraint on each argument by name, in the order of the public function and the implementations.
+        saves: the named tuple that the forward keeps for the backward: "output", and arguments by name; None for an
+            operation that has no backward.
+        gradients: what the backward returns, by the names of arguments, in its order.
+        same_gradient: {argument: another one, or "grad_output"}: arguments whose gradient equals that of another.
+        output: the field of `saves` whose shape and dtype the output has; or a function of (saved) that returns the
+            shape and the dtype that grad_output must have, None in the shape for any size.
+        options: constraints on arguments of the backward beside grad_output and saved.
+        function: the name of the implementation's function, if it is not `name`.
+    """
+
+    def __init__(
+        self,
+        package: str,
+        name: str,
+        arguments: Mapping[str, Argument],
+        *,
+        saves: Any = None,
+        gradients: tuple[str, ...] = (),
+        same_gradient: Mapping[str, str] | None = None,
+        output: str | Callable[[Any], tuple[Any, Any]] = "",
+        options: Mapping[str, Argument] | None = None,
+        function: str = "",
+        forward: Callable[..., Any] | None = None,
+        backward: Callable[..., Any] | None = None,
+    ):
+        self.package, self.name, self.arguments = package, name, dict(arguments)
+        self.saves, self.gradients, self.same_gradient = saves, gradients, dict(same_gradient or {})
+        self.options = dict(options or {})
+        self._output, self._forward, self._backward = output, forward, backward
+        self._function = function or name
+        self._names = tuple(self.arguments)
+        self._arrays = tuple(n for n, argument in enumerate(self.arguments.values()) if argument.is_array)
+        self._checked = tuple(self.arguments.items())
+        fields = () if saves is None else saves._fields
+        self._kept = tuple(-1 if field == "output" else self._names.index(field) for field in fields if not forward)
+        OPERATIONS[name] = self
+
+    def open(self, backend: str | None, *values: Any) -> "Call":
+        """Return the call with these arguments in their order, converted and checked; `backend` may be None."""
+        call = Call(self)
+        given = call.given = list(values)
+        for place in self._arrays:
+            value = given[place]
+            if type(value) not in _PLAIN and not isinstance(value, self._checked[place][1].plain):
+                call.convert(backend, [n for n in self._arrays if not isinstance(given[n], self._checked[n][1].plain)])
+                break
+        else:
+            call.choose(backend)
+        if call.backend == "cupy":
+            with dispatch.on_device_of(given[self._arrays[0]]):
+                self._check(call)
+        else:
+            self._check(call)
+        return call
+
+    def _check(self, call: "Call") -> None:
+        given = call.given
+        for place, (name, argument) in enumerate(self._checked):
+            given[place] = argument.check(name, given[place], call)
+
+    def call(self, backend: str | None, save: bool, *values: Any) -> Any:
+        """Check the arguments and compute: the output, or (output, saved) if `save`."""
+        return self.open(backend, *values).run(save)
+
+    def forward(self, backend: str, *values: Any, save: bool = False) -> Any:
+        """Compute with checked arguments: the output, or (output, saved) if `save`."""
+        function = self.function(backend, self._function)
+        for value in values:
+            if type(value) is Deferred:
+                function = partial(value.recorder.call, dispatch.implementation(self.package, backend), self._function)
+                break
+        if backend == "cupy":
+            with dispatch.on_device_of(values[self._arrays[0]]):
+                return self._compute(function, backend, save, values)
+        return self._compute(function, backend, save, values)
+
+    def _compute(self, function: Callable[..., Any], backend: str, save: bool, values: tuple[Any, ...]) -> Any:
+        if self._forward is not None:
+            return self._forward(function, backend, save, *values)
+        output = function(*values)
+        if not save:
+            return output
+        return output, self.saves(*[output if place < 0 else values[place] for place in self._kept])
+
+    def backward(self, backend: str, grad_output: Any, saved: Any, *options: Any) -> Any:
+        """Compute the gradients from what `forward` kept, without checks."""
+        function = self.function(backend, f"{self._function}_backward")
+        if backend == "cupy":
+            with dispatch.on_device_of(grad_output):
+                return self._pull_back(function, backend, grad_output, saved, options)
+        return self._pull_back(function, backend, grad_output, saved, options)
+
+    def _pull_back(self, function: Any, backend: str, grad_output: Any, saved: Any, options: tuple[Any, ...]) -> Any:
+        if self._backward is not None:
+            return self._backward(function, backend, grad_output, saved, *options)
+        return function(grad_output, *saved, *options)
+
+    def open_backward(self, backend: str | None, grad_output: Any, saved: Any, **options: Any) -> "BackwardCall":
+        """Return the call of the backward, with `grad_output` checked against `saved`; options are not checked."""
+        if type(saved) is not self.saves:
+            expected = f"expected {self.saves.__name__}, which {self.name} returns with save=True"
+            raise TypeError(f"saved is {type(saved).__qualname__}, {expected}")
+        call = BackwardCall(self, grad_output, saved, options)
+        values = grad_output, *saved, *options.values()
+        if all(type(value) is np.ndarray or not hasattr(value, "__dlpack__") for value in values):
+            call.choose(backend)
+        else:
+            call.convert_all(backend)
+        self._check_gradient(call)
+        for option, argument in self.options.items():
+            call.options[option] = argument.check(option, call.options[option], call)
+        return call
+
+    def call_backward(self, backend: str | None, grad_output: Any, saved: Any, **options: Any) -> Any:
+        """Check `grad_output` against `saved` and compute the gradients."""
+        return self.open_backward(backend, grad_output, saved, **options).run()
+
+    def _check_gradient(self, call: "BackwardCall") -> None:
+        grad_output, saved = call.grad_output, call.saved
+        if not hasattr(grad_output, "dtype") or isinstance(grad_output, np.generic):
+            raise TypeError(f"grad_output is {type(grad_output).__qualname__}, {_MISSING}")
+        like = self._output
+        if callable(like):
+            shape, dtype = like(saved)
+        else:
+            array = getattr(saved, like)
+            shape, dtype = array.shape, array.dtype
+        if dtype is None:
+            checks.floating(call.backend, grad_output=grad_output)
+        elif grad_output.dtype != dtype:
+            raise TypeError(f"grad_output has dtype {grad_output.dtype}, expected {dtype} as the output has")
+        if grad_output.shape != shape:
+            checks.shape(shape, grad_output=grad_output)
+
+    def function(self, backend: str, name: str) -> Callable[..., Any]:
+        """Return the function `name` of the implementation on `backend`, which is imported at its first use."""
+        function = getattr(dispatch.implementation(self.package, backend), name, None)
+        if function is None:
+            raise NotImplementedError(f"{name} has no implementation on backend {backend!r} yet")
+        return function
+
+
+def check_axes(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: dict[Any, Any]) -> None:
+    """Check a shape against the names of its axes and note their sizes; ValueError for one that does not fit."""
+    found = dict(zip(reversed(axes), reversed(shape), strict=False))  # from the end, so that "..." comes last
+    if axes[0] == "...":
+        fits = len(shape) >= len(axes) - 1
+        found["..."] = shape[: len(shape) - len(axes) + 1]
+    else:
+        fits = len(shape) == len(axes)
+    known = sizes | {axes: shape}
+    for axis, size in found.items():
+        fits = fits and known.setdefault(axis, size) == size
+    if not fits:
+        raise ValueError(f"{name} has shape {tuple(shape)}, expected {_expected(axes, sizes)}")
+    sizes.update(known)
+
+
+def _expected(axes: tuple[str, ...], sizes: dict[Any, Any]) -> str:
+    parts: list[str] = []
+    for axis in axes:
+        size = sizes.get(axis, axis)
+        parts += map(str, size) if isinstance(size, tuple) else [str(size)]
+    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+
+
+class Call:
+    """One call of an operation.
+
+    Attributes:
+        backend: the backend that computes it.
+        given: the arguments in their order, as NumPy or CuPy arrays and checked values.
+        dtype, first: the dtype of the floating arrays, and the name of the first of them.
+        sizes: the sizes of axes by name.
+    """
+
+    __slots__ = ("_are_tensors", "_natives", "_originals", "backend", "dtype", "first", "given", "operation", "sizes")
+
+    def __init__(self, operation: Operation):
+        self.operation, self.backend, self.given = operation, "", []
+        self._are_tensors, self._natives, self._originals = False, (), {}
+        self.dtype, self.first, self.sizes = None, "", {}
+
+    def choose(self, backend: str | None) -> None:
+        """Choose the backend for arrays in host memory."""
+        self.backend = dispatch.resolve_backend(backend, False)
+        if self.backend == "cupy" and not _cuda.is_emulated():
+            self.convert(backend, list(self.operation._arrays))
+
+    def convert(self, backend: str | None, places: list[int]) -> None:
+        """Convert the arguments in these places to NumPy or CuPy arrays, and choose the backend."""
+        self._convert(backend, self.given, self.operation._names, places)
+
+    def _convert(self, backend: str | None, values: list[Any], names: Sequence[str], places: list[int]) -> None:
+        arrays = {names[place]: values[place] for place in places if values[place] is not None}
+        opened = dispatch.open_call(self.operation.package, backend, **arrays)
+        opened.on_device()  # all are on one
+        self.backend, self._are_tensors = opened.backend, opened.are_tensors
+        self._natives = opened.arrays  # alive: `_originals` knows them by their identity
+        natives = iter(opened.arrays)
+        for place in places:
+            if values[place] is not None:
+                given, values[place] = values[place], next(natives)
+                self._originals[id(values[place])] = given
+
+    def value(self, name: str) -> Any:
+        """Return an argument by name."""
+        return self.given[self.operation._names.index(name)]
+
+    def run(self, save: bool = False) -> Any:
+        """Compute: the output, or (output, saved) if `save`."""
+        result = self.operation.forward(self.backend, *self.given, save=checks.boolean("save", save))
+        if not self._are_tensors:
+            return result
+        return self._as_tensors(*result) if save else hand_back(result, {})
+
+    def _as_tensors(self, result: Any, saved: Any) -> tuple[Any, Any]:
+        """Return the result and `saved` as tensors: those that were given, where their memory is kept as it was."""
+        made: dict[int, Any] = {}
+        result = hand_back(result, made)
+        known = self._originals | made
+        fields = [known.get(id(value), value) for value in saved]
+        return result, saved._make([hand_back(value, made) if _is_array(value) else value for value in fields])
+
+
+class BackwardCall(Call):
+    """One call of an operation's backward, with its options by name."""
+
+    __slots__ = ("grad_output", "options", "saved")
+
+    def __init__(self, operation: Operation, grad_output: Any, saved: Any, options: dict[str, Any]):
+        super().__init__(operation)
+        self.grad_output, self.saved, self.options = grad_output, saved, options
+
+    def choose(self, backend: str | None) -> None:
+        self.backend = dispatch.resolve_backend(backend, False)
+        if self.backend == "cupy" and not _cuda.is_emulated():
+            self.convert_all(backend)
+
+    def convert_all(self, backend: str | None) -> None:
+        """Convert the gradient, what was kept and the options to NumPy or CuPy arrays."""
+        values = [self.grad_output, *self.saved, *self.options.values()]
+        names = ["grad_output", *[f"saved.{name}" for name in self.saved._fields], *self.options]
+        self._convert(backend, values, names, [n for n, value in enumerate(values) if n == 0 or _is_array(value)])
+        self.grad_output, end = values[0], 1 + len(self.saved)
+        self.saved = self.saved._make(values[1:end])
+        self.options = dict(zip(self.options, values[end:], strict=True))
+
+    def run(self, save: bool = False) -> Any:
+        """Compute the gradients."""
+        result = self.operation.backward(self.backend, self.grad_output, self.saved, *self.options.values())
+        return hand_back(result, {}) if self._are_tensors else result
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__dlpack__") and not isinstance(value, np.generic)
+
+
+def hand_back(result: Any, made: dict[int, Any]) -> Any:
+    """Return arrays, in (named) tuples or alone, as tensors, and note each by the identity of its array."""
+    if result is None:
+        return None
+    if isinstance(result, tuple):
+        parts = [hand_back(part, made) for part in result]
+        return result._make(parts) if hasattr(result, "_make") else tuple(parts)
+    if type(result).__module__.partition(".")[0] == "torch":
+        return result
+    made[id(result)] = tensor = tensors.tensor_of(result)
+    return tensor
