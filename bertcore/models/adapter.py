@@ -15,7 +15,6 @@ import numpy as np
 from bertcore.execution import Pass
 from bertcore.models.inputs import EncoderInput, pack, pack_sequences
 from bertcore.nn.encoder_layer import LayerContext
-from bertcore.nn.lock_free_property import lock_free_property
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.nn.rotary import RotaryTables
@@ -43,10 +42,14 @@ class Encoded:
     traced: dict[str, tuple | None] = field(default_factory=dict)
     pooler: Block | None = None
 
-    @lock_free_property
-    def pooled(self) -> Any:
+    _pooled: Tensor = None
+
+    @property
+    def pooled(self) -> Tensor:
         """The pooler's output, (sequences that have tokens, hidden)."""
-        return self.pooler(self.run, self.hidden, self.inputs.first_tokens)
+        if self._pooled is None:
+            self._pooled = self.pooler(self.run, self.hidden, self.inputs.first_tokens)
+        return self._pooled
 
 
 class Adapter(Block):

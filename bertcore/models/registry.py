@@ -13,10 +13,9 @@ from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.heads.span_boundary import SpanBoundarySpec
 from bertcore.models.adapter import Adapter
 from bertcore.models.spec import ConfigReader
-from bertcore.nn.embeddings import Embeddings
+from bertcore.nn.embeddings import Embeddings, Pooler
 from bertcore.nn.encoder_layer import EncoderLayer, SelfAttention
 from bertcore.nn.parameter import Block
-from bertcore.nn.pooler import Pooler
 from bertcore.nn.spec import EncoderSpec
 
 HeadSpec = ClassifierSpec | LanguageModelSpec | SpanBoundarySpec

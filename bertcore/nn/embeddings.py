@@ -1,4 +1,4 @@
-"""The sum of embeddings at the bottom of an encoder."""
+"""The two ends of an encoder: embeddings below its layers, and a pooler above."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -57,3 +57,23 @@ class Embeddings(Block):
         if types is None or positions is None:
             return positions if types is None else types
         return functional.add(run, types, positions)
+
+
+class FirstToken(Block):
+    """The hidden state of the first token as it is."""
+
+    def __call__(self, run: Pass, hidden: Any, first_tokens: Any) -> Any:
+        """(tokens, hidden) and the packed indices of the first tokens -> (sequences, hidden)."""
+        return functional.take_rows(run, hidden, rows=first_tokens)
+
+
+class Pooler(Block):
+    """tanh(linear(hidden state of the first token)) (Devlin et al. 2018, section 3)."""
+
+    def __init__(self, name: str, spec: EncoderSpec):
+        width = spec.hidden_size
+        self.dense = Linear(name, in_features=width, out_features=width, activation="tanh")
+
+    def __call__(self, run: Pass, hidden: Any, first_tokens: Any) -> Any:
+        """(tokens, hidden) and the packed indices of the first tokens -> (sequences, hidden)."""
+        return self.dense(run, functional.take_rows(run, hidden, rows=first_tokens))

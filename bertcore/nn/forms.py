@@ -7,9 +7,11 @@ arrays, vectors float32.
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +22,6 @@ from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.kernels.linear.prepared import dequantized, is_grouped
 from bertcore.kernels.precision import bfloat16
 from bertcore.nn.layout import Scales
-from bertcore.nn.mapped_memory import release_pages
 
 if TYPE_CHECKING:
     from bertcore.execution import Place
@@ -343,3 +344,18 @@ def refreshed_copies(forms: Sequence[Forms], arrays: Sequence[Any]) -> list[Copi
     for changed, copies in together.values():
         kernels.cast(changed, copies, backend="cupy")
     return found
+
+
+def release_pages(array: np.ndarray) -> None:
+    """Give the memory of `array` back to the system if it is mapped from a file; pages read again are loaded again."""
+    owner = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    mapping = owner.obj if isinstance(owner, memoryview) else None
+    if not isinstance(mapping, mmap.mmap) or not owner.readonly or not array.flags.c_contiguous:
+        return  # what could be written to might be nowhere else
+    start = array.ctypes.data - np.frombuffer(mapping, np.uint8).ctypes.data
+    first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first and hasattr(mapping, "madvise"):  # not on Windows
+        with suppress(OSError):  # locked in memory
+            mapping.madvise(mmap.MADV_DONTNEED, first, last - first)

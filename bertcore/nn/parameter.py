@@ -10,9 +10,8 @@ import numpy as np
 from bertcore import kernels
 from bertcore.checkpoint.config import INPUT_SCALE, SCALE
 from bertcore.kernels.linear import LOW_PRECISION
-from bertcore.nn.forms import Copies, Forms, refreshed_copies, storage_dtype
+from bertcore.nn.forms import Copies, Forms, refreshed_copies, release_pages, storage_dtype
 from bertcore.nn.layout import JoinedTensors, Layout, Scales
-from bertcore.nn.mapped_memory import release_pages
 from bertcore.tape import Tensor
 
 if TYPE_CHECKING:

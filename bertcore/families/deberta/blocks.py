@@ -16,10 +16,9 @@ from bertcore.nn.encoder_layer import LayerContext, SelfAttention, attention_dty
 from bertcore.nn.functional.rows import widened
 from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.layout import Layout
-from bertcore.nn.lock_free_property import lock_free_property
 from bertcore.nn.parameter import Block, Parameter, PerVersion
 from bertcore.nn.spec import EncoderSpec, LayerSpec
-from bertcore.tape import value_of
+from bertcore.tape import Tensor, value_of
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ class PositionsOfPass:
     components: list | None = None
 
     def __post_init__(self) -> None:
-        self.is_trained, self.distance_rows = not self.run.is_inference, None
+        self.is_trained, self.distance_rows, self._embeddings = not self.run.is_inference, None, None
         rows = self.block.distance_rows
         if rows is None:
             return
@@ -192,10 +191,12 @@ class PositionsOfPass:
         """The terms of a layer, whose tables these are."""
         return kernels.RelativePositions(self.distance_rows, *tables, longest=self.longest)
 
-    @lock_free_property
-    def embeddings(self) -> Any:
+    @property
+    def embeddings(self) -> Tensor:
         """(rows, hidden): those that `distance_rows` counts, in inference all 2 * span."""
-        return self.block(self.run, self._first, self._last)
+        if self._embeddings is None:
+            self._embeddings = self.block(self.run, self._first, self._last)
+        return self._embeddings
 
 
 @dataclass(kw_only=True)

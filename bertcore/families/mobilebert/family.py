@@ -14,9 +14,9 @@ from bertcore.families.mobilebert.blocks import (
 )
 from bertcore.models.registry import HeadSpec, register
 from bertcore.models.spec import MOST_LAYERS, ConfigReader, standard_spec
+from bertcore.nn.embeddings import FirstToken, Pooler
 from bertcore.nn.layers import LayerNorm
 from bertcore.nn.parameter import Block
-from bertcore.nn.pooler import FirstToken, Pooler
 from bertcore.nn.spec import EncoderSpec
 
 DEFAULTS = {
