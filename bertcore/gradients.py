@@ -1,4 +1,4 @@
-"""Loss and gradients of a model, and of what the caller makes of its outputs."""
+"""Loss and gradients of a model, also of a loss that the caller computes from its outputs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ NO_GRADIENT = ("mems", "attention_components")
 class Gradients(dict[str, Any]):
     """The gradients of a model's parameters by their names in a checkpoint: {name: array}.
 
-    What one parameter joins (query, key and value) are views of one array, which `gradient_of` finds again.
+    Tensors that one parameter joins (query, key and value) are views of one array, which `gradient_of` finds again.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Gradients(dict[str, Any]):
         self._whole: dict[Parameter, tuple[Any, dict[str, Any]]] = {}
 
     def add(self, parameter: Parameter, gradient: Any) -> None:
-        """Take the gradient of one parameter, of the shape that it computes in."""
+        """Add the gradient of one parameter, of the shape that it computes in."""
         if len(parameter.names) == 1 and parameter.layout is None:
             name = parameter.names[0]
             self._whole[parameter], self[name] = (gradient, {name: gradient}), gradient
@@ -43,9 +43,9 @@ class Gradients(dict[str, Any]):
         self._whole[parameter] = gradient, parts
 
     def accumulate(self, more: Mapping[str, Any]) -> None:
-        """Add those of another pass, in place; each parameter's array is its own (`tape.Tape.gradients`).
+        """Add the gradients of another pass in place; each parameter's array is its own (`tape.Tape.gradients`).
 
-        Those of parameters that had none here are taken as they are.
+        Gradients of parameters that had none here are taken as they are.
         """
         for name, gradient in more.items():
             if name in self:
@@ -56,7 +56,7 @@ class Gradients(dict[str, Any]):
             self._whole = more._whole | self._whole
 
     def whole(self, parameter: Parameter) -> Any:
-        """The array that was added; None if an entry under the parameter's names has been replaced since."""
+        """Return the array that was added; None if an entry under the parameter's names has been replaced since."""
         gradient, parts = self._whole.get(parameter, (None, {}))
         for name, part in parts.items():
             if self.get(name) is not part:
@@ -65,10 +65,10 @@ class Gradients(dict[str, Any]):
 
 
 def gradient_of(parameter: Parameter, grads: Mapping[str, Any]) -> Any:
-    """The gradient of `parameter` in the shape that it computes in.
+    """Return the gradient of `parameter` in the shape that it computes in.
 
     Raises:
-        TypeError, ValueError: which name is missing in `grads` or has no array, or which shape or dtype is wrong.
+        TypeError, ValueError: for a name that `grads` lacks, a non-array, or a wrong shape or dtype.
     """
     whole = grads.whole(parameter) if isinstance(grads, Gradients) else None
     if whole is not None:
@@ -87,8 +87,10 @@ def gradient_of(parameter: Parameter, grads: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def multiplied_gradients(factor: Any) -> Iterator[None]:
-    """Within the block all gradients are multiplied by `factor`, an array without axes, from the loss on: those that
-    would vanish in float16 do not. None for 1."""
+    """Multiply all gradients within the block by `factor`, an array without axes, from the loss on; None for 1.
+
+    Gradients that would vanish in float16 do not.
+    """
     token = _factor.set(factor)
     try:
         yield
@@ -102,7 +104,7 @@ def _multiplied(gradient: Any) -> Any:
 
 
 def zero_gradients(model: Any) -> Gradients:
-    """Gradients of zero, as of a loss that no parameter has a part in, in the memory of the backend in force."""
+    """Return gradients of zero in the memory of the backend in force."""
     grads = Gradients()
     for parameter in model.parameters():
         if not parameter.is_frozen:
@@ -111,7 +113,7 @@ def zero_gradients(model: Any) -> Gradients:
 
 
 def value_and_grad(model: Any, loss: Loss | None = None) -> Callable[..., tuple[Any, Gradients]]:
-    """A function that runs `model` and differentiates its loss.
+    """Return a function that runs `model` and differentiates its loss.
 
         out, grads = value_and_grad(model)(input_ids=..., attention_mask=..., labels=...)
 
@@ -141,20 +143,20 @@ def value_and_grad(model: Any, loss: Loss | None = None) -> Callable[..., tuple[
 
 
 def vjp(model: Any) -> Callable[..., tuple[Any, Callable[[Mapping[str, Any]], Gradients]]]:
-    """A function that runs `model` and returns its output, and what turns gradients of that into those of parameters.
+    """Return a function that runs `model` and returns its output, and its pullback from outputs to parameters.
 
         out, pullback = vjp(model)(input_ids=..., output_hidden_states=True)
         grads = pullback({"last_hidden_state": gradient, "hidden_states": (None, gradient_1, None)})
 
-    A gradient has its field's shape and is converted to its dtype and memory; what it has at padding is not read. Of a
-    field that is a tuple it is a sequence as long, with None where there is none. Every field has one, but for `mems`
-    and `attention_components`: hidden states, attentions (the probabilities), pooler_output, logits, and the model's
-    own loss. `grads` are those of `value_and_grad`.
+    A gradient has its field's shape and is converted to its dtype and memory; its values at padding are not read. The
+    gradient of a field that is a tuple is a sequence of that length; entries may be None. Every field has a gradient
+    except `mems` and `attention_components`: hidden states, attentions (the probabilities), pooler_output, logits, and
+    the model's own loss. `grads` are those of `value_and_grad`.
 
-    The pullback can be called once, since it uses up what the pass kept. It raises:
-        ValueError: which field the output does not have or has no gradient, which shape is wrong; every parameter
+    The pullback can be called once, since it uses up the arrays that the pass kept. It raises:
+        ValueError: for a field that the output lacks or that has no gradient, a wrong shape, and if every parameter
             that the fields depend on is frozen.
-        TypeError: which gradient is no array of real numbers.
+        TypeError: for a gradient that is not an array of real numbers.
         RuntimeError: for the second call, and for parameters that have changed since the pass: products multiply by
             them in the backward, too.
     """
@@ -183,7 +185,7 @@ def vjp(model: Any) -> Callable[..., tuple[Any, Callable[[Mapping[str, Any]], Gr
 
 
 def with_loss(out: Any, loss: Loss) -> Any:
-    """`out`, its loss replaced by `loss(out)`, which is as for `value_and_grad`; under a tape it has gradients."""
+    """Return `out` with the loss `loss(out)`, as for `value_and_grad`; under a tape it has gradients."""
     fields = dict(out.items())
     result = loss(_without_variables(_copy(out)))
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
@@ -199,12 +201,12 @@ def with_loss(out: Any, loss: Loss) -> Any:
 
 
 def _scaled(array: Any, factor: Any) -> Any:
-    """array * factor in the array's dtype; an array too where it has no axes."""
+    """Return array * factor in the array's dtype, as an array even if it has no axes."""
     return kernels.array_module(array).asarray(array * factor, array.dtype)
 
 
 def differentiate(model: Any, run: Callable[[], Any]) -> tuple[Any, Gradients]:
-    """The output of `run`, whose `loss` is made of passes through `model`, and the gradients of that loss.
+    """Return the output of `run`, whose `loss` is computed by passes through `model`, and the gradients of that loss.
 
     As `value_and_grad`, for a loss of any operations (bertcore.nn.functional).
     """
@@ -222,7 +224,7 @@ def differentiate(model: Any, run: Callable[[], Any]) -> tuple[Any, Gradients]:
 
 
 def _of_parameters(model: Any, found: Mapping[Any, Any]) -> Gradients:
-    """The gradients by name, of those by parameter."""
+    """Return the gradients by name, from those by parameter."""
     grads, parameters = Gradients(), list(model.parameters())
     for parameter in parameters:
         if parameter.is_frozen:
@@ -237,7 +239,7 @@ def _of_parameters(model: Any, found: Mapping[Any, Any]) -> Gradients:
 
 
 def _check_adapters(parameters: list[Parameter], found: Mapping[Any, Any], grads: Gradients) -> None:
-    """ValueError if adapters have gradients and are not among a model's parameters."""
+    """Raise ValueError if adapters have gradients and are not among a model's parameters."""
     adapters = [parameter.adapter for parameter in parameters if parameter.adapter is not None]
     factors = (factor for adapter in adapters for factor in adapter.parameters())
     if any(factor in found and factor.names[0] not in grads for factor in factors):
@@ -250,7 +252,7 @@ def _check_any(items: Iterable[Any]) -> None:
 
 
 def _pairs(fields: Mapping[str, Any], gradients: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """(field or part of one, its gradient in its dtype and memory) for all gradients that there are."""
+    """Yield (field or part of one, its gradient in its dtype and memory) for each gradient that is not None."""
     if all(gradient is None for gradient in gradients.values()):
         raise ValueError("gradients is empty, expected those of one field at least")
     for name, gradient in gradients.items():
@@ -266,7 +268,7 @@ def _pairs(fields: Mapping[str, Any], gradients: Mapping[str, Any]) -> Iterator[
 def _parts(name: str, field: Any, gradient: Any) -> Iterator[tuple[Any, Any]]:
     if type(field) is tuple:
         if not isinstance(gradient, tuple | list) or len(gradient) != len(field):
-            expected = f"a tuple of {len(field)}, with None where there is none"
+            expected = f"a tuple of {len(field)}, whose entries may be None"
             raise ValueError(f"gradients[{name!r}] is {_described(gradient)}, expected {expected}")
         for index, (part, of_part) in enumerate(zip(field, gradient, strict=True)):
             if of_part is not None:
@@ -297,7 +299,7 @@ def _copy(out: Any) -> Any:
 
 
 def _without_variables(out: Any) -> Any:
-    """`out` with plain arrays."""
+    """Return `out` with plain arrays."""
     for name, field in vars(out).items():
         vars(out)[name] = _plain(field)
     return out

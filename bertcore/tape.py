@@ -22,14 +22,14 @@ from bertcore import kernels
 _current: ContextVar[Tape | None] = ContextVar("bertcore_tape", default=None)
 
 current_tape: Callable[[], Tape | None] = _current.get
-"""The tape that records here, if any."""
+"""Return the tape that records here, or None."""
 
 Pullback = Callable[..., tuple[Any, ...]]
 
 
 @contextmanager
 def unrecorded() -> Iterator[None]:
-    """A block that no tape records: parameters yield their arrays, as in inference."""
+    """Run a block that no tape records: parameters yield their arrays, as in inference."""
     token = _current.set(None)
     try:
         yield
@@ -38,17 +38,16 @@ def unrecorded() -> Iterator[None]:
 
 
 class Addend:
-    """A gradient that is no array yet, which a pullback may give for an input where most of the array is zeros."""
+    """A gradient that is not an array yet; a pullback may return it if most of the array is zeros."""
 
     def added_to(self, array: Any | None, dtype: Any = None) -> Any:
-        """The array with this gradient added to it, in place; where there is none, the gradient as an array. It is of
-        `dtype`, or of the gradient's own."""
+        """Add this gradient to the array in place, or return it as an array of `dtype`, or its own, if that is None."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class OwnGradient(Addend):
-    """A gradient in an array that nobody else has: a leaf need not look for who shares it."""
+    """A gradient in an array of its own: a leaf need not look for others that share its memory."""
 
     array: Any
 
@@ -135,7 +134,7 @@ class Tape:
         return variables
 
     def checkpoint(self, block: Callable[[], Any]) -> Any:
-        """What `block()` returns; see the function `checkpoint`."""
+        """Return block(), keeping only its output; see the function `checkpoint`."""
         first, context = len(self._records), copy_context()
         made = block()
         if len(self._records) == first:
@@ -211,13 +210,13 @@ def _added(known: Any, part: Any, passed_on: Sequence[Any], parts: Sequence[Any]
 
 
 def checkpoint(block: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """block(*args, **options), keeping no intermediate result: the backward runs the block again.
+    """Return block(*args, **options), keeping no intermediate result: the backward runs the block again.
 
     A layer that is called so costs one more forward, and only its output stays in memory (Chen et al. 2016,
     arXiv:1604.06174). The gradients have the same bits. Without a tape it is a call of the block.
 
-    `block` returns one Variable, or a tuple with some. It runs twice, so that it must compute the same both times (what
-    is random takes its seed from its arguments). Only its output may be used outside; using anything else that it made
+    `block` returns one Variable, or a tuple with some. It runs twice, so it must compute the same both times (random
+    numbers take their seed from its arguments). Only its output may be used outside; using anything else that it made
     is an error.
     """
     tape = current_tape()
@@ -231,5 +230,5 @@ def _variables(made: Any) -> tuple[Variable, ...]:
 
 
 def value_of(item: Any) -> Any:
-    """The plain array behind `item`."""
+    """Return the plain array behind `item`."""
     return item.value if type(item) is Variable else item

@@ -1,7 +1,7 @@
-"""A pass through a model: what it depends on beside its inputs (`Pass`), and the executors of an encoder's layers.
+"""A pass through a model: the settings that it depends on (`Pass`), and the executors of an encoder.
 
-The public settings (`use_backend`, `autocast`, a tape, `Model.train`) are read once, where a model is called. What they
-say is a `Pass` from then on, handed to every block, parameter and operation as their first argument, `run`.
+The public settings (`use_backend`, `autocast`, a tape, `Model.train`) are read once, where a model is called. From then
+on they are a `Pass`, the first argument, `run`, of every block, parameter read and operation.
 
 `eager`, `recorded` and `graphs` run an encoder: operation by operation, as programs on the CPU, as CUDA graphs.
 """
@@ -60,7 +60,7 @@ class Seeds:
 
 @dataclass
 class Trace:
-    """What one pass notes of its layers and heads.
+    """The notes that one pass takes of its layers and heads.
 
     Attributes:
         states: the input of each layer and the output of the last; None if they are not noted.
@@ -95,7 +95,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one pass depends on beside its inputs.
+    """Everything that one pass depends on beside its inputs.
 
     Attributes:
         backend: "numpy", "numba" or "cupy".
@@ -104,7 +104,7 @@ class Pass:
         autocast: the dtype of `autocast`, or None.
         tape: the tape that records the pass, or None.
         seeds: the source of dropout's seeds, or None if nothing is dropped.
-        trace: what the pass notes.
+        trace: the notes that the pass takes.
         cache: keys and values of a generation, or None.
         class_options: how losses compare labels that are classes, or None.
         is_noted: whether operations may be given Deferred arrays, by a program that is being recorded.
@@ -132,7 +132,7 @@ class Pass:
 
         Args:
             like: an array whose memory the backend "auto" follows; host memory by default.
-            trace: what the pass notes; nothing by default.
+            trace: the notes to take; none by default.
             seeds: of dropout, which is applied if they are given.
 
         Raises:

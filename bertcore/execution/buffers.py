@@ -49,7 +49,7 @@ def offsets_behind(offsets: np.ndarray, capacity: int, last: int) -> np.ndarray:
 
 
 class Slot(NamedTuple):
-    """Where an array stands: its first integer, how many integers the batch has, and the capacity."""
+    """The place of an array: its first integer, the number of the batch's integers, and the capacity."""
 
     first: int
     count: int

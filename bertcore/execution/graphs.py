@@ -207,8 +207,8 @@ def _seeds(run: Pass, drawn: _SeedsOnGPU | None) -> Any:
 
 
 class _Kept:
-    """What lives as long as the graphs: what they read, the seeds' places, and the owners of the gradients (the hidden
-    state, if it has one, then parameters)."""
+    """Objects that live as long as the graphs: the arrays they read, the seeds' places, and the owners of the gradients
+    (the hidden state, if it has one, then parameters)."""
 
     def __init__(self, has_hidden: bool, seeds: _SeedsOnGPU | None, *arrays: Any):
         self.has_hidden, self.seeds, self.arrays, self.parameters = has_hidden, seeds, arrays, ()

@@ -15,7 +15,7 @@ AUTOCAST = "bfloat16", "float16"
 
 @dataclass
 class ClassOptions:
-    """How labels that are classes are compared with their scores, in all losses within `use_class_options`.
+    """Options of every loss that compares classes with their scores, within `use_class_options`.
 
     Attributes:
         label_smoothing, class_weights: as for `functional.cross_entropy`; weights in host memory.

@@ -19,7 +19,7 @@ SOURCES = ("pooler", "first", "last", "last_word", "mean", "mean_of_dense", "tok
 
 @dataclass(frozen=True)
 class ClassifierSpec:
-    """What a family's classifier is made of.
+    """The parts of a family's classifier.
 
     Attributes:
         output: the name of the last map, without ".weight" and ".bias".
@@ -27,10 +27,10 @@ class ClassifierSpec:
             token, of the "last_word", which is not the word that pads, or by their "mean"; or each of its "tokens", or
             of these plus the first one ("tokens_and_first"); or "entities" (a family's own head). "mean_of_dense" is
             the mean of what `dense` makes of each token.
-        dense: the name of a map before the last one, of the hidden size; None where there is none.
-        activation: after `dense`, or on the source itself where there is none.
-        norm: the name of a layer norm after the activation; None where there is none.
-        norm_first: whether that norm is of the source instead.
+        dense: the name of a map before the last one, of the hidden size, or None.
+        activation: after `dense`, or on the source itself without one.
+        norm: the name of a layer norm after the activation, or None.
+        norm_first: whether that norm is applied to the source instead.
         without_bias: which of "dense", "norm" and "output" have no bias.
         dropout, dense_dropout: the rates at which, in training, what the last map is given is dropped, and what `dense`
             is given, or would be; None for that of the config's classifiers, and for 0 where there is no `dense`.
@@ -53,8 +53,10 @@ class ClassifierSpec:
 
 
 class Classifier(Block):
-    """output(norm(activation(dense(source)))), or output(activation(dense(norm(source)))), with `num_labels` scores, of
-    what the spec has of it."""
+    """output(norm(activation(dense(source)))), or output(activation(dense(norm(source)))), with `num_labels` scores.
+
+    Parts that the spec lacks are left out.
+    """
 
     def __init__(self, head_spec: ClassifierSpec, spec: EncoderSpec, num_labels: int):
         width, biased = spec.hidden_size, {"dense", "norm", "output"} - head_spec.without_bias
@@ -108,7 +110,7 @@ class Classifier(Block):
 
 
 def _mean(run: Pass, hidden: Any, packed: PackedBatch) -> Any:
-    """The mean of each sequence's real tokens, (sequences that have tokens, features)."""
+    """Return the mean of each sequence's real tokens, (sequences that have tokens, features)."""
     rows, cu_seqlens = packed.real_tokens()
     if rows is not None:
         hidden = functional.take_rows(run, hidden, rows=run.to_backend(rows))
@@ -116,13 +118,13 @@ def _mean(run: Pass, hidden: Any, packed: PackedBatch) -> Any:
 
 
 def _first_of_each(encoded: Any) -> Any:
-    """For each packed token the index of the first token of its sequence, (tokens,)."""
+    """Return for each packed token the index of the first token of its sequence, (tokens,)."""
     packed = encoded.packed
     return encoded.run.to_backend(np.repeat(packed.first_tokens(), packed.lengths[packed.has_tokens]))
 
 
 def _last_words(inputs: Any, padding: int | None) -> Any:
-    """The packed index of each sequence's last token that is another word than `padding`; its first if none is."""
+    """Return the packed index of each sequence's last token that differs from `padding`, or of its first token."""
     if padding is None:
         return inputs.last_tokens
     counts = (inputs.input_ids != padding).cumsum()

@@ -83,15 +83,17 @@ class LanguageModelHead(Block):
         )
 
     def loss_in_chunks(self, run: Pass, hidden: Any, labels: Any) -> Any:
-        """The mean cross entropy of the logits of (tokens, hidden), of which there are never more than those of a chunk
-        of the tokens; all of these have a label."""
+        """Return the mean cross entropy of the logits of (tokens, hidden), computed chunk by chunk.
+
+        All tokens have a label.
+        """
         weight, bias = self.decoder.weight(run), None if self.bias is None else self.bias.value(run)
         options = {"labels": labels, "needs_weight": type(weight) is Variable}
         return functional.decoded_cross_entropy(run, self._transformed(run, hidden), weight, bias, **options)
 
     @property
     def can_go_in_chunks(self) -> bool:
-        """Whether there is `loss_in_chunks`: the decoder is one map, without an adapter."""
+        """True if `loss_in_chunks` can be called: the decoder is one map, without an adapter."""
         return self.rest is None and self.decoder.adapter is None
 
     def _transformed(self, run: Pass, hidden: Any) -> Any:

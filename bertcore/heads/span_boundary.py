@@ -51,7 +51,7 @@ def find_boundaries(labels: np.ndarray, cu_seqlens: np.ndarray, most: int) -> Bo
     is left out, and so are the tokens of a span beyond the first `most`.
 
     Args:
-        labels: (tokens,), -100 where there is none.
+        labels: (tokens,), -100 for no label.
         cu_seqlens: offsets of the sequences, (sequences + 1,).
     """
     is_masked, tokens = labels != IGNORED, np.arange(len(labels))

@@ -56,7 +56,7 @@ class Adapter(Block):
     """Packs the arguments of a call, starts the layers and restores their output; most families need no other.
 
     Attributes:
-        needs_whole_batch: whether what a sequence gives depends on the others of its batch.
+        needs_whole_batch: whether the result of a sequence depends on the others of its batch.
     """
 
     needs_whole_batch = False
@@ -75,12 +75,12 @@ class Adapter(Block):
         *,
         keep_padding: bool = False,
     ) -> EncoderInput:
-        """The arguments of a call, checked and packed; a family's own ones follow by keyword (`Family.inputs`)."""
+        """Check and pack the arguments of a call; a family's own ones follow by keyword (`Family.inputs`)."""
         given = input_ids, attention_mask, token_type_ids, position_ids
         return pack(self.spec, *given, keep_padding=keep_padding).to_backend(run)
 
     def pack_sequences(self, run: Pass, input_ids: Sequence[Any]) -> tuple[EncoderInput, np.ndarray]:
-        """Sequences of ids of any lengths, checked and packed, and their offsets in host memory."""
+        """Check and pack sequences of ids of any lengths; also return their offsets in host memory."""
         return pack_sequences(run, self.spec, input_ids)
 
     def reads_on_host(self, run: Pass) -> Collection[str]:
@@ -89,10 +89,10 @@ class Adapter(Block):
         return ("longest",) if self.spec.biases_scores and run.tape is not None else ()
 
     def ask(self, run: Pass, inputs: EncoderInput) -> None:
-        """Have the trace record what `restore` needs of this batch beside the last hidden state: here nothing."""
+        """Ask the trace for what `restore` needs beside the last hidden state: here nothing."""
 
     def begin(self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]) -> tuple[Tensor, LayerContext]:
-        """What the first layer is given, and what all layers share."""
+        """Return the input of the first layer, and the context that all layers share."""
         hidden = embeddings(run, inputs)
         context = LayerContext(inputs.cu_seqlens, inputs.key_mask)
         for rotary in {layer.rotary for layer in self.spec.layers} - {None}:
@@ -101,7 +101,7 @@ class Adapter(Block):
         return hidden, context
 
     def restore(self, run: Pass, inputs: EncoderInput, state: Tensor) -> Encoded:
-        """What the last layer returned as heads and users see it."""
+        """Return the output of the last layer as heads and users see it."""
         packed, trace = inputs.packed, run.trace
         traced: dict[str, tuple | None] = {"hidden_states": None, "attentions": None}
         if trace.states is not None:

@@ -49,7 +49,7 @@ class Embeddings(Block):
         return embedded if self.projection is None else self.projection(run, embedded)
 
     def marks(self, run: Pass, inputs: Any) -> Tensor:
-        """What is added to the words: token types and positions, (tokens, embedding size), or None."""
+        """Return the sum of token types and positions, (tokens, embedding size), or None."""
         types, ids = None, inputs.token_type_ids
         if ids is not None and (self.types is not None or self.types_are_words):
             types = self.words(run, ids) if self.types is None else self.types(run, ids)

@@ -1,6 +1,6 @@
 """The layer of every encoder: attention, then feed-forward, each with its residual and its norm.
 
-A family says what its layers are by a LayerSpec; the blocks here read it. Norms stand after the residual (Vaswani et
+A family describes its layers by a LayerSpec, which the blocks here read. Norms stand after the residual (Vaswani et
 al. 2017, section 3.1) or before attention and feed-forward (Xiong et al. 2020, arXiv:2002.04745).
 """
 
@@ -20,7 +20,7 @@ from bertcore.tape import Tensor, value_of
 
 @dataclass
 class LayerContext:
-    """What the layers of one pass share; a family whose layers share more derives from it.
+    """The arrays that the layers of one pass share; a family whose layers share more derives from it.
 
     Attributes:
         cu_seqlens: int32 offsets of the sequences, (sequences + 1,).
@@ -37,16 +37,16 @@ class LayerContext:
 
     @property
     def can_be_recorded(self) -> bool:
-        """Whether the layers do the same for all batches with these offsets, so that a program can be kept."""
+        """True if the layers do the same for all batches with these offsets, so that a program can be kept."""
         return self.key_mask is None and all(angles.can_be_recorded for angles in self.rotary.values())
 
     def in_use(self) -> list[Any]:
-        """What the layers read of it: who has the list keeps all of it."""
+        """Return all objects that the layers read of it; holding the list keeps them alive."""
         return [self]
 
 
 def make_norm(names: Mapping[str, str], part: str, spec: LayerSpec) -> Block | None:
-    """The norm that stands at this part of a layer; None where there is none."""
+    """Return the norm at this part of a layer, or None."""
     if part in spec.absent:
         return None
     sizes = {"features": spec.hidden_size, "eps": spec.norm_eps}
@@ -54,7 +54,7 @@ def make_norm(names: Mapping[str, str], part: str, spec: LayerSpec) -> Block | N
 
 
 def attention_dtype(run: Pass, weight: Parameter) -> str | None:
-    """The compute_dtype of attention beside maps of the precision of `weight`.
+    """Return the compute_dtype of attention beside maps of the precision of `weight`.
 
     Beside int8 maps, attention in float32 would take a third of the time; in bfloat16 its sums and softmax are still
     float32. Beside int8_weight_only nothing is rounded. Under a tape (of adapters beside such maps) it computes in
@@ -69,10 +69,10 @@ class Sublayer(Block):
     """output(mix(norm(hidden))) + hidden, or norm(output(mix(hidden)) + hidden).
 
     Attributes:
-        norm: the norm; None where there is none.
-        norm_first: where it stands.
+        norm: the norm, or None.
+        norm_first: whether it stands before `mix`.
         output: the map back to the layer's width.
-        dropout: the rate at which what it gives is dropped in training.
+        dropout: the rate at which its output is dropped in training.
     """
 
     dropout = 0.0
@@ -85,15 +85,15 @@ class Sublayer(Block):
         return self.close(run, self.mix(run, self.open(run, hidden), context), hidden)
 
     def open(self, run: Pass, hidden: Tensor) -> Tensor:
-        """The input of `mix`: `hidden`, after the norm where that comes first."""
+        """Return the input of `mix`: `hidden`, after the norm if that comes first."""
         return self.norm(run, hidden) if self.norm_first and self.norm is not None else hidden
 
     def mix(self, run: Pass, source: Tensor, context: LayerContext) -> Tensor:
-        """(tokens, hidden) -> what `output` maps, (tokens, inputs of output)."""
+        """(tokens, hidden) -> the input of `output`, (tokens, inputs of output)."""
         raise NotImplementedError
 
     def close(self, run: Pass, mixed: Tensor, residual: Tensor) -> Tensor:
-        """`mixed` mapped to the layer's width, plus the residual; then the norm where that comes last."""
+        """Map `mixed` to the layer's width and add the residual; then apply the norm if that comes last."""
         if isinstance(self.norm, LayerNorm) and not self.norm_first and self.dropout and run.seeds:
             return self.norm(run, self.output(run, mixed), residual, dropout=self.dropout)
         total = self.output(run, mixed, residual=residual, dropout=self.dropout)
@@ -147,11 +147,11 @@ class SelfAttention(Sublayer):
         )
 
     def mix(self, run: Pass, source: Tensor, context: LayerContext) -> Tensor:
-        """The attended values of all heads side by side, (tokens, heads * head_dim)."""
+        """Return the attended values of all heads side by side, (tokens, heads * head_dim)."""
         return self.attend(run, [project(run, source) for project in self.projections], context)
 
     def attend(self, run: Pass, projected: list[Tensor], context: LayerContext) -> Tensor:
-        """Attention by query, key and value, which stand side by side in the arrays `projected`, (tokens, ...) each."""
+        """Attend with query, key and value, which stand side by side in the arrays `projected`, (tokens, ...) each."""
         layer, options = self.spec, {"num_heads": self.spec.num_heads, "scale": self.spec.scale}
         options["compute_dtype"] = attention_dtype(run, self.projections[0].weight)
         if run.cache is not None:
@@ -175,7 +175,7 @@ class SelfAttention(Sublayer):
         )
 
     def _taken_apart(self, run: Pass, projected: list[Any]) -> tuple[Any, ...]:
-        """(query, key, value) of the arrays in which they stand side by side."""
+        """Return (query, key, value) of the arrays in which they stand side by side."""
         widths = [self.spec.attention_size, self.spec.key_value_size, self.spec.key_value_size]
         parts: list[Any] = []
         for array in projected:
@@ -187,7 +187,7 @@ class SelfAttention(Sublayer):
         return tuple(parts)
 
     def _check_cached(self, run: Pass, context: LayerContext) -> None:
-        """The cache has plain causal attention alone."""
+        """Check that the layer has plain causal attention, the only kind that the cache computes."""
         layer = self.spec
         if not layer.is_causal:
             raise NotImplementedError("layers that keep keys and values see no later tokens, is_causal is False")
@@ -204,7 +204,7 @@ class SelfAttention(Sublayer):
             raise NotImplementedError(f"layers that keep keys and values have no {', '.join(found)}")
 
     def _turned(self, run: Pass, projected: list[Any], context: LayerContext) -> list[Any]:
-        """`projected`, with queries and keys turned by their position."""
+        """Return `projected` with queries and keys turned by their position."""
         layer, angles = self.spec, context.rotary[self.spec.rotary]
         where = {"cos": angles.cos, "sin": angles.sin, "interleaved": layer.rotary.interleaved}
         where |= {"cu_seqlens": context.cu_seqlens} if angles.positions is None else {"positions": angles.positions}

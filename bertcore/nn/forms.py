@@ -44,12 +44,12 @@ Copies = dict[tuple[int, str | None], Any]
 
 
 def storage_dtype(precision: str) -> np.dtype:
-    """NumPy's dtype for the parameters of a model of `precision`, one of DTYPES."""
+    """Return NumPy's dtype for the parameters of a model of `precision`, one of DTYPES."""
     return bfloat16() if precision == "bfloat16" else np.dtype("int8" if precision in INT8 else precision)
 
 
 class Forms:
-    """One version of a parameter's values, and what they have become so far.
+    """One version of a parameter's values, in the forms that were needed so far.
 
         array           NumPy: what the CPU backends look tables up in and read vectors from
         on_gpus         the same in the memory of each GPU, by its number
@@ -99,11 +99,11 @@ class Forms:
 
     @property
     def is_low_on_cpu(self) -> bool:
-        """Whether the backend in force multiplies float32 by a form of low precision."""
+        """True if the backend in force multiplies float32 by a form of low precision."""
         return self.is_low and self._backend != "cupy"
 
     def on_host(self) -> np.ndarray:
-        """The values in host memory: of an int8 weight, its integers times their scales."""
+        """Return the values in host memory: of an int8 weight, its integers times their scales."""
         with _preparing:  # meanwhile no other thread frees the array or the weights
             if self.array is not None:
                 return self.array
@@ -114,25 +114,25 @@ class Forms:
 
     @property
     def _backend(self) -> str:
-        """The backend in force; outside of a model's pass the one that "auto" stands for."""
+        """The backend in force, "auto" resolved."""
         backend = kernels.get_backend()
         return kernels.resolve_backend(None, on_gpu=self.is_on_device) if backend == "auto" else backend
 
     @property
     def is_on_device(self) -> bool:
-        """Whether the values live on GPUs alone."""
+        """True if the values are on GPUs alone."""
         return self.array is None and bool(self.on_gpus)
 
     def _where_it_is(self) -> Any:
-        """The array on the GPU that is current if it is there, else where it is on another one, else taken here."""
+        """Return the array on the current GPU if it is there, else on another GPU that has it, else copy it here."""
         if not self.on_gpus:
             return self._on_device(kernels.current_gpu())
         return self.on_gpus.get(kernels.current_gpu(), next(iter(self.on_gpus.values())))
 
     def own_array(self) -> Any:
-        """The values in an array that may be written to: on the GPU if they are there or used there, else on the host.
+        """Return the values in an array that may be written to: on the GPU if they are there or used there, else here.
 
-        What is trained on the GPU moves there with its first change.
+        A parameter trained on the GPU moves there with its first change.
         """
         was_on_device = self.is_on_device
         if was_on_device or kernels.get_backend() == "cupy":
@@ -148,7 +148,7 @@ class Forms:
         return own
 
     def next_version(self, own_array: Any, copies: Copies) -> Forms:
-        """The forms of the next version, whose values are in `own_array`, of the same dtype, and in `copies`."""
+        """Return the forms of the next version, with values in `own_array`, of the same dtype, and in `copies`."""
         forms = object.__new__(Forms)
         vars(forms).update(vars(self))  # copy.copy takes five times as long: there are hundreds of parameters a step
         forms.weights, forms.rounded, forms.reads, forms.copies, forms.is_own = {}, {}, {}, copies, True
@@ -157,7 +157,7 @@ class Forms:
         return forms
 
     def any_weight(self) -> kernels.PreparedWeight:
-        """One of the prepared weights."""
+        """Return one of the prepared weights."""
         return next(iter(self.weights.values()))
 
     def read(self, kind: str, trains: bool, place: Place) -> Any:
@@ -289,7 +289,7 @@ class Forms:
         return weight
 
     def _as_array(self, array: np.ndarray, scales: Scales | None) -> np.ndarray:
-        """The values in the dtype that the array form has in a model of this dtype."""
+        """Return the values in the dtype of the array form."""
         if scales is not None:
             array = dequantized(array, *scales)
         dtype = self.dtype
@@ -310,7 +310,7 @@ class Forms:
         return kernels.prepare_weight(array, *(scales or ()), dtype=self.precision, backend=backend)
 
     def _quantized(self, array: np.ndarray) -> tuple[np.ndarray, Scales]:
-        """The int8 values and scales; in blocks of rows, for a vocabulary's weight is large in float32."""
+        """Return the int8 values and scales; in blocks of rows, since a vocabulary's weight is large in float32."""
         values, scales = np.empty(array.shape, np.int8), []
         for first in range(0, max(len(array), 1), QUANTIZED_ROWS):
             rows = slice(first, first + QUANTIZED_ROWS)
@@ -324,7 +324,7 @@ class Forms:
 
 
 def refreshed_copies(forms: Sequence[Forms], arrays: Sequence[Any]) -> list[Copies]:
-    """The copies in 16 bits of each of `forms` that are on the GPU of its own array, as the arrays' values are now.
+    """Return the copies in 16 bits of each of `forms` on the GPU of its own array, refreshed from the arrays.
 
     They are written where they are, those of one dtype by one launch: made anew they would be a launch for each
     parameter, and what reads them by their addresses (a graph of a training step) would have to be, too.

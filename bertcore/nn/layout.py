@@ -1,4 +1,4 @@
-"""How tensors lie in a checkpoint: several are joined in one array, and axes may have another order."""
+"""The layout of tensors in a checkpoint: several are joined in one array, and axes may have another order."""
 
 import math
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from bertcore.kernels.precision import is_bfloat16
 
 
 class Scales(NamedTuple):
-    """What int8 values are multiplied by: float32 (rows,), or of groups bfloat16 (rows, groups), and of their input
-    float32 (columns,), or None."""
+    """The factors of int8 values: float32 (rows,), or of groups bfloat16 (rows, groups); and of their input, float32
+    (columns,) or None."""
 
     rows: np.ndarray
     input: np.ndarray | None
@@ -22,8 +22,7 @@ class Scales(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How a checkpoint stores an array that is (rows, columns) in computing, a row for each output of a linear map, or
-    (rows,).
+    """The stored form of an array that is (rows, columns) or (rows,) in computing, a row for each output of a map.
 
     Names, shapes and gradients that users see are the checkpoint's; the arrays that computing reads are rearranged. A
     tensor (d_model, heads, head_dim) that is (heads * head_dim, d_model) in computing has

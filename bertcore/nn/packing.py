@@ -1,4 +1,4 @@
-"""Padding is stripped at a model's door and restored on the way out: inside, a batch is one axis of real tokens."""
+"""Packed batches: padding is stripped at a model's entry and restored on the way out; inside, tokens are one axis."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -48,11 +48,11 @@ class PackedBatch:
 
     @property
     def has_tokens(self) -> np.ndarray:
-        """Which sequences have a token at all, (sequences,) booleans."""
+        """Flags of the sequences that have a token, (sequences,) booleans."""
         return self.lengths > 0
 
     def key_mask(self) -> np.ndarray | None:
-        """Which tokens may be seen, booleans (sequences, 1, 1, longest); None if all may."""
+        """Return a mask of the tokens that may be seen, booleans (sequences, 1, 1, longest); None if all may."""
         real = self.strip(self.is_real)
         if real.all():
             return None
@@ -86,27 +86,27 @@ class PackedBatch:
             yield padded, (slice(index, index + 1), slice(None), slice(count), slice(memory + count))
 
     def rows(self) -> np.ndarray:
-        """The packed index of each column, (sequences, length), -1 where padding was stripped."""
+        """Return the packed index of each column, (sequences, length), -1 for stripped padding."""
         rows = np.full(self.shape, -1, np.int64)
         rows[self._sequence, self._column] = np.arange(self._sequence.size)
         return rows
 
     def first_tokens(self) -> np.ndarray:
-        """The packed index of the first token of each sequence that has one; a real one if there is any."""
+        """Return the packed index of the first token of each sequence that has one; a real one if possible."""
         return (self.cu_seqlens[:-1] + self._padding_kept(self.is_real))[self.has_tokens]
 
     def last_tokens(self) -> np.ndarray:
-        """The packed index of the last token of each sequence that has one; a real one if there is any."""
+        """Return the packed index of the last token of each sequence that has one; a real one if possible."""
         return (self.cu_seqlens[1:] - 1 - self._padding_kept(self.is_real[:, ::-1]))[self.has_tokens]
 
     def real_tokens(self) -> tuple[np.ndarray | None, np.ndarray]:
-        """The packed indices of the real tokens, None where all are, and the offsets of the sequences among them."""
+        """Return the packed indices of the real tokens, None for all, and the offsets of the sequences among them."""
         real = self.strip(self.is_real)
         counts = np.concatenate([[0], np.cumsum(self.is_real.sum(axis=1))]).astype(np.int32)
         return None if real.all() else np.flatnonzero(real), counts
 
     def _padding_kept(self, is_real: np.ndarray) -> Any:
-        """How many tokens of each sequence stand before its first real one."""
+        """Return the number of tokens of each sequence before its first real one."""
         return is_real.argmax(axis=1).astype(np.int32) if self.keeps_padding and is_real.size else 0
 
 

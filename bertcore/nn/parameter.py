@@ -139,7 +139,7 @@ class Parameter(JoinedTensors):
 
     @property
     def version(self) -> int:
-        """How often the values, or those of its adapter, have been replaced."""
+        """The number of times that the values, or those of its adapter, have been replaced."""
         return self._changes if self.adapter is None else self._changes + self.adapter.version
 
     # --- values out -----------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Parameter(JoinedTensors):
 
     @property
     def is_low_on_cpu(self) -> bool:
-        """Whether the backend in force multiplies float32 by a form of low precision."""
+        """True if the backend in force multiplies float32 by a form of low precision."""
         return self.forms.is_low_on_cpu
 
     def array(self) -> np.ndarray:
@@ -262,7 +262,7 @@ class Block:
                     found.append((name, item))
 
     def in_use(self) -> list[Any]:
-        """What its passes now read of parameters and of what was made of them: who has the list keeps all of it."""
+        """Return all objects that the current passes read; holding the list keeps them alive."""
         found: list[Any] = []
         for _, item in self.attributes():
             if isinstance(item, PerVersion):

@@ -15,7 +15,7 @@ MOST_RECORDED = 2**14
 
 @dataclass(frozen=True)
 class RotarySpec:
-    """How a layer turns queries and keys by their position (Su et al. 2021, arXiv:2104.09864); see `kernels.rotary` and
+    """The rotation of queries and keys by their position (Su et al. 2021, arXiv:2104.09864); see `kernels.rotary` and
     `kernels.rotary_tables`.
 
     Attributes:
@@ -64,7 +64,7 @@ class RotaryTables:
         dtype: Any,
         positions: Any = None,
     ) -> RotaryAngles:
-        """The angles of packed tokens in a model that computes in `dtype`.
+        """Return the angles of packed tokens in a model that computes in `dtype`.
 
         `offsets` are those of the sequences and `given` the position of each token, (tokens,), or None where they count
         from each sequence's start, both in host memory; `positions` are the latter in the memory of the backend in
@@ -98,7 +98,7 @@ class RotaryTables:
 def _angles_of_each_text(
     run: Pass, spec: RotarySpec, offsets: np.ndarray, given: np.ndarray | None, kind: str
 ) -> RotaryAngles:
-    """A table for each length that occurs, one below the other."""
+    """Return a table for each length that occurs, one below the other."""
     tables, first_rows, rows = [], {}, 0
     places = np.empty(offsets[-1], np.int32)
     for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""What a family may vary: the numbers and choices that turn the shared blocks into one of its models."""
+"""The specs of a family: the numbers and choices that turn the shared blocks into one of its models."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from bertcore.nn.layers import LayerNorm
 from bertcore.nn.parameter import Block
 from bertcore.nn.rotary import RotarySpec
 
-# What a LayerSpec may say of a part: that it is absent, or has no bias.
+# The parts that a LayerSpec may lack, or that may have no bias.
 PARTS = frozenset(
     (
         *("qkv", "query", "key", "value", "attention_output", "attention_norm"),
@@ -21,7 +21,7 @@ PARTS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """What one layer is made of.
+    """The parts and sizes of one layer.
 
     Its parts are called "query", "key" and "value" (or "qkv", where a checkpoint stores the three as one map),
     "attention_output", "attention_norm", "expand" (and "gate", where a gated feed-forward stores two maps), "contract"
@@ -41,8 +41,8 @@ class LayerSpec:
         absent: parts that the layer lacks ("attention_norm" of ModernBERT's first).
         without_bias: parts that have no bias.
         is_transposed: maps are stored as (inputs, outputs).
-        rotary: how queries and keys are turned by their position; None where they are not.
-        window: how many tokens before and after itself a token sees; None for all.
+        rotary: the rotation of queries and keys by their position, or None.
+        window: the number of tokens before and after itself that a token sees; None for all.
         is_causal: a token sees no later token.
         scale: of the scores; None for 1 / sqrt(head_dim).
         dropout, attention_dropout: the rates at which, in training, what attention and feed-forward give is dropped
@@ -129,7 +129,7 @@ class EncoderSpec:
             has no such table.
         hidden_size: width of the activations.
         embedding_size: width of the embeddings; where it is not hidden_size, they are projected.
-        layers: what each layer is made of.
+        layers: the spec of each layer.
         layer_norm_eps: added to the variance in the norms outside of layers.
         initializer_range: standard deviation of the weights of a new model.
         pad_token_id: the word that stands for padding; its embedding learns nothing from being looked up, unless
@@ -137,10 +137,10 @@ class EncoderSpec:
         tied_decoder: whether a language model's decoder shares the word embeddings.
         positions_after_padding: RoBERTa's position ids: words that are not padding count from pad_token_id + 1 on,
             words that are have position pad_token_id.
-        longest_text: how many tokens a text may have in a family without a position table; None for any number.
+        longest_text: the most tokens of a text in a family without a position table; None for any number.
         shared_layers: for each layer the index of the parameters it has (ALBERT's layers share them); by default its
             own.
-        inner_layers: how many layers stand under one number in the checkpoint's names, with a number of their own
+        inner_layers: the number of layers under one number in the checkpoint's names, with a number of their own
             within it (ALBERT's inner groups).
         projects_embeddings: embeddings are projected even where they are as wide as the hidden size (ALBERT).
         words_as_types: token types are looked up in the table of words, and none are added where a call gives none
@@ -150,7 +150,7 @@ class EncoderSpec:
             classify.
         is_relative: attention depends on how far apart two columns of a batch are.
         biases_scores: a bias by that distance is added to the scores of attention.
-        details: what one family alone varies, a dataclass of its own.
+        details: the choices of one family alone, a dataclass of its own.
     """
 
     vocab_size: int
@@ -191,7 +191,7 @@ class EncoderSpec:
 
     @property
     def num_layers(self) -> int:
-        """How many layers a token passes."""
+        """The number of layers that a token passes."""
         return len(self.layers)
 
     @property
@@ -206,5 +206,5 @@ class EncoderSpec:
 
     @property
     def longest_sequence(self) -> int | None:
-        """How many tokens a sequence may have; None if there is no limit."""
+        """The most tokens of a sequence; None for no limit."""
         return self.max_positions - self.position_offset if self.max_positions else self.longest_text
