@@ -133,8 +133,6 @@ class Distill(Labels, Training):
 
     def train(self, folder: Path) -> None:
         """Train, and print the results."""
-        from bertcore.training import Trainer
-
         teacher, tokenizer = self._teacher()
         student = self._student(teacher, tokenizer)
         named = {self.teacher: teacher, self.student or "the student": student}
@@ -144,14 +142,11 @@ class Distill(Labels, Training):
         for whose, model in (("teacher", teacher), ("student", student)):
             layers = model.spec.num_layers
             print(f"{whose}   {model.num_parameters():,} parameters, {layers} layer{'s' * (layers > 1)}")
-        common = {"args": self.arguments(folder), "eval_dataset": held_out, "processing_class": tokenizer}
-        common["callbacks"] = self.callbacks(held_out)
-        common |= measure
         objective = self._objective(teacher)
         if held_out is not None:
-            own = objective.objective
-            print_metrics("teacher", Trainer(model=teacher, objective=own, **common).evaluate())
-        self.train_and_report(Trainer(model=student, train_dataset=train, objective=objective, **common))
+            own = measure | {"objective": objective.objective}
+            print_metrics("teacher", self.trainer(folder, teacher, None, held_out, tokenizer, **own).evaluate())
+        self.train_and_report(self.trainer(folder, student, train, held_out, tokenizer, objective=objective, **measure))
 
     def _teacher(self) -> tuple[Any, Any]:
         """Return the teacher with the task's head, and its tokenizer; CommandError without that head."""

@@ -151,8 +151,6 @@ class Finetune(Labels, Adapters):
 
     def train(self, folder: Path) -> None:
         """Train, and print the results."""
-        from bertcore.training import Trainer
-
         rows, held_out = self.labelled_rows(self.seed)
         if self.task in EMBEDDING_TASKS:
             self._train_encoder(folder, rows, held_out)
@@ -168,16 +166,8 @@ class Finetune(Labels, Adapters):
         train, measure = (list(columns.examples(some, tokenizer, max_length=length)) for some in (rows, held_out))
         print(f"data      {len(train):,} examples, {len(measure):,} held out{label_names(columns)}")
         self.print_longest(train, length)
-        trainer = Trainer(
-            model=model,
-            args=self.arguments(folder),
-            train_dataset=train,
-            eval_dataset=measure or None,
-            processing_class=tokenizer,
-            compute_metrics=metric_of(columns, held_out, measure),
-            callbacks=self.callbacks(measure),
-        )
-        self.train_and_report(trainer)
+        metric = metric_of(columns, held_out, measure)
+        self.train_and_report(self.trainer(folder, model, train, measure, tokenizer, compute_metrics=metric))
 
     def _model_and_tokenizer(self, columns: Any) -> tuple[Any, Any]:
         """Return the model with the task's head, new unless it fits these labels, and its tokenizer."""
@@ -212,7 +202,7 @@ class Finetune(Labels, Adapters):
         from bertcore.arguments import required
         from bertcore.tasks.sentence_encoder import save_sentence_encoder
         from bertcore.tasks.sentence_encoder.settings import read_settings
-        from bertcore.training import Trainer, objectives
+        from bertcore.training import objectives
         from bertcore.training.data import TextColumns
 
         settings = read_settings(model_folder(self.model))
@@ -232,15 +222,8 @@ class Finetune(Labels, Adapters):
         tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
         kind = objectives.CoSENT if is_scored else objectives.MultipleNegativesRanking
         length = self.example_length(self.model, model, LONGEST_EMBEDDED, tokenizer)
-        trainer = Trainer(
-            model=model,
-            args=self.arguments(folder),
-            train_dataset=train,
-            eval_dataset=measured or None,
-            processing_class=tokenizer,
-            objective=kind(pooling=settings.pooling[0], max_length=length),
-            callbacks=self.callbacks(measured),
-        )
+        objective = kind(pooling=settings.pooling[0], max_length=length)
+        trainer = self.trainer(folder, model, train, measured, tokenizer, objective=objective)
         print(f"data      {len(train):,} pairs, {len(measured):,} held out")
 
         def measure(out: Path) -> dict[str, float]:

@@ -144,6 +144,8 @@ class Command:
         kind, _, is_tuple, _ = _type(hint)
         is_required = field.default is dataclasses.MISSING
         options: dict[str, Any] = {"required": is_required} | ({} if is_required else {"default": field.default})
+        if isinstance(kind, Choice):
+            options["metavar"] = field.name.upper()
         return click.Argument([field.name], type=kind, nargs=-1 if is_tuple else 1, help=text, **options)
 
     def chosen_backend(self) -> contextlib.AbstractContextManager[None]:

@@ -1,9 +1,11 @@
 """The commands plot and preview: pictures of a model or of its training, and the examples of pretraining."""
 
-from collections.abc import Callable
+import importlib
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
+import bertcore
 from bertcore.cli.inputs import Texts, check_one_source, model_folder, texts_from
 from bertcore.cli.options import ABOVE_0, Command, CommandError, File, Kind, Positive, Seed
 from bertcore.cli.outputs import check_matplotlib, output_stream, printable
@@ -13,6 +15,19 @@ EXPECTED_CHANCES = 'expected {"probabilities": [...], "label": N}'
 TEMPERATURES = Kind(
     lambda text: [ABOVE_0.read(part) for part in text.split(",")], "numbers above 0 such as 1,2,4", "T,T"
 )
+
+
+# {figure: (module of bertcore.plots, its function, the option of its own)}
+FIGURES = {
+    "attention": ("attention", "attention_maps", "layer"),
+    "components": ("attention", "attention_components", "layer"),
+    "masking": ("masking", "masking", "epochs"),
+    "temperature": ("temperature", "distillation_temperature", "temperatures"),
+    "calibration": ("calibration", "reliability_diagram", None),
+    "curves": ("curves", "training_curves", None),
+    "embeddings": ("embeddings", "embeddings_in_two_dimensions", None),
+}
+WITHOUT_MODEL = ("calibration", "curves")
 
 
 class Plot(Command):
@@ -50,7 +65,7 @@ class Plot(Command):
     positions = ("figure", "inputs")
     spellings = ("-o output",)
 
-    figure: Annotated[str, ("attention", "components", "masking", "temperature", "calibration", "curves", "embeddings")]
+    figure: Annotated[str, tuple(FIGURES)]  # type: ignore[misc]
     inputs: tuple[File, ...] = ()
     text: tuple[str, ...] = ()
     output: File
@@ -63,7 +78,7 @@ class Plot(Command):
         super().__post_init__()
         if Path(self.output).suffix.lower() not in SUFFIXES:
             raise CommandError(f"--output is {self.output}, expected a file named *.png or *.svg")
-        has_model = FIGURES[self.figure][1]
+        has_model = self.figure not in WITHOUT_MODEL
         if not has_model and (len(self.inputs) != 1 or self.text):
             raise CommandError(f"{self.figure} has {len(self.inputs)} inputs, expected FILE")
         if has_model and not 1 <= len(self.inputs) <= 2:
@@ -82,12 +97,12 @@ class Plot(Command):
     @property
     def file(self) -> str | None:
         """The file of texts or data; None for standard input or --text."""
-        return next(iter(self.inputs[FIGURES[self.figure][1] :]), None)
+        return next(iter(self.inputs[self.figure not in WITHOUT_MODEL :]), None)
 
     def run(self) -> None:
         check_matplotlib("plot")
         with self.chosen_backend():
-            figure = FIGURES[self.figure][0](self)
+            figure = self.draw()
         with output_stream(self.output, seekable=True) as stream:
             figure.savefig(stream, format=Path(self.output).suffix.lower()[1:], dpi=150)
 
@@ -96,63 +111,41 @@ class Plot(Command):
         with texts_from(self.file, self.text) as (texts, _):
             return list(texts)
 
-    def one_text(self) -> str:
-        """Return the text; CommandError if there are others."""
+    def draw(self) -> Any:
+        """Return the figure."""
+        draw = getattr(importlib.import_module(f"bertcore.plots.{FIGURES[self.figure][0]}"), FIGURES[self.figure][1])
+        if self.figure == "curves":
+            return draw(self.file)
         texts = self.lines()
+        if self.figure == "calibration":
+            return draw(*self._probabilities(texts))
+        if self.figure == "embeddings":
+            from bertcore.tasks.sentence_encoder import SentenceEncoder
+
+            return draw(texts, SentenceEncoder(model_folder(self.model)).encode(texts))
         if len(texts) != 1:
             raise CommandError(f"{self.figure} has {len(texts)} texts, expected one")
-        return texts[0]
+        folder, text = model_folder(self.model), texts[0]
+        tokenizer = bertcore.AutoTokenizer.from_pretrained(folder)
+        if self.figure == "masking":
+            return draw(tokenizer, text, epochs=self.epochs or 4)
+        if self.figure == "temperature":
+            model = bertcore.AutoModelForMaskedLM.from_pretrained(folder)
+            return draw(model, tokenizer, text, temperatures=self.temperatures or (1.0, 2.0, 4.0, 8.0))
+        return draw(bertcore.AutoModel.from_pretrained(folder), tokenizer, text, self.layer or 1)
 
-    def loaded(self, model_class: str) -> tuple[Any, Any]:
-        """Return the model and its tokenizer."""
-        import bertcore
-
-        folder = model_folder(self.model)
-        return getattr(bertcore, model_class).from_pretrained(folder), bertcore.AutoTokenizer.from_pretrained(folder)
-
-
-def _attention(plot: Plot) -> Any:
-    from bertcore.plots.attention import attention_maps
-
-    return attention_maps(*plot.loaded("AutoModel"), plot.one_text(), plot.layer or 1)
-
-
-def _components(plot: Plot) -> Any:
-    from bertcore.plots.attention import attention_components
-
-    return attention_components(*plot.loaded("AutoModel"), plot.one_text(), plot.layer or 1)
-
-
-def _masking(plot: Plot) -> Any:
-    from bertcore import AutoTokenizer
-    from bertcore.plots.masking import masking
-
-    tokenizer = AutoTokenizer.from_pretrained(model_folder(plot.model))
-    return masking(tokenizer, plot.one_text(), epochs=plot.epochs or 4)
-
-
-def _temperature(plot: Plot) -> Any:
-    from bertcore.plots.temperature import distillation_temperature
-
-    temperatures = plot.temperatures or (1.0, 2.0, 4.0, 8.0)
-    return distillation_temperature(*plot.loaded("AutoModelForMaskedLM"), plot.one_text(), temperatures=temperatures)
-
-
-def _calibration(plot: Plot) -> Any:
-    from bertcore.plots.calibration import reliability_diagram
-
-    rows = [_chances(line, f"{plot.file}, line {number}") for number, line in enumerate(plot.lines(), 1)]
-    if not rows:
-        raise CommandError(f"{plot.file} holds no lines")
-    if len({len(chances) for chances, _ in rows}) > 1:
-        raise CommandError(f"{plot.file} has lines of different numbers of probabilities")
-    return reliability_diagram([chances for chances, _ in rows], [label for _, label in rows])
+    def _probabilities(self, lines: list[str]) -> tuple[list[list[float]], list[int]]:
+        """Return the probabilities and the right classes of lines."""
+        rows = [_chances(line, f"{self.file}, line {number}") for number, line in enumerate(lines, 1)]
+        if not rows:
+            raise CommandError(f"{self.file} holds no lines")
+        if len({len(chances) for chances, _ in rows}) > 1:
+            raise CommandError(f"{self.file} has lines of different numbers of probabilities")
+        return [chances for chances, _ in rows], [label for _, label in rows]
 
 
 def _chances(line: str, where: str) -> tuple[list[float], int]:
     """Return the probabilities and the right class of a line; CommandError, naming the line, if it has none."""
-    import json
-
     try:
         row = json.loads(line)
         chances, label = [float(chance) for chance in row["probabilities"]], row["label"]
@@ -161,32 +154,6 @@ def _chances(line: str, where: str) -> tuple[list[float], int]:
     if isinstance(label, bool) or not isinstance(label, int):
         raise CommandError(f"{where}: label is {label!r:.60}, {EXPECTED_CHANCES}")
     return chances, label
-
-
-def _curves(plot: Plot) -> Any:
-    from bertcore.plots.curves import training_curves
-
-    return training_curves(plot.file or "-")
-
-
-def _embeddings(plot: Plot) -> Any:
-    from bertcore.plots.embeddings import embeddings_in_two_dimensions
-    from bertcore.tasks.sentence_encoder import SentenceEncoder
-
-    texts = plot.lines()
-    return embeddings_in_two_dimensions(texts, SentenceEncoder(model_folder(plot.model)).encode(texts))
-
-
-# {figure: (function that draws it, the position of FILE, the option of its own)}
-FIGURES: dict[str, tuple[Callable[[Plot], Any], int, str | None]] = {
-    "attention": (_attention, 1, "layer"),
-    "components": (_components, 1, "layer"),
-    "masking": (_masking, 1, "epochs"),
-    "temperature": (_temperature, 1, "temperatures"),
-    "calibration": (_calibration, 0, None),
-    "curves": (_curves, 0, None),
-    "embeddings": (_embeddings, 1, None),
-}
 
 
 class Preview(Texts):

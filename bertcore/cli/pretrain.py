@@ -132,7 +132,7 @@ class Pretrain(Data, Adapters):
 
     def train(self, folder: Path) -> None:
         """Train, and print the results."""
-        from bertcore.training import Trainer, metrics
+        from bertcore.training import metrics
 
         objective, is_causal = self._objective(), self.objective == "clm"
         model, tokenizer = self._model_and_tokenizer(objective)
@@ -147,18 +147,11 @@ class Pretrain(Data, Adapters):
         measures = [metrics.next_word_accuracy if is_causal else metrics.masked_accuracy, metrics.perplexity]
         measures += [metrics.pair_accuracy] if self.objective in PAIRS else []
         measures += [metrics.commonest_word, metrics.replaced_tokens] if self.objective == "rtd" else []
-        trainer = Trainer(
-            model=model,
-            args=self.arguments(folder),
-            train_dataset=train,
-            eval_dataset=held_out,
-            processing_class=tokenizer,
-            objective=objective,
-            compute_metrics=metrics.combined(*measures),
-            preprocess_logits_for_metrics=metrics.predicted_next_words if is_causal else metrics.predicted_words,
-            callbacks=self.callbacks(held_out),
+        options = {"objective": objective, "compute_metrics": metrics.combined(*measures)}
+        options["preprocess_logits_for_metrics"] = (
+            metrics.predicted_next_words if is_causal else metrics.predicted_words
         )
-        self.train_and_report(trainer)
+        self.train_and_report(self.trainer(folder, model, train, held_out, tokenizer, **options))
         if self.objective == "rtd":
             from_first(lambda: [tokenizer.save_pretrained(folder / part) for part in ("generator", "discriminator")])
 

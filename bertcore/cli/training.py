@@ -134,6 +134,13 @@ class Training(Command):
         ends = [EarlyStoppingCallback(self.early_stopping)] if self.early_stopping else []
         return [options_callback(self), *ends]
 
+    def trainer(self, folder: Path, model: Any, train: Any, held_out: Any, tokenizer: Any, **more: Any) -> Any:
+        """Return the Trainer of a run; `more` are further arguments of it."""
+        from bertcore.training import Trainer
+
+        options = {"args": self.arguments(folder), "processing_class": tokenizer, "callbacks": self.callbacks(held_out)}
+        return Trainer(model=model, train_dataset=train, eval_dataset=held_out or None, **options, **more)
+
     def run(self) -> None:
         """Run the command, in each of the processes that MPI started."""
         with self._one_of_processes(), self.chosen_backend():

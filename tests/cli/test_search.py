@@ -1,11 +1,15 @@
-"""`bertcore search`: the lines of a corpus that are nearest to queries."""
+"""`bertcore search` and `bertcore rerank`: lines of text in the order of their scores."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
-from bertcore import SentenceEncoder, use_backend
+from bertcore import CrossEncoder, SentenceEncoder, use_backend
 from bertcore.cli import main, search
+from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tiny_bert import random_texts
 
 CORPUS = ["the cat sat on a mat", "paris is the capital of france", "", "an upper mat", *random_texts(9, seed=3)]
@@ -39,3 +43,49 @@ def test_queries(encoder_folder, corpus_file, stdin, capsys, monkeypatch, block)
 def test_one_query(encoder_folder, corpus_file, capsys):
     assert main(["search", str(encoder_folder), corpus_file, CORPUS[1], "--top-k", "1", "--backend", "numpy"]) == 0
     assert capsys.readouterr().out == f"1.0000\t2\t{CORPUS[1]}\n"
+
+
+LINES = ["on a mat", "paris", "", "the cat sat", "on a mat"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_classifier(tmp_path_factory.mktemp("reranker"))
+
+
+@pytest.mark.parametrize("top_k", [None, 2, 9])
+def test_order(folder, stdin, capsys, top_k):
+    stdin("\n".join(LINES).encode())
+    options = [] if top_k is None else ["--top-k", str(top_k)]
+    assert main(["rerank", str(folder), "the cat", "--json", *options]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    with use_backend("numba"):
+        assert found == CrossEncoder(folder).rank("the cat", LINES, top_k=top_k, return_documents=True)
+
+
+def test_lines(folder, tmp_path, capsys):
+    (tmp_path / "texts").write_text("paris\n", encoding="utf-8")
+    assert main(["rerank", str(folder), "the cat", str(tmp_path / "texts")]) == 0
+    score, number, text = capsys.readouterr().out.rstrip("\n").split("\t")
+    assert 0 < float(score) < 1 and (number, text) == ("1", "paris")
+
+
+def test_long_lines(folder, stdin, capsys):
+    lines = ["the cat sat", "paris is the capital of " * 12]
+    stdin("\n".join(lines).encode())
+    assert main(["rerank", str(folder), "the cat", "--json", "--truncation", "chunk"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    with use_backend("numba"):
+        expected = CrossEncoder(folder).rank("the cat", lines, return_documents=True, truncation="chunk")
+    assert found == expected
+    stdin("\n".join(lines).encode())
+    assert main(["rerank", str(folder), "the cat", "--truncation", "error"]) == 1
+    assert "text 2 has more than the 40 tokens that are read" in capsys.readouterr().err
+
+
+def test_output_is_utf8(folder, tmp_path):
+    (tmp_path / "texts").write_text("ünïcode €\n", encoding="utf-8")
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "BERTCORE_BACKEND": "numpy"}
+    command = [sys.executable, "-m", "bertcore", "rerank", str(folder), "the cat", str(tmp_path / "texts")]
+    done = subprocess.run(command, env=env, capture_output=True, check=True)
+    assert done.stdout.decode("utf-8").endswith("\tünïcode €\n")
