@@ -1,11 +1,11 @@
-"""Trains a small sentence encoder that finds the code a docstring belongs to, by in-batch negatives, from scratch.
+"""Train a small sentence encoder from scratch, by in-batch negatives, to find the code of a docstring.
 
     python examples/code_search.py [--seconds 120] [--mlm-seconds 120] [--seed 0] [--json FILE] [--code FOLDER]
 
-The pairs are functions of the standard library, or of a folder of your own, and the first paragraphs of their
-docstrings. An eighth of the modules is held out: among all of their functions each docstring is to find its own, beside
-TF-IDF of the words and parts of names. With --mlm-seconds the encoder first learns words behind masks in the same text
-(Feng et al. 2020, arXiv:2002.08155, trained CodeBERT on such pairs).
+The pairs are functions of the standard library, or of your own folder, and the first paragraphs of their docstrings.
+An eighth of the modules is held out: each docstring should find its own function among all of theirs. The baseline is
+TF-IDF of words and parts of names. With --mlm-seconds the encoder first learns masked words of the same texts (as
+CodeBERT did: Feng et al. 2020, arXiv:2002.08155).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from zlib import crc32
 
 from corpora import documented_functions
 from retrieval import Found, found
-from runs import curve_of, options, report
+from runs import arguments, curve_of, options, report
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from bertcore import AutoModel, AutoModelForMaskedLM, SentenceEncoder
 from bertcore.presets import preset_config
 from bertcore.tasks.sentence_encoder import save_sentence_encoder
 from bertcore.tokenization import train_tokenizer
-from bertcore.training import Trainer, TrainingArguments
+from bertcore.training import Trainer
 from bertcore.training.objectives import MaskedLM, MultipleNegativesRanking
 
 SHARE_HELD_OUT, MAX_LENGTH, WORDS = 8, 64, 8192
@@ -31,38 +31,25 @@ CONFIG = {**preset_config("mini-bert"), "hidden_dropout_prob": 0.0, "attention_p
 NAMES = r"[^\W_]+"  # parts of names: TF-IDF sees "read" and "line" in read_line
 
 
-def arguments(folder: Path, seconds: float, learning_rate: float, seed: int) -> TrainingArguments:
-    return TrainingArguments(
-        output_dir=folder,
-        max_seconds=seconds,
-        per_device_train_batch_size=64,
-        learning_rate=learning_rate,
-        warmup_steps=0.05,
-        logging_steps=10,
-        seed=seed,
-        save_strategy="no",
-    )
-
-
 def learn_words(pairs: list[dict[str, str]], tokenizer: Any, seconds: float, seed: int, folder: Path) -> AutoModel:
-    """An encoder that learnt words behind masks in docstrings and code, each pair as one text."""
+    """Train an encoder on masked words of docstrings and code, each pair as one text."""
     objective, model = MaskedLM(), AutoModelForMaskedLM.from_config(CONFIG, seed=seed)
     texts = [list(pair.values()) for pair in pairs]
     examples = list(objective.examples(texts, tokenizer, max_length=MAX_LENGTH))
-    args = arguments(folder, seconds, 1.5e-3, seed)
+    args = arguments(folder, seconds, seed, 1.5e-3, per_device_train_batch_size=64, logging_steps=10)
     Trainer(model, args, train_dataset=examples, processing_class=tokenizer, objective=objective).train()
     model.save_pretrained(folder)
     return AutoModel.from_pretrained(folder)
 
 
 def search(folder: Path, pairs: list[dict[str, str]]) -> Found:
-    """How well docstrings find code by the vectors of the encoder in a folder."""
+    """Let docstrings find code by the vectors of the encoder in a folder."""
     encoder = SentenceEncoder(folder, max_seq_length=MAX_LENGTH)
     return found(*(encoder.encode([pair[name] for pair in pairs], normalize=True) for name in pairs[0]))
 
 
 def search_by_words(learnt: list[dict[str, str]], pairs: list[dict[str, str]]) -> Found:
-    """The same by TF-IDF."""
+    """Do the same by TF-IDF."""
     words = TfidfVectorizer(token_pattern=NAMES, sublinear_tf=True).fit(
         text for pair in learnt for text in pair.values()
     )
@@ -71,7 +58,7 @@ def search_by_words(learnt: list[dict[str, str]], pairs: list[dict[str, str]]) -
 
 def main() -> None:
     parser = options(__doc__, seconds=120, out="code-search")
-    parser.add_argument("--mlm-seconds", type=float, default=0, help="of masked words before (default: none)")
+    parser.add_argument("--mlm-seconds", type=float, default=0, help="of masked words first (default: 0)")
     parser.add_argument("--code", type=Path, help="a folder of Python files (default: the standard library)")
     given = parser.parse_args()
 
@@ -94,7 +81,7 @@ def main() -> None:
         report(given, "TF-IDF", **search_by_words(learnt, held_out)._asdict())
     report(given, before, **search(folder / "before", held_out)._asdict())
     objective = MultipleNegativesRanking(max_length=MAX_LENGTH)
-    args = arguments(folder, given.seconds, 5e-4, given.seed)
+    args = arguments(folder, given.seconds, given.seed, 5e-4, per_device_train_batch_size=64, logging_steps=10)
     trainer = Trainer(model, args, train_dataset=learnt, processing_class=tokenizer, objective=objective)
     trainer.train()
     save_sentence_encoder(folder, model, tokenizer, **how)

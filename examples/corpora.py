@@ -1,6 +1,6 @@
-"""Real text for the examples, fetched by package name: nothing of it belongs to this project.
+"""Real text for the examples, fetched by package name; none of it is part of this project.
 
-    python examples/corpora.py          # fetches all, and says what is in them
+    python examples/corpora.py          # fetch all, and print their sizes
 
 Package descriptions: the short and long descriptions of Debian's packages, as apt fetches them (a Debian system, any
 user), and what volunteers made of them in other languages. Film snippets: sentences of film reviews with the mean of 20
@@ -28,14 +28,14 @@ from typing import Any
 FOLDER = Path("data")
 CAT_FILE = ("/usr/lib/apt/apt-helper", "cat-file")
 DOCUMENTATION = "python3.11-doc"
-MARKUP = ("..", ">>>", "::", "|", "+--", ":")  # directives, examples, tables and fields are no paragraphs
+MARKUP = ("..", ">>>", "::", "|", "+--", ":")  # directives, examples, tables and fields are not paragraphs
 LINKS = {"attr", "class", "const", "data", "exc", "func", "keyword", "macro", "member", "meth", "mod", "term", "type"}
 SNIPPETS = "vaderSentiment==0.5"
 SNIPPETS_SHA256 = "5d97c37f3ef6e24eef331122e055dbedafeb6a56abfce0608b326701116ea49a"
 
 
 def package_descriptions() -> list[tuple[str, str, str]]:
-    """(name, short, long description) of each package, without those whose long one occurred before."""
+    """Return (name, short, long description) of each package, without repeated long descriptions."""
     texts: dict[str, tuple[str, str]] = {}
     for name, _, short, long in _descriptions("en"):
         texts.setdefault(long, (name, short))
@@ -43,8 +43,10 @@ def package_descriptions() -> list[tuple[str, str, str]]:
 
 
 def translated_descriptions(language: str) -> list[tuple[str, str, str]]:
-    """(name, English description, its translation) of each package that has one into the language ("de", "fr", "it"),
-    without those whose translation occurred before."""
+    """Return (name, English description, translation) of each package translated to "de", "fr" or "it".
+
+    Repeated translations are left out.
+    """
     english = {digest: f"{short}\n{long}" for _, digest, short, long in _descriptions("en")}
     texts: dict[str, tuple[str, str]] = {}
     for name, digest, short, long in _descriptions(language):
@@ -54,7 +56,7 @@ def translated_descriptions(language: str) -> list[tuple[str, str, str]]:
 
 
 def _descriptions(language: str) -> Iterator[tuple[str, str, str, str]]:
-    """(name, MD5 of the English description, short, long description) of each package in that language."""
+    """Yield (name, MD5 of the English description, short, long description) of each package in that language."""
     entry = re.compile(rf"Package: (.+)\nDescription-md5: (.+)\nDescription-{language}: (.+)\n((?: .*\n?)+)")
     for file in sorted(_apt_lists(language).glob(f"*_main_i18n_Translation-{language}*")):
         for found in map(entry.match, _run([*CAT_FILE, file]).decode().split("\n\n")):
@@ -64,7 +66,7 @@ def _descriptions(language: str) -> Iterator[tuple[str, str, str, str]]:
 
 
 def package_sections() -> dict[str, str]:
-    """The section of each package: "python", "games", ..."""
+    """Return the section of each package: "python", "games", ..."""
     sections = {}
     for file in sorted(_apt_lists("en").glob("*_main_*_Packages*")):
         text = _run([*CAT_FILE, file]).decode()
@@ -73,7 +75,7 @@ def package_sections() -> dict[str, str]:
 
 
 def film_snippets() -> list[tuple[str, float]]:
-    """(sentence, mean score) of each snippet, in the order of the file."""
+    """Return (sentence, mean score) of each snippet, in the order of the file."""
     file = FOLDER / "vaderSentiment-0.5.zip"
     if not file.is_file():
         FOLDER.mkdir(exist_ok=True)
@@ -91,8 +93,10 @@ def film_snippets() -> list[tuple[str, float]]:
 
 
 def documented_functions(folder: Path | None = None) -> list[tuple[str, str, str]]:
-    """(module or package, first paragraph of the docstring, code without it) of each function in a folder's files, by
-    default the standard library's; without tests, and without docstrings and code that occurred before."""
+    """Return (module or package, first paragraph of the docstring, code without it) of each function in a folder.
+
+    The default is the standard library. Tests, and repeated docstrings and code, are left out.
+    """
     folder = Path(folder or sysconfig.get_path("stdlib"))
     found: dict[str, tuple[str, str]] = {}
     for file in sorted(folder.rglob("*.py")):
@@ -105,7 +109,7 @@ def documented_functions(folder: Path | None = None) -> list[tuple[str, str, str
 
 
 def _documented(file: Path) -> Iterator[tuple[str, str]]:
-    """(first paragraph of the docstring, code without it) of each function in a file; of none if it is no Python 3."""
+    """Yield (first paragraph of the docstring, code without it) of each function in a file, if it is Python 3."""
     try:
         with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
             tree = ast.parse(file.read_bytes())
@@ -120,8 +124,10 @@ def _documented(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def documented_mentions() -> list[dict[str, Any]]:
-    """{"page", "text", "entity_spans", "entities"} of each paragraph of Python's documentation that has a link: the
-    characters that each link stands in, and the target as the page names it ("len", "os.path.join")."""
+    """Return {"page", "text", "entity_spans", "entities"} of each paragraph of Python's documentation with a link.
+
+    A span has the characters of a link, an entity its target as the page names it ("len", "os.path.join").
+    """
     if not any(FOLDER.glob(f"{DOCUMENTATION}_*.deb")):
         lists = _apt_lists("en")
         options = [f"Dir::State::lists={lists}", f"Dir::Cache={lists}"]
@@ -138,10 +144,10 @@ def documented_mentions() -> list[dict[str, Any]]:
 
 
 def _linked(paragraph: str) -> dict[str, Any]:
-    """A paragraph of reStructuredText as text, and its links.
+    """Convert a paragraph of reStructuredText to text and its links.
 
-    A link is :role:`target`, :role:`text <target>`, :role:`~long.target`, of which the last part shows, or
-    :role:`!text`, which links to nothing.
+    A link is :role:`target`, :role:`text <target>`, :role:`~long.target`, which shows its last part, or :role:`!text`,
+    which links to nothing.
     """
     paragraph = " ".join(re.sub(r"``|\*+", "", paragraph).split())
     text, spans, targets, end = "", [], [], 0
@@ -156,7 +162,7 @@ def _linked(paragraph: str) -> dict[str, Any]:
 
 
 def _apt_lists(language: str) -> Path:
-    """The folder of apt's lists, which has the descriptions in that language then."""
+    """Return the folder of apt's lists, after fetching the descriptions in that language."""
     lists = (FOLDER / "apt").absolute()
     if not any(lists.glob(f"*_Translation-{language}*")):
         (lists / "partial").mkdir(parents=True, exist_ok=True)

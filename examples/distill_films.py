@@ -1,10 +1,10 @@
-"""Distils the classifier of film snippets into 3 layers: which of the teacher's outputs teach a student best?
+"""Distil the classifier of film snippets into 3 layers, and compare the terms that a student can learn from.
 
     python examples/finetune_films.py                       # the teacher, once
     python examples/distill_films.py [--seconds 120] [--seed 0] [--json FILE]    # for each student
 
-Every student begins with the same layers of the teacher and learns for as many seconds from the same sentences: from
-their labels alone, then from the teacher as well, by each kind of term alone and by all of them.
+Every student begins with the same layers of the teacher and learns for the same seconds from the same sentences: from
+their labels alone, or also from the teacher, by one term or by all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bertcore.training.objectives import (
     Supervised,
 )
 
-# Weights bring the terms to about the size of the labels' loss; `Distillation.losses` tells what they are without.
+# Weights bring the terms to about the size of the labels' loss; `Distillation.losses` has the unweighted values.
 TERMS = {
     "soft targets, T = 2": [SoftTargets()],
     "cosine of the last hidden states": [HiddenCosine()],
@@ -44,24 +44,24 @@ TERMS = {
     ],
 }
 TERMS["all of them"] = [SoftTargets(), HiddenCosine(), Relations(), HiddenStates(), AttentionScores(weight=0.1)]
-TIMED = 5  # passes over some sentences, whose median is the speed
+TIMED = 5  # passes; the speed is that of the median
 
 
 def settings(given: argparse.Namespace, **more: Any) -> TrainingArguments:
-    """Those of every student."""
+    """Return the training arguments of every student."""
     common = {"per_device_train_batch_size": 32, "per_device_eval_batch_size": 64, "group_by_length": True}
     common |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "weight_decay": 0.01}
     return TrainingArguments(output_dir=given.out, learning_rate=2e-4, warmup_steps=0.1, **common, **more)
 
 
 def measured(model: Any, given: argparse.Namespace, tokenizer: Any, examples: list[dict[str, Any]]) -> float:
-    """The accuracy of a model."""
+    """Return the accuracy of a model."""
     trainer = Trainer(model, settings(given), processing_class=tokenizer, compute_metrics=accuracy)
     return trainer.evaluate(examples)["eval_accuracy"]
 
 
 def seconds(models: list[Any], given: argparse.Namespace, tokenizer: Any, examples: list[Any]) -> list[float]:
-    """What each model takes for the examples: the median of passes in turns."""
+    """Return the seconds of each model for the examples: the median of interleaved passes."""
     trainers = [Trainer(model, settings(given), processing_class=tokenizer) for model in models]
     times = [[trainer.evaluate(examples)["eval_runtime"] for trainer in trainers] for _ in range(TIMED + 1)]
     return [statistics.median(some) for some in zip(*times[1:], strict=True)]
@@ -69,7 +69,7 @@ def seconds(models: list[Any], given: argparse.Namespace, tokenizer: Any, exampl
 
 def main() -> None:
     parser = options(__doc__, seconds=120, out="students")
-    parser.add_argument("--teacher", default="films", help="the folder that finetune_films.py wrote (default: films)")
+    parser.add_argument("--teacher", default="films", help="the folder of finetune_films.py (default: films)")
     parser.add_argument("--layers", type=int, default=3)
     given = parser.parse_args()
 

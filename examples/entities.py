@@ -1,11 +1,11 @@
-"""Teaches a small LUKE words and entities behind masks on Python's documentation, whose links are its entities.
+"""Train a small LUKE on masked words and entities of Python's documentation, whose links are the entities.
 
     python examples/entities.py [--seconds 360] [--seed 0] [--json FILE]
 
-An entity is what a link leads to, as the page names it: "len", "os.path.join", "bytes-like object" (Yamada et al. 2020,
+An entity is the target of a link, as the page names it: "len", "os.path.join", "bytes-like object" (Yamada et al. 2020,
 arXiv:2010.01057, took the links of Wikipedia). A tenth of the pages is held out. As in the paper the words of a masked
-entity stay in the text, and most of them tell it: beside the most frequent entity stands the one that these words most
-often led to in training. The figure is also given with these words masked, too, where only the rest of the text tells.
+entity stay in the text, and most of them reveal it: one baseline is the most frequent entity, the other the entity that
+these words most often stood for in training. The figure is also given with these words masked, too.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from zlib import crc32
 
 import numpy as np
 from corpora import documented_mentions
-from runs import curve_of, options, report
+from runs import arguments, curve_of, options, report
 
 from bertcore import AutoModelForMaskedLM, AutoTokenizer
 from bertcore.presets import preset_config
 from bertcore.tokenization import train_tokenizer
-from bertcore.training import Trainer, TrainingArguments
+from bertcore.training import Trainer
 from bertcore.training.objectives import EntityMaskedLM
 
 SHARE_HELD_OUT, MAX_LENGTH, WORDS, LEAST_MENTIONS, IGNORED = 10, 64, 8192, 3, -100
@@ -36,7 +36,7 @@ Counts = Counter[int]
 
 
 def make_tokenizer(records: list[dict[str, Any]], folder: Path) -> Any:
-    """LUKE's tokenizer: byte-level pairs of the texts, and the entities that are mentioned often enough."""
+    """Train LUKE's tokenizer: byte-level BPE of the texts, and the entities with enough mentions."""
     words = train_tokenizer([record["text"] for record in records], kind="bpe", vocab_size=WORDS)
     words.save_pretrained(folder)
     counts = Counter(entity for record in records for entity in record["entities"])
@@ -48,7 +48,7 @@ def make_tokenizer(records: list[dict[str, Any]], folder: Path) -> Any:
 
 
 def entity_counts(examples: list[dict[str, Any]]) -> tuple[Counts, dict[tuple[int, ...], Counts]]:
-    """(how often each known entity is mentioned, and how often by each sequence of tokens)."""
+    """Count the mentions of each known entity: in all, and by each sequence of tokens."""
     counts: Counts = Counter()
     by_words: dict[tuple[int, ...], Counts] = {}
     for example in examples:
@@ -60,7 +60,7 @@ def entity_counts(examples: list[dict[str, Any]]) -> tuple[Counts, dict[tuple[in
 
 
 def shares_found(model: Any, batches: list[dict[str, np.ndarray]]) -> tuple[float, float]:
-    """(share of masked words, of masked entities, that the model finds)."""
+    """Return the model's accuracy on masked words and on masked entities."""
     found: tuple[list, list] = [], []
     for batch in batches:
         out = model(**{name: value for name, value in batch.items() if not name.endswith("labels")})
@@ -71,7 +71,7 @@ def shares_found(model: Any, batches: list[dict[str, np.ndarray]]) -> tuple[floa
 
 
 def without_mentions(batch: dict[str, np.ndarray], mask: int) -> dict[str, np.ndarray]:
-    """The batch with the words of the masked entities masked."""
+    """Mask the words of the masked entities."""
     ids = batch["input_ids"].copy()
     rows, entities = np.nonzero(batch["entity_labels"] != IGNORED)
     places = batch["entity_position_ids"][rows, entities]
@@ -80,7 +80,7 @@ def without_mentions(batch: dict[str, np.ndarray], mask: int) -> dict[str, np.nd
 
 
 def masked_mentions(examples: list[dict], batches: list[dict[str, np.ndarray]]) -> list[tuple[int, tuple[int, ...]]]:
-    """(entity, tokens of its mention) of each masked entity; the batches are of the examples in their order."""
+    """Return (entity, tokens of its mention) of each masked entity; the batches hold the examples in order."""
     labels = [row for batch in batches for row in batch["entity_labels"]]
     return [
         (example["entity_ids"][index], tuple(example["input_ids"][i] for i in example["entity_position_ids"][index]))
@@ -90,8 +90,7 @@ def masked_mentions(examples: list[dict], batches: list[dict[str, np.ndarray]]) 
 
 
 def trivial_shares(learnt: list[dict], held_out: list[dict], batches: list[dict[str, np.ndarray]]) -> dict[str, float]:
-    """What counts alone find: of words and of entities the most frequent one, and the one that the mention's words most
-    often led to."""
+    """Return the accuracy of counts: the most frequent word and entity, and the usual entity of the mention's words."""
     counts, by_words = entity_counts(learnt)
     words = Counter(word for example in learnt for word in example["input_ids"][1:-1])
     often = counts.most_common(1)[0][0]
@@ -118,16 +117,8 @@ def main() -> None:
     sizes = {"vocab_size": len(tokenizer), "entity_vocab_size": len(tokenizer.entity_vocab)}
     config = {**CONFIG, **sizes, "pad_token_id": tokenizer.pad_token_id}
     model = AutoModelForMaskedLM.from_config(config, seed=given.seed)
-    args = TrainingArguments(
-        output_dir=folder,
-        max_seconds=given.seconds,
-        per_device_train_batch_size=8,
-        learning_rate=5e-4,  # of 1e-3, the first minutes end at the most frequent word
-        warmup_steps=0.05,
-        logging_steps=20,
-        seed=given.seed,
-        save_strategy="no",
-    )
+    # With a rate of 1e-3 the first minutes end at the most frequent word.
+    args = arguments(folder, given.seconds, given.seed, 5e-4, per_device_train_batch_size=8)
     print(f"{len(learnt):,} texts to learn from, {len(held_out):,} held out, {sizes['entity_vocab_size']:,} entities")
     trainer = Trainer(model, args, train_dataset=learnt, processing_class=tokenizer, objective=objective)
     trainer.train()

@@ -1,9 +1,9 @@
-"""Fine-tunes all-MiniLM-L6-v2 to tell good from bad in sentences of film reviews, beside TF-IDF.
+"""Fine-tune all-MiniLM-L6-v2 to classify sentences of film reviews, and compare it with TF-IDF.
 
     python examples/finetune_films.py [--epochs 2] [--seed 0] [--split 0] [--out films]
 
-Of the sentences with a mean score beyond 0.5 in either direction 2,000 are held out. All others are learnt from, those
-between as well, with soft labels: how likely the score makes it that a sentence is good.
+2,000 sentences with a mean score above 0.5 or below -0.5 are held out. All others are training data, including the
+undecided ones, with soft labels: the probability that a sentence is good, given its score.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ HELD_OUT = 2000
 
 
 def labelled_films(split: int = 0) -> tuple[list[tuple[str, list[float]]], list[tuple[str, int]]]:
-    """(sentence, the probabilities of bad and good) to train on, and (sentence, whether it is good) held out; `split`
-    decides which."""
+    """Return (sentence, probabilities of bad and good) to train on, and held-out (sentence, 1 for good), by `split`."""
     films = film_snippets()
     clear = [film for film in films if abs(film[1]) > 0.5]
     order = np.random.default_rng(split).permutation(len(clear))  # the file has good ones first
@@ -38,18 +37,18 @@ def labelled_films(split: int = 0) -> tuple[list[tuple[str, list[float]]], list[
 
 
 def probabilities(score: float) -> list[float]:
-    """Of bad and good, for a mean score from -4 to 4: what their logits differ by is twice the score."""
+    """Return the probabilities of bad and good; their logits differ by twice the mean score (-4 to 4)."""
     good = 1 / (1 + math.exp(-2 * score))
     return [1 - good, good]
 
 
 def as_tokens(tokenizer: Any, labelled: list[tuple[str, Any]]) -> list[dict[str, Any]]:
-    """Examples of labelled sentences, of at most 64 tokens."""
+    """Make examples of labelled sentences, of at most 64 tokens."""
     return [{**tokenizer(text, truncation=True, max_length=64), "label": label} for text, label in labelled]
 
 
 def tfidf_accuracy(train: list[tuple[str, list[float]]], held_out: list[tuple[str, int]]) -> float:
-    """Of logistic regression on words and pairs of words, with the likelier label of each sentence."""
+    """Return the accuracy of logistic regression on words and pairs of words, with the likelier labels."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -62,8 +61,8 @@ def tfidf_accuracy(train: list[tuple[str, list[float]]], held_out: list[tuple[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=float, default=2)
-    parser.add_argument("--seed", type=int, default=0, help="of the order and of dropout (default: 0)")
-    parser.add_argument("--split", type=int, default=0, help="which sentences are held out (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order and of dropout (default: 0)")
+    parser.add_argument("--split", type=int, default=0, help="seed of the held-out sentences (default: 0)")
     parser.add_argument("--out", default="films")
     given = parser.parse_args()
 
@@ -73,7 +72,7 @@ def main() -> None:
     model = AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=2, problem_type="single_label_classification"
     )
-    for parameter in model.parameters():  # the word table has half of all parameters: a step takes less time without
+    for parameter in model.parameters():  # half of all parameters: freezing them saves time
         parameter.is_frozen = parameter.names[0].endswith("word_embeddings.weight")
     args = TrainingArguments(
         output_dir=given.out,

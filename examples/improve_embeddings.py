@@ -1,9 +1,9 @@
-"""Teaches all-MiniLM-L6-v2 which long description belongs to which short one, by in-batch negatives.
+"""Train all-MiniLM-L6-v2 to match short and long package descriptions, by in-batch negatives.
 
     python examples/improve_embeddings.py [--seconds 240] [--out packages]
 
-Packages whose names begin alike stay together: 2,000 that no training pair is a kin of are held out. For each of their
-short descriptions the right long one is to be found among the 2,000: how often is it the first, before and after?
+Packages whose names begin alike stay together, so that none of the 2,000 held-out packages is related to a training
+pair. The figure, before and after, is the share of short descriptions that rank their own long one first of the 2,000.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HELD_OUT, MAX_LENGTH = 2000, 64
 
 
 def search(folder: Path, pairs: list[dict]) -> Found:
-    """How well short descriptions find their own long ones by the vectors of the encoder in a folder."""
+    """Let short descriptions find their long ones by the vectors of the encoder in a folder."""
     encoder = SentenceEncoder(folder, max_seq_length=MAX_LENGTH)
     return found(*(encoder.encode([pair[name] for pair in pairs], normalize=True) for name in pairs[0]))
 

@@ -1,14 +1,13 @@
-"""One corpus, one budget of seconds, one size: what do models learn from each objective?
+"""Compare pretraining objectives on one corpus, with one time budget and one model size.
 
     python examples/objectives.py [--seconds 100] [--seed 0] [--only mlm rtd] [--json FILE] [--out objectives]
     python examples/spread.py FILE --plot curves.png        # of several seeds
 
-Each objective trains a model of Mini-BERT's size on package descriptions. Its own figure is of 1,000 texts held out,
-beside that of the trivial guess: the most frequent word, or the most frequent class; of replaced tokens it is the mean
-precision over recall, and a random order is trivial. The probe is the same for all: logistic regression on the mean of
-the last hidden states tells the 20 largest sections apart, beside TF-IDF and an encoder with random weights. "mlm+nsp"
-and "mlm+sop, own layers" learn from pairs of the same texts in encoders of the same size: one asks whether segments
-belong together, the other in which order.
+Each objective trains a model of Mini-BERT's size on package descriptions. Its own figure is measured on 1,000 held-out
+texts, with a trivial guess: the most frequent word or class; for replaced tokens, measured by average precision, a
+random order. The probe is the same for all: logistic regression on the mean of the last hidden states predicts the 20
+largest sections, with TF-IDF and random weights as baselines. "mlm+nsp" and "mlm+sop, own layers" learn from pairs of
+the same texts in encoders of the same size: one predicts whether segments belong together, the other their order.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from corpora import package_descriptions, package_sections
-from runs import curve_of, options, report
+from runs import arguments, curve_of, options, report
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -30,7 +29,7 @@ import bertcore
 from bertcore import SentenceEncoder
 from bertcore.presets import preset_config
 from bertcore.tokenization import train_tokenizer
-from bertcore.training import Masking, Trainer, TrainingArguments, metrics
+from bertcore.training import Masking, Trainer, metrics
 from bertcore.training.data import Documents
 from bertcore.training.objectives import (
     MaskedLM,
@@ -56,7 +55,7 @@ XLNET = {
 
 
 class Way(NamedTuple):
-    """An objective, the model that learns by it, the figure that it is measured by, and the rate."""
+    """An objective, its model, its figure, and its learning rate."""
 
     objective: Objective
     config: dict[str, Any]
@@ -70,14 +69,14 @@ WAYS = {
     "mlm+nsp": Way(MaskedLM() + NextSentence(), BERT, "pair_accuracy"),
     "mlm+sop": Way(MaskedLM() + SentenceOrder(), ALBERT, "pair_accuracy"),  # its layers share their weights
     "mlm+sop, own layers": Way(MaskedLM() + SentenceOrder(), ALBERT_OWN_LAYERS, "pair_accuracy"),
-    "rtd": Way(ReplacedToken(), ELECTRA, "replaced_precision", 5e-4),  # of 1e-3, some seeds learn nothing
+    "rtd": Way(ReplacedToken(), ELECTRA, "replaced_precision", 5e-4),  # with 1e-3, some seeds learn nothing
     "plm": Way(PermutationLM(), XLNET),
     "mlm+sbo": Way(SpanBoundary(), BERT),
 }
 
 
 def run(way: Way, texts: list[str], tokenizer: Any, seconds: float, seed: int, folder: Path) -> dict[str, Any]:
-    """What a run of training came to; the encoder is in the folder then."""
+    """Train, save the encoder in the folder, and return the figures."""
     kind = getattr(bertcore, way.objective.model_class)
     model = kind.from_config({**way.config, "pad_token_id": tokenizer.pad_token_id}, seed=seed)
     records, language = [{"text": text} for text in texts], "en" if way.figure == "pair_accuracy" else None
@@ -85,17 +84,9 @@ def run(way: Way, texts: list[str], tokenizer: Any, seconds: float, seed: int, f
         list(way.objective.examples(Documents(some, language=language), tokenizer, max_length=MAX_LENGTH, seed=seed))
         for some in (records[:HELD_OUT], records[HELD_OUT:])
     )
-    args = TrainingArguments(
-        output_dir=folder,
-        max_seconds=seconds,
-        per_device_train_batch_size=8,  # of 32, 100 s on one core end at the most frequent word
-        per_device_eval_batch_size=64,
-        learning_rate=way.learning_rate,
-        warmup_steps=0.05,
-        logging_steps=20,
-        seed=seed,
-        save_strategy="no",
-    )
+    # With batches of 32, 100 s on one core end at the most frequent word.
+    sizes = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 64}
+    args = arguments(folder, seconds, seed, way.learning_rate, **sizes)
     own = {"pair_accuracy": metrics.pair_accuracy, "replaced_precision": metrics.replaced_tokens}
     trainer = Trainer(
         model,
@@ -119,12 +110,12 @@ def run(way: Way, texts: list[str], tokenizer: Any, seconds: float, seed: int, f
 
 
 def encoder_of(folder: Path) -> Path:
-    """Where the encoder is in the folder of a run."""
+    """Return the folder of the encoder in the folder of a run."""
     return folder / "discriminator" if (folder / "discriminator").is_dir() else folder
 
 
 def trivial_share(way: Way, trainer: Trainer, examples: list[dict], held_out: list[dict]) -> float:
-    """The share of held-out labels that are the most frequent word, or pair, of the examples."""
+    """Return the share of held-out labels that equal the most frequent word, or class, of the examples."""
     if way.figure == "pair_accuracy":
         (name,) = [name for name in held_out[0] if name.endswith("_label")]
         often = statistics.mode(int(example[name]) for example in examples)
@@ -136,7 +127,7 @@ def trivial_share(way: Way, trainer: Trainer, examples: list[dict], held_out: li
 
 
 def probe(folder: Path, texts: list[str], sections: list[str]) -> float:
-    """The accuracy of logistic regression on the encoder's vectors; three quarters are learnt from."""
+    """Return the accuracy of logistic regression on the encoder's vectors; three quarters are training data."""
     vectors = SentenceEncoder(folder, max_seq_length=MAX_LENGTH).encode(texts)
     return _accuracy(make_pipeline(StandardScaler(), LogisticRegression(max_iter=300)), vectors, sections)
 
@@ -147,7 +138,7 @@ def _accuracy(classifier: Any, inputs: Any, classes: list[str]) -> float:
 
 
 def random_encoder(tokenizer: Any, seed: int, folder: Path) -> Path:
-    """A folder with an encoder that learnt nothing."""
+    """Save an encoder with random weights, and return its folder."""
     bertcore.AutoModel.from_config(BERT, seed=seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -162,7 +153,7 @@ def main() -> None:
     order = np.random.default_rng(0).permutation(len(described))[: given.texts]
     names, texts = zip(*((described[i][0], "\n".join(described[i][1:])) for i in order), strict=True)
     tokenizer = train_tokenizer(texts[HELD_OUT:], vocab_size=WORDS, model_max_length=MAX_LENGTH)
-    tokenizer.model_input_names.append("token_type_ids")  # which tell the segments of pairs apart
+    tokenizer.model_input_names.append("token_type_ids")  # pairs have two segments
     largest = [section for section, _ in Counter(map(section_of.get, names)).most_common() if section][:SECTIONS]
     probed = [
         (text, section_of[name]) for name, text in zip(names, texts, strict=True) if section_of.get(name) in largest

@@ -1,9 +1,9 @@
-"""Pretrains Mini-BERT by masked language modelling on package descriptions, from scratch, in 10 minutes on 2 cores.
+"""Pretrain Mini-BERT by masked language modelling on package descriptions, from scratch, in 10 minutes on 2 cores.
 
     python examples/pretrain_mini_bert.py [--seconds 600] [--out mini-bert]
 
-The vocabulary is learnt from the training texts. Held out are 1,000 of the 60,000 texts. Beside the model's masked
-accuracy stands what the frequencies of words alone give: the most frequent one's share, and their cross entropy.
+The vocabulary is learnt from the training texts; 1,000 of the 60,000 texts are held out. The baseline of the masked
+accuracy and the loss are word frequencies: the share of the most frequent word, and the cross entropy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HELD_OUT, MAX_LENGTH, WORDS = 1000, 64, 8192
 
 
 def unigram_guess(examples: list[dict], labels: np.ndarray) -> tuple[float, float]:
-    """(accuracy of the most frequent word, cross entropy of the words' frequencies) at the labels."""
+    """Return the accuracy of the most frequent word and the cross entropy of word frequencies, at the labels."""
     counts = np.bincount(np.concatenate([example["input_ids"][1:-1] for example in examples]), minlength=WORDS) + 1
     labels = labels[labels != -100]
     return float((labels == counts.argmax()).mean()), float(-np.log(counts[labels] / counts.sum()).mean())

@@ -1,4 +1,4 @@
-"""How well vectors of one kind of text find those of another."""
+"""Retrieval: vectors of one kind of text find vectors of another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Found(NamedTuple):
-    """How often the right one is nearest, and the mean reciprocal rank."""
+    """The share of queries whose own candidate is nearest, and the mean reciprocal rank."""
 
     first: float
     reciprocal_rank: float
@@ -18,10 +18,9 @@ class Found(NamedTuple):
 
 
 def found(queries: np.ndarray, candidates: np.ndarray) -> Found:
-    """Query i is to find candidate i by the largest dot product; with equally near ones it shares their ranks.
+    """Let query i find candidate i by the largest dot product; equally near candidates share their ranks.
 
-    Args:
-        queries, candidates: (texts, dim), of length 1; arrays or sparse matrices.
+    queries and candidates are (texts, dim), normalized; arrays or sparse matrices.
     """
     scores = queries @ candidates.T
     scores = scores if isinstance(scores, np.ndarray) else scores.toarray()

@@ -1,7 +1,7 @@
-"""What examples share that are run with several seeds: their options, and a line of JSON for each run.
+"""Shared parts of the examples: options, training arguments, and a line of JSON for each run.
 
-A seed decides the first weights, the order of the examples and their masks; what is held out is the same for all. So
-several seeds are several processes that may run side by side, each on a thread of its own:
+A seed decides the initial weights, the order of the examples and their masks; the held-out texts are the same for all.
+Several seeds are several processes that may run side by side, each on one thread:
 
     for seed in 0 1 2; do OMP_NUM_THREADS=1 python examples/entities.py --seed $seed --json entities.jsonl; done
     python examples/spread.py entities.jsonl
@@ -14,19 +14,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bertcore.training import Trainer
+from bertcore.training import Trainer, TrainingArguments
 
 
 def options(description: str, *, seconds: float, out: str) -> argparse.ArgumentParser:
-    """The parser of an example, with the options that all have."""
+    """Return the parser of an example, with the common options."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=seconds, help="of each training (default: %(default)g)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, order and masks (default: 0)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line for each run, which spread.py reads")
-    parser.add_argument("--texts", type=_count, help="to learn from and to measure with (default: all)")
-    parser.add_argument(
-        "--out", default=Path(out), type=Path, help="a folder for what is trained (default: %(default)s)"
-    )
+    parser.add_argument("--seconds", type=float, default=seconds, help="of each training run (default: %(default)g)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, order and masks (default: 0)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line for each run, for spread.py")
+    parser.add_argument("--texts", type=_count, help="the number of texts (default: all)")
+    parser.add_argument("--out", default=Path(out), type=Path, help="folder of the models (default: %(default)s)")
     return parser
 
 
@@ -36,8 +34,14 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def arguments(folder: Path, seconds: float, seed: int, learning_rate: float, **more: Any) -> TrainingArguments:
+    """Return the training arguments of a run that ends after some seconds."""
+    common = {"warmup_steps": 0.05, "logging_steps": 20, "save_strategy": "no"} | more
+    return TrainingArguments(output_dir=folder, max_seconds=seconds, seed=seed, learning_rate=learning_rate, **common)
+
+
 def report(given: argparse.Namespace, run: str, *, curve: list[tuple[float, float]] = (), **figures: Any) -> None:
-    """Print the figures of a run, and append them to the file of --json if there is one."""
+    """Print the figures of a run, and append them to the file of --json."""
     print(f"{run}, seed {given.seed}: " + ", ".join(f"{name} {shown(figures[name])}" for name in figures), flush=True)
     if given.json is not None:
         line = json.dumps({"run": run, "seed": given.seed, **figures, "curve": list(curve)})
@@ -46,10 +50,10 @@ def report(given: argparse.Namespace, run: str, *, curve: list[tuple[float, floa
 
 
 def shown(value: float) -> str:
-    """A number of things, or a share."""
+    """Format a count or a share."""
     return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
 def curve_of(trainer: Trainer) -> list[tuple[float, float]]:
-    """(seconds, loss) of each line of a trainer's log."""
+    """Return (seconds, loss) of each line of a trainer's log."""
     return [(line["seconds"], line["loss"]) for line in trainer.state.log_history if "loss" in line]

@@ -1,9 +1,9 @@
-"""The mean of several seeds' figures, the least and the largest of them, as a table; and the losses as a plot.
+"""Make a table of several seeds' figures (mean, least and largest), and a plot of the losses.
 
     python examples/spread.py RESULTS.jsonl [--plot curves.png]
 
-The lines are those that the other examples append with --json. Where a run has a trivial guess beside its figure, the
-last column tells whether the figure of every seed is above that guess by more than the figures of the seeds differ.
+The other examples append the lines with --json. The last column compares figures with trivial guesses: yes if the
+figure of every seed is above its guess by more than the figures of the seeds differ.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ COLUMNS_OF_PLOT = 3
 
 
 def read(file: Path) -> Runs:
-    """The lines by the names of their runs.
-
-    Raises SystemExit if a run has two lines of one seed.
-    """
+    """Read the lines, by the names of their runs. Raises SystemExit if a run has two lines of one seed."""
     runs: Runs = {}
     for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
         runs.setdefault(line["run"], []).append(line)
@@ -36,7 +33,7 @@ def read(file: Path) -> Runs:
 
 
 def table(runs: Runs) -> str:
-    """Rows of Markdown: a run each, its figures in columns."""
+    """Return rows of Markdown, one for each run, with its figures in columns."""
     beside = ("run", "seed", "curve")
     columns = list(dict.fromkeys(name for lines in runs.values() for name in lines[0] if name not in beside))
     compared = ["above the trivial guess"] if "trivial" in columns else []
@@ -49,14 +46,14 @@ def table(runs: Runs) -> str:
 
 
 def spread(values: list[float]) -> str:
-    """The mean, and the least and largest if they differ."""
+    """Return the mean, and the least and largest value if they differ."""
     average = round(mean(values)) if isinstance(values[0], int) else mean(values)
     ends = f" ({shown(min(values))} to {shown(max(values))})" if min(values) < max(values) else ""
     return shown(average) + ends
 
 
 def is_above(lines: list[dict[str, Any]]) -> str:
-    """Whether the figures are above the trivial ones by more than they differ; nothing to say of a single seed."""
+    """Say whether the figures are above the trivial ones by more than they differ; "" for a single seed."""
     if "trivial" not in lines[0] or len(lines) < 2:
         return ""
     figures = [line["figure"] for line in lines]
@@ -65,7 +62,7 @@ def is_above(lines: list[dict[str, Any]]) -> str:
 
 
 def plot(runs: Runs, file: Path) -> None:
-    """The loss over the seconds, of each run in axes of its own: losses of different objectives cannot be compared."""
+    """Plot the loss over time, each run in its own axes: losses of different objectives cannot be compared."""
     from matplotlib.figure import Figure
 
     learnt = {name: lines for name, lines in runs.items() if lines[0]["curve"]}

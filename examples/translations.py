@@ -1,13 +1,13 @@
-"""What does learning from translations add? Translation language modelling against plain masked language modelling.
+"""Compare translation language modelling with plain masked language modelling.
 
     python examples/translations.py [--seconds 300] [--seed 0] [--only mlm tlm] [--json FILE]
 
 Both ways train a model of Mini-BERT's size, for the same seconds, on package descriptions in English and in one or more
 of German, French and Italian: "mlm" sees a text at a time, "tlm" (Conneau and Lample 2019, arXiv:1901.07291) a text and
-its translation side by side. Packages whose names begin alike stay together; those held out are in no training text of
-any language. Among 1,000 of a language each description is to find its translation by the mean of the last hidden
-states, less the mean of its language, and the other way round. Names and loan words are the same in all languages, and
-TF-IDF finds most translations by them; so the same is asked once more without the words that both texts of a pair have.
+its translation side by side. Packages whose names begin alike stay together; held-out ones are in no training text of
+any language. Each description should find its translation among 1,000, and the other way round, by the mean of the last
+hidden states, less the mean of its language. Names and loan words are the same in all languages, and TF-IDF finds most
+translations by them; so the search is repeated without the words that both texts of a pair share.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from zlib import crc32
 import numpy as np
 from corpora import translated_descriptions
 from retrieval import found
-from runs import curve_of, options, report
+from runs import arguments, curve_of, options, report
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from bertcore import AutoModelForMaskedLM, SentenceEncoder
 from bertcore.presets import preset_config
 from bertcore.tokenization import train_tokenizer
-from bertcore.training import Trainer, TrainingArguments
+from bertcore.training import Trainer
 from bertcore.training.metrics import combined, commonest_word, masked_accuracy, predicted_words
 from bertcore.training.objectives import MaskedLM, TranslationLM
 
@@ -41,7 +41,7 @@ Pairs = list[list[str]]
 
 
 def split_pairs(languages: list[str], count: int | None) -> tuple[Pairs, dict[str, Pairs]]:
-    """(pairs to learn from in random order, either language first; pairs held out of each language)."""
+    """Return training pairs in random order, either language first, and held-out pairs of each language."""
     rng, learnt, held_out = np.random.default_rng(0), [], {}
     for language in languages:
         held_out[language] = []
@@ -54,24 +54,16 @@ def split_pairs(languages: list[str], count: int | None) -> tuple[Pairs, dict[st
 
 
 def train(way: str, learnt: Pairs, held_out: Pairs, tokenizer: Any, seconds: float, seed: int, folder: Path) -> dict:
-    """The figures of a run of training; the encoder is in the folder then."""
+    """Train, save the encoder in the folder, and return the figures."""
     objective, max_length = WAYS[way]
     examples, questions = (
         list(objective.examples(pairs if way == "tlm" else _single(pairs), tokenizer, max_length=max_length))
         for pairs in (learnt, held_out)
     )
     model = AutoModelForMaskedLM.from_config(CONFIG, seed=seed)
-    args = TrainingArguments(
-        output_dir=folder,
-        max_seconds=seconds,
-        per_device_train_batch_size=8 * MAX_LENGTH // max_length,
-        per_device_eval_batch_size=32,
-        learning_rate=5e-4,  # of 1e-3, the first minutes end at the most frequent word
-        warmup_steps=0.05,
-        logging_steps=20,
-        seed=seed,
-        save_strategy="no",
-    )
+    # With a rate of 1e-3 the first minutes end at the most frequent word.
+    sizes = {"per_device_train_batch_size": 8 * MAX_LENGTH // max_length, "per_device_eval_batch_size": 32}
+    args = arguments(folder, seconds, seed, 5e-4, **sizes)
     trainer = Trainer(
         model,
         args,
@@ -103,19 +95,19 @@ def without_shared_words(pair: list[str]) -> list[str]:
 
 
 def search(folder: Path, pairs: Pairs) -> dict[str, float]:
-    """The shares of texts whose translation is nearest, from English and to it."""
+    """Return the shares of texts whose translation is nearest, from English and to it."""
     encoder = SentenceEncoder(folder, max_seq_length=MAX_LENGTH)
     return both_ways(*(centred(encoder.encode(list(texts))) for texts in zip(*pairs, strict=True)))
 
 
 def centred(vectors: np.ndarray) -> np.ndarray:
-    """Of length 1, without what all have in common: their language is most of it."""
+    """Subtract the mean, which is mostly the language, and normalize."""
     vectors = vectors - vectors.mean(0)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 def search_by_words(pairs: Pairs) -> dict[str, float]:
-    """The same by TF-IDF."""
+    """Do the same by TF-IDF."""
     words = TfidfVectorizer(sublinear_tf=True).fit(text for pair in pairs for text in pair)
     return both_ways(*(words.transform(texts) for texts in zip(*pairs, strict=True)))
 
