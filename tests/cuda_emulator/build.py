@@ -45,7 +45,7 @@ extern "C" __attribute__((visibility("default"))) int emulator_launch_{index}(em
 
 @functools.cache
 def cuda_include_folders():
-    """Folders of CUDA's own headers, from the PyPI packages of the `test` extra; empty if they are not installed."""
+    """Return the folders of CUDA's headers, from the PyPI packages of the `test` extra; empty if not installed."""
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations if spec else ():
         include = Path(root) / "cu13" / "include"
@@ -56,7 +56,7 @@ def cuda_include_folders():
 
 @functools.cache
 def can_fuse():
-    """Whether this CPU has fused multiply-add; without it products and sums are rounded separately."""
+    """Return whether this CPU has fused multiply-add; without it products and sums are rounded separately."""
     if platform.machine() != "x86_64":
         return True
     cpuinfo = Path("/proc/cpuinfo")
@@ -64,7 +64,7 @@ def can_fuse():
 
 
 def unavailable_reason():
-    """Why nothing can be built here, or None."""
+    """Return why kernels cannot be built here, or None."""
     if shutil.which("g++") is None:
         return "g++ is not installed"
     if not cuda_include_folders():
@@ -78,7 +78,7 @@ def _headers_text():
 
 
 def build(text, kernels, target_arch, defines=()):
-    """Path of the library with an entry point emulator_launch_<i> for each of `kernels` of the source `text`."""
+    """Return the path of the library with an entry point emulator_launch_<i> for each of the `kernels` of `text`."""
     exports = "".join(EXPORT.format(index=i, kernel=kernel) for i, kernel in enumerate(kernels))
     source = f'#include "cuda_emulator.h"\n{text}\n{exports}'
     macros = ("CUDA_EMULATOR", f"TARGET_ARCH={target_arch}0", *defines)
@@ -100,7 +100,7 @@ def build(text, kernels, target_arch, defines=()):
 
 @functools.cache
 def build_cublaslt():
-    """Path of the library that stands in for cuBLASLt (cublaslt.cpp)."""
+    """Return the path of the library that replaces cuBLASLt (cublaslt.cpp)."""
     flags = ("-std=c++17", "-O2", "-fPIC", "-shared")
     return str(_made_once(f"{_digest(CUBLASLT.read_text(), *flags)}.so", _compile, CUBLASLT, flags))
 
@@ -110,7 +110,7 @@ def _digest(*parts):
 
 
 def _made_once(name, make, *args):
-    """The file of this name in the cache, which `make(file, *args)` writes if it is not there."""
+    """Return the file of this name in the cache, which `make(file, *args)` writes if it is absent."""
     file = CACHE / name
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def _compile(made, text, flags):
 
 
 def source_line(library, address):
-    """Where the instruction at `address` of a built library comes from: "file:line in file:line", innermost first."""
+    """Return the source of an instruction of a built library: "file:line in file:line", innermost first."""
     command = ["addr2line", "-i", "-s", "-e", str(library), hex(address)]
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -2,13 +2,13 @@
 
     with driverless() as gpu:                                   # the backend "cupy" is available within the block
         output = kernels.softmax(cupy.asarray(rows))            # a CuPy array, computed by the emulator
-    gpu.launches                                                # what reached CuPy, see Launch
-    gpu.waits, gpu.uploads                                      # what the host waited for, and what it sent
+    gpu.launches                                                # launches that reached CuPy
+    gpu.waits, gpu.uploads                                      # the host's waits, and its copies to the device
 
-CuPy's wheel imports without a driver. What needs one is replaced: memory (an allocator), the answers about the device,
+CuPy's wheel imports without a driver. Replaced are memory (an allocator), the answers about the device,
 our kernels (RawModule, the emulator), cuBLASLt (cublaslt.cpp) and CuPy's own kernels and copies: a function that fails
-for want of a driver is done again by NumPy over the same memory. So what CuPy refuses before it launches anything
-(types it does not take, attributes that it does not have), it refuses here.
+for want of a driver is done again by NumPy over the same memory. CuPy's own checks before
+a launch (types, attributes) run unchanged.
 """
 
 import functools
@@ -33,14 +33,14 @@ COMPUTE_CAPABILITY, SHARED_BYTES = 90, 227 << 10  # of a block that asks for it
 
 
 def unavailable_reason():
-    """Why `driverless` cannot be used here, or None."""
+    """Return why `driverless` cannot be used here, or None."""
     if dispatch.unavailable_reason("cupy") is None:
         return "there is a GPU, on which CuPy would work with memory of the host"
     return build.unavailable_reason()
 
 
 class Launch(NamedTuple):
-    """A kernel as it was started; Driverless.launches keeps them. `args` are what CuPy was given."""
+    """A kernel as it was started; Driverless.launches keeps them. `args` are CuPy's."""
 
     device: int
     kernel: str
@@ -51,11 +51,11 @@ class Launch(NamedTuple):
 
 
 class OtherDevice(RuntimeError):
-    """A kernel, or a copy, on the current GPU of what another one holds."""
+    """A kernel, or a copy, on the current GPU of memory of another one."""
 
 
 class Driverless:
-    """The GPUs of a `driverless` block: `current` is the device that launches go to."""
+    """The GPUs of a `driverless` block; launches go to the device `current`."""
 
     def __init__(self, emulator, multiprocessors):
         self.emulator = emulator
@@ -71,13 +71,13 @@ class Driverless:
         self.compiled = []  # (source, kernel, options)
         self.grants = []  # bytes of shared memory that kernels asked for
         self.launches = []
-        self.waits = []  # what the host waited for, or would have to on a GPU: names of functions of CuPy
+        self.waits = []  # names of the functions of CuPy for which the host would wait on a GPU
         self.uploads = []  # bytes of each copy from the host
         self.stream_class = Stream.of(self)
         self.default_stream = self.stream_class()
         self.streams = {}  # the current one of each GPU that has another than the default
         self.capture = None  # the Graph that is being captured
-        self.is_busy = False  # whether events count as still to come
+        self.is_busy = False  # whether events are pending
 
     @property
     def stream(self):
@@ -89,46 +89,49 @@ class Driverless:
         return self.capture is not None and self.capture.stream is self.stream
 
     def do(self, operation):
-        """What a stream is given: done at once, or by the graph that is being captured."""
+        """Run an operation of a stream: at once, or by the graph that is being captured."""
         if self.is_capturing:
             self.capture.operations.append(operation)
         else:
             operation()
 
     def refuse(self, reason):
-        """What a capture cannot hold ends it."""
+        """End the capture with an error."""
         self.capture.is_invalid = True
         raise CaptureError(reason)
 
     def wait(self, name):
-        """The host waits for the device."""
+        """Note that the host waits for the device."""
         if self.capture is not None:
             self.refuse(f"{name} waits for the device while a stream is captured")
         self.waits.append(name)
 
     def check_library(self, name):
-        """CuPy calls cuBLAS on no stream that is captured."""
+        """Refuse cuBLAS under capture, as CuPy does."""
         if self.is_capturing and name in BY_CUBLAS:
             self.refuse(f"{name} is cuBLAS's, which CuPy does not call while a stream is captured")
 
     def check_joined(self, name, args):
-        """CuPy joins more than 8 arrays by a table in pinned memory, which a graph would read again at each launch."""
+        """Refuse to join more than 8 arrays under capture.
+
+        CuPy uploads a table from pinned memory, which a graph would read again at each launch.
+        """
         if self.is_capturing and name in JOINING and len(args[0]) > MOST_JOINED:
             self.refuse(f"{name} of more than {MOST_JOINED} arrays takes memory of the host into a graph")
 
     def upload(self, name, arrays):
-        """Arrays of the host go to the device."""
+        """Note copies from the host, and refuse them under capture."""
         if self.is_capturing and arrays:
             self.refuse(f"{name} takes memory of the host into a graph, which would read it at every launch")
         self.uploads += [array.nbytes for array in arrays]
 
     @property
     def products(self):
-        """How many products the stand-in for cuBLASLt has computed in this process."""
+        """The number of products that the replacement of cuBLASLt has computed in this process."""
         return build.load(build.build_cublaslt()).standin_products()
 
     def allocate(self, size):
-        """CuPy's allocator: memory of the host that says it is on the current device, of NaNs until somebody writes."""
+        """Allocate memory of the host as if on the current device; it holds NaNs until it is written."""
         if self.is_capturing and size:
             self.refuse(f"{size} bytes are allocated while a stream is captured")
         room = np.full(size + 256, 0xFF, np.uint8)
@@ -136,7 +139,7 @@ class Driverless:
         return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, size, room, self.current), 0)
 
     def check_devices(self, name, values):
-        """CuPy's kernels run on the current device, whatever memory they are given; copies, too, are made there."""
+        """Refuse memory of other devices: kernels run, and copies are made, on the current one."""
         for value in values:
             if isinstance(value, tuple | list):
                 self.check_devices(name, value)
@@ -144,17 +147,17 @@ class Driverless:
                 raise OtherDevice(f"{name} on GPU {self.current}: memory of GPU {value.data.device_id}")
 
     def device(self, index=None):
-        """What stands for cupy.cuda.Device."""
+        """The replacement of cupy.cuda.Device."""
         return _Device(self, self.current if index is None else index)
 
     def raw_module(self, *, code, options, name_expressions):
-        """What stands for cupy.RawModule."""
+        """Replace cupy.RawModule."""
         self.compiled += [(code, name, options) for name in name_expressions]
         return SimpleNamespace(get_function=lambda name: _Kernel(self, code, name))
 
 
 class _Device:
-    """What stands for cupy.cuda.Device."""
+    """The replacement of cupy.cuda.Device."""
 
     def __init__(self, gpu, index):
         self._gpu, self.id, self._outer = gpu, index, []
@@ -175,7 +178,7 @@ class _Device:
 
 
 class _Kernel:
-    """What stands for cupy.RawKernel."""
+    """The replacement of cupy.RawKernel."""
 
     def __init__(self, gpu, code, name):
         self._gpu, self._code, self._name = gpu, code, name
@@ -201,7 +204,7 @@ class _Kernel:
             self._gpu.do(lambda: launch(module, self._name, grid, block, passed, shared_mem))
 
     def _check(self, grid, block, shared_mem):
-        """Refuse what a driver refuses, and a size of 0, of which CuPy would make one block."""
+        """Refuse launches that a driver refuses, and a size of 0, which CuPy would turn into one block."""
         for extent, most in ((grid, GRID_LIMIT), (block, BLOCK_LIMIT)):
             if not all(1 <= size <= limit for size, limit in zip(extent, most, strict=True)):
                 raise EmulatorError(f"{self._name}: {extent}, expected at least 1 and at most {most}")
@@ -212,7 +215,7 @@ class _Kernel:
 
 
 def _as_kernel_gets_it(arg):
-    """An argument by CuPy's rules: the address of an array on the GPU, the bytes of a scalar or of a host array."""
+    """Convert an argument by CuPy's rules: the address of an array on the GPU, the bytes of a scalar or host array."""
     if isinstance(arg, cupy.ndarray):
         return host(arg)
     if isinstance(arg, np.ndarray) and arg.size == 1:
@@ -226,7 +229,7 @@ def _as_kernel_gets_it(arg):
 
 
 def host(array):
-    """The memory of a CuPy array as a NumPy array."""
+    """Return the memory of a CuPy array as a NumPy array."""
     if array.size == 0:
         return np.empty(array.shape, array.dtype)
     interface = {"data": (array.data.ptr, False), "shape": (*array.shape, array.itemsize), "typestr": "|u1"}
@@ -250,7 +253,7 @@ def _to_device(value):
     return type(value)(map(_to_device, value)) if isinstance(value, tuple | list) else value
 
 
-# What the host waits for, by the names of functions and methods: they read values, or a number of elements.
+# Functions and methods for which the host waits: they read values, or a number of elements.
 READING = {
     *("__bool__", "__int__", "__float__", "item", "tolist", "tobytes"),
     *("nonzero", "flatnonzero", "argwhere", "unique", "bincount", "compress", "extract", "array_equal", "allclose"),
@@ -260,7 +263,7 @@ BY_CUBLAS = {"__matmul__", "__rmatmul__", "matmul", "dot", "vdot", "inner", "ten
 
 
 def _is_read(name, args):
-    """Whether this call of a function of CuPy makes the host wait: masks are counted before they choose anything."""
+    """Return whether this call makes the host wait: CuPy counts masks before it indexes by them."""
     if name in ("__getitem__", "__setitem__"):
         parts = args[1] if isinstance(args[1], tuple) else (args[1],)
         has_mask = any(isinstance(part, cupy.ndarray) and part.dtype == bool for part in parts)
@@ -269,7 +272,7 @@ def _is_read(name, args):
 
 
 def _through_numpy(gpu, real, substitute):
-    """`real`, done by `substitute` over host memory where it fails for want of a driver, or of cuBLAS."""
+    """Return `real`, replaced by `substitute` over host memory when it fails without a driver or cuBLAS."""
 
     @functools.wraps(real)
     def call(*args, **options):
@@ -303,7 +306,7 @@ def _through_numpy(gpu, real, substitute):
 
 
 def _write(target, result):
-    """Once more what `_to_device` made of a result."""
+    """Write a result into the arrays that `_to_device` made for it."""
     if isinstance(target, np.ndarray):
         target[...] = result
     elif isinstance(target, tuple | list):
@@ -312,7 +315,7 @@ def _write(target, result):
 
 
 def _methods(gpu):
-    """What arrays of CuPy and NumPy both can: public methods, operators and conversions."""
+    """Yield the methods that arrays of CuPy and NumPy share: public methods, operators and conversions."""
     for name in dir(cupy.ndarray):
         plain = f"__{name[3:]}" if name.startswith("__r") else name
         is_operator = name.startswith("__") and plain in vars(operator)
@@ -323,7 +326,7 @@ def _methods(gpu):
 
 
 def _functions(gpu):
-    """What the modules cupy and numpy both have."""
+    """Yield the functions that cupy and numpy share."""
     for name in dir(cupy):
         real, substitute = getattr(cupy, name), getattr(np, name, None)
         if callable(real) and callable(substitute) and not isinstance(real, type) and not name.startswith("_"):
@@ -331,7 +334,7 @@ def _functions(gpu):
 
 
 def _matmul(left, right):
-    """Sums in float32, as cuBLAS has them; NumPy would round each to the arrays' dtype."""
+    """Sum in float32, as cuBLAS does; NumPy would round each sum to the arrays' dtype."""
     return np.matmul(left.astype(np.float32), right.astype(np.float32)).astype(left.dtype)
 
 
@@ -341,13 +344,13 @@ def _to_numpy(gpu, array):
 
 
 def _products(gpu):
-    """The products that a stream is given: cuBLASLt's stand-in knows no streams."""
+    """Return cuBLASLt's products as operations of a stream, which its replacement does not know."""
     run = cublaslt.Plan.run
     return lambda *given: gpu.do(functools.partial(run, *given))
 
 
 def _replacements(gpu):
-    """(owner, name, what stands for it) of everything that needs a driver."""
+    """Yield (owner, name, replacement) of everything that needs a driver."""
     runtime = cupy.cuda.runtime
     yield runtime, "getDevice", lambda: gpu.current
     yield runtime, "getDeviceCount", lambda: 2

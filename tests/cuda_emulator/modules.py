@@ -1,4 +1,4 @@
-"""Every CUDA source of bertcore.kernels and what is launched of it."""
+"""Every CUDA source of bertcore.kernels and its kernels."""
 
 import functools
 import importlib
@@ -19,7 +19,7 @@ OPERATIONS = sorted({path.parent.name for path in KERNELS.glob("[a-z]*/reference
 
 
 def modules(operation):
-    """The _cuda.Module objects of an operation's cuda.py, or of the modules of its folder cuda."""
+    """Return the _cuda.Module objects of an operation's cuda.py, or of the modules in its folder cuda/."""
     names = ["cuda", *(f"cuda.{path.stem}" for path in sorted((KERNELS / operation / "cuda").glob("[a-z]*.py")))]
     namespaces = [vars(importlib.import_module(f"{kernels.__name__}.{operation}.{name}")) for name in names]
     return [value for names in namespaces for value in names.values() if isinstance(value, _cuda.Module)]
@@ -27,7 +27,7 @@ def modules(operation):
 
 @functools.cache
 def module_with(kernel, text):
-    """The module whose source is `text` and of which `kernel` is launched."""
+    """Return the module with the source `text` that launches `kernel`."""
     every = (module for operation in OPERATIONS for module in modules(operation))
     found = [module for module in every if kernel in module.instantiations and module.text == text]
     if not found:

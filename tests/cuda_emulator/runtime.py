@@ -19,7 +19,7 @@ unavailable_reason = build.unavailable_reason
 
 
 class EmulatorError(RuntimeError):
-    """A kernel did something that is undefined, or could not be launched."""
+    """A kernel did something undefined, or could not be launched."""
 
 
 class _Buffer(ctypes.Structure):
@@ -55,7 +55,7 @@ class _Request(ctypes.Structure):
 
 
 class Launch(NamedTuple):
-    """What was launched; Emulator.launches keeps them, so that a test can assert that a path ran."""
+    """A launch; Emulator.launches keeps them, so that a test can assert that a path ran."""
 
     kernel: str
     grid: tuple
@@ -149,7 +149,8 @@ class _Arguments:
             if isinstance(arg, np.ndarray):
                 extents[position] = np.lib.array_utils.byte_bounds(arg) if arg.size else (0, 0)
             elif not isinstance(arg, np.generic | None):
-                raise TypeError(f"kernel {kernel}: argument {position} is no array, NumPy scalar or None: {type(arg)}")
+                expected = "expected an array, a NumPy scalar or None"
+                raise TypeError(f"kernel {kernel}: argument {position} is {type(arg)}, {expected}")
             pointer = arg is None or isinstance(arg, np.ndarray)
             self.values.append(np.zeros(1, np.uintp) if pointer else np.atleast_1d(arg))
             self.kinds += "p" if pointer else "f" if arg.dtype.kind == "f" else "i"

@@ -1,16 +1,15 @@
-"""What stands for CuPy's streams, events and graphs where there is no driver (driverless.py).
+"""Replacements of CuPy's streams, events and graphs without a driver (driverless.py).
 
-Work is done when it is given to a stream, so that every order that streams allow is this one. While a stream is
-captured, what it is given is noted instead and done by each launch of the graph; what CUDA refuses then raises
-CaptureError: waiting for the device, allocating memory; and so does a copy from the host, which CUDA would repeat with
-whatever stands there later.
+Work runs when a stream receives it, which is one of the orders that streams allow. While a stream is captured, its work
+is noted instead, and runs at each launch of the graph. CaptureError is raised for operations that CUDA refuses then:
+waiting for the device, allocating memory. So is a copy from the host, which CUDA would repeat with later contents.
 """
 
 import time
 
 
 class CaptureError(RuntimeError):
-    """What a stream cannot do while it is captured; the capture is of no use then, which its end says once more."""
+    """An operation that a captured stream cannot do; the capture is invalid then, and its end raises again."""
 
 
 class Event:
@@ -24,7 +23,7 @@ class Event:
 
     @property
     def done(self):
-        """Whether what stood before it is done; a test may say that it is not."""
+        """True once all earlier work is done, which a test may deny by `is_busy`."""
         return not self._gpu.is_busy
 
     def synchronize(self):
@@ -33,7 +32,7 @@ class Event:
 
 
 class Graph:
-    """cupy.cuda.Graph: what a captured stream was given, in its order."""
+    """cupy.cuda.Graph: the operations of a captured stream, in their order."""
 
     def __init__(self, stream):
         self.stream, self.operations, self.launches = stream, [], 0
@@ -56,7 +55,7 @@ class Stream:
 
     @classmethod
     def of(cls, gpu):
-        """The class of the streams of a Driverless."""
+        """Return the class of the streams of a Driverless."""
         return type("Stream", (cls,), {"_gpu": gpu})
 
     @classmethod
@@ -67,7 +66,7 @@ class Stream:
         return stream
 
     def __enter__(self):
-        """Becomes the current stream of the current GPU; each has one of its own."""
+        """Make this the current stream of the current GPU; each GPU has its own."""
         device = self._gpu.current
         if self._device not in (None, device):
             raise RuntimeError(f"the stream is of GPU {self._device}, the current one is {device}")

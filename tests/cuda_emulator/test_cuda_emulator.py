@@ -133,7 +133,7 @@ def test_warp_operations(defines):
 
 
 def test_arithmetic(one_schedule):
-    """As NVRTC compiles for CuPy: multiply-add is one operation, and -ftz=true."""
+    """NVRTC's options for CuPy: multiply-add is one operation, and -ftz=true."""
     tiny = np.finfo(np.float32).tiny
     input, half = np.array([1 + 2**-12, 1 + 2**-11, tiny / 4, 1e-20], np.float32), np.array(2**-24, np.float16)
     output = np.full(4, np.nan, np.float32)
@@ -161,11 +161,8 @@ def test_functions_are_as_inexact_as_cuda_lets_them_be(one_schedule):
         most = 1 if name == "logf" else 2
         ulps = (found.astype(np.float64) - right) / np.spacing(np.abs(right).astype(np.float32))
         assert most - 0.5 < np.abs(ulps).max() < most + 2 and abs(ulps.mean()) < 0.3, name
-
-
-def test_exact_results_stay_exact(one_schedule):
     output = np.empty((7, 2), np.float32)
-    KERNELS.launch("functions", (1,), (2,), (np.array([0, 1], np.float32), output))
+    KERNELS.launch("functions", (1,), (2,), (np.array([0, 1], np.float32), output))  # whose results are exact
     assert output[0, 0] == output[1, 0] == 1 and output[2, 1] == 0 and output[6].tolist() == [0, 0.5]
 
 
@@ -200,7 +197,7 @@ def test_matrix_product(dtype, arch):
 def test_products_are_cut_off(one_schedule):
     a, b = np.zeros((16, 16), np.float16), np.zeros((16, 8), np.float16)
     a[:, 0], a[:, 1] = 1, 2.0**-12
-    b[0], b[1] = 1, np.arange(8) * 2.0**-14  # 1 + column * 2^-26, of which a float has 23 bits
+    b[0], b[1] = 1, np.arange(8) * 2.0**-14  # 1 + column * 2^-26, beyond the 23 bits of a float
     a[8:] *= -1
     output = np.zeros((16, 8), np.float32)
     KERNELS.launch("product<__half, true>", (1,), (32,), (a, b, output))
@@ -232,10 +229,6 @@ def test_copies_may_arrive_before_they_are_awaited():
     assert not overtaken["forward"].any()
 
 
-def test_uncommitted_copies_are_an_error(emulator):
-    expect_error("a cp.async that it has not committed", "uncommitted", (1,), (32,), (np.ones((32, 4), np.float32),))
-
-
 @pytest.mark.parametrize("case", OVERRUNS)
 @pytest.mark.parametrize("kind", ["dynamic", "static", "argument"])
 def test_overrun_is_caught(one_schedule, kind, case):
@@ -249,87 +242,63 @@ def test_overrun_is_caught(one_schedule, kind, case):
     expect_error(pattern, f"overrun_{kind}<{case}>", (3,), (64,), args, shared_bytes=100 if kind == "dynamic" else 0)
 
 
-def test_overrun_names_its_line(one_schedule):
-    source = KERNELS.path.read_text().splitlines()
-    line = 1 + next(number for number, text in enumerate(source) if "CASE == READ_AFTER" in text)
-    expect_error(rf"at planted.cu:{line}", "overrun_static<READ_AFTER>", (3,), (64,), (np.zeros(1, np.float32),))
-
-
-def test_index_beyond_array_is_caught(one_schedule):
-    expect_error("index beyond an array", "index_beyond_array", (1,), (1,), (np.int32(8), np.zeros(1, np.float32)))
-
-
 def test_shared_memory_starts_as_nan_in_every_block(one_schedule):
     output = np.zeros(2, np.float32)
     KERNELS.launch("unwritten", (2,), (32,), (output,))
     assert output[0] == 1 and np.isnan(output[1])
 
 
-def test_divergent_barrier(emulator):
-    expect_error(r"divergent barrier: .*planted.cu:\d+, others .* line \d+", "divergent_barrier", (1,), (64,))
+def line_of(text):
+    """The number of the line of planted.cu that has this text."""
+    return 1 + next(number for number, line in enumerate(KERNELS.path.read_text().splitlines()) if text in line)
 
 
-def test_deadlock_tells_who_waits_where(emulator):
-    pattern = (
-        r"of 64 threads, 24 have returned; 40 wait at __syncthreads \(planted.cu:\d+\), the first is thread \(0, 0, 0"
-    )
-    expect_error(pattern, "early_return", (1,), (64,), (np.int32(40),))
+FLOATS, INTEGERS = np.zeros(32, np.float32), np.zeros(32, np.int32)
+READ_ONLY = np.zeros(1, np.float32)
+READ_ONLY.flags.writeable = False
+KIND = "argument 0: parameter of kind 'i' and 4 bytes, given"
+ERRORS = [  # kernel, grid, block, arguments, bytes of shared memory, what the error says
+    ("uncommitted", (1,), (32,), (np.ones((32, 4), np.float32),), 0, "a cp.async that it has not committed"),
+    ("overrun_static<READ_AFTER>", (3,), (64,), (FLOATS,), 0, rf"at planted.cu:{line_of('CASE == READ_AFTER')}"),
+    ("index_beyond_array", (1,), (1,), (np.int32(8), FLOATS), 0, "index beyond an array"),
+    ("divergent_barrier", (1,), (64,), (), 0, r"divergent barrier: .*planted.cu:\d+, others .* line \d+"),
+    (
+        *("early_return", (1,), (64,), (np.int32(40),), 0),
+        r"of 64 threads, 24 have returned; 40 wait at __syncthreads \(planted.cu:\d+\), the first is thread \(0, 0, 0",
+    ),
+    ("absent_lane", (1,), (32,), (INTEGERS,), 0, "reads lane 20, which is not in mask 0xffff"),
+    ("half_a_warp", (1,), (32,), (INTEGERS,), 0, "of 32 threads, 16 have returned; 16 wait at __shfl_xor_sync"),
+    ("different_operations", (1,), (32,), (INTEGERS,), 0, r"divergent warp: this lane is at __shfl_\w+ while others"),
+    ("misaligned", (1,), (1,), (FLOATS, FLOATS.copy()), 0, "misaligned"),
+    ("write", (1,), (1,), (READ_ONLY,), 0, "the read-only argument 0 was written"),
+    ("divide", (1,), (1,), (np.int32(0), INTEGERS), 0, "division by zero"),
+    ("divide", (1,), (1,), (np.int32(1), None), 0, "invalid address"),
+    ("deep_recursion", (1,), (1,), (INTEGERS,), 0, "the thread's stack"),
+    # arguments that do not fit the parameters
+    ("divide", (1,), (1,), (np.int32(1),), 0, "2 arguments wanted, 1 given"),
+    ("divide", (1,), (1,), (np.int64(1), INTEGERS), 0, f"{KIND} 'i' and 8 bytes"),
+    ("divide", (1,), (1,), (np.float32(1), INTEGERS), 0, f"{KIND} 'f'"),
+    ("divide", (1,), (1,), (INTEGERS, INTEGERS), 0, "argument 0: .* given 'p'"),
+    # launches beyond CUDA's limits
+    ("write", (1, 65536), (1,), (FLOATS,), 0, "grid .* is outside"),
+    ("write", (0,), (1,), (FLOATS,), 0, "grid .* is outside"),
+    ("write", (1,), (1025,), (FLOATS,), 0, "block .* is outside"),
+    ("write", (1,), (64, 32), (FLOATS,), 0, "block .* has more than 1024 threads"),
+    ("write", (1,), (1,), (FLOATS,), 1 << 20, "1048576 bytes of shared memory, there are"),
+]
 
 
-@pytest.mark.parametrize(
-    "kernel, pattern",
-    [
-        ("absent_lane", "reads lane 20, which is not in mask 0xffff"),
-        ("half_a_warp", "deadlock: of 32 threads, 16 have returned; 16 wait at __shfl_xor_sync"),
-        ("different_operations", "divergent warp: this lane is at __shfl_\\w+ while others"),
-    ],
-)
-def test_divergent_warps(emulator, kernel, pattern):
-    expect_error(pattern, kernel, (1,), (32,), (np.zeros(32, np.int32),))
-
-
-def test_misaligned_access(one_schedule):
-    expect_error("misaligned", "misaligned", (1,), (1,), (np.zeros(8, np.float32), np.zeros(8, np.float32)))
-
-
-def test_read_only_argument(one_schedule):
-    output = np.zeros(1, np.float32)
-    output.flags.writeable = False
-    expect_error("the read-only argument 0 was written", "write", (1,), (1,), (output,))
-
-
-def test_faults_of_the_processor(one_schedule):
+@pytest.mark.parametrize("case", ERRORS, ids=lambda case: f"{case[0]}: {case[-1][:20]}")
+def test_errors(emulator, case):
+    kernel, grid, block, args, shared_bytes, pattern = case
+    expect_error(pattern, kernel, grid, block, args, shared_bytes)
     output = np.zeros(1, np.int32)
-    expect_error("division by zero", "divide", (1,), (1,), (np.int32(0), output))
-    expect_error("invalid address", "divide", (1,), (1,), (np.int32(1), None))
-    expect_error("the thread's stack", "deep_recursion", (1,), (1,), (output,))
-    KERNELS.launch("divide", (1,), (1,), (np.int32(2), output))  # and life goes on
+    KERNELS.launch("divide", (1,), (1,), (np.int32(2), output))  # the next launch works
     assert output[0] == 3
 
 
-@pytest.mark.parametrize(
-    "args, pattern",
-    [
-        ((np.int32(1),), "2 arguments wanted, 1 given"),
-        ((np.int64(1), np.zeros(1, np.int32)), "argument 0: parameter of kind 'i' and 4 bytes, given 'i' and 8 bytes"),
-        ((np.float32(1), np.zeros(1, np.int32)), "argument 0: parameter of kind 'i' and 4 bytes, given 'f'"),
-        ((np.zeros(1, np.int32), np.zeros(1, np.int32)), "argument 0: .* given 'p'"),
-    ],
-)
-def test_arguments_must_fit_the_parameters(one_schedule, args, pattern):
-    expect_error(pattern, "divide", (1,), (1,), args)
-
-
-@pytest.mark.parametrize(
-    "grid, block, shared_bytes",
-    [((1, 65536), (1,), 0), ((0,), (1,), 0), ((1,), (1025,), 0), ((1,), (64, 32), 0), ((1,), (1,), 1 << 20)],
-)
-def test_limits_of_a_launch(one_schedule, grid, block, shared_bytes):
-    expect_error("kernel write", "write", grid, block, (np.zeros(1, np.float32),), shared_bytes)
-
-
 def test_python_numbers_are_refused(one_schedule):
-    with pytest.raises(TypeError, match="argument 0 is no array"):
+    with pytest.raises(TypeError, match=r"argument 0 is .*, expected an array"):
         KERNELS.launch("divide", (1,), (1,), (7, np.zeros(1, np.int32)))
 
 
@@ -344,7 +313,7 @@ def test_overlapping_arguments_overlap_in_the_kernel(one_schedule):
     np.testing.assert_array_equal(both, [*range(64), *range(127, -1, -1), *range(192, 256)])
 
 
-def test_who_wants_a_library_that_is_being_compiled_waits_for_it(tmp_path, monkeypatch):
+def test_threads_wait_for_a_library_that_is_being_compiled(tmp_path, monkeypatch):
     compiled = []
 
     def compile_slowly(made, text, flags):

@@ -1,10 +1,10 @@
-"""Where the tests of CUDA launchers run: always in the CPU emulator, and on the GPU too where there is one.
+"""Targets of the tests of CUDA launchers: always the CPU emulator, and a GPU where available.
 
     def test_softmax(cuda):                                           # a fixture of every test of this folder
         output = cuda.run(softmax_cuda.softmax, input, -1)            # NumPy arrays in, NumPy arrays out
 
-In the emulator `run` calls the launcher under three schedules and demands the same bits of all of them: a result that
-depends on the order of the warps is a race. (Our kernels add nothing with floating-point atomics.)
+In the emulator `run` calls the launcher under three schedules and requires the same bits of all: a result that depends
+on the order of the warps is a race. (Our kernels use no floating-point atomics.)
 """
 
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ SCHEDULES = cuda_emulator.SCHEDULES[1:]  # in turns, one step each, the warps ca
 
 
 class EmulatorTarget:
-    """Runs launchers in the emulator; `launches` tells what the last `run` launched (see cuda_emulator's Launch)."""
+    """Runs launchers in the emulator; `launches` are those of the last `run` (see cuda_emulator's Launch)."""
 
     def __init__(self, arch=80):
         reason = cuda_emulator.unavailable_reason()
@@ -74,7 +74,7 @@ def _same_bits(one, other):
 
 @contextmanager
 def batch_invariance(wanted):
-    """Within the block products on the GPU are batch-invariant, or not."""
+    """Make products on the GPU batch-invariant, or not, within the block."""
     with mock.patch.object(invariance, "_wanted", wanted):
         yield
 
@@ -85,7 +85,7 @@ def dtype(request):
 
 
 def wide(value):
-    """Floating arrays in float64, anything else as it is."""
+    """Return floating arrays in float64, anything else unchanged."""
     is_float = isinstance(value, np.ndarray) and value.dtype.kind not in "iub"
     return value.astype(np.float64) if is_float else value
 

@@ -1,7 +1,7 @@
-"""Products by cuBLASLt: what is asked of the library.
+"""Products by cuBLASLt.
 
-A stand-in computes on the host and checks what it is given (tests/cuda_emulator/cublaslt.cpp). The real library is
-asked about our descriptors where it is installed.
+A replacement computes on the host and checks its arguments (tests/cuda_emulator/cublaslt.cpp). If the real library is
+installed, it must accept our descriptors.
 """
 
 import ctypes
@@ -58,7 +58,7 @@ def test_products(dtype, sizes, transposes):
 
 
 def test_sums_are_added_to_float32(dtype):
-    """As gradients of weights are: the factors in half precision, the sum in float32."""
+    """Gradients of weights: the factors in half precision, the sum in float32."""
     left, right = normal(0, (70, 12), dtype), normal(1, (70, 9), dtype)
     total = normal(2, (12, 9), np.float32)
     expected = wide(total) + wide(left).T @ wide(right)
@@ -81,7 +81,7 @@ def test_views(dtype, offset):
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_batches(dtype, heads):
-    """Of heads that lie side by side in the rows of tokens, read and written where they are; one factor for all."""
+    """Heads side by side in the rows of tokens, read and written in place; one factor shared by all."""
     tokens, rows, size = 37, 11, 8
     vectors, table = normal(0, (tokens, heads, size), dtype), normal(1, (rows, heads, size), dtype)
     left, right = vectors.transpose(1, 0, 2), table.transpose(1, 0, 2)
@@ -121,7 +121,7 @@ def test_a_product_without_an_algorithm_is_an_error(monkeypatch):
         return None if name == "cublasLtMatmulAlgoGetHeuristic" else call(library, name, *args)
 
     monkeypatch.setattr(cublaslt.Library, "call", find_none)
-    ones = np.ones((11, 11), np.float32)  # of which no test has a plan
+    ones = np.ones((11, 11), np.float32)  # no other test has a plan for it
     with pytest.raises(
         RuntimeError, match=r"cuBLASLt has no algorithm for Product\(device=0, batch=1, rows=11, columns=11"
     ):
@@ -163,7 +163,7 @@ def test_products_run_on_the_callers_stream(runtime, monkeypatch):
 
 
 def test_products_are_captured():
-    """In a CUDA graph: nothing is allocated, and each launch reads what stands in the arrays then."""
+    """In a CUDA graph nothing is allocated, and each launch reads the arrays' current contents."""
     with driverless():
         left, right, output = (cupy.asarray(normal(i, (8, 8), np.float32)) for i in range(3))
         bias = cupy.asarray(normal(3, (8,), np.float32))
@@ -265,7 +265,7 @@ def real_library():
 
 
 def attribute_of(library, kind, descriptor, attribute, made):
-    """What the library says that an attribute is, as the type of `made`."""
+    """Return the library's value of an attribute, as the type of `made`."""
     get, written = getattr(library.functions, f"cublasLt{kind}GetAttribute"), ctypes.c_size_t()
     get.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
     status = get(descriptor.handle, attribute, ctypes.byref(made), ctypes.sizeof(made), ctypes.byref(written))

@@ -53,7 +53,7 @@ def computed(cuda, given):
 
 
 def computed_on_gpu(given):
-    """The output through CuPy's arrays, of which `given` may have some already."""
+    """The output through CuPy's arrays; `given` may have some already."""
     on_gpu = {name: cupy.asarray(it) if isinstance(it, np.ndarray) else it for name, it in given.items()}
     return host(call("cupy", on_gpu)[0])
 
@@ -361,7 +361,7 @@ def test_all_relative_terms_fit_beside_a_mask(head_dim, capability):
 
 @pytest.mark.parametrize("head_dim", [64, pytest.param(100, marks=SLOW)])
 def test_smaller_tiles_of_relative_attention(head_dim, monkeypatch):
-    """As on sm_75 beside a mask with all terms."""
+    """The tiles of sm_75 beside a mask with all terms."""
     monkeypatch.setattr(relative_cuda, "fp32_tile", lambda padded, *_: (*relative_cuda.FP32[padded][1], 64 << 10))
     target = EmulatorTarget()
     check(target, packed(FLOAT32, (37, 5), (41, 40), 1, head_dim, form="relative terms"))

@@ -137,7 +137,7 @@ def test_lengths(cuda, dtype, lengths):
 
 
 def test_views(cuda, dtype):
-    """A gradient whose rows no vector fits, and masks of which neighbouring keys do not lie side by side."""
+    """A gradient whose rows no vector fits, and masks whose neighbouring keys do not lie side by side."""
     mask = np.random.default_rng(5).random((2, 2, 37, 40)) < 0.8
     check(cuda, dtype, scoring_of(mask=mask.swapaxes(2, 3)), head_dim=39)
 
@@ -166,8 +166,8 @@ def forward_and_gradients(cuda, scoring, query, key, value, grad):
     return cuda.run(run, query, key, value, grad)
 
 
-def test_what_is_out_of_sight_is_not_read(cuda, dtype):
-    """Tiles of queries and keys that a tile does not see: a NaN there would reach its gradients."""
+def test_tiles_out_of_sight_are_not_read(cuda, dtype):
+    """A NaN in tiles of queries and keys out of sight would reach the gradients."""
     offsets = np.array([0, 300], np.int32)
     scoring = scoring_of(offsets, offsets, window=(9, 9))
     arrays = [normal(seed, (1, 1, 300, 64), dtype) for seed in range(4)]

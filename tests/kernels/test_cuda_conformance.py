@@ -34,7 +34,7 @@ def test_without_a_driver(operation, dtype):
 
 @pytest.mark.parametrize("dtype", [pytest.param(it, marks=marks_of("linear", it)) for it in DTYPES_OF["cupy"]])
 def test_batch_invariant_products(dtype):
-    """Those of our kernel; above they are cuBLASLt's."""
+    """Products by our kernel; the cases above use cuBLASLt."""
     with driverless() as gpu, batch_invariance(True):
         for case, layout in zip(CASES["linear"].values(), cycle(LAYOUTS), strict=False):
             assert_conforms(case, "linear", "cupy", DTYPES[dtype], [layout])
@@ -43,7 +43,7 @@ def test_batch_invariant_products(dtype):
 
 @pytest.mark.parametrize("operation", [name for name in on_disk("cupy") if name not in ("attention", "linear")])
 def test_the_order_of_warps_changes_no_bit(operation):
-    """Else it is a race: our kernels add nothing with floating-point atomics. Attention and linear: test_cuda_*.py."""
+    """A change would be a race: our kernels use no floating-point atomics. Attention and linear: test_cuda_*.py."""
     found = {}
     for schedule in ("forward", "backward"):
         with driverless(schedule):
@@ -66,7 +66,7 @@ def races_of(operation, dtype):
 @pytest.mark.parametrize("dtype", DTYPES_OF["cupy"])
 @pytest.mark.parametrize("operation", on_disk("cupy"))
 def test_no_races(operation, dtype):
-    """What the schedules do not show: accesses that no barrier orders, though they happen to do no harm there."""
+    """Accesses that no barrier orders, even if they do no harm under the schedules above."""
     with driverless(races=True), batch_invariance(True):  # products by our kernel
         for case in races_of(operation, dtype):
             results(case, operation, "cupy", DTYPES[dtype], DTYPES[dtype], "contiguous")

@@ -1,4 +1,4 @@
-"""Two GPUs: what is on the second is computed there, whichever is the current one."""
+"""Two GPUs: operations run where their arrays are, whichever GPU is the current one."""
 
 from collections import deque
 
@@ -65,8 +65,8 @@ def test_a_model_computes_where_its_ids_are(gpu, name):
     "name", ["bert-base-uncased", "mpnet-base", "deberta-base", "modernbert-base", "xlnet-base-cased"]
 )
 def test_a_model_computes_on_both(gpu, name):
-    """What is prepared on one GPU (weights, tables, graphs) does not serve the other."""
-    gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
+    """Weights, tables and graphs prepared on one GPU are not used on the other."""
+    gpu.launches = deque(maxlen=0)  # a longer one would keep their arguments alive
     with use_backend("numpy"):
         model = AutoModel.from_config(tiny_config(name))
     for index in (0, 1, 0, 1, 0, 1):
@@ -78,7 +78,7 @@ def test_a_model_computes_on_both(gpu, name):
         assert isinstance(found, np.ndarray) and found.shape == parameter.shape
 
 
-def test_what_is_trained_stays_on_one(gpu):
+def test_a_changed_parameter_stays_on_one_gpu(gpu):
     with use_backend("numpy"):
         model = AutoModel.from_config(tiny_config("bert-base-uncased"))
     for index in (1, 0):

@@ -31,7 +31,7 @@ SHAPES = [
 
 @pytest.fixture(params=[True, False], ids=["one_kernel", "cublaslt"], autouse=True)
 def is_invariant(request):
-    """Whether products are batch-invariant: by one kernel, which rounds once."""
+    """Both kinds of product: batch-invariant by one kernel, which rounds once, and cuBLASLt's."""
     with batch_invariance(request.param):
         yield request.param
 
@@ -40,7 +40,7 @@ only_by_one_kernel = pytest.mark.parametrize("is_invariant", [True], ids=["one_k
 
 
 def problem(rows, in_features, out_features, dtype, seed=0):
-    """(input, weight, bias, residual) of which every one matters in the result."""
+    """(input, weight, bias, residual); each changes the result."""
     rng = np.random.default_rng(seed)
     shapes = (rows, in_features), (out_features, in_features), (out_features,), (rows, out_features)
     input, weight, bias, residual = map(rng.standard_normal, shapes)
@@ -119,7 +119,7 @@ def test_prepared_weight_gives_the_original_back(cuda, dtype, layout):
 
 @pytest.mark.parametrize("in_features, is_kept", [(16, True), (15, False)])
 def test_a_weight_of_whole_vectors_is_prepared_without_a_copy(cuda, in_features, is_kept):
-    """What `to_array` gives is a copy always."""
+    """`to_array` always returns a copy."""
     input, weight, *_ = problem(3, in_features, 8, np.dtype(np.float16))
 
     def run(input, weight):
@@ -148,7 +148,7 @@ def test_gradients_of_weights_are_added_to_float32(cuda, dtype, shape):
 
 
 def test_rows_of_a_vocabulary_begin_on_vectors(cuda, dtype, monkeypatch):
-    """Those of the scores, and so do the products of their gradient, which lies as they do."""
+    """Rows of the scores, and of the products of their gradient, which has the same layout."""
     monkeypatch.setattr(vectors, "WIDE", 65)
     input, weight, bias, residual = problem(20, 40, 65, dtype)
     asked, plan = [], cublaslt.plan
@@ -191,7 +191,7 @@ def test_values_beyond_the_input_are_not_read(cuda):
 @only_by_one_kernel
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_turing(dtype):
-    """What stands in for mma.sync and cp.async below sm_80."""
+    """Replacements of mma.sync and cp.async below sm_80."""
     input, weight, bias, residual = problem(20, 72, 40, dtype)
     check(EmulatorTarget(arch=75), input, weight, bias, "gelu_tanh", residual)
     check(EmulatorTarget(arch=75), input[:5], weight, bias, "gelu_tanh", residual[:5])

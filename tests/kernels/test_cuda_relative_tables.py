@@ -30,7 +30,7 @@ def with_tables(dtype, heads, heads_k, lengths, terms=TERMS):
     shape_k, per_segment = list(shape), (*shape[:-1], 2)
     shape_k[1] = heads_k
     grad, query, key, value = (normal(i, it, dtype) for i, it in enumerate((shape, shape, shape_k, shape_k)))
-    rows = np.clip(np.arange(-31, 32) // 3, -8, 8).astype(np.int32) + 9  # the first row is nobody's
+    rows = np.clip(np.arange(-31, 32) // 3, -8, 8).astype(np.int32) + 9  # no distance has the first row
     tables = {name: normal(seed, (19, heads, 24), dtype) for seed, name in enumerate(TERMS[:2], 5) if name in terms}
     if "query_for_position" in terms:
         tables["query_for_position"] = normal(8, shape, dtype)
@@ -86,7 +86,7 @@ BY_DEFAULT = {("ragged, shared, window", np.dtype(np.float16)), ("dense, shared,
     ],
 )
 def test_some_heads_at_a_time(gpu, monkeypatch, dtype, case):
-    """As the definition says, with the same bits however many heads there is memory for."""
+    """The definition's results, with the same bits however many heads fit into memory."""
     heads, heads_k, lengths, options = HEADS[case]
     arrays, relative = with_tables(dtype, heads, heads_k, lengths)
     numpy_arrays, numpy_relative = [wide(array) for array in arrays], widened_terms(relative)
@@ -117,7 +117,7 @@ def test_a_table_that_only_one_side_meets(gpu, dtype):
 
 
 def bytes_at_once(function):
-    """What the arrays that a function makes take together at most."""
+    """The most bytes that the arrays a function makes take together."""
     lifetimes = Lifetimes()
     with cupy.cuda.using_allocator(lifetimes.allocate):
         results = function()
@@ -130,7 +130,7 @@ def test_memory_of_tables(monkeypatch, lengths):
     monkeypatch.setattr(relative_products, "MOST_BYTES", 0)
     tokens, heads, rows, size = sum(lengths), 4, 512, 16
     with driverless(emulated=False) as gpu:
-        gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
+        gpu.launches = deque(maxlen=0)  # a longer one would keep their arguments alive
         array, table = cupy.zeros((tokens, heads, size), np.float32), cupy.zeros((rows, heads, size), np.float32)
         relative = RelativePositions(cupy.zeros(1023, np.int32), table, table)
         offsets = cupy.asarray(np.cumsum((0, *lengths), dtype=np.int32))
@@ -147,7 +147,7 @@ def test_memory_of_tables(monkeypatch, lengths):
 
 def test_tables_in_a_graph(gpu):
     """With `longest` nothing is read, and each launch computes what the offsets then say."""
-    gpu.launches = deque(maxlen=0)  # which would keep their arguments alive
+    gpu.launches = deque(maxlen=0)  # a longer one would keep their arguments alive
     made, (arrays, relative) = InferenceGraphs(), with_tables(np.dtype(np.float32), 2, 2, (39, 0, 5))
     on_gpu, names = list(map(cupy.asarray, arrays)), ("distance_rows", "segment_ids", *TERMS)
     terms = RelativePositions(**{name: cupy.asarray(getattr(relative, name)) for name in names}, longest=40)

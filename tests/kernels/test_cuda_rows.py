@@ -1,4 +1,4 @@
-"""The CUDA launchers over rows and elements, in the emulator and on a GPU: what conformance/ does not ask of them."""
+"""The CUDA launchers over rows and elements, in the emulator and on a GPU, beyond the cases of conformance/."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_layer_norm_of_arrays_that_are_aligned_differently(cuda, dtype):
 
 @pytest.mark.parametrize("width, rows", [(64, 70), (192, 5), (1088, 3)])
 def test_dropout_and_layer_norm_in_one_launch(cuda, dtype, width, rows):
-    """What is dropped is what `dropout` drops, wherever the warp has it from; rows that overflow come twice."""
+    """The same elements are dropped as by `dropout`; rows that overflow are computed twice."""
     grad, input, residual = (normal(i, (rows, width), dtype) for i in range(3))
     if dtype != np.float16:
         input[1] *= 1e25
@@ -85,7 +85,7 @@ def test_activation_of_arrays_that_are_aligned_differently(cuda, dtype):
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
 def test_activations_of_every_float16(cuda, activation):
-    """They are 2^-14 of themselves off, and rounded: the last digits of small results, too."""
+    """The relative error is at most 2^-14 before rounding, also for small results."""
     every = np.arange(2**16, dtype=np.uint16).view(np.float16)
     input = every[np.isfinite(every)]
     found = wide(cuda.run(activation_cuda.activation, input, activation, None))
@@ -134,8 +134,10 @@ def test_cross_entropy_of_unknown_targets_is_nan(cuda, dtype):
 
 @pytest.mark.parametrize("classes", [39, 1500])
 def test_cross_entropy_of_rows_that_lie_apart(cuda, dtype, classes, monkeypatch):
-    """As linear makes them of a vocabulary: aligned, with anything between them, which stays; the gradient stands apart
-    as well, or in the place of the logits."""
+    """Rows of a vocabulary as linear makes them: aligned, with gaps that stay unchanged.
+
+    The gradient has rows apart as well, or overwrites the logits.
+    """
     monkeypatch.setattr(vectors, "WIDE", 1)
     stride = vectors.padded_width(classes, dtype)
     storage = np.full((5, stride), np.nan, dtype)

@@ -54,7 +54,7 @@ def test_masked_lm(emulated_gpu, name, dtype):
 
 @pytest.mark.parametrize("is_own", [False, True])
 def test_a_tied_decoder_is_on_the_device_once(emulated_gpu, is_own):
-    """As loaded, and after a change in place."""
+    """Freshly loaded, and after a change in place."""
     with use_backend("numpy"):
         model = AutoModelForMaskedLM.from_config(tiny_config("bert-base-uncased"))
     (table,) = (parameter for parameter in model.parameters() if {"table", "weight"} <= parameter.uses)
@@ -123,7 +123,7 @@ def tiny_masked_lm(preset="bert-base-uncased", **config):
 @pytest.mark.parametrize("preset", ["bert-base-uncased", "deberta-v3-small"])
 @pytest.mark.parametrize("is_dropping", [False, True])
 def test_gradients(emulated_gpu, is_dropping, preset):
-    """Those of the NumPy backend, with the same seeds of dropout; the kernels of both directions ran."""
+    """The gradients of the NumPy backend with the same dropout seeds; the kernels of both directions run."""
     model, batch = tiny_masked_lm(preset)
     found = {}
     for backend in ("numpy", "cupy"):
@@ -135,7 +135,7 @@ def test_gradients(emulated_gpu, is_dropping, preset):
     assert float(out.loss) == pytest.approx(float(expected.loss), rel=1e-5)
     assert set(on_gpu) == set(grads)
     scale = max(np.abs(grad).max() for grad in grads.values())
-    for name, grad in grads.items():  # that of a bias of keys is nothing but rounding
+    for name, grad in grads.items():  # a bias of keys has rounding alone
         assert np.abs(on_gpu[name].get() - grad).max() < 1e-5 * max(np.abs(grad).max(), scale / 10), name
     launched = " ".join(launch.kernel for launch in emulated_gpu.launches)
     for kernel in ("attention_backward", "norm_backward", "cross_entropy_backward", "sum_runs"):
@@ -164,7 +164,7 @@ def test_scores_of_labels_exist_in_chunks(emulated_gpu, precision, monkeypatch):
             assert scores.strides[0] % 16 == 0 and scores.data.ptr == gradient.data.ptr
     assert float(out.loss) == pytest.approx(float(expected.loss), rel=1e-6)
     scale, tolerance = max(float(abs(grad).max()) for grad in grads.values()), 1e-5 if precision is None else 0.02
-    for name, grad in grads.items():  # that of a bias of keys is nothing but rounding
+    for name, grad in grads.items():  # a bias of keys has rounding alone
         most = max(float(abs(grad).max()), scale / 10)
         assert float(abs(in_chunks[name] - grad).max()) < tolerance * most, name
     with autocast(precision) if precision else nullcontext():
