@@ -126,7 +126,8 @@ class Command:
         fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
         hints, texts = typing.get_type_hints(cls, include_extras=True), texts_of(cls)
         names = [*cls.positions, *(name for name in fields if name not in cls.positions)]
-        made = [cls._parameter(fields[name], hints[name], texts[name]) for name in names if name in texts]
+        names = [name for name in names if _type(hints[name])[0] is not None]
+        made = [cls._parameter(fields[name], hints[name], texts.get(name, "")) for name in names]  # no texts in -OO
         old = [(option, name) for option, name in cls.all_spellings().items() if name in cls.positions]
         return made + [click.Option([option, OLD + name], hidden=True, type=click.Path()) for option, name in old]
 
@@ -196,11 +197,11 @@ def settings_options(settings: type, names: Mapping[str, str], defaults: Mapping
     hints, texts, made = typing.get_type_hints(settings), texts_of(settings), []
     for field in dataclasses.fields(settings):
         kind, _, is_tuple, _ = _type(hints[field.name])
-        if kind is not None and not is_tuple and field.name in texts:
+        if kind is not None and not is_tuple:
             others = [spelling for spelling, name in names.items() if name == field.name]
-            shown = defaults.get(field.name, field.default)
+            shown, text = defaults.get(field.name, field.default), texts.get(field.name, "")
             group = f"Settings of the run ({settings.__module__}.{settings.__name__})"
-            made.append(option(field.name, hints[field.name] | None, None, texts[field.name], others, group, shown))
+            made.append(option(field.name, hints[field.name] | None, None, text, others, group, shown))
     return made
 
 

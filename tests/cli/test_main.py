@@ -194,6 +194,14 @@ def test_the_module_runs_too():
     assert run(["-m", "bertcore"]).returncode == 2
 
 
+def test_options_do_not_depend_on_docstrings():
+    code = (
+        "from bertcore.cli import program as p; print([each.opts for name in p.table for each in p.load(name).params])"
+    )
+    with_texts, without = (run([*flags, "-c", code]).stdout for flags in ([], ["-OO"]))
+    assert with_texts == without != ""
+
+
 def test_help_imports_nothing_heavy():
     for arguments in (["--help"], ["embed", "--help"], ["classify", "--help"]):
         code = (
