@@ -35,13 +35,14 @@ ALL_LINEAR = "all-linear"
 
 
 def get_peft_model(model: Model, peft_config: LoraConfig, *, seed: int = 0) -> PeftModel:
-    """`model` with new adapters; everything else is frozen, except `modules_to_save`.
+    """Return `model` with new adapters; everything else is frozen, except `modules_to_save`.
 
     At first the adapters change nothing: the factor next to the input is drawn uniformly within 1 / sqrt(in_features),
     by `seed`, and the other is zero.
 
     Raises:
-        ValueError: which name matches no linear map or module; the model has adapters already, or is int8.
+        ValueError: naming the target that matches no linear layer or module; or if the model has adapters already, or
+            is int8.
     """
     adapted, rng = PeftModel(model, peft_config), np.random.default_rng(seed)
     for adapter in adapted.adapters:
@@ -56,8 +57,8 @@ class PeftModel(Block):
     `load_state_dict` and `save_pretrained` cover only what is trained.
 
     Attributes:
-        peft_config: which adapters there are.
-        adapters: one for each adapted map.
+        peft_config: the settings of the adapters.
+        adapters: one for each adapted weight.
     """
 
     def __init__(self, model: Model, peft_config: LoraConfig):
@@ -72,16 +73,16 @@ class PeftModel(Block):
 
     @classmethod
     def from_pretrained(cls, model: Model, folder: str | os.PathLike, *, is_trainable: bool = False) -> Self:
-        """`model` with the adapters that PEFT or `save_pretrained` wrote into `folder`.
+        """Return `model` with the adapters that PEFT or `save_pretrained` wrote into `folder`.
 
         Args:
             model: the model that the adapters were trained with.
             folder: has adapter_config.json and adapter_model.safetensors.
-            is_trainable: whether training goes on; otherwise the adapters are frozen, too.
+            is_trainable: whether training continues; otherwise the adapters are frozen, too.
 
         Raises:
-            CheckpointError: for files that are missing or damaged, and tensors that are missing, unknown or do not fit;
-                the model stays as it was.
+            CheckpointError: for missing or damaged files, and tensors that are missing, unknown or do not fit; the
+                model stays as it was.
             ValueError: for adapters of another kind.
         """
         file = Path(folder) / CONFIG_NAME
@@ -139,15 +140,14 @@ class PeftModel(Block):
         self._model.passes = number
 
     def get_base_model(self) -> Model:
-        """The model itself; its maps keep the adapters until they are merged."""
+        """Return the model itself; its weights keep the adapters until they are merged."""
         return self._model
 
     def merge_and_unload(self) -> Model:
         """Add the adapters' products to the weights, and return the model without adapters.
 
-        What was frozen before is frozen again. In a bfloat16 or int8 model the sums are rounded to its precision.
-
-        Raises ValueError for a sum that int8 cannot stand for (inf, NaN); the model stays as it was.
+        Parameters that were frozen before are frozen again. In a bfloat16 or int8 model the sums are rounded to its
+        precision. Raises ValueError for a sum that int8 cannot represent (inf, NaN); the model stays as it was.
         """
         weights = [adapter.adapted for adapter in self.adapters]
         sums = [
@@ -163,7 +163,7 @@ class PeftModel(Block):
         return self._model
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
-        """How many numbers are trained, and how many there are."""
+        """Return the number of trained values, and of all values."""
         sizes = [(math.prod(parameter.shape), parameter.is_frozen) for parameter in self.parameters()]
         return sum(size for size, is_frozen in sizes if not is_frozen), sum(size for size, _ in sizes)
 
@@ -173,18 +173,18 @@ class PeftModel(Block):
         print(f"trainable params: {trained:,} || all params: {total:,} || trainable%: {100 * trained / total:.4f}")
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor that is trained, by name."""
+        """Return the shape of each trained tensor, by name."""
         return {name: shape for parameter in self._trained() for name, shape in parameter.expected.items()}
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The tensors that are trained, of adapters and modules_to_save, in host memory, by name."""
+        """Return the trained tensors, of adapters and modules_to_save, in host memory, by name."""
         return {name: part for parameter in self._trained() for name, part in parameter.parts(parameter.array())}
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Replace what is trained by `arrays`, as `state_dict` gives them; they are copied.
+        """Replace the trained tensors by `arrays`, in the form of `state_dict`; they are copied.
 
         Raises:
-            ValueError: which array is missing, unknown or has the wrong shape; nothing is replaced then.
+            ValueError: naming the array that is missing, unknown or of a wrong shape; nothing is replaced then.
         """
         expected = self.expected_tensors()
         for name in sorted(set(arrays) ^ set(expected)):
@@ -195,7 +195,7 @@ class PeftModel(Block):
         self._fill(arrays)
 
     def load_weights(self, folder: str | os.PathLike) -> None:
-        """Replace what is trained by what `save_pretrained`, or PEFT, wrote into `folder`.
+        """Replace the trained tensors by those that `save_pretrained`, or PEFT, wrote into `folder`.
 
         Raises CheckpointError, a ValueError, for tensors that are missing, unknown or do not fit; nothing is replaced.
         """
@@ -207,7 +207,7 @@ class PeftModel(Block):
             raise checkpoint.CheckpointError(f"{tensors.source}: {error}") from error
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
-        """Write adapter_config.json and adapter_model.safetensors, which PEFT loads, too, where it knows the model.
+        """Write adapter_config.json and adapter_model.safetensors, which PEFT loads, too, if it knows the model.
 
         The base model is not written: `get_base_model().save_pretrained` does that, without adapters.
         """
@@ -231,7 +231,7 @@ class PeftModel(Block):
 
 
 def _adapters(model: Model, config: LoraConfig, saved: Collection[Parameter]) -> Iterator[LowRankAdapter]:
-    """The adapters of all targets; a parameter that is trained in full gets none."""
+    """Yield the adapters of all targets; a parameter that is trained in full gets none."""
     options = {"rank": config.r, "scale": config.scale, "dropout": config.lora_dropout}
     found = False
     for parameter in _candidates(model, config):
@@ -239,11 +239,11 @@ def _adapters(model: Model, config: LoraConfig, saved: Collection[Parameter]) ->
         if not names or parameter in saved:
             continue
         if not _is_linear(parameter):
-            raise ValueError(f"target_modules: {names[0]} is no weight of a linear map alone, which an adapter needs")
+            raise ValueError(f"target_modules: {names[0]} is not the weight of a linear layer, which LoRA requires")
         found = True
         yield LowRankAdapter(parameter, names, **options)
     if not found:
-        raise ValueError(f"target_modules is {config.target_modules!r}, which fits no linear map of the model")
+        raise ValueError(f"target_modules is {config.target_modules!r}, which matches no linear layer of the model")
 
 
 def _candidates(model: Model, config: LoraConfig) -> list[Parameter]:
@@ -258,7 +258,7 @@ def _is_target(name: str, config: LoraConfig) -> bool:
 
 
 def _is_linear(parameter: Parameter) -> bool:
-    """Convolutions have weights of three axes, as some linear maps, which are not called weights."""
+    """Return whether this is a linear layer's weight: convolutions have weights of three axes named "weight"."""
     is_convolution = len(parameter.expected[parameter.names[0]]) == 3 and parameter.names[0].endswith(".weight")
     return parameter.uses == {"weight"} and not is_convolution
 
@@ -268,15 +268,16 @@ def _is_transposed(parameter: Parameter) -> bool:
 
 
 def _saved_parameters(model: Model, config: LoraConfig) -> list[Parameter]:
-    """The parameters of modules_to_save, and of the head of the task."""
+    """Return the parameters of modules_to_save, and of the head of the task."""
     saved: dict[Parameter, None] = {}
     for module in [*config.modules_to_save, *config.heads]:
         some = [each for each in model.parameters() if any(f".{module}." in f".{name}" for name in each.names)]
         if not some and module not in config.heads:
-            raise ValueError(f"modules_to_save: {module!r} is no module of the model")
+            raise ValueError(f"modules_to_save: {module!r} is not a module of the model")
         for parameter in some:
             if not all(f".{module}." in f".{name}" for name in parameter.names):
-                raise ValueError(f"modules_to_save: {', '.join(parameter.names)} are one map: name all or none of them")
+                names = ", ".join(parameter.names)
+                raise ValueError(f"modules_to_save: {names} are one parameter: name all or none of them")
         saved |= dict.fromkeys(some)
     return list(saved)
 
@@ -286,35 +287,35 @@ HEADS = {"SEQ_CLS": CLASSIFIERS, "TOKEN_CLS": CLASSIFIERS, "QUESTION_ANS": ("qa_
 TASKS = (None, *HEADS, "CAUSAL_LM", "FEATURE_EXTRACTION", "SEQ_2_SEQ_LM")
 
 # Keys of PEFT that do not change what is computed from the tensors in the file.
-UNREAD = (
+IGNORED_KEYS = (
     *("auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_type", "peft_version"),
     *("fan_in_fan_out", "megatron_core", "qalora_group_size", "ensure_weight_tying"),
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "layers_pattern"),
 )
 
 # Values of init_lora_weights that leave the model's own weights as they are. Others (PiSSA, OLoRA, CorDA, LoftQ,
-# LoRA-GA) subtract the first product from them: such adapters belong to a model that the published one is not.
+# LoRA-GA) subtract the first product from them: such adapters do not belong to the published model.
 INITIAL_VALUES = (None, True, False, "gaussian", "orthogonal", "eva", "mica")
 
 
 @dataclass(kw_only=True)
 class LoraConfig:
-    """Which low-rank adapters a model gets; names and meanings are those of PEFT's LoraConfig.
+    """Settings of low-rank adapters; names and meanings are those of PEFT's LoraConfig.
 
     Attributes:
         r: the rank of each product.
-        target_modules: the linear maps to adapt: endings of their names in a checkpoint ("query" matches every
-            layer's), a regular expression for whole names, or "all-linear", all linear maps of the encoder.
+        target_modules: the linear layers to adapt: endings of their names in a checkpoint ("query" matches every
+            layer's), a regular expression for whole names, or "all-linear", all linear layers of the encoder.
         lora_alpha: the product is multiplied by lora_alpha / r.
         lora_dropout: the dropout rate of the adapters' input in training.
         modules_to_save: endings of the names of modules that are trained in full and saved beside the adapters, such as
             a new head.
-        use_rslora: the product is multiplied by lora_alpha / sqrt(r) instead (Kalajdzievski 2023, arXiv:2312.03732).
-        bias: "none", PEFT's word for biases that are not trained; nothing else.
+        use_rslora: multiply the product by lora_alpha / sqrt(r) instead (Kalajdzievski 2023, arXiv:2312.03732).
+        bias: "none", PEFT's name for biases that are not trained; nothing else.
         task_type: "SEQ_CLS", "TOKEN_CLS" and "QUESTION_ANS" add their head to modules_to_save; others add nothing.
 
     Raises:
-        TypeError, ValueError: which attribute is wrong, and what was expected.
+        TypeError, ValueError: naming the attribute that is wrong, and the values expected.
     """
 
     target_modules: Sequence[str] | str
@@ -342,7 +343,7 @@ class LoraConfig:
 
     @property
     def scale(self) -> float:
-        """What the products are multiplied by."""
+        """The factor on the products."""
         return self.lora_alpha / (self.r**0.5 if self.use_rslora else self.r)
 
     @property
@@ -351,21 +352,21 @@ class LoraConfig:
         return HEADS.get(self.task_type, ())
 
     def is_target(self, module: str) -> bool:
-        """Whether the linear map of this name gets an adapter; "all-linear" is the caller's to handle."""
+        """Return whether the linear layer of this name gets an adapter; callers handle "all-linear"."""
         if isinstance(self.target_modules, str):
             return re.fullmatch(self.target_modules, module) is not None
         return any(f".{module}".endswith(f".{target}") for target in self.target_modules)
 
     def to_file(self) -> dict[str, Any]:
-        """The contents of adapter_config.json."""
+        """Return the contents of adapter_config.json."""
         fixed = {"peft_type": "LORA", "inference_mode": True, "base_model_name_or_path": None}
         return asdict(self) | {"modules_to_save": [*self.modules_to_save, *self.heads] or None} | fixed
 
     @classmethod
     def from_file(cls, config: Mapping[str, Any], source: Any) -> Self:
-        """The config that the contents of an adapter_config.json describe; errors name its place, `source`.
+        """Return the config that the contents of an adapter_config.json describe; errors name its place, `source`.
 
-        Raises ValueError for other kinds of adapters, and for keys that ask for what is not supported.
+        Raises ValueError for other kinds of adapters, and for keys that ask for something unsupported.
         """
         if config.get("peft_type") != "LORA":
             raise ValueError(f"{source}: peft_type is {config.get('peft_type')!r}, expected 'LORA'")
@@ -376,9 +377,11 @@ class LoraConfig:
                 "adapters with PEFT: save_pretrained(..., path_initial_model_for_weight_conversion=...)"
             )
         known = {field.name for field in fields(cls)}
-        asked = [key for key, value in config.items() if value and key not in known | {*UNREAD, "init_lora_weights"}]
+        asked = [
+            key for key, value in config.items() if value and key not in known | {*IGNORED_KEYS, "init_lora_weights"}
+        ]
         if asked:
-            raise ValueError(f"{source} asks for what is not here: {', '.join(asked)}")
+            raise ValueError(f"{source} asks for options that are not supported: {', '.join(asked)}")
         if not config.get("target_modules"):
             raise ValueError(f"{source} has no target_modules")
         given = {key: config[key] for key in known & config.keys()}
@@ -394,7 +397,7 @@ def _check_pattern(pattern: str) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"target_modules is {pattern!r}, which is no regular expression: {error}") from error
+        raise ValueError(f"target_modules is {pattern!r}, expected a regular expression: {error}") from error
 
 
 def _names(label: str, given: Any) -> list[str]:

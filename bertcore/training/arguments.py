@@ -1,4 +1,4 @@
-"""The settings of a training run, under the names that they have in transformers."""
+"""Settings of a training run, under the names of transformers."""
 
 from __future__ import annotations
 
@@ -27,46 +27,48 @@ MOST_SEED = 2**32 - 1
 
 @dataclass
 class TrainingArguments:
-    """How a `Trainer` trains. A name that is not here is a TypeError.
+    """Settings of a `Trainer`; an unknown name is a TypeError.
 
     Attributes:
-        output_dir: the folder of checkpoints and logs, made if it is not there.
+        output_dir: the folder of checkpoints and logs; created if missing.
         per_device_train_batch_size, per_device_eval_batch_size: the most examples of a batch.
-        max_tokens_per_batch: the most tokens of a batch, too; none by default.
-        gradient_accumulation_steps: batches whose gradients make one step, each weighed by its number of labels.
+        max_tokens_per_batch: the most tokens of a batch; no limit by default.
+        gradient_accumulation_steps: batches whose gradients make one step, each weighted by its number of labels.
         learning_rate, weight_decay, adam_beta1, adam_beta2, adam_epsilon: of the optimiser.
         optim: "adamw", "stable_adamw", "lamb" or "muon".
-        max_grad_norm: the most that the joint norm of all gradients may be; 0 for any.
-        num_train_epochs: how often the dataset is gone through.
+        max_grad_norm: the most that the joint norm of all gradients may be; 0 for no limit.
+        num_train_epochs: the number of passes over the dataset.
         max_steps: the number of steps, in place of epochs; -1 for none.
-        max_seconds: in place of epochs: the run ends after so many seconds, evaluations and checkpoints included, and
-            its schedule with it; `max_steps` ends it, too, if they come first.
+        max_seconds: in place of epochs: the run, its schedule included, ends after this many seconds, with evaluations
+            and checkpoints; `max_steps` may end it earlier.
         lr_scheduler_type, lr_scheduler_kwargs: the schedule and its options, see `get_scheduler`.
-        warmup_steps: the steps of the warm-up; a number below 1 is a share of the run. With `max_seconds` only a share.
+        warmup_steps: the steps of the warm-up; a number below 1 is a fraction of the run. With `max_seconds` only a
+            fraction.
         label_smoothing_factor: the probability that labels spread evenly over all classes.
-        eval_strategy, eval_steps: "no", "steps" or "epoch": when to evaluate; every `eval_steps` (those of logging by
-            default).
+        eval_strategy, eval_steps: "no", "steps" or "epoch": when to evaluate; every `eval_steps` (by default
+            `logging_steps`).
         save_strategy, save_steps: when to write a checkpoint, likewise.
-        save_total_limit: how many checkpoints are kept: the latest, and the best; all by default.
-        load_best_model_at_end: whether the model has the weights of the best evaluation at the end.
-        metric_for_best_model: what decides, "loss" by default; any metric of the evaluation.
-        greater_is_better: whether more of it is better; by default, of everything but what ends with "loss".
+        save_total_limit: the number of checkpoints that are kept: the latest and the best; all by default.
+        load_best_model_at_end: load the weights of the best evaluation at the end.
+        metric_for_best_model: the metric that decides, "loss" by default; any metric of the evaluation.
+        greater_is_better: whether a greater value is better; by default true unless the metric's name ends with "loss".
         logging_steps: the steps between two lines of the log.
-        logging_first_step: whether the first step has a line.
+        logging_first_step: log the first step, too.
         report_to: "plot" (loss.png, by matplotlib), "tensorboard", a list of both, "all" that are installed, or "none".
-        disable_tqdm: whether there is no progress bar; None for one on a terminal.
+        disable_tqdm: show no progress bar; None shows one on a terminal.
         seed: of dropout, of masking and, unless `data_seed` is given, of the order of the examples.
-        bf16: products of weights are in bfloat16, forward and backward, and all else in float32; on a GPU all but
+        data_seed: of the order of the examples; by default `seed`.
+        bf16: multiply by weights in bfloat16, forward and backward, with all else in float32; on a GPU all but
             parameters and losses is in bfloat16. See `bertcore.autocast`, which also says on which CPUs it is faster.
-        fp16: likewise in float16, on GPUs alone. Losses are scaled (`LossScale`), so that gradients do not vanish; a
-            step whose gradients overflow is skipped, and the log tells how many were.
-        gradient_checkpointing: layers are computed again in the backward, which takes less memory and more time.
-        group_by_length: batches have examples of similar lengths.
+        fp16: likewise in float16, on GPUs alone. Losses are scaled (`LossScale`) so that gradients do not vanish; a
+            step whose gradients overflow is skipped, and the log counts them.
+        gradient_checkpointing: compute layers again in the backward, which takes less memory and more time.
+        group_by_length: make batches of examples of similar lengths.
         dataloader_drop_last: leave out an epoch's last batch if it is not full.
-        remove_unused_columns: whether columns of a dataset that neither model nor objective takes are left out.
+        remove_unused_columns: leave out columns of a dataset that neither model nor objective takes.
 
     Raises:
-        TypeError, ValueError: which setting is wrong, and what was expected.
+        TypeError, ValueError: naming the setting that is wrong, and the values expected.
     """
 
     output_dir: str | os.PathLike
@@ -132,7 +134,7 @@ class TrainingArguments:
         self._check_best()
 
     def _check_type(self, name: str) -> None:
-        """TypeError, ValueError for what is not of the type that the setting is declared with."""
+        """Raise TypeError or ValueError unless a setting is of its declared type."""
         value, (kind, _, may_be_none) = getattr(self, name), _TYPES[name].partition(" | ")
         if value is None and may_be_none:
             return
@@ -189,7 +191,7 @@ class TrainingArguments:
             )
 
     def precision(self) -> AbstractContextManager[None]:
-        """The block of what `bf16` and `fp16` are about."""
+        """Return the autocast block that `bf16` and `fp16` ask for."""
         return autocast("bfloat16" if self.bf16 else "float16") if self.bf16 or self.fp16 else nullcontext()
 
     @property
@@ -204,24 +206,24 @@ class TrainingArguments:
 
     @property
     def best_metric(self) -> str:
-        """`metric_for_best_model` as evaluations name it: eval_loss by default."""
+        """`metric_for_best_model` with the prefix of evaluations: eval_loss by default."""
         name = self.metric_for_best_model or "loss"
         return name if name.startswith("eval_") else f"eval_{name}"
 
     @property
     def more_is_better(self) -> bool:
-        """`greater_is_better`, or what the metric's name tells."""
+        """`greater_is_better`, or the direction that the metric's name implies."""
         return not self.best_metric.endswith("loss") if self.greater_is_better is None else self.greater_is_better
 
     def deciding_value(self, metrics: Mapping[str, float]) -> float:
-        """The metric of an evaluation that decides which is the best; ValueError where it lacks."""
+        """Return the metric that decides which evaluation is the best. Raises ValueError if it is missing."""
         if self.best_metric not in metrics:
             found = ", ".join(metrics)
             raise ValueError(f"metric_for_best_model is {self.best_metric}, which the evaluation lacks: it has {found}")
         return metrics[self.best_metric]
 
     def gain(self, value: float, best: float | None) -> float:
-        """By how much `value` is better than the best so far: inf where there is none, and -inf if it is NaN."""
+        """Return the improvement of `value` over the best so far: inf if there is no best yet, -inf for NaN."""
         if math.isnan(value):
             return -math.inf
         if best is None:
@@ -229,9 +231,9 @@ class TrainingArguments:
         return value - best if self.more_is_better else best - value
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings, as JSON can hold them."""
+        """Return all settings as JSON values."""
         return {**asdict(self), "output_dir": os.fspath(self.output_dir)}
 
 
-_OTHER_INTEGERS = ("max_steps", "seed", "data_seed")  # of which 0 or -1 means something
+_OTHER_INTEGERS = ("max_steps", "seed", "data_seed")  # they may be 0 or -1
 _TYPES = {each.name: str(each.type) for each in fields(TrainingArguments)}

@@ -1,4 +1,4 @@
-"""Callbacks: code of the caller's at the turning points of a run."""
+"""Callbacks of a run, the state and control that they see, and the reports built on them."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ from bertcore.training.arguments import TrainingArguments
 
 
 class TrainerCallback:
-    """What a `Trainer` calls; derive from it and write the methods that you need.
+    """Base class of callbacks; override the methods that you need.
 
-    Each gets the arguments, the state and the control, whose switches it may set, and by name `model`, `optimizer`,
-    `lr_scheduler`, and what the event is about: `logs` (on_log), `metrics` (on_evaluate), `folder` (on_save). One with
-    `state_dict` and `load_state_dict` (of what JSON can hold) goes on where it was when a run is resumed.
+    Each method gets the arguments, the state and the control, whose switches it may set, and by name `model`,
+    `optimizer`, `lr_scheduler` and the subject of the event: `logs` (on_log), `metrics` (on_evaluate), `folder`
+    (on_save). A callback with `state_dict` and `load_state_dict` (JSON values) continues when a run is resumed.
     """
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Before the first step."""
+        """Run before the first step."""
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Before the first batch of an epoch."""
+        """Run before the first batch of an epoch."""
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """After each step of the optimiser."""
+        """Run after each step of the optimiser."""
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """After a line of the log, `logs`."""
+        """Run after a line of the log, `logs`."""
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """After an evaluation, which gave `metrics`."""
+        """Run after an evaluation, which gave `metrics`."""
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """After a checkpoint, `folder`, has been written."""
+        """Run after a checkpoint, `folder`, has been written."""
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """After the last step of an epoch."""
+        """Run after the last step of an epoch."""
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """After the last step, also where a run is interrupted."""
+        """Run after the last step, also of an interrupted run."""
 
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
 
 class EarlyStoppingCallback(TrainerCallback):
-    """Ends a run whose evaluations have stopped to improve; needs `metric_for_best_model`, or takes eval_loss.
+    """Ends a run whose evaluations no longer improve, by `metric_for_best_model` (eval_loss by default).
 
     Args:
-        early_stopping_patience: how many evaluations in a row may bring no improvement.
-        early_stopping_threshold: by how much a better one has to be better.
+        early_stopping_patience: the number of evaluations without improvement that ends the run.
+        early_stopping_threshold: the least improvement that counts.
     """
 
     def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float = 0.0):
@@ -72,7 +72,7 @@ class EarlyStoppingCallback(TrainerCallback):
         self.failures = 0
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Compare with the best."""
+        """Compare the metric with the best so far."""
         value = args.deciding_value(event["metrics"])
         if args.gain(value, self.best) > self.threshold:
             self.best, self.failures = value, 0
@@ -81,11 +81,11 @@ class EarlyStoppingCallback(TrainerCallback):
         control.should_training_stop |= self.failures >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
-        """The best so far, and how often it was not reached."""
+        """Return the best value so far and the evaluations since."""
         return {"best": self.best, "failures": self.failures}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.best, self.failures = state["best"], state["failures"]
 
 
@@ -103,7 +103,7 @@ class Callbacks:
                     raise TypeError(f"{type(callback).__name__} has {name}, which is never called; {known} are")
 
     def call(self, event: str, *now: Any, **details: Any) -> None:
-        """Call the method `event` of each; a run that one does not let begin ends for those before it."""
+        """Call the method `event` of each callback; if on_train_begin raises, end the run for the earlier ones."""
         with ExitStack() as ended_on_failure:
             for callback in self.all:
                 getattr(callback, event)(*now, **details)
@@ -112,11 +112,11 @@ class Callbacks:
             ended_on_failure.pop_all()
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of those that have one, by class; the second of a class under "NAME 2"."""
+        """Return the states of callbacks that have one, by class; the second of a class is "NAME 2"."""
         return {name: callback.state_dict() for name, callback in self._with_state()}
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
-        """Take what `state_dict` gave; callbacks that were not there then begin anew."""
+        """Restore what `state_dict` returned; new callbacks start fresh."""
         for name, callback in self._with_state():
             if name in states:
                 callback.load_state_dict(states[name])
@@ -134,11 +134,13 @@ LOG_NAME, PLOT_NAME, TENSORBOARD_NAME = "log.jsonl", "loss.png", "runs"
 
 
 class JsonLog(TrainerCallback):
-    """Each line of the log as a JSON object in log.jsonl, null for inf and NaN; a resumed run keeps those up to its
-    checkpoint."""
+    """Writes each line of the log to log.jsonl as a JSON object, with null for inf and NaN.
+
+    A resumed run keeps the lines up to its checkpoint.
+    """
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Write the lines that there are; ValueError where another run is writing its own."""
+        """Write the lines so far. Raises ValueError if another run is writing to the file."""
         self._path = Path(args.output_dir) / LOG_NAME
         with naming(self._path):
             self._file = self._path.open("a", encoding="utf-8")
@@ -153,7 +155,7 @@ class JsonLog(TrainerCallback):
         self._write([event["logs"]])
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Close the file, which another run may then write to."""
+        """Close the file, so that another run may write to it."""
         self._file.close()
         del self._file  # trainers are copied and pickled, files are not
 
@@ -164,7 +166,7 @@ class JsonLog(TrainerCallback):
 
 
 def _check_alone(file: IO[str], path: Path) -> None:
-    """Lock a log that is open, where the system can; ValueError if another run has it."""
+    """Lock an open log where the system can. Raises ValueError if another run holds the lock."""
     if os.name != "posix":
         return
     import fcntl
@@ -179,19 +181,19 @@ def _check_alone(file: IO[str], path: Path) -> None:
 
 
 def _json_line(logs: Mapping[str, float]) -> str:
-    """With null for inf and NaN, which JSON has not."""
+    """Return a line of JSON with null for inf and NaN, which JSON lacks."""
     lost = [name for name, value in logs.items() if isinstance(value, float) and not math.isfinite(value)]
     return json.dumps({**logs, **dict.fromkeys(lost)}, allow_nan=False) + "\n"
 
 
 class Progress(TrainerCallback):
-    """A progress bar with the loss, tokens per second and the time that is left."""
+    """A progress bar with the loss, tokens per second and the remaining time."""
 
     def __init__(self, is_off: bool | None):
         self._is_off, self._bar = is_off, None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Draw it, on standard error."""
+        """Draw the bar on standard error."""
         from tqdm import tqdm
 
         by_time = args.max_seconds is not None
@@ -206,7 +208,7 @@ class Progress(TrainerCallback):
         self._first = state.num_input_tokens_seen, state.seconds
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Move it."""
+        """Move the bar."""
         tokens, seconds = self._first
         speed = (state.num_input_tokens_seen - tokens) / max(state.seconds - seconds, 1e-9)
         loss = state.unlogged_loss / max(1, state.unlogged_steps)
@@ -214,7 +216,7 @@ class Progress(TrainerCallback):
         self._bar.update(_position(state, args.max_seconds is not None) - self._bar.n)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Leave it as it is."""
+        """Leave the bar as it is."""
         self._bar.close()
         self._bar = None
 
@@ -224,10 +226,10 @@ def _position(state: TrainerState, by_time: bool) -> int:
 
 
 class LossPlot(TrainerCallback):
-    """loss.png: the losses of training and evaluation over the steps."""
+    """Draws loss.png: training and evaluation loss over the steps."""
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Draw it."""
+        """Draw the plot."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -249,7 +251,7 @@ class LossPlot(TrainerCallback):
 
 
 class TensorBoard(TrainerCallback):
-    """The numbers of the log as scalars of TensorBoard, in the folder `runs` of the output."""
+    """Writes the numbers of the log as TensorBoard scalars to the folder `runs` of the output."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         """Open a writer."""
@@ -264,7 +266,7 @@ class TensorBoard(TrainerCallback):
                 self._writer.add_scalar(name, value, event["logs"]["step"])
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Close it."""
+        """Close the writer."""
         self._writer.close()
 
 
@@ -275,10 +277,10 @@ _OPTIONAL: dict[str, tuple[str, Callable[[], TrainerCallback]]] = {
 
 
 def reports_of(args: TrainingArguments) -> list[TrainerCallback]:
-    """The callbacks that report as the arguments ask.
+    """Return the callbacks that the arguments ask for.
 
     Raises:
-        ImportError: for a report whose package is not installed; "all" takes those that are.
+        ImportError: for a report whose package is not installed; "all" takes the installed ones.
     """
     made: list[TrainerCallback] = [JsonLog(), Progress(args.disable_tqdm)]
     for name, (package, report) in _OPTIONAL.items():
@@ -296,28 +298,28 @@ _KINDS = {"int": int, "float": int | float, "str": str, "dict[str, Any]": dict, 
 
 @dataclass
 class TrainerState:
-    """How far a run is; a checkpoint holds it, as JSON.
+    """Progress of a run; a checkpoint holds it as JSON.
 
     Attributes:
         global_step: the steps made.
-        max_steps: all steps of the run; None where only seconds end it.
+        max_steps: all steps of the run; None if only seconds end it.
         num_examples: of the dataset; None for a stream.
-        num_processes: that make the steps together.
-        data: a fingerprint of the dataset; None where it has no length, or does not give the same twice.
-        masking: how words are hidden; None where none are.
+        num_processes: the processes that make the steps together.
+        data: a fingerprint of the dataset; None without a length or if it changes between reads.
+        masking: the settings of masking; None without.
         frozen: a fingerprint of the weights beside adapters, which a checkpoint does not hold; None without adapters.
-        teacher: a fingerprint of the weights of the objective's teacher; None without one.
-        epoch: the epochs gone through, with the share of the present one where the number of its batches is known.
-        epochs_done, batches_of_epoch: the position in the data: whole epochs, and batches taken from the next one.
-        batches_done: all batches taken, which randomness is numbered by.
-        seconds: of training, over all parts of a run that was resumed.
+        teacher: a fingerprint of the weights of the objective's teacher; None without.
+        epoch: epochs made, with the fraction of the current one where its number of batches is known.
+        epochs_done, batches_of_epoch: the position in the data: whole epochs, and batches of the next one.
+        batches_done: all batches taken; they number the random choices.
+        seconds: of training, over all parts of a resumed run.
         num_input_tokens_seen: tokens without padding.
         total_loss: the sum of the losses of all steps.
-        unlogged_loss, unlogged_steps: the sum of the losses since the last line of the log, and their number.
+        unlogged_loss, unlogged_steps: the sum and number of the losses since the last line of the log.
         best_metric, best_global_step, best_model_checkpoint: of the best evaluation.
         log_history: the lines of the log.
-        loss_scale: that of a run in float16 (`LossScale`); None of others.
-        callbacks: what callbacks that have a `state_dict` keep, by the names of their classes.
+        loss_scale: the state of `LossScale` in float16; else None.
+        callbacks: the states of callbacks with a `state_dict`, by class.
     """
 
     global_step: int = 0
@@ -345,15 +347,12 @@ class TrainerState:
     callbacks: dict[str, Any] = field(default_factory=dict)
 
     def save_to_json(self, file: str | Path) -> None:
-        """Write it to a file."""
+        """Write the state to a file."""
         Path(file).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def load_from_json(cls, file: str | Path) -> TrainerState:
-        """What `save_to_json` wrote.
-
-        Raises ValueError, naming the file, for anything else.
-        """
+        """Read what `save_to_json` wrote. Raises ValueError, naming the file, for anything else."""
         try:
             values = json.loads(Path(file).read_text(encoding="utf-8"))
         except ValueError as error:
@@ -368,7 +367,7 @@ class TrainerState:
 
 
 def _is_of(value: Any, kind: str) -> bool:
-    """Whether JSON's `value` is of the kind that an annotation names."""
+    """Return whether a JSON value is of the kind that an annotation names."""
     name = kind.removesuffix(" | None")
     if value is None:
         return name != kind
@@ -377,7 +376,7 @@ def _is_of(value: Any, kind: str) -> bool:
 
 @dataclass
 class TrainerControl:
-    """What the run does next; callbacks may set it."""
+    """Switches for the next actions of a run; callbacks may set them."""
 
     should_training_stop: bool = False
     should_log: bool = False
@@ -385,7 +384,7 @@ class TrainerControl:
     should_save: bool = False
 
     def join(self, others: Iterable[TrainerControl]) -> None:
-        """Ask for what any of `others` asks for."""
+        """Set every switch that any of `others` sets."""
         for other in others:
             for name, value in vars(other).items():
                 setattr(self, name, getattr(self, name) or value)

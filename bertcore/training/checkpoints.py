@@ -1,9 +1,9 @@
-"""The checkpoints of a run: folders that appear whole or not at all.
+"""Checkpoints of a run: folders that appear whole or not at all, and their contents.
 
-A folder is written under a temporary name, brought to the disk, and renamed. One of the same step, which a run that
-returned to an earlier one is replacing, is set aside first. A process that is killed at any moment leaves the
-checkpoints that were there, one of them perhaps set aside, from where `sweep_checkpoints` puts it back; an error (a
-full disk) leaves them all, and what was begun is removed.
+A folder is written under a temporary name, synced to disk and renamed. If a run that returned to an earlier step
+replaces a checkpoint, the old one is set aside first. A process killed at any moment leaves the existing checkpoints,
+one of them perhaps set aside, and `sweep_checkpoints` puts it back. After an error (a full disk) all are in place and
+the partial one is removed.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _ASIDE = re.compile(r"\.(checkpoint-\d+)\.old")
 
 
 class NotSaved(OSError):
-    """A checkpoint could not be written; the message names the last one that is whole."""
+    """A checkpoint could not be written; the message names the last whole one."""
 
 
 def checkpoint_folder(output_dir: str | os.PathLike, step: int) -> Path:
-    """Where the checkpoint of a step is."""
+    """Return the folder of a step's checkpoint."""
     return Path(output_dir) / f"checkpoint-{step}"
 
 
 def checkpoints_in(output_dir: str | os.PathLike) -> list[Path]:
-    """The checkpoints of a run, the latest last."""
+    """Return the checkpoints of a run, the latest last."""
     folder = Path(output_dir)
     found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
     return sorted(found, key=_step)
@@ -53,7 +53,7 @@ def _step(folder: Path) -> int:
 
 
 def write_checkpoint(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Write a folder by `fill(the temporary folder)`; one that stands in its place is replaced.
+    """Write a folder by `fill(temporary folder)`, replacing an existing one.
 
     Raises:
         NotSaved: if the system could not write it.
@@ -67,7 +67,7 @@ def write_checkpoint(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Write a folder by `fill(a temporary folder)`, which then takes its place at once."""
+    """Write a folder by `fill(temporary folder)`, which is then renamed in one operation."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with temporary_beside(folder) as new:
         new.mkdir()
@@ -103,8 +103,10 @@ def remove_checkpoint(folder: Path) -> None:
 
 
 def remove_beyond(output_dir: str | os.PathLike, limit: int | None, kept: Iterable[str | os.PathLike]) -> None:
-    """Remove the checkpoints of the first steps so that `limit` are left, but none of `kept`: the best, and the one
-    just written, which after a return to an earlier step is not that of the last."""
+    """Remove the earliest checkpoints until `limit` are left, but none of `kept`.
+
+    These are the best one, and the one just written: after a return to an earlier step it is not the last.
+    """
     if limit is None:
         return
     found, names = checkpoints_in(output_dir), {Path(folder).name for folder in kept}
@@ -114,7 +116,7 @@ def remove_beyond(output_dir: str | os.PathLike, limit: int | None, kept: Iterab
 
 
 def sweep_checkpoints(output_dir: str | os.PathLike) -> None:
-    """Remove what processes that were killed while they saved have left, and put back what they had set aside."""
+    """Remove what killed processes left while saving, and put back what they had set aside."""
     folder = Path(output_dir)
     for path in list(folder.iterdir()) if folder.is_dir() else ():
         if match := _ASIDE.fullmatch(path.name):
@@ -172,7 +174,7 @@ def save_run(
     *,
     beside: Sequence[Parameter] = (),
 ) -> None:
-    """Write all of it into `folder`; `beside` are the parameters that are trained beside the model."""
+    """Write everything into `folder`; `beside` are the parameters trained beside the model."""
     model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
@@ -194,11 +196,11 @@ def load_run(
     *,
     beside: Sequence[Parameter] = (),
 ) -> TrainerState:
-    """Take all of it from a checkpoint, and return the state.
+    """Load everything from a checkpoint and return the state.
 
     Raises:
-        ValueError: which file is missing or damaged; which setting, or which fact in the state `now` (the data and its
-            masking, the number of processes, the weights beside adapters, the teacher), is another one than it was.
+        ValueError: naming the file that is missing or damaged; or the setting, or the fact of the state `now` (data,
+            masking, number of processes, weights beside adapters, teacher), that differs from the checkpoint's.
     """
     for name in (OPTIMIZER, *([OBJECTIVE] if beside else []), SCHEDULE, STATE, ARGUMENTS):
         if not (folder / name).is_file():
@@ -232,7 +234,7 @@ def _write_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _read_beside(file: Path, parameters: Sequence[Parameter]) -> dict[str, np.ndarray]:
-    """Copies of the arrays of these parameters; CheckpointError if the file has others."""
+    """Return copies of the arrays of these parameters. Raises CheckpointError if the file has others."""
     opened = open_checkpoint(file)
     expected = {name: shape for parameter in parameters for name, shape in parameter.expected.items()}
     found = {name: opened[name].shape for name in opened}
@@ -259,13 +261,12 @@ def _fingerprint(arrays: Iterable[np.ndarray]) -> str:
 
 
 def fingerprint_of(model: Any | None) -> str | None:
-    """The fingerprint of a model's weights; None without a model."""
+    """Return the fingerprint of a model's weights; None without a model."""
     return None if model is None else _fingerprint(model.state_dict().values())
 
 
 def fingerprint_beyond_checkpoints(model: Any) -> str | None:
-    """The fingerprint of the weights that a checkpoint of the model does not hold, those beside adapters; None if it
-    holds all."""
+    """Return the fingerprint of the weights that the model's checkpoints lack (those beside adapters), or None."""
     held = model.expected_tensors()
     others = [parameter.array() for parameter in model.parameters() if not held.keys() >= set(parameter.names)]
     return _fingerprint(others) if others else None

@@ -1,4 +1,4 @@
-"""Collators: a list of examples, as a tokenizer makes them, becomes one batch of arrays."""
+"""Collators: they turn a list of tokenized examples into one batch of arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEFT_OUT = {"special_tokens_mask", "offset_mapping", "length", "overflow_to_samp
 
 
 class DataCollatorWithPadding:
-    """Pads what has a value for each token to the longest of the batch; other numbers become one array.
+    """Pads per-token values to the longest example of the batch; other numbers become one array.
 
     Args:
         tokenizer: decides the side and the ids of the padding.
@@ -25,10 +25,9 @@ class DataCollatorWithPadding:
         max_length: see `padding`.
         pad_to_multiple_of: rounds the padded length up.
 
-    Examples are mappings of input_ids, of what else the model takes for each token (labels of tokens too, padded with
-    -100), and of label (or label_ids, labels), a number, or a list as long as in every other example. "label" and
-    "label_ids" become "labels" in the batch; special_tokens_mask, offset_mapping, length and
-    overflow_to_sample_mapping are left out.
+    Examples are mappings of input_ids, other per-token inputs of the model (token labels too, padded with -100), and
+    label (or label_ids, labels): a number, or a list of one length in all examples. "label" and "label_ids" become
+    "labels" in the batch; special_tokens_mask, offset_mapping, length and overflow_to_sample_mapping are left out.
     """
 
     def __init__(
@@ -44,16 +43,15 @@ class DataCollatorWithPadding:
             raise ValueError("max_length is missing, to which padding='max_length' pads")
         self.tokenizer, self.padding = tokenizer, padding
         self.max_length = None if max_length is None else check_count("max_length", max_length)
-        self.pad_to_multiple_of = (
-            1 if pad_to_multiple_of is None else check_count("pad_to_multiple_of", pad_to_multiple_of)
-        )
+        multiple = 1 if pad_to_multiple_of is None else pad_to_multiple_of
+        self.pad_to_multiple_of = check_count("pad_to_multiple_of", multiple)
         self.pad_token_id = tokenizer.pad_token_id
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """The batch: arrays of one row for each example.
+        """Return the batch: arrays with one row per example.
 
         Raises:
-            ValueError: which example lacks which key, or has another length than its input_ids.
+            ValueError: naming the example that lacks a key or differs in length from its input_ids.
         """
         names = _names(examples)
         lengths = [len(ids_of(example, index)) for index, example in enumerate(examples)]
@@ -78,11 +76,8 @@ class DataCollatorWithPadding:
         return -(-width // self.pad_to_multiple_of) * self.pad_to_multiple_of
 
     def _padded(self, name: str, rows: Sequence[Sequence[Any]], width: int) -> np.ndarray:
-        fill = {
-            "input_ids": self.pad_token_id,
-            "token_type_ids": self.tokenizer.pad_token_type_id,
-            "labels": IGNORED,
-        }.get(LABELS.get(name, name), 0)
+        fills = {"input_ids": self.pad_token_id, "token_type_ids": self.tokenizer.pad_token_type_id, "labels": IGNORED}
+        fill = fills.get(LABELS.get(name, name), 0)
         if fill is None and min(map(len, rows)) < width:
             raise ValueError("tokenizer has no padding token, and the examples have different lengths")
         first = np.asarray(rows[0])
@@ -99,15 +94,15 @@ class DataCollatorForLanguageModeling(DataCollatorWithPadding):
 
     Args:
         tokenizer: of the texts.
-        mlm: whether tokens are masked; if not, labels are the ids (a causal model shifts them), -100 at padding.
-        mlm_probability: the share of a text's tokens that is chosen to be predicted.
-        whole_word_mask: all tokens of a word are masked together.
-        mask_replace_prob, random_replace_prob: the shares of the chosen tokens that become the mask, and a random word;
-            the others stay.
+        mlm: mask tokens; otherwise labels are the ids (a causal model shifts them), -100 at padding.
+        mlm_probability: the fraction of a text's tokens that is chosen to be predicted.
+        whole_word_mask: mask all tokens of a word together.
+        mask_replace_prob, random_replace_prob: the fractions of the chosen tokens that become the mask or a random
+            token; the others stay.
         pad_to_multiple_of: rounds the padded length up.
         seed: of the random choices.
-        span_mask: spans of words are masked together, as SpanBERT does.
-        static: a text is masked alike every time.
+        span_mask: mask spans of words together, as SpanBERT does.
+        static: mask a text alike every time.
 
     The first eight are those of transformers; see `Masking` for how tokens are chosen.
     """
@@ -138,7 +133,7 @@ class DataCollatorForLanguageModeling(DataCollatorWithPadding):
         self.rng = np.random.default_rng(check_count("seed", seed, 0))
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """The batch, with labels; labels of the examples are ignored."""
+        """Return the batch with labels; labels of the examples are ignored."""
         made = []
         for index, example in enumerate(examples):
             ids = ids_of(example, index)
@@ -150,12 +145,12 @@ class DataCollatorForLanguageModeling(DataCollatorWithPadding):
         return super().__call__(made)
 
     def masking_settings(self) -> dict[str, Any]:
-        """What a run goes on with that began with it."""
+        """Return the settings that a resumed run has to keep."""
         return asdict(self.masking)
 
 
 def ids_of(example: Mapping[str, Any], index: int) -> np.ndarray:
-    """The ids of an example, (tokens,) int64; ValueError for what is none."""
+    """Return an example's token ids, int64 (tokens,). Raises ValueError for anything but integers."""
     if not isinstance(example, Mapping) or "input_ids" not in example:
         raise ValueError(f"examples[{index}] has no input_ids, it is {example!r:.60}")
     try:
@@ -168,7 +163,7 @@ def ids_of(example: Mapping[str, Any], index: int) -> np.ndarray:
 
 
 def _names(examples: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys of the batch, which all examples have."""
+    """Return the keys of the batch, which all examples must have."""
     if not isinstance(examples, Sequence) or not examples:
         raise ValueError(f"examples is {examples!r:.60}, expected a list of at least one mapping")
     for index, example in enumerate(examples):
@@ -185,7 +180,7 @@ def _names(examples: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _is_by_token(column: Sequence[Any], lengths: list[int]) -> bool:
-    """Whether each value of the column is a list of as many things as its example has tokens."""
+    """Return whether each value of the column is a list with one entry per token of its example."""
     return all(
         isinstance(value, list | tuple | np.ndarray) and np.ndim(value) and len(value) == length
         for value, length in zip(column, lengths, strict=True)
@@ -205,14 +200,13 @@ def _stacked(name: str, column: Sequence[Any]) -> np.ndarray:
 
 
 class NumberedCollator:
-    """A collator whose random choices follow from a seed and the number of the batch.
+    """A collator whose random choices depend on a seed and the number of the batch alone.
 
-    So a run that goes on from a checkpoint has the batches of one that was never stopped, and two evaluations have the
-    same.
+    A resumed run therefore sees the batches of an uninterrupted one, and two evaluations see the same.
 
     Args:
-        collator: makes a batch of examples; if it has an attribute `rng`, that is what its random choices are drawn
-            from; if it has a method `masking_settings`, a run goes on with what that returns, a dictionary for JSON.
+        collator: makes a batch of examples. Its attribute `rng`, if any, is the source of its random choices; its
+            method `masking_settings`, if any, returns JSON settings that a resumed run has to keep.
         seed: of the run.
         columns: the keys of examples that are kept; None for all.
     """
@@ -222,12 +216,12 @@ class NumberedCollator:
 
     @property
     def masking(self) -> dict[str, Any] | None:
-        """What decides how the collator hides words: its `masking_settings()`; None if it has none."""
+        """The collator's `masking_settings()`, or None."""
         settings = getattr(self._collator, "masking_settings", None)
         return None if settings is None else settings()
 
     def __call__(self, examples: Sequence[Any], number: int) -> Mapping[str, Any]:
-        """The batch of that number."""
+        """Return the batch of this number."""
         if self._columns is not None:
             examples = [self._kept(example) for example in examples]
         if hasattr(self._collator, "rng"):
@@ -239,13 +233,13 @@ class NumberedCollator:
 
     def _kept(self, example: Any) -> Any:
         if not isinstance(example, Mapping):
-            return example  # of which the collator tells that it is none
+            return example  # the collator raises the error
         return {key: example[key] for key in example if key in self._columns}
 
 
-NO_LIMIT = 10**9  # a tokenizer's model_max_length from which on its files state none
+NO_LIMIT = 10**9  # tokenizers without a limit have a model_max_length of at least this
 
 
 def is_cut(tokenizer: Any, max_length: int | None) -> bool:
-    """Whether there is a length to cut texts to: `max_length`, or that of the tokenizer's files."""
+    """Return whether texts have a length limit: `max_length` or the tokenizer's."""
     return max_length is not None or tokenizer.model_max_length < NO_LIMIT

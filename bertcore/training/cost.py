@@ -1,8 +1,7 @@
-"""What a step of training will take on this machine: memory and time, told before they are spent.
+"""Memory and time of a training step on this machine, measured before the training.
 
-Two and four layers of the model are trained for some steps, each in a process of its own; a further layer takes as much
-as these two differ by, each. Nothing is assumed of how the kernels work, so that the figures hold for every family and
-stay true when the kernels change.
+Models with two and four layers are trained for some steps, each in its own process; the difference extrapolates to more
+layers. Nothing about the kernels is assumed, so the figures hold for every family.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np  # what is resident with it is where counting begins
+import numpy as np  # counting begins with its memory resident
 
 from bertcore.models.resident import check_resident_is_told, resident_megabytes
 
@@ -27,12 +26,12 @@ LABELLED = 0.15  # of the tokens
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step takes.
+    """Memory and time of a step.
 
     Attributes:
         activations: megabytes (10^6 bytes) that the forward pass keeps for the backward.
-        peak: the most megabytes of the process, beyond Python with NumPy: weights, gradients, moments, activations,
-            compiled kernels, the compiler's library.
+        peak: peak megabytes of the process beyond Python with NumPy: weights, gradients, moments, activations, compiled
+            kernels, the compiler's library.
         seconds: of a step: forward, backward, clipping, AdamW.
     """
 
@@ -43,13 +42,13 @@ class StepCost:
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """What training a model takes.
+    """Memory and speed of training a model.
 
     Attributes:
         weights, gradients, moments: megabytes (10^6 bytes) of float32; AdamW has two moments.
-        kept: with activations kept for the backward.
-        checkpointed: with `gradient_checkpointing`: layers are run again in the backward.
-        tokens_per_second, checkpointed_tokens_per_second: at that batch and length, without padding.
+        kept: a step that keeps activations for the backward.
+        checkpointed: a step with `gradient_checkpointing`, whose backward runs layers again.
+        tokens_per_second, checkpointed_tokens_per_second: at this batch and length, without padding.
     """
 
     weights: float
@@ -62,7 +61,7 @@ class TrainingCost:
 
 
 def training_cost(config: Mapping[str, Any], batch: int, length: int) -> TrainingCost:
-    """What training the model of `config` takes here, with the head of its masked or causal language model.
+    """Measure the training of the model of `config` here, with its masked or causal language-model head.
 
     Args:
         config: as in config.json.
@@ -71,7 +70,7 @@ def training_cost(config: Mapping[str, Any], batch: int, length: int) -> Trainin
 
     Raises:
         ValueError: for a config without such a head, or a length beyond the model's longest.
-        OSError: where the system does not tell the memory of a process (Linux does).
+        OSError: if the system does not report the memory of a process (Linux does).
         RuntimeError: if a step failed, with the message.
     """
     model = _model_of(config)
@@ -87,7 +86,7 @@ def training_cost(config: Mapping[str, Any], batch: int, length: int) -> Trainin
 
 
 def _model_of(config: Mapping[str, Any]) -> Any:
-    """The model, without values."""
+    """Return the model, without values."""
     from bertcore.models.architectures import models_of
 
     models = models_of(config)
@@ -107,9 +106,9 @@ def _step_cost(config: Mapping[str, Any], model: Any, batch: int, length: int, a
 
 
 def measured(config: Mapping[str, Any], batch: int, length: int, layers: int, again: bool) -> StepCost:
-    """What a step takes with the first `layers` of the model, in a process of its own.
+    """Measure a step with the first `layers` of the model, in its own process.
 
-    A process that compiles kernels takes what the compiler does (100 MB and more): it is then asked once more.
+    A process that compiles kernels includes the compiler's memory (100 MB and more): it is measured again.
     """
     asked = json.dumps({"config": dict(config), "batch": batch, "length": length, "layers": layers, "again": again})
     command = [sys.executable, "-m", "bertcore.training.cost"]
@@ -159,7 +158,7 @@ def _measure(before: float, config: Mapping[str, Any], batch: int, length: int, 
 
 
 def _kept(model: Any, examples: Mapping[str, np.ndarray]) -> float:
-    """Megabytes that a forward pass keeps for the backward of its loss."""
+    """Return the megabytes that a forward pass keeps for the backward of its loss."""
     from bertcore.kernels._numba import memory as arena
     from bertcore.tape import Tape
 

@@ -1,4 +1,4 @@
-"""A model's predictions on a dataset, batch after batch, without gradients."""
+"""Predictions of a model on a dataset, batch by batch, without gradients."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Reduce = Callable[[Any, Any], Any]
 
 
 class EvalPrediction(NamedTuple):
-    """What `compute_metrics` gets.
+    """The argument of `compute_metrics`.
 
     Attributes:
-        predictions: the logits of all examples (or what `preprocess_logits_for_metrics` made of them): an array, or a
-            tuple where a model has several; shorter rows are filled with -100.
+        predictions: the logits of all examples (or the results of `preprocess_logits_for_metrics`): an array, or a
+            tuple if the model has several; shorter rows are filled with -100.
         label_ids: the labels likewise; None without labels.
     """
 
@@ -27,7 +27,7 @@ class EvalPrediction(NamedTuple):
 
 
 class PredictionOutput(NamedTuple):
-    """What `Trainer.predict` returns: an `EvalPrediction`, and the metrics."""
+    """The result of `Trainer.predict`: an `EvalPrediction` and the metrics."""
 
     predictions: Any
     label_ids: Any
@@ -35,7 +35,7 @@ class PredictionOutput(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """What a pass over a dataset gave: the mean loss (None without labels), its predictions, and how many examples."""
+    """The result of a pass over a dataset: mean loss (None without labels), predictions, number of examples."""
 
     loss: float | None
     predictions: EvalPrediction | None
@@ -53,10 +53,11 @@ def run_through(
     """Run `model` on all batches.
 
     Args:
-        objective: what makes the loss; the mean is over labels, whatever batch they are in.
+        objective: gives the loss; the mean is over labels, whichever batch they are in.
+        model: of any class.
+        batches: its inputs.
         keep: whether the predictions and labels of all examples are kept.
-        reduce: makes of (logits, labels) of a batch what is kept in place of the logits: the words that they predict,
-            say, which take a vocabulary's part of the memory.
+        reduce: of (logits, labels) of a batch, returns what is kept instead of the logits, such as the predicted words.
     """
     total, weights, examples = 0.0, 0.0, 0
     names = dict.fromkeys((*model.label_names, *objective.targets, "labels"))
@@ -81,7 +82,7 @@ def _one_or_all(arrays: list[np.ndarray]) -> Any:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """The batches' arrays as one; where their rows differ in length, filled with -100."""
+    """Return the batches' arrays as one; shorter rows are filled with -100."""
     if parts[0] is None:
         return None
     if isinstance(parts[0], tuple):

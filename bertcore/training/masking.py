@@ -1,9 +1,9 @@
-"""Which tokens a masked language model has to predict, and what stands in their place.
+"""Masking: the tokens that a masked language model predicts, and their replacements.
 
-A share of the tokens that are not special is chosen: token by token (Devlin et al. 2018, section 3.1), word by word, or
-in spans of words (Joshi et al. 2020, arXiv:1907.10529, section 3.1). Most of the chosen become the mask, some a random
-word, the rest stay; all of them are labels. Masking is dynamic if it is drawn anew for every batch (Liu et al. 2019,
-arXiv:1907.11692), and static if its seed is the text itself, so that a text is masked alike every time.
+A fraction of the ordinary tokens is chosen: token by token (Devlin et al. 2018, section 3.1), word by word, or in spans
+of words (Joshi et al. 2020, arXiv:1907.10529, section 3.1). Most of them become the mask, some a random token, the rest
+stay; all of them are labels. Dynamic masking is drawn anew for every batch (Liu et al. 2019, arXiv:1907.11692); static
+masking is seeded by the text itself.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from bertcore.kernels import checks
 from bertcore.nn.functional.losses import IGNORED
 
 UNITS = ("token", "word", "span")
-SPAN_CHANCE, LONGEST_SPAN = 0.2, 10  # of a span's end after each word; in words
-SHORT_ENOUGH = 1 - (1 - SPAN_CHANCE) ** LONGEST_SPAN  # the chance of a geometric length to be no longer
+SPAN_CHANCE, LONGEST_SPAN = 0.2, 10  # probability that a span ends after a word; in words
+SHORT_ENOUGH = 1 - (1 - SPAN_CHANCE) ** LONGEST_SPAN  # probability that a geometric length is at most that
 
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are chosen and replaced.
+    """Rules for choosing and replacing tokens.
 
     Attributes:
-        share: the share of a text's tokens that is chosen, rounded to a number of tokens, at least one.
-        mask_share, random_share: the shares of the chosen that become the mask, and a random word; the others stay.
-        unit: "token"; "word", of which all tokens are chosen; or "span" of words, whose lengths are geometric (a span
-            ends after each word with a chance of 0.2) among those of at most 10, 3.8 on average, as published. What is
-            replaced is decided once for each unit.
+        share: the fraction of a text's tokens that is chosen, rounded to a number of tokens, at least one.
+        mask_share, random_share: the fractions of the chosen that become the mask, or a random token; the others stay.
+        unit: "token"; "word", all its tokens together; or "span" of words with geometric lengths (a span ends after
+            each word with probability 0.2) of at most 10, 3.8 on average, as published. Each unit is replaced as a
+            whole.
         is_static: whether a text is masked alike every time.
 
     Raises:
-        ValueError: for a share that is not from 0 to 1, shares of more than 1 together, or an unknown unit.
+        ValueError: for a share outside 0 to 1, shares above 1 together, or an unknown unit.
     """
 
     share: float = 0.15
@@ -56,7 +56,7 @@ class Masking:
         checks.choice("unit", self.unit, UNITS)
 
     def apply(self, ids: np.ndarray, words: Words, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """(ids with tokens replaced, labels) of one text; labels are -100 where a token was not chosen.
+        """Return (ids with tokens replaced, labels) of one text; labels are -100 where a token was not chosen.
 
         Args:
             ids: (tokens,) integers, special tokens and padding among them.
@@ -74,14 +74,11 @@ class Masking:
 
     @property
     def changed_share(self) -> float:
-        """The share of the chosen tokens that become the mask or a random word."""
+        """The fraction of the chosen tokens that become the mask or a random token."""
         return self.mask_share + self.random_share
 
     def _choose(self, words: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """For each token the number of the chosen unit that it is in, -1 where it is in none.
-
-        `words` has each token's word, counted from 0, and -1 for special tokens.
-        """
+        """Return for each token the number of its chosen unit, or -1; `words` has each token's word, -1 if special."""
         sizes = np.bincount(words[words >= 0]).tolist()
         starts = np.flatnonzero((words >= 0) & (words != np.append(-1, words[:-1]))).tolist()
         chosen, left = np.full(len(words), -1), max(1, round(self.share * sum(sizes))) if self.share else 0
@@ -102,19 +99,19 @@ class Masking:
 
 
 def _span_length(rng: np.random.Generator) -> int:
-    """A geometric number among those of at most LONGEST_SPAN, by the inverse of its distribution."""
+    """Draw a geometric number of at most LONGEST_SPAN, by the inverse of its distribution."""
     return 1 + int(math.log1p(-rng.random() * SHORT_ENOUGH) / math.log1p(-SPAN_CHANCE))
 
 
 @dataclass(frozen=True)
 class Words:
-    """What masking knows of a vocabulary.
+    """Facts of a vocabulary that masking needs.
 
     Attributes:
         mask: the id of the mask.
         is_special: whether a token is special (or padding), by id.
         begins: whether a token begins a word, by id.
-        ordinary: the ids of all other tokens, of which random ones are drawn.
+        ordinary: the ids of all other tokens, from which random ones are drawn.
     """
 
     mask: int
@@ -124,10 +121,10 @@ class Words:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Words:
-        """What masking knows of a tokenizer's vocabulary.
+        """Read the facts from a tokenizer's vocabulary.
 
-        A token continues a word if it begins with "##" (WordPiece), or, where tokens that begin words have a mark
-        ("\u2581" of SentencePiece, "\u0120" of byte-level BPE), if it has no mark.
+        A token continues a word if it begins with "##" (WordPiece); or, if tokens that begin words are marked ("▁" of
+        SentencePiece, "Ġ" of byte-level BPE), if it has no mark.
 
         Raises:
             ValueError: if the tokenizer has no mask.
@@ -143,13 +140,13 @@ class Words:
         return cls(tokenizer.mask_token_id, is_special, begins, np.flatnonzero(~is_special))
 
     def check(self, ids: np.ndarray, name: str) -> None:
-        """ValueError, which names them `name`, for ids that are not in the vocabulary."""
+        """Raise ValueError, naming them `name`, for ids outside the vocabulary."""
         if ids.size and not 0 <= ids.min() <= ids.max() < len(self.begins):
             wrong = ids.min() if ids.min() < 0 else ids.max()
             raise ValueError(f"{name} has {wrong}, expected ids from 0 to {len(self.begins) - 1}")
 
     def units(self, ids: np.ndarray, *, by_word: bool) -> np.ndarray:
-        """For each token its number, or with `by_word` its word's, from 0 on; -1 for special tokens, not counted."""
+        """Return each token's number, or with `by_word` its word's, from 0; special tokens have -1 and do not count."""
         is_ordinary = ~self.is_special[ids]
         begins = is_ordinary
         if by_word:

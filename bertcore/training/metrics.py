@@ -1,10 +1,10 @@
-"""Metrics of predictions, for `compute_metrics` of a Trainer: functions of (predictions, label_ids) to {name: number}.
+"""Metrics for `compute_metrics` of a Trainer: functions of (predictions, label_ids) that return {name: number}.
 
 An `EvalPrediction` is such a pair. Predictions are logits, with one axis more than the labels, or classes; labels of
--100 are left out. Logits of every word of a vocabulary are too many to keep of a whole dataset: give
-`predicted_words` as `preprocess_logits_for_metrics`, for `masked_accuracy`, `next_word_accuracy` and `perplexity`.
+-100 are left out. The logits of a whole vocabulary are too many to keep for a dataset: pass `predicted_words` as
+`preprocess_logits_for_metrics` for `masked_accuracy`, `next_word_accuracy` and `perplexity`.
 
-Scores and correlations are computed by scikit-learn and scipy (the extra `training`), which are imported when needed.
+scikit-learn and scipy (the extra `training`) compute scores and correlations; they are imported when needed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AVERAGES = ("binary", "macro", "micro", "weighted")
 
 
 def combined(*metrics: Callable[[Prediction], Mapping[str, float]]) -> Callable[[Prediction], dict[str, float]]:
-    """One function for several metrics."""
+    """Return one function for several metrics."""
 
     def compute(prediction: Prediction) -> dict[str, float]:
         return {name: value for metric in metrics for name, value in metric(prediction).items()}
@@ -35,19 +35,19 @@ def combined(*metrics: Callable[[Prediction], Mapping[str, float]]) -> Callable[
 
 
 def accuracy(prediction: Prediction) -> dict[str, float]:
-    """{"accuracy": the share of labels that were predicted}; of several labels for each text, all have to be."""
+    """Return {"accuracy": fraction of labels predicted}; with several labels per text all have to match."""
     found, expected = classes_and_labels(*prediction)
     right = found == expected
     return {"accuracy": _mean(right.all(-1) if right.ndim > 1 else right)}
 
 
 def f1(prediction: Prediction, average: str = "macro") -> dict[str, float]:
-    """{"f1": the harmonic mean of precision and recall}.
+    """Return {"f1": harmonic mean of precision and recall}.
 
     Args:
-        prediction: of classes, or of several labels for each text (a logit above 0 is a yes).
+        prediction: of classes, or of several labels per text (a logit above 0 is a yes).
         average: "binary", of class 1; "macro", the mean over classes; "micro", over all decisions; "weighted", the mean
-            by the number of labels of each class. A class that is neither predicted nor a label counts as 0.
+            by the number of labels of each class. A class without predictions and labels counts as 0.
     """
     checks.choice("average", average, AVERAGES)
     found, expected = classes_and_labels(*prediction)
@@ -58,7 +58,7 @@ def f1(prediction: Prediction, average: str = "macro") -> dict[str, float]:
 
 
 def matthews_correlation(prediction: Prediction) -> dict[str, float]:
-    """{"matthews_correlation": Matthews' coefficient of classes} (GLUE's CoLA); 0 where all are of one class."""
+    """Return {"matthews_correlation": Matthews' coefficient of classes} (GLUE's CoLA); 0 if all are of one class."""
     found, expected = classes_and_labels(*prediction)
     if not expected.size:
         return {"matthews_correlation": float("nan")}
@@ -68,25 +68,25 @@ def matthews_correlation(prediction: Prediction) -> dict[str, float]:
 
 
 def pearson(prediction: Prediction) -> dict[str, float]:
-    """{"pearson": the correlation of predicted and true numbers}; NaN where either are all the same."""
+    """Return {"pearson": correlation of predicted and true numbers}; NaN if either are constant."""
     return {"pearson": _correlation("pearsonr", prediction)}
 
 
 def spearman(prediction: Prediction) -> dict[str, float]:
-    """{"spearmanr": the correlation of the ranks of predicted and true numbers}; NaN where either are all the same."""
+    """Return {"spearmanr": rank correlation of predicted and true numbers}; NaN if either are constant."""
     return {"spearmanr": _correlation("spearmanr", prediction)}
 
 
 def predicted_words(logits: Any, labels: Any) -> tuple[np.ndarray, ...]:
-    """What `preprocess_logits_for_metrics` keeps of a language model: two numbers for each token.
+    """Reduce a language model's logits to two numbers per token, as `preprocess_logits_for_metrics`.
 
     Args:
         logits: (sequences, length, words), or a tuple that begins with them.
-        labels: (sequences, length), or a tuple that begins with them: -100 where there is none.
+        labels: (sequences, length), or a tuple that begins with them; -100 marks no label.
 
     Returns:
-        the most probable words, (sequences, length) int64; the surprise at the labels, the logarithm of 1 over the
-        probability of each, (sequences, length) float32, NaN where there is no label; the other logits of a tuple.
+        the most probable words, (sequences, length) int64; the surprise (negative log-probability) of the labels,
+        (sequences, length) float32, NaN without a label; the other logits of a tuple.
     """
     logits, *others = logits if isinstance(logits, tuple) else (logits,)
     labels = labels[0] if isinstance(labels, tuple) else labels
@@ -100,9 +100,9 @@ def predicted_words(logits: Any, labels: Any) -> tuple[np.ndarray, ...]:
 
 
 def predicted_next_words(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """`predicted_words` of a causal model: for each token what the one before predicts of it.
+    """Return `predicted_words` of a causal model: for each token the prediction from the one before.
 
-    Nothing is predicted of the first: its word is -100, its surprise NaN.
+    The first token has no prediction: its word is -100, its surprise NaN.
     """
     logits, labels = (value[0] if isinstance(value, tuple) else value for value in (logits, labels))
     words, surprise = predicted_words(logits[:, :-1], labels[:, 1:])
@@ -111,29 +111,28 @@ def predicted_next_words(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarr
 
 
 def masked_accuracy(prediction: Prediction) -> dict[str, float]:
-    """{"masked_accuracy": the share of labelled words that were predicted}, of what `predicted_words` keeps."""
+    """Return {"masked_accuracy": fraction of labelled words predicted}, from what `predicted_words` kept."""
     return {"masked_accuracy": _share_of_words(prediction)}
 
 
 def next_word_accuracy(prediction: Prediction) -> dict[str, float]:
-    """{"next_word_accuracy": likewise of words after the first}, of what `predicted_next_words` keeps."""
+    """Return {"next_word_accuracy": the same for words after the first}, from what `predicted_next_words` kept."""
     return {"next_word_accuracy": _share_of_words(prediction)}
 
 
 def pair_accuracy(prediction: Prediction) -> dict[str, float]:
-    """{"pair_accuracy": the share of pairs of segments told right}, of a model with a head for pairs beside that for
-    words, of what `predicted_words` keeps."""
+    """Return {"pair_accuracy": accuracy of next-sentence or sentence-order prediction} from `predicted_words`."""
     (*_, logits), (*_, labels) = prediction
     return {"pair_accuracy": accuracy((logits, labels))["accuracy"]}
 
 
 def replaced_tokens(prediction: Prediction) -> dict[str, float]:
-    """How well replaced tokens are told, of what `predicted_words` keeps of a `ReplacedTokenModel`.
+    """Metrics of replaced-token detection, from what `predicted_words` kept of a `ReplacedTokenModel`.
 
-    "replaced_accuracy" is the share of tokens told right, "replaced_precision" the mean precision over all levels of
-    recall (the area under their curve; NaN if no token was replaced): a young discriminator is seldom more than half
-    sure that a token was replaced, while its order of the tokens is already telling. "..._trivial" are those of calling
-    no token replaced, and of a random order.
+    "replaced_accuracy" is the accuracy over tokens, "replaced_precision" the average precision over all levels of
+    recall (NaN if no token was replaced): a young discriminator is seldom more than half sure that a token was
+    replaced, while its ranking is already informative. "..._trivial" are those of predicting no replacement, and of a
+    random ranking.
     """
     (*_, logits, replaced), _ = prediction
     is_real = replaced != IGNORED
@@ -149,14 +148,16 @@ def replaced_tokens(prediction: Prediction) -> dict[str, float]:
 
 
 def commonest_word(prediction: Prediction) -> dict[str, float]:
-    """{"masked_accuracy_trivial": the share of labelled words that are the commonest one of them}, of what
-    `predicted_words` keeps: what is right without looking at the text."""
+    """Return {"masked_accuracy_trivial": fraction of labels that are the commonest word} from `predicted_words`.
+
+    That is the accuracy without looking at the text.
+    """
     _, _, labels = _kept_words(prediction)
     return {"masked_accuracy_trivial": float(np.unique(labels, return_counts=True)[1].max() / labels.size)}
 
 
 def perplexity(prediction: Prediction) -> dict[str, float]:
-    """{"perplexity": exp of the mean surprise}, of what `predicted_words` or `predicted_next_words` keeps."""
+    """Return {"perplexity": exp of the mean surprise}, from what `predicted_words` or `predicted_next_words` kept."""
     _, surprise, _ = _kept_words(prediction)
     with np.errstate(over="ignore"):
         return {"perplexity": float(np.exp(_mean(surprise)))}
@@ -168,12 +169,12 @@ def _share_of_words(prediction: Prediction) -> float:
 
 
 def _kept_words(prediction: Prediction) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(words, surprise, labels) of all tokens that something was predicted of."""
+    """Return (words, surprise, labels) of all tokens with a prediction."""
     kept, labels = prediction
     labels = labels[0] if isinstance(labels, tuple) else labels
     if not isinstance(kept, tuple) or len(kept) < 2 or np.shape(kept[0]) != np.shape(labels):
         raise ValueError(
-            "predictions are no words: give predicted_words, or predicted_next_words, as preprocess_logits_for_metrics"
+            "predictions are not words: pass predicted_words or predicted_next_words as preprocess_logits_for_metrics"
         )
     words, surprise = kept[:2]
     counted = (labels != IGNORED) & ~np.isnan(surprise)
@@ -181,11 +182,11 @@ def _kept_words(prediction: Prediction) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def classes_and_labels(predictions: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(predicted, expected) classes of all labels but -100; of several labels for each text, rows of 0 and 1.
+    """Return (predicted, expected) classes of all labels but -100; with several labels per text, rows of 0 and 1.
 
     Args:
-        predictions: logits (..., classes); or classes of the shape of `labels`; or, where labels are rows of 0 and 1,
-            logits of that shape.
+        predictions: logits (..., classes); or classes of the shape of `labels`; or, for labels that are rows of 0 and
+            1, logits of that shape.
         labels: integers.
 
     Raises:
@@ -226,13 +227,10 @@ Span = tuple[str, int, int]
 
 
 def spans(tags: Sequence[str]) -> set[Span]:
-    """(kind, first, last + 1) of each span of tags in the IOB2 scheme.
+    """Return (kind, first, last + 1) of each span of tags in the IOB2 scheme.
 
-    "B-KIND" begins a span, "I-KIND" goes on with one of its kind that ends just before, and begins one where there is
-    none (as conlleval has it); "O" is outside.
-
-    Raises:
-        ValueError: for a tag of another form.
+    "B-KIND" begins a span; "I-KIND" continues one of its kind that ends just before, else begins one (as in conlleval);
+    "O" is outside. Raises ValueError for a tag of another form.
     """
     found: set[Span] = set()
     kind, start = "", 0
@@ -249,18 +247,16 @@ def spans(tags: Sequence[str]) -> set[Span]:
 
 
 def span_f1(names: Sequence[str]) -> Callable[[tuple[Any, Any]], dict[str, float]]:
-    """A metric of tagged words: precision, recall and F1 of whole spans, and the accuracy of tags.
+    """Return a metric of tagged words: precision, recall and F1 of whole spans, and the accuracy of tags.
 
-    A predicted span counts if its kind and both its ends are right; precision and recall are over the spans of all
-    kinds, and 0 where there are none (as seqeval has it).
+    A predicted span counts if its kind and both ends are right; precision and recall are over the spans of all kinds,
+    and 0 without spans (as in seqeval). The metric takes (predictions, label_ids): logits (texts, length, classes) or
+    classes, and labels (texts, length), -100 for none.
 
     Args:
         names: the tags of the classes, in the IOB2 scheme.
-
-    The function takes (predictions, label_ids): logits (texts, length, classes) or classes, and labels (texts, length),
-    -100 where there is none.
     """
-    spans(names)  # they have the right form
+    spans(names)  # raises ValueError for a tag of another form
 
     def compute(prediction: tuple[Any, Any]) -> dict[str, float]:
         found, labels = prediction
@@ -283,22 +279,21 @@ def span_f1(names: Sequence[str]) -> Callable[[tuple[Any, Any]], dict[str, float
 
 
 def normalized_answer(text: str) -> str:
-    """An answer without case, punctuation, articles and further white space (Rajpurkar et al. 2016,
-    arXiv:1606.05250)."""
+    """Return an answer without case, punctuation, articles and extra white space (Rajpurkar et al. 2016)."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def answer_scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """{"exact_match", "f1"}: percentages over questions, as SQuAD's own script has them.
+    """Return {"exact_match", "f1"}: percentages over questions, as in SQuAD's own script.
+
+    F1 is over words, for the best right answer.
 
     Args:
-        answers: one for each question; "" for none.
-        references: all right answers of each question; none where it has no answer.
-
-    F1 is that of words, of the best right answer.
+        answers: one per question; "" for none.
+        references: all right answers of each question; empty for a question without an answer.
 
     Raises:
-        ValueError: for other numbers of answers and references, or none.
+        ValueError: if the numbers of answers and references differ or are 0.
     """
     if len(answers) != len(references) or not len(answers):
         raise ValueError(f"there are {len(answers)} answers and references of {len(references)} questions")

@@ -1,4 +1,4 @@
-"""Optimisers: each step changes a model's parameters in place, by gradients under their names in a checkpoint."""
+"""Optimisers: each step changes a model's parameters in place, by gradients under their checkpoint names."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MOMENTS = "first_moment", "second_moment"
 
 @dataclass
 class Group:
-    """Parameters that are trained alike.
+    """Parameters that share a learning rate and weight decay.
 
     Attributes:
-        parameters: those of the group.
-        lr: the learning rate of the next step, which a schedule changes.
+        parameters: of the group.
+        lr: the learning rate of the next step, set by a schedule.
         initial_lr: the rate that a schedule's factors multiply.
-        weight_decay: how much of the parameter itself is in its update.
+        weight_decay: the weight of the parameter itself in its update.
     """
 
     parameters: list[Parameter] = field(repr=False)
@@ -40,22 +40,22 @@ class Group:
 
 
 class Optimizer:
-    """What AdamW, StableAdamW and LAMB share: groups, moments, one step (see `kernels.adam_update`).
+    """Base of AdamW, StableAdamW, LAMB and Muon: groups, moments, one step (see `kernels.adam_update`).
 
     Args:
-        model: its parameters are trained, except frozen ones; they are float32 or float64.
+        model: its parameters, float32 or float64, are trained, except frozen ones.
         lr: the learning rate.
-        betas: how much of the first and second moment is kept at each step.
+        betas: the fraction of the first and second moment kept at each step.
         eps: added to the root of the second moment.
         weight_decay: of matrices and tables; biases and norms have none.
-        groups: exceptions, the first match wins: mappings of "names", shell patterns ("*.layer.0.*") of names in a
-            checkpoint, and "lr", "weight_decay" or both.
+        groups: exceptions; the first match wins. Each is a mapping of "names", shell patterns ("*.layer.0.*") of
+            checkpoint names, and "lr", "weight_decay" or both.
 
     Attributes:
-        groups: all groups, those of the exceptions first.
+        groups: all groups, the exceptions first.
 
     Raises:
-        TypeError, ValueError: for a wrong number or group, and names that no parameter has.
+        TypeError, ValueError: for a wrong number or group, and names that match no parameter.
     """
 
     rule = "adamw"
@@ -84,24 +84,24 @@ class Optimizer:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the last group, which is that of most parameters."""
+        """The learning rate of the last group, which has most parameters."""
         return self.groups[-1].lr
 
     @property
     def step_count(self) -> int:
-        """How many steps were made."""
+        """The number of steps made."""
         return self._steps - int(self._skipped)
 
     def step(self, grads: Mapping[str, Any], scale: Any = None) -> None:
         """Update every parameter that is not frozen by its gradient in `grads` (of `value_and_grad`).
 
         Args:
-            grads: by name; they are read only.
-            scale: an array without axes, in the memory of the gradients, that they are multiplied by (`clip_factor`);
-                where it is inf or NaN there is no step, and nothing waits to learn that.
+            grads: by name; read only.
+            scale: a 0-d array, in the memory of the gradients, that multiplies them (`clip_factor`); if it is inf or
+                NaN there is no step, and the host does not wait to learn that.
 
         Raises:
-            TypeError, ValueError: which name is missing, or which shape or dtype is wrong; nothing is changed then.
+            TypeError, ValueError: naming the missing gradient, or the wrong shape or dtype; nothing is changed then.
         """
         _check_gradients(grads)
         found = []
@@ -123,7 +123,7 @@ class Optimizer:
             change_together([parameter for _, parameters, _ in found for parameter in parameters], change)
 
     def _count(self, scale: Any) -> Any:
-        """The number of this step, from 1 on; None where the host knows that there is none."""
+        """Return the number of this step, from 1; None if the host knows that there is none."""
         if scale is not None and kernels.array_module(scale) is np and not np.isfinite(scale):
             return None
         self._steps += 1
@@ -135,7 +135,7 @@ class Optimizer:
     def _change(
         self, group: Group, parameters: list[Parameter], arrays: list[Any], grads: list[Any], number: Any, scale: Any
     ) -> None:
-        """Change the arrays of parameters of a group in place, at the step of this number."""
+        """Change the arrays of a group's parameters in place, at the step of this number."""
         sets: list[tuple[Any, ...]] = []
         for parameter, array, grad in zip(parameters, arrays, grads, strict=True):
             whole = array, grad, *(self._moments.get(parameter) or self._moments_of(parameter, array))
@@ -149,7 +149,7 @@ class Optimizer:
             kernels.adam_update(*lists, betas=self.betas, eps=self.eps, grad_scale=scale, **options)
 
     def _kinds(self, parameter: Parameter) -> tuple[str, ...]:
-        """What is kept of the gradients of `parameter`, an array of its shape each."""
+        """The names of the moments kept for `parameter`, arrays of its shape."""
         return MOMENTS
 
     def _moments_of(self, parameter: Parameter, array: Any) -> tuple[Any, ...]:
@@ -160,10 +160,10 @@ class Optimizer:
         return self._moments[parameter]
 
     def state_dict(self) -> dict[str, Any]:
-        """What a later run needs to go on: "step_count", and of parameters "first_moment.NAME" and "second_moment.NAME"
-        (or "momentum.NAME", of `Muon`).
+        """Return what a resumed run needs; the arrays are views, which the next step changes.
 
-        The arrays are views, which the next step changes.
+        It has "step_count", and for each parameter "first_moment.NAME" and "second_moment.NAME" (or "momentum.NAME" in
+        `Muon`).
         """
         state: dict[str, Any] = {"step_count": np.asarray(self.step_count)}
         for parameter, moments in self._moments.items():
@@ -173,10 +173,10 @@ class Optimizer:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave; the arrays are copied.
+        """Restore what `state_dict` returned; the arrays are copied.
 
         Raises:
-            ValueError: which array is missing, unknown, or has the wrong shape; nothing is taken then.
+            ValueError: naming the array that is missing, unknown or of a wrong shape; nothing is restored then.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state is {type(state).__name__}, expected what state_dict gives")
@@ -186,7 +186,7 @@ class Optimizer:
             kinds = self._kinds(parameter)
             names = [[f"{kind}.{name}" for name in parameter.names] for kind in kinds]
             if not any(name in state for part in names for name in part):
-                continue  # it was frozen, or there was no step yet
+                continue  # frozen, or no step yet
             for kind in kinds:
                 _check_arrays(state, {f"{kind}.{name}": shape for name, shape in parameter.expected.items()})
             known.update(*names)
@@ -204,8 +204,10 @@ class AdamW(Optimizer):
 
 
 class StableAdamW(Optimizer):
-    """AdamW with a smaller step where squared gradients exceed their running mean (Wortsman et al. 2023,
-    arXiv:2304.13013)."""
+    """AdamW with a smaller step where squared gradients exceed their running mean.
+
+    Source: Wortsman et al. 2023, arXiv:2304.13013.
+    """
 
     rule = "stable_adamw"
 
@@ -217,7 +219,7 @@ class LAMB(Optimizer):
 
 
 def clip_grad_norm(grads: Mapping[str, Any], max_norm: float) -> float:
-    """Scale all gradients in place so that their joint norm is at most `max_norm`; returns the norm before.
+    """Scale all gradients in place so that their joint norm is at most `max_norm`; return the norm before.
 
     The bits do not depend on the number of threads. If the norm is inf or NaN, no gradient is changed.
 
@@ -228,8 +230,10 @@ def clip_grad_norm(grads: Mapping[str, Any], max_norm: float) -> float:
 
 
 def grad_norm(grads: Mapping[str, Any]) -> Any:
-    """The joint norm of all gradients, an array without axes in float64 where they are: nothing waits for it. Its bits
-    do not depend on the number of threads."""
+    """Return the joint norm of all gradients, a 0-d float64 array in their memory: nothing waits for it.
+
+    Its bits do not depend on the number of threads.
+    """
     return kernels.joint_norm(_arrays(grads))
 
 
@@ -244,8 +248,10 @@ def _arrays(grads: Mapping[str, Any]) -> list[Any]:
 
 
 def clip_factor(norm: Any, max_norm: float, dtype: Any) -> Any:
-    """What gradients of this joint norm (`grad_norm`) are multiplied by so that it is at most `max_norm`: an array
-    without axes; NaN where the norm is inf or NaN. For `Optimizer.step`, which makes no step then."""
+    """Return the factor that limits gradients of this joint norm (`grad_norm`) to `max_norm`, a 0-d array.
+
+    It is NaN if the norm is inf or NaN; `Optimizer.step` makes no step then.
+    """
     xp = kernels.array_module(norm)
     with np.errstate(all="ignore"):
         factor = xp.minimum(max_norm / norm, 1.0)
@@ -280,7 +286,7 @@ def _make_groups(
 
 
 def _with_decay(parameters: list[Parameter], lr: float, decay: float | None, default: float) -> list[Group]:
-    """One group of the decay that was asked for; or biases and norms without, and the rest with the default."""
+    """Make one group if `decay` is given; else biases and norms without decay, and the rest with the default."""
     if decay is not None:
         return [Group(parameters, lr, decay)]
     vectors = [parameter for parameter in parameters if parameter.uses == {"vector"}]
@@ -316,22 +322,22 @@ def _check_arrays(state: Mapping[str, Any], expected: Mapping[str, tuple[int, ..
 
 
 def _in_memory_of(parameter: Parameter, array: np.ndarray) -> Any:
-    """A copy of the parameter's dtype, where the backend in force trains it."""
+    """Return a copy in the parameter's dtype, where the backend in force trains it."""
     return kernels.to_backend(np.array(array, parameter.dtype, order="C"))
 
 
 class Muon(Optimizer):
-    """Momentum that is orthogonalised, for the weights of linear maps in layers; AdamW for all else (Jordan et al.
-    2024, https://kellerjordan.github.io/posts/muon/).
+    """Orthogonalised momentum for the weights of linear layers; AdamW for all other parameters.
 
-    A map is in a layer if its name in a checkpoint has a number ("encoder.layer.0..."): embeddings, poolers and heads,
-    biases and norms are AdamW's. Each tensor of a checkpoint is orthogonalised for itself, by five Newton-Schulz steps,
-    and an update is as large as AdamW's are (Liu et al. 2025, arXiv:2502.16982), so that the learning rates and the
-    weight decay of AdamW serve for both (`kernels.muon_update`).
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/. A weight belongs to a layer if its
+    checkpoint name has a number ("encoder.layer.0..."): AdamW updates embeddings, poolers, heads, biases and norms.
+    Each tensor of a checkpoint is orthogonalised by itself, by five Newton-Schulz steps, and an update is as large as
+    AdamW's (Liu et al. 2025, arXiv:2502.16982), so both share AdamW's learning rates and weight decay
+    (`kernels.muon_update`).
 
     Args:
         model, lr, betas, eps, weight_decay, groups: as for `Optimizer`; betas and eps are AdamW's.
-        momentum: how much of the momentum is kept at each step (Nesterov's is applied).
+        momentum: the fraction of the momentum kept at each step (Nesterov's is applied).
     """
 
     def __init__(
@@ -372,6 +378,6 @@ class Muon(Optimizer):
 
 
 def is_matrix_of_a_layer(parameter: Parameter) -> bool:
-    """Whether it is the weight of a linear map and nothing else, and its name has a number."""
+    """Return whether the parameter is only a linear layer's weight, and its name has a number."""
     has_number = any(part.isdecimal() for part in parameter.names[0].split("."))
     return parameter.uses == {"weight"} and has_number and len(parameter.shape) == 2

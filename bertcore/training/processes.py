@@ -1,8 +1,8 @@
-"""Several processes that train one model: each takes its share of the batches of every step (data parallel).
+"""Data-parallel training: several processes train one model, each with its share of every step's batches.
 
-They are started by MPI (`mpirun -n 4 python train.py`), and each runs the same program. What they share goes through
-`Processes`: facts as Python objects, gradients as sums, those on GPUs by NCCL. A sum is taken in the order of the
-processes, whichever of them is first, so that the result depends on their number alone.
+MPI starts them (`mpirun -n 4 python train.py`), and each runs the same program. `Processes` exchanges facts as Python
+objects and gradients as sums, between GPUs by NCCL. Sums follow the order of the processes, so the result depends on
+their number alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from bertcore.kernels import array_module, set_num_threads
 from bertcore.kernels.threads import thread_count
 
-# What launchers tell each process: how many there are (Open MPI, MPICH and Slurm), and how many on this machine.
+# Environment variables of launchers (Open MPI, MPICH and Slurm): the number of processes, and of those on this machine.
 _COUNTS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"
 _LOCAL_COUNTS = "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"
 _LOCAL_INDICES = "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"
@@ -30,18 +30,18 @@ Result = TypeVar("Result")
 
 
 class FirstFailed(RuntimeError):
-    """The first process failed in what it does for all; the message is that of its error."""
+    """The first process failed in work that it does for all; the message is its error's."""
 
 
 class Processes:
-    """The processes of a run, or this one alone. Every method but the constructor is called by all of them together.
+    """The processes of a run, or this one alone. All of them call every method but the constructor together.
 
     Args:
         comm: the communicator (mpi4py) of the processes; None for this one alone.
 
     Attributes:
-        index: the number of this one, from 0 on.
-        count: how many there are.
+        index: the number of this process, from 0.
+        count: the number of processes.
     """
 
     def __init__(self, comm: Any = None):
@@ -52,20 +52,20 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes and tells for all."""
+        """True for the process that writes and reports for all."""
         return self.index == 0
 
     def use_own_gpu(self) -> None:
-        """Make the current GPU another one for each process of this machine."""
+        """Give each process of this machine a GPU of its own."""
         if self.count > 1:
             use_own_gpu(max(int(os.environ.get(name, "0")) for name in _LOCAL_INDICES))
 
     def gathered(self, value: Any) -> list[Any]:
-        """The values that all processes gave, in their order."""
+        """Return the values of all processes, in their order."""
         return [value] if self.count == 1 else self._comm.allgather(value)
 
     def from_first(self, make: Callable[[], Result]) -> Result:
-        """What `make` returns in the first process, which alone calls it; it goes to the others by pickle.
+        """Return the result of `make` in the first process, which alone calls it; the others get it by pickle.
 
         Raises:
             FirstFailed: in the others, if `make` raises in the first.
@@ -86,15 +86,17 @@ class Processes:
         return value
 
     def check_same(self, what: str, fact: Any) -> None:
-        """ValueError if a fact is not the same in all processes."""
+        """Raise ValueError unless a fact is the same in all processes."""
         facts = self.gathered(fact)
         for index, other in enumerate(facts):
             if other != facts[0]:
                 raise ValueError(f"{what} differs between processes: {facts[0]!r} in 0, {other!r} in {index}")
 
     def add_up(self, arrays: Sequence[Any]) -> None:
-        """Replace each array by its sum over the processes, in place; all have arrays of the same shapes and dtypes, in
-        host memory or each on its GPU."""
+        """Replace each array by its sum over the processes, in place.
+
+        All have arrays of the same shapes and dtypes, in host memory or each on its GPU.
+        """
         if self.count == 1:
             return
         for dtype in dict.fromkeys(array.dtype for array in arrays):
@@ -103,7 +105,7 @@ class Processes:
                 self._add_up(bucket)
 
     def _add_up(self, bucket: list[Any]) -> None:
-        """Each process adds up one part of the bucket and gives it to the others."""
+        """Add up the bucket: each process sums one part and sends it to the others."""
         size, exchange = sum(part.size for part in bucket), self._exchange(bucket[0])
         width = -(-size // self.count)  # elements that a process adds up
         given, taken = (buffer[: width * self.count] for buffer in self._two_buffers(bucket[0]))
@@ -118,7 +120,7 @@ class Processes:
         _copy_back(given, bucket)
 
     def _exchange(self, array: Any) -> Any:
-        """What carries such arrays."""
+        """Return the communicator for such arrays."""
         if array_module(array) is np:
             return self._comm
         if self._device_exchange is None:
@@ -132,7 +134,7 @@ class Processes:
         return self._buffers[xp, dtype]
 
     def end_all(self) -> None:
-        """End this process and all others at once, as a failure: they would wait for it forever."""
+        """Abort this process and all others as a failure: they would wait for it forever."""
         if self.count > 1:
             sys.stderr.flush()
             self._comm.Abort(1)
@@ -140,13 +142,13 @@ class Processes:
 
 @functools.cache
 def started_together() -> Processes:
-    """The processes that a launcher of MPI started together with this one; this one alone without a launcher.
+    """Return the processes that an MPI launcher started with this one; this one alone without a launcher.
 
-    On one machine they share its CPUs: each gets as many threads as there are for it, unless OMP_NUM_THREADS or an
-    affinity says how many. An exception that nobody catches, in one of them, ends them all.
+    On one machine they share its CPUs: each gets an equal number of threads unless OMP_NUM_THREADS or an affinity sets
+    it. An uncaught exception in one of them ends them all.
 
     Raises:
-        ImportError: if there are several and mpi4py is not installed.
+        ImportError: for several processes without mpi4py.
     """
     count = max((int(os.environ.get(name, "1")) for name in _COUNTS), default=1)
     if count == 1:
@@ -172,15 +174,15 @@ def _share_the_cpus(local_count: int) -> None:
 def _end_all_after(
     before: Callable[..., Any], processes: Processes, kind: type, error: BaseException, where: TracebackType | None
 ) -> None:
-    if isinstance(error, FirstFailed):  # the first tells what it was, and ends us
+    if isinstance(error, FirstFailed):  # the first process reports the error and ends this one
         return
     before(kind, error, where)
-    print(f"process {processes.index} of {processes.count} failed, which ends them all", file=sys.stderr)
+    print(f"process {processes.index} of {processes.count} failed: all processes end", file=sys.stderr)
     processes.end_all()
 
 
 def _buckets(arrays: Sequence[Any], most: int) -> list[list[Any]]:
-    """The arrays in groups of at most `most` elements; a larger one in several views."""
+    """Return the arrays in groups of at most `most` elements; a larger array is cut into views."""
     buckets: list[list[Any]] = [[]]
     left = most
     for array in arrays:
@@ -194,7 +196,7 @@ def _buckets(arrays: Sequence[Any], most: int) -> list[list[Any]]:
 
 
 def _pieces(array: Any, most: int) -> list[Any]:
-    """Views of an array, of at most `most` elements each."""
+    """Return views of an array, of at most `most` elements each."""
     if array.size <= most:
         return [array] if array.size else []
     if len(array) == 1:
@@ -221,11 +223,11 @@ TYPES = {name: f"NCCL_{name.upper()}" for name in ("float16", "bfloat16", "float
 
 
 class DeviceExchange:
-    """The exchange of CuPy's arrays between processes, on the current stream of each; it has the names of mpi4py's.
+    """Exchanges CuPy arrays between processes on their current streams, with mpi4py's method names.
 
     Args:
-        index, count: the number of this process, and how many there are.
-        from_first: gives all processes what the first makes (`Processes.from_first`).
+        index, count: the number of this process, and of all.
+        from_first: `Processes.from_first`.
 
     Raises:
         ImportError: if NCCL is not installed.
@@ -240,7 +242,7 @@ class DeviceExchange:
         self._comm = self._nccl.NcclCommunicator(count, from_first(self._nccl.get_unique_id), index)
 
     def Alltoall(self, given: Any, taken: Any) -> None:
-        """Give each process its part of `given`, all of one size; `taken` has those that are ours, in their order."""
+        """Send each process its part of `given`, all of one size, and receive this process's parts into `taken`."""
         size, kind, stream = given.size // self._count, self._kind(given), self._stream()
         self._nccl.groupStart()
         for other in range(self._count):
@@ -250,7 +252,7 @@ class DeviceExchange:
         self._nccl.groupEnd()
 
     def Allgather(self, part: Any, whole: Any) -> None:
-        """Give `part` to all; `whole` has those of all processes, in their order."""
+        """Send `part` to all, and receive the parts of all processes into `whole`, in their order."""
         self._comm.allGather(part.data.ptr, whole.data.ptr, part.size, self._kind(part), self._stream())
 
     def _kind(self, array: Any) -> int:
@@ -261,9 +263,6 @@ class DeviceExchange:
 
 
 def use_own_gpu(local_index: int) -> None:
-    """Make the GPU of this number the current one: each of the processes of a machine has its own.
-
-    Where there are fewer, as where a launcher shows each process one, they are counted round.
-    """
+    """Make the GPU of this number current, modulo their count (a launcher may show each process one)."""
     cuda = importlib.import_module("cupy").cuda
     cuda.Device(local_index % cuda.runtime.getDeviceCount()).use()

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bertcore import kernels
 from bertcore.execution import mixed_seed
 from bertcore.gradients import Gradients, multiplied_gradients, zero_gradients
-from bertcore.training.arguments import TrainingArguments
-from bertcore.training.callbacks import Callbacks, TrainerControl, TrainerState
+from bertcore.training.callbacks import TrainerControl, TrainerState
 from bertcore.training.checkpoints import (
     checkpoint_folder,
     fingerprint_beyond_checkpoints,
@@ -24,10 +23,8 @@ from bertcore.training.checkpoints import (
     save_run,
     write_checkpoint,
 )
-from bertcore.training.collators import NumberedCollator
 from bertcore.training.data import Batches
 from bertcore.training.optimizers import Optimizer, clip_factor, grad_norm
-from bertcore.training.processes import Processes
 from bertcore.training.safeguards import (
     LossScale,
     PendingSteps,
@@ -38,6 +35,9 @@ from bertcore.training.safeguards import (
 )
 from bertcore.training.schedules import Schedule
 
+if TYPE_CHECKING:
+    from bertcore.training.trainer import Trainer
+
 Batch = Mapping[str, Any]
 Part = list[tuple[int, Batch]]  # the batches of a step that are this process's, each with its number
 
@@ -45,67 +45,53 @@ Part = list[tuple[int, Batch]]  # the batches of a step that are this process's,
 class Run:
     """The steps of a run, from its beginning or from a checkpoint.
 
-    A step takes `gradient_accumulation_steps` batches for each process, in turns. Those without a label add nothing,
-    and if none has one there is no step.
-
-    What is random (dropout, masking, the order of the examples) is a function of the seed and of the number of the
-    batch, so that a run that goes on from a checkpoint ends with the bits of one that was never stopped.
+    A step takes `gradient_accumulation_steps` batches for each process, in turns. Batches without a label add nothing;
+    if none has one there is no step. All randomness (dropout, masking, order of the examples) is a function of the seed
+    and the number of the batch, so that a resumed run ends with the bits of an uninterrupted one.
 
     Args:
         args: its arguments.
-        model, objective, optimizer, schedule: what is trained, on what, and how.
+        trainer: gives the model, the objective, the tokenizer, the callbacks, the processes and the evaluation.
+        optimizer, schedule: how the model is trained.
         batches: of the dataset.
-        collate: makes a batch of examples.
-        callbacks: called at every turning point.
-        evaluate: gives the metrics of the model as it is.
-        tokenizer: saved beside the model, if there is one.
-        processes: that make the steps together; the first writes and evaluates.
-        length: the number of steps; None where time alone ends the run.
+        length: the number of steps; None if time alone ends the run.
     """
 
     def __init__(
         self,
-        args: TrainingArguments,
-        *,
-        model: Any,
-        objective: Any,
+        trainer: Trainer,
         optimizer: Optimizer,
         schedule: Schedule,
         batches: Batches,
-        collate: NumberedCollator,
-        callbacks: Callbacks,
-        evaluate: Callable[[], dict[str, float]],
-        tokenizer: Any,
-        processes: Processes,
         length: int | None,
     ):
-        self.args, self.model, self.objective = args, model, objective
+        self.args, self.model, self.objective = trainer.args, trainer.model, trainer.objective
         self.optimizer, self.schedule = optimizer, schedule
-        self.batches, self.collate, self.callbacks = batches, collate, callbacks
-        self._evaluate_model, self.tokenizer = evaluate, tokenizer
-        self.processes = processes
+        self.batches, self.collate, self.callbacks = batches, trainer.numbered_collator(), trainer.callbacks
+        self._evaluate_model, self.tokenizer = trainer.evaluate, trainer.processing_class
+        self.processes = trainer.processes
         self.state = TrainerState(
             max_steps=length,
             num_examples=batches.num_examples,
-            num_processes=processes.count,
+            num_processes=self.processes.count,
             data=batches.fingerprint(),
-            masking=collate.masking,
-            frozen=fingerprint_beyond_checkpoints(model),
-            teacher=fingerprint_of(objective.teacher),
+            masking=self.collate.masking,
+            frozen=fingerprint_beyond_checkpoints(self.model),
+            teacher=fingerprint_of(self.objective.teacher),
         )
         self.control = TrainerControl()
         self._saved_at = -1
         self._norm = 0.0
         self._pending, self._is_finite = PendingSteps(), True
-        self._loss_scale = LossScale() if args.fp16 else None
+        self._loss_scale = LossScale() if self.args.fp16 else None
 
     def resume(self, folder: Path) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         length = self.state.max_steps
         parts, beside = (self.model, self.optimizer, self.schedule), self.objective.parameters(self.model)
         self.state = load_run(folder, *parts, self.args, self.state, beside=beside)
         self.state.max_steps, best = length, self.state.best_model_checkpoint
-        if best is not None:  # it stands beside the one to go on from, wherever they were moved to
+        if best is not None:  # beside the checkpoint to resume from, wherever they were moved to
             self.state.best_model_checkpoint = str(folder.parent / Path(best).name)
         self.callbacks.load_state_dict(self.state.callbacks)
         if self._loss_scale is not None:
@@ -131,20 +117,20 @@ class Run:
         self._end()
 
     def _check_processes(self) -> None:
-        """ValueError if they do not have the same to begin with."""
+        """Raise ValueError unless all processes begin with the same data and model."""
         if self.processes.count > 1:
             self.processes.check_same("the number of examples", self.batches.num_examples)
             self.processes.check_same("the model", fingerprint_of(self.model))
 
     def _is_to_end(self, ending: list[int]) -> bool:
-        """Whether a callback asked for it, or a signal in any of the processes, which is then noted in all."""
+        """Return whether a callback or a signal in any process ends the run; the signal is then noted in all."""
         noted = list(itertools.chain(*self.processes.gathered(list(ending))))
         if not ending:
             ending.extend(noted[:1])
         return self.control.should_training_stop or bool(ending)
 
     def _end(self, error: BaseException | None = None) -> None:
-        """What follows the last step; if it fails, too, that does not hide the `error` that ended the run."""
+        """Do what follows the last step; its own failure does not hide the `error` that ended the run."""
         self.model.eval()
         try:
             self._call("on_train_end")
@@ -156,7 +142,7 @@ class Run:
     # --- data -----------------------------------------------------------------------------------------
 
     def _steps(self) -> Iterator[Part | None]:
-        """This process's part of each step; None where an epoch has ended."""
+        """Yield this process's part of each step, and None at the end of an epoch."""
         state = self.state
         while not self._is_over():
             if state.batches_of_epoch == 0:
@@ -179,7 +165,7 @@ class Run:
             yield None
 
     def _parts(self) -> Iterator[tuple[Part, int]]:
-        """(this process's part of a step, how many batches all took for it) for what is left of an epoch."""
+        """Yield (this process's part of a step, the batches that all took for it) for the rest of an epoch."""
         state, index, count = self.state, self.processes.index, self.processes.count
         batches = self.batches.epoch(state.epochs_done, skip=state.batches_of_epoch + index, every=count)
         numbered = zip(itertools.count(state.batches_done + index, count), batches)
@@ -199,12 +185,12 @@ class Run:
     def _is_over(self) -> bool:
         args, state = self.args, self.state
         is_complete = state.max_steps is not None and state.global_step >= state.max_steps
-        if args.max_steps == -1 and args.max_seconds is None:  # steps without labels are none: there may be fewer
+        if args.max_steps == -1 and args.max_seconds is None:  # batches without labels make fewer steps
             is_complete |= state.epochs_done >= args.num_train_epochs
         return is_complete or (args.max_seconds is not None and self._seconds() >= args.max_seconds)
 
     def _seconds(self) -> float:
-        """Seconds of training, by the clock of the first process."""
+        """Return the seconds of training, by the clock of the first process."""
         return self.processes.from_first(lambda: time.monotonic() - self._started)
 
     # --- steps ----------------------------------------------------------------------------------------
@@ -229,10 +215,10 @@ class Run:
         state.unlogged_steps += 1
 
     def _factor(self, loss: Any, norm: Any, dtype: np.dtype) -> Any:
-        """What the gradients are multiplied by, an array without axes; NaN where there is no step.
+        """Return the factor on the gradients, a 0-d array; NaN for no step.
 
-        That is so from the first one on whose loss or gradients are not finite: the parameters stay as they were before
-        it. With a loss scale gradients may overflow; then that step alone is skipped.
+        It is NaN from the first step on whose loss or gradients are not finite, so that the parameters stay as they
+        were before it. With a loss scale, gradients may overflow; then that step alone is skipped.
         """
         xp, scale = kernels.array_module(norm), self._loss_scale
         factor = clip_factor(norm, self.args.max_grad_norm or np.inf, dtype)
@@ -245,7 +231,7 @@ class Run:
         return xp.where(self._is_finite, factor, np.nan).astype(dtype, copy=False)
 
     def _read(self) -> None:
-        """Take notice of the losses and norms of the steps made; fail at the first that is not finite."""
+        """Read the losses and norms of the steps made; fail at the first that is not finite."""
         for made in self._pending.read():
             if not made.is_finite:
                 self._fail(made)
@@ -254,7 +240,7 @@ class Run:
             self.state.unlogged_loss += made.loss
 
     def _gradients(self, part: Part) -> tuple[Any, Gradients]:
-        """The mean loss over the labels of all batches of the step, an array without axes, and its gradients."""
+        """Return the mean loss over the labels of all batches of the step, a 0-d array, and its gradients."""
         weights = [self.objective.weight(batch) for _, batch in part]
         of_all = [weight for some in self.processes.gathered(weights) for weight in some]
         losses, grads = [], None
@@ -392,5 +378,5 @@ class Run:
 
 
 def _tokens(batch: Batch) -> int:
-    """Without padding, where a mask tells it."""
+    """Return the number of tokens, without padding if there is a mask."""
     return int(np.sum(batch["attention_mask"])) if "attention_mask" in batch else int(np.size(batch["input_ids"]))

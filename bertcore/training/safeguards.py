@@ -1,4 +1,4 @@
-"""Safeguards of a run: the loss scale of float16, losses not read yet, diverged runs, and interrupts."""
+"""Safeguards of a run: the loss scale of float16, checks of losses, diverged runs, and interrupts."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from bertcore.checkpoint.files import naming
 from bertcore.training.checkpoints import write_folder
 
 INITIAL, GROWTH, BACKOFF, INTERVAL = 65536.0, 2.0, 0.5, 2000
-LEAST = 1.0  # below it no gradient is too large: what is not finite is so for another reason
+LEAST = 1.0  # below it overflow is not the cause of inf and NaN
 
 
 class LossScale:
-    """The scale of the losses of a run, which follows what gradients do (Micikevicius et al. 2018, arXiv:1710.03740,
-    with the numbers of torch.amp.GradScaler).
+    """The factor on a run's losses that keeps float16 gradients in range.
 
-    It is halved at each step whose gradients have overflown, which is skipped, and doubled after 2,000 steps in which
-    none have. It stays in the memory of the backend that was in force when it was made: nothing waits for it.
+    Source: Micikevicius et al. 2018, arXiv:1710.03740, with the constants of torch.amp.GradScaler. The scale is halved
+    at each step whose gradients overflow, which is skipped, and doubled after 2,000 steps without. It lives in the
+    memory of the backend that was in force when it was made: updating it never waits for the device.
 
     Attributes:
-        value: the scale, an array without axes in float32.
+        value: the scale, a 0-d array in float32.
     """
 
     def __init__(self) -> None:
         self.load_state_dict({"scale": INITIAL, "good_steps": 0, "skipped_steps": 0})
 
     def update(self, is_finite: Any) -> None:
-        """Follow a step; `is_finite`, an array without axes, says whether its gradients are finite."""
+        """Follow a step; `is_finite`, a 0-d array, says whether its gradients are finite."""
         xp, value = kernels.array_module(self.value), self.value
         good = xp.where(is_finite, self._good_steps + 1, 0)
         with np.errstate(over="ignore"):
@@ -47,27 +47,26 @@ class LossScale:
 
     @property
     def is_too_small(self) -> Any:
-        """Whether no smaller scale would help, an array without axes."""
+        """A 0-d array: whether no smaller scale would help."""
         return self.value < LEAST
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale, the steps since it changed and those that were skipped, as numbers; it waits for the device."""
+        """Return the scale, the steps since it changed and the skipped steps as numbers; waits for the device."""
         numbers = {"scale": float(self.value), "good_steps": int(self._good_steps)}
         return {**numbers, "skipped_steps": int(self._skipped_steps)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.value = kernels.to_backend(np.asarray(state["scale"], np.float32))
         counts = (kernels.to_backend(np.asarray(state[name])) for name in ("good_steps", "skipped_steps"))
         self._good_steps, self._skipped_steps = counts
 
 
-MOST = 50  # steps that are not read: their batches are kept, and the host runs ahead of the device by no more
+MOST = 50  # steps that the host may run ahead of the device; their batches are kept
 
 
 class StepMade(NamedTuple):
-    """A step, its batches, the loss, the norm of its gradients, and whether the run can go on after it: arrays without
-    axes, or numbers."""
+    """A step: its batches, loss, gradient norm, and whether the run can continue after it; 0-d arrays or numbers."""
 
     step: int
     part: Any
@@ -77,22 +76,22 @@ class StepMade(NamedTuple):
 
 
 class PendingSteps:
-    """The steps whose losses were not read yet. Those in host memory are to be read at once."""
+    """Steps whose losses have not been read from the device; those in host memory are due at once."""
 
     def __init__(self) -> None:
         self._steps: list[StepMade] = []
 
     def add(self, made: StepMade) -> None:
-        """Keep one more step."""
+        """Append a step."""
         self._steps.append(made)
 
     @property
     def is_due(self) -> bool:
-        """Whether they are to be read now."""
+        """True if the steps are to be read now."""
         return bool(self._steps) and (len(self._steps) >= MOST or kernels.array_module(self._steps[-1].loss) is np)
 
     def read(self) -> Iterator[StepMade]:
-        """The steps with numbers, one after another; then there are none. One copy brings them from a device."""
+        """Yield the steps with numbers and forget them. One copy brings all numbers from a device."""
         steps, self._steps = self._steps, []
         if not steps:
             return
@@ -111,14 +110,14 @@ class TrainingDiverged(RuntimeError):
 
 
 def non_finite(grads: Mapping[str, Any]) -> list[str]:
-    """The names of the gradients that hold inf or NaN."""
+    """Return the names of the gradients that hold inf or NaN."""
     return [name for name, array in grads.items() if not bool(kernels.array_module(array).isfinite(array).all())]
 
 
 def keep_for_post_mortem(
     folder: Path, model: Any, batches: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
 ) -> None:
-    """Write the model as it was before the step, its batches (batch-0.npz, ...) and what is known (failure.json)."""
+    """Write the model before the step, its batches (batch-0.npz, ...) and the facts (failure.json)."""
 
     def fill(new: Path) -> None:
         model.save_pretrained(new)
@@ -135,10 +134,10 @@ ENDING = signal.SIGINT, signal.SIGTERM
 
 @contextmanager
 def held_back() -> Iterator[list[int]]:
-    """A block in which the first Ctrl-C or SIGTERM is only noted, in the list that it yields.
+    """Hold back the first Ctrl-C or SIGTERM within the block; it is noted in the list that the block gets.
 
-    The signal acts where the block ends, as it would have without it; a second one acts at once. Elsewhere than in the
-    main thread, where no handlers can be set, signals act as ever.
+    The signal acts at the end of the block; a second one acts at once. Outside the main thread, which alone can set
+    handlers, signals act as usual.
     """
     noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -33,7 +33,7 @@ def _polynomial(position: float, total: float, *, power: float = 1.0, end: float
 
 
 def _warmup_stable_decay(position: float, total: float, *, decay: float = 0.1, end: float = 0.0) -> float:
-    """Full for all but the last part `decay`, then a straight line down (Hu et al. 2024, arXiv:2404.06395)."""
+    """Return 1 until the last fraction `decay`, then fall linearly (Hu et al. 2024, arXiv:2404.06395)."""
     first = (1 - decay) * total
     return 1.0 if position < first else end + (1 - end) * (1 - _progress(position - first, total - first))
 
@@ -50,16 +50,16 @@ _RANGES = {"num_cycles": (0, 1000), "power": (0, 1000), "decay": (0, 1), "end": 
 
 
 class Schedule:
-    """Sets the rate of each group of an optimiser: its initial rate times a factor for the number of steps made.
+    """Sets the rate of each group of an optimiser: its initial rate times a factor of the steps made.
 
     The first step has the factor of 0 steps: 0 with a warm-up.
 
     Args:
-        optimizer: whose groups' `lr` are set, at once and at every `step`.
-        factor: the position -> the factor.
+        optimizer: its groups' `lr` are set at once and at every `step`.
+        factor: maps a position to the factor.
 
     Attributes:
-        position: the number of steps made, or whatever else tells how far a run is (seconds, see `move_to`).
+        position: the number of steps made, or another measure of progress (seconds, see `move_to`).
     """
 
     def __init__(self, optimizer: Optimizer, factor: Callable[[float], float]):
@@ -77,11 +77,11 @@ class Schedule:
             group.lr = group.initial_lr * self.factor(position)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a later run needs to go on."""
+        """Return what a resumed run needs."""
         return {"position": self.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave, and set the rates; TypeError or ValueError for another position."""
+        """Restore what `state_dict` returned. Raises TypeError or ValueError for an invalid position."""
         self.move_to(check_number("position", state.get("position")))
 
 
@@ -93,16 +93,16 @@ def get_scheduler(
     num_training_steps: int | None = None,
     **options: Any,
 ) -> Schedule:
-    """The schedule of that name, after a warm-up in which the rates grow in a straight line from 0.
+    """Return a schedule by name, after a linear warm-up from 0.
 
     Args:
         name: "constant"; "linear", down to 0; "cosine" (`num_cycles`, 0.5 by default: down to 0); "polynomial"
-            (`power`, 1 by default, and `end`, the last factor); "warmup_stable_decay", full until the last part
-            (`decay`, 0.1 by default) of the steps after the warm-up, and then down to `end`.
-        optimizer: whose rates are set.
+            (`power`, 1 by default, and `end`, the last factor); "warmup_stable_decay", full until the last fraction
+            (`decay`, 0.1 by default) of the steps after the warm-up, then down to `end`.
+        optimizer: its rates are set.
         num_warmup_steps: the steps of the warm-up.
-        num_training_steps: all steps, those of the warm-up too; "constant" needs none.
-        options: those of the schedule.
+        num_training_steps: all steps, the warm-up included; "constant" needs none.
+        options: of the schedule.
 
     Raises:
         TypeError, ValueError: for an unknown name or option, and wrong numbers of steps.
@@ -118,7 +118,7 @@ def get_scheduler(
 
 
 def schedule_factor(name: str, warmup: float, total: float, **options: Any) -> Callable[[float], float]:
-    """The factor of a schedule by the position in a run of `total` steps, or seconds; arguments of `get_scheduler`."""
+    """Return the factor of a schedule by the position in a run of `total` steps or seconds; see `get_scheduler`."""
     checks.choice("name", name, SCHEDULES)
     schedule = SCHEDULES[name]
     known = schedule.__kwdefaults__ or {}
@@ -130,7 +130,7 @@ def schedule_factor(name: str, warmup: float, total: float, **options: Any) -> C
         if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
             raise ValueError(f"{option} is {value!r}, expected a number from {least} to {most}")
 
-    return functools.partial(_factor, schedule, warmup, total, options)  # which can be pickled
+    return functools.partial(_factor, schedule, warmup, total, options)  # unlike a closure it can be pickled
 
 
 def _factor(

@@ -27,7 +27,7 @@ from bertcore.training.schedules import Schedule, schedule_factor
 
 
 class TrainOutput(NamedTuple):
-    """What `Trainer.train` returns: the steps made, the mean loss over them, and the times."""
+    """The result of `Trainer.train`: the steps made, their mean loss, and the times."""
 
     global_step: int
     training_loss: float
@@ -35,26 +35,26 @@ class TrainOutput(NamedTuple):
 
 
 class Trainer:
-    """Trains a model, evaluates it, and keeps checkpoints from which a run goes on with the same bits.
+    """Trains a model, evaluates it, and keeps checkpoints from which a run resumes with the same bits.
 
     Args:
         model: with the head that the objective needs.
-        args: how to train.
+        args: the settings.
         data_collator: makes a batch of a list of examples; by default the objective's, else padding to the longest.
-        train_dataset: a sequence of examples (a list, a Dataset of Hugging Face's) or an iterable of them.
+        train_dataset: a sequence of examples (a list, a Hugging Face Dataset) or an iterable of them.
         eval_dataset: likewise, or a mapping of names to datasets.
         processing_class: the tokenizer, which is saved beside the model.
         compute_metrics: from an `EvalPrediction` to {name: number}.
         callbacks: TrainerCallbacks.
         optimizers: (an optimiser, a schedule) in place of those that `args` describe; each may be None.
-        preprocess_logits_for_metrics: of (logits, labels) of a batch, what is kept for `compute_metrics`.
+        preprocess_logits_for_metrics: of (logits, labels) of a batch, returns what is kept for `compute_metrics`.
         objective: what the model learns from; by default its own loss for the labels of the batch.
 
     Attributes:
-        state: how far the run is.
+        state: the progress of the run.
 
     Raises:
-        TypeError, ValueError: for arguments that do not go together.
+        TypeError, ValueError: for arguments that contradict each other.
     """
 
     def __init__(
@@ -82,9 +82,7 @@ class Trainer:
             if getattr(args, name) and model.dtype != "float32":
                 raise ValueError(f"{name} is for models in float32, model has dtype {model.dtype!r}")
         if args.max_seconds is not None and optimizers[1] is not None:
-            raise ValueError(
-                "optimizers has a schedule, which goes by steps, and max_seconds is set: leave one of them out"
-            )
+            raise ValueError("optimizers has a schedule by steps, and max_seconds is set: leave one of them out")
         if args.label_smoothing_factor and objective is not None:
             raise ValueError("label_smoothing_factor and objective are both given: smooth the labels in the objective")
         self.model, self.args, self.processing_class = model, args, processing_class
@@ -100,17 +98,17 @@ class Trainer:
     def train(self, resume_from_checkpoint: bool | str | os.PathLike | None = None) -> TrainOutput:
         """Train until the epochs, steps or seconds of the arguments are done.
 
-        Ctrl-C and SIGTERM take effect after the step in hand, once a checkpoint has been written; a second one at once.
+        Ctrl-C and SIGTERM take effect after the current step, once a checkpoint is written; a second one at once.
 
         Args:
-            resume_from_checkpoint: True for the latest checkpoint in `output_dir` (a new run, if there is none), or a
+            resume_from_checkpoint: True for the latest checkpoint in `output_dir` (a new run if there is none), or a
                 checkpoint's folder.
 
         Raises:
-            TrainingDiverged: if the loss or a gradient is inf or NaN; what is needed to find out why is kept.
+            TrainingDiverged: if the loss or a gradient is inf or NaN; the step's batches and model are kept.
             NotSaved: if a checkpoint cannot be written; the one before stays.
-            ValueError: if there is nothing to train on, or no telling when to end; for an `output_dir` that has
-                checkpoints already, unless the run is resumed; for a checkpoint of other data or of another model.
+            ValueError: without data or an end of the run; for an `output_dir` with checkpoints unless the run is
+                resumed; for a checkpoint of other data or another model.
         """
         if self.train_dataset is None:
             raise ValueError("train_dataset is missing")
@@ -133,10 +131,10 @@ class Trainer:
         return self._outcome(*before)
 
     def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """The loss and the metrics on a dataset, by default the one given at first; on each of several, by name.
+        """Return the loss and the metrics on a dataset, by default `eval_dataset`; on each of several, by name.
 
         Returns:
-            {"eval_loss": ..., what `compute_metrics` gives (each name with the prefix), "eval_runtime": seconds,
+            {"eval_loss": ..., the results of `compute_metrics` (each name with the prefix), "eval_runtime": seconds,
             "eval_samples_per_second": ...}.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -153,14 +151,14 @@ class Trainer:
         return metrics
 
     def predict(self, test_dataset: Any, metric_key_prefix: str = "test") -> PredictionOutput:
-        """The predictions on a dataset, with its labels and metrics where it has labels."""
+        """Return the predictions on a dataset, and its labels and metrics if it has labels."""
         metrics, kept = self._evaluated(test_dataset, metric_key_prefix, keep=True)
         return PredictionOutput(*(kept or (None, None)), metrics)
 
     def save_model(self, output_dir: str | os.PathLike | None = None) -> None:
-        """Write the model, and the tokenizer if there is one, to a folder, by default that of the run.
+        """Write the model and the tokenizer to a folder, by default that of the run.
 
-        Of several processes the first writes, and the others do not wait for it.
+        Of several processes the first writes; the others do not wait for it.
         """
         if not self.processes.is_first:
             return
@@ -170,7 +168,7 @@ class Trainer:
             self.processing_class.save_pretrained(folder)
 
     def is_world_process_zero(self) -> bool:
-        """Whether this is the first process of the run, which writes and tells for all."""
+        """Return whether this is the first process of the run, which writes and reports for all."""
         return self.processes.is_first
 
     # --- what a run is made of ------------------------------------------------------------------------
@@ -182,7 +180,7 @@ class Trainer:
         return made or DataCollatorWithPadding(self.processing_class)
 
     def _start(self, resume: bool | str | os.PathLike | None) -> Path | None:
-        """The checkpoint to start from; the folder of the run is made, or cleaned."""
+        """Return the checkpoint to start from; the run's folder is created or cleaned."""
         sweep_checkpoints(self.args.output_dir)
         Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         if resume not in (None, False, True):
@@ -216,20 +214,7 @@ class Trainer:
             eps=args.adam_epsilon,
             weight_decay=args.weight_decay,
         )
-        return Run(
-            args,
-            model=self.model,
-            objective=self.objective,
-            optimizer=optimizer,
-            schedule=self.schedule or self._made_schedule(optimizer, length),
-            batches=batches,
-            collate=self._numbered_collator(),
-            callbacks=self.callbacks,
-            evaluate=self.evaluate,
-            tokenizer=self.processing_class,
-            processes=self.processes,
-            length=length,
-        )
+        return Run(self, optimizer, self.schedule or self._made_schedule(optimizer, length), batches, length)
 
     def _made_schedule(self, optimizer: Optimizer, length: int | None) -> Schedule:
         args = self.args
@@ -238,7 +223,7 @@ class Trainer:
         return Schedule(optimizer, schedule_factor(args.lr_scheduler_type, warmup, total, **args.lr_scheduler_kwargs))
 
     def _length(self, batches: Batches) -> int | None:
-        """The number of steps of a run; None where only time ends it."""
+        """Return the number of steps of a run; None if only time ends it."""
         if self.args.max_steps != -1:
             return self.args.max_steps
         if self.args.max_seconds is not None:
@@ -253,8 +238,8 @@ class Trainer:
         steps = -(-count // (self.args.gradient_accumulation_steps * self.processes.count))
         return max(1, math.ceil(self.args.num_train_epochs * steps))
 
-    def _numbered_collator(self) -> NumberedCollator:
-        """The collator; one of ours does not see the columns that neither model nor objective takes."""
+    def numbered_collator(self) -> NumberedCollator:
+        """Return the collator; one of ours does not see columns that neither model nor objective takes."""
         is_ours = self.args.remove_unused_columns and isinstance(self.data_collator, DataCollatorWithPadding)
         columns = {*self.model.arguments, *self.objective.targets, *LABELS, *LEFT_OUT} if is_ours else None
         return NumberedCollator(self.data_collator, self.args.seed, columns)
@@ -264,7 +249,7 @@ class Trainer:
     def _evaluated(self, dataset: Any, prefix: str, *, keep: bool) -> tuple[dict[str, float], EvalPrediction | None]:
         started, was_training = time.monotonic(), self.model.training
         batches = Batches(dataset, batch_size=self.args.per_device_eval_batch_size, shuffle=False)
-        collate = self._numbered_collator()
+        collate = self.numbered_collator()
         collated = (collate(examples, number) for number, examples in enumerate(batches.epoch(0)))
         self.model.eval()
         try:
@@ -294,14 +279,14 @@ class Trainer:
 
 
 def _weighed_for(model: Any, objective: objectives.Objective) -> objectives.Objective:
-    """`objective`; its weight counts what the loss of `model` is a mean over."""
+    """Return `objective` with a weight that counts the labels that the loss of `model` is a mean over."""
     if type(objective) is objectives.Supervised and model.predicts_next_words:
         return NextWords(objective.label_smoothing, objective.class_weights)
     return objective
 
 
 def _checked_optimizers(optimizers: Any) -> tuple[Optimizer | None, Schedule | None]:
-    """The pair; TypeError for what is none."""
+    """Return the pair. Raises TypeError for anything else."""
     is_pair = isinstance(optimizers, tuple | list) and len(optimizers) == 2
     if not is_pair or not isinstance(optimizers[0], Optimizer | None) or not isinstance(optimizers[1], Schedule | None):
         expected = "(an Optimizer or None, a Schedule or None)"
@@ -310,7 +295,7 @@ def _checked_optimizers(optimizers: Any) -> tuple[Optimizer | None, Schedule | N
 
 
 def _check_trains(optimizer: Optimizer | None, trained: Block) -> None:
-    """ValueError for an optimiser of another model, whose steps would change that."""
+    """Raise ValueError for an optimiser of another model, whose steps would change that model."""
     known = set(trained.parameters())
     for group in [] if optimizer is None else optimizer.groups:
         if not known.issuperset(group.parameters):
@@ -318,7 +303,7 @@ def _check_trains(optimizer: Optimizer | None, trained: Block) -> None:
 
 
 def _checked_metrics(metrics: Any) -> dict[str, Any]:
-    """{name: number of Python's}, which the log and checkpoints can hold; TypeError for what is none."""
+    """Return {name: Python number}, which the log and checkpoints can hold. Raises TypeError for other values."""
     if not isinstance(metrics, Mapping):
         raise TypeError(f"compute_metrics returned {type(metrics).__name__}, expected {{name: number}}")
     plain = {name: value.item() if getattr(value, "size", 0) == 1 else value for name, value in metrics.items()}

@@ -257,7 +257,7 @@ def test_a_schedule_of_steps_does_not_go_by_seconds(tmp_path):
     args = TrainingArguments(tmp_path, max_seconds=5)
     model = classifier()
     optimizer = AdamW(model)
-    with pytest.raises(ValueError, match="optimizers has a schedule, which goes by steps, and max_seconds is set"):
+    with pytest.raises(ValueError, match="optimizers has a schedule by steps, and max_seconds is set"):
         Trainer(model, args, collate, LABELLED, optimizers=(optimizer, get_scheduler("constant", optimizer)))
 
 

@@ -1,4 +1,4 @@
-"""Training data: files, read as a stream, documents, labelled texts, and batches."""
+"""Training data: files read as a stream, documents, labelled texts, questions, stored examples and batches."""
 
 from bertcore.training.data.batches import Batches
 from bertcore.training.data.files import Documents, MalformedRecord, Record, Records, split_sentences

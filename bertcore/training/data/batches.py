@@ -1,4 +1,4 @@
-"""Batches of a dataset: by a number of examples or of tokens, shuffled with a seed, of similar lengths on request."""
+"""Batches of a dataset: by a number of examples or tokens, shuffled with a seed, on request of similar lengths."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ class Batches:
     """The batches of a dataset, epoch by epoch; the same seed and epoch give the same batches.
 
     Args:
-        dataset: a sequence of examples (a list, `StoredExamples`, a Dataset of Hugging Face's), read batch by batch; or
-            an iterable, or a function that returns one, read once for each epoch and shuffled within 4,096 examples.
-            An iterator (a generator) has one epoch.
+        dataset: a sequence of examples (a list, `StoredExamples`, a Hugging Face Dataset), read batch by batch; or an
+            iterable, or a function that returns one, read once for each epoch and shuffled within 4,096 examples. An
+            iterator (a generator) has one epoch.
         batch_size: the most examples of a batch.
         max_tokens: the most tokens (of input_ids) of a batch; a longer example has a batch to itself. Padding does not
             count, since models leave it out.
         shuffle: whether examples come in random order.
-        group_by_length: examples of 50 batches are sorted by length before they are cut into batches, and those are
-            shuffled again.
+        group_by_length: sort the examples of 50 batches by length before cutting batches, and shuffle these.
         drop_last: leave out the last batch of an epoch if it is not full.
         seed: of the random order.
 
     Raises:
-        TypeError, ValueError: for what is not a dataset, or a wrong number or flag.
+        TypeError, ValueError: for anything but a dataset, or a wrong number or flag.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class Batches:
         seed: int = 0,
     ):
         is_any = _is_sized(dataset) or isinstance(dataset, Iterable) or callable(dataset)
-        # Which gives its columns in the place of rows.
+        # A table gives its columns in the place of rows.
         is_table = hasattr(dataset, "columns") and len(getattr(dataset, "shape", ())) == 2
         if not is_any or is_table or isinstance(dataset, str | Mapping):
             raise TypeError(f"dataset is {type(dataset).__name__}, expected a sequence or an iterable of examples")
@@ -65,7 +64,7 @@ class Batches:
         self.shuffle, self.group_by_length, self.drop_last, self.seed = shuffle, group_by_length, drop_last, seed
 
     def __len__(self) -> int:
-        """The number of batches of an epoch; TypeError for a stream, and with `max_tokens`: it is not known before."""
+        """Return the number of batches of an epoch. Raises TypeError for a stream or with `max_tokens`."""
         if not _is_sized(self.dataset) or self.max_tokens is not None:
             raise TypeError("the number of batches is not known before they are made")
         count = len(self.dataset)
@@ -73,13 +72,13 @@ class Batches:
 
     @property
     def num_examples(self) -> int | None:
-        """The examples of the dataset; None for a stream."""
+        """The number of examples; None for a stream."""
         return len(self.dataset) if _is_sized(self.dataset) else None
 
     def fingerprint(self) -> str | None:
-        """What tells this dataset from another: a hash of up to 64 examples, the first and the last among them.
+        """Return a hash of up to 64 examples, the first and the last among them, that identifies the dataset.
 
-        None for a stream, and for a dataset that does not give the same twice.
+        It is None for a stream, and for a dataset that changes between reads.
         """
         if not _is_sized(self.dataset) or not len(self.dataset):
             return None
@@ -87,13 +86,13 @@ class Batches:
         return first if first == again else None
 
     def epoch(self, number: int, *, skip: int = 0, every: int = 1) -> Iterator[list[Example]]:
-        """The batches of one epoch, but for the first `skip`; of the others each `every`-th, from the first on.
+        """Yield the batches of one epoch after the first `skip`, each `every`-th of them.
 
-        Of a sequence, what is skipped is not read (with `max_tokens` or `group_by_length` it is, for its length); of an
-        iterable it is read and left out.
+        Skipped examples of a sequence are not read (with `max_tokens` or `group_by_length` they are, for their
+        lengths); those of an iterable are read and dropped.
 
         Raises:
-            TypeError, ValueError: for what is no number from 0 on; for a second epoch of an iterator.
+            TypeError, ValueError: unless the arguments are integers in range; for a second epoch of an iterator.
         """
         return self._epoch(check_count("number", number, 0), check_count("skip", skip, 0), check_count("every", every))
 
@@ -147,7 +146,7 @@ class Batches:
 
     def _grouped(self, examples: Iterator[_Lazy], rng: np.random.Generator) -> Iterator[list[_Lazy]]:
         while some := list(itertools.islice(examples, GROUPED * self.batch_size)):
-            some.sort(key=len, reverse=True)  # the longest first: what is too much for the memory shows at once
+            some.sort(key=len, reverse=True)  # the longest first: too little memory shows at once
             batches = list(self._cut(some, is_end=len(some) < GROUPED * self.batch_size))
             order = rng.permutation(len(batches)) if self.shuffle else range(len(batches))
             yield from (batches[index] for index in order)
@@ -169,12 +168,12 @@ class _Lazy:
     def __len__(self) -> int:
         example = self()
         if "input_ids" not in example:
-            raise ValueError(f"an example has no input_ids, by which its length goes; it has {', '.join(example)}")
+            raise ValueError(f"an example has no input_ids, which give its length; it has {', '.join(example)}")
         return len(example["input_ids"])
 
 
 def _take(waiting: list[Example], rng: np.random.Generator) -> Example:
-    """One of them, at random; the last takes its place."""
+    """Remove and return a random example; the last takes its place."""
     index = int(rng.integers(len(waiting)))
     waiting[index], waiting[-1] = waiting[-1], waiting[index]
     return waiting.pop()
@@ -187,7 +186,7 @@ def _hash_of_some(dataset: Sequence[Example]) -> str:
 
 
 def _listed(value: Any) -> Any:
-    """An array as lists, a mapping as a dict; of what else JSON has not, the name of its type."""
+    """Return an array as lists, a mapping as a dict; for other values that JSON lacks, the name of their type."""
     if isinstance(value, Mapping):
         return dict(value)
     return value.tolist() if hasattr(value, "tolist") else type(value).__name__

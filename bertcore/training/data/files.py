@@ -1,4 +1,4 @@
-"""Records of text files, JSON lines and CSV, read one after another: no file is ever whole in memory."""
+"""Records of text files, JSON lines and CSV as a stream, and the documents made of them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class MalformedRecord(ValueError):
 
 
 class Record(dict[str, Any]):
-    """A record of a file: its values by name, and where it stands.
+    """A record of a file: its values by name, and its position.
 
     Attributes:
-        file, line: the line is that of the record's end, from 1 on.
-        is_line: whether it is a line of plain text, and not a whole text.
+        file, line: the line is that of the record's end, from 1.
+        is_line: whether it is a line of plain text rather than a whole text.
     """
 
     __slots__ = ("file", "is_line", "line")
@@ -46,28 +46,28 @@ def _restored(values: Mapping[str, Any], file: str, line: int, is_line: bool) ->
 
 
 class Records:
-    """The records of files, in their order; every loop over it reads them again.
+    """The records of files, in their order; every loop over it reads them again. No file is ever whole in memory.
 
-    A file's ending tells what it holds; .gz may follow each:
+    The file ending gives the format; .gz may follow each:
 
-        .txt, .text, .md, or none    a record {"text": line} for each line; an empty line is a record, too: it ends
-                                     a document
+        .txt, .text, .md, or none    a record {"text": line} for each line; an empty line is a record, too: it ends a
+            document
         .jsonl, .json                an object in each line
         .csv, .tsv                   a row, by the names in the first line
 
     Args:
-        paths: files; folders, of which all files of a known ending are read in the order of their names; and "-" for
-            standard input, lines of text that can be read once.
-        on_malformed: "error", or "skip" for leaving out what cannot be read.
+        paths: files; folders, whose files of a known ending are read in the order of their names; and "-" for standard
+            input, lines of text that can be read once.
+        on_malformed: "error", or "skip" to leave out records that cannot be read.
 
     Attributes:
-        problems: the first 20 that were left out, as "file:line: why".
-        malformed: how many records were left out.
+        problems: the first 20 records left out, as "file:line: why".
+        malformed: the number of records left out.
 
     Raises:
-        FileNotFoundError: for a path that is not there.
-        ValueError: for another ending, a folder with nothing to read, or an unknown `on_malformed`.
-        MalformedRecord: in a loop, for what cannot be read: not UTF-8, no JSON object, a line of more than 16 million
+        FileNotFoundError: for a path that does not exist.
+        ValueError: for another ending, a folder without readable files, or an unknown `on_malformed`.
+        MalformedRecord: in a loop, for anything but UTF-8, a line that is not a JSON object or has more than 16 million
             bytes, a row of another length than the first, damaged compression.
     """
 
@@ -100,7 +100,7 @@ class Records:
 
 
 def wrong_record(record: Any, number: int, problem: str) -> MalformedRecord:
-    """The error for a record that cannot be used: where it stands, what is wrong, and what it has."""
+    """Return the error for a record that cannot be used: its position, the problem, and its contents."""
     where = f"{record.file}:{record.line}:" if isinstance(record, Record) else f"records[{number}]"
     held = f"it has {', '.join(map(repr, record)) or 'nothing'}" if isinstance(record, Mapping) else f"it is {record!r}"
     return MalformedRecord(f"{where} {problem}; {held:.200}")
@@ -120,7 +120,7 @@ Lines = Iterator[tuple[int, str] | _Problem]
 
 
 def _lines(stream: IO[bytes]) -> Lines:
-    """(number, line without its end) of each line, or what is wrong with it."""
+    """Yield (number, line without its end) for each line, or its problem."""
     number = 0
     while True:
         number += 1
@@ -163,13 +163,13 @@ def _json_object(number: int, line: str) -> _Found | _Problem:
 
 
 def json_object(line: str) -> dict[str, Any]:
-    """The object in a line of JSON lines. Raises ValueError for what is none, and for text that is no Unicode."""
+    """Return the object in a line of JSON. Raises ValueError if it is not a JSON object or not valid Unicode."""
     try:
         value = json.loads(line)
-        if "\\ud" in line.lower():  # an escape of half a character, which no text can hold
+        if "\\ud" in line.lower():  # an escaped half of a surrogate pair is not valid Unicode
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON, expected an object in each line: {error}") from error
+        raise ValueError(f"not JSON, expected an object in each line: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"a JSON {type(value).__name__}, expected an object in each line")
     return value
@@ -238,7 +238,7 @@ def _opened(file: str | Path) -> Any:
 
 
 def _files(path: str | os.PathLike) -> list[str | Path]:
-    """What a path stands for: itself, or all files of a folder, in the order of their names."""
+    """Return the files that a path stands for: itself, or all files of a folder, sorted by name."""
     if path == STDIN:
         return [STDIN]
     if not os.fspath(path):
@@ -247,10 +247,10 @@ def _files(path: str | os.PathLike) -> list[str | Path]:
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.is_file() and _ending(file) in KNOWN)
         if not found:
-            raise ValueError(f"{path} holds no file to read, known endings are {', '.join(KNOWN)}")
+            raise ValueError(f"{path} has no readable file, expected endings {', '.join(KNOWN)}")
         return found
     if not path.is_file():
-        raise FileNotFoundError(f"{path} {'is no file' if path.exists() else 'does not exist'}")
+        raise FileNotFoundError(f"{path} {'is not a file' if path.exists() else 'does not exist'}")
     if _ending(path) not in _PARSERS:
         raise ValueError(f"{path} ends with {_ending(path)}, known are {', '.join(KNOWN)}, and .gz after each")
     return [path]
@@ -262,20 +262,20 @@ LONGEST_DOCUMENT = 1 << 20  # characters
 class Documents:
     """The documents of records; every loop over it reads them again.
 
-    An empty line of a text file ends a document, and so does the end of the file; every other record is a document of
-    its own: its column of text. A document of more than a million characters comes in parts, so that a file without an
-    empty line is never whole in memory.
+    An empty line of a text file ends a document, and so does the end of the file; any other record is a document: its
+    text column. A document of more than a million characters comes in parts, so that a file without an empty line is
+    never whole in memory.
 
     Args:
         records: `Records`, a Hugging Face dataset, or any iterable of mappings.
-        column: the name of the text in records that are no lines.
-        language: documents are split into sentences by the rules of this language ("en", "de", ...; needs sentencex);
-            None leaves their lines as they are.
+        column: the name of the text in records that are not lines.
+        language: split documents into sentences by the rules of this language ("en", "de", ...; needs sentencex); None
+            leaves their lines as they are.
 
-    A document is a list of strings without white space around them; empty ones, and empty documents, are left out.
+    A document is a list of strings without surrounding white space; empty ones, and empty documents, are left out.
 
     Raises:
-        TypeError: for what is no iterable.
+        TypeError: unless records is an iterable.
         MalformedRecord (a ValueError): in a loop, for a record without a text in the column.
         ImportError: if sentences are asked for and sentencex is not installed.
     """
@@ -295,7 +295,7 @@ class Documents:
                 yield document
 
     def _lines(self) -> Iterator[list[str]]:
-        """The lines of each document."""
+        """Yield the lines of each document."""
         waiting: list[str] = []
         length, file = 0, None
         for number, record in enumerate(self.records):
@@ -323,10 +323,10 @@ class Documents:
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:
-    """The sentences of a text with the white space between them: joined, they are the text.
+    """Return the sentences of a text with the white space between them: joined, they are the text.
 
-    By the rules of sentencex (https://github.com/wikimedia/sentencex) for the language, a code of two or three letters;
-    it has rules of their own for some 30, and takes the nearest for others.
+    sentencex (https://github.com/wikimedia/sentencex) splits by the rules of the language, a code of two or three
+    letters; it has rules for some 30 languages, and uses the nearest for others.
     """
     try:
         sentencex = importlib.import_module("sentencex")

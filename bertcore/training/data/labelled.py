@@ -1,4 +1,4 @@
-"""Examples of labelled texts: records of columns become what a model and its loss take."""
+"""Examples of labelled texts: columns of records become inputs of a model and its loss."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from bertcore.training.masking import IGNORED
 
 AT_ONCE = 256  # records that are tokenised together
 MISSING = "nan", "inf", "-inf"  # refused among numbers; among words they may be labels
-MANY, FEW = 20, 20  # so many different integers, with fewer records each, may be numbers as well as classes
-DOCUMENT = "-DOCSTART-"  # what begins a document among CoNLL's lines
+MANY, FEW = 20, 20  # more different integers than MANY, with fewer than FEW records each, may be numbers or classes
+DOCUMENT = "-DOCSTART-"  # begins a document in CoNLL's files
 
-KINDS = "which may be classes or numbers to predict: kind='classes' or 'numbers' (--label-kind) says what they are"
+KINDS = "which may be classes or numbers to predict: choose by kind='classes' or 'numbers' (--label-kind)"
 
 Numbered = tuple[int, Mapping[str, Any]]
 
@@ -32,9 +32,9 @@ class LabelledTexts:
     Attributes:
         text, text_pair, label: the names of the columns; None for no second text.
         labels: the names of the classes in their order; empty for numbers.
-        is_multiple: a label is a list of any number of classes (or their names with commas between them).
+        is_multiple: a label is a list of any number of classes (or their names separated by commas).
 
-    A text's label is the number of its class, a number, or a 0 or 1 for each class, as the losses
+    A text's label is the index of its class, a number, or a 0 or 1 for each class, as the losses
     "single_label_classification", "regression" and "multi_label_classification" take them.
     """
 
@@ -56,17 +56,17 @@ class LabelledTexts:
         *,
         kind: str | None = None,
     ) -> LabelledTexts:
-        """The columns with the labels that records have; all are read once.
+        """Return the columns with the labels that the records have; all are read once.
 
-        Lists are several labels for each text; numbers of which some are no integers are numbers; all else are classes,
-        in the order of their numbers, or of the alphabet. `kind`, "classes" or "numbers", says what integers are; where
-        more than 20 differ, with fewer than 20 records each, it has to be said.
+        Lists are several labels per text; numbers with any fraction among them are numbers; other labels are classes,
+        sorted as numbers or alphabetically. `kind`, "classes" or "numbers", decides about integers; it is required if
+        more than 20 differ, with fewer than 20 records each.
 
         Raises:
-            MalformedRecord (a ValueError): for a record without a label, with nan where others have numbers, or with
-                any word where others have fractions.
-            ValueError: for lists and other labels, integers that may be either, labels that are not of the `kind`, an
-                unknown one, or no record at all.
+            MalformedRecord (a ValueError): for a record without a label, with nan where others have numbers, or with a
+                word where others have fractions.
+            ValueError: for lists and other labels, integers that may be either, labels that contradict `kind`, an
+                unknown `kind`, or no record.
         """
         checks.choice("kind", kind, (None, "classes", "numbers"))
         names: dict[str, Numbered] = {}  # and the first record of each
@@ -95,7 +95,7 @@ class LabelledTexts:
 
     @property
     def problem_type(self) -> str:
-        """As a config names it."""
+        """The config's name of the task."""
         if not self.labels:
             return "regression"
         return "multi_label_classification" if self.is_multiple else "single_label_classification"
@@ -103,10 +103,10 @@ class LabelledTexts:
     def examples(
         self, records: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int | None = None
     ) -> Iterator[dict[str, Any]]:
-        """An example of each record, cut to `max_length` tokens (by default the tokenizer's longest).
+        """Yield an example of each record, cut to `max_length` tokens (by default the tokenizer's limit).
 
         Raises:
-            MalformedRecord (a ValueError): for a record that lacks a column, with another label; it is named.
+            MalformedRecord (a ValueError): naming a record that lacks a column, or has another label.
         """
         columns = [self.text] if self.text_pair is None else [self.text, self.text_pair]
         for some in _in_parts(records):
@@ -117,10 +117,10 @@ class LabelledTexts:
                 yield {name: rows[index] for name, rows in batch.items()} | {"label": label}
 
     def inputs(self, records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[dict[str, str], Any]]:
-        """The texts of each record, {"text"} or {"text", "text_pair"} as pipelines take them, and its label.
+        """Yield the texts of each record, {"text"} or {"text", "text_pair"} as pipelines take them, and its label.
 
         Raises:
-            MalformedRecord (a ValueError): for a record that lacks a column, with another label; it is named.
+            MalformedRecord (a ValueError): naming a record that lacks a column, or has another label.
         """
         columns = {"text": self.text} | ({} if self.text_pair is None else {"text_pair": self.text_pair})
         for number, record in enumerate(records):
@@ -150,9 +150,9 @@ class LabelledWords:
     """Texts of words with a tag each.
 
     Attributes:
-        words, tags: the names of the columns: lists, or strings with white space between. Lines of plain text are a
-            word and its tag each (the first and the last column, as CoNLL has them); an empty line ends a text.
-        labels: the tags in the order of their numbers.
+        words, tags: the names of the columns: lists, or strings separated by white space. A line of plain text is a
+            word and its tag (the first and the last column, as in CoNLL); an empty line ends a text.
+        labels: the tags in the order of their indices.
 
     A word's tag is that of its first token; its other tokens, and special ones, have none (-100).
     """
@@ -165,7 +165,7 @@ class LabelledWords:
 
     @classmethod
     def found_in(cls, records: Iterable[Mapping[str, Any]], words: str = "tokens", tags: str = "tags") -> LabelledWords:
-        """The columns with the tags that records have; all are read once. ValueError if there are none."""
+        """Return the columns with the tags that the records have; all are read once. Raises ValueError without tags."""
         columns = cls(words, tags)
         found = {tag for _, _, _, row in columns._rows(records) for tag in row}
         if not found:
@@ -175,11 +175,11 @@ class LabelledWords:
     def examples(
         self, records: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int | None = None
     ) -> Iterator[dict[str, Any]]:
-        """An example of each text, cut to `max_length` tokens (by default the tokenizer's longest).
+        """Yield an example of each text, cut to `max_length` tokens (by default the tokenizer's limit).
 
         Raises:
-            MalformedRecord (a ValueError): for a record that lacks a column, with other numbers of words and tags, or
-                with another tag; it is named.
+            MalformedRecord (a ValueError): naming a record that lacks a column, has unequal numbers of words and tags,
+                or another tag.
         """
         numbers = {name: index for index, name in enumerate(self.labels)}
         rows = self._rows(records)
@@ -196,7 +196,7 @@ class LabelledWords:
                 yield made | {"labels": labels}
 
     def whole(self, records: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """The records, those of lines put together: one for each text, which stands where its first word does."""
+        """Yield the records, with lines joined to one record per text, which stands where its first word does."""
         text: Record | None = None
         for number, record in enumerate(records):
             if not (isinstance(record, Record) and record.is_line):
@@ -220,7 +220,7 @@ class LabelledWords:
     def _rows(
         self, records: Iterable[Mapping[str, Any]]
     ) -> Iterator[tuple[int, Mapping[str, Any], list[str], list[str]]]:
-        """(number, record, words, tags) of each text that has words."""
+        """Yield (number, record, words, tags) of each text that has words."""
         for number, record in enumerate(self.whole(records)):
             words, tags = (
                 _strings(_value(record, number, column), record, number, column) for column in (self.words, self.tags)
@@ -233,11 +233,11 @@ class LabelledWords:
 
 @dataclass(frozen=True)
 class TextColumns:
-    """Texts that belong together, with a number or none, as objectives of sentence embeddings take them.
+    """Texts that belong together, with an optional number, for objectives of sentence embeddings.
 
     Attributes:
         columns: the names of the columns of texts, in their order.
-        label: the name of the column of numbers; None for none.
+        label: the name of the column of numbers, or None.
     """
 
     columns: tuple[str, ...] = ("text", "text_pair")
@@ -246,10 +246,10 @@ class TextColumns:
     model_class = "AutoModel"
 
     def examples(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The texts of each record, and its "label".
+        """Yield the texts of each record, and its "label".
 
         Raises:
-            MalformedRecord (a ValueError): for a record that lacks a column, or whose label is no number; it is named.
+            MalformedRecord (a ValueError): naming a record that lacks a column, or whose label is not a number.
         """
         for number, record in enumerate(records):
             made: dict[str, Any] = {column: _text(record, number, column) for column in self.columns}
@@ -263,10 +263,10 @@ class TextColumns:
 
 @dataclass(frozen=True)
 class TextMentions:
-    """Texts with the entities that they mention, as `objectives.EntityMaskedLM` takes them.
+    """Texts with the entities that they mention, for `objectives.EntityMaskedLM`.
 
-    A record has the text; entity_spans, the first and the last + 1 character of each mention; and entities, the name of
-    each.
+    A record has the text; entity_spans, the first and the last + 1 character of each mention; and entities, their
+    names.
 
     Attributes:
         column: the name of the column of texts.
@@ -275,11 +275,11 @@ class TextMentions:
     column: str = "text"
 
     def examples(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The text, the spans and the names of each record.
+        """Yield the text, the spans and the names of each record.
 
         Raises:
-            MalformedRecord (a ValueError): for a record that lacks one of them, or whose spans are not within the text
-                or not one each name; it is named.
+            MalformedRecord (a ValueError): naming a record that lacks one of them, or whose spans are outside the text
+                or not one per name.
         """
         for number, record in enumerate(records):
             text, spans = _text(record, number, self.column), _value(record, number, "entity_spans")
@@ -295,7 +295,7 @@ class TextMentions:
 
 
 def _is_span(span: Any, length: int) -> bool:
-    """Whether this is the first and the last + 1 of some of so many characters."""
+    """Return whether this is (first, last + 1) within `length` characters."""
     if not isinstance(span, list | tuple) or [type(end) for end in span] != [int, int]:
         return False
     return 0 <= span[0] < span[1] <= length
@@ -331,7 +331,7 @@ def _strings(value: Any, record: Mapping[str, Any], number: int, column: str) ->
 
 
 def _name(value: Any, record: Mapping[str, Any], number: int, column: str) -> str:
-    """What a class is called: true and 1.0 are 1."""
+    """Return the name of a class: true and 1.0 are 1."""
     if isinstance(value, str) and value.strip():
         return value.strip()
     if isinstance(value, bool | int | float) and math.isfinite(value):
@@ -340,7 +340,7 @@ def _name(value: Any, record: Mapping[str, Any], number: int, column: str) -> st
 
 
 def _number(value: Any) -> float | None:
-    """The number that a value, or its spelling, is; None for others and for what is not finite."""
+    """Return the number that a value, or its spelling, represents; None if it is not finite or not a number."""
     try:
         found = float(value) if isinstance(value, str | int | float) else math.nan
     except ValueError:
@@ -355,6 +355,6 @@ def _check_known(names: set[str], labels: Sequence[str], record: Mapping[str, An
 
 
 def _by_number_or_letters(name: str) -> tuple[float, str]:
-    """Numbers come first, in their order."""
+    """Sort key: numbers first, in their order."""
     number = _number(name)
     return (math.inf if number is None else number), name

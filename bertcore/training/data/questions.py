@@ -1,4 +1,4 @@
-"""Questions on texts: windows of a long text with the places of the answer, and answers read from their scores."""
+"""Questions about texts: windows of a long text with the place of the answer, and answers read from scores."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from bertcore.training.data.files import wrong_record
 from bertcore.training.metrics import answer_scores
 
 AT_ONCE = 64  # questions that are tokenised together
-BEST = 20  # starts, and ends, of which all pairs are tried
+BEST = 20  # all pairs of so many starts and ends are tried
 
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions with texts that answer them, in the form of SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250).
+    """Questions with texts that answer them, in SQuAD's form (Rajpurkar et al. 2016, arXiv:1606.05250).
 
     Attributes:
         question, context, answers: the names of the columns. `answers` has {"text": [...], "answer_start": [...]}:
-            right answers, and at which character of the context each starts; none where the text has no answer.
-        stride: how many tokens of a text that is too long its next window repeats.
+            right answers, and the character of the context where each starts; empty if the text has no answer.
+        stride: the number of tokens that consecutive windows of a long text share.
     """
 
     question: str = "question"
@@ -36,16 +36,15 @@ class Questions:
     def examples(
         self, records: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int | None = None
     ) -> Iterator[dict[str, Any]]:
-        """The windows of each question, of at most `max_length` tokens (by default the tokenizer's longest).
+        """Yield the windows of each question, of at most `max_length` tokens (by default the tokenizer's limit).
 
-        An example has start_positions and end_positions, the columns of the first answer's first and last token, or
-        that of the token which stands for the whole, where the window does not hold the answer; for `best_answers`
-        overflow_to_sample_mapping, the number of the question, and offset_mapping, the characters of the context that
-        each token stands for, (0, 0) for others.
+        An example has start_positions and end_positions, the columns of the first answer's first and last token, or of
+        the first token ([CLS]) if the window does not hold the answer; for `best_answers` overflow_to_sample_mapping,
+        the number of the question, and offset_mapping, the characters of the context for each token, (0, 0) for others.
 
         Raises:
-            MalformedRecord (a ValueError): for a record that lacks a column, or whose answer is not where it says.
-            ValueError: for a tokenizer that pads on the left, from where columns are counted.
+            MalformedRecord (a ValueError): for a record that lacks a column, or whose answer is not at its position.
+            ValueError: for a tokenizer that pads on the left, where columns begin.
         """
         if tokenizer.padding_side != "right":
             raise ValueError("tokenizer pads on the left: load it with padding_side='right'")
@@ -76,7 +75,7 @@ class Questions:
         return value
 
     def _answer(self, record: Mapping[str, Any], number: int) -> tuple[int, int] | None:
-        """The characters of the first answer; None for none."""
+        """Return the characters of the first answer, or None."""
         answers = record.get(self.answers)
         try:
             texts, starts = answers["text"], answers["answer_start"]
@@ -92,7 +91,7 @@ class Questions:
         return start, start + len(first)
 
     def references(self, record: Mapping[str, Any]) -> list[str]:
-        """All right answers."""
+        """Return all right answers."""
         return list(record[self.answers]["text"])
 
 
@@ -104,16 +103,16 @@ def best_answers(
     context: str = "context",
     longest: int = 30,
 ) -> list[str]:
-    """The answer of each record: the span with the highest sum of its start's and its end's score, in any window.
+    """Return each record's answer: the span with the highest sum of start and end score, in any window.
+
+    It is "" if the first token ([CLS]) scores higher in every window.
 
     Args:
-        records: what `windows` were made of.
+        records: the source of `windows`.
         windows: of `Questions.examples`.
-        scores: (start_logits, end_logits), (windows, length) each, as wide as the longest window at least.
+        scores: (start_logits, end_logits), (windows, length) each, at least as wide as the longest window.
         context: the name of the column of texts.
         longest: the most tokens of an answer.
-
-    "" where the token that stands for the whole (the first) scores higher, in every window.
     """
     best = [(-np.inf, "")] * len(records)
     none = np.full(len(records), np.inf)
@@ -129,7 +128,7 @@ def best_answers(
 def answer_metrics(
     records: Sequence[Mapping[str, Any]], windows: Sequence[Mapping[str, Any]], questions: Questions | None = None
 ) -> Callable[[tuple[Any, Any]], dict[str, float]]:
-    """A metric of the scores of `windows`, which were made of `records`: exact match and F1 of the answers."""
+    """Return a metric of the scores of `windows`, made from `records`: exact match and F1 of the answers."""
     questions = questions or Questions()
     references = [questions.references(record) for record in records]
 
@@ -146,7 +145,7 @@ def _whole(ids: Sequence[int], tokenizer: Any) -> int:
 def _place(
     offsets: Sequence[tuple[int, int]], inside: Sequence[bool], answer: tuple[int, int] | None
 ) -> tuple[int, int] | None:
-    """The first and the last token of an answer; None if the window does not hold all of it."""
+    """Return the first and the last token of an answer; None if the window does not hold all of it."""
     if answer is None or True not in inside:
         return None
     first, last = inside.index(True), len(inside) - 1 - inside[::-1].index(True)
@@ -165,7 +164,7 @@ def _score_of_none(starts: np.ndarray, ends: np.ndarray, offsets: Sequence[tuple
 def _best_span(
     starts: np.ndarray, ends: np.ndarray, offsets: Sequence[tuple[int, int]], longest: int
 ) -> tuple[float, int, int] | None:
-    """(score, first character, last + 1) of the best span of at most `longest` tokens."""
+    """Return (score, first character, last + 1) of the best span of at most `longest` tokens."""
     tokens = np.array([column for column, (first, last) in enumerate(offsets) if last > first], int)
     pairs = [
         (float(starts[start] + ends[end]), offsets[start][0], offsets[end][1])

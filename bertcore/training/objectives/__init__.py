@@ -1,9 +1,8 @@
-"""Objectives: what a model learns from, each in a class with its loss, its examples and its weight.
+"""Objectives: what a model learns from, each a class with its loss, its examples and its weight.
 
-objective.py has what all share, sums and losses of the caller's own; supervised.py labels. What is learned from raw
-texts: language_modeling.py, span_boundary.py, permutation.py, sentence_pairs.py; from texts with mentions, entities.py;
-with translations, translation.py. Vectors of sentences: embeddings.py. From a teacher: distillation.py, and
-distillation_terms.py what of its outputs. preview.py shows what is asked.
+objective.py has the base, sums, labels, losses of the caller's own, and texts; language_modeling.py, sentence_pairs.py
+and entities.py learn from raw texts; embeddings.py from pairs of texts; distillation.py from a teacher, by the terms of
+distillation_terms.py. preview.py shows what objectives ask of a model.
 """
 
 from bertcore.training.objectives.distillation import Distillation

@@ -1,8 +1,8 @@
-"""Distillation: a student learns from a teacher's outputs, beside its own objective or from them alone."""
+"""Distillation: a student learns from a teacher's outputs, with or without an objective of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,35 +17,35 @@ from bertcore.nn.parameter import Parameter
 from bertcore.tape import unrecorded
 from bertcore.training.objectives.distillation_terms import PROJECTIONS, Outputs, Term
 from bertcore.training.objectives.language_modeling import MaskedLM
-from bertcore.training.objectives.objective import TARGETS, Batch, Collator, Objective, Supervised
+from bertcore.training.objectives.objective import TARGETS, Batch, Collator, Examples, Objective, Supervised, Texts
 
 
 class Distillation(Objective):
-    """A student learns to do as its teacher does: the weighted sum of the terms and of the student's own objective.
+    """A student imitates its teacher: the weighted sum of the terms and of the student's own objective.
 
         teacher = AutoModelForSequenceClassification.from_pretrained(folder)
         objective = Distillation(teacher, SoftTargets(temperature=2), HiddenCosine(), objective=Supervised())
 
-    The teacher runs in evaluation, without gradients. Both models have one tokenizer. What the papers took:
+    The teacher runs in evaluation, without gradients. Both models share one tokenizer. The papers' choices:
 
     - DistilBERT: `SoftTargets(weight=5), HiddenCosine()` beside `MaskedLM()` of weight 2;
     - TinyBERT: `HiddenStates(), AttentionScores()`, then `SoftTargets(temperature=1)`;
     - MiniLM: `AttentionDistributions(), Relations(of=("value",))`; MiniLMv2: `Relations()`;
     - MobileBERT: `HiddenStates(projected=False), AttentionDistributions(layers="even")`, then `SoftTargets()`.
 
-    What terms learn beside the student (the maps of `HiddenStates`) is trained and kept in checkpoints with it, and is
-    no part of the saved student.
+    Parameters of the terms (the linear layers of `HiddenStates`) are trained and kept in checkpoints with the student,
+    but not saved with it.
 
     Args:
-        teacher: a model of any family, with a head where the terms need its logits.
-        terms: what is compared; see `distillation_terms`.
+        teacher: a model of any family, with a head if the terms need its logits.
+        terms: the comparisons; see `distillation_terms`.
         objective: the student's own, of labels or of masked words; None for the terms alone.
-        objective_weight: what the student's own loss is multiplied by.
+        objective_weight: the factor on the student's own loss.
 
     Raises:
-        TypeError: for a teacher that is no model, terms that are none, an objective of another kind, or no numbers.
-        ValueError: for no terms, a wrong weight, an objective whose batches a teacher does not take (TranslationLM); at
-            the first batch, for models that cannot be compared so.
+        TypeError: if teacher, a term, the objective or its weight is of a wrong type.
+        ValueError: without terms, for a wrong weight, an objective whose batches a teacher does not take
+            (TranslationLM); at the first batch, for models that cannot be compared.
     """
 
     def __init__(self, teacher: Any, *terms: Term, objective: Supervised | None = None, objective_weight: float = 1.0):
@@ -60,24 +60,21 @@ class Distillation(Objective):
             raise TypeError(f"objective is {type(objective).__name__}, expected Supervised, MaskedLM or None")
         if objective is not None and objective.targets:
             extra = ", ".join(objective.targets)
-            raise ValueError(
-                f"objective is {type(objective).__name__}, of whose batches a teacher does not take {extra}"
-            )
+            name = type(objective).__name__
+            raise ValueError(f"objective is {name}, whose batches have {extra}, which a teacher does not take")
         self.teacher, self.terms = teacher.eval(), terms
         self.objective, self.objective_weight = objective, check_number("objective_weight", objective_weight)
         if objective is not None:
             self.model_class = objective.model_class
         self._labelled_only = any(getattr(term, "labelled_only", False) for term in terms)
         if self._labelled_only and objective is None:
-            raise ValueError("labelled_only needs an objective, whose labels tell the tokens")
+            raise ValueError("labelled_only needs an objective, whose labels choose the tokens")
         self._student: Any = None
         self._options: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         self._maps: list[list[Linear]] = []
 
-    def examples(
-        self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
-    ) -> Iterator[dict[str, Any]]:
-        """The examples of the student's own objective; without one, each document's tokens in pieces."""
+    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
+        """Yield the examples of the student's own objective; without one, each document's tokens in pieces."""
         made = self.objective or MaskedLM()
         return made.examples(documents, tokenizer, max_length=max_length, seed=seed)
 
@@ -85,15 +82,17 @@ class Distillation(Objective):
         return None if self.objective is None else self.objective.collator(tokenizer, seed=seed)
 
     def weight(self, batch: Batch) -> float:
-        """The weight by the student's own objective. Without one, what the terms are means over: the real tokens, or
-        the texts where the only terms are soft targets of texts."""
+        """Return the weight by the student's own objective; without one, the count that the terms are means over.
+
+        That is the real tokens, or the texts if all terms are soft targets of texts.
+        """
         if self.objective is not None:
             return self.objective.weight(batch)
         is_of_texts = all(term.is_of_texts(self.teacher) for term in self.terms)
         return float(len(batch["input_ids"]) if is_of_texts else np.count_nonzero(_is_real(batch)))
 
     def parameters(self, model: Any) -> Sequence[Parameter]:
-        """The maps that the terms learn, made for the first model that is asked for."""
+        """Return the parameters of the terms, made for the first model."""
         self._prepare(model)
         return [parameter for maps in self._maps for each in maps for parameter in each.parameters()]
 
@@ -111,14 +110,14 @@ class Distillation(Objective):
         return out
 
     def losses(self, model: Any, batch: Batch) -> list[float]:
-        """What is added, before the weights: the loss of the student's own objective, if it has one, then the terms'.
+        """Return the summands before their weights: the student's own loss, if any, then the terms'.
 
-        To choose the weights by: terms differ in size by orders.
+        They help to choose the weights: terms differ in size by orders of magnitude.
         """
         return [float(loss) for loss in self._losses(Pass.begin(batch["input_ids"]), model, batch)[1]]
 
     def _losses(self, run: Pass, model: Any, batch: Batch) -> tuple[Any, list[Any]]:
-        """The student's output, and what its loss is the weighted sum of."""
+        """Return the student's output, and the summands of its loss."""
         self._prepare(model)
         of_students, of_teachers = self._options
         inputs = {name: array for name, array in batch.items() if name not in TARGETS}
@@ -138,7 +137,7 @@ class Distillation(Objective):
         return out, losses + [term.loss(outputs, maps) for term, maps in zip(self.terms, self._maps, strict=True)]
 
     def _prepare(self, model: Any) -> None:
-        """Check that the models can be compared, and make what the terms learn."""
+        """Check that the models can be compared, and make the parameters of the terms."""
         if self._student is model:
             return
         rng, made = np.random.default_rng(0), []
@@ -151,7 +150,7 @@ class Distillation(Objective):
         self._student, self._maps, self._options = model, made, self._needed(model)
 
     def _needed(self, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The options of the student's call and of the teacher's; projections are of the compared layers alone."""
+        """Return the options of the student's and the teacher's call; projections are of the compared layers alone."""
         options = dict.fromkeys((name for term in self.terms for name in term.needs), True)
         if PROJECTIONS not in options:
             return options, options
@@ -162,7 +161,7 @@ class Distillation(Objective):
 
 
 def _is_real(batch: Batch) -> np.ndarray:
-    """Which columns of the texts hold real tokens, (texts, length); choices are texts."""
+    """Return which columns of the texts hold real tokens, (texts, length); choices are texts."""
     mask = batch.get("attention_mask")
     real = np.ones(np.shape(batch["input_ids"]), bool) if mask is None else kernels.to_host(mask) != 0
     return real.reshape(-1, real.shape[-1])

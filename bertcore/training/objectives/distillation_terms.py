@@ -1,4 +1,4 @@
-"""What of a student's outputs is to be like a teacher's: small values, which `Distillation` weighs and adds."""
+"""Terms of distillation: comparisons of a student's outputs with a teacher's, which `Distillation` weighs and adds."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from bertcore.training.objectives.divergences import (
 
 Layers = str | Mapping[int, int]
 PARTS = ("query", "key", "value")
-TASKS_OF_TOKENS = {"masked_lm", "causal_lm", "token_classification"}  # whose logits are of tokens
-PROJECTIONS = "output_projections"  # of which those of the compared layers alone are asked for
+TASKS_OF_TOKENS = {"masked_lm", "causal_lm", "token_classification"}  # with logits of tokens
+PROJECTIONS = "output_projections"  # requested for the compared layers alone
 HIDDEN = -1e9  # added to scores of padding: its probability is 0
 
 
 @dataclass
 class Outputs:
-    """What a student and its teacher made of one batch.
+    """The outputs of a student and its teacher for one batch.
 
     Attributes:
         run: the pass.
         student, teacher: their outputs; the student's have gradients under a tape.
         specs: of the student's encoder and of the teacher's.
         is_real: which columns hold real tokens, (sequences, length) booleans.
-        labelled: the scores that both, as language models, made of labelled tokens, (labels, words); None where no term
-            asked for them.
+        labelled: the scores of both, as language models, for labelled tokens, (labels, words); None unless a term needs
+            them.
     """
 
     run: Pass
@@ -57,7 +57,7 @@ class Outputs:
         return np.concatenate([[0], np.cumsum(self.is_real.sum(axis=1))])
 
     def tokens(self, name: str, padded: Any) -> Any:
-        """The real tokens, (tokens, features), of an output (sequences, length, features)."""
+        """Return the real tokens, (tokens, features), of an output (sequences, length, features)."""
         shape = value_of(padded).shape
         if shape[:2] != self.is_real.shape:
             raise ValueError(f"{name} has shape {shape}, expected {self.is_real.shape} first, as input_ids has")
@@ -67,13 +67,13 @@ class Outputs:
         return functional.take_rows(self.run, rows, rows=self.run.to_backend(np.flatnonzero(self.is_real)))
 
     def states(self, layers: Mapping[int, int]) -> Iterator[tuple[Any, Any]]:
-        """(the student's, the teacher's) hidden states after these layers, (tokens, hidden) each."""
+        """Yield (student's, teacher's) hidden states after these layers, (tokens, hidden) each."""
         for own, other in layers.items():
             student = self.tokens("hidden_states", self.student.hidden_states[own])
             yield student, self._target(student, self.tokens("hidden_states", self.teacher.hidden_states[other]))
 
     def projections(self, layers: Mapping[int, int]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """(the student's, the teacher's) query, key and value of these layers by their names, (tokens, width) each."""
+        """Yield (student's, teacher's) query, key and value of these layers by name, (tokens, width) each."""
         for own, other in layers.items():
             pairs = zip(self.student.projections[own - 1], self.teacher.projections[other - 1], strict=True)
             student, teacher = {}, {}
@@ -83,8 +83,11 @@ class Outputs:
             yield student, teacher
 
     def logits(self, labelled_only: bool) -> Iterator[tuple[str, Any, Any]]:
-        """(name, the student's, the teacher's) logits, (rows, classes): of tokens, of labelled ones alone, of
-        sequences, or of a sequence's columns, of which padding has no probability."""
+        """Yield (name, student's, teacher's) logits, (rows, classes).
+
+        The rows are tokens, labelled tokens, or sequences; for spans the classes are a sequence's columns, where
+        padding has no probability.
+        """
         if labelled_only:
             student, teacher = self.labelled
             yield "logits", student, self._target(student, teacher)
@@ -116,14 +119,14 @@ class Outputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """One way in which the student is to be like the teacher.
+    """One comparison of student and teacher.
 
-    Layers are numbered from 1; 0 is the embeddings, among hidden states. What `layers` says of them is "last", each
-    model's last one; "even", all of the student's and as many of the teacher's, the last one included; or a mapping of
-    the student's layers to the teacher's.
+    Layers are numbered from 1; 0 is the embeddings, among hidden states. `layers` is "last", each model's last one;
+    "even", all of the student's and as many of the teacher's, the last one included; or a mapping of the student's
+    layers to the teacher's.
 
     Attributes:
-        weight: what the term is multiplied by before it is added.
+        weight: the factor on the term.
         needs: the options of a model's call whose outputs are compared.
     """
 
@@ -135,22 +138,22 @@ class Term:
         check_number(f"weight of {type(self).__name__}", self.weight)
 
     def check(self, student: Any, teacher: Any) -> None:
-        """ValueError if these models cannot be compared so."""
+        """Raise ValueError if these models cannot be compared."""
 
     def is_of_texts(self, teacher: Any) -> bool:
-        """Whether the loss is a mean over texts, and not over tokens."""
+        """Return whether the loss is a mean over texts rather than tokens."""
         return False
 
     def maps(self, name: str, student: EncoderSpec, teacher: EncoderSpec) -> list[Linear]:
-        """What the term learns beside the student, without values; parameters' names begin with `name`."""
+        """Return the term's own linear layers, without values; parameters' names begin with `name`."""
         return []
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
-        """The term's loss, before its weight."""
+        """Return the term's loss, before its weight."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
 
     def pairs(self, student: EncoderSpec, teacher: EncoderSpec) -> dict[int, int]:
-        """The student's layers that are compared, and with which of the teacher's."""
+        """Return the compared layers: {student's: teacher's}."""
         layers, own, other = self.layers, student.num_layers, teacher.num_layers  # type: ignore[attr-defined]
         if layers == "last":
             return {own: other}
@@ -167,16 +170,16 @@ class Term:
 
 @dataclass(frozen=True, kw_only=True)
 class SoftTargets(Term):
-    """The teacher's probabilities at a temperature: T^2 * KL(teacher || student), the mean over rows of logits (Hinton
-    et al. 2015, arXiv:1503.02531); those of tokens are of all real ones (Sanh et al. 2019, arXiv:1910.01108).
+    """The teacher's probabilities at a temperature: T^2 * KL(teacher || student), the mean over rows of logits.
 
-    The rows of a language model are its tokens, those of a classifier of texts the texts. For question answering they
-    are the texts, once for the start and once for the end, and their columns the classes.
+    Source: Hinton et al. 2015, arXiv:1503.02531; over all real tokens: Sanh et al. 2019, arXiv:1910.01108. The rows of
+    a language model are its tokens, those of a text classifier the texts. For question answering they are the texts,
+    once for the start and once for the end, and the classes are their columns.
 
     Attributes:
         temperature: T.
-        labelled_only: of a language model's tokens those alone that have a label, as masked ones have. Scores of all
-            tokens are most of the work of a small model. The paper compares all of them.
+        labelled_only: compare only a language model's labelled tokens, such as masked ones. Scores of all tokens, which
+            the paper compares, are most of the work of a small model.
     """
 
     temperature: float = 2.0
@@ -193,7 +196,7 @@ class SoftTargets(Term):
             if kind in ("regression", "multi_label_classification"):
                 raise ValueError(f"SoftTargets is for classes that exclude each other, the {whose} is for {kind}")
             if "replaced_tokens" in getattr(model, "_tasks", ()):
-                raise ValueError(f"SoftTargets is for classes, and the {whose} tells replaced tokens")
+                raise ValueError(f"SoftTargets is for classes, and the {whose} detects replaced tokens")
             if self.labelled_only and getattr(model, "_tasks", ()) not in (("masked_lm",), ("causal_lm",)):
                 kind = type(model).__name__
                 raise ValueError(f"labelled_only is for masked and causal language models, the {whose} is {kind}")
@@ -212,8 +215,10 @@ class SoftTargets(Term):
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenCosine(Term):
-    """The direction of hidden states: the mean over tokens of 1 - cosine (Sanh et al. 2019, section 2), the sum over
-    the layers."""
+    """The direction of hidden states: the mean over tokens of 1 - cosine, summed over the layers.
+
+    Source: Sanh et al. 2019, section 2.
+    """
 
     layers: Layers = "last"
     needs = ("output_hidden_states",)
@@ -229,11 +234,11 @@ class HiddenCosine(Term):
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenStates(Term):
-    """Hidden states: the mean squared error over tokens and features, the sum over the layers.
+    """Hidden states: the mean squared error over tokens and features, summed over the layers.
 
-    With `projected` the student's go through a learned map without bias onto the teacher's width, one of the embeddings
-    and one of all layers (TinyBERT: Jiao et al. 2019, arXiv:1909.10351, equations 8 and 9). Without they are compared
-    as they are (the feature maps of MobileBERT: Sun et al. 2020, arXiv:2004.02984, section 3.4).
+    With `projected`, linear layers without bias map the student's onto the teacher's width, one for the embeddings and
+    one for all layers (TinyBERT: Jiao et al. 2019, arXiv:1909.10351, equations 8 and 9). Otherwise both are compared
+    directly (the feature maps of MobileBERT: Sun et al. 2020, arXiv:2004.02984, section 3.4).
     """
 
     layers: Layers = "even"
@@ -268,8 +273,10 @@ class HiddenStates(Term):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionScores(Term):
-    """The scores of attention before the softmax: the mean squared error over heads, tokens and the tokens that they
-    see, the sum over the layers (TinyBERT: Jiao et al. 2019, equation 7)."""
+    """Attention scores before the softmax: the mean squared error over heads, queries and keys, summed over the layers.
+
+    Source: TinyBERT, Jiao et al. 2019, equation 7.
+    """
 
     layers: Layers = "even"
     needs = (PROJECTIONS,)
@@ -283,8 +290,10 @@ class AttentionScores(Term):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionDistributions(Term):
-    """The probabilities of attention: KL(teacher || student), the mean over heads and tokens, the sum over the layers:
-    of the last ones (MiniLM: Wang et al. 2020, arXiv:2002.10957, equation 4), or "even", of all (MobileBERT)."""
+    """Attention probabilities: KL(teacher || student), the mean over heads and tokens, summed over the layers.
+
+    The last layers are MiniLM's (Wang et al. 2020, arXiv:2002.10957, equation 4), "even" MobileBERT's.
+    """
 
     layers: Layers = "last"
     needs = (PROJECTIONS,)
@@ -298,14 +307,15 @@ class AttentionDistributions(Term):
 
 @dataclass(frozen=True, kw_only=True)
 class Relations(Term):
-    """The relations of queries, of keys and of values among themselves: softmax(A A^T / sqrt(width of a head)), the
-    mean over heads and tokens of KL(teacher || student), the sum over `of` and the layers (MiniLMv2: Wang et al. 2020,
-    arXiv:2012.15828, section 3).
+    """Relations of queries, keys and values among themselves: softmax(A A^T / sqrt(width of a head)).
+
+    The loss is the mean over heads and tokens of KL(teacher || student), summed over `of` and the layers (MiniLMv2:
+    Wang et al. 2020, arXiv:2012.15828, section 3).
 
     Attributes:
         of: "query", "key", "value" or some of them; MiniLM has ("value",) beside `AttentionDistributions`.
-        heads: relation heads, in which the width is cut anew, so that models of other heads can be compared; by default
-            the student's heads.
+        heads: relation heads that the width is split into, so that models with different heads can be compared; by
+            default the student's heads.
     """
 
     of: tuple[str, ...] = PARTS
@@ -365,7 +375,7 @@ def _check_widths(term: Term, student: Any, teacher: Any) -> None:
 
 
 def _check_attention(term: Term, student: Any, teacher: Any) -> None:
-    """ValueError unless attention sees all tokens, by query and key alone, with as many heads in both."""
+    """Raise ValueError unless attention sees all tokens, by query and key alone, with as many heads in both."""
     name = type(term).__name__
     for pair in term.pairs(student.spec, teacher.spec).items():
         layers = [model.spec.layers[layer - 1] for model, layer in zip((student, teacher), pair, strict=True)]

@@ -1,4 +1,4 @@
-"""How far a student's outputs are from a teacher's: means that are arrays without axes, each with its gradient rule.
+"""Divergences of a student's outputs from a teacher's: means as 0-d arrays, each with its gradient rule.
 
 The teacher's arrays are targets, without gradients.
 """
@@ -16,14 +16,16 @@ from bertcore.nn.functional import sequence_spans
 from bertcore.nn.operation import operation
 from bertcore.training.objectives.similarity import cosines
 
-CHUNK = 1 << 16  # logits compared at once: what is made of them stays in the second-level cache
+CHUNK = 1 << 16  # logits compared at once: intermediate results stay in the second-level cache
 SHORT = 512  # columns
 
 
 @operation()
 def soft_target_divergence(run: Pass, logits: Any, *, targets: Any, temperature: float) -> Any:
-    """T^2 times the mean over rows of KL(softmax(targets / T) || softmax(logits / T)), of (rows, classes) both (Hinton
-    et al. 2015, arXiv:1503.02531, section 2)."""
+    """Return T^2 times the mean over rows of KL(softmax(targets / T) || softmax(logits / T)), (rows, classes) both.
+
+    Source: Hinton et al. 2015, arXiv:1503.02531, section 2.
+    """
     gradient = kernels.array_module(logits).empty_like(logits)
     loss = _soft_targets(logits, targets, temperature, gradient)
 
@@ -40,7 +42,7 @@ def _soft_target_divergence(run, logits, *, targets, temperature):
 
 
 def _soft_targets(logits, targets, temperature, gradient):
-    """The loss; `gradient`, if there is one, is filled with the difference of both softmaxes."""
+    """Return the loss; `gradient`, unless None, is filled with the difference of both softmaxes."""
     total, count = 0.0, max(1, CHUNK // max(logits.shape[1], 1))
     for first in range(0, len(logits), count):
         rows = slice(first, first + count)
@@ -51,8 +53,10 @@ def _soft_targets(logits, targets, temperature, gradient):
 
 
 def divergence_of_scores(scores: Any, targets: Any, out: Any = None) -> tuple[Any, Any]:
-    """The sum over rows of KL(softmax(targets) || softmax(scores)), of (..., classes) both, and its gradient: in `out`,
-    if that is given."""
+    """Return the sum over rows of KL(softmax(targets) || softmax(scores)), (..., classes) both, and its gradient.
+
+    The gradient is written to `out` if that is given.
+    """
     xp, own, wanted = kernels.array_module(scores), kernels.softmax(scores), kernels.softmax(targets)
     losses = _log_sums(scores, own) - _log_sums(targets, wanted)
     losses += xp.einsum("...c,...c->...", wanted, targets - scores)  # faster than a product and its sum in float64
@@ -60,11 +64,10 @@ def divergence_of_scores(scores: Any, targets: Any, out: Any = None) -> tuple[An
 
 
 def _log_sums(scores, probabilities):
-    """log(sum(exp(scores))) over the last axis.
+    """Return log(sum(exp(scores))) over the last axis.
 
-    In rows of words it is that of the largest score and its probability, which is never 0. NumPy takes long for the
-    largest of short rows: attention's relations take half the time by what a cross entropy has of it, whatever the
-    label, and 8,192 words a quarter more.
+    For long rows it follows from the largest score and its probability, which is never 0. NumPy's maximum over short
+    rows is slow: there the log-sum-exp of a cross entropy, with any label, takes half the time.
     """
     if scores.shape[-1] > SHORT:
         return scores.max(axis=-1) - np.log(probabilities.max(axis=-1))
@@ -74,7 +77,7 @@ def _log_sums(scores, probabilities):
 
 
 def squared_error_of_scores(scores: Any, targets: Any) -> tuple[Any, Any]:
-    """The sum over rows of the mean squared difference, of (..., keys) both, and its gradient."""
+    """Return the sum over rows of the mean squared difference, (..., keys) both, and its gradient."""
     difference, keys = scores - targets, scores.shape[-1]
     losses = kernels.array_module(scores).einsum("...k,...k->...", difference, difference)
     difference *= difference.dtype.type(2 / keys)
@@ -83,7 +86,7 @@ def squared_error_of_scores(scores: Any, targets: Any) -> tuple[Any, Any]:
 
 @operation()
 def cosine_distance(run: Pass, rows: Any, *, targets: Any) -> Any:
-    """The mean over rows of 1 - cosine, of (rows, features) both."""
+    """Return the mean over rows of 1 - cosine, (rows, features) both."""
     scores, pullback = cosines(rows, targets)
     count = max(len(scores), 1)
     return 1 - scores.sum() / count, lambda grad: pullback(
@@ -103,18 +106,20 @@ def relation_loss(
     cu_seqlens: np.ndarray,
     compare: Callable[[Any, Any], tuple[Any, Any]],
 ) -> Any:
-    """How far each token's relations to those of its sequence are from a teacher's: the mean over heads and tokens.
+    """Compare each token's relations to its sequence with a teacher's: the mean over heads and tokens.
 
     The relations of a head are scale * left @ right.T, (tokens of a sequence, tokens of a sequence): of query and key
-    the scores of attention; of value and value the relations of MiniLM (Wang et al. 2020, arXiv:2002.10957, section 3).
+    the attention scores; of value and value the relations of MiniLM (Wang et al. 2020, arXiv:2002.10957, section 3).
 
     Args:
-        left, right: the student's, (tokens, width), heads side by side.
-        targets: the teacher's, (tokens, its width), of as many heads.
-        heads: how many.
+        run: the pass.
+        left: the student's, (tokens, width), heads side by side.
+        right: likewise.
+        targets: the teacher's, (tokens, its width), with as many heads.
+        heads: their number.
         scales: the student's and the teacher's.
         cu_seqlens: offsets of the sequences, (sequences + 1,).
-        compare: of the scores of both, (heads, tokens, tokens), the sum over their rows, and its gradient.
+        compare: of both scores, (heads, tokens, tokens), returns the sum over their rows, and its gradient.
     """
     total, kept, (scale, target_scale) = 0.0, [], scales
     for first, end in sequence_spans(cu_seqlens):
@@ -142,7 +147,7 @@ def relation_loss(
 
 
 def _in_heads(array, heads):
-    """(tokens, heads * width) as a view (heads, tokens, width)."""
+    """Return (tokens, heads * width) as a view (heads, tokens, width)."""
     return array.reshape(len(array), heads, array.shape[1] // heads).transpose(1, 0, 2)
 
 

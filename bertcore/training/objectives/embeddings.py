@@ -1,7 +1,7 @@
-"""Sentence embeddings: losses of the vectors of several texts that belong together, by columns.
+"""Sentence embeddings: losses over the vectors of several texts that belong together, by columns.
 
-A batch is that of a model, with one axis more: input_ids of (examples, columns, length), and labels where the objective
-has them, (examples,). The texts of all columns go through the model together.
+A batch is a model's with one more axis: input_ids of (examples, columns, length), and labels if the objective has them,
+(examples,). The texts of all columns go through the model together.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from bertcore.training.objectives.similarity import (
 
 
 class EmbeddingObjective(Objective):
-    """What an encoder of sentences learns from; a new one says in `of_embeddings` what its loss is.
+    """Base of objectives of sentence encoders; subclasses define their loss in `of_embeddings`.
 
     Args:
         pooling: "mean" of a text's last hidden states, or "cls", the first of them.
-        chunk: how many texts pass through the model at once in training; all by default. The vectors of all are
-            computed first, then the gradient of the loss with respect to them, then chunk by chunk those of the
-            parameters (Gao et al. 2021, arXiv:2101.06983, "GradCache"): one forward pass more, in the memory of one
-            chunk. The gradients are the same.
+        chunk: the number of texts that pass through the model at once in training; all by default. All vectors are
+            computed first, then the gradient of the loss with respect to them, then the parameters' gradients chunk by
+            chunk (Gao et al. 2021, arXiv:2101.06983, "GradCache"): one more forward pass, in the memory of one chunk.
+            The gradients are the same.
         max_length: where the collator cuts texts, in tokens; see `ColumnCollator`.
     """
 
@@ -49,7 +49,7 @@ class EmbeddingObjective(Objective):
         self.pooling, self.chunk, self.max_length = pooling, chunk, max_length
 
     def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:
-        """The loss, and its gradient with respect to the embeddings, (examples, columns, dim), all in float64."""
+        """Return the loss and its gradient with respect to the embeddings, (examples, columns, dim), in float64."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> ColumnCollator:
@@ -91,11 +91,11 @@ class EmbeddingObjective(Objective):
         return type(out)(last_hidden_state=None, loss=value), total  # the hidden states of all are not kept
 
     def _vectors(self, model: Any, texts: Mapping[str, Any]) -> Any:
-        """(texts, dim); all else is let go."""
+        """Return the vectors, (texts, dim), and keep nothing else."""
         return pooled(model(**texts).last_hidden_state, texts.get("attention_mask"), self.pooling)[0]
 
     def _checked(self, batch: Batch) -> tuple[dict[str, Any], tuple[int, int], Any]:
-        """The model's batch, of (examples * columns, ...); the number of both; the labels or None."""
+        """Return the model's batch, (examples * columns, ...); the numbers of both; the labels or None."""
         texts = {name: value for name, value in batch.items() if name != "labels"}
         shape = np.shape(texts["input_ids"])
         fewest, most = self.columns
@@ -113,7 +113,7 @@ class EmbeddingObjective(Objective):
         return flat, shape[:2], None if labels is None else _labels(labels, shape)
 
     def _value_and_grad(self, vectors: Any, shape: tuple[int, int], labels: Any) -> tuple[Any, Any]:
-        """The loss and the gradient of the vectors, (texts, dim), both in their dtype."""
+        """Return the loss and the gradient of the vectors, (texts, dim), both in their dtype."""
         xp = kernels.array_module(vectors)
         wide = vectors.astype("float64").reshape(*shape, -1)
         value, grad = self.of_embeddings(wide, None if labels is None else xp.asarray(labels))
@@ -121,15 +121,15 @@ class EmbeddingObjective(Objective):
 
 
 class MultipleNegativesRanking(EmbeddingObjective):
-    """Each first text is to find its own second text among all those of the batch (Henderson et al. 2017,
-    arXiv:1705.00652, section 4.4; van den Oord et al. 2018, arXiv:1807.03748).
+    """Each first text ranks its own second text above all others of the batch, by cosine.
 
     The loss is the mean cross entropy of softmax(scale * cosine) over all texts of the other columns; those from the
-    third column on are negatives of every example.
+    third column on are negatives of every example (Henderson et al. 2017, arXiv:1705.00652, section 4.4; van den Oord
+    et al. 2018, arXiv:1807.03748).
 
     Args:
-        scale: what cosines are multiplied by: 1 / temperature.
-        symmetric: the mean of that and of the same from second texts to first ones.
+        scale: the factor on cosines: 1 / temperature.
+        symmetric: take the mean of that and of the same from second texts to first ones.
         more: as for `EmbeddingObjective`.
     """
 
@@ -156,7 +156,7 @@ class MultipleNegativesRanking(EmbeddingObjective):
 
 
 class _Pairs(EmbeddingObjective):
-    """What learns from the cosine of two texts and a label."""
+    """Base of objectives of the cosine of two texts and a label."""
 
     has_labels = True
 
@@ -170,13 +170,13 @@ class _Pairs(EmbeddingObjective):
 
 
 class CoSENT(_Pairs):
-    """Pairs of a higher label are to have a higher cosine (Su 2022, https://kexue.fm/archives/8847).
+    """Pairs with a higher label get a higher cosine (Su 2022, https://kexue.fm/archives/8847).
 
-    The loss is log(1 + sum of exp(scale * (cosine_i - cosine_j)) over all i, j with label_i < label_j): of the whole
-    batch, no mean.
+    The loss is log(1 + sum of exp(scale * (cosine_i - cosine_j)) over all i, j with label_i < label_j), over the whole
+    batch, without a mean.
 
     Args:
-        scale: what cosines are multiplied by.
+        scale: the factor on cosines.
         more: as for `EmbeddingObjective`.
     """
 
@@ -190,8 +190,10 @@ class CoSENT(_Pairs):
 
 
 class CosineSimilarity(_Pairs):
-    """The cosine of two texts is to be their label: the mean squared error (Reimers and Gurevych 2019,
-    arXiv:1908.10084, section 3)."""
+    """The cosine of two texts approaches their label: the mean squared error (Reimers and Gurevych 2019, section 3).
+
+    Source: arXiv:1908.10084.
+    """
 
     def of_cosines(self, scores: Any, labels: Any) -> tuple[Any, Any]:
         difference = scores - labels
@@ -199,11 +201,13 @@ class CosineSimilarity(_Pairs):
 
 
 class Triplet(EmbeddingObjective):
-    """The second text is to be nearer to the first than the third is: the mean of max(0, distance to the second -
-    distance to the third + margin) (Schroff et al. 2015, arXiv:1503.03832; Reimers and Gurevych 2019, section 3).
+    """The second text gets nearer to the first than the third, by a margin.
+
+    The loss is the mean of max(0, distance to the second - distance to the third + margin) (Schroff et al. 2015,
+    arXiv:1503.03832; Reimers and Gurevych 2019, section 3).
 
     Args:
-        margin: by how much; in units of the distance.
+        margin: in units of the distance.
         distance: "euclidean", "cosine" (1 - cosine) or "manhattan".
         more: as for `EmbeddingObjective`.
     """
@@ -227,10 +231,10 @@ class Triplet(EmbeddingObjective):
 
 
 class MarginMSE(EmbeddingObjective):
-    """How much more the first text is like the second than like the third is to be what a teacher says: the mean
-    squared error of the difference of dot products and the label (Hofstätter et al. 2020, arXiv:2010.02666).
+    """The difference of two similarities approaches a teacher's: the mean squared error of dot products.
 
-    Labels are (examples,), or with more than one negative (examples, negatives).
+    The similarities are those of the first text with the second and with the third (Hofstätter et al. 2020,
+    arXiv:2010.02666). Labels are (examples,), or with more than one negative (examples, negatives).
     """
 
     columns = (3, None)
@@ -251,12 +255,13 @@ class MarginMSE(EmbeddingObjective):
 
 
 class Matryoshka(EmbeddingObjective):
-    """The sum of another objective's losses of the first numbers of each vector, so that vectors can be cut (Kusupati
-    et al. 2022, arXiv:2205.13147). Cut vectors are not scaled to length 1; cosines do not depend on it.
+    """The sum of another objective's losses over prefixes of each vector, so that vectors can be cut.
+
+    Source: Kusupati et al. 2022, arXiv:2205.13147. Cut vectors are not normalised; cosines do not depend on it.
 
     Args:
-        inner: an `EmbeddingObjective`; its pooling, chunk and max_length are in force.
-        dims: how many numbers, at most the model's hidden size.
+        inner: an `EmbeddingObjective`; its pooling, chunk and max_length apply.
+        dims: the lengths of the prefixes, at most the model's hidden size.
         weights: of the losses; 1 each by default.
     """
 
@@ -280,7 +285,7 @@ class Matryoshka(EmbeddingObjective):
 
 
 def _flat(name: str, array: Any, shape: tuple[int, int]) -> Any:
-    """(examples, columns, ...) -> (examples * columns, ...)."""
+    """Reshape (examples, columns, ...) to (examples * columns, ...)."""
     array = np.asarray(array) if kernels.array_module(array) is np else array
     if array.shape[:2] != shape:
         raise ValueError(f"{name} has shape {array.shape}, expected (examples, columns) = {shape} first as input_ids")

@@ -19,20 +19,19 @@ SPANS, NAMES = "entity_spans", "entities"
 
 
 class EntityMaskedLM(MaskedLM):
-    """The words behind masks, and the entities behind masks (Yamada et al. 2020, arXiv:2010.01057, section 3.3).
+    """Masked words and masked entities (Yamada et al. 2020, arXiv:2010.01057, section 3.3).
 
-    Of each text's entities a share, rounded to a number, at least one, is replaced by the entity [MASK]; the words that
-    mention them are masked as all others. Entities that the vocabulary has not are given as [UNK] and not predicted.
-    The loss is the sum of two means, over masked words and over masked entities; its weight is the number of the masked
-    words.
+    A fraction of each text's entities, rounded to a number, at least one, is replaced by the entity [MASK]; the words
+    that mention them are masked as all others. Unknown entities are given as [UNK] and not predicted. The loss is the
+    sum of two means, over masked words and over masked entities; its weight is the number of masked words.
 
     Args:
         masking: of the words, as for `MaskedLM`.
-        entity_share: the share of entities.
+        entity_share: the fraction of entities.
         label_smoothing: of both, as for `Supervised`.
 
     Raises:
-        ValueError: for a share that is not from 0 to 1.
+        ValueError: for a share outside 0 to 1.
     """
 
     def __init__(self, masking: Masking = DEFAULT, entity_share: float = 0.15, *, label_smoothing: float = 0.0):
@@ -42,10 +41,10 @@ class EntityMaskedLM(MaskedLM):
     def examples(
         self, documents: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int, seed: int = 0
     ) -> Iterator[dict[str, Any]]:
-        """The tokens of each text in pieces of `max_length`, the last one shorter, each with the entities within it.
+        """Yield the tokens of each text in pieces of at most `max_length`, each with the entities within it.
 
         `documents` are mappings of text, a string; entity_spans, the first and the last + 1 character of each mention;
-        and entities, the name of each in the tokenizer's entity_vocab. A mention that a piece cuts is left out.
+        and entities, their names in the tokenizer's entity_vocab. A mention cut by the end of a piece is left out.
         """
         special = SpecialTokens(tokenizer)
         room = check_room(max_length, len(special))
@@ -70,7 +69,7 @@ class EntityMaskedLM(MaskedLM):
         return collator
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        """The model's loss; of the words alone for a batch without a masked entity."""
+        """Return the model's loss; of the words alone for a batch without a masked entity."""
         if not (kernels.to_host(batch["entity_labels"]) != IGNORED).any():
             batch = {name: value for name, value in batch.items() if name != "entity_labels"}
         return super().loss(model, batch)
@@ -79,8 +78,10 @@ class EntityMaskedLM(MaskedLM):
 def _by_piece(
     entities: Sequence[int], positions: Sequence[Sequence[int]], room: int, before: int
 ) -> Mapping[int, list[tuple[int, list[int]]]]:
-    """(entity, places in the piece, after `before` special tokens) by the number of the piece of `room` tokens that has
-    the whole mention; `positions` are filled up with -1."""
+    """Return the (entity, places) of each piece of `room` tokens, by its number, whose whole mention it holds.
+
+    Places are in the piece, after `before` special tokens; `positions` are filled up with -1.
+    """
     found = defaultdict(list)
     for entity, some in zip(entities, positions, strict=True):
         places = [place for place in some if place >= 0]
@@ -110,9 +111,11 @@ class EntityCollator(DataCollatorForLanguageModeling):
         self.share, self.special = share, tokenizer.special_entity_ids
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """The batch: of words as `DataCollatorForLanguageModeling` gives it, and of entities entity_ids,
-        entity_attention_mask and entity_labels, (examples, entities), and entity_position_ids, (examples, entities,
-        most tokens of a mention), -1 where a mention has no more."""
+        """Return the batch: words as in `DataCollatorForLanguageModeling`, and entities.
+
+        These are entity_ids, entity_attention_mask and entity_labels, (examples, entities), and entity_position_ids,
+        (examples, entities, most tokens of a mention), filled up with -1.
+        """
         words = [{name: value for name, value in row.items() if not name.startswith("entity_")} for row in examples]
         batch = super().__call__(words)
         for index, row in enumerate(examples):
@@ -137,7 +140,7 @@ class EntityCollator(DataCollatorForLanguageModeling):
         return super().masking_settings() | {"entity_share": self.share}
 
     def _masked(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(entities with some masked, labels) of one text."""
+        """Return (entities with some masked, labels) of one text."""
         known = np.flatnonzero(~np.isin(ids, list(self.special.values())))
         count = max(1, round(self.share * len(known))) if self.share else 0
         chosen = self.rng.permutation(known)[:count]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,11 @@ from bertcore.training.masking import IGNORED, Masking, Words
 from bertcore.training.objectives.objective import (
     Batch,
     Collator,
+    Examples,
     Objective,
     SpecialTokens,
     Supervised,
+    Texts,
     check_room,
     document_ids,
     stream_pieces,
@@ -27,7 +29,7 @@ DEFAULT = Masking()
 
 
 class MaskedLM(Supervised):
-    """The words behind masks (Devlin et al. 2018, arXiv:1810.04805, section 3.1).
+    """Masked words (Devlin et al. 2018, arXiv:1810.04805, section 3.1).
 
     Args:
         masking: how tokens are chosen and replaced: single ones, whole words or spans, anew in every batch or always
@@ -41,10 +43,8 @@ class MaskedLM(Supervised):
         super().__init__(label_smoothing)
         self.masking = masking
 
-    def examples(
-        self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
-    ) -> Iterator[dict[str, Any]]:
-        """The tokens of each document in pieces of `max_length`, the last one shorter."""
+    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
+        """Yield the tokens of each document in pieces of `max_length`, the last one shorter."""
         special = SpecialTokens(tokenizer)
         room = check_room(max_length, len(special))
         for document in document_ids(tokenizer, documents):
@@ -59,11 +59,13 @@ class MaskedLM(Supervised):
 
 
 class NextWords(Supervised):
-    """The labels of a model whose tokens predict the one after them: `Supervised`, but for its weight."""
+    """Labels of a model whose tokens predict the next one: `Supervised` with another weight."""
 
     def weight(self, batch: Batch) -> float:
-        """The tokens that are predicted: those with a label that another one precedes; with class_weights the sum of
-        their weights."""
+        """Return the number of predicted tokens, those with a label that another one precedes.
+
+        With class_weights it is the sum of their weights.
+        """
         labels = kernels.to_host(batch["labels"])
         if batch.get("target_mapping") is not None:  # XLNet, whose predictions have labels of their own
             return super().weight(batch)
@@ -77,11 +79,11 @@ class CausalLM(NextWords):
 
     model_class = "AutoModelForCausalLM"
 
-    def examples(
-        self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
-    ) -> Iterator[dict[str, Any]]:
-        """One stream of all documents, each followed by the end-of-text token, in pieces of `max_length` tokens, the
-        last one shorter. Documents without tokens are left out."""
+    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
+        """Yield one stream of all documents, each followed by the end-of-text token, in pieces of `max_length` tokens.
+
+        The last piece is shorter. Documents without tokens are left out.
+        """
         if tokenizer.eos_token_id is None:
             raise ValueError("tokenizer has no eos_token, which ends a document")
         check_room(max_length, 0)
@@ -90,7 +92,7 @@ class CausalLM(NextWords):
                 yield {"input_ids": piece}
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
-        """Without a padding token the end-of-text token pads: padding has no label, and no token sees it."""
+        """Pad with the end-of-text token if there is no padding token: padding has no label, and no token sees it."""
         collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
         if collator.pad_token_id is None:
             collator.pad_token_id = tokenizer.eos_token_id
@@ -104,14 +106,13 @@ class SpanBoundary(MaskedLM):
     """Masked words, each also predicted from the boundaries of its span (Joshi et al. 2020, arXiv:1907.10529).
 
     The loss is the sum of two means of cross entropies: over the masked tokens, from the token itself, and over those
-    whose span has a boundary on both sides, from these two tokens and the place in the span. Its weight is the number
-    of masked tokens. `bertcore.AutoModelForSpanBoundary` says what a span is.
+    whose span has a boundary on both sides, from these two tokens and the position in the span. Its weight is the
+    number of masked tokens. See `bertcore.AutoModelForSpanBoundary` for spans. `loss` raises TypeError for a model
+    without that head.
 
     Args:
         masking: how tokens are chosen and replaced; spans of words by default.
         label_smoothing: of both, as for `Supervised`.
-
-    `loss` raises TypeError for a model without the head of span boundaries.
     """
 
     model_class = "AutoModelForSpanBoundary"
@@ -132,17 +133,17 @@ RESTART = "restart"
 class PermutationLM(Supervised):
     """The last tokens of a random order of a text (Yang et al. 2019, arXiv:1906.08237, sections 2.2 and 2.3).
 
-    A share of the tokens is predicted: whole words, side by side in spans. Their order is random. Each is predicted
-    from the tokens that are not, special ones among them, and from the predicted ones before it in the order. What is
-    not predicted comes first in the order and sees all of itself.
+    A fraction of the tokens is predicted: whole words, in spans of neighbours, in random order. Each is predicted from
+    the other tokens, special ones among them, and from the predicted ones before it in the order. Tokens that are not
+    predicted come first in the order and see each other.
 
-    The sizes of spans, their chances and the room around them are those of the authors' code (zihangdai/xlnet,
+    The sizes of spans, their probabilities and the context around them are those of the authors' code (zihangdai/xlnet,
     data_utils.py: at most 5, K = 6). There a span begins with a word and is counted in tokens; here it is in words, and
     ends with one.
 
     Args:
         share: of the ordinary tokens of a text, rounded to a number of tokens, at least one: 1 / K of the paper.
-        longest_span: in words; spans of n words have a chance in proportion to 1 / n.
+        longest_span: in words; spans of n words have a probability proportional to 1 / n.
         label_smoothing: as for `Supervised`.
 
     Raises:
@@ -157,10 +158,8 @@ class PermutationLM(Supervised):
             raise ValueError(f"share is {share!r}, expected a number above 0, at most 1")
         self.share, self.longest_span = share, check_count("longest_span", longest_span)
 
-    def examples(
-        self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
-    ) -> Iterator[dict[str, Any]]:
-        """One stream of all documents, each followed by the separator, in pieces of `max_length` tokens."""
+    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
+        """Yield one stream of all documents, each followed by the separator, in pieces of `max_length` tokens."""
         special, end = SpecialTokens(tokenizer), tokenizer.sep_token_id
         if end is None:
             raise ValueError("tokenizer has no sep_token, which ends a document")
@@ -173,7 +172,7 @@ class PermutationLM(Supervised):
         return PermutationCollator(tokenizer, self, seed=seed)
 
     def order(self, ids: np.ndarray, words: Words, rng: np.random.Generator) -> np.ndarray:
-        """The tokens of one text that are predicted, in the order of the prediction: (predictions,) indices."""
+        """Return the predicted tokens of one text in the order of prediction: (predictions,) indices."""
         is_ordinary = ~words.is_special[ids]
         goal = max(1, round(self.share * int(is_ordinary.sum()))) if is_ordinary.any() else 0
         is_predicted = self._spans(words.units(ids, by_word=True), goal, rng)
@@ -181,9 +180,9 @@ class PermutationLM(Supervised):
         return rng.permutation(np.append(np.flatnonzero(is_predicted), others[: goal - is_predicted.sum()]))
 
     def _spans(self, words: np.ndarray, goal: int, rng: np.random.Generator) -> np.ndarray:
-        """Which tokens are in spans of words, together at most `goal`; `words` is each token's word, -1 for none.
+        """Return which tokens are in spans of words, together at most `goal`; `words` has each token's word, or -1.
 
-        From the left to the right: a span of n words stands at random among n / share tokens around it.
+        From left to right: a span of n words stands at random among n / share tokens around it.
         """
         is_predicted = np.zeros(len(words), bool)
         starts = np.flatnonzero((words >= 0) & (words != np.append(-1, words[:-1])))
@@ -212,7 +211,7 @@ class PermutationCollator(DataCollatorWithPadding):
 
     Args:
         tokenizer: of the texts.
-        objective: what chooses the orders.
+        objective: chooses the orders.
         seed: of the random choices.
     """
 
@@ -222,17 +221,16 @@ class PermutationCollator(DataCollatorWithPadding):
         self.rng = np.random.default_rng(check_count("seed", seed, 0))
 
     def masking_settings(self) -> dict[str, Any]:
-        """What a run goes on with that began with it."""
+        """Return the settings that a resumed run has to keep."""
         return {"share": self.objective.share, "longest_span": self.objective.longest_span}
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """The batch: besides what the tokens have, (examples, length) each,
+        """Return the batch: the per-token inputs, (examples, length) each, and the orders.
 
-        perm_mask: whether a token (the second axis) must not see another one (the third): (examples, length, length)
-            booleans. Those that are not predicted see all that are not.
-        target_mapping: 1 where the token (the third axis) is the one of a prediction (the second), (examples,
-            predictions, length) float32. Predictions come in their order.
-        labels: the predicted words, (examples, predictions), -100 where a text has fewer than others.
+        perm_mask is True where a token (the second axis) must not see another one (the third), (examples, length,
+        length): tokens that are not predicted see each other. target_mapping is 1 where the token (the third axis) is
+        the target of a prediction (the second), (examples, predictions, length) float32, in the order of prediction.
+        labels are the predicted words, (examples, predictions), filled up with -100.
         """
         orders = []
         for index, example in enumerate(examples):
@@ -259,12 +257,11 @@ MASKING = Masking(mask_share=1.0, random_share=0.0)
 
 
 class ReplacedToken(Objective):
-    """Replaced token detection (Clark et al. 2020, arXiv:2003.10555, section 2): the generator's loss of masked words,
-    plus, weighted, the discriminator's mean binary cross entropy over all real tokens of the text that the generator
-    filled in. For a `bertcore.ReplacedTokenModel`.
+    """Replaced-token detection, for a `bertcore.ReplacedTokenModel` (Clark et al. 2020, arXiv:2003.10555, section 2).
 
-    The generator's words are drawn by random numbers that are in the batch, and so follow from the seed and the
-    number of the batch; no gradient flows through them.
+    The loss is the generator's loss of masked words plus, weighted, the discriminator's mean binary cross entropy over
+    all real tokens of the text that the generator filled in. The generator's words are sampled by random numbers in the
+    batch, which follow from the seed and the number of the batch; no gradient flows through them.
 
     Args:
         masking: how tokens are chosen and replaced; by default 15 % of them, all by the mask.
@@ -277,10 +274,8 @@ class ReplacedToken(Objective):
         self.words = MaskedLM(masking)
         self.discriminator_weight = check_number("discriminator_weight", discriminator_weight)
 
-    def examples(
-        self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
-    ) -> Iterator[dict[str, Any]]:
-        """The examples of `MaskedLM`."""
+    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
+        """Yield the examples of `MaskedLM`."""
         return self.words.examples(documents, tokenizer, max_length=max_length, seed=seed)
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> DataCollatorForReplacedTokens:
@@ -292,14 +287,14 @@ class ReplacedToken(Objective):
         return model(**batch, discriminator_weight=self.discriminator_weight)
 
     def forward(self, model: Any, batch: Batch) -> Any:
-        """With the generator's scores of all words, computed if they are read."""
+        """Return the output with the generator's scores of all words, computed if they are read."""
         out = self.loss(model, batch)
         texts = {name: value for name, value in batch.items() if name not in ("labels", "draws")}
         out.generator_logits = Later(lambda: model.generator(**texts).logits)
         return out
 
     def weight(self, batch: Batch) -> float:
-        """The masked tokens."""
+        """Return the number of masked tokens."""
         return self.words.weight(batch)
 
     def __add__(self, other: Objective) -> Objective:
@@ -312,18 +307,18 @@ class ReplacedToken(Objective):
 
 
 def _check_no_words(other: Any) -> None:
-    """ValueError for masked words beside replaced tokens."""
+    """Raise ValueError for masked words beside replaced tokens."""
     if isinstance(other, MaskedLM):
         raise ValueError(
-            "ReplacedToken has the generator's loss of masked words in it, beside the discriminator's, which "
-            "discriminator_weight weighs: take it without MaskedLM"
+            "ReplacedToken includes the generator's loss of masked words, beside the discriminator's, which "
+            "discriminator_weight weighs: use it without MaskedLM"
         )
 
 
 class DataCollatorForReplacedTokens(DataCollatorForLanguageModeling):
-    """Batches for masked language models, with "draws", by which the generator's words are chosen."""
+    """Batches for masked language models, with random numbers "draws" that sample the generator's words."""
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """The batch; see `ReplacedTokenModel`."""
+        """Return the batch; see `ReplacedTokenModel`."""
         batch = super().__call__(examples)
         return batch | {"draws": self.rng.random(batch["input_ids"].shape)}

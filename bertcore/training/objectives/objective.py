@@ -1,4 +1,4 @@
-"""What a model learns from."""
+"""The base of objectives, sums, labels and losses of the caller's own, and the way from texts to examples."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from bertcore.training.collators import is_cut
 from bertcore.training.masking import IGNORED
 
 Batch = Mapping[str, Any]
+Texts = Iterable[Iterable[str]]
+Examples = Iterator[dict[str, Any]]
 Collator = Callable[..., dict[str, Any]]
 
 
@@ -33,31 +35,29 @@ class Trained:
         self._model, self.beside = model, beside
 
     def parameters(self) -> Iterator[Parameter]:
-        """All parameters, the model's first."""
+        """Yield all parameters, the model's first."""
         yield from self._model.parameters()
         yield from self.beside
 
 
 class Objective:
-    """How a loss is made of a model's outputs, and what that loss is a mean over.
+    """Base of objectives: the loss of a model's outputs, and the count that it is a mean over.
 
-    A new one says what its loss is in `loss`, of operations that have gradients (bertcore.nn.functional), or of NumPy
-    with gradients of its own (bertcore.value_and_grad); what it learns from in `examples` and `collator`.
+    A subclass defines its loss in `loss`, by operations that have gradients (bertcore.nn.functional), or by NumPy with
+    gradients of its own (bertcore.value_and_grad); and its data in `examples` and `collator`.
 
     Attributes:
         model_class: the name in `bertcore` of the class with the head it needs; None for any that has a loss.
-        targets: the names of what a batch has for the loss and the model does not take.
-        teacher: a model that the loss compares with, and that a run goes on with; None where there is none.
+        targets: the names of batch entries that the loss takes and the model does not.
+        teacher: a model that the loss compares with, and that a resumed run has to keep; or None.
     """
 
     model_class: str | None = None
     targets: Sequence[str] = ()
     teacher: Any = None
 
-    def examples(
-        self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
-    ) -> Iterator[dict[str, Any]]:
-        """What is learned from raw texts: mappings of input_ids and what else there is, one after another.
+    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
+        """Yield examples made from raw texts: mappings of input_ids and other inputs.
 
         Args:
             documents: each an iterable of its sentences (or lines).
@@ -68,50 +68,50 @@ class Objective:
         raise NotImplementedError(f"{type(self).__name__} learns from labelled examples, not from raw texts")
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator | None:
-        """What makes a batch of examples; None where that is the caller's choice."""
+        """Return the collator of the examples; None if the caller chooses it."""
         return None
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        """The model's output with the loss of one batch, an array without axes (under a tape a Variable)."""
+        """Return the model's output with the loss of one batch, a 0-d array (under a tape a Variable)."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
 
     def forward(self, model: Any, batch: Batch) -> Any:
-        """The model's output with the loss, without gradients. Whether the model drops is left as it is."""
+        """Return the model's output with the loss, without gradients. Dropout stays as the model has it."""
         return self.loss(model, batch)
 
     def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
-        """The model's output with the loss, and the gradients of that; see `bertcore.value_and_grad`."""
+        """Return the model's output with the loss, and its gradients; see `bertcore.value_and_grad`."""
         return differentiate(self.trained(model), lambda: self.loss(model, batch))
 
     def parameters(self, model: Any) -> Sequence[Parameter]:
-        """What is trained beside the model's own parameters, and kept in checkpoints of a run alone; none by default.
+        """Return the parameters trained beside the model's own and kept only in checkpoints of a run; none by default.
 
-        The same ones at every call for one model.
+        They are the same at every call for one model.
         """
         return ()
 
     def trained(self, model: Any) -> Trained:
-        """The model and what is trained beside it: what an optimiser is made for."""
+        """Return the model and the parameters trained beside it, for an optimiser."""
         return Trained(model, self.parameters(model))
 
     def weight(self, batch: Batch) -> float:
-        """How many labels (tokens, sequences, pairs) the loss of a batch is a mean over: its weight among others."""
+        """Return the number of labels (tokens, sequences, pairs) that a batch's loss is a mean over: its weight."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its loss is a mean over")
 
     def __add__(self, other: Objective) -> Objective:
-        """The sum of both losses of one batch."""
+        """Return the sum of both losses of one batch."""
         return other.added_to(self) if isinstance(other, Objective) else NotImplemented
 
     def added_to(self, first: Objective) -> Objective:
-        """`first + self`."""
+        """Return `first + self`."""
         return Sum(first, self)
 
 
 class Sum(Objective):
     """The sum of two losses of one batch, each with a pass of its own. Examples, collator and weight are the first's.
 
-    One that takes any model, such as `CustomLoss`, goes with every other; put it second. Neither gets the targets that
-    are the other's alone, unless the model takes them.
+    An objective for any model, such as `CustomLoss`, combines with every other; put it second. Neither gets targets of
+    the other alone, unless the model takes them.
 
     Raises:
         ValueError: for objectives that need different models.
@@ -125,9 +125,7 @@ class Sum(Objective):
         self.targets = (*first.targets, *second.targets)
         self.teacher = first.teacher or second.teacher
 
-    def examples(
-        self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
-    ) -> Iterator[dict[str, Any]]:
+    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
         return self.first.examples(documents, tokenizer, max_length=max_length, seed=seed)
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator | None:
@@ -142,7 +140,7 @@ class Sum(Objective):
         return out
 
     def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
-        """As each of the two does it: in chunks, say."""
+        """Differentiate each summand in its own way (in chunks, say)."""
         parts = self._parts(model, batch)
         (out, grads), (other, more) = (each.value_and_grad(model, part) for each, part in parts)
         out.loss = out.loss + other.loss
@@ -153,21 +151,19 @@ class Sum(Objective):
         return self.first.weight(batch)
 
     def _parts(self, model: Any, batch: Batch) -> Iterator[tuple[Objective, Batch]]:
-        """Each of the two, and the batch without the targets of the other."""
+        """Yield each summand, and the batch without the targets of the other."""
         for each in (self.first, self.second):
             others = {*self.targets} - {*each.targets, *model.arguments}
             yield each, {name: value for name, value in batch.items() if name not in others}
 
 
 class CustomLoss(Objective):
-    """A loss of the caller's own over a model's outputs.
+    """A loss of the caller's own over a model's outputs, taken as a mean over the examples of a batch.
 
     Args:
         loss: `loss(out, **targets)` returns the loss and its gradients, as for `bertcore.value_and_grad`.
-        targets: the names of what a batch has for the loss and not for the model.
+        targets: the names of batch entries for the loss and not for the model.
         outputs: further arguments of the model: output_hidden_states=True, ...
-
-    The loss is taken for a mean over the examples of a batch.
     """
 
     def __init__(self, loss: Callable[..., Any], targets: Sequence[str] = (), **outputs: Any):
@@ -186,11 +182,10 @@ LABELS = ("label", "labels", "score", "scores")
 
 
 class ColumnCollator:
-    """Examples of several texts, and a label or none, become one batch of (examples, columns, length).
+    """Batches of (examples, columns, length) from examples of several texts, with an optional label.
 
-    Examples are mappings of texts, all with the same names in the same order; what they are called does not matter.
-    "label", "labels", "score" or "scores" is the label: a number, or a list of numbers as long as in every other
-    example.
+    Examples are mappings of texts, all with the same names, whatever they are, in the same order. "label", "labels",
+    "score" or "scores" is the label: a number, or a list of numbers of one length in all examples.
 
     Args:
         tokenizer: cuts the texts to `max_length` and pads them to the longest.
@@ -201,11 +196,11 @@ class ColumnCollator:
         self.tokenizer, self.max_length = tokenizer, max_length
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """The batch: input_ids and what else the model takes, (examples, columns, length), and labels.
+        """Return the batch: input_ids and the model's other inputs, (examples, columns, length), and labels.
 
         Raises:
-            ValueError: for no examples, or one whose names are not those of the first.
-            TypeError: for a column that is no text.
+            ValueError: without examples, or for one whose names differ from the first's.
+            TypeError: for a column that is not a text.
         """
         if not examples:
             raise ValueError("examples is empty, expected at least one")
@@ -227,13 +222,13 @@ class ColumnCollator:
         return batch
 
 
-AT_ONCE = 256  # texts that are tokenised together: 1.6 times as fast as documents of one to three one by one
+AT_ONCE = 256  # texts that are tokenized together: faster than short documents one by one
 
 
-def document_ids(tokenizer: Any, documents: Iterable[Iterable[str]]) -> Iterator[list[list[int]]]:
-    """For each document the ids of its texts, without special tokens; texts without any are left out.
+def document_ids(tokenizer: Any, documents: Texts) -> Iterator[list[list[int]]]:
+    """Yield for each document the ids of its texts, without special tokens; texts without any are left out.
 
-    Raises TypeError for a document that is a string, and not several.
+    Raises TypeError for a document that is a string.
     """
     waiting: list[list[str]] = []
     for document in documents:
@@ -256,9 +251,11 @@ def _ids_of(tokenizer: Any, documents: list[list[str]]) -> Iterator[list[list[in
         yield [ids for ids in islice(rows, len(document)) if ids]
 
 
-def stream_pieces(tokenizer: Any, documents: Iterable[Iterable[str]], end: int, size: int) -> Iterator[list[int]]:
-    """The ids of all documents one after the other, each followed by `end`, in pieces of `size`; what is left comes
-    last. A document without ids has no end."""
+def stream_pieces(tokenizer: Any, documents: Texts, end: int, size: int) -> Iterator[list[int]]:
+    """Yield the ids of all documents in turn, each followed by `end`, in pieces of `size`; the rest comes last.
+
+    A document without ids has no end.
+    """
     left: list[int] = []
     for document in document_ids(tokenizer, documents):
         ids = left + [token for text in document for token in text] + ([end] if document else [])
@@ -271,7 +268,7 @@ def stream_pieces(tokenizer: Any, documents: Iterable[Iterable[str]], end: int, 
 
 
 def check_room(max_length: int, special: int, least: int = 1) -> int:
-    """How many tokens of texts fit into `max_length` beside the special ones.
+    """Return the number of text tokens that fit into `max_length` beside the special ones.
 
     Raises ValueError if they are fewer than `least`.
     """
@@ -281,7 +278,7 @@ def check_room(max_length: int, special: int, least: int = 1) -> int:
 
 
 class SpecialTokens:
-    """What a tokenizer puts around the ids of one text, or of two (`texts`)."""
+    """The special tokens that a tokenizer puts around the ids of one text, or of two (`texts`)."""
 
     def __init__(self, tokenizer: Any, texts: int = 1):
         words = [tokenizer.mask_token or tokenizer.unk_token or "a"] * texts  # any text of at least one token
@@ -297,12 +294,12 @@ class SpecialTokens:
         return sum(source is None for source, _, _ in self._slots)
 
     def before(self, text: int = 0) -> int:
-        """How many of them stand before the text of that number."""
+        """Return the number of special tokens before the text of this number."""
         first = next(place for place, (source, _, _) in enumerate(self._slots) if source == text)
         return sum(source is None for source, _, _ in self._slots[:first])
 
     def around(self, *texts: list[int]) -> dict[str, list[int]]:
-        """An example of the ids of the texts: input_ids, and token_type_ids where the model takes them."""
+        """Return an example of the ids of the texts: input_ids, and token_type_ids if the model takes them."""
         ids: list[int] = []
         types: list[int] = []
         for source, token, kind in self._slots:
@@ -319,14 +316,12 @@ class Supervised(Objective):
     """The model's own loss, as its class documents it for the labels in the batch.
 
     Args:
-        label_smoothing: how much of a label is given to all classes alike, from 0 to 1, for labels that are classes, of
-            tokens or sequences, or probabilities of classes. As torch.nn.functional.cross_entropy defines it, which
-            transformers' label smoother agrees with.
-        class_weights: what the loss of each class is multiplied by, (classes,), as there: the mean is over the weights
-            of the labels.
+        label_smoothing: the probability of a label that is spread over all classes, from 0 to 1, for labels that are
+            classes, of tokens or sequences, or probabilities of classes; as in torch.nn.functional.cross_entropy.
+        class_weights: the factor on the loss of each class, (classes,), as there: the mean is over the labels' weights.
 
     Probabilities of classes are labels of AutoModelForSequenceClassification with
-    problem_type="single_label_classification". A loss has ValueError for options if it has no classes.
+    problem_type="single_label_classification". A loss without classes raises ValueError for these options.
     """
 
     def __init__(self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None):
@@ -343,12 +338,14 @@ class Supervised(Objective):
             out = model(**batch)
         if out.loss is not None and not options.were_used:
             name = "label_smoothing" if self.label_smoothing else "class_weights"
-            raise ValueError(f"{name} is for labels that are classes, which the loss of this model and batch has not")
+            raise ValueError(f"{name} needs labels that are classes, unlike those of this model and batch")
         return out
 
     def weight(self, batch: Batch) -> float:
-        """The labels that are not -100, of tokens or of sequences, or with class_weights the sum of their weights; for
-        question answering the answers within the batch's length."""
+        """Return the number of labels other than -100, of tokens or of sequences, or the sum of their class_weights.
+
+        For question answering it is the number of answers within the batch's length.
+        """
         name = next((name for name in TARGETS if batch.get(name) is not None), None)
         if name is None:
             raise ValueError(f"batch has no labels, expected one of {', '.join(TARGETS)}; it has {', '.join(batch)}")

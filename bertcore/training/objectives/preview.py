@@ -1,4 +1,4 @@
-"""What objectives ask of a model, to be read: a text as masked, ordered and replaced, epoch after epoch."""
+"""Preview of objectives: a text as masked, ordered and replaced, epoch after epoch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REPLACED = (
 
 
 def preview(text: str, tokenizer: Any, *, epochs: int = 3, seed: int = 0) -> str:
-    """A text as objectives present it to a model, over some epochs, as lines to be printed.
+    """Return a text as objectives present it to a model, over some epochs, as printable lines.
 
     They show masked words, static beside dynamic, whole words and spans (Devlin et al. 2018; Liu et al. 2019; Joshi et
     al. 2020), the order of permutation language modelling (Yang et al. 2019), and replaced tokens (Clark et al. 2020).
@@ -50,7 +50,7 @@ def preview(text: str, tokenizer: Any, *, epochs: int = 3, seed: int = 0) -> str
         seed: of the random choices.
 
     Raises:
-        TypeError: for a text that is no string.
+        TypeError: unless text is a string.
         ValueError: for a tokenizer without a mask, and fewer than one epoch.
     """
     if not isinstance(text, str):
@@ -71,7 +71,7 @@ def preview(text: str, tokenizer: Any, *, epochs: int = 3, seed: int = 0) -> str
 def _batches(
     objective: Objective, tokenizer: Any, example: Mapping[str, Any], epochs: range, seed: int
 ) -> Iterator[Mapping[str, Any]]:
-    """The batch of the example alone in each epoch, as `Trainer` would number them."""
+    """Yield the batch of the example alone in each epoch, numbered as `Trainer` does."""
     collate = NumberedCollator(objective.collator(tokenizer), seed)
     return (collate([example], epoch) for epoch in epochs)
 
@@ -86,7 +86,7 @@ def _section(title: str, epochs: Iterator[list[str]]) -> list[str]:
 
 
 def _masked(batch: Mapping[str, Any], tokenizer: Any) -> list[str]:
-    """The tokens of a batch for a masked language model: what is given, and what is wanted where something is."""
+    """Return the tokens of a masked batch: the given one, and the wanted one where there is a label."""
     given, labels = batch["input_ids"][0], batch["labels"][0]
     wanted = tokenizer.convert_ids_to_tokens(np.where(labels == IGNORED, given, labels).tolist())
     given = tokenizer.convert_ids_to_tokens(given.tolist())
@@ -96,7 +96,7 @@ def _masked(batch: Mapping[str, Any], tokenizer: Any) -> list[str]:
 
 
 def _ordered(batch: Mapping[str, Any], tokenizer: Any) -> list[str]:
-    """The tokens of a batch for permutations, those that are predicted with their place in the order."""
+    """Return the tokens of a permutation batch, the predicted ones with their place in the order."""
     tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
     for place, column in np.argwhere(batch["target_mapping"][0]):
         tokens[column] += f"/{place + 1}"
@@ -104,7 +104,7 @@ def _ordered(batch: Mapping[str, Any], tokenizer: Any) -> list[str]:
 
 
 def _replaced(batch: Mapping[str, Any], tokenizer: Any) -> list[str]:
-    """The tokens of a batch with random words, those that are not the text's own marked."""
+    """Return the tokens of a batch with random words, the replaced ones marked."""
     given, labels = batch["input_ids"][0], batch["labels"][0]
     is_replaced = (labels != IGNORED) & (labels != given)
     tokens = tokenizer.convert_ids_to_tokens(given.tolist())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -15,10 +15,12 @@ from bertcore.training.objectives.language_modeling import MaskedLM
 from bertcore.training.objectives.objective import (
     Batch,
     Collator,
+    Examples,
     Objective,
     SpecialTokens,
     Sum,
     Supervised,
+    Texts,
     check_room,
     document_ids,
 )
@@ -28,10 +30,10 @@ Sentences = list[list[int]]
 
 
 class SentencePairs(Objective):
-    """What is learned from two segments of texts, beside words behind masks or alone.
+    """Base of objectives of two segments of texts, beside masked words or alone.
 
-    Segments are sentences one after the other, both together of at most `max_length` tokens; the longer of two that are
-    too long is cut at its end.
+    Segments are consecutive sentences, both together of at most `max_length` tokens; the longer of two that are too
+    long is cut at its end.
 
     Attributes:
         label: the name of the labels, in examples and in batches.
@@ -39,9 +41,7 @@ class SentencePairs(Objective):
 
     label = ""
 
-    def examples(
-        self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
-    ) -> Iterator[dict[str, Any]]:
+    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
         special, rng = SpecialTokens(tokenizer, 2), np.random.default_rng(seed)
         room = check_room(max_length, len(special), 2)
         documents, before = filter(None, document_ids(tokenizer, documents)), []
@@ -55,13 +55,13 @@ class SentencePairs(Objective):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The labels."""
+        """The names of the labels."""
         return (self.label,)
 
     def pairs(
         self, document: Sentences, others: list[Sentences], room: int, rng: np.random.Generator
     ) -> Iterator[tuple[list[int], list[int], int]]:
-        """(first segment, second segment, label) from a document; `others` are some that are not this one."""
+        """Yield (first segment, second segment, label) from a document; `others` are some other documents."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its pairs are")
 
     def weight(self, batch: Batch) -> float:
@@ -77,8 +77,10 @@ class SentencePairs(Objective):
 
 
 class NextSentence(SentencePairs):
-    """Whether the second segment follows the first (0), or is from another document (1), half of them each (Devlin et
-    al. 2018, arXiv:1810.04805, section 3.1)."""
+    """Next-sentence prediction: the second segment follows the first (0), or is from another document (1).
+
+    Half of the pairs are of each kind (Devlin et al. 2018, arXiv:1810.04805, section 3.1).
+    """
 
     model_class = "AutoModelForNextSentencePrediction"
     label = "next_sentence_label"
@@ -90,7 +92,7 @@ class NextSentence(SentencePairs):
     def pairs(
         self, document: Sentences, others: list[Sentences], room: int, rng: np.random.Generator
     ) -> Iterator[tuple[list[int], list[int], int]]:
-        """A document's only sentence, and a single one that is left, get a segment of another document."""
+        """A document's only sentence, and a single one left over, get a segment of another document."""
         if not others:
             raise ValueError("documents holds a single one, expected others to take sentences from")
         start = 0
@@ -110,8 +112,10 @@ class NextSentence(SentencePairs):
 
 
 class SentenceOrder(SentencePairs):
-    """Whether two segments that follow each other are in their order (0) or exchanged (1), half of them each (Lan et
-    al. 2019, arXiv:1909.11942, section 3.1)."""
+    """Sentence-order prediction: two consecutive segments are in order (0) or exchanged (1).
+
+    Half of the pairs are of each kind (Lan et al. 2019, arXiv:1909.11942, section 3.1).
+    """
 
     model_class = "AutoModelForPreTraining"
     label = "sentence_order_label"
@@ -125,7 +129,7 @@ class SentenceOrder(SentencePairs):
     def pairs(
         self, document: Sentences, others: list[Sentences], room: int, rng: np.random.Generator
     ) -> Iterator[tuple[list[int], list[int], int]]:
-        """A sentence that is left alone is left out."""
+        """A single sentence left over is left out."""
         start = 0
         while start + 1 < len(document):
             some = document[start : max(_end(document, start, room), start + 2)]
@@ -147,9 +151,7 @@ class MaskedLMAndPairs(Supervised):
         super().__init__(words.label_smoothing)
         self.words, self.pairs = words, pairs
 
-    def examples(
-        self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
-    ) -> Iterator[dict[str, Any]]:
+    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
         return self.pairs.examples(documents, tokenizer, max_length=max_length, seed=seed)
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
@@ -165,18 +167,20 @@ class MaskedLMAndPairs(Supervised):
 
 
 def check_one_kind(*summands: Objective) -> None:
-    """ValueError if more than one of the objectives learns from pairs of segments: each makes its own examples, and no
-    family has the heads of both."""
+    """Raise ValueError if several objectives learn from pairs of segments.
+
+    Each makes its own examples, and no family has the heads of both.
+    """
     pairs = [found for each in summands if (found := _pairs_of(each)) is not None]
     if len(pairs) > 1:
         names = " and ".join(type(each).__name__ for each in pairs)
         raise ValueError(
-            f"{names} make pairs of segments each in its own way, and no model has the heads of both: add one of them"
+            f"{names} make pairs of segments in different ways, and no model has the heads of both: add one of them"
         )
 
 
 def _pairs_of(objective: Any) -> SentencePairs | None:
-    """What of an objective, or of a sum, learns from pairs."""
+    """Return the objective of pairs in an objective or a sum, or None."""
     if isinstance(objective, Sum):
         return _pairs_of(objective.first) or _pairs_of(objective.second)
     if isinstance(objective, MaskedLMAndPairs):
@@ -185,7 +189,7 @@ def _pairs_of(objective: Any) -> SentencePairs | None:
 
 
 def _end(document: Sentences, start: int, room: int) -> int:
-    """The end of the sentences from `start` on that fill `room` tokens: the last may go beyond."""
+    """Return the end of the sentences from `start` that fill `room` tokens: the last may exceed them."""
     end, length = start, 0
     while end < len(document) and length < room:
         length += len(document[end])
@@ -198,7 +202,7 @@ def _joined(sentences: Sentences) -> list[int]:
 
 
 def cut_pair(first: list[int], second: list[int], room: int) -> None:
-    """Take tokens from the end of the longer segment until both fit."""
+    """Remove tokens from the end of the longer segment until both fit."""
     while len(first) + len(second) > room:
         (first if len(first) > len(second) else second).pop()
 
@@ -207,26 +211,22 @@ RESTART = "restart"
 
 
 class TranslationLM(MaskedLM):
-    """The words behind masks in a text and its translation, side by side (Conneau and Lample 2019, arXiv:1901.07291,
-    section 3.3): a word that is masked in one language can be found in the other.
+    """Masked words in a text and its translation, side by side: a masked word may be found in the other language.
 
-    As in the paper positions start again: the translation's first token has the position of the text's first one, and
-    what follows counts on from there. The special tokens are those that the tokenizer puts around a pair; the authors'
-    code (facebookresearch/XLM, utils.py) has </s> before and after each of the two texts, and positions start again at
-    the translation's first </s>. A model without a table of positions keeps its distances. Embeddings of languages
-    there are none, as in XLM-R and mBERT; where a model has token types, they tell the two texts apart, not their
-    languages.
+    Source: Conneau and Lample 2019, arXiv:1901.07291, section 3.3. As in the paper positions restart: the translation's
+    first token has the position of the text's first one, and later tokens count on from there. The special tokens are
+    the tokenizer's for a pair; the authors' code (facebookresearch/XLM, utils.py) has </s> before and after each text,
+    and restarts at the translation's first </s>. A model without a table of positions keeps its distances. There are no
+    language embeddings, as in XLM-R and mBERT; token types, if any, distinguish the two texts, not their languages.
     """
 
     targets = (RESTART,)
 
-    def examples(
-        self, documents: Iterable[Iterable[str]], tokenizer: Any, *, max_length: int, seed: int = 0
-    ) -> Iterator[dict[str, Any]]:
-        """Both texts of each pair, the longer one cut at its end where they are too long together.
+    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
+        """Yield both texts of each pair, the longer one cut at its end if they are too long together.
 
         `documents` are pairs of texts. A pair with a text without tokens is left out. "restart" of an example is the
-        token at which positions start again, and the position that it has.
+        token where positions restart, and its position.
         """
         special = SpecialTokens(tokenizer, 2)
         room = check_room(max_length, len(special), 2)
@@ -247,13 +247,13 @@ class TranslationLM(MaskedLM):
 
 
 def restarted(mask: np.ndarray, restart: np.ndarray) -> np.ndarray:
-    """Positions from 0 on, (examples, length), 0 at padding; each example's token restart[:, 0] has restart[:, 1]."""
+    """Return positions from 0, (examples, length), 0 at padding; token restart[:, 0] has position restart[:, 1]."""
     places = np.cumsum(mask != 0, axis=1) - 1
     first, position = restart[:, :1], restart[:, 1:]
     return np.where(mask != 0, np.where(places >= first, places - first + position, places), 0)
 
 
-def _pairs(documents: Iterable[Iterable[str]]) -> Iterator[list[str]]:
+def _pairs(documents: Texts) -> Iterator[list[str]]:
     for index, document in enumerate(documents):
         if isinstance(document, str):
             raise TypeError(f"documents[{index}] is {document!r:.60}, expected a pair of texts")

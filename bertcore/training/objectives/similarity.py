@@ -1,4 +1,4 @@
-"""Losses of vectors, each with its gradient: plain functions of float64 arrays, NumPy's or CuPy's."""
+"""Losses of vectors, each with its gradient: plain functions of float64 arrays of NumPy or CuPy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from bertcore import kernels
 
 Pullback = Callable[[Any], tuple[Any, ...]]
 
-SHORTEST = 1e-12  # the length that shorter vectors are divided by, as torch.nn.functional.normalize has it
+SHORTEST = 1e-12  # the least divisor, as in torch.nn.functional.normalize
 
 
 def normalized(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Vectors (..., dim) at length 1, and what turns their gradient into that of `rows`."""
+    """Return vectors (..., dim) of length 1, and the function from their gradient to that of `rows`."""
     xp = kernels.array_module(rows)
     lengths = xp.sqrt((rows * rows).sum(axis=-1, keepdims=True))
     divisor = xp.maximum(lengths, SHORTEST)
@@ -27,24 +27,24 @@ def normalized(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def cosines(left: Any, right: Any) -> tuple[Any, Pullback]:
-    """The cosine of each row of `left` with that row of `right`, (rows,), and what turns its gradient into theirs."""
+    """Return the cosine of each row of `left` with that of `right`, (rows,), and the pullback to both."""
     (unit, of_left), (other, of_right) = normalized(left), normalized(right)
     return (unit * other).sum(axis=-1), lambda grad: (of_left(grad[:, None] * other), of_right(grad[:, None] * unit))
 
 
 def dot_products(left: Any, right: Any) -> tuple[Any, Pullback]:
-    """The products of rows, as `cosines`."""
+    """Return the dot products of rows, as `cosines` does."""
     return (left * right).sum(axis=-1), lambda grad: (grad[:, None] * right, grad[:, None] * left)
 
 
 def cosine_distances(left: Any, right: Any) -> tuple[Any, Pullback]:
-    """1 - cosine, as `cosines`."""
+    """Return 1 - cosine, as `cosines` does."""
     found, pullback = cosines(left, right)
     return 1 - found, lambda grad: pullback(-grad)
 
 
 def euclidean_distances(left: Any, right: Any) -> tuple[Any, Pullback]:
-    """The lengths of the rows' differences, as `cosines`; rows that are equal have no gradient."""
+    """Return the lengths of the rows' differences, as `cosines` does; equal rows have no gradient."""
     difference = left - right
     xp = kernels.array_module(left)
     lengths = xp.sqrt((difference * difference).sum(axis=-1))
@@ -57,7 +57,7 @@ def euclidean_distances(left: Any, right: Any) -> tuple[Any, Pullback]:
 
 
 def manhattan_distances(left: Any, right: Any) -> tuple[Any, Pullback]:
-    """The sums of the rows' absolute differences, as `cosines`."""
+    """Return the sums of the rows' absolute differences, as `cosines` does."""
     difference = left - right
     xp = kernels.array_module(left)
 
@@ -72,8 +72,10 @@ DISTANCES = {"euclidean": euclidean_distances, "cosine": cosine_distances, "manh
 
 
 def ranking_loss(scores: Any) -> tuple[Any, Any]:
-    """The mean cross entropy of each row's softmax and its own number, (rows, candidates): row i is to choose i; and
-    the gradient of `scores`."""
+    """Return the mean cross entropy of each row's softmax and its own index, and the gradient of `scores`.
+
+    `scores` are (rows, candidates): row i should choose candidate i.
+    """
     xp = kernels.array_module(scores)
     rows = xp.arange(len(scores))
     shifted = scores - scores.max(axis=1, keepdims=True)
@@ -85,8 +87,10 @@ def ranking_loss(scores: Any) -> tuple[Any, Any]:
 
 
 def ordering_loss(scores: Any, labels: Any) -> tuple[Any, Any]:
-    """log(1 + sum of exp(scores_i - scores_j) over all pairs with labels_i < labels_j), and the gradient of `scores`,
-    (rows,) each (Su 2022, https://kexue.fm/archives/8847)."""
+    """Return log(1 + sum of exp(scores_i - scores_j) over all pairs with labels_i < labels_j), and its gradient.
+
+    `scores` and `labels` are (rows,) each (Su 2022, https://kexue.fm/archives/8847).
+    """
     xp = kernels.array_module(scores)
     differences = xp.where(labels[:, None] < labels, scores[:, None] - scores, -xp.inf)
     peak = xp.maximum(differences.max(), 0)  # the 1 is exp(0)
