@@ -70,7 +70,7 @@ def test_blank_lines_and_ends_of_lines(tmp_path):
         ("a.jsonl", b'{"text": "a"}\n\n{"body": "b"}\n', r"a\.jsonl:3: has no 'text'; it has 'body'"),
         ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', r"a\.jsonl:2: 'text' is None, expected a text"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2: no JSON"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud800"}\n', r"a\.jsonl:2: no JSON, .*surrogates"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud800"}\n', r"a\.jsonl:2: not JSON, .*surrogates"),
         ("a.txt.gz", b"no gzip", r"a\.txt\.gz has a damaged compression: Not a gzipped file"),
         ("a.txt.gz", gzip.compress(b"a\n" * 9, mtime=0)[:-9], r"a\.txt\.gz has a damaged compression: .*ended before"),
         ("a.txt.gz", gzip.compress(b"a\n" * 9, mtime=0)[:-8] + bytes(8), r"a\.txt\.gz has a damaged compression: CRC"),
@@ -103,7 +103,7 @@ def test_files_of_a_corpus(tmp_path):
     with pytest.raises(ValueError, match="nothing does not exist, expected a file or a folder"):
         corpus_files(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty holds no file to read"):
+    with pytest.raises(ValueError, match="empty has no readable file"):
         corpus_files(tmp_path / "empty")
 
 

@@ -6,7 +6,7 @@ from bertcore.cli import main
 
 KINDS = {
     "missing": "No such file or directory|does not exist",
-    "folder": "Is a directory|holds no file to read",
+    "folder": "Is a directory|has no readable file",
     "empty": "empty|holds no|not valid JSON|examples in the corpus: 0|no line with step|0 texts",
     "binary": "not UTF-8|not valid JSON",
 }

@@ -206,17 +206,17 @@ def test_counts(capsys):
 @pytest.mark.parametrize(
     "options, error",
     [
-        ({"target_modules": ["colour"]}, "fits no linear map"),
-        ({"target_modules": ["LayerNorm"]}, "LayerNorm.weight is no weight of a linear map"),
-        ({"target_modules": ["word_embeddings"]}, "word_embeddings.weight is no weight of a linear map"),
-        ({"modules_to_save": ["colour"]}, "'colour' is no module"),
-        ({"modules_to_save": ["query"]}, "are one map"),
-        ({"modules_to_save": ["attention"]}, "fits no linear map"),  # but what is trained as it is
-        ({"target_modules": "query"}, "fits no linear map"),  # a regular expression for the whole name
+        ({"target_modules": ["colour"]}, "matches no linear layer"),
+        ({"target_modules": ["LayerNorm"]}, "LayerNorm.weight is not the weight of a linear layer"),
+        ({"target_modules": ["word_embeddings"]}, "word_embeddings.weight is not the weight of a linear layer"),
+        ({"modules_to_save": ["colour"]}, "'colour' is not a module"),
+        ({"modules_to_save": ["query"]}, "are one parameter"),
+        ({"modules_to_save": ["attention"]}, "matches no linear layer"),  # but what is trained as it is
+        ({"target_modules": "query"}, "matches no linear layer"),  # a regular expression for the whole name
         ({"target_modules": [1]}, r"target_modules is \[1\], expected a list"),
         ({"target_modules": None}, "target_modules is None, expected a list of names"),
         ({"modules_to_save": 3}, "modules_to_save is 3, expected a list of names"),
-        ({"target_modules": "(query"}, "which is no regular expression"),
+        ({"target_modules": "(query"}, "expected a regular expression"),
         ({"r": 0}, "r is 0"),
         ({"lora_alpha": 0}, "lora_alpha is 0"),
         ({"lora_dropout": 1.0}, "lora_dropout is 1.0"),
@@ -263,7 +263,7 @@ def test_files_that_do_not_fit(tmp_path, damage):
 @pytest.mark.parametrize(
     "changes, error",
     [
-        ({"use_dora": True}, "asks for what is not here: use_dora"),
+        ({"use_dora": True}, "asks for options that are not supported: use_dora"),
         ({"rank_pattern": {"query": 4}}, "rank_pattern"),
         ({"bias": "all"}, "bias is 'all', expected one of 'none'"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3'"),

@@ -129,7 +129,7 @@ def test_groups():
         ({"groups": [{"names": ["*.layer.9.*"], "lr": 1.0}]}, r"groups\[0\]: no other parameter"),
         ({"groups": [{"names": "*", "lr": 1.0}]}, r"names is '\*', expected a list"),
         ({"groups": [{"names": ["*"], "rate": 1.0}]}, "groups.0. has names, rate"),
-        ({"groups": [{"names": ["*.query.weight"], "lr": 1.0}]}, "are one map"),
+        ({"groups": [{"names": ["*.query.weight"], "lr": 1.0}]}, "are one parameter"),
     ],
 )
 def test_settings_that_are_none(options, error):

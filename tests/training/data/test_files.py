@@ -73,10 +73,10 @@ def test_standard_input(monkeypatch):
 MALFORMED = {
     "bytes.txt": (b"good\n\xff\xfe\ngood\n", "bytes.txt:2: not UTF-8", 2),
     "long.txt": (b"good\n" + b"x" * (LONGEST_LINE + 9) + b"\ngood", "long.txt:2: a line of more than", 2),
-    "a.jsonl": (b'{"text": "good"}\n{"text": \n{"text": "good"}', "a.jsonl:2: no JSON", 2),
-    "half.jsonl": (b'{"text": "good"}\n{"text": "\\ud800"}', "half.jsonl:2: no JSON, .*surrogates", 1),
+    "a.jsonl": (b'{"text": "good"}\n{"text": \n{"text": "good"}', "a.jsonl:2: not JSON", 2),
+    "half.jsonl": (b'{"text": "good"}\n{"text": "\\ud800"}', "half.jsonl:2: not JSON, .*surrogates", 1),
     "list.jsonl": (b'{"text": "good"}\n[1]\n', "list.jsonl:2: a JSON list", 1),
-    "deep.jsonl": (b"[" * 100_000 + b"\n", "deep.jsonl:1: no JSON", 0),
+    "deep.jsonl": (b"[" * 100_000 + b"\n", "deep.jsonl:1: not JSON", 0),
     "a.csv": (b"text,label\ngood,1\nbad\ngood,0\n", "a.csv:3: 1 fields, expected 2: text, label", 2),
     "quote.csv": (b'text\n"never closed\n', "quote.csv:2: unexpected end", 0),
     "twice.csv": (b"text,text\n1,2\n", "twice.csv:1: two columns of one name", 0),
@@ -132,7 +132,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         ("", "a path is empty"),
         ("missing.txt", "missing.txt does not exist"),
         ("a.pdf", "a.pdf ends with .pdf, known are .txt"),
-        ("folder", "folder holds no file to read"),
+        ("folder", "folder has no readable file"),
     ],
 )
 def test_paths_that_cannot_be_read(tmp_path, monkeypatch, paths, error):

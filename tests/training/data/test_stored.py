@@ -100,7 +100,7 @@ def test_an_example_of_another_kind_leaves_nothing(tmp_path, second, error, mess
 
 def test_damage_is_seen(tmp_path):
     store_examples(tmp_path / "a", EXAMPLES)
-    with pytest.raises(FileExistsError, match="is there already"):
+    with pytest.raises(FileExistsError, match="exists already"):
         store_examples(tmp_path / "a", EXAMPLES)
     with pytest.raises(FileNotFoundError, match="holds no examples"):
         StoredExamples(tmp_path)

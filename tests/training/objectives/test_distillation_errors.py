@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("on_numpy")
         (
             lambda: Distillation(classifier(), SoftTargets(), objective=TranslationLM()),
             ValueError,
-            "objective is TranslationLM, of whose batches a teacher does not take restart",
+            "objective is TranslationLM, whose batches have restart, which a teacher does not take",
         ),
         (
             lambda: Distillation(classifier(), SoftTargets(), objective_weight=-1),
@@ -101,7 +101,7 @@ def test_heads_that_cannot_be_compared():
         with pytest.raises(ValueError, match=message):
             Distillation(teacher, SoftTargets()).losses(student, inputs())
     electra = bertcore.AutoModelForPreTraining.from_config(tiny_config("electra-small-discriminator"))
-    with pytest.raises(ValueError, match="SoftTargets is for classes, and the teacher tells replaced tokens"):
+    with pytest.raises(ValueError, match="SoftTargets is for classes, and the teacher detects replaced tokens"):
         Distillation(electra, SoftTargets()).losses(head, inputs())
     with pytest.raises(ValueError, match="batch has no labels for the student's own objective"):
         Distillation(head, SoftTargets(), objective=Supervised()).losses(head, inputs())

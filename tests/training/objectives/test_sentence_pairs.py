@@ -148,7 +148,7 @@ def test_pairs_of_two_kinds_are_refused():
     both, custom = "NextSentence and SentenceOrder make pairs of segments", CustomLoss(lambda out: (0.0, {}))
     for first in (NextSentence(), MaskedLM() + NextSentence(), NextSentence() + custom):
         for second in (SentenceOrder(), SentenceOrder() + MaskedLM()):
-            with pytest.raises(ValueError, match=f"{both} each in its own way, and no model has the heads of both"):
+            with pytest.raises(ValueError, match=f"{both} in different ways, and no model has the heads of both"):
                 first + second
     assert (MaskedLM() + NextSentence() + custom).model_class == "AutoModelForPreTraining"
 
