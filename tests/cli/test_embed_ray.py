@@ -103,7 +103,7 @@ def test_files_of_a_corpus(tmp_path):
     with pytest.raises(ValueError, match="nothing does not exist, expected a file or a folder"):
         corpus_files(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty has no readable file"):
+    with pytest.raises(ValueError, match="empty holds no file to read"):
         corpus_files(tmp_path / "empty")
 
 

@@ -295,5 +295,5 @@ def test_a_weight_that_is_none(weight):
 
 def test_masked_words_are_in_it_already():
     for make in (lambda: MaskedLM() + ReplacedToken(), lambda: ReplacedToken() + SpanBoundary()):
-        with pytest.raises(ValueError, match="ReplacedToken has the generator's loss of masked words in it"):
+        with pytest.raises(ValueError, match="ReplacedToken includes the generator's loss of masked words"):
             make()

@@ -168,10 +168,10 @@ def test_options_that_do_not_fit_the_loss():
     with pytest.raises(ValueError, match=r"class_weights has shape \(2,\), expected \(3,\)"):
         Supervised(class_weights=[1, 2]).forward(model, BATCH | {"labels": [0, 1, 2]})
     regression = model_of(AutoModelForSequenceClassification, num_labels=1)
-    with pytest.raises(ValueError, match="label_smoothing is for labels that are classes"):
+    with pytest.raises(ValueError, match="label_smoothing needs labels that are classes"):
         Supervised(0.1).forward(regression, BATCH | {"labels": [0.0, 1.0, 2.0]})
     adaptive = bertcore.AutoModelForCausalLM.from_config(tiny_config("transfo-xl-wt103"))
-    with pytest.raises(ValueError, match="class_weights is for labels that are classes"):
+    with pytest.raises(ValueError, match="class_weights needs labels that are classes"):
         Supervised(class_weights=WEIGHTS).forward(adaptive, {"input_ids": IDS, "labels": IDS})
     with pytest.raises(ValueError, match="batch has no labels"):
         Supervised().weight(BATCH)
