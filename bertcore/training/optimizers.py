@@ -309,7 +309,7 @@ def _check_group(label: str, given: Mapping[str, Any]) -> None:
 def _is_meant(parameter: Parameter, patterns: Sequence[str]) -> bool:
     meant = {any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) for name in parameter.names}
     if len(meant) > 1:
-        raise ValueError(f"{', '.join(parameter.names)} are one parameter and are trained alike: name all or none of them")
+        raise ValueError(f"{', '.join(parameter.names)} are one parameter: name all or none of them")
     return True in meant
 
 
