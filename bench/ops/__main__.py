@@ -41,7 +41,7 @@ LEGEND = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, print, write the CSV; 1 if something failed or was wrong, else 0."""
+    """Compare, print, write the CSV; return 1 if something failed or was wrong, else 0."""
     options = _parse(arguments)
     machine.set_threads(options.threads)
     described = machine.describe()
@@ -87,7 +87,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _failures(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What could not run or was wrong, and why: each reason once."""
+    """Return failures and wrong results, each reason once."""
     reasons: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         if row["status"] != OK:

@@ -1,4 +1,4 @@
-"""A case brought to a backend and a dtype: whether it can run there, the call, and the check of what it returns."""
+"""A case on a backend and in a dtype: reasons why it cannot run, its call, and the check of the results."""
 
 import importlib
 import importlib.util
@@ -21,7 +21,7 @@ REFERENCE = "numpy"
 
 
 def unavailable_reason(case: Case, backend: str, dtype: np.dtype) -> str | None:
-    """Why the case cannot run on this backend in this dtype, or None if it can."""
+    """Return why the case cannot run on this backend in this dtype, or None."""
     reason = kernels.unavailable_reason(backend)
     if reason is not None:
         return reason
@@ -36,7 +36,7 @@ def unavailable_reason(case: Case, backend: str, dtype: np.dtype) -> str | None:
 
 
 def make_inputs(case: Case, dtype: np.dtype) -> dict[str, Any]:
-    """The inputs of the case by name, floating arrays in `dtype`; the same in every run."""
+    """Return the inputs of the case by name, floating arrays in `dtype`; the same in every run."""
     made = case.make(np.random.default_rng(zlib.crc32(case.id.encode())))
     return _as_dtype(made, dtype)
 
@@ -76,7 +76,7 @@ def split_qkv(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def expected_results(case: Case, inputs: dict[str, Any]) -> dict[str, np.ndarray | None]:
-    """What the reference makes of these inputs in float64."""
+    """Return the reference's results for these inputs in float64."""
     return bind(case, _as_dtype(inputs, np.dtype(np.float64)), REFERENCE)()
 
 

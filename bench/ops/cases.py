@@ -1,4 +1,4 @@
-"""The table of cases: what `python -m bench.ops`, `pytest bench/ops` and the tests all run.
+"""The table of cases of `python -m bench.ops`, `pytest bench/ops` and the tests.
 
 A case is one use of the public functions of bertcore.kernels at a size that models have, called as operations.py does:
 "forward" as in inference, "forward+backward" as in training. Its inputs are the public arguments by name (with `qkv`,
@@ -6,11 +6,11 @@ the fused array that query, key and value are views of) and `grad_output`. They 
 to a backend and a dtype outside of what is timed; for the forward the weights are prepared there, too (training changes
 them at every step).
 
-What a case moves is counted as the elements it cannot avoid to read or write: inputs once, outputs once. The backward
-reads the gradient of the output and what its contract takes, and writes the gradients. Integer ids and offsets are left
-out. FLOPs are given where arithmetic is the limit (linear, attention): 2 per multiply-add of the products, of which
-attention has two forward and five backward (one of them computes the scores again); relative attention has one more
-forward for each table, and three backward. All other cases are memory-bound.
+The bytes of a case are those it must read or write: inputs once, outputs once. The backward reads the gradient of the
+output and its contract's arguments, and writes the gradients. Integer ids and offsets are left out. Cases limited by
+arithmetic (linear, attention) have FLOPs: 2 per multiply-add of their products. Attention has two products forward and
+five backward (one computes the scores again); relative attention has one more forward for each table, and three
+backward. All other cases are memory-bound.
 """
 
 import math

@@ -19,7 +19,7 @@ COLUMNS = (
 
 
 class Plan(NamedTuple):
-    """What to compare, and how long."""
+    """The variants to compare, and for how long."""
 
     backends: Sequence[str] = calls.BACKENDS
     dtype: np.dtype = np.dtype(np.float32)

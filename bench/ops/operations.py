@@ -1,4 +1,4 @@
-"""How each operation is called through its public functions, forward and backward, and what its results are called.
+"""Calls of each operation through its public functions, forward and backward, and the names of the results.
 
 The benchmarks time these calls, and tests/kernels checks them. Arguments are those of the public forward, by name;
 gradients are called "grad_" and the name of the argument.

@@ -1,4 +1,4 @@
-"""What each operation is in PyTorch (torch.nn.functional): the benchmarks time it, the tests compare with it.
+"""Each operation in PyTorch (torch.nn.functional), for the benchmarks' times and the tests' comparisons.
 
 Arguments are those of the public forward, by name, arrays as tensors. Of attention and rotary embeddings, whose packed
 form PyTorch has not, there is what the benchmarks time: packed sequences of one length.
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def in_torch(operation: str, arguments: dict[str, Any]) -> Any:
-    """The output of an operation, of which PyTorch can take the gradients."""
+    """Return the output of an operation, differentiable by PyTorch."""
     return torch_function(operation)(**arguments)
 
 
