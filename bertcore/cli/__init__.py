@@ -94,7 +94,7 @@ program = Group(
     help="The BERT family without PyTorch, on the command line.",
     epilog="`bertcore COMMAND --help` explains a command and gives examples.",
     no_args_is_help=True,
-    context_settings={"max_content_width": 100},
+    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
 )
 program.params.append(
     click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, help="print the version and exit",

@@ -32,7 +32,7 @@ class LabelledData(Data):
     """
 
     title = "Data"
-    task: ClassVar[str] = "sequence"
+    task: ClassVar[str]
 
     data: tuple[File, ...]
     eval: Annotated[tuple[str, ...], *Words.__metadata__] = ()
@@ -310,6 +310,7 @@ class Calibrate(LabelledData, WithModel):
     """
 
     positions = ("model", "data")
+    task = "sequence"
 
     out: File
     method: Annotated[str, ("temperature", "isotonic")] = "temperature"

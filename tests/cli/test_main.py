@@ -24,7 +24,7 @@ def run(code, *args):
 
 
 def test_help_names_every_command(capsys):
-    assert main(["--help"]) == 0
+    assert main(["-h"]) == main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in COMMANDS)
 
