@@ -3,7 +3,6 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,12 @@ class Demo(Command):
         from bertcore.demo_model import demo_model_folder
 
         folder = demo_model_folder()
-        with self.chosen_backend(), _compilations() as compiled:
+        with self.chosen_backend(), contextlib.ExitStack() as stack:
+            compiled = None
+            if get_backend() == "numba":
+                from bertcore.kernels._numba.compile.cache import compilations
+
+                compiled = stack.enter_context(compilations())
             from bertcore.tasks.sentence_encoder import SentenceEncoder
 
             encoder = SentenceEncoder(folder)
@@ -71,26 +75,6 @@ def _backend_line() -> str:
 
     threads = _numba.thread_count()
     return f"numba ({_numba.LEVEL.name}, {threads.count} threads by {threads.source})"
-
-
-@contextlib.contextmanager
-def _compilations() -> Iterator[list[str] | None]:
-    """Return a block with a list that gets the name of each function that Numba compiles; None without Numba."""
-    if get_backend() != "numba":
-        yield None
-        return
-    from numba.core import event
-
-    class Recorder(event.Listener):
-        def on_start(self, event):
-            compiled.append(event.data["dispatcher"].py_func.__qualname__)
-
-        def on_end(self, event):
-            pass
-
-    compiled: list[str] = []
-    with event.install_listener("numba:compile", Recorder()):
-        yield compiled
 
 
 def _compilation_note(compiled: list[str] | None) -> str:

@@ -32,6 +32,7 @@ def test_demo(demo_folder, backend, capsys):  # noqa: F811
     for left, right in ((0, 1), (2, 3), (4, 5)):  # the sentences come in pairs that mean the same
         assert matrix[left, right] == np.sort(matrix[left])[-2] > 0.4
     assert re.search(rf"^backend +{backend}", shown, re.MULTILINE)
+    assert ("imports and loading" in shown) if backend == "numpy" else ("compil" in shown)
     assert float(re.search(r"first embedding +([\d.]+) s", shown)[1]) > 0
     assert float(re.search(r"throughput +([\d,]+) texts", shown)[1].replace(",", "")) > 0
 
@@ -59,18 +60,6 @@ def test_without_the_model(monkeypatch, capsys):
 )
 def test_compilation_is_reported(compiled, said):
     assert said in demo._compilation_note(compiled)
-
-
-def test_compilations_are_seen():
-    import numba
-
-    from bertcore import use_backend
-
-    with use_backend("numba"), demo._compilations() as compiled:
-        numba.njit(lambda x: x + 1)(1)
-    assert len(compiled) == 1
-    with use_backend("numpy"), demo._compilations() as compiled:
-        assert compiled is None
 
 
 def test_process_age_counts_from_the_start():
