@@ -1,4 +1,4 @@
-"""The folder on disk for what is made once and kept: compiled kernels, and downloads of the layers above."""
+"""The folder of the disk cache: compiled kernels, and downloads of bertcore."""
 
 import getpass
 import os
@@ -10,7 +10,7 @@ from .own_name import PROJECT, setting, variable
 
 
 def cache_candidates() -> list[Path]:
-    """Folders that may hold the cache, the most wanted first; BERTCORE_CACHE_DIR, when set, is the only one."""
+    """Return folders that may hold the cache, preferred ones first; BERTCORE_CACHE_DIR, if set, is the only one."""
     if setting("CACHE_DIR"):
         return [Path(setting("CACHE_DIR"))]
     folders = []
@@ -24,7 +24,7 @@ def cache_candidates() -> list[Path]:
 
 
 def writable_cache_folder() -> Path:
-    """The first candidate that can be written, made when it is not there. Raises OSError when none can."""
+    """Return the first writable candidate, creating it if necessary. Raises OSError if there is none."""
     refusals = []
     for folder in cache_candidates():
         try:
@@ -37,10 +37,10 @@ def writable_cache_folder() -> Path:
 
 
 def usable_cache_folder(holding: str) -> Path:
-    """The first candidate that has a folder named `holding` (it may be read-only: part of a container image), or that
-    can be written. Where there is neither, the first that exists, or would: nothing can be kept there.
+    """Return the first candidate that has a folder named `holding` (perhaps read-only, in a container), or is writable.
 
-    Raises OSError for a BERTCORE_CACHE_DIR that is not there and cannot be made, and where there is no candidate.
+    Failing both, the first that exists or would exist, although nothing can be kept there. Raises OSError if there is
+    no candidate, or if BERTCORE_CACHE_DIR does not exist and cannot be created.
     """
     for folder in cache_candidates():
         with suppress(OSError):
@@ -55,7 +55,7 @@ def usable_cache_folder(holding: str) -> Path:
             _check_owner(folder)
             if not (folder / holding).is_dir() and (folder.is_dir() or not setting("CACHE_DIR")):
                 return folder
-    folder = writable_cache_folder()  # tells what is wrong
+    folder = writable_cache_folder()  # raises the error
     _check_owner(folder / holding)
     return folder
 
@@ -68,9 +68,9 @@ def _check_writable(folder: Path) -> None:
 
 
 def _check_owner(folder: Path) -> None:
-    """What lies in the cache is run: only the user's own may be used, or what the system's own (an image's root) made.
+    """Raise PermissionError unless the folder belongs to the user or to root, because cached code is run.
 
-    Somebody else may have made a folder in a shared place first. One that is not there belongs to nobody.
+    Another user may have created a folder in a shared place first. A folder that does not exist passes.
     """
     if hasattr(os, "getuid") and folder.exists() and _owner(folder) not in (os.getuid(), 0):
         raise PermissionError(1, f"{folder} belongs to another user")

@@ -1,7 +1,7 @@
-"""Arrays whose values are not computed yet, which operations take and return in an array's place.
+"""Arrays whose values are not computed yet, which operations take and return in place of arrays.
 
-Whoever makes a Deferred (its recorder: kernels/program) notes what is to be computed; the operations that cannot be
-noted, and whatever reads a Deferred as an array, have it computed.
+The recorder of a Deferred (kernels/program) notes what is to be computed. Operations that cannot be noted, and code
+that reads a Deferred as an array, compute it first.
 """
 
 from typing import Any, Protocol
@@ -10,33 +10,33 @@ import numpy as np
 
 
 class Recorder(Protocol):
-    """What notes operations to compute them later."""
+    """An object that notes operations to compute them later."""
 
     has_run: bool
 
     def call(self, implementation: Any, function: str, *args: Any) -> Any:
-        """Note a function of an implementation, some of whose arguments are Deferreds, or compute it at once."""
+        """Note a function of an implementation with Deferred arguments, or compute it at once."""
 
     def run(self) -> None:
-        """Compute all that was noted."""
+        """Compute all noted operations."""
 
     def give_back(self, block: np.ndarray) -> None:
-        """Take memory back that no Deferred stands for any more."""
+        """Take back memory that no Deferred uses any more."""
 
 
 class Deferred:
-    """An array that a recorder is going to compute: its shape, dtype and strides are known, its values are not yet.
+    """An array that a recorder will compute: shape, dtype and strides are known, the values are not.
 
-    Reshaping, transposing and slicing give Deferreds of the same memory.
+    Reshaping, transposing and slicing return Deferreds of the same memory.
 
     Attributes:
-        recorder: what computes it.
-        array: where its values are going to stand, a view of its memory.
-        memory: the Memory that it is a part of, or all.
+        recorder: the Recorder that computes it.
+        array: the place of its values, a view of its memory.
+        memory: the Memory that it is part of.
     """
 
     __slots__ = ("array", "memory", "recorder")
-    __array_ufunc__ = None  # arithmetic on it is an error, not a guess: read it with numpy.asarray
+    __array_ufunc__ = None  # arithmetic raises an error: read it with numpy.asarray
 
     def __init__(self, recorder: Recorder, array: np.ndarray, memory: "Memory"):
         self.recorder, self.array, self.memory = recorder, array, memory
@@ -67,7 +67,7 @@ class Deferred:
 
     @property
     def is_shared(self) -> bool:
-        """Whether somebody else may read or have written the memory."""
+        """True if code outside the program may read or have written the memory."""
         return self.memory.is_shared
 
     def reshape(self, *shape: Any) -> Any:
@@ -95,9 +95,9 @@ class Deferred:
         return np.array(self.result(), dtype, copy=copy)
 
     def result(self) -> np.ndarray:
-        """The computed array; runs what was noted."""
+        """Run what was noted and return the computed array."""
         self.recorder.run()
-        self.memory.is_shared = True  # with whoever gets the array: no later step may write there
+        self.memory.is_shared = True  # with the caller: no later step may write there
         return self.array
 
 
@@ -105,7 +105,7 @@ class Memory:
     """Memory of a recorder, which serves later steps when the last Deferred of it is gone.
 
     Attributes:
-        is_shared: whether somebody else may read or have written it.
+        is_shared: whether code outside the program may read or have written it.
     """
 
     __slots__ = ("block", "is_shared", "recorder")
@@ -119,12 +119,12 @@ class Memory:
 
 
 def computed(array: Any) -> Any:
-    """The values of a Deferred, or `array` as it is."""
+    """Return the values of a Deferred, or `array` itself."""
     return array.result() if type(array) is Deferred else array
 
 
 def is_plain(array: Any) -> bool:
-    """Whether a float32 array or Deferred, or None, lies in memory as one block in C order."""
+    """Return whether a float32 array, Deferred or None lies in memory as one block in C order."""
     if array is None:
         return True
     if type(array) is Deferred:

@@ -12,10 +12,10 @@ PROJECT = PACKAGE.partition(".")[0]
 
 
 def variable(name: str) -> str:
-    """What the environment variable for `name` is called."""
+    """Return the name of the environment variable for `name`."""
     return f"{PROJECT.upper()}_{name}"
 
 
 def setting(name: str) -> str | None:
-    """What the environment variable for `name` is set to; None if it is not, or empty."""
+    """Return the value of the environment variable for `name`; None if it is not, or empty."""
     return os.environ.get(variable(name)) or None

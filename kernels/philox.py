@@ -49,5 +49,5 @@ def random_bits(seed: int, rows: np.ndarray, columns: int) -> np.ndarray:
 
 
 def threshold(p: float) -> int:
-    """What is dropped with probability `p`: bits below it."""
+    """Return the bound of bits that are dropped with probability `p`: those below it."""
     return min(round(p * 2**32), 2**32 - 1)

@@ -1,4 +1,4 @@
-"""How many threads the CPU kernels use, and where that number came from. Does not load Numba."""
+"""The number of threads that CPU kernels use, and its source. Does not load Numba."""
 
 import math
 import operator
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ThreadCount(NamedTuple):
-    """A number of threads and, in words, what decided it."""
+    """A number of threads and a description of its source."""
 
     count: int
     source: str
@@ -29,7 +29,7 @@ def _read_numbers(path: Path) -> list[str]:
 
 
 def _group_folders(root: Path, cgroup_file: Path):
-    """(is v1, folder) of this process's CPU control groups and their parents; a parent's quota binds too."""
+    """Yield (is v1, folder) of this process's CPU control groups and their parents, whose quotas apply too."""
     try:
         lines = cgroup_file.read_text().splitlines()
     except OSError:
@@ -46,7 +46,7 @@ def _group_folders(root: Path, cgroup_file: Path):
 
 
 def cgroup_quota(root=Path("/sys/fs/cgroup"), cgroup_file=Path("/proc/self/cgroup")) -> float | None:
-    """CPUs granted by the container (cpu.max of cgroup v2, cpu.cfs_quota_us of v1), or None without a limit."""
+    """Return the container's quota of CPUs (cpu.max of cgroup v2, cpu.cfs_quota_us of v1), or None."""
     quotas = []
     for is_v1, folder in _group_folders(Path(root), Path(cgroup_file)):
         if is_v1:
@@ -59,7 +59,7 @@ def cgroup_quota(root=Path("/sys/fs/cgroup"), cgroup_file=Path("/proc/self/cgrou
 
 
 def detect_threads() -> ThreadCount:
-    """OMP_NUM_THREADS or NUMBA_NUM_THREADS when set; else the least of CPU affinity and the container's quota."""
+    """Return OMP_NUM_THREADS or NUMBA_NUM_THREADS if set, else the lesser of CPU affinity and container quota."""
     for from_environment in _from_environment():
         return from_environment
     if hasattr(os, "sched_getaffinity"):
@@ -73,11 +73,11 @@ def detect_threads() -> ThreadCount:
 
 
 _chosen: ThreadCount | None = None
-_only_one: str | None = None  # why this process may have no more than one
+_only_one: str | None = None  # the reason why this process may have only one thread
 
 
 def thread_count() -> ThreadCount:
-    """The number of threads the kernels use now, and where it came from; decided at the first question."""
+    """Return the number of threads that kernels use now, and its source; determined at the first call."""
     global _chosen
     if _chosen is None:
         _chosen = detect_threads()
@@ -85,21 +85,20 @@ def thread_count() -> ThreadCount:
 
 
 def get_num_threads() -> int:
-    """The number of threads the CPU kernels use now."""
+    """Return the number of threads that CPU kernels use now."""
     return thread_count().count
 
 
 def set_num_threads(count: int) -> None:
-    """Use `count` threads in the CPU kernels from now on, in every Python thread of this process. Changes no result.
+    """Use `count` threads in the CPU kernels, in every Python thread of this process. Results do not change.
 
-    The pool of threads is made when the first kernel runs, with as many as are asked for then, and not fewer than the
-    machine, the container or OMP_NUM_THREADS give: a larger count after that divides the work into more tasks, but is
-    not given more threads.
+    The thread pool starts with the first kernel, with `count` threads or as many as the machine, the container or
+    OMP_NUM_THREADS offer, if that is more. A larger count after that makes more tasks, but no more threads.
 
     Raises:
-        TypeError: a count that is no integer.
-        ValueError: a count below 1.
-        RuntimeError: a count above 1 in a forked process whose pool of threads did not survive the fork.
+        TypeError: if `count` is not an integer.
+        ValueError: if `count` is below 1.
+        RuntimeError: if `count` is above 1 in a forked process whose thread pool did not survive the fork.
     """
     global _chosen
     if isinstance(count, bool):
@@ -116,6 +115,6 @@ def set_num_threads(count: int) -> None:
 
 
 def use_only_one(reason: str) -> None:
-    """Compute with one thread in this process for good, because of `reason`."""
+    """Use one thread in this process from now on, because of `reason`."""
     global _chosen, _only_one
     _chosen, _only_one = ThreadCount(1, reason), reason

@@ -1,4 +1,4 @@
-"""What the operations share on a CPU: compilation, vectors, matrix products, threads and memory.
+"""The machinery that operations share on a CPU: compilation, vectors, matrix products, threads and memory.
 
 Importing this imports Numba: operations import it from their cpu.py, which the dispatcher loads at first use. To write
 a kernel start from the docstring of simd/__init__.py.

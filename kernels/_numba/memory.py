@@ -44,9 +44,9 @@ def as_kernel_array(array: np.ndarray) -> np.ndarray:
 
 
 def as_addressed_array(array: np.ndarray, unit_columns: bool = True) -> np.ndarray:
-    """Return `array` so that a kernel can read it by address and strides: aligned and, with `unit_columns`, with a
-    contiguous last axis. Copies only if necessary.
+    """Return `array`, copied only if necessary, so that a kernel can read it by address and strides.
 
+    It is aligned and, with `unit_columns`, its last axis is contiguous.
     Every array passed as an address goes through this function: memory-mapped files have floats at odd addresses.
     """
     has_unit_columns = array.ndim == 0 or array.shape[-1] <= 1 or array.strides[-1] == array.itemsize

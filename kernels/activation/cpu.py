@@ -4,10 +4,10 @@ from .._numba import pointwise
 
 
 def activation(input, activation, bias):
-    """The function named `activation` of input + bias; bias runs over the last axis or is None."""
+    """Return the function named `activation` of input + bias; bias runs over the last axis or is None."""
     return pointwise.activate(input, activation, bias)
 
 
 def activation_backward(grad_output, input, activation, bias):
-    """(grad_input, grad_bias or None); relu's derivative at 0 is 0."""
+    """Return (grad_input, grad_bias or None); relu's derivative at 0 is 0."""
     return pointwise.activate_backward(grad_output, input, activation, bias)

@@ -56,13 +56,13 @@ def _update_by_sums(parameter, grad, first, second, numbers, rule):
 
 @inline_helper
 def _step_of(parameter, m, v, numbers):
-    """The update of one element."""
+    """Return the update of one element."""
     return numbers.scale1 * m / (np.sqrt(v) * numbers.scale2 + numbers.eps) + numbers.weight_decay * parameter
 
 
 @parallel_kernel
 def _update(addresses, ends, like, numbers, task, tasks):
-    """The task's share of the elements of all parameters, one after the other; row i of `addresses` is of the i-th."""
+    """Update the task's share of the elements of all parameters; row i of `addresses` belongs to the i-th."""
     first, last, start = share(ends[-1], task, tasks), share(ends[-1], task + 1, tasks), 0
     for row in range(len(ends)):
         end = ends[row]
@@ -101,7 +101,10 @@ def _move_block(parameter, first, second, grad, numbers, is_lamb, sums, start, e
 
 @parallel_kernel
 def _move_moments(parameter, first, second, grad, numbers, is_lamb, partial, task, tasks):
-    """The moments, and in `partial` the sums over each block: |parameter|^2 and |u|^2, or of g^2 / max(v', eps^2)."""
+    """Update the moments, and write sums over each block to `partial`.
+
+    These are of |parameter|^2 and |u|^2, or of g^2 / max(v', eps^2).
+    """
     blocks = len(partial)
     for block in range(share(blocks, task, tasks), share(blocks, task + 1, tasks)):
         end = min((block + 1) * BLOCK, parameter.size)

@@ -12,7 +12,7 @@ GRAIN = 1 << 15
 
 
 def affine(input, weight, bias, residual):
-    """(input + residual) * weight + bias of (..., width); residual may be None."""
+    """Return (input + residual) * weight + bias of (..., width); residual may be None."""
     output = empty(input.shape, input.dtype)
     if output.size:
         arrays = flat(input), or_empty(residual, input.dtype), flat(weight), flat(bias), output.reshape(-1)
@@ -21,7 +21,7 @@ def affine(input, weight, bias, residual):
 
 
 def affine_backward(grad_output, input, weight, bias, residual):
-    """(grad_input, grad_weight, grad_bias)."""
+    """Return (grad_input, grad_weight, grad_bias)."""
     width, dtype = input.shape[-1], input.dtype
     grad_input, sums = empty(input.shape, dtype), np.zeros((2, width))
     if grad_input.size:
@@ -39,7 +39,7 @@ def _forward_vector(row, weight, bias, out, i, inside):
 
 @helper
 def forward_rows(x, residual, weight, bias, out, first, last):
-    """The rows from `first` to `last`."""
+    """Compute the rows from `first` to `last`."""
     width = weight.size
     scale, shift = wide_pointer(weight, 0), wide_pointer(bias, 0)
     full = width - width % lanes(scale)
@@ -85,7 +85,7 @@ def _backward_blocks(grad, x, residual, weight, out, partial, task, tasks):
 
 @kernel(regions=True)
 def _backward(grad, x, residual, weight, out, partial, sums, tasks):
-    """`partial`, each (blocks, width), and `sums`, each (width,) of float64, are zeros, of weight and of bias."""
+    """Compute the gradients; `partial` (blocks, width) and `sums` (width,), float64, of weight and bias are zeros."""
     _backward_blocks(grad, x, residual, weight, out, partial, tasks)
     sum_blocks(partial[0], sums[0])
     sum_blocks(partial[1], sums[1])
@@ -97,7 +97,7 @@ STEP = record(
     ("input", ADDRESS),
     ("rows", np.intp),
     ("width", np.intp),
-    ("residual", ADDRESS),  # 0 if it is absent
+    ("residual", ADDRESS),  # 0 if absent
     ("weight", ADDRESS),
     ("bias", ADDRESS),
     ("output", ADDRESS),
@@ -105,7 +105,7 @@ STEP = record(
 
 
 def deferred_affine(program, input, weight, bias, residual):
-    """Note the step of `affine` of float32; None for what has no deferred form."""
+    """Note a step of `affine` in float32; return None if that is impossible."""
     if not input.size or not all(map(is_plain, (input, weight, bias, residual))):
         return None
     output, width = program.empty(input.shape, input.dtype), input.shape[-1]

@@ -4,5 +4,5 @@ from . import reference
 
 
 def cast(sets):
-    """Write arrays into outputs; `sets` has (array, output) of each."""
+    """Write arrays into outputs; `sets` has pairs of array and output."""
     reference.cast(sets)

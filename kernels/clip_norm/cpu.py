@@ -20,7 +20,7 @@ UP = 2.0**70
 
 
 class _Lines(NamedTuple):
-    """Arrays as lines of memory, and where the runs of each end among those of all."""
+    """Return arrays as lines of memory, and where the runs of each end among all runs."""
 
     arrays: list
     addresses: np.ndarray
@@ -33,7 +33,7 @@ class _Lines(NamedTuple):
 
 
 def clip_norm(arrays, max_norm):
-    """Scale the arrays in place; the norm before."""
+    """Scale the arrays in place and return the norm before."""
     lines = _lines(arrays)
     norm = _norm(lines)
     if max_norm < norm < np.inf:
@@ -46,7 +46,7 @@ def clip_norm(arrays, max_norm):
 
 
 def joint_norm(arrays):
-    """The norm, an array without axes in float64."""
+    """Return the norm, a float64 array without axes."""
     return np.array(_norm(_lines(arrays)))
 
 
@@ -63,7 +63,7 @@ def _norm(lines):
 
 
 def _in_order_of_memory(array):
-    """The array with its axes so that strides fall: contiguous, if the array fills its memory in any order of axes."""
+    """Return the array with axes by falling strides: contiguous if it fills its memory in any order of axes."""
     if array.flags.c_contiguous:
         return array
     return array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
@@ -71,7 +71,7 @@ def _in_order_of_memory(array):
 
 @helper
 def _squares(x, count, scale):
-    """The sum of (x * scale)^2 over `count` elements."""
+    """Return the sum of (x * scale)^2 over `count` elements."""
     full = count - count % lanes(x)
     total, scale = broadcast(x, 0.0), broadcast(x, scale)
     for i in range(0, full, lanes(x)):
@@ -94,7 +94,7 @@ def _squares_of_run(x, count):
 
 @parallel_kernel
 def _sum_squares(addresses, sizes, runs, like, partial, task, tasks):
-    """The sums of the runs of all arrays, one array after the other; `runs` is where the runs of each array end."""
+    """Compute the sums of the runs of all arrays in order; `runs` has where the runs of each array end."""
     first, last, start = share(len(partial), task, tasks), share(len(partial), task + 1, tasks), 0
     for row in range(len(sizes)):
         x = pointer_at(addresses[row], like)

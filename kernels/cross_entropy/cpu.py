@@ -30,7 +30,7 @@ GRAIN = 1 << 17
 
 
 def cross_entropy(input, target, ignore_index):
-    """(losses, lse), (rows,) and (rows, 2), from (rows, classes) logits and (rows,) integer targets."""
+    """Return (losses, lse), (rows,) and (rows, 2), from (rows, classes) logits and (rows,) integer targets."""
     rows, classes = input.shape
     losses, lse = np.empty(rows, input.dtype), np.empty((rows, 2), input.dtype)
     _forward(flat(input), _ids(target), ignore_index, classes, losses, lse, task_count(input.size, GRAIN))
@@ -38,8 +38,10 @@ def cross_entropy(input, target, ignore_index):
 
 
 def cross_entropy_backward(grad_losses, input, target, lse, ignore_index, out):
-    """Gradient of the (rows, classes) logits from that of the (rows,) losses and the lse of the forward, in `out` if
-    that is not None, which may be the input."""
+    """Return the gradient of (rows, classes) logits from that of (rows,) losses and the forward's lse.
+
+    It is written to `out` if that is not None; `out` may be the input.
+    """
     grad_input = empty(input.shape, input.dtype) if out is None else out
     if grad_input.size:
         arrays = flat(grad_losses), flat(input), _ids(target), as_kernel_array(lse)
@@ -64,7 +66,7 @@ def _sum_exp(x, count, shift):
 
 @helper
 def _log_sum_exp(x, classes):
-    """(log sum exp(x - shift), shift) in float64; shift is the peak where that is finite."""
+    """Return (log sum exp(x - shift), shift) in float64; shift is the peak if that is finite."""
     highest, shift, total = -np.inf, 0.0, 0.0
     for start in range(0, classes, CHUNK):
         part, count = wide_pointer(x, start), min(CHUNK, classes - start)
@@ -91,7 +93,7 @@ def _forward(x, target, ignore_index, classes, losses, lse, task, tasks):
 
 @helper
 def _backward_row(x, shift, log_total, grad, out, classes):
-    """out = grad * softmax(x)."""
+    """Compute out = grad * softmax(x)."""
     full = classes - classes % lanes(x)
     for i in range(0, full, lanes(x)):
         store(out, i, exp(load(x, i) - shift - log_total) * grad)

@@ -1,4 +1,4 @@
-"""Dropout on the CPU: what elements are multiplied by, a run that stays in the first-level cache, then the elements."""
+"""Dropout on the CPU: the factors of a run of elements that stays in the first-level cache, then the elements."""
 
 from .._numba import empty, parallel_kernel
 from .._numba.dropout import FIRST_ROW, drop_and_add_line, drop_line, dropping, keep_factors
@@ -10,7 +10,7 @@ RUN = 1024
 
 
 def dropout(input, p, seed, residual):
-    """`input` with elements dropped, plus `residual`."""
+    """Return `input` with elements dropped, plus `residual`."""
     output, dtype = empty(input.shape, input.dtype), input.dtype
     if output.size:
         tasks = task_count(output.size, GRAIN)
@@ -20,7 +20,7 @@ def dropout(input, p, seed, residual):
 
 
 def dropout_backward(grad_output, p, seed):
-    """Gradient of the dropout input from the gradient of its output."""
+    """Return the gradient of the dropout input from the gradient of its output."""
     return dropout(grad_output, p, seed, None)
 
 

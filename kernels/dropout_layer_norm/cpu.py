@@ -1,8 +1,6 @@
-"""Dropout, residual and layer norm on the CPU: row by row, the sum being put where the row's result is going to be.
+"""Dropout, residual and layer norm on the CPU, row by row; the sum is written where the row's result will be.
 
-The backward makes the sum of a row again instead of reading it: the forward writes its result alone, and what layers
-keep is one array less. Measured on (4096, 192) float32, one thread of a Zen 3 (AVX2), beside dropout and layer norm one
-after the other: forward 1.45 ns an element instead of 2.15, backward 2.5 instead of 2.3. The random bits take 0.7 each.
+The backward computes the sum of a row again, so that layers keep one array less.
 """
 
 import numpy as np
@@ -17,7 +15,7 @@ GRAIN = 1 << 14
 
 
 def dropout_layer_norm(input, residual, weight, bias, eps, p, seed):
-    """(..., width); weight and bias are (width,) or None."""
+    """Return (..., width); weight and bias are (width,) or None."""
     output = empty(input.shape, input.dtype)
     if output.size:
         width, dtype, tasks = input.shape[-1], input.dtype, task_count(output.size, GRAIN)
@@ -27,7 +25,7 @@ def dropout_layer_norm(input, residual, weight, bias, eps, p, seed):
 
 
 def dropout_layer_norm_backward(grad_output, input, residual, weight, bias, eps, p, seed, dtype):
-    """(grad_input, grad_residual, grad_weight or None, grad_bias or None)."""
+    """Return (grad_input, grad_residual, grad_weight or None, grad_bias or None)."""
     width = input.shape[-1]
     grad_input, grad_residual, sums = empty(input.shape, dtype), empty(input.shape, dtype), np.zeros((2, width))
     if grad_input.size:
@@ -78,8 +76,10 @@ def _backward_blocks(arrays, out, partial, eps, seed, threshold, factor, factors
 
 @kernel(regions=True)
 def _backward(arrays, out, partial, sums, eps, seed, threshold, factor, factors, tasks):
-    """`arrays` is (grad, x, residual, weight), `out` the gradients of x and residual; `partial` and `sums`, zeros, are
-    those of weight and bias: each of (blocks, width), and of (width,) in float64."""
+    """Compute the gradients; `arrays` is (grad, x, residual, weight), `out` the gradients of x and residual.
+
+    `partial` (blocks, width) and `sums` (width,), float64, are zeros at first, for weight and bias each.
+    """
     _backward_blocks(arrays, out, partial, eps, seed, threshold, factor, factors, tasks)
     sum_blocks(partial[0], sums[0])
     sum_blocks(partial[1], sums[1])

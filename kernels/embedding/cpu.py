@@ -16,7 +16,7 @@ STRIPE = 16  # columns: stripes of threads share no cache line
 
 
 def embedding(input, weight):
-    """Ids of any shape to (*shape of the ids, dim), of the weight's dtype but float32 from bfloat16."""
+    """Return rows for ids of any shape, (*shape of the ids, dim), in the weight's dtype (float32 for bfloat16)."""
     # A row is copied byte by byte; a bfloat16 is the upper half of a float32.
     from_dtype, to_dtype = np.uint8, np.uint8
     if is_bfloat16(weight.dtype):
@@ -32,7 +32,7 @@ def embedding(input, weight):
 
 
 def embedding_backward(grad_output, input, num_embeddings, add_to):
-    """Gradient of the (num_embeddings, dim) weight, added to the array `add_to` if that is not None."""
+    """Return the gradient of the (num_embeddings, dim) weight, added to the array `add_to` if that is not None."""
     dim = grad_output.shape[-1]
     grad_weight = empty((num_embeddings, dim), grad_output.dtype) if add_to is None else add_to
     if not grad_output.size:
@@ -52,7 +52,7 @@ def _ids(input):
 
 @parallel_kernel
 def _gather(table, stride, like, ids, out, task, tasks):
-    """out = the rows of the table that lies at the address `table`, of elements as in the array `like`."""
+    """Copy rows of the table at the address `table`, with elements as in the array `like`, to out."""
     width = out.size // ids.size
     shift = 16 * (lanes(like) // lanes(out) - 1)  # known to the compiler: 0, or 16 from 16 bits to 32
     for i in range(share(ids.size, task, tasks), share(ids.size, task + 1, tasks)):
@@ -63,7 +63,7 @@ def _gather(table, stride, like, ids, out, task, tasks):
 
 @helper
 def _link_occurrences(ids, first, following):
-    """first[id]: where id occurs first; following[i]: where ids[i] occurs next; -1 where it does not."""
+    """Set first[id] to the first place of id, and following[i] to the next place of ids[i]; -1 if there is none."""
     for i in range(ids.size - 1, -1, -1):
         following[i] = first[ids[i]]
         first[ids[i]] = i
@@ -71,7 +71,7 @@ def _link_occurrences(ids, first, following):
 
 @region
 def _sum_columns(grad, ids, dim, first, following, exact, out, task, tasks):
-    """Add a stripe of columns of every id's gradient to `out`; `exact`: (dim,) of float64, to sum in."""
+    """Add a stripe of columns of every id's gradient to `out`; `exact` is scratch, (dim,) float64."""
     stripes = (dim + STRIPE - 1) // STRIPE
     start, stop = share(stripes, task, tasks) * STRIPE, min(share(stripes, task + 1, tasks) * STRIPE, dim)
     for i in range(ids.size):
@@ -92,8 +92,7 @@ def _sum_columns(grad, ids, dim, first, following, exact, out, task, tasks):
 
 @region
 def _clear(out, task, tasks):
-    """Zeros by all threads: NumPy's, by one, took a gradient of a large vocabulary 1.6 times as long (Emerald Rapids, 2
-    threads, 128100 words of 768)."""
+    """Write zeros in all threads: with NumPy's, in one, the gradient of a large vocabulary takes 1.6 times as long."""
     target = pointer(out, 0)
     for i in range(share(out.size, task, tasks), share(out.size, task + 1, tasks)):
         target[i] = 0

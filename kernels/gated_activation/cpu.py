@@ -14,7 +14,7 @@ GRAIN = 1 << 15
 
 
 def gated_activation(input, activation, gate):
-    """(..., 2 * width) to (..., width)."""
+    """Return (..., width) from (..., 2 * width)."""
     output = empty((*input.shape[:-1], input.shape[-1] // 2), input.dtype)
     if output.size:
         arguments = gate == "first", activation_code(activation), output.shape[-1], output.reshape(-1)
@@ -23,7 +23,7 @@ def gated_activation(input, activation, gate):
 
 
 def gated_activation_backward(grad_output, input, activation, gate):
-    """The gradient of the (..., 2 * width) input."""
+    """Return the gradient of the (..., 2 * width) input."""
     grad_input = empty(input.shape, input.dtype)
     if grad_input.size:
         arguments = gate == "first", activation_code(activation), grad_output.shape[-1], grad_input.reshape(-1)
@@ -33,7 +33,7 @@ def gated_activation_backward(grad_output, input, activation, gate):
 
 @inline_helper
 def _gate_and_value(x, row, gate_first, width):
-    """Where the two halves of a row begin."""
+    """Return pointers to the two halves of a row."""
     first, second = wide_pointer(x, 2 * row * width), wide_pointer(x, (2 * row + 1) * width)
     return (first, second) if gate_first else (second, first)
 
@@ -46,7 +46,7 @@ def _forward_vector(gate, value, code, out, i, inside):
 
 @helper
 def forward_rows(x, gate_first, code, width, out, first, last):
-    """The rows from `first` to `last`."""
+    """Compute the rows from `first` to `last`."""
     full = width - width % lanes(wide_pointer(x, 0))
     for row in range(first, last):
         (gate, value), target = _gate_and_value(x, row, gate_first, width), wide_pointer(out, row * width)
@@ -96,7 +96,7 @@ STEP = record(
 
 
 def deferred_gated_activation(program, input, activation, gate):
-    """Note the step of `gated_activation` of float32; None for what has no deferred form."""
+    """Note a step of `gated_activation` in float32; return None if that is impossible."""
     width = input.shape[-1] // 2
     if not input.size or not is_plain(input):
         return None

@@ -10,12 +10,12 @@ from ..deferred import is_plain
 
 
 def layer_norm(input, weight, bias, eps, residual):
-    """Layer norm of (..., width); weight and bias are (width,) or None, residual has the shape of input or is None."""
+    """Return the layer norm of input + residual, (..., width); weight and bias are (width,) or None."""
     return normalise(input, weight, bias, eps, residual, True)
 
 
 def layer_norm_backward(grad_output, input, weight, bias, eps, residual, dtype):
-    """(grad_input, grad_weight or None, grad_bias or None); mean and variance are computed again from the input."""
+    """Return (grad_input, grad_weight or None, grad_bias or None); statistics are computed again."""
     grad_input, grad_weight, grad_bias = normalise_backward(grad_output, input, weight, eps, residual, True)
     return grad_input, None if weight is None else grad_weight, None if bias is None else grad_bias
 
@@ -26,7 +26,7 @@ STEP = record(
     ("input", ADDRESS),
     ("rows", np.intp),
     ("width", np.intp),
-    ("residual", ADDRESS),  # 0 if it is absent
+    ("residual", ADDRESS),  # 0 if absent
     ("weight", ADDRESS),
     ("bias", ADDRESS),
     ("eps", np.float64),
@@ -36,12 +36,12 @@ STEP = record(
 
 
 def deferred_layer_norm(program, input, weight, bias, eps, residual):
-    """Note the step of `layer_norm` of float32; None for what has no deferred form."""
+    """Note a step of `layer_norm` in float32; return None if that is impossible."""
     return _deferred_norm(program, input, weight, bias, eps, residual, True)
 
 
 def deferred_rms_norm(program, input, weight, eps, residual):
-    """Note the step of `rms_norm` of float32; None for what has no deferred form."""
+    """Note a step of `rms_norm` in float32; return None if that is impossible."""
     return _deferred_norm(program, input, weight, None, eps, residual, False)
 
 

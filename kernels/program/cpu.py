@@ -35,9 +35,9 @@ _LINE = 8  # int64: counters of different steps share no cache line
 
 
 class StepTable:
-    """Steps as compiled code reads them: for each its kind, and where among the records of that kind it is.
+    """Steps as compiled code reads them: the kind of each, and its index among the records of that kind.
 
-    `storage`, a typed scalar, says what the weights are stored as; None if there are none.
+    `storage` is a typed scalar of the weights' storage, or None without weights.
     """
 
     def __init__(self, steps, storage):

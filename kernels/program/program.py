@@ -24,34 +24,34 @@ class Step(NamedTuple):
 
 @functools.cache
 def _values(kind: np.dtype) -> itemgetter:
-    """Gives a record's values, in their order, of a mapping by name; a record has at least two."""
+    """Return a getter of a record's values, in order, from a mapping by name; a record has at least two."""
     return itemgetter(*kind.names)
 
 
 def _compiled() -> ModuleType:
-    """What loads Numba: imported when the first operation is noted."""
+    """Import the module that loads Numba, when the first operation is noted."""
     return importlib.import_module(".cpu", __package__)
 
 
 class Program:
-    """Steps to be run together, noted by one thread."""
+    """Steps that run together, noted by one thread."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self.used: list[Any] = []  # what the steps read by address lives until they ran
-        self.nbytes = 0  # of all memory it took for its results
+        self.used: list[Any] = []  # keeps alive what the steps read by address
+        self.nbytes = 0  # of all memory for results
         self.has_run = False  # or was asked to
-        self.storage: Any = None  # what the weights are stored as (see linear/cpu/step.py), once a step has weights
+        self.storage: Any = None  # of the weights (linear/cpu/step.py), once a step has weights
         self._idle: list[np.ndarray] = []
 
     def enter(self, array: np.ndarray) -> Deferred:
-        """A computed array as a Deferred of this program."""
+        """Return a computed array as a Deferred of this program."""
         memory = Memory(self, array)
         memory.is_shared = True
         return Deferred(self, array, memory)
 
     def call(self, module: Any, function: str, *args: Any) -> Any:
-        """Note a step for `function` of an implementation; without a deferred form that suits, compute at once."""
+        """Note a step for `function` of an implementation, or compute it at once if it cannot be noted."""
         args = tuple(arg.result() if type(arg) is Deferred and arg.recorder is not self else arg for arg in args)
         form = _compiled().DEFERRED_FORMS.get(function)
         noted = None if form is None else form(self, *args)
@@ -60,7 +60,7 @@ class Program:
         return getattr(module, function)(*(arg.result() if type(arg) is Deferred else arg for arg in args))
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Deferred:
-        """Memory for the result of the next step."""
+        """Return memory for the result of the next step."""
         dtype = np.dtype(dtype)
         block = self._take(math.prod(shape) * dtype.itemsize)
         return Deferred(self, np.ndarray(shape, dtype, block), Memory(self, block))
@@ -77,11 +77,11 @@ class Program:
         return block
 
     def give_back(self, block: np.ndarray) -> None:
-        """Take memory back that no Deferred stands for any more."""
+        """Take back memory that no Deferred uses any more."""
         self._idle.append(block)
 
     def address(self, array: Any) -> int:
-        """Where a Deferred or a contiguous array lies, for a step; 0 for None."""
+        """Return the address of a Deferred or a contiguous array, for a step; 0 for None."""
         if array is None:
             return 0
         if type(array) is Deferred:
@@ -90,13 +90,13 @@ class Program:
         return array.__array_interface__["data"][0]
 
     def takes(self, storage: Any) -> bool:
-        """Whether all weights can be stored as `storage`, a typed scalar; the first one asked for decides."""
+        """Return whether weights are stored as `storage`, a typed scalar; the first call decides."""
         if self.storage is None:
             self.storage = storage
         return type(self.storage) is type(storage)  # typed zeros are all equal
 
     def note(self, kind: np.dtype, tasks: int, **fields: Any) -> None:
-        """Append a step: a record of its operation's dtype, to be computed by `tasks` tasks if there are that many."""
+        """Append a step: a record of its operation's dtype, for up to `tasks` tasks."""
         if fields.keys() != kind.fields.keys():
             raise TypeError(f"the step has the fields {sorted(fields)}, expected {sorted(kind.fields)}")
         self.steps.append(Step(kind, tasks, _values(kind)(fields)))
@@ -110,5 +110,5 @@ class Program:
         self.has_run = True
         if self.steps:
             self.table().run()
-            self.steps = []  # not before: what is interrupted runs again, from the first step on
+            self.steps = []  # not before: an interrupted run starts again from the first step
             self.used.clear()

@@ -9,7 +9,7 @@ from .. import checks
 from ..deferred import Deferred, computed
 from .program import Program
 
-MOST_KEPT = 48 << 20  # bytes of the recordings of one model: one of about a thousand tokens of BERT-base
+MOST_KEPT = 48 << 20  # bytes of the recordings of one model: about a thousand tokens of BERT-base
 MOST_SEEN = 64  # shapes remembered
 
 
@@ -17,7 +17,7 @@ Build = Callable[[Any, np.ndarray], Any]
 
 
 class _Recording:
-    """A program that can run again, with other values of the same shapes, in the memory it has."""
+    """A program that can run again with other values of the same shapes, in its own memory."""
 
     def __init__(self, build: Build, hidden: np.ndarray, cu_seqlens: np.ndarray):
         self._hidden, self._cu_seqlens = hidden.copy(), cu_seqlens.copy()
@@ -28,11 +28,11 @@ class _Recording:
 
     @property
     def can_run(self) -> bool:
-        """Whether it can; if an operation had to compute at once it cannot."""
+        """True if it can run again, that is, if no operation had to compute at once."""
         return self._table is not None
 
     def run(self, hidden: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:
-        """The result for these values, or once for those it was recorded with if it cannot run again."""
+        """Return the result for these values, or, if it cannot run again, for the recorded ones."""
         if self._table is None:
             return computed(self._output)
         self._hidden[...], self._cu_seqlens[...] = hidden, cu_seqlens
@@ -41,7 +41,7 @@ class _Recording:
 
 
 def is_complete(program: Program, output: Any) -> bool:
-    """Whether all that leads to `output` is noted, and nothing of it was computed at once."""
+    """Return whether all operations that lead to `output` were noted, and none was computed at once."""
     return type(output) is Deferred and not program.has_run
 
 

@@ -1,7 +1,7 @@
 """Rotary position embeddings on the CPU: a row of the tables serves all heads of its token from the first-level cache.
 
-The input is read and written where it lies, through its address: query and key of a joined projection are turned in
-place, in one pass.
+The input is read and written through its address: query and key of a joined projection are rotated in place, in one
+pass.
 """
 
 import numpy as np
@@ -16,12 +16,12 @@ GRAIN = 1 << 16
 
 
 def rotary(input, cos, sin, cu_seqlens, positions, interleaved, inplace):
-    """(tokens, ..., head_dim) turned by rows `positions` of the tables, or by those of each token's place."""
+    """Rotate (tokens, ..., head_dim) by rows `positions` of the tables, or by the row of each token's place."""
     return _turn(input, cos, sin, cu_seqlens, positions, interleaved, inplace, 1)
 
 
 def rotary_backward(grad_output, cos, sin, cu_seqlens, positions, interleaved, inplace):
-    """The gradient with respect to the input of `rotary`."""
+    """Return the gradient of the input of `rotary`."""
     return _turn(grad_output, cos, sin, cu_seqlens, positions, interleaved, inplace, -1)
 
 
@@ -48,7 +48,7 @@ PLAN = record(
 
 
 def plan_of(source, target, cos, interleaved, direction):
-    """The values of a PLAN for arrays as `as_addressed_array` gives them; the direction is 1 or, back, -1."""
+    """Return the values of a PLAN for arrays from `as_addressed_array`; direction is 1, or -1 for the backward."""
     tokens, *parts, heads, head_dim = source.shape
     sizes = tokens, *(parts or (1,)), heads, head_dim, cos.shape[1]
     return *_place(source), *_place(target), *sizes, direction, interleaved
@@ -69,7 +69,7 @@ def _turn_vector(x, c, s, sign, out, half, i, inside):
 
 @inline_helper
 def _turn_halves(x, c, s, sign, out, half):
-    """Pairs that lie half a head apart."""
+    """Rotate pairs that lie half a head apart."""
     full = half - half % lanes(x)
     everywhere = first_lanes(x, lanes(x))
     for i in range(0, full, lanes(x)):
@@ -80,7 +80,7 @@ def _turn_halves(x, c, s, sign, out, half):
 
 @inline_helper
 def _turn_neighbours(x, c, s, sign, out, half):
-    """Pairs of neighbours."""
+    """Rotate pairs of neighbours."""
     for i in range(half):
         a, b, sine = x[2 * i], x[2 * i + 1], s[i] * sign
         out[2 * i] = a * c[i] - b * sine
@@ -89,7 +89,7 @@ def _turn_neighbours(x, c, s, sign, out, half):
 
 @helper
 def rotate_tokens(cos, sin, offsets, positions, plan, first, last):
-    """Turn the tokens from `first` to `last`."""
+    """Rotate the tokens from `first` to `last`."""
     half, sign, sequence = plan.half, cos.dtype.type(plan.direction), 0
     for token in range(first, last):
         while offsets[sequence + 1] <= token:
@@ -135,9 +135,9 @@ STEP = record(
 
 
 def deferred_rotary(program, input, cos, sin, cu_seqlens, positions, interleaved, inplace):
-    """Note the step of `rotary` of float32; None for what has no deferred form.
+    """Note a step of `rotary` in float32; return None if that is impossible.
 
-    The tables need a row for each token: when the program runs again, the sequences may have other lengths.
+    The tables need a row for each token, because the sequences may have other lengths when the program runs again.
     """
     if type(input) is not Deferred or input.dtype != np.float32 or not input.size or positions is not None:
         return None
@@ -158,13 +158,13 @@ def deferred_rotary(program, input, cos, sin, cu_seqlens, positions, interleaved
         sequences=len(cu_seqlens) - 1,
     )
     for array in (input, target):
-        program.address(array)  # the program keeps it
+        program.address(array)  # which keeps it alive
     return target
 
 
 @helper
 def run_step(step, task, tasks):
-    """A task's share of the tokens of a step."""
+    """Rotate a task's share of the tokens of a step."""
     plan = step.plan
     table = (plan.tokens, plan.half)
     cos, sin = array_at(step.cos, table, FLOAT), array_at(step.sin, table, FLOAT)

@@ -22,17 +22,17 @@ GRAIN = 1 << 16
 
 
 def softmax(input, dim):
-    """Softmax of `input` along axis `dim`."""
+    """Return the softmax of `input` along axis `dim`."""
     return _along(_forward, dim, input)
 
 
 def softmax_backward(grad_output, output, dim):
-    """Gradient of the softmax input from the gradient of its output and the output itself."""
+    """Return the gradient of the softmax input from the gradient of its output and the output itself."""
     return _along(_backward, dim, grad_output, output)
 
 
 def _along(kernel, dim, *arrays):
-    """Run `kernel` on rows along `dim`; any but the last axis is copied into its place, and back."""
+    """Run `kernel` on rows along `dim`; other axes are copied to the last place, and back."""
     if dim != arrays[0].ndim - 1:
         moved = _along(kernel, arrays[0].ndim - 1, *(np.moveaxis(array, dim, -1) for array in arrays))
         return np.ascontiguousarray(np.moveaxis(moved, -1, dim))

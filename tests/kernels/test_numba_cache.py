@@ -25,7 +25,7 @@ CALL = """
 import importlib.util, sys
 import numba
 before = numba.config.CACHE_DIR
-from bertcore.kernels._numba import cache, sources
+from bertcore.kernels._numba.compile import cache, sources
 assert numba.config.CACHE_DIR == before
 spec = importlib.util.spec_from_file_location("bertcore.kernels.pretend", sys.argv[1])
 module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

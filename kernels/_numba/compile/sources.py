@@ -26,7 +26,7 @@ _DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 
 class Sources:
-    """Digests of modules, each of which is read once.
+    """Digests of modules; each module is read once.
 
     Args:
         root: the folder imported as `name`.

@@ -83,6 +83,7 @@ def run_product(a, strides, panels, output, epilogue, scaling, counter, scratch)
         strides: (row, column, group) in words: element (i, k) lies at i // n * group + i % n * row + k * column. In
             wide words if panels are widened; column is 1 then, and row the depth.
         panels: (panels, depth, width), in words along the depth.
+        output: (rows, columns).
         epilogue: what `epilogue_pointers` returns.
         scaling: None, or for int8 pointers to zero and step of each row, scale and sum of each column.
         counter: the number of tasks taken so far, and the number of threads.
@@ -298,7 +299,7 @@ def lie_packed(row, column):
 
 @inline_helper
 def most_packed(depth, like):
-    """How many rows of this depth there is memory for."""
+    """Return how many rows of this depth fit PACKED_BYTES."""
     return PACKED_BYTES // (itemsize(like) * depth) // WEIGHT_TILE_ROWS * WEIGHT_TILE_ROWS
 
 

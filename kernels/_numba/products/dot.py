@@ -1,4 +1,4 @@
-"""What one step of a tile adds to its sums: the dot product of a word of each matrix.
+"""Dot products of a word of each matrix, which one step of a tile adds to its sums.
 
 A word holds neighbours along the depth of the product and takes one lane: a float, two bfloat16 (pointers to uint16) or
 four bytes, unsigned on the left and signed on the right (pointers to uint8 and int8).

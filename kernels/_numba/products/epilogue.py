@@ -11,10 +11,9 @@ from ..simd import first_lanes, lanes, load, load_masked, pointer, prefetch_writ
 
 @inline_helper
 def epilogue_pointers(epilogue):
-    """Return pointers to bias (columns,) and residual (rows, columns), flags that they exist, and the activation's
-    code.
+    """Return pointers to bias (columns,) and residual (rows, columns), each with a flag, and the activation's code.
 
-    Both are empty if absent. Arrays would be counted as references when unpacked from a tuple, 50 ns a vector.
+    Absent ones are empty. Arrays would be counted as references when unpacked from a tuple, 50 ns a vector.
     """
     bias, residual, activation = epilogue
     return pointer(bias, 0), bias.size > 0, pointer(residual, 0), residual.size > 0, activation

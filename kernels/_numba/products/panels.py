@@ -166,8 +166,10 @@ def multiply_and_widen(x, row, count, panel, depth, sums, is_added, wide, ahead,
 
 
 def pack_groups(values, scale, width):
-    """Return panels, (panels, words, 4 * width) uint8, of int8 values (columns, depth) and bfloat16 scales (columns,
-    groups)."""
+    """Return panels, (panels, words, 4 * width) uint8, of int8 values (columns, depth) and scales (columns, groups).
+
+    Scales are bfloat16.
+    """
     columns, depth = values.shape
     count, blocks = -(-columns // width), max(-(-depth // BLOCK), 1)
     panels = aligned_empty((count, blocks * BLOCK_WORDS, 4 * width), np.uint8)

@@ -112,7 +112,7 @@ def call_llvm(builder, name, result, arguments):
 
 
 def emit_fma(builder, vec, a, b, c):
-    """a * b + c: fused where the CPU can, two roundings where it cannot (a library call per lane otherwise)."""
+    """Emit a * b + c: fused if the CPU can, else with two roundings (LLVM would call a library for each lane)."""
     return call_llvm(builder, f"llvm.{'fma' if isa.LEVEL.fma else 'fmuladd'}.{vec.suffix}", vec.llvm, [a, b, c])
 
 

@@ -20,7 +20,7 @@ from .codegen import INT32, Vec, call_llvm, emit_fma, shuffle, splat
 
 
 def _polynomial(*coefficients):
-    """An intrinsic p(x) = c0 + c1 x + c2 x^2 + ... by Horner's rule with fused multiply-adds."""
+    """Make an intrinsic p(x) = c0 + c1 x + c2 x^2 + ... by Horner's rule with fused multiply-adds."""
 
     @intrinsic
     def evaluate(typingctx, x):
@@ -40,7 +40,7 @@ def _polynomial(*coefficients):
 
 @intrinsic
 def _power_of_two(typingctx, shifted):
-    """2^n as a vector, where the lowest bits of `shifted` hold n + the exponent bias."""
+    """Return 2^n as a vector, where the lowest bits of `shifted` hold n + the exponent bias."""
     mantissa_bits = 23 if shifted.dtype == types.float32 else 52
 
     def codegen(context, builder, sig, args):
@@ -52,7 +52,7 @@ def _power_of_two(typingctx, shifted):
 
 
 def _lane_by_lane(function):
-    """An intrinsic that calls a scalar function of `math` for every lane."""
+    """Make an intrinsic that calls a scalar function of `math` for every lane."""
 
     @intrinsic
     def call(typingctx, x):
@@ -76,7 +76,7 @@ def _require_float_vec(x, name):
 
 
 def _exp_constants(dtype):
-    """(lowest, highest, shifter, high and low part of ln 2, polynomial) for `exp`.
+    """Return (lowest, highest, shifter, high and low part of ln 2, polynomial) for `exp`.
 
     Adding the shifter rounds to an integer n and leaves n - 1 + exponent bias in the lowest bits. The high part of ln 2
     has few bits, so that n * high is exact without FMA as well. The polynomial is the Taylor series of 2 e^r for
@@ -94,7 +94,7 @@ def _exp_constants(dtype):
 
 @by_types(inline=True)
 def exp(x):
-    """e^x, at most 1.2 ulp off: inf for +inf and overflow, NaN for NaN, 0 for -inf and below 1.7e-38 (float32).
+    """Return e^x, at most 1.2 ulp off: inf for +inf and overflow, NaN for NaN, 0 for -inf and below 1.7e-38 (float32).
 
     x = n ln 2 + r; e^x = 2^n e^r. Results below 2^-125.5 (float64: 2^-1021.5) are 0, not denormal.
     """
@@ -114,7 +114,7 @@ def exp(x):
 
 
 def _exp2_constants(dtype):
-    """(lowest, shifter, polynomial of 2 * 2^f for |f| <= 1/2) for `exp2`; see `_exp_constants`."""
+    """Return (lowest, shifter, polynomial of 2 * 2^f for |f| <= 1/2) for `exp2`; see `_exp_constants`."""
     if dtype == types.float32:  # minimax
         terms = (2.00000000111, 1.38629441147, 0.480452937813, 0.111006575539, 0.0192369779143, 0.00267998624382,
                  0.000306916239888)  # fmt: skip
@@ -124,7 +124,7 @@ def _exp2_constants(dtype):
 
 @by_types(inline=True)
 def exp2(x):
-    """2^x for x below 128, at most 1.2 ulp off: NaN for NaN, 0 for -inf and below 2^-125.5 (float64: 2^-1021.5)."""
+    """Return 2^x for x < 128, at most 1.2 ulp off: NaN for NaN, 0 for -inf and below 2^-125.5 (float64: 2^-1021.5)."""
     _require_float_vec(x, "exp2")
     lowest, shifter, twice_exp2 = _exp2_constants(x.dtype)
 
@@ -142,7 +142,7 @@ _LEAST_EXPONENT = -126.0
 
 
 def _quartic_of_rest(builder, vec, x):
-    """floor(x), and the polynomial of x - floor(x)."""
+    """Return floor(x) and the polynomial of x - floor(x)."""
     whole = call_llvm(builder, f"llvm.floor.{vec.suffix}", vec.llvm, [x])
     rest = builder.fsub(x, whole)  # vreduceps rounds another way
     value = ir.Constant(vec.llvm, [_QUARTIC[-1]] * vec.count)
@@ -152,7 +152,7 @@ def _quartic_of_rest(builder, vec, x):
 
 
 def _rough_exp2_of(builder, vec, x):
-    """The polynomial, and the exponent added to its bits."""
+    """Evaluate the polynomial and add the exponent to its bits."""
     words = ir.VectorType(INT32, vec.count)
     least, zeros = (ir.Constant(vec.llvm, [value] * vec.count) for value in (_LEAST_EXPONENT, 0.0))
     is_tiny, is_nan = builder.fcmp_ordered("<", x, least), builder.fcmp_unordered("uno", x, x)
@@ -163,7 +163,7 @@ def _rough_exp2_of(builder, vec, x):
 
 
 def _rough_exp2_by_avx512(builder, vec, x):
-    """The same in 8 instructions: vscalefps multiplies by 2^floor(x)."""
+    """Compute the same in 8 instructions: vscalefps multiplies by 2^floor(x)."""
     zeros, bits = ir.Constant(vec.llvm, [0.0] * vec.count), ir.IntType(vec.count)
     is_kept = builder.fcmp_unordered(">=", x, ir.Constant(vec.llvm, [_LEAST_EXPONENT] * vec.count))
     _, value = _quartic_of_rest(builder, vec, x)
@@ -172,7 +172,7 @@ def _rough_exp2_by_avx512(builder, vec, x):
 
 
 def _make_rough_exp2(emit):
-    """An intrinsic that applies `emit` to each register of a vector of float32."""
+    """Make an intrinsic that applies `emit` to each register of a vector of float32."""
 
     @intrinsic
     def compute(typingctx, x):
@@ -199,12 +199,10 @@ _native_rough_exp2 = _make_rough_exp2(_rough_exp2_by_avx512)
 
 @by_types(inline=True)
 def rough_exp2(x):
-    """2^x of float32 up to 0, at most 3.5e-6 (2^-18) of it off: for what is rounded to bfloat16 anyway (2^-9).
+    """Return 2^x of float32 up to 0, at most 3.5e-6 (2^-18) of it off: for what is rounded to bfloat16 anyway (2^-9).
 
-    Exact for whole numbers; NaN for NaN, 0 for -inf and below -126. The same bits on all CPUs with FMA. Measured beside
-    exp2, in cache: 0.77 of its time with AVX-512 (Emerald Rapids, 1 thread). A cubic takes 0.70, but is 2^-13 off, and
-    a family's outputs were then 1.5 % of their scale from the definition's, here 0.5 %. With vreduceps for floor and
-    difference it took 0.54, with another last bit.
+    Exact for whole numbers; NaN for NaN, 0 for -inf and below -126. The same bits on all CPUs with FMA. A cubic would
+    be faster but only 2^-13 exact, which shows in a model's outputs; vreduceps instead of floor has another last bit.
     """
     _require_float_vec(x, "rough_exp2")
     return (lambda x: _native_rough_exp2(x)) if "avx512dq" in isa.LEVEL.requires else (lambda x: portable_rough_exp2(x))
@@ -219,7 +217,7 @@ _erf_libm = _lane_by_lane(math.erf)
 
 @by_types(inline=True)
 def erf(x):
-    """The error function, at most 1.5 ulp off (float32)."""
+    """Return the error function, at most 1.5 ulp off (float32)."""
     _require_float_vec(x, "erf")
 
     def compiled(x):
@@ -238,7 +236,7 @@ _tanh_libm = _lane_by_lane(math.tanh)
 
 @by_types(inline=True)
 def tanh(x):
-    """The hyperbolic tangent, at most 1.5 ulp off (float32)."""
+    """Return the hyperbolic tangent, at most 1.5 ulp off (float32)."""
     _require_float_vec(x, "tanh")
 
     def compiled(x):
@@ -265,7 +263,7 @@ _log2_upper_tail = _polynomial(-0.9999999587967086, -1.1511069414657982, -0.4591
 
 @by_types(inline=True)
 def normal_cdf(x):
-    """Phi(x), the normal distribution function: float32 within 1e-7; no cancellation for x < 0 (0.6% at -5)."""
+    """Return Phi(x), the normal distribution function: float32 within 1e-7; no cancellation for x < 0 (0.6% at -5)."""
     _require_float_vec(x, "normal_cdf")
 
     def compiled(x):
@@ -277,64 +275,64 @@ def normal_cdf(x):
 
 @inline_helper
 def relu(x):
-    """max(x, 0); NaN stays."""
+    """Return max(x, 0); NaN stays."""
     return select(x < 0.0, 0.0, x)
 
 
 @inline_helper
 def silu(x):
-    """x * sigmoid(x)."""
+    """Return x * sigmoid(x)."""
     return x / (exp(-x) + 1.0)
 
 
 @inline_helper
 def gelu(x):
-    """x * Phi(x), Phi the normal distribution function."""
+    """Return x * Phi(x), Phi the normal distribution function."""
     return x * normal_cdf(x)
 
 
 @inline_helper
 def _exp_minus_2u(x):
-    """exp(-2u), u the argument of gelu_tanh's tanh: (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u))."""
+    """Return exp(-2u), u the argument of gelu_tanh's tanh: (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u))."""
     return exp((-2 * _SQRT_2_OVER_PI) * x * fma(x * x, _GELU_QUARTIC, 1.0))
 
 
 @inline_helper
 def gelu_tanh(x):
-    """GELU with Phi approximated through tanh: x (1 + tanh(u)) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3)."""
+    """Return GELU with Phi approximated through tanh: x (1 + tanh(u)) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3)."""
     return x / (_exp_minus_2u(x) + 1.0)
 
 
 @inline_helper
 def relu_derivative(x):
-    """1 where x > 0, else 0; NaN stays."""
+    """Return 1 where x > 0, else 0; NaN stays."""
     return select(x > 0.0, 1.0, select(x != x, x, 0.0))
 
 
 @inline_helper
 def tanh_derivative(x):
-    """1 - tanh(x)^2."""
+    """Return 1 - tanh(x)^2."""
     y = tanh(x)
     return 1.0 - y * y
 
 
 @inline_helper
 def silu_derivative(x):
-    """s + x s (1 - s) with s = sigmoid(x)."""
+    """Return s + x s (1 - s) with s = sigmoid(x)."""
     s = 1.0 / (exp(-x) + 1.0)
     return s * fma(x, 1.0 - s, 1.0)
 
 
 @inline_helper
 def gelu_derivative(x):
-    """Phi(x) + x phi(x), phi the normal density."""
+    """Return Phi(x) + x phi(x), phi the normal density."""
     density = _INV_SQRT_2PI * exp(-0.5 * x * x)
     return fma(x, density, normal_cdf(x))
 
 
 @inline_helper
 def gelu_tanh_derivative(x):
-    """s + x s (1 - s) 2u', s = 1 / (1 + exp(-2u)) as in `gelu_tanh`."""
+    """Return s + x s (1 - s) 2u', s = 1 / (1 + exp(-2u)) as in `gelu_tanh`."""
     x = select(x < -10.0, -10.0, x)  # beyond 10 it is 0 or 1 to the last bit, and exp could overflow
     x = select(x > 10.0, 10.0, x)
     e = _exp_minus_2u(x)

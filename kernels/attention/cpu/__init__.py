@@ -1,4 +1,4 @@
-"""Attention on the CPU: what a call is to the kernels (forward.py, backward.py)."""
+"""Attention on the CPU: the calls of the kernels in forward.py and backward.py."""
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from ..reference import empty_like, score_components, unbroadcast
 from . import (
     backward,
     forward,
-    relative_backward,  # noqa: F401  it tells terms.py what terms are in the backward
-    relative_forward,  # noqa: F401  and in the forward
+    relative_backward,  # noqa: F401  registers the backward of the terms
+    relative_forward,  # noqa: F401  and their forward
 )
 from .records import (
     COMMON,
@@ -37,15 +37,15 @@ from .records import (
 TABLES = "position_key", "position_query", "position_bias"
 ALWAYS = "query", "key", "value", "output", "lse"
 GRAIN = 300_000  # multiply-adds: see task_count
-LEAST_TASKS = 32  # of a backward with tables, if there are as many sequences and heads
-RELATIVE = np.int8(0)  # the marker for compiled code with terms.py's terms
+LEAST_TASKS = 32  # of a backward with tables, given enough sequences and heads
+RELATIVE = np.int8(0)  # the marker for code with the terms of terms.py
 STORAGE = {"bfloat16": ROUNDED(0), np.dtype(np.float32): np.float32(0), np.dtype(np.float64): np.float64(0)}
 
 FORWARD = record(
     *COMMON,
     ("output", VIEW),
     *((name, np.intp) for name in ("sequences", "length", "length_k")),
-    ("cu_seqlens", ADDRESS),  # 0 of dense arrays
+    ("cu_seqlens", ADDRESS),  # 0 for dense arrays
     ("cu_seqlens_k", ADDRESS),
     *OPTIONAL,
     ("probs", VIEW),
@@ -58,12 +58,12 @@ BACKWARD = record(
     *COMMON,
     *OPTIONAL,
     *((name, VIEW) for name in ("grad_output", *(f"grad_{name}" for name in _WITH_GRADIENT))),
-    *((name, np.intp) for name in ("visible", "parts", "head_parts")),  # keys that a query sees; see `_groups`
+    *((name, np.intp) for name in ("visible", "parts", "head_parts")),  # keys that a query sees, and see `_groups`
 )
 
 
 def attention(query, key, value, scoring, return_probs, return_components, compute_dtype):
-    """(output, lse, probabilities or None, components or None); components are computed as the definition does."""
+    """Return (output, lse, probabilities or None, components or None); the reference computes the components."""
     if scoring.relative is not None:
         scoring = scoring._replace(relative=computed(scoring.relative))
     query, key, value = addressed(query), addressed(key), addressed(value)
@@ -96,20 +96,20 @@ def attention(query, key, value, scoring, return_probs, return_components, compu
 
 
 def computed(relative):
-    """The terms with what a program defers as arrays."""
+    """Return the terms with deferred arrays computed."""
     if relative is None:
         return None
     return RelativePositions(**{name: deferred.computed(value) for name, value in vars(relative).items()})
 
 
 def marker_of(relative):
-    """RELATIVE if compiled code needs the terms of terms.py (biases by distance do not), else None."""
+    """Return RELATIVE if the kernels need the terms of terms.py (biases by distance do not), else None."""
     has_tables = relative is not None and not relative.position_key is relative.position_query is None
     return RELATIVE if has_tables or (relative is not None and relative.segment_scores is not None) else None
 
 
 def tasks_of(query, key, scoring):
-    """How many tasks a forward is worth."""
+    """Return the number of tasks for a forward."""
     batch, heads, length, head_dim = query.shape
     sequences = 1 if scoring.cu_seqlens is None else max(len(scoring.cu_seqlens) - 1, 1)
     products = 2 if scoring.relative is None or marker_of(scoring.relative) is None else 5  # 1.5 of each table
@@ -118,7 +118,7 @@ def tasks_of(query, key, scoring):
 
 
 def offset_arrays(scoring):
-    """The offsets of queries and of keys as compiled code reads them, or None."""
+    """Return the offsets of queries and keys as kernels read them, or None."""
     if scoring.cu_seqlens is None:
         return None
     offsets = as_kernel_array(scoring.cu_seqlens)
@@ -127,8 +127,7 @@ def offset_arrays(scoring):
 
 
 def forward_fields(arrays, integers, offsets, scratch, scoring):
-    """The fields of FORWARD: of `arrays`, by the names of their fields, the integers of the relative terms, the offsets
-    and the scratch."""
+    """Return the fields of FORWARD from arrays by field name, integers of the relative terms, offsets and scratch."""
     fields = common_fields(arrays, scratch, scoring)
     fields["output"] = view(arrays["output"])
     fields["sequences"], _, fields["length"], _ = arrays["query"].shape
@@ -146,9 +145,9 @@ def forward_fields(arrays, integers, offsets, scratch, scoring):
 
 
 def attention_backward(grad_output, query, key, value, output, lse, scoring, out):
-    """(grad_query, grad_key, grad_value, grad_bias or None, gradients of the relative terms or None).
+    """Return (grad_query, grad_key, grad_value, grad_bias or None, gradients of the relative terms or None).
 
-    Rows of probabilities are whole here, so `output` is not needed (see reference.py for why that is better).
+    Rows of probabilities are whole here, so `output` is not needed (reference.py says why that is better).
     """
     relative, bias, dtype = computed(scoring.relative), scoring.bias, query.dtype
     scoring = scoring._replace(relative=relative)
@@ -167,7 +166,7 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring, out
     if query.size or key.size:
         of_grads = {f"grad_{name}": None if it is None else _as_viewed(name, it) for name, it in grads.items()}
         _run_backward(arrays | of_grads, sequences, scoring, parts, head_parts)
-    else:  # with a head_dim of 0 there may be segment scores nevertheless
+    else:  # a head_dim of 0 leaves segment scores
         for array in grads.values():
             if array is not None:
                 array.fill(0)
@@ -184,10 +183,10 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring, out
 
 
 def _groups(sequences, heads_k, relative, grad_bias):
-    """(parts, head parts): sequence s and the keys' head h belong to the group (s % parts, h % head parts).
+    """Return (parts, head parts): sequence s and key head h belong to the group (s % parts, h % head parts).
 
-    A group is one task, as it adds to gradients that no other adds to: those of tables are summed in parts, of which
-    there are as many as the numbers of sequences and heads say, so that their bits do not depend on the threads.
+    A group is one task, which alone adds to its gradients. The gradients of tables are summed in parts whose number
+    depends on sequences and heads only, so that their bits do not depend on the threads.
     """
     parts, head_parts = sequences, heads_k
     if relative is not None:
@@ -198,7 +197,7 @@ def _groups(sequences, heads_k, relative, grad_bias):
 
 
 def _relative_gradients(relative, parts, cu_seqlens):
-    """Room for the gradients of the terms, by name; those of tables in parts, zeros."""
+    """Return memory for the gradients of the terms by name; those of tables are zeros, in parts."""
     grads = {}
     for name in TABLES:
         table = getattr(relative, name, None)
@@ -210,7 +209,7 @@ def _relative_gradients(relative, parts, cu_seqlens):
 
 
 def _as_viewed(name, grad):
-    """The gradient of a table, (parts, rows, heads, ...), as (parts, heads, rows, columns); others as they are."""
+    """Return a table's gradient, (parts, rows, heads, ...), as (parts, heads, rows, columns); others unchanged."""
     if name in ("position_key", "position_query"):
         return grad.transpose(0, 2, 1, 3)
     return grad.transpose(0, 2, 1)[..., None] if name == "position_bias" else grad
@@ -233,7 +232,7 @@ def _run_backward(arrays, sequences, scoring, parts, head_parts):
 
 
 def sequence_table(query, key, scoring):
-    """Per sequence: first query, queries, first key, keys."""
+    """Return first query, queries, first key and keys of each sequence."""
     batch, _, length, _ = query.shape
     if scoring.cu_seqlens is None:
         return np.tile(np.array([0, length, 0, key.shape[2]], np.int64), (batch, 1))

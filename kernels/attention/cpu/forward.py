@@ -1,19 +1,18 @@
-"""The forward kernel of attention: softmax over the keys, a vector of queries at a time.
+"""The forward kernel of attention: softmax over the keys, for a vector of queries at a time.
 
-Scores are computed transposed, (keys, queries), for a panel of queries: two vectors, one lane per query. The maximum
-and the sum of a query's softmax then run down a lane, without sums across lanes, and neither keys nor values have to be
-transposed: the left operands of both products are rows as they lie in memory, the transposed scores being one
-(products.py; in bfloat16 on CPUs with AMX by tiles, which want the values transposed).
+Scores are computed transposed, (keys, queries), for a panel of queries: two vectors, one lane per query. Maximum and
+sum of a query's softmax then run down a lane, without sums across lanes. Neither keys nor values have to be transposed:
+the left operands of both products are rows as they lie in memory, one of them the transposed scores (products.py; on
+CPUs with AMX tiles multiply bfloat16, which need transposed values).
 
-A task is a block of up to QUERY_BLOCK queries of one sequence and head. It goes through the keys in blocks of
-KEY_BLOCK, of which the highest score and the sum of exponentials are carried on, the sums so far being rescaled when
-the highest score grows (online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867). Its scratch stays in the
-second-level cache, whatever the length (0.3 MB for head_dim 64), and each result depends on its own query and the keys
-of its sequence alone.
+A task is a block of up to QUERY_BLOCK queries of one sequence and head. It goes through the keys in blocks of KEY_BLOCK
+and carries the highest score and the sum of exponentials along; earlier sums are rescaled when the highest score grows
+(online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867). Its scratch stays in the second-level cache, whatever
+the length, and each result depends on its own query and the keys of its sequence alone.
 
-With a window or causality a query sees the keys of a band. Of a block each panel computes the keys from the first that
-one of its queries sees, rounded down to KEY_GRAIN, to the last. Blocks and grains begin at the same keys whatever the
-queries are, so that a sum's order does not depend on them: what is hidden adds zeros.
+With a window or causality a query sees the keys of a band. In each block a panel computes the keys from the first that
+one of its queries sees, rounded down to KEY_GRAIN, to the last. Blocks and grains begin at the same keys for all
+queries, so that the order of a sum does not depend on them: hidden keys add zeros.
 """
 
 import numpy as np
@@ -45,19 +44,22 @@ QUERY_BLOCK = 256
 KEY_BLOCK = 256
 KEY_GRAIN = 16  # whole vectors and words
 _BLOCK_GRAIN = 32  # whole tiles and grains; divides KEY_BLOCK
-_SPARE_ROWS = TILE_ROWS + 4  # of scores: a tile's last rows, and what fills up the last wide vector
+_SPARE_ROWS = TILE_ROWS + 4  # of scores: a tile's last rows, and the padding of the last wide vector
 
 
 @parallel_kernel
 def forward(steps, counter, like, storage, relative, task, tasks):
-    """Attention of a record (cpu.py). `like` is a typed scalar of the arrays' dtype, `storage` says what is multiplied
-    (see operands.py), `relative` is None or a marker (see terms.py); `counter` hands out the tasks."""
+    """Compute attention of a record.
+
+    `like` is a typed scalar of the arrays' dtype, `storage` the kind of operands (low_precision/operands.py),
+    `relative` None or a marker (terms.py); `counter` hands out the tasks.
+    """
     run(steps[0], counter, like, storage, relative, task)
 
 
 @kernel
 def scratch_size(queries, keys, head_dim, relative, like):
-    """Elements of a task's room for the longest sequences."""
+    """Return the elements of a task's scratch for the longest sequences."""
     queries, keys = min(queries, QUERY_BLOCK), min(keys, KEY_BLOCK)
     own = _carve_scratch(queries, keys, head_dim, like)[-1]
     return whole_lines(own + terms_size(relative, queries, keys, head_dim, like)) + TILES_SIZE
@@ -65,7 +67,7 @@ def scratch_size(queries, keys, head_dim, relative, like):
 
 @helper
 def run(step, counter, like, storage, relative, task):
-    """Compute tasks until the counter has handed out all."""
+    """Compute tasks until none is left."""
     if task >= step.scratches:
         return
     views = (
@@ -100,15 +102,18 @@ def panel_count(queries, like):
 
 @inline_helper
 def row_size(columns, like):
-    """`columns` in whole vectors."""
+    """Round `columns` up to whole vectors."""
     return (columns + lanes(like) - 1) // lanes(like) * lanes(like)
 
 
 @inline_helper
 def _carve_scratch(count, keys, head_dim, like):
-    """Where in a room lie: two wide vectors, each query's highest score, its sum of exponentials so far, the factors
-    that bring older sums of a panel to the new highest scores; a panel of queries, sums, scores, spare scores, rows of
-    keys, rows of values, biases by distance; and what is left."""
+    """Return the offsets within a task's scratch.
+
+    After two wide vectors: each query's highest score and sum of exponentials so far, the factors that rescale a
+    panel's sums, a panel of queries, sums, scores, spare scores, rows of keys, rows of values, biases by distance, and
+    the rest.
+    """
     row, width, whole = row_size(head_dim, like), 2 * lanes(like), panel_count(count, like) * 2 * lanes(like)
     peaks = 4 * width
     totals = peaks + whole
@@ -127,7 +132,7 @@ def _carve_scratch(count, keys, head_dim, like):
 
 @helper
 def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
-    """The outputs of the queries from first to last of one sequence and head."""
+    """Compute the outputs of the queries from first to last of one sequence and head."""
     query, key, value, _, probs, mask, bias, _ = views
     s, h, start, queries, start_k, keys = place
     head_dim, scale, h_k = step.head_dim, step.scale, h // step.sharing
@@ -136,7 +141,7 @@ def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
     starts = _carve_scratch(count, min(keys, KEY_BLOCK), head_dim, scratch)
     peaks, totals, factors, panel, sums, scores, spare, k_rows, v_rows, biases, rest = _pointers(scratch, starts)
     state = scratch, peaks, totals, factors
-    # What fills up a vector is -inf, which a scale that is not positive would turn into something else afterwards.
+    # Vectors are padded with -inf, which a scale that is not positive would change.
     is_banded = queries - 1 + below > 0 or above + 1 < keys
     has_biases = step.position_bias.address != 0
     stored = is_banded or has_biases or probs[0] != 0 or mask[0] != 0 or bias[0] != 0 or not scale > 0
@@ -148,8 +153,7 @@ def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
     while begin < end or begin == low:
         part = max(min((begin // KEY_BLOCK + 1) * KEY_BLOCK, end) - begin, 0)
         k, v = row_pointer(key, s, h_k, start_k + begin, sums), row_pointer(value, s, h_k, start_k + begin, sums)
-        # Left where they lie, rows of a joined query, key and value fall into few sets of the first-level cache: 10 to
-        # 15 % slower within BERT-base.
+        # Not copied, rows of a joined query, key and value would fall into few sets of the first-level cache.
         lay_keys(k, key[3], part, head_dim, k_rows, row, storage)
         lay_values(v, value[3], part, head_dim, v_rows, row, spare, storage)
         block = first, last, begin, part
@@ -197,10 +201,9 @@ def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
 
 @helper
 def _drop(step, place, begin, panel, scores, factors):
-    """Zeros where dropout takes the exponential of a query of the panel and a key from `begin` on.
+    """Write zeros where dropout removes the exponential of a query of the panel and a key from `begin` on.
 
-    A vector holds the bits of the panel's queries, as those of the scores do. With the bits of one query after the
-    other, looked at one by one, attention took 1.4 times as long (Emerald Rapids, 1 thread, 64x64 and 8x128 tokens).
+    A vector holds the bits of the panel's queries, like the scores; one query after the other is 1.4 times slower.
     """
     s, h, start, _, _, _ = place
     i, _, width, _, seen = panel
@@ -235,7 +238,7 @@ def _scale(scores, count, scale):
 
 @helper
 def _lay_biases(step, place, block, biases):
-    """The biases of a block by distance, ascending, from that of the first query and the last key on."""
+    """Write the biases of a block by ascending distance, from that of the first query and the last key on."""
     _, h, _, queries, _, keys = place
     first, last, begin, part = block
     table, rows = view_of(step.position_bias), rows_of(step)
@@ -246,7 +249,7 @@ def _lay_biases(step, place, block, biases):
 
 @helper
 def _add_biases(biases, block, panel, scores):
-    """The biases of a key and the panel's queries are neighbours."""
+    """Add biases; those of a key and the panel's queries are neighbours."""
     first, _, _, part = block
     i, _, width, skip, seen = panel
     for j in range(seen):
@@ -257,7 +260,7 @@ def _add_biases(biases, block, panel, scores):
 
 @helper
 def _add_masks(views, s, h, block, panel, below, above, scores, spare):
-    """Add mask and bias, hide what is not to be seen; write the scores to the probabilities if wanted."""
+    """Add mask and bias, hide keys outside the band, and write the scores to the probabilities if wanted."""
     _, _, _, _, probs, mask, bias, _ = views
     first, count, width, skip, seen = panel
     begin = block[2] + skip

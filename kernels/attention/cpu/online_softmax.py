@@ -1,8 +1,7 @@
-"""The softmax of attention's forward kernels, over keys that come block by block (online: see forward.py).
+"""The softmax of attention's forward kernel, over keys that come block by block (online: see forward.py).
 
-Scores are (keys, width), a lane per query; `state` is a scratch of two wide vectors, then pointers to each query's
-highest score and sum of exponentials so far, and to the factors that bring the older sums of a panel's queries to the
-new highest scores.
+Scores are (keys, width), a lane per query. `state` is a scratch of two wide vectors, then pointers to each query's
+highest score and sum of exponentials so far, and to the factors that rescale the sums of a panel's queries.
 """
 
 import math
@@ -53,7 +52,7 @@ def continue_softmax(scores, keys, width, scale, state, first, storage):
     highest = broadcast(x, -np.inf)
     for j in range(0, end, half):
         value = load(x, j)
-        highest = select(value > highest, value, highest)  # a NaN that is lost here comes back through the sum
+        highest = select(value > highest, value, highest)  # a NaN lost here comes back through the sum
     store(wide, 0, highest * scale)
     for d in range(0, width, lanes(scores)):
         old = load(peaks, d)
@@ -86,7 +85,7 @@ def continue_softmax(scores, keys, width, scale, state, first, storage):
 
 @by_types(inline=True)
 def _shifted(shift, scale, storage):
-    """What `_weights` takes beside products."""
+    """Return the second argument of `_weights`."""
     if storage == types.uint16:
         return lambda shift, scale, storage: (-shift * LOG2_E, scale * LOG2_E)
     return lambda shift, scale, storage: (shift, scale)
@@ -94,8 +93,8 @@ def _shifted(shift, scale, storage):
 
 @by_types(inline=True)
 def _weights(x, shifted, storage):
-    """exp(x * scale - shift), as near as the storage of the weights holds it."""
-    # In one step for bfloat16: rounding the shift alters all weights of a query alike. In float32 it would be seen.
+    """Return exp(x * scale - shift), in the precision of the storage of the weights."""
+    # In one step for bfloat16: rounding the shift changes all weights of a query alike. In float32 it would show.
     if storage == types.uint16:
         return lambda x, shifted, storage: rough_exp2(fma(x, shifted[1], shifted[0]))
     return lambda x, shifted, storage: exp2((x * shifted[1] - shifted[0]) * LOG2_E)
@@ -103,7 +102,7 @@ def _weights(x, shifted, storage):
 
 @inline_helper
 def _shift(peak):
-    """What is subtracted from the scores: the highest one, unless all are -inf."""
+    """Return what is subtracted from the scores: the highest one, unless all are -inf."""
     return select(peak == -np.inf, 0.0, peak)
 
 
@@ -117,7 +116,7 @@ def rescale(sums, count, row, factors):
 
 @helper
 def finish_softmax(views, place, first, count, head_dim, sums, row, state, keep):
-    """Divide by the sums, times what dropout makes up for with (`keep`); write outputs and lse."""
+    """Divide by the sums, multiply by `keep`, dropout's factor, and write outputs and lse."""
     _, _, _, output, _, _, _, lse = views
     s, h, start, _, _, _ = place
     peaks, totals = state[1], state[2]

@@ -1,12 +1,11 @@
-"""The products of attention's forward and how their operands lie: by vectors, or in bfloat16 by tiles (amx.py).
+"""The products of attention's forward and the layout of their operands: by vectors, or in bfloat16 by AMX tiles.
 
-By vectors the left operand of the two main ones is rows as words: keys, and the transposed scores. The sums are the
-rows of the output. Tiles read the left operand 16 words at a time, and cannot read it transposed: so the values are
-transposed instead, once for all panels of queries, and the sums are columns of the output until `finish_sums`. Depths
-are filled up with zeros to whole tiles, on both sides, and so are the scores. Terms of relative position
-(relative_forward.py) are rows times a table's columns.
+By vectors the left operand of both main products is rows of words: keys, and the transposed scores. The sums are rows
+of the output. Tiles read the left operand 16 words at a time and cannot transpose it, so the values are transposed
+instead, once for all panels of queries, and the sums are columns of the output until `finish_sums`. Depths and scores
+are padded with zeros to whole tiles. Terms of relative position (relative_forward.py) are rows times a table's columns.
 
-`storage` says which, as in _numba/low_precision/operands.py; `tiles` is what tiles need of the scratch.
+`storage` is the kind of operands (low_precision/operands.py); `tiles` is the tiles' state in scratch.
 """
 
 from numba import types
@@ -52,19 +51,19 @@ def _are_tiles(storage):
 
 @by_types
 def begin_products(tiles, storage):
-    """Before the first product of a task."""
+    """Prepare for the products of a task."""
     return _begin_tiles if _are_tiles(storage) else _nothing_to_begin
 
 
 @by_types
 def end_products(tiles, storage):
-    """After the last one."""
+    """Clean up after the last product of a task."""
     return _end_tiles if _are_tiles(storage) else _nothing_to_begin
 
 
 @by_types
 def lay_keys(source, source_row, count, head_dim, target, row, storage):
-    """(count, head_dim) floats at a pointer as rows of words at `target`, `row` words apart."""
+    """Write (count, head_dim) floats at a pointer as rows of words at `target`, `row` words apart."""
     return _lay_keys_by_tiles if _are_tiles(storage) else _lay_keys
 
 
@@ -76,32 +75,34 @@ def lay_queries(source, source_row, count, head_dim, panel, width, spare, storag
 
 @by_types
 def lay_values(source, source_row, count, head_dim, target, row, spare, storage):
-    """(count, head_dim) floats at a pointer as what `weigh_values` takes."""
+    """Write (count, head_dim) floats at a pointer in the layout that `weigh_values` reads."""
     return _lay_values_by_tiles if _are_tiles(storage) else _lay_values
 
 
 @by_types
 def multiply_queries(tiles, keys, row, count, head_dim, panel, width, scores, storage):
-    """scores (count, width) = keys @ panel, of `count` rows of keys."""
+    """Compute scores (count, width) = keys @ panel, for `count` rows of keys."""
     return _multiply_queries_by_tiles if _are_tiles(storage) else _multiply_queries
 
 
 @by_types
 def depth_of_terms(head_dim, storage):
-    """Words of the depth of the products of relative terms."""
+    """Return the depth, in words, of the products of relative terms."""
     return _depth_of_terms_by_tiles if _are_tiles(storage) else _depth_of_terms
 
 
 @by_types
 def rows_of_terms(storage):
-    """How many rows `multiply_terms` takes best at once, a power of two."""
+    """Return the best number of rows for `multiply_terms`, a power of two."""
     return _rows_of_terms_by_tiles if _are_tiles(storage) else _rows_of_terms
 
 
 @by_types
 def multiply_terms(tiles, rows, row, count, head_dim, columns, width, used, products, products_row, storage):
-    """products (count, used) = rows @ columns, of `count` rows laid as keys are, `row` words apart, and `used` columns
-    of `depth_of_terms` words, `width` words apart. Whole tiles of products are written."""
+    """Compute products (count, used) = rows @ columns; whole tiles of products are written.
+
+    `count` rows lie as keys do, `row` words apart, `used` columns of `depth_of_terms` words `width` words apart.
+    """
     return _multiply_terms_by_tiles if _are_tiles(storage) else _multiply_terms
 
 
@@ -109,22 +110,22 @@ def multiply_terms(tiles, rows, row, count, head_dim, columns, width, used, prod
 def weigh_values(
     tiles, scores, width, queries, values, row, skip, seen, keys, head_dim, sums, accumulate, spare, storage
 ):
-    """sums (+)= the values of `seen` keys from key `skip` on, weighed by scores (seen, width).
+    """Compute sums (+)= the values of `seen` keys from key `skip` on, weighted by scores (seen, width).
 
-    `values` are of `keys` keys in all; no other than the seen ones are multiplied: zero times infinity is NaN.
+    `values` belong to `keys` keys; only the seen ones are multiplied, because zero times infinity is NaN.
     """
     return _weigh_values_by_tiles if _are_tiles(storage) else _weigh_values
 
 
 @by_types
 def rescale_sums(sums, queries, width, row, factors, storage):
-    """The sums of each query times its factor."""
+    """Multiply the sums of each query by its factor."""
     return _rescale_columns if _are_tiles(storage) else _rescale_rows
 
 
 @by_types
 def finish_sums(sums, width, row, spare, storage):
-    """The sums of a panel of queries as rows of `row` elements."""
+    """Turn the sums of a panel of queries into rows of `row` elements."""
     return _transpose_sums if _are_tiles(storage) else _nothing_to_finish
 
 
@@ -173,7 +174,7 @@ def _weigh_values(
     deep = (seen + per_word - 1) // per_word
     last, second_half = pointer_to_word(own, (deep - 1) * row), as_words(spare, storage)
     holds_one_beyond = seen % per_word != 0 and skip + seen < keys
-    # In a product of its own the last word would be rounded twice: bits depend on where panels end.
+    # In a separate product the last word would be rounded twice: bits would depend on where panels end.
     for d in range(row if holds_one_beyond else 0):
         second_half[d], last[2 * d + 1] = last[2 * d + 1], 0
     multiply(as_words(scores, storage), 1, width, queries, own, row, deep, head_dim, sums, row, accumulate)
@@ -202,19 +203,19 @@ def _end_tiles(tiles, storage):
 
 @inline_helper
 def _whole(count, size):
-    """`count`, filled up to a multiple."""
+    """Round `count` up to a multiple of `size`."""
     return (count + size - 1) // size * size
 
 
 @inline_helper
 def _value_row(keys):
-    """Words of a row of transposed values."""
+    """Return the words of a row of transposed values."""
     return _whole(keys, _TILE_KEYS) // 2
 
 
 @helper
 def _round_rows(source, source_row, count, depth, target, row):
-    """Rows of bfloat16 at `target`, `row` words apart, filled up to whole tiles with zeros."""
+    """Write rows of bfloat16 at `target`, `row` words apart, padded to whole tiles with zeros."""
     for i in range(count):
         prefetch_rows(source, source_row, i + AHEAD, i + AHEAD + 1, depth)
         to = as_words(pointer(target, i * row), BFLOAT16)
@@ -232,7 +233,7 @@ def _lay_queries_by_tiles(source, source_row, count, head_dim, panel, width, spa
 
 
 def _lay_values_by_tiles(source, source_row, count, head_dim, target, row, spare, storage):
-    """Transposed: (head_dim in whole tiles, words of two keys), 32 keys at a time."""
+    """Write values transposed, (head_dim in whole tiles, words of two keys), 32 keys at a time."""
     target_row = _value_row(count)
     for j in range(0, count, _TILE_KEYS):
         part = min(_TILE_KEYS, count - j)
@@ -247,7 +248,7 @@ def _lay_values_by_tiles(source, source_row, count, head_dim, target, row, spare
 
 @inline_helper
 def _multiply_tiles(tiles, tall, wide, a, a_row, b, b_row, depth, c, c_row, accumulate):
-    """c (+)= a @ b, of one tile of c or of two each way; strides and depth in words, depth in whole tiles."""
+    """Compute c (+)= a @ b, for one or two tiles of c each way; strides and depth in words, depth in whole tiles."""
     right, below = pointer(c, TILE_WORDS), pointer(c, TILE_ROWS * c_row)
     diagonal = pointer(below, TILE_WORDS)
     if accumulate:
@@ -286,7 +287,7 @@ def _multiply_tiles(tiles, tall, wide, a, a_row, b, b_row, depth, c, c_row, accu
 
 @helper
 def _multiply_panel(tiles, a, a_row, rows, b, b_row, depth, columns, c, c_row, accumulate):
-    """c (+)= a @ b of 16 or 32 columns; whole tiles of c are written."""
+    """Compute c (+)= a @ b for 16 or 32 columns; whole tiles of c are written."""
     for i in range(0, rows, _PAIR_ROWS):
         x, y = pointer(a, i * a_row), pointer(c, i * c_row)
         if rows - i > TILE_ROWS:
@@ -322,7 +323,7 @@ def _multiply_terms_by_tiles(tiles, rows, row, count, head_dim, columns, width, 
 
 @helper
 def _copy_keys(values, value_row, first, count, row, target):
-    """The words of `count` keys, at most a tile's, of all rows of transposed values, filled up with zeros."""
+    """Copy the words of `count` keys, at most a tile's, of all rows of transposed values, padded with zeros."""
     words, odd = (count + 1) // 2, count % 2 == 1
     inside = first_lanes(target, words)
     for d in range(row):

@@ -1,8 +1,8 @@
-"""What attention's compiled code takes: one record of addresses, strides and numbers for each direction.
+"""Records of addresses, strides and numbers for attention's kernels, one for each direction.
 
 A view is an array (batch, heads, rows, columns) with contiguous rows: its address, 0 if it is absent, and its other
-strides in elements, 0 where an axis has size 1. Whoever fills a record keeps its arrays alive and hands over arrays
-from `as_addressed_array` alone.
+strides in elements, 0 for axes of size 1. Code that fills a record keeps its arrays alive; they come from
+`as_addressed_array`.
 """
 
 import functools
@@ -22,18 +22,20 @@ VIEW = record(("address", ADDRESS), ("batch", np.intp), ("head", np.intp), ("row
 NOTHING = (0, 0, 0, 0)
 _TERMS = ("query_for_position", "position_key", "position_query", "position_bias", "segment_scores")
 
-# What both directions have in common: first what is always there.
+# The fields of both directions: first those that are always set.
 COMMON = (
     *((name, VIEW) for name in ("query", "key", "value", "lse")),
     ("scratch", ADDRESS),
-    *((name, np.intp) for name in ("scratches", "scratch_size")),  # of the scratch: how many, and the elements of each
+    *(
+        (name, np.intp) for name in ("scratches", "scratch_size")
+    ),  # parts of the scratch, one per task, and the elements of each
     *((name, np.intp) for name in ("heads", "sharing", "head_dim", "left", "right")),  # query heads of a key head
     ("is_causal", np.bool_),
     ("scale", np.float64),
     ("keep", np.float64),  # 1 / (1 - p) of dropout
     ("seed", np.uint64),
-    ("threshold", np.uint32),  # of random bits below which a weight is dropped; 0 without dropout
-    ("batch_rows", np.intp),  # the queries of a batch; 0 of packed ones, whose offsets count on
+    ("threshold", np.uint32),  # random bits below it drop a weight; 0 without dropout
+    ("batch_rows", np.intp),  # the queries of a batch; 0 for packed ones, whose offsets go on
 )
 OPTIONAL = (
     *((name, VIEW) for name in ("mask", "bias", *_TERMS)),
@@ -43,7 +45,7 @@ OPTIONAL = (
 
 
 def view(array):
-    """The values of a VIEW; `array` comes from `as_addressed_array`."""
+    """Return the values of a VIEW; `array` comes from `as_addressed_array`."""
     size, (batch, heads, rows, _), (of_batch, of_head, of_row, _) = array.itemsize, array.shape, array.strides
     return (
         address_of(array),
@@ -58,7 +60,7 @@ def addressed(array):
 
 
 def added_mask(mask, dtype):
-    """A boolean or additive mask as what is added to the scores: contiguous along the keys, small where broadcast."""
+    """Return a boolean or additive mask as an addend of the scores, contiguous along the keys, small if broadcast."""
     if mask is None:
         return None
     own = unbroadcast(mask)
@@ -68,7 +70,7 @@ def added_mask(mask, dtype):
 
 
 def term_arrays(relative, query):
-    """The floating arrays of the terms by name, as views take them."""
+    """Return the floating arrays of the terms by name, as views take them."""
     if relative is None:
         return {}
     for_position = relative.query_for_position
@@ -84,7 +86,7 @@ def term_arrays(relative, query):
 
 
 def integer_arrays(relative):
-    """The integers of the terms by name, as compiled code reads them."""
+    """Return the integers of the terms by name, as kernels read them."""
     if relative is None:
         return {}
     names = ("distance_rows", "segment_ids", "segment_ids_k")
@@ -93,7 +95,7 @@ def integer_arrays(relative):
 
 
 def integer_fields(integers, scoring):
-    """The fields of `integer_arrays`."""
+    """Return the fields of `integer_arrays`."""
     fields = {name: address_of(array) for name, array in integers.items()}
     if "distance_rows" in integers:
         fields["distances"] = len(integers["distance_rows"])
@@ -103,7 +105,7 @@ def integer_fields(integers, scoring):
 
 
 def common_fields(arrays, scratch, scoring):
-    """The fields of COMMON; `scratch` is (address, count, size)."""
+    """Return the fields of COMMON; `scratch` is (address, count, size)."""
     query, key = arrays["query"], arrays["key"]
     (_, heads, _, head_dim), heads_k = query.shape, key.shape[1]
     (address, count, size), (left, right) = scratch, scoring.window
@@ -119,10 +121,7 @@ def common_fields(arrays, scratch, scoring):
 
 
 def filled_record(kind, fields):
-    """An array of one record; the fields that are not given are those of what is absent.
-
-    Fastest where those given are the record's first, in their order.
-    """
+    """Return an array of one record, with zeros for absent fields; fastest if the given ones come first, in order."""
     if tuple(fields) != kind.names[: len(fields)]:
         fields = absent_fields(kind) | fields
     return filled(kind, [fields.values()])
@@ -130,14 +129,14 @@ def filled_record(kind, fields):
 
 @functools.cache
 def absent_fields(kind):
-    """All fields of a record, in their order, of which nothing is there."""
+    """Return all fields of a record, in order, as absent."""
     return {name: NOTHING if kind[name] == VIEW else 0 for name in kind.names}
 
 
 def make_scratch(count, size, dtype):
-    """(memory, (its first cache line, count, size)) for `count` parts of `size` elements.
+    """Return (memory, (its first cache line, count, size)) for `count` parts of `size` elements.
 
-    Raises MemoryError, with the size, if there is not enough.
+    Raises MemoryError, with the size, if memory is short.
     """
     memory = empty((count * size * dtype.itemsize + CACHE_LINE,), np.uint8)
     address = address_of(memory)
@@ -145,7 +144,7 @@ def make_scratch(count, size, dtype):
 
 
 def visible_keys(scoring, keys):
-    """The most keys, of `keys`, that one query sees."""
+    """Return how many of `keys` keys a query sees at most."""
     left, right = scoring.window
     return keys if UNLIMITED in (left, right) else min(keys, left + right + 1)
 
@@ -159,13 +158,13 @@ def lse_like(query):
 
 @inline_helper
 def view_of(field):
-    """(address, strides of batch, heads and rows)."""
+    """Return (address, strides of batch, heads and rows)."""
     return field.address, field.batch, field.head, field.row
 
 
 @inline_helper
 def span(offsets, s, length):
-    """(first token, tokens) of sequence s; `offsets` is an address, 0 of dense arrays."""
+    """Return (first token, tokens) of sequence s; `offsets` is an address, 0 for dense arrays."""
     if offsets == 0:
         return np.intp(0), np.intp(length)
     bounds = pointer_at(offsets, INT32)
@@ -174,51 +173,51 @@ def span(offsets, s, length):
 
 @inline_helper
 def band(step, queries, keys):
-    """(below, above): query i sees the keys from i + below to i + above, if they are there."""
+    """Return (below, above): query i sees the keys from i + below to i + above that exist."""
     below, above = keys - queries - step.left, keys - queries + step.right
     return below, min(above, 0) if step.is_causal else above
 
 
 @inline_helper
 def bits_row(step, s, h, query):
-    """The row of random bits of a query, counted among all tokens, and a head."""
+    """Return the row of random bits of a query, counted among all tokens, and a head."""
     return np.uint64((s * step.batch_rows + query) * step.heads + h)
 
 
 @inline_helper
 def whole_lines(elements):
-    """`elements`, rounded up to whole cache lines of float32."""
+    """Round `elements` up to whole cache lines of float32."""
     return (elements + 15) // 16 * 16
 
 
 @inline_helper
 def scratch_of(step, task, like):
-    """A task's room of the scratch."""
+    """Return a pointer to a task's part of the scratch."""
     return pointer_at(step.scratch + task * step.scratch_size * itemsize(like), like)
 
 
 @inline_helper
 def rows_of(step):
-    """(the tables' rows by distance, the last distance that has one)."""
+    """Return (the tables' rows by distance, the last distance that has one)."""
     return pointer_at(step.distance_rows, INT32), step.distances // 2
 
 
 @inline_helper
 def row_at(rows, distance):
-    """The tables' row for a distance."""
+    """Return the tables' row for a distance."""
     row_of, last = rows
     return row_of[min(max(distance, -last), last) + last]
 
 
 @inline_helper
 def segments_of(step):
-    """(address of the queries' segments, elements of a batch of them, the same of the keys)."""
+    """Return (address of the queries' segments, elements of a batch of them, the same for the keys)."""
     return step.segment_ids, step.segments, step.segment_ids_k, step.segments_k
 
 
 @inline_helper
 def segment_pointers(segments, s):
-    """The ids of the queries and of the keys of batch s."""
+    """Return pointers to the segment ids of the queries and keys of batch s."""
     address, size, address_k, size_k = segments
     bytes_each = itemsize(INT32)
     return pointer_at(address + s * size * bytes_each, INT32), pointer_at(address_k + s * size_k * bytes_each, INT32)

@@ -1,20 +1,19 @@
 """The products of content and relative position in the backward kernel (backward.py), and their gradients.
 
-For one sequence and head the tables' rows are laid out by distance, those of A (position_key) descending, at
-key - query, and those of B (position_query) ascending, at query - key, both counted from 0; so are their gradients,
-which are then added to their rows. Of a block of rows of scores, (queries, keys):
+For one sequence and head the tables' rows are written by distance: those of A (position_key) descending, at key -
+query, those of B (position_query) ascending, at query - key, both counted from 0. So are their gradients, which are
+then added to their rows. For a block of rows of scores, (queries, keys):
 
-    content to position   p A^T, of which the score of query r and key j is column j - r: rows that are shifted. The
-                          gradients are products of the rows of dS, shifted back, with A and p.
-    position to content   for a panel of keys K B^T, in which column r - j of row j is the score: as a matrix with rows
-                          one element shorter it is a square block, transposed. The gradients are products of dS^T,
-                          laid out like that, with B and K.
+    content to position   p A^T; the score of query r and key j is column j - r: rows are shifted. The gradients are
+                          products of the rows of dS, shifted back, with A and p.
+    position to content   for a panel of keys K B^T; column r - j of row j is the score: as a matrix with rows one
+    element
+                          shorter it is a square block, transposed. The gradients are products of dS^T, in that layout,
+                          with B and K.
 
-A part of the gradients of the tables, as of the sequences, is summed by one task in the order of its sequences: the
-same bits for any number of threads. The scratch of a task is 6 times as large as the keys and queries of a sequence and
-head, and two blocks of scores, beside attention's.
-
-Measured (Zen 4, 1 thread, 12 heads of 64): about 3 times as long as attention's with both tables at 1x512 and 8x128.
+A part of the gradients of the tables is summed by one task in the order of its sequences: the same bits for any number
+of threads. The scratch of a task is 6 times as large as the keys and queries of a sequence and head, plus two blocks of
+scores, beside attention's own.
 """
 
 from ..._numba import helper, inline_helper
@@ -50,8 +49,10 @@ from .terms import (
 
 @with_terms(backward_terms_of)
 def _terms_of(step, relative):
-    """((query for position, its gradient), (position_key, ...), (position_query, ..., key), (segment scores, ...,
-    segments), rows of distances, parts of the tables' gradients)."""
+    """Return arrays with their gradients, rows of distances, and the parts of the tables' gradients.
+
+    In order: query for position, position_key, position_query with key, segment scores with segments.
+    """
     return (
         (view_of(step.query_for_position), view_of(step.grad_query_for_position)),
         (view_of(step.position_key), view_of(step.grad_position_key)),
@@ -66,19 +67,19 @@ def _terms_of(step, relative):
 
 @inline_helper
 def _distances(queries, keys, like):
-    """Room for all distances, and those that only fill up panels and tiles, at both ends."""
+    """Return the size for all distances, plus padding for panels and tiles at both ends."""
     return row_size(queries + keys + 2 * TILE_ROWS, like) + 4 * lanes(like)
 
 
 @inline_helper
 def _shifted_row(keys, like):
-    """Elements of a row of all keys, shifted by up to ROWS."""
+    """Return the elements of a row of all keys, shifted by up to ROWS."""
     return row_size(keys + ROWS + TILE_ROWS, like) + lanes(like)
 
 
 @inline_helper
 def _turned_row(like):
-    """Elements of a key's row of the queries of a block, shifted by up to a panel."""
+    """Return the elements of a key's row of the queries of a block, shifted by up to a panel."""
     return row_size(ROWS + TILE_ROWS, like) + 4 * lanes(like)
 
 
@@ -93,7 +94,7 @@ def _backward_terms_size(terms, queries, keys, head_dim, like):
 
 @inline_helper
 def _carve_scratch(scratch, queries, keys, head_dim):
-    """(table A, table B), (rows of keys, rows of p, gradient of p, segments of the keys), (shifted, turned, spare).
+    """Return (table A, table B), (rows of keys, rows of p, gradient of p, key segments), (shifted, turned, spare).
 
     A table is (its columns, its rows, the gradients of the rows), by distance.
     """
@@ -134,7 +135,7 @@ def _begin_relative_terms(terms, place, head_dim, scratch):
 
 @helper
 def _lay_table(table, h, rows, distance, step, head_dim, count, target):
-    """Rows and columns of a table for `count` distances from the first one on; zeros as their gradients."""
+    """Write rows and columns of a table for `count` distances from the first on, and zeros as gradients."""
     as_columns, as_rows, grad = target
     columns = whole_panels(head_dim, grad)
     for u in range(count):
@@ -241,7 +242,7 @@ def _differentiate(terms, place, block, head_dim, scale, scratch, grad_scores, r
 def _differentiate_content_to_position(
     grad_scores, row, block, head_dim, p_rows, table, at, shifted, grad_p, accumulate
 ):  # fmt: skip
-    """The gradient of p, and what this block adds to that of A."""
+    """Write the gradient of p, and add this block's part to that of A."""
     _, count, _, seen = block
     _, rows, grad_rows = table
     columns, used = whole_panels(head_dim, rows), _shifted_row(seen, rows)
@@ -251,7 +252,7 @@ def _differentiate_content_to_position(
         for j in range(0, seen, lanes(rows)):
             store_masked(target, j, load(source, j), first_lanes(rows, seen - j))
     distances = seen + count - 1
-    for k in range(0, max(distances, 1), SUM_DEPTH):  # with none the gradient is written, too
+    for k in range(0, max(distances, 1), SUM_DEPTH):  # without distances the gradient is written, too
         left, right, part = pointer(shifted, k), pointer(rows, (at + k) * columns), min(SUM_DEPTH, distances - k)
         multiply(left, used, 1, count, right, columns, part, head_dim, grad_p, columns, accumulate or k > 0)
     whole = _whole_tiles(distances)
@@ -260,13 +261,13 @@ def _differentiate_content_to_position(
 
 @inline_helper
 def _whole_tiles(rows):
-    """A tile's spare rows would spoil sums of other rows; what is multiplied for these is zero."""
+    """Round up to whole tiles: spare rows would change other sums; their factors are zero."""
     return (rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
 
 
 @helper
 def _differentiate_position_to_content(grad_scores, row, block, head_dim, k_rows, table, keys, turned, grad_k):
-    """What this block adds to the gradients of its keys and of B."""
+    """Add this block's part to the gradients of its keys and of B."""
     first, count, low, seen = block
     _, rows, grad_rows = table
     columns, used, width = whole_panels(head_dim, rows), _turned_row(rows), 2 * lanes(rows)
@@ -277,7 +278,7 @@ def _differentiate_position_to_content(grad_scores, row, block, head_dim, k_rows
         for r in range(0, count, lanes(rows)):
             source, target = pointer(grad_scores, r * row + j), pointer(turned, width - 1 + r)
             pack_strip(source, row, 1, count - r, part, target, used - 1)
-        for c in range(part):  # what stood in for queries beyond the last
+        for c in range(part):  # padding behind the last query
             store(turned, c * (used - 1) + width - 1 + count, broadcast(rows, 0.0))
         right = pointer(rows, at * columns)
         multiply(turned, used, 1, part, right, columns, depth, head_dim, pointer(grad_k, j * columns), columns, True)
@@ -287,7 +288,7 @@ def _differentiate_position_to_content(grad_scores, row, block, head_dim, k_rows
 
 @helper
 def _sum_segments(grad_scores, keys, segment, of_keys):
-    """The sums of the gradients of a query's scores over keys of its segment, and over the others."""
+    """Return the sums of the gradients of a query's scores over keys of its segment, and over the others."""
     same = other = broadcast(grad_scores, 0.0)
     for j in range(0, keys, lanes(grad_scores)):
         inside = first_lanes(grad_scores, keys - j)

@@ -1,20 +1,17 @@
 """The products of content and relative position that the forward kernel (forward.py) adds to its scores.
 
-For a block of queries and keys the tables' rows are laid out once, a column for each distance between them, so that no
-row is looked up per score and all is a product of matrices and a shift:
+For a block of queries and keys the tables' rows are written once, one column per distance, so that no row is looked up
+per score: everything is a matrix product and a shift.
 
-    content to position   p (queries) times the columns of A, their distances descending: the score of query i and key j
-                          lies at column j - i of row i, which as a matrix with rows one element shorter is column j. It
-                          is transposed as it is added to the scores, which are (keys, queries).
-    position to content   K (keys) times the columns of B, their distances ascending: the scores of key j and a panel of
+    content to position   p (queries) times the columns of A, by descending distance: the score of query i and key j is
+                          column j - i of row i. Seen as a matrix with rows one element shorter that is column j. It is
+                          transposed as it is added to the scores, which are (keys, queries).
+    position to content   K (keys) times the columns of B, by ascending distance: the scores of key j and a panel of
                           queries are neighbours, from column i - j on, and are added as they lie. A group of keys needs
                           one column more for each key than there are queries.
 
-The segment term is one of two vectors of queries, chosen lane by lane for each key. Nothing is as large as the scores
-of a whole sequence, and each result depends on its own query and the keys of its sequence alone.
-
-Measured (Zen 4, 1 thread, 12 heads of 64, 8x128 and 1x512): with both tables 2.2 to 2.5 times as long as attention,
-with one of them 1.5 to 1.8 times, with one and segments 1.6 to 1.7 times; bfloat16 the same.
+The segment term is one of two vectors of queries, selected lane by lane for each key. No scratch is as large as the
+scores of a whole sequence, and each result depends on its own query and the keys of its sequence alone.
 """
 
 from ..._numba import helper, inline_helper
@@ -30,8 +27,7 @@ from .terms import add_terms, prepare_terms, terms_of, terms_size, with_terms
 
 @with_terms(terms_of)
 def _terms_of(step, relative):
-    """((query for position, position_key), position_query, rows of distances, (segment scores,
-    segments))."""
+    """Return ((query for position, position_key), position_query, rows of distances, (segment scores, ids))."""
     return (
         (view_of(step.query_for_position), view_of(step.position_key)),
         view_of(step.position_query), rows_of(step), (view_of(step.segment_scores), segments_of(step)),
@@ -43,32 +39,32 @@ def _terms_of(step, relative):
 
 @inline_helper
 def _group(like):
-    """Keys whose products with the columns of B are computed at once."""
+    """Return how many keys are multiplied with the columns of B at once."""
     return max(lanes(like), KEY_ROWS)
 
 
 @inline_helper
 def _whole(count, like):
-    """`count` in whole vectors."""
+    """Round `count` up to whole vectors."""
     return row_size(count, like)
 
 
 @inline_helper
 def _table_depth(head_dim):
-    """Words that the depth of a table has at most."""
+    """Return the most words of the depth of a table."""
     return max(head_dim, TILE_WORDS)
 
 
 @inline_helper
 def _columns(queries, keys, like):
-    """Room for the distances of a block: an odd number of vectors, so that rows fall into different cache sets."""
+    """Return the columns for the distances of a block: an odd number of vectors, for different cache sets."""
     groups = (keys + _group(like) - 1) // _group(like)
     return ((_whole(queries, like) + groups * _group(like)) // lanes(like) + 1 | 1) * lanes(like)
 
 
 @inline_helper
 def _product_columns(keys, width, like):
-    """Distances of a panel of queries and all keys."""
+    """Return the number of distances of a panel of queries and all keys."""
     return _whole(max(keys, lanes(like)) + width - 1, like)
 
 
@@ -84,7 +80,7 @@ def _terms_size(terms, queries, keys, head_dim, like):
 
 @inline_helper
 def _carve_scratch(scratch, block, head_dim):
-    """(rows of the table or of queries, columns of A, columns of B, segments of a panel, products)."""
+    """Return (rows of the table or of queries, columns of A, columns of B, segments of a panel, products)."""
     first, last, _, keys = block
     columns, width = _columns(last - first, keys, scratch), 2 * lanes(scratch)
     key_table = pointer(scratch, (width + TILE_ROWS) * row_size(head_dim, scratch))
@@ -98,7 +94,7 @@ def _carve_scratch(scratch, block, head_dim):
 
 @with_terms(prepare_terms)
 def _lay_tables(terms, place, block, head_dim, storage, scratch):
-    """The columns of both tables for all distances of the block."""
+    """Write the columns of both tables for all distances of the block."""
     (_, position_key), position_query, rows, _ = terms
     first, last, begin, part = block
     _, h, _, queries, _, keys = place
@@ -117,7 +113,7 @@ def _lay_tables(terms, place, block, head_dim, storage, scratch):
 
 @helper
 def _lay_table(table, h, rows, distance, step, count, head_dim, buffer, target, columns, storage):
-    """A column for each of `count` distances, `step` apart."""
+    """Write a column for each of `count` distances, `step` apart."""
     row, depth = row_size(head_dim, target), depth_of_terms(head_dim, storage)
     for u in range(0, count, lanes(target)):
         for c in range(lanes(target)):
@@ -152,7 +148,7 @@ def _add_content_to_position(terms, tiles, place, block, panel, head_dim, storag
     source, table = row_pointer(query_for_position, s, h, start + i, scratch), pointer(key_table, at)
     lay_keys(source, query_for_position[3], count, head_dim, buffer, row, storage)
     multiply_terms(tiles, buffer, row, count, head_dim, table, columns, seen + width - 1, products, used, storage)
-    keys = max(seen, lanes(scores))  # whole blocks are transposed, of which the rest is not looked at
+    keys = max(seen, lanes(scores))  # whole blocks are transposed; the rest is not read
     pack_panel(pointer(products, width - 1), used - 1, 1, count, keys, spare, width)
     for j in range(0, seen * width, lanes(scores)):
         store(scores, j, load(scores, j) + load(spare, j))

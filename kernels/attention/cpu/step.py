@@ -1,4 +1,4 @@
-"""Attention as a step of a program: its record is the forward's; what notes it and what runs it."""
+"""Attention as a step of a program: its record is the forward's."""
 
 import numpy as np
 
@@ -11,12 +11,12 @@ from .forward import run
 from .records import absent_fields, integer_arrays, term_arrays
 
 STEP = FORWARD
-# By that of the weights, of which those of uint8 are beside float32 (_numba/products/group_panels.py).
+# By the storage of the weights; those of uint8 (int8 in groups) stand beside float32.
 STORAGE_BESIDE = {np.float32: np.float32, np.uint16: ROUNDED, np.int8: ROUNDED, np.uint8: np.float32}
 
 
 def deferred_attention(program, query, key, value, scoring, return_probs, return_components, compute_dtype):
-    """Note the step of packed attention in float32, or in bfloat16 beside weights of low precision; None for others."""
+    """Note a step of packed attention in float32, or bfloat16 beside weights of low precision; None for others."""
     has_masks = scoring.attn_mask is not None or scoring.bias is not None
     if scoring.cu_seqlens is None or return_probs or return_components or has_masks or not query.size:
         return None
@@ -43,7 +43,7 @@ def deferred_attention(program, query, key, value, scoring, return_probs, return
 
 
 def _is_readable(program, array):
-    """Whether a step can read a Deferred or an array, or None."""
+    """Return whether a step can read a Deferred, an array or None."""
     if array is None:
         return True
     if type(array) is Deferred:
@@ -55,12 +55,12 @@ def _is_readable(program, array):
 
 
 def marker_of_steps(records):
-    """The marker for code with terms.py's terms, which takes seconds to compile, if one of the records has some."""
+    """Return the marker for code with relative terms, which takes seconds to compile, if a record has them."""
     names = "position_key", "position_query", "segment_scores"
     return RELATIVE if any(records[name]["address"].any() for name in names) else None
 
 
 @helper
 def run_step(step, counter, storage, relative, task):
-    """Take tasks of a program's step until there are none left."""
+    """Compute tasks of a program's step until none is left."""
     run(step, counter, FLOAT, storage, relative, task)

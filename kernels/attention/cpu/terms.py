@@ -1,12 +1,12 @@
-"""Products of content and relative position in attention's scores, beside query @ key.T: compiled where they are there.
+"""Products of content and relative position in attention's scores, compiled only if they exist.
 
-`terms` is None, or what `terms_of` makes of a record for relative_forward.py or relative_backward.py, which implement
-these functions for it (`with_terms`).
+`terms` is None, or what `terms_of` makes of a record. relative_forward.py and relative_backward.py implement these
+functions for terms (`with_terms`).
 
-Of the forward: `place` is (sequence, head, first query of the sequence, queries, its first key, keys), `block` what is
-computed together of it: (first query, end, first key, keys), counted within the sequence.
-Of the backward: `place` is (sequence, head, head of the keys, first query, queries, first key, keys), `block` (first
-query, queries, first key, keys) of the rows of scores that are computed together.
+In the forward, `place` is (sequence, head, first query of the sequence, queries, its first key, keys) and `block` the
+part of it that is computed at once: (first query, end, first key, keys), counted within the sequence. In the backward,
+`place` is (sequence, head, key head, first query, queries, first key, keys) and `block` (first query, queries, first
+key, keys) of the rows of scores that are computed at once.
 """
 
 from numba import types
@@ -16,28 +16,28 @@ from ..._numba import by_types
 
 @by_types
 def terms_of(step, relative):
-    """The terms of the forward; None without `relative`, a marker."""
+    """Return the terms of the forward; None without `relative`, a marker."""
     return _with("terms_of", relative) or (lambda step, relative: None)
 
 
 @by_types
 def terms_size(terms, queries, keys, head_dim, like):
-    """How many elements of scratch the terms of a block need; not more for fewer queries or keys."""
+    """Return the elements of scratch for the terms of a block; not more for fewer queries or keys."""
     return _with("terms_size", terms) or (lambda terms, queries, keys, head_dim, like: 0)
 
 
 @by_types
 def prepare_terms(terms, place, block, head_dim, storage, scratch):
-    """What all panels of a block share."""
+    """Prepare what all panels of a block share."""
     return _with("prepare_terms", terms) or (lambda terms, place, block, head_dim, storage, scratch: None)
 
 
 @by_types
 def add_terms(terms, tiles, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare):
     """Add to the products (keys, width) of a panel: (first query, queries, width, first key in the block, keys).
-    `k_rows` are the block's keys as `lay_keys` writes them.
 
-    `tiles` is what tiles need, `spare` a scratch of the size of the scores.
+    `k_rows` are the block's keys as `lay_keys` writes them.
+    `tiles` is the tiles' state, `spare` a scratch of the size of the scores.
     """
     return _with("add_terms", terms) or (
         lambda terms, tiles, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare: None
@@ -46,19 +46,19 @@ def add_terms(terms, tiles, place, block, panel, k_rows, head_dim, storage, scra
 
 @by_types
 def backward_terms_of(step, relative):
-    """The terms of the backward; None without `relative`."""
+    """Return the terms of the backward; None without `relative`."""
     return _with("backward_terms_of", relative) or (lambda step, relative: None)
 
 
 @by_types
 def backward_terms_size(terms, queries, keys, head_dim, like):
-    """How many elements of scratch the terms of a sequence and head need; not more for fewer queries or keys."""
+    """Return the elements of scratch for the terms of a sequence and head; not more for fewer queries or keys."""
     return _with("backward_terms_size", terms) or (lambda terms, queries, keys, head_dim, like: 0)
 
 
 @by_types
 def begin_terms(terms, place, head_dim, scratch):
-    """What all blocks of a sequence and head share."""
+    """Prepare what all blocks of a sequence and head share."""
     return _with("begin_terms", terms) or (lambda terms, place, head_dim, scratch: None)
 
 
@@ -78,12 +78,12 @@ def differentiate_terms(terms, place, block, head_dim, scale, scratch, grad_scor
 
 @by_types
 def finish_terms(terms, place, head_dim, scale, scratch):
-    """Write what the blocks of a sequence and head have summed up."""
+    """Write the sums of the blocks of a sequence and head."""
     return _with("finish_terms", terms) or (lambda terms, place, head_dim, scale, scratch: None)
 
 
 def with_terms(function):
-    """Decorates what `function` is where there are terms: where its first argument, or `relative`, is not None."""
+    """Decorate the implementation of `function` for terms: for a first argument, or `relative`, other than None."""
 
     def register(implementation):
         _IMPLEMENTATIONS[function.__name__] = implementation
@@ -96,5 +96,5 @@ _IMPLEMENTATIONS = {}
 
 
 def _with(name, terms):
-    """What a function is where there are terms; None where there are none."""
+    """Return a function's implementation for terms; None without terms."""
     return None if isinstance(terms, types.NoneType) else _IMPLEMENTATIONS[name]

@@ -1,12 +1,7 @@
-"""Affine map on the CPU: a blocked product with packed weights, with bias, activation and residual fused in.
+"""Affine map on the CPU: a blocked product with packed weights, fused with bias, activation and residual.
 
-The weight is packed once into panels (see _numba/products). In low precision the rows of the input
-are rounded first, to a copy of half or a quarter of their size; a parallel region does that, a second one the product.
-
-Measured on a Zen 5 (AVX-512, float32) as a share of what the tile reaches on operands in registers: 93-97 % on one core
-at 16 to 1024 rows and BERT-base's widths (76-90 % without the prefetch of the output's lines), 92 % on two at
-(1024, 768) x (768, 3072), which is twice what NumPy's OpenBLAS makes of it. On a Zen 3 (AVX2, 1 thread), within a
-training step of 512 tokens at widths of 192 to 768, 80 to 89 GFLOP/s where the FMA limit, beside the same work, was 87.
+The weight is packed once into panels (_numba/products). In low precision the rows of the input are rounded first, in a
+parallel region of their own, to a copy of half or a quarter of their size.
 """
 
 import numpy as np
@@ -39,9 +34,9 @@ from .weight_gradient import product_of_columns
 class PackedWeight(PreparedWeight):
     """A weight as panels, (panels, depth in words, panel width in elements), the last one padded with arbitrary values.
 
-    A word is a float, two bfloat16 (as uint16) or four int8, neighbours along in_features, which are filled up with
-    zeros. int8 weights also have the scale and the sum of each column of the panels, and the factors of the input's
-    columns (an empty array if there are none).
+    A word is a float, two bfloat16 (as uint16) or four int8, neighbours along in_features, which are padded with zeros.
+    int8 weights also have the scale and the sum of each column of the panels, and the factors of the input's columns
+    (perhaps an empty array).
     """
 
     backend = "numba"
@@ -64,7 +59,7 @@ class PackedWeight(PreparedWeight):
             self.column_sums[: len(scale)] = weight.sum(axis=1, dtype=np.int32)
 
     def transposed_panels(self):
-        """The panels of the transpose, made at the first backward."""
+        """Return the panels of the transpose, which the first backward makes."""
         if self._transpose is None:
             if self.dtype.itemsize < 4:
                 pairs = _pairs_of_rows(self._stored().view(np.uint16), DEPTH_WORDS)
@@ -80,7 +75,7 @@ class PackedWeight(PreparedWeight):
 
 
 class GroupedWeight(PackedWeight):
-    """A weight in int8_weight_only as panels (group_panels.py), which alone hold its values and scales."""
+    """An int8_weight_only weight, whose panels alone hold its values and scales."""
 
     column_scales = column_sums = None
 
@@ -100,13 +95,16 @@ class GroupedWeight(PackedWeight):
 
 
 def prepare_weight(weight, scale, input_scale):
-    """Pack an (out_features, in_features) weight of any strides; with int8 `scale` is (out_features,) float32, and
-    `input_scale` (in_features,) or None; in groups it is (out_features, groups) bfloat16."""
+    """Pack an (out_features, in_features) weight of any strides.
+
+    With int8 `scale` is (out_features,) float32 and `input_scale` (in_features,) or None; in groups `scale` is
+    (out_features, groups) bfloat16.
+    """
     return GroupedWeight(weight, scale) if is_grouped(scale) else PackedWeight(weight, scale, input_scale)
 
 
 def linear(input, weight, bias, activation, residual):
-    """activation(input @ weight.T + bias) + residual, (rows, out_features)."""
+    """Return activation(input @ weight.T + bias) + residual, (rows, out_features)."""
     packed = weight if isinstance(weight, PackedWeight) else PackedWeight(weight)
     if packed.is_grouped:
         return _multiply_rows(input, packed.panels, packed.out_features, bias, activation, residual)
@@ -118,7 +116,7 @@ def linear(input, weight, bias, activation, residual):
 
 
 def linear_backward(grad_output, input, weight, bias, needs_weight, dtype):
-    """(grad_input, grad_weight or None, grad_bias or None); `dtype` is the input's."""
+    """Return (grad_input, grad_weight or None, grad_bias or None); `dtype` is the input's."""
     is_packed = isinstance(weight, PackedWeight)
     panels = weight.transposed_panels() if is_packed else PackedWeight(weight.T).panels
     multiply, product = _multiply_rows, product_of_columns
@@ -126,14 +124,14 @@ def linear_backward(grad_output, input, weight, bias, needs_weight, dtype):
         multiply = _multiply_rounded
         product = product_of_columns if ROUNDED is np.float32 else _product_of_rounded_columns
     grad_input = multiply(grad_output, panels, weight.shape[1], None, None, None)
-    del panels  # of a weight that is no PackedWeight: their memory serves its gradient
+    del panels  # so that their memory can serve the gradient of an unpacked weight
     if needs_weight:
         return grad_input, *product(grad_output, input, bias is not None)
     return grad_input, None, None if bias is None else _sum_rows(grad_output)
 
 
 def linear_weight_gradient(grad_output, input, dtype, add_to):
-    """grad_output.T @ input, or the array `add_to` with it added; `dtype` is the input's."""
+    """Return grad_output.T @ input, or add it to the array `add_to`; `dtype` is the input's."""
     product, _ = product_of_columns(grad_output, input, False)
     if add_to is None:
         return product
@@ -142,10 +140,10 @@ def linear_weight_gradient(grad_output, input, dtype, add_to):
 
 
 def _product_of_rounded_columns(a, b, needs_sums):
-    """(a.T @ b, the sums of the columns of a or None) for float32 a (rows, m) and b (rows, n), both rounded to bfloat16
-    in the product; float32.
+    """Return (a.T @ b, the sums of the columns of a or None) for float32 a (rows, m) and b (rows, n).
 
-    As pairs both are packed, the panels of a serving as rows of the product; tiles read rows of a's transpose.
+    The product rounds both to bfloat16. Both are packed as pairs, and the panels of a serve as rows of the product;
+    tiles read rows of a's transpose.
     """
     sums = _sum_rows(a) if needs_sums else None
     if LEVEL.tiles:
@@ -160,7 +158,7 @@ def _product_of_rounded_columns(a, b, needs_sums):
 
 
 def _rounded(x):
-    """float32 rows in bfloat16."""
+    """Return float32 rows rounded to bfloat16."""
     x, rounded = as_kernel_array(x), empty(x.shape, ROUNDED)
     if x.size:
         _round_rows(x, rounded, num_threads())
@@ -168,9 +166,9 @@ def _rounded(x):
 
 
 def _pairs_of_rows(bits, multiple=1):
-    """Words, float32 patterns, of two neighbours in a column of uint16 (rows, n): (pairs, n), one pair at least.
+    """Return words, float32 patterns, of two neighbours in a column of uint16 (rows, n): (pairs, n), at least one pair.
 
-    Zeros fill the pairs up to a multiple.
+    Zeros pad the pairs to a multiple.
     """
     rows, columns = bits.shape
     pairs = np.zeros((max(-(-rows // (2 * multiple)), 1) * multiple, columns, 2), np.uint16)
@@ -179,7 +177,7 @@ def _pairs_of_rows(bits, multiple=1):
 
 
 def _words(weight):
-    """(columns, depth in words) of a (columns, depth) matrix: of floats itself, of smaller types float32 patterns."""
+    """Return (columns, depth) as words: floats as they are, smaller types as float32 patterns."""
     columns, depth = weight.shape
     is_low = weight.itemsize < 4
     whole = whole_depth(depth, 4 // weight.itemsize) if is_low else max(depth, 1)
@@ -193,7 +191,7 @@ def _panel_width(dtype):
 
 
 def _group_rows(dtype):
-    """Rows of one group of the left operand: whole tiles, and whole vectors so that they can be packed."""
+    """Return the rows of a group of the left operand: whole tiles, and whole vectors so that they can be packed."""
     return max(WEIGHT_TILE_ROWS, LEVEL.vector_bytes // dtype.itemsize)
 
 
@@ -206,7 +204,7 @@ def _sum_rows(grad):
 
 
 def _pack(matrix, width):
-    """The panels, `width` wide, of the transpose of a (columns, depth) matrix."""
+    """Return the panels, `width` wide, of the transpose of a (columns, depth) matrix."""
     matrix = as_addressed_array(matrix, unit_columns=False)
     columns, depth = matrix.shape
     panels = aligned_empty((-(-columns // width), depth, width), matrix.dtype)
@@ -217,7 +215,7 @@ def _pack(matrix, width):
 
 
 def _transpose(panels, out_features, in_features):
-    """The panels of the transpose of a weight that has these panels."""
+    """Return the panels of the transpose of a weight with these panels."""
     width = panels.shape[2]
     transpose = aligned_empty((-(-in_features // width), max(out_features, 1), width), panels.dtype)
     if out_features:
@@ -228,7 +226,7 @@ def _transpose(panels, out_features, in_features):
 
 
 def _multiply_rows(a, panels, columns, bias, activation, residual):
-    """activation(a @ panels + bias) + residual of floats."""
+    """Return activation(a @ panels + bias) + residual of floats."""
     rows = as_kernel_array(a if a.shape[1] else np.zeros((len(a), 1), a.dtype))
     depth = rows.shape[1]
     strides = depth, 1, depth * _group_rows(rows.dtype)
@@ -236,7 +234,7 @@ def _multiply_rows(a, panels, columns, bias, activation, residual):
 
 
 def _multiply(a, strides, rows, panels, columns, bias, activation, residual, dtype):
-    """activation(a @ panels + bias) + residual in `dtype`; `strides` as `run_product` takes them."""
+    """Return activation(a @ panels + bias) + residual in `dtype`; `strides` as for `run_product`."""
     output = empty((rows, columns), dtype)
     if output.size:
         epilogue = _epilogue(bias, residual, activation, output)
@@ -245,9 +243,9 @@ def _multiply(a, strides, rows, panels, columns, bias, activation, residual, dty
 
 
 def _multiply_rounded(x, panels, columns, bias, activation, residual):
-    """activation(rounded x @ panels + bias) + residual for float32 x and panels of bfloat16.
+    """Return activation(rounded x @ panels + bias) + residual for float32 x and panels of bfloat16.
 
-    Where these are widened x is not rounded.
+    If the panels are widened x is not rounded.
     """
     if ROUNDED is np.float32:
         return _multiply_rows(x, panels, columns, bias, activation, residual)
@@ -260,7 +258,7 @@ def _multiply_rounded(x, panels, columns, bias, activation, residual):
 
 
 def _multiply_quantized(x, packed, bias, activation, residual):
-    """activation(rounded x @ panels + bias) + residual for float32 x and a weight of int8."""
+    """Return activation(rounded x @ panels + bias) + residual for float32 x and a weight of int8."""
     output = empty((len(x), packed.out_features), np.float32)
     if output.size:
         rounded = tuple(rows_of_bytes(empty, *x.shape))
@@ -271,14 +269,14 @@ def _multiply_quantized(x, packed, bias, activation, residual):
 
 
 def _epilogue(bias, residual, activation, output):
-    """Bias and residual (empty if absent) and the activation's code, for the kernels."""
+    """Return bias and residual (empty if absent) and the activation's code, for the kernels."""
     bias = np.empty(0, output.dtype) if bias is None else as_kernel_array(bias)
     residual = np.empty((0, 0), output.dtype) if residual is None else as_kernel_array(residual)
     return bias, residual, activation_code(activation)
 
 
 def _tasks(panels, rows):
-    """A counter as `run_product` takes it, scratch for each thread, the number of threads."""
+    """Return a counter for `run_product`, scratch for each thread, and the number of threads."""
     threads = num_threads()
     return np.array([0, threads], np.int64), make_scratch(panels.dtype, threads, rows), threads
 
@@ -303,7 +301,7 @@ def _transpose_panels(panels, out_features, in_features, transpose, task, tasks)
             source = pointer(panels, first * panels.shape[1] + q * width * width)
             target = pointer(transpose, (q * out_features + first) * width)
             columns, depth = in_features - q * width, min(width, out_features - first)
-            # The blocks lie far apart: fetched ahead, 25 % less time (Zen 3; no gain where rows are packed).
+            # The blocks lie far apart: prefetching them takes 25 % less time.
             prefetch_rows(pointer(source, width * panels.shape[1]), width, 0, width, width)
             pack_panel(source, width, 1, columns, depth, target, width)
 
@@ -343,8 +341,10 @@ def _multiply_bfloat16(rounded, panels, output, epilogue, counter, scratch, task
 
 @kernel(regions=True)
 def _product_int8(x, factors, rounded, weight, output, epilogue, counter, scratch, tasks):
-    """`factors` are those of the columns of x, or empty; `rounded` is (levels, zeros, steps) of its rows, `weight`
-    (panels, scales, sums) of its columns."""
+    """Compute the product of x, with factors of its columns (or none).
+
+    `rounded` is memory for (levels, zeros, steps) of its rows, `weight` (panels, scales, sums) of its columns.
+    """
     _quantize(x, factors, rounded, tasks)
     _multiply_int8(rounded, weight, output, epilogue, counter, scratch, tasks)
 

@@ -1,4 +1,4 @@
-"""Linear as a step of a program: its record, what notes it and what runs it."""
+"""Linear as a step of a program."""
 
 import numpy as np
 from numba import types
@@ -18,14 +18,14 @@ STEP = record(
     ("input", ADDRESS),
     ("rows", np.intp),
     ("in_features", np.intp),
-    ("input_scale", ADDRESS),  # of an int8 weight, if it has one
+    ("input_scale", ADDRESS),  # of an int8 weight, or 0
     ("panels", ADDRESS),
     ("scale", ADDRESS),  # of an int8 weight
     ("column_sums", ADDRESS),
     ("panel_count", np.intp),
     ("depth", np.intp),  # in words
     ("out_features", np.intp),
-    ("bias", ADDRESS),  # 0 if it is absent, as the residual
+    ("bias", ADDRESS),  # 0 if absent, like the residual
     ("residual", ADDRESS),
     ("activation", np.intp),
     ("output", ADDRESS),
@@ -41,7 +41,7 @@ STORAGE = {"float32": FLOAT, "uint16": BFLOAT16, "int8": INT8, "uint8": UINT8}  
 
 
 def deferred_linear(program, input, weight, bias, activation, residual):
-    """Note the step of `linear` with a packed weight of float32 or less; None for what has no deferred form."""
+    """Note a step of `linear` with a packed weight of float32 or less; return None if that is impossible."""
     if not isinstance(weight, PackedWeight) or not input.size or not all(map(is_plain, (input, bias, residual))):
         return None
     storage = STORAGE.get(weight.panels.dtype.name)
@@ -78,7 +78,7 @@ def has_two_phases(storage):
 
 @by_types
 def prepare_step(step, storage, task, tasks):
-    """A task's share of the rounding of the input."""
+    """Round a task's share of the input."""
 
     def round_to_bfloat16(step, storage, task, tasks):
         rows, depth, width = step.rows, step.depth, step.in_features
@@ -98,7 +98,7 @@ def prepare_step(step, storage, task, tasks):
 
 @inline_helper
 def _output_and_epilogue(step):
-    """The output of a step, and (bias, residual, the activation's code)."""
+    """Return the output of a step, and (bias, residual, the activation's code)."""
     rows, columns = step.rows, step.out_features
     bias = array_at(step.bias, (columns if step.bias != 0 else 0,), FLOAT)
     residual = array_at(step.residual, (rows if step.residual != 0 else 0, columns), FLOAT)
@@ -107,7 +107,7 @@ def _output_and_epilogue(step):
 
 @by_types
 def run_step(step, counter, scratch, storage):
-    """Take tasks of a step's product until there are none left; `scratch` as `run_product` takes it."""
+    """Compute tasks of a step's product until none is left; `scratch` as for `run_product`."""
     elements = max(32 // storage.bitwidth, 1)  # per word
 
     def floats(step, counter, scratch, storage):

@@ -1,15 +1,12 @@
 """The gradient of a weight on the CPU: grad_output.T @ input, a sum over rows.
 
-Both matrices are taken a chunk of rows at a time, in the order in which they lie in memory: the chunk of the input is
-laid out in panels, a strip of that of grad_output in groups of columns that fill a cache line, and tiles of the two add
-to the output. A task has some rows of the output, and lays out the panels for itself, of as many columns as keep
-them in a cache. The order of an element's sum depends on the number of rows alone.
+Both matrices are read a chunk of rows at a time, in memory order: the chunk of the input is written to panels, a strip
+of that of grad_output to groups of columns that fill a cache line, and tiles of the two add to the output. A task has
+some rows of the output and writes its own panels, of as many columns as keep them in a cache. The order of an element's
+sum depends on the number of rows alone. It is faster than packing both matrices as a whole: panel by panel their rows
+would be read in pieces, and a panel of 768 rows does not fit the first-level cache.
 
-Measured on a Zen 3 (AVX2, float32, 1 thread) within a training step of 512 tokens, at widths of 192 to 768: 77 to 81
-GFLOP/s where the FMA limit was 87; 61 to 73 with both matrices packed as a whole and multiplied as in a forward pass.
-Panel by panel their rows are read in pieces, and a panel of 768 rows does not fit the first-level cache.
-
-The gradient of the bias, the sums of the columns of grad_output, is taken of the rows that are about to be laid out.
+The gradient of the bias, the sums of the columns of grad_output, is taken from the rows before they are written.
 """
 
 import numpy as np
@@ -35,18 +32,16 @@ from ..._numba.simd import (
 )
 
 CHUNK_ROWS = 3 * BLOCK_ROWS  # a panel, a group and a tile of the output fit 32 KB
-STRIP = 64  # columns of grad_output: 32 take 10 % longer, 128 are as fast
-# Elements of the output that are summed up before the next, so that they stay in a cache. Four times as many lay out
-# fewer panels: with AVX-512 and 2 MB of second-level cache (Emerald Rapids, 1 thread) 2 to 6 % less time at widths of
-# 768 and more, as much below. Elsewhere not measured.
+STRIP = 64  # columns of grad_output
+# Elements of the output that are summed before the next ones, so that they stay in a cache.
 PART = 1 << (20 if LEVEL.vector_bytes >= 64 else 18)
-PART_COLUMNS = 768  # all 3072 at once leave a part so few rows that laying out panels takes a fifth of the time
+PART_COLUMNS = 768  # more leave a part so few rows that writing panels takes a fifth of the time
 
 _tile = make_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 
 
 def product_of_columns(a, b, needs_sums):
-    """(a.T @ b, the sums of the columns of a or None) for a (rows, m) and b (rows, n)."""
+    """Return (a.T @ b, the sums of the columns of a or None) for a (rows, m) and b (rows, n)."""
     output, total = empty((a.shape[1], b.shape[1]), a.dtype), np.zeros(a.shape[1] if needs_sums else 0)
     if not len(a) or not output.size:
         output[...] = 0
@@ -58,7 +53,7 @@ def product_of_columns(a, b, needs_sums):
 
 
 def _scratch_size(columns, dtype):
-    """Elements of a task's scratch: panels, a strip, a tile, and what begins them on a cache line."""
+    """Return the elements of a task's scratch: panels, a strip, a tile, and alignment to a cache line."""
     width = WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // dtype.itemsize
     laid = -(-min(columns, PART_COLUMNS) // width) * width + STRIP
     return CHUNK_ROWS * laid + WEIGHT_TILE_ROWS * width + CACHE_LINE // dtype.itemsize
@@ -83,8 +78,10 @@ def _multiply_columns(a, b, output, total, scratch, task, tasks):
 
 @helper
 def _multiply_part(a, b, output, total, rows, columns, panels):
-    """A part of the output, of (first, beyond the last) of its rows and columns; with the first columns, unless `total`
-    is empty, the sums of the columns of `a` that belong to these rows."""
+    """Compute a part of the output, (first, end) of its rows and columns.
+
+    With the first columns, unless `total` is empty, also the sums of the columns of `a` for these rows.
+    """
     (top, bottom), (left, right), width = rows, columns, WEIGHT_PANEL_VECTORS * lanes(output)
     strip = pointer(panels, (right - left + width - 1) // width * width * CHUNK_ROWS)
     spare = pointer(strip, STRIP * CHUNK_ROWS)
@@ -103,7 +100,7 @@ def _multiply_part(a, b, output, total, rows, columns, panels):
 
 @inline_helper
 def _lay(source, row, depth, columns, panels, width):
-    """`depth` rows as panels of `width` columns, a row of all panels after the other: panel by panel is slower."""
+    """Write `depth` rows as panels of `width` columns, a row of all panels at a time: panel by panel is slower."""
     full = columns - columns % width
     for k in range(depth):
         x, target = pointer(source, k * row), pointer(panels, k * width)
@@ -116,7 +113,7 @@ def _lay(source, row, depth, columns, panels, width):
 
 @helper
 def _sum_columns(source, row, depth, columns, total, spare):
-    """total += the sums of `columns` columns over `depth` rows, in blocks of rows as `rows.sum_blocks` has them."""
+    """Add the sums of `columns` columns over `depth` rows to total, in blocks of rows as in `rows.sum_blocks`."""
     x, sums = wide_pointer(source, 0), wide_pointer(spare, 0)
     for c in range(0, columns, lanes(x)):
         inside = first_lanes(x, columns - c)
@@ -131,7 +128,7 @@ def _sum_columns(source, row, depth, columns, total, spare):
 
 @helper
 def _multiply_strip(strip, count, panel, depth, output, i, j, accumulate, spare):
-    """output[i:, j:] (+)= the product of the `count` columns of a strip with a panel."""
+    """Compute output[i:, j:] (+)= the product of the `count` columns of a strip with a panel."""
     columns, width, group = output.shape[1], WEIGHT_PANEL_VECTORS * lanes(output), CACHE_LINE // itemsize(output)
     for first in range(0, count, WEIGHT_TILE_ROWS):
         a, c = pointer(strip, first // group * group * CHUNK_ROWS + first % group), (i + first) * columns + j
@@ -146,7 +143,7 @@ def _multiply_strip(strip, count, panel, depth, output, i, j, accumulate, spare)
 
 @helper
 def _add_tile(source, source_row, target, target_row, rows, columns, accumulate):
-    """target (+)= source, of which some rows and columns are used."""
+    """Compute target (+)= source for its first rows and columns."""
     for i in range(rows):
         x, y = pointer(source, i * source_row), pointer(target, i * target_row)
         for j in range(0, columns, lanes(source)):
