@@ -9,10 +9,10 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from .files import CONFIG_NAME, WEIGHTS_ENDINGS, CheckpointError
 from .weights import WEIGHTS_NAMES, read_weight_map
@@ -74,7 +74,8 @@ def resolve(
         raise CheckpointError(f"the checkpoint's name is empty, {expected}")
     if not _is_hub_id(name):
         return Path(name)
-    source = _Source(str(name), revision, token, cache_dir, local_files_only)
+    options = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+    source = _Source(str(name), options)
     with _explained(source):
         folder = source.snapshot(SMALL_NAMES[wanted])
         modules = [("", "")]
@@ -102,20 +103,13 @@ class _Source:
     """A model on the hub."""
 
     name: str
-    revision: str | None
-    token: str | bool | None
-    cache_dir: str | os.PathLike | None
-    local_files_only: bool
+    options: Mapping[str, Any]  # of huggingface_hub: revision, token, cache_dir, local_files_only
 
-    def snapshot(self, names) -> Path:
+    def snapshot(self, names: Iterable[str]) -> Path:
         """Return the folder of the revision in the cache, with the files `names` that the hub has."""
         from huggingface_hub import snapshot_download
 
-        folder = snapshot_download(
-            self.name, revision=self.revision, token=self.token, cache_dir=self.cache_dir,
-            local_files_only=self.local_files_only, allow_patterns=list(names),
-        )  # fmt: skip
-        return Path(folder)
+        return Path(snapshot_download(self.name, **self.options, allow_patterns=list(names)))
 
     def file(self, name: str, commit: str) -> Path | None:
         """Return one file of a commit, fetched if the cache lacks it; None if it does not exist."""
@@ -123,15 +117,11 @@ class _Source:
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         try:
-            file = hf_hub_download(
-                self.name, name, revision=commit, token=self.token, cache_dir=self.cache_dir,
-                local_files_only=self.local_files_only,
-            )  # fmt: skip
+            return Path(hf_hub_download(self.name, name, **{**self.options, "revision": commit}))
         except LocalEntryNotFoundError:  # unknown: no request could be made
             raise
         except EntryNotFoundError:
             return None
-        return Path(file)
 
 
 def _modules(modules: Path) -> list[tuple[str, str]]:
@@ -196,7 +186,7 @@ def _explain(source: _Source, error: Exception) -> str:
     """Say in a line what went wrong and what to do. `error` itself may have many lines; it stays the cause."""
     from huggingface_hub import constants, errors
 
-    name, hub = source.name, constants.ENDPOINT
+    name, hub, options = source.name, constants.ENDPOINT, source.options
     here = f"{name} does not exist here"
     if isinstance(error, errors.GatedRepoError):
         return (
@@ -204,18 +194,19 @@ def _explain(source: _Source, error: Exception) -> str:
             "then pass token=... or log in once with `hf auth login`"
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"{name} on the hub has no revision {source.revision!r} (a branch, tag or commit)"
+        return f"{name} on the hub has no revision {options['revision']!r} (a branch, tag or commit)"
     if isinstance(error, errors.RepositoryNotFoundError):
         return (
             f"{here}, and the hub ({hub}) has no model of that name, or only for those who may see it: "
             "check the spelling; for a private one pass token=... or log in with `hf auth login`"
         )
     if isinstance(error, errors.LocalEntryNotFoundError):
-        if source.local_files_only or constants.HF_HUB_OFFLINE:
-            reason = "local_files_only" if source.local_files_only else "HF_HUB_OFFLINE"
-            revision = f" at revision {source.revision}" if source.revision else ""
+        if options["local_files_only"] or constants.HF_HUB_OFFLINE:
+            reason = "local_files_only" if options["local_files_only"] else "HF_HUB_OFFLINE"
+            revision = f" at revision {options['revision']}" if options["revision"] else ""
+            cache = options["cache_dir"] or constants.HF_HUB_CACHE
             return (
-                f"{here}, the cache {source.cache_dir or constants.HF_HUB_CACHE} lacks all or part of it{revision}, "
+                f"{here}, the cache {cache} lacks all or part of it{revision}, "
                 f"and {reason} forbids asking the hub: fetch it once without"
             )
         return f"{here}, the cache lacks all or part of it, and the hub ({hub}) cannot be reached: {_first_line(error)}"

@@ -51,6 +51,12 @@ def offline(hub, monkeypatch):
     return lambda: use(monkeypatch, "http://127.0.0.1:9", Path(constants.HF_HUB_CACHE))
 
 
+def refused(message: str, *arguments, **options) -> None:
+    """Assert that `resolve` raises CheckpointError with this message."""
+    with pytest.raises(CheckpointError, match=message):
+        resolve(*arguments, **options)
+
+
 def names(folder: Path) -> set[str]:
     return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
 
@@ -137,8 +143,7 @@ class TestFiles:
     def test_index_that_points_elsewhere(self, hub):
         index = {"model.safetensors.index.json": b'{"weight_map": {"a": "../../secret.safetensors"}}'}
         hub.add(NAME, {**SMALL, **index})
-        with pytest.raises(CheckpointError, match="expected a plain name in the same folder"):
-            resolve(NAME)
+        refused("expected a plain name in the same folder", NAME)
 
     def test_no_weights_at_all(self, hub):
         from bertcore.checkpoint import open_checkpoint
@@ -191,27 +196,23 @@ class TestCache:
 
     def test_offline_lacks_it(self, hub, offline, monkeypatch):
         hub.add(NAME, {**SMALL, **SAFE})
-        with pytest.raises(
-            CheckpointError, match=r"cache .* lacks all or part of it.* local_files_only forbids asking the hub"
-        ):
-            resolve(NAME, local_files_only=True)
+        refused(
+            r"cache .* lacks all or part of it.* local_files_only forbids asking the hub", NAME, local_files_only=True
+        )
         resolve(NAME)
-        with pytest.raises(CheckpointError, match=r"lacks all or part of it, and local_files_only forbids"):
-            resolve(NAME, "tokenizer", local_files_only=True)
-        with pytest.raises(CheckpointError, match=r"lacks all or part of it at revision v2, and local_files_only"):
-            resolve(NAME, revision="v2", local_files_only=True)
+        refused(r"lacks all or part of it, and local_files_only forbids", NAME, "tokenizer", local_files_only=True)
+        refused(
+            r"lacks all or part of it at revision v2, and local_files_only", NAME, revision="v2", local_files_only=True
+        )
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-        with pytest.raises(CheckpointError, match=r"lacks all or part of it.* HF_HUB_OFFLINE forbids asking the hub"):
-            resolve("org/other")
+        refused(r"lacks all or part of it.* HF_HUB_OFFLINE forbids asking the hub", "org/other")
         offline()
-        with pytest.raises(CheckpointError, match=r"the hub \(http://127\.0\.0\.1:9\) cannot be reached: \w+: "):
-            resolve("org/other")
+        refused(r"the hub \(http://127\.0\.0\.1:9\) cannot be reached: \w+: ", "org/other")
 
     def test_weights_missing_from_the_cache(self, hub):
         hub.add(NAME, {**SMALL, **SAFE})
         resolve(NAME, "tokenizer")
-        with pytest.raises(CheckpointError, match="lacks all or part of it"):
-            resolve(NAME, local_files_only=True)
+        refused("lacks all or part of it", NAME, local_files_only=True)
 
     def test_folder_of_the_cache(self, hub, tmp_path):
         hub.add(NAME, {**SMALL, **SAFE})
@@ -233,8 +234,7 @@ class TestCache:
         monkeypatch.setattr("time.sleep", lambda seconds: None)
         hub.add(NAME, {**SMALL, **SAFE})
         hub.cut = 10**6
-        with pytest.raises(CheckpointError, match=rf"{NAME} cannot be fetched from the hub .*: \w+: "):
-            resolve(NAME)
+        refused(rf"{NAME} cannot be fetched from the hub .*: \w+: ", NAME)
         left = {file.name for file in (tmp_path / "cache").rglob("*") if file.is_file()}
         assert not any(name == "model.safetensors" or name.endswith(".incomplete") for name in left)
         hub.cut = 0
@@ -300,13 +300,11 @@ class TestNames:
         assert resolve(name) == Path(name) and not hub.requests
 
     def test_name_that_the_hub_forbids(self, hub):
-        with pytest.raises(CheckpointError, match=r"org/a--b cannot be fetched .*Cannot have -- or \.\."):
-            resolve("org/a--b")
+        refused(r"org/a--b cannot be fetched .*Cannot have -- or \.\.", "org/a--b")
 
     def test_missing_package(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-        with pytest.raises(CheckpointError, match=r"org/name does not exist here; .* pip install huggingface_hub"):
-            resolve("org/name")
+        refused(r"org/name does not exist here; .* pip install huggingface_hub", "org/name")
         assert resolve(os.curdir) == Path(os.curdir)  # a folder needs no hub
 
 

@@ -20,6 +20,11 @@ ARRAYS = {
 }
 
 
+def refused(message, folder):
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(folder)
+
+
 def test_single_file(tmp_path):
     write_tensors(tmp_path / "model.safetensors", ARRAYS)
     checkpoint = open_checkpoint(tmp_path)
@@ -187,13 +192,11 @@ class TestShards:
     def test_missing_shard(self, tmp_path):
         write_shards(tmp_path, self.SHARDS)
         (tmp_path / "b.safetensors").unlink()
-        with pytest.raises(CheckpointError, match=r"names 2 files; 1 are missing: b\.safetensors"):
-            open_checkpoint(tmp_path)
+        refused(r"names 2 files; 1 are missing: b\.safetensors", tmp_path)
 
     def test_tensor_in_the_wrong_shard(self, tmp_path):
         write_shards(tmp_path, self.SHARDS, one="b.safetensors")
-        with pytest.raises(CheckpointError, match=r"files that lack them: one \(in b\.safetensors\)"):
-            open_checkpoint(tmp_path)
+        refused(r"files that lack them: one \(in b\.safetensors\)", tmp_path)
 
     @pytest.mark.parametrize(
         ("names", "problem"),
@@ -209,8 +212,7 @@ class TestShards:
     def test_index_with_other_names(self, tmp_path, names, problem):
         for name in names:
             write_shards(tmp_path, self.SHARDS, one=name)
-            with pytest.raises(CheckpointError, match=problem):
-                open_checkpoint(tmp_path)
+            refused(problem, tmp_path)
 
     @pytest.mark.parametrize(
         ("content", "problem"),
@@ -221,26 +223,22 @@ class TestShards:
     )
     def test_index_without_a_map(self, tmp_path, content, problem):
         (tmp_path / "model.safetensors.index.json").write_text(content)
-        with pytest.raises(CheckpointError, match=problem):
-            open_checkpoint(tmp_path)
+        refused(problem, tmp_path)
 
 
 def test_folder_without_weights(tmp_path):
     (tmp_path / "tf_model.h5").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"none of model\.safetensors, .*; it holds tf_model\.h5"):
-        open_checkpoint(tmp_path)
+    refused(r"none of model\.safetensors, .*; it holds tf_model\.h5", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
 def test_link_or_folder_in_place_of_the_weights(tmp_path, name):
     file = tmp_path / name
     file.symlink_to("../../blobs/0a1b")
-    with pytest.raises(CheckpointError, match=rf"{name} is a link to \.\./\.\./blobs/0a1b, which does not exist"):
-        open_checkpoint(tmp_path)
+    refused(rf"{name} is a link to \.\./\.\./blobs/0a1b, which does not exist", tmp_path)
     file.unlink()
     file.mkdir()
-    with pytest.raises(CheckpointError, match=rf"{name} is a folder, expected a file"):
-        open_checkpoint(tmp_path)
+    refused(rf"{name} is a folder, expected a file", tmp_path)
 
 
 def test_unreadable_weights(tmp_path, monkeypatch):
@@ -250,5 +248,4 @@ def test_unreadable_weights(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read: Permission denied"):
-        open_checkpoint(tmp_path)
+    refused(r"model\.safetensors cannot be read: Permission denied", tmp_path)
