@@ -52,6 +52,7 @@ from .linear import (
     prepare_weight,
     quantize_weight,
 )
+from .maxsim import MaxsimSaved, maxsim, maxsim_backward
 from .muon_update import muon_update
 from .pooling import PoolingSaved, pooling, pooling_backward
 from .rms_norm import RMSNormSaved, rms_norm, rms_norm_backward
@@ -74,6 +75,7 @@ __all__ = [
     "Gradients",
     "LayerNormSaved",
     "LinearSaved",
+    "MaxsimSaved",
     "PoolingSaved",
     "PreparedWeight",
     "RMSNormSaved",
@@ -115,6 +117,8 @@ __all__ = [
     "linear",
     "linear_backward",
     "linear_weight_gradient",
+    "maxsim",
+    "maxsim_backward",
     "muon_update",
     "on_device_of",
     "pooling",

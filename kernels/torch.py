@@ -134,6 +134,7 @@ embedding = _differentiable(_kernels.embedding)
 pooling = _differentiable(_kernels.pooling)
 cross_entropy = _differentiable(_kernels.cross_entropy)
 rotary = _differentiable(_kernels.rotary)
+maxsim = _differentiable(_kernels.maxsim)
 attention = _differentiable(_kernels.attention)
 
 

@@ -331,6 +331,20 @@ def _pooling_cases(size: str, length: str) -> Iterator[Case]:
         yield from _pair(("pooling", name, size, length), inputs, cost, cost)
 
 
+def _maxsim_cases(size: str, length: str) -> Iterator[Case]:
+    """32 tokens a query and 128 numbers a vector, as ColBERT has them."""
+    queries, dim = 32, 128
+    for name, lengths in SIZES[size].batches[length].items():
+        tokens, documents = sum(lengths), len(lengths)
+        inputs = {"query": Normal((queries, 32, dim)), "document": Normal((tokens, dim))}
+        inputs["cu_seqlens"] = np.cumsum((0, *lengths), dtype=np.int32)
+        inputs["grad_output"] = Normal((queries, documents))
+        elements, scores = (queries * 32 + tokens) * dim, queries * documents
+        forward = _Cost(elements + scores, 2 * queries * 32 * tokens * dim)
+        backward = _Cost(2 * elements + scores, 4 * queries * 32 * documents * dim)
+        yield from _pair(("maxsim", name, size, length), inputs, forward, backward)
+
+
 # embedding and cross entropy: both ends of a masked language model
 
 
@@ -363,6 +377,7 @@ OPS = {
     "attention": _attention_cases,
     "rotary": _rotary_cases,
     "pooling": _pooling_cases,
+    "maxsim": _maxsim_cases,
     "embedding": _embedding_cases,
     "cross_entropy": _cross_entropy_cases,
 }

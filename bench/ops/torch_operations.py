@@ -7,6 +7,7 @@ form PyTorch has not, there is what the benchmarks time: packed sequences of one
 import importlib
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 
@@ -104,6 +105,13 @@ def _pooling(functional, input, cu_seqlens):
     return importlib.import_module("torch").segment_reduce(input, "mean", lengths=cu_seqlens.diff().long(), axis=0)
 
 
+def _maxsim(functional, query, document, cu_seqlens):
+    torch, ends = importlib.import_module("torch"), cu_seqlens.tolist()
+    products = query @ document.T
+    columns = [products[:, :, first:last].amax(-1).sum(-1) for first, last in pairwise(ends)]
+    return torch.stack(columns, 1)
+
+
 _OPERATIONS = {
     "softmax": _softmax,
     "layer_norm": _layer_norm,
@@ -117,5 +125,6 @@ _OPERATIONS = {
     "attention": _attention,
     "embedding": _embedding,
     "pooling": _pooling,
+    "maxsim": _maxsim,
     "cross_entropy": _cross_entropy,
 }

@@ -6,7 +6,7 @@ and return float64 arrays, and are meant for small ones.
 
 import math
 import operator
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -122,6 +122,16 @@ def rotary(input, cos, sin, cu_seqlens=None, positions=None, interleaved=False):
 def embedding(input, weight):
     rows = np.array([weight[int(index)] for index in input.flat], np.float64)
     return rows.reshape(*input.shape, weight.shape[1])
+
+
+def maxsim(query, document, cu_seqlens, cu_seqlens_q=None):
+    queries = list(query) if cu_seqlens_q is None else [query[first:last] for first, last in pairwise(cu_seqlens_q)]
+    output = np.zeros((len(queries), len(cu_seqlens) - 1))
+    for (row, tokens), (column, (first, last)) in product(enumerate(queries), enumerate(pairwise(cu_seqlens))):
+        for token in tokens:
+            products = [math.fsum(map(operator.mul, token, other)) for other in document[first:last]]
+            output[row, column] += max(products, key=lambda product: (math.isnan(product), product), default=0)
+    return output
 
 
 def pooling(input, cu_seqlens, mode="mean", skipped=0):

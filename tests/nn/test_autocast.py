@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from bertcore import AutoModelForMaskedLM, autocast, kernels, use_backend, value_and_grad
+from bertcore import AutoModelForMaskedLM, autocast, use_backend, value_and_grad
 from bertcore.kernels._numba import LEVEL
+from bertcore.kernels.linear import LINEAR
 from bertcore.lora import LoraConfig, get_peft_model
 from tests.conftest import CPU_BACKENDS
 from tests.tiny_bert import CONFIG
@@ -27,14 +28,18 @@ def relative(found, expected):
 def products(monkeypatch):
     """The dtypes of the weights of all products, forward and backward."""
     seen = {"linear": set(), "linear_backward": set()}
-    for name, dtypes in seen.items():
-        original = getattr(kernels, name)
+    forward, backward = LINEAR.forward, LINEAR.backward
 
-        def spied(*args, original=original, dtypes=dtypes, at=1 if name == "linear" else 2, **options):
-            dtypes.add(args[at].dtype.name)
-            return original(*args, **options)
+    def spied_forward(backend, input, weight, *others, **options):
+        seen["linear"].add(weight.dtype.name)
+        return forward(backend, input, weight, *others, **options)
 
-        monkeypatch.setattr(kernels, name, spied)
+    def spied_backward(backend, grad_output, saved, *options):
+        seen["linear_backward"].add(saved.weight.dtype.name)
+        return backward(backend, grad_output, saved, *options)
+
+    monkeypatch.setattr(LINEAR, "forward", spied_forward)
+    monkeypatch.setattr(LINEAR, "backward", spied_backward)
     return seen
 
 

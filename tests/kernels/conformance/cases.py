@@ -353,6 +353,19 @@ def attention_forms() -> Iterator[Case]:
     yield Case("position_key, one sequence", few | {"attn_mask": visible((1, 7))})
 
 
+def maxsim() -> Iterator[Case]:
+    for lengths, dim in (((1,), 1), ((39, 0, 3, 160), 7), ((5, 33, 97), 128), ((0,), 7), ((), 3), ((3,), 0)):
+        cu_seqlens = np.fromiter(accumulate((0, *lengths)), np.int32)
+        document = normal(1, (sum(lengths), dim))
+        for queries, length in ((2, 5), (3, 32), (0, 7), (1, 0)):
+            given = {"query": normal(2, (queries, length, dim)), "document": document, "cu_seqlens": cu_seqlens}
+            yield Case(f"{queries} x {length} and {lengths} x {dim}", given)
+        packed = {"query": normal(3, (40, dim)), "cu_seqlens_q": np.array([0, 7, 7, 40])}
+        yield Case(f"packed and {lengths} x {dim}", packed | {"document": document, "cu_seqlens": cu_seqlens})
+    special = {"query": normal(1, (1, 3, 3)), "document": EXTREMES, "cu_seqlens": np.array([0, 1, 3])}
+    yield Case("NaN in a document", special, forward_only=True)
+
+
 def pooling() -> Iterator[Case]:
     for mode, skipped in product(MODES, (0, 3)):
         for lengths, width in (
@@ -386,6 +399,7 @@ CASES = {
         dropout,
         dropout_layer_norm,
         pooling,
+        maxsim,
         embedding,
         cross_entropy,
     )
