@@ -30,7 +30,7 @@ there by a relative path) or in this folder: the key of CuPy's disk cache is the
     rows.cuh         kernels over rows, a warp or a block to each; norms.cuh, column_sums.cuh (launchers: rows.py)
     pointwise.cuh    elementwise kernels; many.cuh over many arrays at once (launchers: elements.py)
 
-cublaslt.py has the matrix products, vectors.py how rows lie in memory.
+cublaslt.py has the matrix products, vectors.py how rows lie in memory, capture.py the recording of CUDA graphs.
 """
 
 import functools

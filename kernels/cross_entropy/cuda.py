@@ -32,7 +32,7 @@ def cross_entropy(input, target, ignore_index):
 def cross_entropy_backward(grad_losses, input, target, lse, ignore_index, out):
     """Return the gradient of the (rows, classes) logits from that of the (rows,) losses and the forward's lse.
 
-    It is written to `out`, which may be the input, unless that is None.
+    `out`, which may be the input, receives it if given.
     """
     xp = _cuda.array_module(input)
     grad_input = empty_rows(xp, *input.shape, input.dtype) if out is None else out
