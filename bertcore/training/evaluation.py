@@ -43,12 +43,7 @@ class Evaluated(NamedTuple):
 
 
 def run_through(
-    objective: Any,
-    model: Any,
-    batches: Iterable[Mapping[str, Any]],
-    *,
-    keep: bool,
-    reduce: Reduce | None = None,
+    objective: Any, model: Any, batches: Iterable[Mapping[str, Any]], *, keep: bool, reduce: Reduce | None = None
 ) -> Evaluated:
     """Run `model` on all batches.
 

@@ -14,9 +14,11 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number
 from bertcore.gradients import gradient_of
+from bertcore.kernels.arrays import Array
 from bertcore.nn.parameter import Parameter, change_together
 
 MOMENTS = "first_moment", "second_moment"
+Arrays = list[Array]
 
 
 @dataclass
@@ -75,7 +77,7 @@ class Optimizer:
         is_pair = isinstance(betas, tuple | list) and len(betas) == 2
         if not is_pair or not all(isinstance(beta, numbers.Real) and 0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas is {betas!r}, expected two numbers of at least 0 and below 1")
-        self.betas, self.eps = tuple(betas), eps
+        self.betas, self.eps = (betas[0], betas[1]), eps
         self._steps, self._skipped = 0, 0
         if not hasattr(model, "parameters"):
             raise TypeError(f"model is {type(model).__name__}, expected a model of bertcore, not its parameters")
@@ -92,7 +94,7 @@ class Optimizer:
         """The number of steps made."""
         return self._steps - int(self._skipped)
 
-    def step(self, grads: Mapping[str, Any], scale: Any = None) -> None:
+    def step(self, grads: Mapping[str, Array], scale: Array | None = None) -> None:
         """Update every parameter that is not frozen by its gradient in `grads` (of `value_and_grad`).
 
         Args:
@@ -114,7 +116,7 @@ class Optimizer:
             if number is None:
                 return
 
-            def change(arrays: list[Any]) -> None:
+            def change(arrays: list[Array]) -> None:
                 coming = iter(arrays)
                 for group, parameters, gradients in found:
                     of_group = list(itertools.islice(coming, len(parameters)))
@@ -122,7 +124,7 @@ class Optimizer:
 
             change_together([parameter for _, parameters, _ in found for parameter in parameters], change)
 
-    def _count(self, scale: Any) -> Any:
+    def _count(self, scale: Array | None) -> Any:
         """Return the number of this step, from 1; None if the host knows that there is none."""
         if scale is not None and kernels.array_module(scale) is np and not np.isfinite(scale):
             return None
@@ -133,10 +135,16 @@ class Optimizer:
         return self._steps - self._skipped
 
     def _change(
-        self, group: Group, parameters: list[Parameter], arrays: list[Any], grads: list[Any], number: Any, scale: Any
+        self,
+        group: Group,
+        parameters: list[Parameter],
+        arrays: list[Array],
+        grads: list[Array],
+        number: Any,
+        scale: Array | None,
     ) -> None:
         """Change the arrays of a group's parameters in place, at the step of this number."""
-        sets: list[tuple[Any, ...]] = []
+        sets: list[tuple[Array, ...]] = []
         for parameter, array, grad in zip(parameters, arrays, grads, strict=True):
             whole = array, grad, *(self._moments.get(parameter) or self._moments_of(parameter, array))
             if self.rule == "adamw":  # element by element
@@ -152,7 +160,7 @@ class Optimizer:
         """The names of the moments kept for `parameter`, arrays of its shape."""
         return MOMENTS
 
-    def _moments_of(self, parameter: Parameter, array: Any) -> tuple[Any, ...]:
+    def _moments_of(self, parameter: Parameter, array: Array) -> tuple[Array, ...]:
         """Return the moments of `parameter`, zeros at first."""
         if parameter not in self._moments:
             xp = kernels.array_module(array)
@@ -218,7 +226,7 @@ class LAMB(Optimizer):
     rule = "lamb"
 
 
-def clip_grad_norm(grads: Mapping[str, Any], max_norm: float) -> float:
+def clip_grad_norm(grads: Mapping[str, Array], max_norm: float) -> float:
     """Scale all gradients in place so that their joint norm is at most `max_norm`; return the norm before.
 
     The bits do not depend on the number of threads. If the norm is inf or NaN, no gradient is changed.
@@ -229,7 +237,7 @@ def clip_grad_norm(grads: Mapping[str, Any], max_norm: float) -> float:
     return kernels.clip_norm(_arrays(grads), max_norm)
 
 
-def grad_norm(grads: Mapping[str, Any]) -> Any:
+def grad_norm(grads: Mapping[str, Array]) -> Array:
     """Return the joint norm of all gradients, a 0-d float64 array in their memory: nothing waits for it.
 
     Its bits do not depend on the number of threads.
@@ -242,12 +250,12 @@ def _check_gradients(grads: Any) -> None:
         raise TypeError(f"grads is {type(grads).__name__}, expected what value_and_grad gives: arrays by name")
 
 
-def _arrays(grads: Mapping[str, Any]) -> list[Any]:
+def _arrays(grads: Mapping[str, Array]) -> list[Array]:
     _check_gradients(grads)
     return list(grads.values())
 
 
-def clip_factor(norm: Any, max_norm: float, dtype: Any) -> Any:
+def clip_factor(norm: Array, max_norm: float, dtype: Any) -> Array:
     """Return the factor that limits gradients of this joint norm (`grad_norm`) to `max_norm`, a 0-d array.
 
     It is NaN if the norm is inf or NaN; `Optimizer.step` makes no step then.
@@ -258,7 +266,7 @@ def clip_factor(norm: Any, max_norm: float, dtype: Any) -> Any:
     return xp.where(xp.isfinite(norm), factor, np.nan).astype(dtype)
 
 
-def _check_scale(scale: Any, grads: list[Any]) -> None:
+def _check_scale(scale: Array | None, grads: list[Array]) -> None:
     if scale is None:
         return
     if not hasattr(scale, "dtype") or isinstance(scale, np.generic):
@@ -360,9 +368,15 @@ class Muon(Optimizer):
         return ("momentum",) if is_matrix_of_a_layer(parameter) else MOMENTS
 
     def _change(
-        self, group: Group, parameters: list[Parameter], arrays: list[Any], grads: list[Any], number: Any, scale: Any
+        self,
+        group: Group,
+        parameters: list[Parameter],
+        arrays: list[Array],
+        grads: list[Array],
+        number: Any,
+        scale: Array | None,
     ) -> None:
-        matrices: list[tuple[Any, ...]] = []
+        matrices: list[tuple[Array, ...]] = []
         others: tuple[list[Any], ...] = [], [], []
         for parameter, array, grad in zip(parameters, arrays, grads, strict=True):
             if is_matrix_of_a_layer(parameter):

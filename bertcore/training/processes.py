@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bertcore.kernels import array_module, set_num_threads
+from bertcore.kernels.arrays import Array
 from bertcore.kernels.threads import thread_count
 
 # Environment variables of launchers (Open MPI, MPICH and Slurm): the number of processes, and of those on this machine.
@@ -92,7 +93,7 @@ class Processes:
             if other != facts[0]:
                 raise ValueError(f"{what} differs between processes: {facts[0]!r} in 0, {other!r} in {index}")
 
-    def add_up(self, arrays: Sequence[Any]) -> None:
+    def add_up(self, arrays: Sequence[Array]) -> None:
         """Replace each array by its sum over the processes, in place.
 
         All have arrays of the same shapes and dtypes, in host memory or each on its GPU.
@@ -119,7 +120,7 @@ class Processes:
         exchange.Allgather(total, given)
         _copy_back(given, bucket)
 
-    def _exchange(self, array: Any) -> Any:
+    def _exchange(self, array: Array) -> Any:
         """Return the communicator for such arrays."""
         if array_module(array) is np:
             return self._comm
@@ -127,7 +128,7 @@ class Processes:
             self._device_exchange = DeviceExchange(self.index, self.count, self.from_first)
         return self._device_exchange
 
-    def _two_buffers(self, like: Any) -> tuple[Any, Any]:
+    def _two_buffers(self, like: Array) -> tuple[Any, Any]:
         xp, dtype, size = array_module(like), like.dtype, BUCKET + self.count
         if (xp, dtype) not in self._buffers:
             self._buffers[xp, dtype] = xp.empty(size, dtype), xp.empty(size, dtype)
@@ -181,7 +182,7 @@ def _end_all_after(
     processes.end_all()
 
 
-def _buckets(arrays: Sequence[Any], most: int) -> list[list[Any]]:
+def _buckets(arrays: Sequence[Array], most: int) -> list[list[Array]]:
     """Return the arrays in groups of at most `most` elements; a larger array is cut into views."""
     buckets: list[list[Any]] = [[]]
     left = most
@@ -195,7 +196,7 @@ def _buckets(arrays: Sequence[Any], most: int) -> list[list[Any]]:
     return [bucket for bucket in buckets if bucket]
 
 
-def _pieces(array: Any, most: int) -> list[Any]:
+def _pieces(array: Array, most: int) -> list[Any]:
     """Return views of an array, of at most `most` elements each."""
     if array.size <= most:
         return [array] if array.size else []
@@ -205,14 +206,14 @@ def _pieces(array: Any, most: int) -> list[Any]:
     return [piece for start in range(0, len(array), rows) for piece in _pieces(array[start : start + rows], most)]
 
 
-def _copy(parts: Sequence[Any], buffer: Any) -> None:
+def _copy(parts: Sequence[Array], buffer: Array) -> None:
     start = 0
     for part in parts:
         buffer[start : start + part.size].reshape(part.shape)[...] = part
         start += part.size
 
 
-def _copy_back(buffer: Any, parts: Sequence[Any]) -> None:
+def _copy_back(buffer: Array, parts: Sequence[Array]) -> None:
     start = 0
     for part in parts:
         part[...] = buffer[start : start + part.size].reshape(part.shape)
@@ -241,7 +242,7 @@ class DeviceExchange:
         self._count = count
         self._comm = self._nccl.NcclCommunicator(count, from_first(self._nccl.get_unique_id), index)
 
-    def Alltoall(self, given: Any, taken: Any) -> None:
+    def Alltoall(self, given: Array, taken: Array) -> None:
         """Send each process its part of `given`, all of one size, and receive this process's parts into `taken`."""
         size, kind, stream = given.size // self._count, self._kind(given), self._stream()
         self._nccl.groupStart()
@@ -251,11 +252,11 @@ class DeviceExchange:
             self._comm.recv(taken[part].data.ptr, size, kind, other, stream)
         self._nccl.groupEnd()
 
-    def Allgather(self, part: Any, whole: Any) -> None:
+    def Allgather(self, part: Array, whole: Array) -> None:
         """Send `part` to all, and receive the parts of all processes into `whole`, in their order."""
         self._comm.allGather(part.data.ptr, whole.data.ptr, part.size, self._kind(part), self._stream())
 
-    def _kind(self, array: Any) -> int:
+    def _kind(self, array: Array) -> int:
         return getattr(self._nccl, TYPES[array.dtype.name])
 
     def _stream(self) -> int:

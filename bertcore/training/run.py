@@ -58,12 +58,7 @@ class Run:
     """
 
     def __init__(
-        self,
-        trainer: Trainer,
-        optimizer: Optimizer,
-        schedule: Schedule,
-        batches: Batches,
-        length: int | None,
+        self, trainer: Trainer, optimizer: Optimizer, schedule: Schedule, batches: Batches, length: int | None
     ):
         self.args, self.model, self.objective = trainer.args, trainer.model, trainer.objective
         self.optimizer, self.schedule = optimizer, schedule

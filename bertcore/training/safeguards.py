@@ -14,6 +14,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.checkpoint.files import naming
+from bertcore.kernels.arrays import Array
 from bertcore.training.checkpoints import write_folder
 
 INITIAL, GROWTH, BACKOFF, INTERVAL = 65536.0, 2.0, 0.5, 2000
@@ -34,7 +35,7 @@ class LossScale:
     def __init__(self) -> None:
         self.load_state_dict({"scale": INITIAL, "good_steps": 0, "skipped_steps": 0})
 
-    def update(self, is_finite: Any) -> None:
+    def update(self, is_finite: Array | float) -> None:
         """Follow a step; `is_finite`, a 0-d array, says whether its gradients are finite."""
         xp, value = kernels.array_module(self.value), self.value
         good = xp.where(is_finite, self._good_steps + 1, 0)
@@ -46,7 +47,7 @@ class LossScale:
         self._skipped_steps = self._skipped_steps + ~is_finite
 
     @property
-    def is_too_small(self) -> Any:
+    def is_too_small(self) -> Array:
         """A 0-d array: whether no smaller scale would help."""
         return self.value < LEAST
 
@@ -70,9 +71,9 @@ class StepMade(NamedTuple):
 
     step: int
     part: Any
-    loss: Any
-    norm: Any
-    is_finite: Any
+    loss: Array | float
+    norm: Array | float
+    is_finite: Array | float
 
 
 class PendingSteps:

@@ -86,12 +86,7 @@ class Schedule:
 
 
 def get_scheduler(
-    name: str,
-    optimizer: Optimizer,
-    *,
-    num_warmup_steps: int = 0,
-    num_training_steps: int | None = None,
-    **options: Any,
+    name: str, optimizer: Optimizer, *, num_warmup_steps: int = 0, num_training_steps: int | None = None, **options: Any
 ) -> Schedule:
     """Return a schedule by name, after a linear warm-up from 0.
 

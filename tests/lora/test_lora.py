@@ -149,7 +149,7 @@ def test_programs_follow_the_adapters():
 
 
 def test_modules_to_save_are_trained_and_saved(tmp_path):
-    targets = ["query", "value", "classifier"]  # of which the last is trained whole
+    targets = ["query", "value", "classifier"]  # the last one is trained whole
     config = query_and_value(target_modules=targets, modules_to_save=["pooler"], task_type="SEQ_CLS")
     adapted = get_peft_model(new_model(AutoModelForSequenceClassification, num_labels=3), config)
     labels = np.array([0, 2, 1])
@@ -224,7 +224,7 @@ def test_counts(capsys):
         ({"bias": "lora_only"}, "bias is 'lora_only', expected one of 'none'"),
     ],
 )
-def test_settings_that_are_none(options, error):
+def test_invalid_settings(options, error):
     model = new_model()
     with pytest.raises((TypeError, ValueError), match=error):
         get_peft_model(model, query_and_value(**options))

@@ -1,4 +1,4 @@
-"""What batches are made of: shares and units of masking by their definition, padding as transformers has it."""
+"""Collators: shares and units of masking by their definition, padding as transformers has it."""
 
 import json
 from dataclasses import asdict
@@ -223,7 +223,7 @@ def test_examples_that_do_not_fit(tokenizer, examples, error):
         ({"padding": 1}, "padding is 1"),
     ],
 )
-def test_padding_that_is_none(tokenizer, options, error):
+def test_invalid_padding(tokenizer, options, error):
     with pytest.raises((TypeError, ValueError), match=error):
         DataCollatorWithPadding(tokenizer, **options)
 
@@ -238,7 +238,7 @@ def test_padding_that_is_none(tokenizer, options, error):
         ({"mlm_probability": float("nan")}, "share is nan"),
     ],
 )
-def test_masked_batches_that_are_none(tokenizer, options, error):
+def test_invalid_masked_batches(tokenizer, options, error):
     with pytest.raises((TypeError, ValueError), match=error):
         DataCollatorForLanguageModeling(tokenizer, **options)
 

@@ -1,4 +1,4 @@
-"""What training takes, told from a few layers of a model and measured with all of them."""
+"""Training cost: extrapolated from a few layers, and measured with all of them."""
 
 import json
 from types import SimpleNamespace
@@ -23,25 +23,21 @@ def test_weights_gradients_and_moments():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "config, batch, length",
-    [
-        (SIX_LAYERS, 48, 40),
-        (preset_config("mini-bert"), 16, 64),
-        (preset_config("electra-small-generator"), 2, 39),
-    ],
+    [(SIX_LAYERS, 48, 40), (preset_config("mini-bert"), 16, 64), (preset_config("electra-small-generator"), 2, 39)],
 )
-def test_the_peak_of_all_layers_is_told_from_a_few(config, batch, length):
-    told, layers = cost.training_cost(config, batch, length), config["num_hidden_layers"]
-    for cost_told, again in ((told.kept, False), (told.checkpointed, True)):
+def test_the_peak_of_all_layers_is_extrapolated_from_a_few(config, batch, length):
+    found, layers = cost.training_cost(config, batch, length), config["num_hidden_layers"]
+    for extrapolated, again in ((found.kept, False), (found.checkpointed, True)):
         measured = cost.measured(config, batch, length, layers, again)
-        assert cost_told.peak == pytest.approx(measured.peak, rel=0.1)
-        assert cost_told.activations == pytest.approx(measured.activations, rel=0.1, abs=2)
-    assert told.checkpointed.activations < told.kept.activations
+        assert extrapolated.peak == pytest.approx(measured.peak, rel=0.1)
+        assert extrapolated.activations == pytest.approx(measured.activations, rel=0.1, abs=2)
+    assert found.checkpointed.activations < found.kept.activations
 
 
 def test_a_process_that_compiled_is_asked_again(monkeypatch):
     """Its peak is the compiler's."""
-    told = [{"activations": 1.0, "peak": peak, "seconds": 2.0, "compiled": peak == 900.0} for peak in (900.0, 300.0)]
-    answers = iter([SimpleNamespace(returncode=0, stdout=json.dumps(each)) for each in told])
+    found = [{"activations": 1.0, "peak": peak, "seconds": 2.0, "compiled": peak == 900.0} for peak in (900.0, 300.0)]
+    answers = iter([SimpleNamespace(returncode=0, stdout=json.dumps(each)) for each in found])
     monkeypatch.setattr(cost.subprocess, "run", lambda *command, **options: next(answers))
     assert cost.measured(CONFIG, 1, 4, 1, False) == cost.StepCost(activations=1.0, peak=300.0, seconds=2.0)
 
@@ -51,6 +47,6 @@ def test_texts_beyond_the_model():
         cost.training_cost(CONFIG, 1, 4000)
 
 
-def test_a_step_that_fails_is_told():
+def test_a_step_that_fails_is_an_error():
     with pytest.raises(RuntimeError, match=r"a step with 1 layers failed: \w"):
         cost.measured({**CONFIG, "num_attention_heads": 1000}, 1, 4, 1, False)

@@ -86,7 +86,7 @@ def test_a_run_goes_on_with_the_same_bits(emulated_gpu, tmp_path):
     assert_same_weights(again.model, whole.model)
 
 
-def test_a_diverging_run_is_noticed_where_the_loss_is_told(emulated_gpu, tmp_path):
+def test_a_diverging_run_is_noticed_when_the_loss_is_read(emulated_gpu, tmp_path):
     """The model before the step and its batches are kept, although more steps were begun since."""
     emulated_gpu.launches = deque(maxlen=0)  # which would keep their arguments alive, and the layers from graphs
 
@@ -119,7 +119,7 @@ WAITS = {
 
 @pytest.mark.parametrize("run", cases(WAITS))
 def test_a_step_waits_for_nothing(emulated_gpu, run, tmp_path):
-    """From the second one on; the end, where the loss is told, waits once."""
+    """From the second step on; the end, where the loss is read, waits once."""
     emulated_gpu.launches = deque(maxlen=0)  # which would keep their arguments alive, and the layers from graphs
     (make, settings), waits = run, []
     watch = At(1, lambda event: emulated_gpu.waits.clear()), At(3, lambda event: waits.extend(emulated_gpu.waits))

@@ -85,12 +85,12 @@ def test_gradients_are_those_of_the_pass(kept):
 
 
 @pytest.mark.parametrize("rate", [1.0, -0.1, "high", float("nan")])
-def test_rates_that_are_none(rate):
+def test_invalid_rates(rate):
     with pytest.raises(ValueError, match="config: attention_probs_dropout_prob is"):
         new_model(attention_probs_dropout_prob=rate)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 0.5, "one", True])
-def test_seeds_that_are_none(seed):
+def test_invalid_seeds(seed):
     with pytest.raises((TypeError, ValueError), match=r"seed is"):
         new_model().train(seed)

@@ -1,4 +1,4 @@
-"""Where dropout stands, and at which rate: in every family and head as in transformers, in the same order."""
+"""Places and rates of dropout: in every family and head as in transformers, in the same order."""
 
 from unittest import mock
 

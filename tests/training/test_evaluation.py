@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel, AutoModelForNextSentencePrediction
-from bertcore.training import (
-    EarlyStoppingCallback,
-    EvalPrediction,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from bertcore.training import EarlyStoppingCallback, EvalPrediction, Trainer, TrainerCallback, TrainingArguments
 from bertcore.training.callbacks import Callbacks
 from bertcore.training.objectives import MultipleNegativesRanking, NextSentence
 from tests.tiny_bert import CONFIG
@@ -92,7 +86,7 @@ def test_the_best_model_is_kept_and_loaded(tmp_path):
     assert not np.array_equal(weights[8], weights[4])
 
 
-def test_a_metric_that_is_no_number_is_no_best_one(tmp_path):
+def test_nan_is_never_the_best_metric(tmp_path):
     """Numbers of NumPy's that are no floats of Python's are logged, too."""
     values = iter([np.nan, 0.5, np.nan])
     trainer = class_trainer(
@@ -114,7 +108,7 @@ def test_a_metric_that_is_no_number_is_no_best_one(tmp_path):
         ({"a": np.eye(2)}, "returned 'a' as ndarray, expected a number"),
     ],
 )
-def test_metrics_that_are_none(tmp_path, metrics, error):
+def test_invalid_metrics(tmp_path, metrics, error):
     with pytest.raises(TypeError, match=f"compute_metrics {error}"):
         class_trainer(tmp_path, compute_metrics=lambda prediction: metrics).evaluate()
 

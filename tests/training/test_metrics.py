@@ -137,7 +137,7 @@ def test_a_missing_package_is_named_with_the_extra(monkeypatch, name, package):
         (np.full((3, 2), np.nan), np.zeros(3), "predictions holds NaN"),
     ],
 )
-def test_predictions_that_are_none(predictions, labels, error):
+def test_invalid_predictions(predictions, labels, error):
     with pytest.raises(ValueError, match=error):
         metrics.accuracy((predictions, labels))
     with pytest.raises(ValueError, match="average is 'mean'"):

@@ -34,7 +34,7 @@ def test_the_matrices_of_layers_and_nothing_else():
     assert {name for name in ours if (ours[name] != adamws[name]).any()} == chosen
 
 
-def test_momenta_that_are_none():
+def test_invalid_momenta():
     with pytest.raises(ValueError, match="momentum is 1"):
         Muon(new_model(), momentum=1)
 

@@ -132,12 +132,12 @@ def test_groups():
         ({"groups": [{"names": ["*.query.weight"], "lr": 1.0}]}, "are one parameter"),
     ],
 )
-def test_settings_that_are_none(options, error):
+def test_invalid_settings(options, error):
     with pytest.raises((TypeError, ValueError), match=error):
         AdamW(new_model(), **options)
 
 
-def test_what_is_no_model_and_no_gradients():
+def test_wrong_types_of_model_and_gradients():
     model = new_model()
     with pytest.raises(TypeError, match=r"model is .*, expected a model of bertcore, not its parameters"):
         AdamW(model.parameters())
@@ -319,7 +319,7 @@ def test_schedules(name):
         ({"name": "warmup_stable_decay", "num_training_steps": 9, "end": "0"}, "end is '0'"),
     ],
 )
-def test_schedules_that_are_none(options, error):
+def test_invalid_schedules(options, error):
     with pytest.raises((TypeError, ValueError), match=error):
         get_scheduler(optimizer=AdamW(new_model()), **options)
 

@@ -33,7 +33,7 @@ def start(count, *arguments, module="tests.training.process_of_a_run"):
 
 
 def weights(folder, count):
-    """What each process ended with, which is the same."""
+    """Return the final weights, which all processes share."""
     found = [dict(np.load(folder / f"process-{index}.npz")) for index in range(count)]
     for other in found[1:]:
         assert found[0].keys() == other.keys()
@@ -111,7 +111,7 @@ def test_two_processes_equal_one_with_twice_the_batch(tmp_path):
 
 @has_mpi
 @pytest.mark.slow
-def test_three_processes_of_which_two_have_no_last_batch(tmp_path):
+def test_three_processes_two_without_a_last_batch(tmp_path):
     settings = ("per_device_train_batch_size=11", "gradient_accumulation_steps=2", "max_steps=3")  # of 23 examples
     ended = start(3, tmp_path / "three", "--set", *settings)
     assert ended.returncode == 0, ended.stderr

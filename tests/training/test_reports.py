@@ -1,4 +1,4 @@
-"""What a run tells of itself: the progress bar, the log, the plot, TensorBoard's files."""
+"""Reports of a run: the progress bar, the log, the plot, TensorBoard's files."""
 
 import copy
 import json
@@ -21,7 +21,7 @@ def run_of_4_steps(folder, report_to, **settings):
     return trainer
 
 
-def test_the_bar_and_the_log(tmp_path, capsys):
+def test_progress_bar_and_log(tmp_path, capsys):
     trainer = run_of_4_steps(tmp_path, "none", disable_tqdm=False)
     shown = capsys.readouterr().err
     assert "4/4" in shown and "loss " in shown and "tokens/s" in shown
@@ -37,7 +37,7 @@ def test_the_bar_and_the_log(tmp_path, capsys):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_log_on_a_full_disk_is_told_by_its_name(tmp_path):
+def test_a_log_on_a_full_disk_is_named(tmp_path):
     (tmp_path / "log.jsonl").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device: '.*log.jsonl'"):
         callbacks.JsonLog().on_train_begin(TrainingArguments(tmp_path), TrainerState(log_history=[{"loss": 1.0}]), None)

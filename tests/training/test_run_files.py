@@ -1,4 +1,4 @@
-"""What a run keeps: resumed runs end with the bits of uninterrupted ones, and nothing that was saved is lost."""
+"""Checkpoints of a run: resumed runs end with the bits of uninterrupted ones, and nothing that was saved is lost."""
 
 import errno
 import json
@@ -14,16 +14,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from bertcore import (
-    AutoModelForMaskedLM,
-    value_and_grad,
-)
-from bertcore.training import (
-    Masking,
-    NotSaved,
-    TrainerCallback,
-    TrainingDiverged,
-)
+from bertcore import AutoModelForMaskedLM, value_and_grad
+from bertcore.training import Masking, NotSaved, TrainerCallback, TrainingDiverged
 from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints, write_folder
 from bertcore.training.objectives.language_modeling import DEFAULT
 from tests.tolerances import assert_same_arrays
@@ -119,7 +111,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     assert_same_weights(whole.model, resumed.model)
 
 
-def test_a_loss_that_is_no_number_ends_the_run_and_is_kept(tmp_path):
+def test_a_nan_loss_ends_the_run_and_is_kept(tmp_path):
     def spoil(event):
         parameter = next(iter(event["model"].parameters()))
         parameter.change(lambda array: array.fill(np.nan))
@@ -136,7 +128,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("most", [1.0, 0.0])
-def test_gradients_that_are_no_numbers_end_the_run_before_the_step(tmp_path, most):
+def test_nan_gradients_end_the_run_before_the_step(tmp_path, most):
     trainer = language_trainer(tmp_path, max_grad_norm=most)
     before = {name: array.copy() for name, array in trainer.model.state_dict().items()}
     spoiled = trainer.objective.value_and_grad
@@ -168,7 +160,7 @@ def test_a_failure_at_the_end_does_not_hide_the_first(tmp_path):
         language_trainer(tmp_path / "ends", [Full], max_steps=1).train()
 
 
-def test_what_is_there_is_not_overwritten(tmp_path):
+def test_existing_checkpoints_are_not_overwritten(tmp_path):
     language_trainer(tmp_path).train()
     with pytest.raises(ValueError, match="checkpoint-7 already"):
         language_trainer(tmp_path).train()

@@ -175,12 +175,12 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
         ({"label_smoothing_factor": 1.0}, "label_smoothing_factor is 1.0"),
     ],
 )
-def test_settings_that_are_none(tmp_path, settings, error):
+def test_invalid_settings(tmp_path, settings, error):
     with pytest.raises((TypeError, ValueError), match=error):
         TrainingArguments(**{"output_dir": tmp_path} | settings)
 
 
-def test_what_is_no_model_and_what_is_no_example(tmp_path):
+def test_wrong_types_of_model_and_example(tmp_path):
     args = TrainingArguments(tmp_path, max_steps=1)
     for wrong, kind in ((None, "NoneType"), ("bert-base-uncased", "str")):
         with pytest.raises(TypeError, match=f"model is {kind}, expected one of bertcore's models"):
@@ -262,7 +262,7 @@ def test_a_schedule_of_steps_does_not_go_by_seconds(tmp_path):
 
 
 @pytest.mark.parametrize("optimizers", [AdamW, (None,), (object(), None), (None, "linear")])
-def test_what_is_no_pair_of_optimiser_and_schedule(tmp_path, optimizers):
+def test_invalid_pair_of_optimiser_and_schedule(tmp_path, optimizers):
     with pytest.raises(TypeError, match=r"optimizers is .*, expected \(an Optimizer or None, a Schedule or None\)"):
         Trainer(classifier(), TrainingArguments(tmp_path), collate, LABELLED, optimizers=optimizers)
 

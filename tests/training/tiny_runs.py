@@ -4,15 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bertcore import (
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-)
-from bertcore.training import (
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from bertcore import AutoModelForMaskedLM, AutoModelForSequenceClassification
+from bertcore.training import Trainer, TrainerCallback, TrainingArguments
 from tests.tiny_bert import CONFIG
 from tests.tolerances import assert_same_arrays
 

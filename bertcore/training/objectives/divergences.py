@@ -12,6 +12,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.execution import Pass
+from bertcore.kernels.arrays import Array
 from bertcore.nn.functional import sequence_spans
 from bertcore.nn.operation import operation
 from bertcore.training.objectives.similarity import cosines
@@ -21,7 +22,7 @@ SHORT = 512  # columns
 
 
 @operation()
-def soft_target_divergence(run: Pass, logits: Any, *, targets: Any, temperature: float) -> Any:
+def soft_target_divergence(run: Pass, logits: Array, *, targets: Array, temperature: float) -> Any:
     """Return T^2 times the mean over rows of KL(softmax(targets / T) || softmax(logits / T)), (rows, classes) both.
 
     Source: Hinton et al. 2015, arXiv:1503.02531, section 2.
@@ -52,7 +53,7 @@ def _soft_targets(logits, targets, temperature, gradient):
     return kernels.array_module(logits).asarray(total * temperature**2 / max(len(logits), 1), logits.dtype)
 
 
-def divergence_of_scores(scores: Any, targets: Any, out: Any = None) -> tuple[Any, Any]:
+def divergence_of_scores(scores: Array, targets: Array, out: Array | None = None) -> tuple[Array, Array]:
     """Return the sum over rows of KL(softmax(targets) || softmax(scores)), (..., classes) both, and its gradient.
 
     The gradient is written to `out` if that is given.
@@ -76,7 +77,7 @@ def _log_sums(scores, probabilities):
     return (lse[:, 0] + lse[:, 1]).reshape(scores.shape[:-1])
 
 
-def squared_error_of_scores(scores: Any, targets: Any) -> tuple[Any, Any]:
+def squared_error_of_scores(scores: Array, targets: Array) -> tuple[Array, Array]:
     """Return the sum over rows of the mean squared difference, (..., keys) both, and its gradient."""
     difference, keys = scores - targets, scores.shape[-1]
     losses = kernels.array_module(scores).einsum("...k,...k->...", difference, difference)
@@ -85,7 +86,7 @@ def squared_error_of_scores(scores: Any, targets: Any) -> tuple[Any, Any]:
 
 
 @operation()
-def cosine_distance(run: Pass, rows: Any, *, targets: Any) -> Any:
+def cosine_distance(run: Pass, rows: Array, *, targets: Array) -> Any:
     """Return the mean over rows of 1 - cosine, (rows, features) both."""
     scores, pullback = cosines(rows, targets)
     count = max(len(scores), 1)
@@ -97,14 +98,14 @@ def cosine_distance(run: Pass, rows: Any, *, targets: Any) -> Any:
 @operation()
 def relation_loss(
     run: Pass,
-    left: Any,
-    right: Any,
+    left: Array,
+    right: Array,
     *,
-    targets: tuple[Any, Any],
+    targets: tuple[Array, Array],
     heads: int,
     scales: tuple[float, float],
     cu_seqlens: np.ndarray,
-    compare: Callable[[Any, Any], tuple[Any, Any]],
+    compare: Callable[[Array, Array], tuple[Array, Array]],
 ) -> Any:
     """Compare each token's relations to its sequence with a teacher's: the mean over heads and tokens.
 

@@ -15,6 +15,7 @@ from bertcore import kernels
 from bertcore.arguments import check_count, check_number
 from bertcore.gradients import Gradients, vjp, with_loss
 from bertcore.kernels import checks
+from bertcore.kernels.arrays import Array
 from bertcore.training.objectives.objective import Batch, ColumnCollator, Objective
 from bertcore.training.objectives.similarity import (
     DISTANCES,
@@ -48,7 +49,7 @@ class EmbeddingObjective(Objective):
             check_count("chunk", chunk)
         self.pooling, self.chunk, self.max_length = pooling, chunk, max_length
 
-    def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:
+    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         """Return the loss and its gradient with respect to the embeddings, (examples, columns, dim), in float64."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
 
@@ -112,7 +113,7 @@ class EmbeddingObjective(Objective):
         flat = {name: _flat(name, array, shape[:2]) for name, array in texts.items()}
         return flat, shape[:2], None if labels is None else _labels(labels, shape)
 
-    def _value_and_grad(self, vectors: Any, shape: tuple[int, int], labels: Any) -> tuple[Any, Any]:
+    def _value_and_grad(self, vectors: Array, shape: tuple[int, int], labels: Array | None) -> tuple[Array, Array]:
         """Return the loss and the gradient of the vectors, (texts, dim), both in their dtype."""
         xp = kernels.array_module(vectors)
         wide = vectors.astype("float64").reshape(*shape, -1)
@@ -139,7 +140,7 @@ class MultipleNegativesRanking(EmbeddingObjective):
         super().__init__(**more)
         self.scale, self.symmetric = check_number("scale", scale, above_zero=True), symmetric
 
-    def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:
+    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         unit, pullback = normalized(embeddings)
         count, _, dim = unit.shape
         anchors, candidates = unit[:, 0], unit[:, 1:].transpose(1, 0, 2).reshape(-1, dim)
@@ -160,12 +161,12 @@ class _Pairs(EmbeddingObjective):
 
     has_labels = True
 
-    def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:
+    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         scores, pullback = cosines(embeddings[:, 0], embeddings[:, 1])
         value, grad = self.of_cosines(scores, labels)
         return value, kernels.array_module(embeddings).stack(pullback(grad), axis=1)
 
-    def of_cosines(self, scores: Any, labels: Any) -> tuple[Any, Any]:
+    def of_cosines(self, scores: Array, labels: Array | None) -> tuple[Array, Array]:
         raise NotImplementedError
 
 
@@ -184,7 +185,7 @@ class CoSENT(_Pairs):
         super().__init__(**more)
         self.scale = check_number("scale", scale, above_zero=True)
 
-    def of_cosines(self, scores: Any, labels: Any) -> tuple[Any, Any]:
+    def of_cosines(self, scores: Array, labels: Array | None) -> tuple[Array, Array]:
         value, grad = ordering_loss(self.scale * scores, labels)
         return value, self.scale * grad
 
@@ -195,7 +196,7 @@ class CosineSimilarity(_Pairs):
     Source: arXiv:1908.10084.
     """
 
-    def of_cosines(self, scores: Any, labels: Any) -> tuple[Any, Any]:
+    def of_cosines(self, scores: Array, labels: Array | None) -> tuple[Array, Array]:
         difference = scores - labels
         return (difference**2).mean(), 2 * difference / len(scores)
 
@@ -219,7 +220,7 @@ class Triplet(EmbeddingObjective):
         checks.choice("distance", distance, DISTANCES)
         self.margin, self.distance = margin, distance
 
-    def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:
+    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         anchors, positives, negatives = (embeddings[:, column] for column in range(3))
         near, of_near = DISTANCES[self.distance](anchors, positives)
         far, of_far = DISTANCES[self.distance](anchors, negatives)
@@ -240,7 +241,7 @@ class MarginMSE(EmbeddingObjective):
     columns = (3, None)
     has_labels = True
 
-    def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:
+    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         xp, (count, columns, _) = kernels.array_module(embeddings), embeddings.shape
         labels = labels.reshape(count, -1)
         if labels.shape[1] != columns - 2:
@@ -273,7 +274,7 @@ class Matryoshka(EmbeddingObjective):
         self.inner, self.dims, self.weights = inner, tuple(dims), tuple(weights)
         self.columns, self.has_labels = inner.columns, inner.has_labels
 
-    def of_embeddings(self, embeddings: Any, labels: Any) -> tuple[Any, Any]:
+    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         total, grads = 0.0, kernels.array_module(embeddings).zeros_like(embeddings)
         for dim, weight in zip(self.dims, self.weights, strict=True):
             if not 0 < dim <= embeddings.shape[2]:
@@ -284,7 +285,7 @@ class Matryoshka(EmbeddingObjective):
         return total, grads
 
 
-def _flat(name: str, array: Any, shape: tuple[int, int]) -> Any:
+def _flat(name: str, array: Array, shape: tuple[int, int]) -> Any:
     """Reshape (examples, columns, ...) to (examples * columns, ...)."""
     array = np.asarray(array) if kernels.array_module(array) is np else array
     if array.shape[:2] != shape:
@@ -292,7 +293,7 @@ def _flat(name: str, array: Any, shape: tuple[int, int]) -> Any:
     return array.reshape(-1, *array.shape[2:])
 
 
-def _labels(labels: Any, shape: tuple[int, ...]) -> Any:
+def _labels(labels: Array, shape: tuple[int, ...]) -> Any:
     array = np.asarray(labels) if kernels.array_module(labels) is np else labels
     if array.dtype.kind not in "iuf":
         raise TypeError(f"labels holds {array.dtype}, expected numbers")
@@ -307,7 +308,7 @@ def _labels(labels: Any, shape: tuple[int, ...]) -> Any:
 POOLING = ("mean", "cls")
 
 
-def pooled(hidden: Any, mask: Any, mode: str) -> tuple[Any, Callable[[Any], Any]]:
+def pooled(hidden: Array, mask: Array | None, mode: str) -> tuple[Array, Callable[[Array], Array]]:
     """A vector for each text, and what turns its gradient into that of the hidden states.
 
     Args:

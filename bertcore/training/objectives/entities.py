@@ -13,7 +13,7 @@ from bertcore.arguments import check_share
 from bertcore.training.collators import DataCollatorForLanguageModeling
 from bertcore.training.masking import IGNORED, Masking
 from bertcore.training.objectives.language_modeling import DEFAULT, MaskedLM
-from bertcore.training.objectives.objective import Batch, Collator, SpecialTokens, check_room
+from bertcore.training.objectives.objective import Batch, Collator, SpecialTokens, text_limit
 
 SPANS, NAMES = "entity_spans", "entities"
 
@@ -47,7 +47,7 @@ class EntityMaskedLM(MaskedLM):
         and entities, their names in the tokenizer's entity_vocab. A mention cut by the end of a piece is left out.
         """
         special = SpecialTokens(tokenizer)
-        room = check_room(max_length, len(special))
+        limit = text_limit(max_length, len(special))
         for index, record in enumerate(documents):
             if not isinstance(record, Mapping):
                 raise TypeError(f"documents[{index}] is {type(record).__name__}, expected a mapping with text")
@@ -56,12 +56,12 @@ class EntityMaskedLM(MaskedLM):
                 raise ValueError(f"documents[{index}] has no {missing[0]}, it has {', '.join(record)}")
             mentions = {SPANS: record[SPANS], NAMES: record[NAMES]}
             row = tokenizer(record["text"], **mentions, add_special_tokens=False)
-            mentions_of = _by_piece(row["entity_ids"], row["entity_position_ids"], room, special.before())
-            for start in range(0, len(row["input_ids"]), room):
-                within = mentions_of[start // room]
+            mentions_of = _by_piece(row["entity_ids"], row["entity_position_ids"], limit, special.before())
+            for start in range(0, len(row["input_ids"]), limit):
+                within = mentions_of[start // limit]
                 entities = {"entity_ids": [entity for entity, _ in within]}
                 entities["entity_position_ids"] = [places for _, places in within]
-                yield special.around(row["input_ids"][start : start + room]) | entities
+                yield special.around(row["input_ids"][start : start + limit]) | entities
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
         collator = EntityCollator(tokenizer, self.entity_share, seed=seed)
@@ -76,17 +76,17 @@ class EntityMaskedLM(MaskedLM):
 
 
 def _by_piece(
-    entities: Sequence[int], positions: Sequence[Sequence[int]], room: int, before: int
+    entities: Sequence[int], positions: Sequence[Sequence[int]], limit: int, before: int
 ) -> Mapping[int, list[tuple[int, list[int]]]]:
-    """Return the (entity, places) of each piece of `room` tokens, by its number, whose whole mention it holds.
+    """Return the (entity, places) of each piece of `limit` tokens, by its number, whose whole mention it holds.
 
     Places are in the piece, after `before` special tokens; `positions` are filled up with -1.
     """
     found = defaultdict(list)
     for entity, some in zip(entities, positions, strict=True):
         places = [place for place in some if place >= 0]
-        if places and places[0] // room == places[-1] // room:
-            found[places[0] // room].append((entity, [place % room + before for place in places]))
+        if places and places[0] // limit == places[-1] // limit:
+            found[places[0] // limit].append((entity, [place % limit + before for place in places]))
     return found
 
 

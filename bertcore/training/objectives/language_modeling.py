@@ -20,9 +20,9 @@ from bertcore.training.objectives.objective import (
     SpecialTokens,
     Supervised,
     Texts,
-    check_room,
     document_ids,
     stream_pieces,
+    text_limit,
 )
 
 DEFAULT = Masking()
@@ -46,11 +46,11 @@ class MaskedLM(Supervised):
     def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
         """Yield the tokens of each document in pieces of `max_length`, the last one shorter."""
         special = SpecialTokens(tokenizer)
-        room = check_room(max_length, len(special))
+        limit = text_limit(max_length, len(special))
         for document in document_ids(tokenizer, documents):
             ids = [token for sentence in document for token in sentence]
-            for start in range(0, len(ids), room):
-                yield special.around(ids[start : start + room])
+            for start in range(0, len(ids), limit):
+                yield special.around(ids[start : start + limit])
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
         collator = DataCollatorForLanguageModeling(tokenizer, seed=seed)
@@ -86,7 +86,7 @@ class CausalLM(NextWords):
         """
         if tokenizer.eos_token_id is None:
             raise ValueError("tokenizer has no eos_token, which ends a document")
-        check_room(max_length, 0)
+        text_limit(max_length, 0)
         for piece in stream_pieces(tokenizer, documents, tokenizer.eos_token_id, max_length):
             if len(piece) > 1:  # a single token has nothing to predict
                 yield {"input_ids": piece}
@@ -163,8 +163,8 @@ class PermutationLM(Supervised):
         special, end = SpecialTokens(tokenizer), tokenizer.sep_token_id
         if end is None:
             raise ValueError("tokenizer has no sep_token, which ends a document")
-        room = check_room(max_length, len(special))
-        for piece in stream_pieces(tokenizer, documents, end, room):
+        limit = text_limit(max_length, len(special))
+        for piece in stream_pieces(tokenizer, documents, end, limit):
             if any(token != end for token in piece):
                 yield special.around(piece)
 

@@ -267,7 +267,7 @@ def stream_pieces(tokenizer: Any, documents: Texts, end: int, size: int) -> Iter
         yield left
 
 
-def check_room(max_length: int, special: int, least: int = 1) -> int:
+def text_limit(max_length: int, special: int, least: int = 1) -> int:
     """Return the number of text tokens that fit into `max_length` beside the special ones.
 
     Raises ValueError if they are fewer than `least`.

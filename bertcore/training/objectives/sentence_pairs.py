@@ -21,8 +21,8 @@ from bertcore.training.objectives.objective import (
     Sum,
     Supervised,
     Texts,
-    check_room,
     document_ids,
+    text_limit,
 )
 
 AT_ONCE = 1000  # documents among which others are drawn
@@ -43,13 +43,13 @@ class SentencePairs(Objective):
 
     def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
         special, rng = SpecialTokens(tokenizer, 2), np.random.default_rng(seed)
-        room = check_room(max_length, len(special), 2)
+        limit = text_limit(max_length, len(special), 2)
         documents, before = filter(None, document_ids(tokenizer, documents)), []
         while sentences := list(islice(documents, AT_ONCE)):
             for index, document in enumerate(sentences):
                 others = [*sentences[:index], *sentences[index + 1 :]] or before
-                for first, second, label in self.pairs(document, others, room, rng):
-                    cut_pair(first, second, room)
+                for first, second, label in self.pairs(document, others, limit, rng):
+                    cut_pair(first, second, limit)
                     yield special.around(first, second) | {self.label: label}
             before = sentences
 
@@ -59,7 +59,7 @@ class SentencePairs(Objective):
         return (self.label,)
 
     def pairs(
-        self, document: Sentences, others: list[Sentences], room: int, rng: np.random.Generator
+        self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator
     ) -> Iterator[tuple[list[int], list[int], int]]:
         """Yield (first segment, second segment, label) from a document; `others` are some other documents."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its pairs are")
@@ -90,14 +90,14 @@ class NextSentence(SentencePairs):
         return model(**rest, labels=batch[self.label])
 
     def pairs(
-        self, document: Sentences, others: list[Sentences], room: int, rng: np.random.Generator
+        self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator
     ) -> Iterator[tuple[list[int], list[int], int]]:
         """A document's only sentence, and a single one left over, get a segment of another document."""
         if not others:
             raise ValueError("documents holds a single one, expected others to take sentences from")
         start = 0
         while start < len(document):
-            some = document[start : max(_end(document, start, room), start + 2)]
+            some = document[start : max(_end(document, start, limit), start + 2)]
             middle = int(rng.integers(1, len(some))) if len(some) > 1 else 1
             follows = len(some) > 1 and rng.random() < 0.5
             first = _joined(some[:middle])
@@ -106,7 +106,7 @@ class NextSentence(SentencePairs):
             else:
                 other = others[int(rng.integers(len(others)))]
                 at = int(rng.integers(len(other)))
-                second = _joined(other[at : _end(other, at, max(room - len(first), 1))])
+                second = _joined(other[at : _end(other, at, max(limit - len(first), 1))])
             yield first, second, int(not follows)
             start += len(some) if follows else middle  # what was not used begins the next pair
 
@@ -127,12 +127,12 @@ class SentenceOrder(SentencePairs):
         return out
 
     def pairs(
-        self, document: Sentences, others: list[Sentences], room: int, rng: np.random.Generator
+        self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator
     ) -> Iterator[tuple[list[int], list[int], int]]:
         """A single sentence left over is left out."""
         start = 0
         while start + 1 < len(document):
-            some = document[start : max(_end(document, start, room), start + 2)]
+            some = document[start : max(_end(document, start, limit), start + 2)]
             middle, exchanged = int(rng.integers(1, len(some))), int(rng.random() < 0.5)
             both = _joined(some[:middle]), _joined(some[middle:])
             yield *(both[::-1] if exchanged else both), exchanged
@@ -188,10 +188,10 @@ def _pairs_of(objective: Any) -> SentencePairs | None:
     return objective if isinstance(objective, SentencePairs) else None
 
 
-def _end(document: Sentences, start: int, room: int) -> int:
-    """Return the end of the sentences from `start` that fill `room` tokens: the last may exceed them."""
+def _end(document: Sentences, start: int, limit: int) -> int:
+    """Return the end of the sentences from `start` that fill `limit` tokens: the last may exceed them."""
     end, length = start, 0
-    while end < len(document) and length < room:
+    while end < len(document) and length < limit:
         length += len(document[end])
         end += 1
     return end
@@ -201,9 +201,9 @@ def _joined(sentences: Sentences) -> list[int]:
     return [token for sentence in sentences for token in sentence]
 
 
-def cut_pair(first: list[int], second: list[int], room: int) -> None:
+def cut_pair(first: list[int], second: list[int], limit: int) -> None:
     """Remove tokens from the end of the longer segment until both fit."""
-    while len(first) + len(second) > room:
+    while len(first) + len(second) > limit:
         (first if len(first) > len(second) else second).pop()
 
 
@@ -229,11 +229,11 @@ class TranslationLM(MaskedLM):
         token where positions restart, and its position.
         """
         special = SpecialTokens(tokenizer, 2)
-        room = check_room(max_length, len(special), 2)
+        limit = text_limit(max_length, len(special), 2)
         for texts in document_ids(tokenizer, _pairs(documents)):
             if len(texts) == 2:
                 first, second = texts
-                cut_pair(first, second, room)
+                cut_pair(first, second, limit)
                 restart = [special.before(1) + len(first), special.before()]
                 yield special.around(first, second) | {RESTART: restart}
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from bertcore import kernels
+from bertcore.kernels.arrays import Array
 
-Pullback = Callable[[Any], tuple[Any, ...]]
+Pullback = Callable[[Array], tuple[Array, ...]]
 
 SHORTEST = 1e-12  # the least divisor, as in torch.nn.functional.normalize
 
 
-def normalized(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
+def normalized(rows: Array) -> tuple[Array, Callable[[Array], Array]]:
     """Return vectors (..., dim) of length 1, and the function from their gradient to that of `rows`."""
     xp = kernels.array_module(rows)
     lengths = xp.sqrt((rows * rows).sum(axis=-1, keepdims=True))
@@ -26,24 +26,24 @@ def normalized(rows: Any) -> tuple[Any, Callable[[Any], Any]]:
     return unit, pullback
 
 
-def cosines(left: Any, right: Any) -> tuple[Any, Pullback]:
+def cosines(left: Array, right: Array) -> tuple[Array, Pullback]:
     """Return the cosine of each row of `left` with that of `right`, (rows,), and the pullback to both."""
     (unit, of_left), (other, of_right) = normalized(left), normalized(right)
     return (unit * other).sum(axis=-1), lambda grad: (of_left(grad[:, None] * other), of_right(grad[:, None] * unit))
 
 
-def dot_products(left: Any, right: Any) -> tuple[Any, Pullback]:
+def dot_products(left: Array, right: Array) -> tuple[Array, Pullback]:
     """Return the dot products of rows, as `cosines` does."""
     return (left * right).sum(axis=-1), lambda grad: (grad[:, None] * right, grad[:, None] * left)
 
 
-def cosine_distances(left: Any, right: Any) -> tuple[Any, Pullback]:
+def cosine_distances(left: Array, right: Array) -> tuple[Array, Pullback]:
     """Return 1 - cosine, as `cosines` does."""
     found, pullback = cosines(left, right)
     return 1 - found, lambda grad: pullback(-grad)
 
 
-def euclidean_distances(left: Any, right: Any) -> tuple[Any, Pullback]:
+def euclidean_distances(left: Array, right: Array) -> tuple[Array, Pullback]:
     """Return the lengths of the rows' differences, as `cosines` does; equal rows have no gradient."""
     difference = left - right
     xp = kernels.array_module(left)
@@ -56,7 +56,7 @@ def euclidean_distances(left: Any, right: Any) -> tuple[Any, Pullback]:
     return lengths, pullback
 
 
-def manhattan_distances(left: Any, right: Any) -> tuple[Any, Pullback]:
+def manhattan_distances(left: Array, right: Array) -> tuple[Array, Pullback]:
     """Return the sums of the rows' absolute differences, as `cosines` does."""
     difference = left - right
     xp = kernels.array_module(left)
@@ -71,7 +71,7 @@ def manhattan_distances(left: Any, right: Any) -> tuple[Any, Pullback]:
 DISTANCES = {"euclidean": euclidean_distances, "cosine": cosine_distances, "manhattan": manhattan_distances}
 
 
-def ranking_loss(scores: Any) -> tuple[Any, Any]:
+def ranking_loss(scores: Array) -> tuple[Array, Array]:
     """Return the mean cross entropy of each row's softmax and its own index, and the gradient of `scores`.
 
     `scores` are (rows, candidates): row i should choose candidate i.
@@ -86,7 +86,7 @@ def ranking_loss(scores: Any) -> tuple[Any, Any]:
     return (xp.log(totals[:, 0]) - shifted[rows, rows]).mean(), grad / len(scores)
 
 
-def ordering_loss(scores: Any, labels: Any) -> tuple[Any, Any]:
+def ordering_loss(scores: Array, labels: Array) -> tuple[Array, Array]:
     """Return log(1 + sum of exp(scores_i - scores_j) over all pairs with labels_i < labels_j), and its gradient.
 
     `scores` and `labels` are (rows,) each (Su 2022, https://kexue.fm/archives/8847).

@@ -110,7 +110,7 @@ def test_a_function_is_called_for_every_epoch_and_an_iterator_has_one():
 
 
 class Rows:
-    """What a Dataset of Hugging Face's is like: rows by number, no slices of NumPy's integers, and features."""
+    """Rows like those of a Hugging Face Dataset: rows by number, no slices of NumPy's integers, and features."""
 
     features = MappingProxyType({"input_ids": "List", "label": "Value"})
 
@@ -139,7 +139,7 @@ def test_datasets_of_hugging_face():
 
 
 class Table:
-    """As pandas has them: of so many rows, and read by the names of columns."""
+    """A table like pandas': with a shape, read by column names."""
 
     columns, shape = ("input_ids",), (2, 1)
 
@@ -167,7 +167,7 @@ class Table:
         ({"dataset": {"train": EXAMPLES}}, "dataset is dict, expected a sequence or an iterable of examples"),
     ],
 )
-def test_settings_that_are_none(options, error):
+def test_invalid_settings(options, error):
     with pytest.raises((TypeError, ValueError), match=error):
         Batches(**{"dataset": EXAMPLES} | options)
     with pytest.raises(TypeError, match="not known before"):

@@ -67,7 +67,7 @@ def test_sentences_without_the_library(monkeypatch):
         (["x"], MalformedRecord, r"records\[0\] has no text named 'text'; it is 'x'"),
     ],
 )
-def test_what_are_no_documents(records, error, message):
+def test_invalid_documents(records, error, message):
     with pytest.raises(error, match=message):
         list(Documents(records))
 

@@ -144,7 +144,7 @@ def test_a_word_among_numbers_is_no_class(labels):
     assert LabelledTexts.found_in(rows("nan", "fra")).labels == ("fra", "nan")
 
 
-def test_many_integers_are_what_is_said():
+def test_many_integers_need_a_kind():
     many = rows(*range(21))
     with pytest.raises(ValueError, match="'label' has 21 different integers in 21 records, which may be classes or"):
         LabelledTexts.found_in(many)

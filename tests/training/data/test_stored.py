@@ -43,7 +43,7 @@ def test_what_was_stored_comes_back(tmp_path, monkeypatch, buffered):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_disk_is_told_by_the_folder(tmp_path, monkeypatch):
+def test_a_full_disk_names_the_folder(tmp_path, monkeypatch):
     def full(path, stack):
         return stack.enter_context(Path("/dev/full").open("wb"))
 

@@ -156,7 +156,7 @@ def test_the_sum_is_weighted_beside_the_students_own_loss():
 
 
 def test_soft_targets_of_labelled_tokens_alone():
-    """As those of all tokens where all have a label, and else the mean over those that have one."""
+    """If all tokens have a label they equal those of all tokens, else the mean over the labelled ones."""
     student, teacher = (AutoModelForMaskedLM.from_config(CONFIG, dtype="float64", seed=seed) for seed in (1, 2))
     real = BATCH["attention_mask"] == 1
     some = np.where(real & (BATCH["input_ids"] % 3 == 0), BATCH["input_ids"], -100)

@@ -1,4 +1,4 @@
-"""What Distillation refuses: settings, and models that cannot be compared."""
+"""Errors of Distillation: settings, and models that cannot be compared."""
 
 import pytest
 
@@ -40,11 +40,7 @@ pytestmark = pytest.mark.usefixtures("on_numpy")
             ValueError,
             "objective is TranslationLM, whose batches have restart, which a teacher does not take",
         ),
-        (
-            lambda: Distillation(classifier(), SoftTargets(), objective_weight=-1),
-            ValueError,
-            "objective_weight is -1",
-        ),
+        (lambda: Distillation(classifier(), SoftTargets(), objective_weight=-1), ValueError, "objective_weight is -1"),
         (
             lambda: Distillation(classifier(), SoftTargets(), objective_weight="2"),
             TypeError,

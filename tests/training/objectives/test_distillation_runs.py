@@ -1,4 +1,4 @@
-"""What is kept of a run of distillation: the student in its folder, the learned maps beside it."""
+"""Checkpoints of distillation: the student in its folder, the learned maps beside it."""
 
 import numpy as np
 import pytest

@@ -71,7 +71,7 @@ def test_causal_examples_are_one_stream(tokenizer):
 
 @pytest.mark.parametrize("objective, least", [(MaskedLM(), 3), (CausalLM(), 1)])
 @pytest.mark.parametrize("max_length", [0, -1, True, 7.0])
-def test_no_room_is_an_error(tokenizer, objective, least, max_length):
+def test_too_short_a_max_length_is_an_error(tokenizer, objective, least, max_length):
     with pytest.raises(ValueError, match=f"max_length is {max_length!r}, expected at least {least}"):
         list(objective.examples(DOCUMENTS, WithEnd(tokenizer), max_length=max_length, seed=0))
 
@@ -113,7 +113,7 @@ def test_causal_lm_counts_what_is_predicted(tokenizer, side):
     np.testing.assert_allclose(np.dot(weights[:2], losses[:2]) / 9, losses[2], rtol=1e-12)
 
 
-def test_an_objective_of_nothing_says_what_it_lacks(tokenizer):
+def test_an_abstract_objective_names_its_missing_methods(tokenizer):
     assert Objective().collator(tokenizer) is None
     for call in (
         lambda: Objective().examples([], tokenizer, max_length=3),

@@ -61,7 +61,7 @@ def test_orders_are_random(tokenizer):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_batch_says_who_sees_whom(tokenizer, side, monkeypatch):
+def test_a_batch_masks_pairs_of_tokens(tokenizer, side, monkeypatch):
     monkeypatch.setattr(tokenizer, "padding_side", side)
     rng, objective = np.random.default_rng(2), PermutationLM(0.4)
     examples = [{"input_ids": text_of(count, rng).tolist()} for count in (11, 0, 3)]
@@ -117,6 +117,6 @@ def test_examples_are_one_stream_of_documents(tokenizer):
 
 
 @pytest.mark.parametrize("share", [0, 1.1, -1, True, "a"])
-def test_a_share_that_is_none(share):
+def test_invalid_share(share):
     with pytest.raises(ValueError, match=r"share is .+, expected a number above 0"):
         PermutationLM(share)

@@ -1,4 +1,4 @@
-"""What the preview shows is what the objectives do."""
+"""The preview of objectives shows their own batches."""
 
 import re
 

@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from bertcore import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    ReplacedTokenModel,
-    use_backend,
-)
+from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining, ReplacedTokenModel, use_backend
 from bertcore.checkpoint import CheckpointError
 from bertcore.models.replaced_tokens import EMBEDDINGS, generator_config
 from bertcore.models.sampling import BLOCK, sample_words
@@ -117,7 +111,7 @@ def test_the_loss_is_that_of_both_models_by_themselves(tokenizer, examples, embe
     assert ReplacedToken().weight(batch) == known.sum()
 
 
-def test_a_word_drawn_right_counts_as_not_replaced(tokenizer, examples):
+def test_a_correctly_drawn_word_counts_as_not_replaced(tokenizer, examples):
     model, batch = model_of("tied"), batch_of(tokenizer, examples)
     known = batch["labels"] != IGNORED
     drawn = model(**batch).given_ids
@@ -235,7 +229,7 @@ def test_generators_have_the_published_sizes(name, share, expected):
     assert made == AutoModel(preset_config(expected)).expected_tensors()
 
 
-def test_families_that_do_not_tell_replaced_tokens_are_named():
+def test_families_without_replaced_token_detection_are_named():
     with pytest.raises(ValueError, match="models of type 'bert' have no head for replaced_tokens"):
         ReplacedTokenModel.from_config(CONFIG)
     for share in (0, 1.5, float("nan"), True, "half"):
@@ -278,7 +272,7 @@ def test_a_part_is_not_saved_alone(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [np.ones((3, 3)), "ints", "nan", "one"])
-def test_draws_that_are_none(tokenizer, examples, wrong):
+def test_invalid_draws(tokenizer, examples, wrong):
     batch = batch_of(tokenizer, examples)
     shape = batch["draws"].shape
     kinds = {"ints": np.zeros(shape, int), "nan": np.full(shape, np.nan), "one": np.ones(shape)}
@@ -288,7 +282,7 @@ def test_draws_that_are_none(tokenizer, examples, wrong):
 
 
 @pytest.mark.parametrize("weight", [-1, True, float("inf"), "50"])
-def test_a_weight_that_is_none(weight):
+def test_invalid_weight(weight):
     with pytest.raises((TypeError, ValueError), match=r"discriminator_weight is"):
         ReplacedToken(discriminator_weight=weight)
 

@@ -84,7 +84,7 @@ def test_probabilities_of_classes(smoothing, weights):
 
 
 def test_smoothed_words():
-    """A vocabulary, of which only labelled tokens are scored in training."""
+    """Only labelled tokens are scored against the vocabulary in training."""
     model, labels = model_of(AutoModelForMaskedLM), np.where(TOKENS == 1, IDS, IGNORED)
     logits = model(**BATCH).logits.reshape(18, -1)
     expected = defined(logits, labels.reshape(-1), 0.1, np.ones(logits.shape[1]))
@@ -102,12 +102,7 @@ def test_smoothed_answers():
 
 
 @pytest.mark.parametrize(
-    "kind, labels",
-    [
-        ("NextSentencePrediction", [0, 1, 1]),
-        ("MultipleChoice", [1]),
-        ("PreTraining", None),
-    ],
+    "kind, labels", [("NextSentencePrediction", [0, 1, 1]), ("MultipleChoice", [1]), ("PreTraining", None)]
 )
 def test_all_heads_with_classes_are_smoothed(kind, labels):
     model = getattr(bertcore, f"AutoModelFor{kind}").from_config(CONFIG, dtype="float64")
