@@ -11,7 +11,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -110,7 +110,8 @@ class Processes:
         size, exchange = sum(part.size for part in bucket), self._exchange(bucket[0])
         width = -(-size // self.count)  # elements that a process adds up
         given, taken = (buffer[: width * self.count] for buffer in self._two_buffers(bucket[0]))
-        _copy(bucket, given)
+        for part, place in _views(given, bucket):
+            place[...] = part
         given[size:] = 0
         exchange.Alltoall(given, taken)
         parts = taken.reshape(self.count, width)
@@ -118,7 +119,8 @@ class Processes:
         for part in parts[1:]:
             total += part
         exchange.Allgather(total, given)
-        _copy_back(given, bucket)
+        for part, place in _views(given, bucket):
+            part[...] = place
 
     def _exchange(self, array: Array) -> Any:
         """Return the communicator for such arrays."""
@@ -206,17 +208,11 @@ def _pieces(array: Array, most: int) -> list[Any]:
     return [piece for start in range(0, len(array), rows) for piece in _pieces(array[start : start + rows], most)]
 
 
-def _copy(parts: Sequence[Array], buffer: Array) -> None:
+def _views(buffer: Array, parts: Sequence[Array]) -> Iterator[tuple[Array, Array]]:
+    """Yield each part with its place in the buffer, in its shape."""
     start = 0
     for part in parts:
-        buffer[start : start + part.size].reshape(part.shape)[...] = part
-        start += part.size
-
-
-def _copy_back(buffer: Array, parts: Sequence[Array]) -> None:
-    start = 0
-    for part in parts:
-        part[...] = buffer[start : start + part.size].reshape(part.shape)
+        yield part, buffer[start : start + part.size].reshape(part.shape)
         start += part.size
 
 
