@@ -69,7 +69,7 @@ def test_blank_lines_and_ends_of_lines(tmp_path):
         ("a.txt", b"a\nb\ncaf\xe9\n", r"a\.txt, line 3: byte 4"),
         ("a.jsonl", b'{"text": "a"}\n\n{"body": "b"}\n', r"a\.jsonl:3: has no 'text'; it has 'body'"),
         ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', r"a\.jsonl:2: 'text' is None, expected a text"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2: no JSON"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2: not JSON"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud800"}\n', r"a\.jsonl:2: not JSON, .*surrogates"),
         ("a.txt.gz", b"no gzip", r"a\.txt\.gz has a damaged compression: Not a gzipped file"),
         ("a.txt.gz", gzip.compress(b"a\n" * 9, mtime=0)[:-9], r"a\.txt\.gz has a damaged compression: .*ended before"),
@@ -89,7 +89,7 @@ def test_nulls_and_columns_of_parquet(tmp_path):
     *_, last = parts_of(tmp_path / "a.parquet", 39, "text")
     with pytest.raises(ValueError, match=rf"a\.parquet:{len(TEXTS) + 1}: 'text' is None, expected a text"):
         list(texts_of(last, "text"))
-    with pytest.raises(ValueError, match=r"--column is 'body', expected one of those of .*a\.parquet: id, text"):
+    with pytest.raises(ValueError, match=r"--column is 'body', expected a column of .*a\.parquet: id, text"):
         list(parts_of(tmp_path / "a.parquet", 39, "body"))
 
 
@@ -207,7 +207,7 @@ def test_refused_folders_and_options(two_workers, encoder_folder, corpus, tmp_pa
         assert embed(folder, *arguments) == 1
         return capsys.readouterr().err
 
-    assert "--ray is 3, and Ray has 2 CPUs" in said(encoder_folder, *command, "--ray", 3)
+    assert "--ray is 3, expected at most the 2 CPUs of Ray" in said(encoder_folder, *command, "--ray", 3)
     assert "prompt_name is 'no', this model has none" in said(
         encoder_folder, *command, "--ray", 2, "--prompt-name", "no"
     )
@@ -228,7 +228,7 @@ def test_refused_folders_and_options(two_workers, encoder_folder, corpus, tmp_pa
     assert f"{out} has parts of another corpus (" in said(encoder_folder, *command, "--ray", 2)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.md").write_bytes(b"")
-    expected = f"{tmp_path / 'other'} holds files, and no embed.json: give a new or empty folder"
+    expected = f"{tmp_path / 'other'} holds files and no embed.json, expected a new or empty folder"
     assert expected in said(encoder_folder, corpus, "-o", tmp_path / "other", "--ray", 2)
     expected = f"{corpus / 'a.txt'} is a file, expected a folder"
     assert expected in said(encoder_folder, corpus, "-o", corpus / "a.txt", "--ray", 2)

@@ -174,10 +174,10 @@ def test_malformed_lines(model, tmp_path, capsys):
     good = '{"text": "cat", "label": "x"}\n{"text": "mat", "label": "y"}\n'
     (tmp_path / "a.jsonl").write_text(good * 10 + "{\n")
     assert finetune(model, tmp_path / "out", str(tmp_path / "a.jsonl"), "sequence") == 1
-    assert "a.jsonl:21: no JSON" in capsys.readouterr().err
+    assert "a.jsonl:21: not JSON" in capsys.readouterr().err
     assert finetune(model, tmp_path / "out", str(tmp_path / "a.jsonl"), "sequence", "--skip-malformed") == 0
     shown = capsys.readouterr().err
-    assert "a.jsonl:21: no JSON" in shown and "malformed 1 record was left out" in shown
+    assert "a.jsonl:21: not JSON" in shown and "malformed 1 record was left out" in shown
 
 
 @pytest.mark.filterwarnings("ignore::bertcore.models.model.NewlyInitialisedWarning")

@@ -53,7 +53,7 @@ def weights(folder):
 def test_a_new_model_with_its_tokenizer(inputs, tmp_path, capsys):
     assert pretrain(inputs, tmp_path / "out", "--skip-malformed", "--vocab-size", "70", corpus="corpus") == 0
     shown = capsys.readouterr()
-    assert "b.jsonl:2: no JSON" in shown.err and "b.jsonl:32: a JSON str, expected an object in each line" in shown.err
+    assert "b.jsonl:2: not JSON" in shown.err and "b.jsonl:32: a JSON str, expected an object in each line" in shown.err
     assert "malformed 2 records were left out" in shown.err
     for line in ("steps     3 in", "loss      ", "held out  loss", "held out  masked_accuracy", "held out  perplexity"):
         assert line in shown.out
@@ -68,7 +68,7 @@ def test_a_new_model_with_its_tokenizer(inputs, tmp_path, capsys):
 def test_a_broken_line_ends_it_and_leaves_nothing(inputs, tmp_path, capsys):
     assert pretrain(inputs, tmp_path / "out", corpus="corpus") == 1
     shown = capsys.readouterr()
-    assert "b.jsonl:2: no JSON" in shown.err and shown.err.count("\n") == 1
+    assert "b.jsonl:2: not JSON" in shown.err and shown.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
