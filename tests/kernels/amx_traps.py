@@ -1,11 +1,11 @@
 """Run tests on the machine code for AMX on a CPU without AMX: its instructions are trapped (amx_traps.c), all others
-are the CPU's own. What is not seen that way: Linux's permission, how Linux saves the tiles, and speed.
+are the CPU's own. It does not test Linux's permission, how Linux saves the tiles, or speed.
 
 python -m tests.kernels.amx_traps ARGUMENTS OF PYTEST
 
-With BERTCORE_ISA=avx512_bf16 in the environment it is the code of that level, of which nothing is trapped. It takes a C
-compiler and AVX-512 with VNNI and bfloat16, whose instructions some machines run but hide in CPUID; the exit code is
-NOT_HERE without them.
+With BERTCORE_ISA=avx512_bf16 in the environment it runs the code of that level, without traps. It requires a C compiler
+and AVX-512 with VNNI and bfloat16 (some machines run bfloat16 but hide it in CPUID); the exit code is NOT_HERE without
+them.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ AVX512 = "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni"
 
 
 def why_not() -> str | None:
-    """What keeps the code for AMX from running here with its instructions trapped, as far as CPUID tells."""
+    """Return why code for AMX cannot run here with trapped instructions, judged by CPUID, or None."""
     import llvmlite.binding as llvm
 
     if sys.platform != "linux" or platform.machine() != "x86_64":
@@ -52,7 +52,7 @@ def library() -> ctypes.CDLL:
 
 
 def begin(level: str = "amx") -> None:
-    """Before the kernels are imported: take the instructions, and pretend that the CPU has them."""
+    """Trap the instructions and pretend that the CPU has them; call it before the kernels are imported."""
     from tests.kernels.amx_code import pretend
 
     if why_not() is not None or not library().traps_install():
@@ -61,7 +61,7 @@ def begin(level: str = "amx") -> None:
 
 
 def computed() -> int:
-    """How many instructions were trapped."""
+    """Return how many instructions were trapped."""
     library().traps_computed.restype = ctypes.c_long
     return library().traps_computed()
 

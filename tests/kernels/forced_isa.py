@@ -1,5 +1,7 @@
-"""Run a test file again for less of a CPU than this machine has (BERTCORE_ISA is read once per process), or for AMX
-and bfloat16, where the tiles' instructions are trapped and CPUID may hide the others (amx_traps.py)."""
+"""Run a test file again for another level (BERTCORE_ISA is read once per process).
+
+Code for AMX and bfloat16 can run on CPUs without them, with trapped instructions (amx_traps.py).
+"""
 
 import os
 import subprocess
@@ -23,7 +25,7 @@ def supported(isa: str) -> bool:
 
 
 def pytest_sessionstart() -> None:
-    """Of such a run, whose plugin this is: its level is the one that was asked for."""
+    """Check the level of such a run, whose plugin this is."""
     from bertcore.kernels._numba import LEVEL
 
     assert LEVEL.name == FORCED
@@ -34,8 +36,7 @@ def run_tests_under(isa: str, file: str, *arguments: str) -> None:
     is_trapped = isa in ("amx", "avx512_bf16") and not supported(isa)
     if not (is_trapped or supported(isa)):
         pytest.skip(f"this CPU has no {isa}")
-    # Without conftest.py, which imports the peers that nobody needs here, and with the profile of Hypothesis' own that
-    # says what the one there does.
+    # Without conftest.py, which imports unneeded peers; Hypothesis's own profile "ci" equals the one defined there.
     command = [
         sys.executable,
         "-m",

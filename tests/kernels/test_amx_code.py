@@ -26,7 +26,7 @@ FOR_WEIGHTS = {"vfmadd": 5, "vsubps": 1, "vrndscaleps": 1, "vcmp": 1, "vmulps": 
 
 
 def assembly(kernel, folder):
-    """What LLVM makes of a kernel for a CPU with AMX."""
+    """Return LLVM's assembly of a kernel for a CPU with AMX."""
     environment = {**os.environ, "BERTCORE_CACHE_DIR": str(folder)}
     command = [sys.executable, "-m", "tests.kernels.amx_code", kernel]
     done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True)
@@ -58,7 +58,7 @@ def check(functions, product):
 
 
 def check_loads(functions, products):
-    """What several products of a step of the depth read is loaded once: 4 loads for a block of 2 x 2 tiles."""
+    """Check that a step of the depth loads each operand once: 4 loads for a block of 2 x 2 tiles."""
     found = [each for instructions in functions.values() for each in instructions]
     loaded = Counter(operands[-5:] for name, operands in found if name == "tileloadd")
     for tile, its in LOADED_FOR.items():
@@ -95,8 +95,7 @@ def test_attention_keeps_its_sums_in_tiles(kernel, tmp_path):
 
 
 def check_softmax(code):
-    """What computes the weights, from the first power of two to the last, takes no more than it has to, and no vector
-    lies on the stack."""
+    """Check that the weights, from the first power of two to the last, take few instructions and no stack."""
     (own,) = (own for own in instructions(code, r"v\w+").values() if any(name == "vscalefps" for name, _ in own))
     places = [i for i, (name, _) in enumerate(own) if name == "vscalefps"]
     part = own[places[0] : places[-1]]

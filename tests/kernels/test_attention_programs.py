@@ -53,7 +53,7 @@ only_where_compiled = pytest.mark.skipif(bool(FORCED), reason="takes a minute to
 @pytest.mark.parametrize(
     "dtype", [None, *(pytest.param(name, marks=pytest.mark.slow) for name in ("bfloat16", "int8"))]
 )
-def test_in_a_program_it_has_the_same_bits(dtype):
+def test_same_bits_in_a_program(dtype):
     cu_seqlens = np.array([0, 5, 6, 300], np.int32)
     x = normal(8, (300, 39), np.float32)
     for terms in TERMS:
@@ -64,7 +64,7 @@ def test_in_a_program_it_has_the_same_bits(dtype):
 
 
 @only_where_compiled
-def test_what_a_program_does_not_note_is_computed_at_once():
+def test_masks_are_computed_at_once():
     cu_seqlens, x = np.array([0, 7], np.int32), normal(8, (7, 39), np.float32)
     layer, visible = Layer("both"), np.tri(7, dtype=bool)
     noted = layer(Program().enter(x), cu_seqlens, attn_mask=visible)

@@ -25,7 +25,7 @@ def test_order(monkeypatch, tmp_path):
     assert cache_candidates()[0] == tmp_path / "xdg" / "bertcore"
 
 
-def test_explicit_folder_is_made(monkeypatch, tmp_path):
+def test_explicit_folder_is_created(monkeypatch, tmp_path):
     monkeypatch.setenv("BERTCORE_CACHE_DIR", str(tmp_path / "a" / "b"))
     assert writable_cache_folder() == tmp_path / "a" / "b"
     assert list((tmp_path / "a" / "b").iterdir()) == []
@@ -38,14 +38,14 @@ def test_explicit_folder_never_falls_back(monkeypatch, tmp_path):
         writable_cache_folder()
 
 
-def test_home_that_cannot_be_written(monkeypatch, tmp_path):
+def test_unwritable_home(monkeypatch, tmp_path):
     (tmp_path / "home").write_text("not a folder")
     assert writable_cache_folder() == cache_candidates()[-1]
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs POSIX users")
 @pytest.mark.parametrize("explicit", [False, True])
-def test_the_folder_of_somebody_else_is_refused(monkeypatch, tmp_path, explicit):
+def test_folder_of_another_user_is_rejected(monkeypatch, tmp_path, explicit):
     (tmp_path / "home").write_text("not a folder")
     monkeypatch.setattr(os, "getuid", lambda: 77)
     folder = Path(cache_candidates()[-1])

@@ -1,4 +1,4 @@
-"""The arena: memory comes back with the last reference, serves again, and is never shared by two arrays."""
+"""Reused memory: it returns with the last reference, and no two arrays share it."""
 
 import gc
 import multiprocessing
@@ -33,7 +33,7 @@ def address(array):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8, np.uint16])
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (), (5, 7), LARGE, (2, 1500, 769)])
-def test_an_ordinary_array(shape, dtype):
+def test_ordinary_arrays(shape, dtype):
     array = arena.empty(shape, dtype)
     assert type(array) is np.ndarray and array.shape == shape and array.dtype == dtype
     assert array.flags.c_contiguous and array.flags.writeable and array.flags.aligned
@@ -41,7 +41,7 @@ def test_an_ordinary_array(shape, dtype):
     assert array.sum() == array.size
 
 
-def test_memory_comes_back_with_the_last_view():
+def test_memory_is_reused_after_the_last_view():
     array = arena.empty(LARGE, np.float32)
     first, view = address(array), array.reshape(-1)[5:].reshape(-1, 1)[3:]
     del array
@@ -52,7 +52,7 @@ def test_memory_comes_back_with_the_last_view():
     assert address(again) == first and arena.idle_bytes() == 0
 
 
-def test_arrays_in_use_share_nothing():
+def test_arrays_in_use_do_not_share_memory():
     arrays = [arena.empty(LARGE, np.float32) for _ in range(4)]
     for index, array in enumerate(arrays):
         array[...] = index
@@ -62,7 +62,7 @@ def test_arrays_in_use_share_nothing():
     assert [array[0, 0] for array in arrays] == [0, 2, 3, 9] and all((array == array[0, 0]).all() for array in arrays)
 
 
-def test_a_block_does_not_serve_a_much_smaller_array():
+def test_large_block_is_not_used_for_small_array():
     del_me = arena.empty((4 * ROWS, 768), np.float32)
     del del_me
     small = arena.empty(LARGE, np.float32)
@@ -79,19 +79,19 @@ def test_idle_memory_is_bounded(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [1 << 50, 1 << 62])
-def test_memory_that_is_not_there(size):
+def test_out_of_memory(size):
     with pytest.raises(MemoryError, match=rf"{size}|Unable to allocate"):
         arena.empty((size,), np.uint8)
 
 
-def test_results_of_kernels_use_it():
+def test_kernels_reuse_memory():
     x = np.ones(LARGE, np.float32)
     first = address(kernels.softmax(x, backend="numba"))
     assert arena.idle_bytes() > 0
     assert address(kernels.softmax(x, backend="numba")) == first
 
 
-def test_blocks_are_hardly_larger_than_what_they_were_made_for():
+def test_block_sizes():
     for size in (arena.LEAST, arena.LEAST + 1, 1000 * 1000, (1 << 22) + 1, 99_999_999):
         array = arena.empty((size,), np.uint8)
         del array
@@ -132,7 +132,7 @@ def _overwrite(array):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_process_has_memory_of_its_own():
+def test_forked_process_has_separate_memory():
     array = arena.empty(LARGE, np.float32)
     array[...] = 3
     child = multiprocessing.get_context("fork").Process(target=_overwrite, args=(array,))

@@ -1,4 +1,4 @@
-"""What is particular to attention on Numba: strided views, blocks, bits that depend on a sequence alone."""
+"""Attention on Numba: strided views, blocks, and bits that depend on a sequence alone."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -103,7 +103,7 @@ def test_log_buckets():
 )
 def test_empty_sides(lengths, lengths_k, head_dim, form, monkeypatch):
     class Filled:
-        """NumPy whose empty arrays are full, so that what nobody writes shows."""
+        """NumPy with filled empty arrays, so that unwritten elements show."""
 
         def __getattr__(self, name):
             return getattr(np, name)
@@ -127,7 +127,7 @@ def test_queries_without_keys_have_no_gradient():
 
 @pytest.mark.parametrize("where", [0, KEYS - 1, KEYS, 2 * KEYS])
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
-def test_a_special_score_in_any_block(where, special):
+def test_special_score_in_any_block(where, special):
     query, key, value = (normal(seed, (1, 1, length, 8), DTYPE) for seed, length in ((1, 3), (2, 520), (3, 520)))
     bias = np.zeros((1, 1, 3, 520), DTYPE)
     bias[0, 0, 1, where] = special
@@ -176,7 +176,7 @@ def test_bfloat16(head_dim, form):
     ],
 )
 @pytest.mark.parametrize("window", [(4, 4), (5, 0), (64, 64), (None, 0)], ids=str)
-def test_a_value_that_is_hidden_reaches_no_more_queries_in_bfloat16(window, storage, monkeypatch):
+def test_hidden_values_do_not_leak_in_bfloat16(window, storage, monkeypatch):
     """Zero times infinity is NaN: what float32 does not multiply, tiles and pairs of bfloat16 must not either."""
     monkeypatch.setitem(cpu.STORAGE, "bfloat16", storage)
     lengths = [39, 100, 20, 300]
@@ -200,7 +200,7 @@ def test_a_value_that_is_hidden_reaches_no_more_queries_in_bfloat16(window, stor
 
 @pytest.mark.parametrize("dtype", [DTYPE, pytest.param(OTHER, marks=pytest.mark.slow)])
 @BOTH_KERNELS
-def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(form, dtype):
+def test_same_bits_alone_and_in_any_batch(form, dtype):
     problem = arguments(form, [5, 39, 300, 1, 33], [5, 50, 300, 1, 33], dtype, head_dim=39, distances=101)
     grad = normal(9, problem["query"].shape, dtype)
     whole = results(problem, "numba", grad)
@@ -218,7 +218,7 @@ def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(form, dtype):
 
 
 @only_float32
-def test_bfloat16_has_the_same_bits_alone_and_in_any_batch():
+def test_same_bits_alone_and_in_any_batch_in_bfloat16():
     lengths = [5, 39, 300, 1, 33]
     problem = arguments("plain", lengths, dtype=np.float32, head_dim=39)
     whole = attend(problem, compute_dtype="bfloat16", backend="numba")
@@ -228,7 +228,7 @@ def test_bfloat16_has_the_same_bits_alone_and_in_any_batch():
             np.testing.assert_array_equal(attend(own, compute_dtype="bfloat16", backend="numba"), whole[queries])
 
 
-def test_padding_does_not_change_the_bits():
+def test_same_bits_with_padding():
     problem = arguments("plain", [160], dtype=DTYPE, head_dim=39)
     alone, lse = attend(problem, return_lse=True, backend="numba")
     content = (np.pad(problem[name], ((0, 23), (0, 0), (0, 0)))[None] for name in ("query", "key", "value"))
@@ -239,7 +239,7 @@ def test_padding_does_not_change_the_bits():
 
 
 @pytest.mark.parametrize("compute_dtype", [None, pytest.param("bfloat16", marks=only_float32)])
-def test_a_window_has_the_same_bits_whatever_the_queries_are(compute_dtype):
+def test_same_bits_in_a_window_for_any_queries(compute_dtype):
     problem = arguments("plain", [700], dtype=DTYPE, head_dim=40) | {"window": (70, 9)}
     asked = {"compute_dtype": compute_dtype, "backend": "numba"}
     whole = attend(problem, **asked)
@@ -248,7 +248,7 @@ def test_a_window_has_the_same_bits_whatever_the_queries_are(compute_dtype):
 
 
 @pytest.mark.parametrize("form", ["all masks", "all"])
-def test_the_number_of_threads_does_not_change_the_bits(monkeypatch, form):
+def test_same_bits_for_any_thread_count(monkeypatch, form):
     lengths = [300] + [30, 5, 60, 1] * (cpu.LEAST_TASKS // 4)  # several sequences to a part of the tables' gradients
     problem = arguments(form, lengths, dtype=DTYPE, head_dim=20, distances=101)
     expected = results(problem, "numba")
@@ -257,7 +257,7 @@ def test_the_number_of_threads_does_not_change_the_bits(monkeypatch, form):
         assert_same_arrays(results(problem, "numba"), expected)
 
 
-def test_several_python_threads_at_once():
+def test_concurrent_python_threads():
     problem = arguments("causal", [39, 5, 160], dtype=DTYPE, head_dim=20)
     expected = results(problem, "numba")
     with ThreadPoolExecutor(4) as pool:
@@ -269,7 +269,7 @@ def test_several_python_threads_at_once():
 
 
 @pytest.mark.parametrize("form", ["plain", "deberta"])
-def test_views_are_not_copied_and_need_no_further_specialisation(form):
+def test_views_need_no_copy_and_no_specialisation(form):
     problem = arguments(form, [39, 5], dtype=DTYPE, heads=2, head_dim=20)
     expected = attend(problem, backend="numba")
     before = len(kernel.forward.signatures)
@@ -284,7 +284,7 @@ def test_views_are_not_copied_and_need_no_further_specialisation(form):
 
 
 @pytest.mark.parametrize("name", ["attn_mask", "bias"])
-def test_misaligned_masks_are_read_where_they_are(name):
+def test_unaligned_masks(name):
     problem = arguments("plain", [9], dtype=np.float32)
     mask = normal(3, (1, 2, 9, 9), np.float32)
     shifted = np.frombuffer(bytearray(mask.nbytes + 1), "f4", mask.size, 1).reshape(mask.shape)
@@ -293,7 +293,7 @@ def test_misaligned_masks_are_read_where_they_are(name):
     assert_same_arrays(results(problem | {name: shifted}, "numba"), results(problem | {name: mask}, "numba"))
 
 
-def test_scratch_that_there_is_no_memory_for_is_an_error_with_its_size(monkeypatch):
+def test_out_of_memory_for_scratch(monkeypatch):
     def refuse(shape, dtype):
         raise MemoryError(f"Unable to allocate {shape[0]} bytes")
 
@@ -306,13 +306,13 @@ def test_scratch_that_there_is_no_memory_for_is_an_error_with_its_size(monkeypat
         attention_backward(output, saved, backend="numba")
 
 
-def test_what_a_task_needs_is_bounded():
-    """Within a second-level cache of 1 MB (float32, head_dim 64), of which half is left to others where it can be."""
+def test_scratch_size_is_bounded():
+    """A second-level cache of 1 MB suffices (float32, head_dim 64), half of it without tables."""
     assert kernel.scratch_size(QUERIES, KEYS, 64, None, np.float32(0)) < 2**17
     assert kernel.scratch_size(QUERIES, KEYS, 64, cpu.RELATIVE, np.float32(0)) < 2**18
 
 
-def test_rows_at_once_fit_their_scratch():
+def test_rows_at_once_fit_scratch():
     sizes = range(0, 30_000, 16)
     for longest in (*range(0, 3000, 16), 30_000):
         room = scores.scores_size.py_func(longest)

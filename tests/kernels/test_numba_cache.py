@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: where, for whom they are valid, damaged, read-only, filled by several processes at once."""
+"""Compiled kernels on disk: their place, validity, damage, read-only folders, concurrent processes."""
 
 import os
 import shutil
@@ -56,7 +56,7 @@ def in_folder(folder):
 
 
 @pytest.mark.slow
-def test_where_it_is(file, tmp_path):
+def test_cache_location(file, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     numba, ours = str(tmp_path / "numba"), str(tmp_path / "ours")
@@ -67,7 +67,7 @@ def test_where_it_is(file, tmp_path):
     assert str(call(file, **homeless, **without)[0]).startswith(f"{tmp_path}/bertcore-")
 
 
-def test_compilation_is_announced_once_and_only_with_a_cold_cache(file, tmp_path):
+def test_compilation_is_announced_once(file, tmp_path):
     _, count, err = call(file, "1", "1.5", **in_folder(tmp_path))
     assert (count, err.count("compiling kernels")) == (2, 1)
     assert call(file, "1", "1.5", **in_folder(tmp_path))[1:] == (0, "")
@@ -84,7 +84,7 @@ def test_damaged_files_are_compiled_again(file, tmp_path):
     assert call(file, **in_folder(tmp_path))[1:] == (0, "")
 
 
-# --- what compiled code is made from --------------------------------------------------------------------------------
+# --- dependencies of compiled code -- --------------------------------------------------------------------------------
 
 
 def test_only_changed_code_is_compiled_again(file, tmp_path):
@@ -123,7 +123,7 @@ def cpu_module(operation):
     return folder if folder.is_file() else operation / "cpu.py"
 
 
-def test_what_depends_on_a_module(tmp_path):
+def test_changed_modules_recompile_their_dependents(tmp_path):
     root = tmp_path / "kernels"
     shutil.copytree(sources.ROOT, root, ignore=shutil.ignore_patterns("__pycache__"))
 
@@ -143,7 +143,7 @@ def test_what_depends_on_a_module(tmp_path):
         assert {operation for operation, digest in after.items() if digest != before[operation]} == expected, edits
 
 
-def test_every_kernel_depends_on_what_it_loads():
+def test_dependencies_are_the_loaded_modules():
     """The imports that are read from the text are those that happen."""
     code = """
 import ast, sys
@@ -159,7 +159,7 @@ print(*sorted(Path(file).name for file in other if len(ast.parse(Path(file).read
     assert set(run_python(code)[0].split()) == {Path(file).name for file in sources.AROUND_KERNELS} | {"sources.py"}
 
 
-def test_digests_are_kept_under_the_text_of_all_files(tmp_path):
+def test_digests_are_cached_by_source_text(tmp_path):
     digests = sources.package_digests.__wrapped__
     before = digests(tmp_path)
     (kept,) = tmp_path.glob("sources-*.json")
@@ -176,7 +176,7 @@ OTHER_CPUS = [{"NUMBA_CPU_NAME": "generic"}, {"NUMBA_CPU_FEATURES": ""}, {"BERTC
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", OTHER_CPUS, ids=lambda other: next(iter(other)))
-def test_another_cpu_does_not_load_this_ones(file, tmp_path, other):
+def test_cpus_do_not_share_kernels(file, tmp_path, other):
     assert call(file, **in_folder(tmp_path))[1] == 1
     assert call(file, **in_folder(tmp_path), **other)[1] == 1
     assert call(file, **in_folder(tmp_path), **other)[1] == 0
@@ -184,7 +184,7 @@ def test_another_cpu_does_not_load_this_ones(file, tmp_path, other):
 
 
 @pytest.mark.slow
-def test_levels_do_not_share_even_where_llvm_compiles_for_the_same_cpu(file, tmp_path):
+def test_levels_do_not_share_kernels(file, tmp_path):
     """A user may name the CPU and the features that a level is forced with."""
     if not supported("avx2"):
         pytest.skip("this CPU has no avx2")
@@ -196,7 +196,7 @@ def test_levels_do_not_share_even_where_llvm_compiles_for_the_same_cpu(file, tmp
 # --- several processes --------------------------------------------------------------------------------------------
 
 
-def test_two_processes_start_with_one_empty_cache(file, tmp_path):
+def test_concurrent_processes_with_an_empty_cache(file, tmp_path):
     values = ["1", "1.5", "True"]
     processes = [start_python(CALL, str(file), *values[i:], *values[:i], **in_folder(tmp_path)) for i in range(2)]
     for process in processes:
@@ -226,7 +226,7 @@ def read_only(tmp_path):
         path.chmod(mode)
 
 
-def test_a_warm_cache_that_can_only_be_read_is_used(file, tmp_path, read_only):
+def test_read_only_cache(file, tmp_path, read_only):
     kernels = tmp_path / "kernels"
     call(file, "1", **in_folder(kernels))
     read_only(kernels)
@@ -237,7 +237,7 @@ def test_a_warm_cache_that_can_only_be_read_is_used(file, tmp_path, read_only):
 
 
 @pytest.mark.slow
-def test_a_warm_home_that_can_only_be_read_goes_before_a_cold_temporary_folder(file, tmp_path, read_only):
+def test_read_only_home_before_temporary_folder(file, tmp_path, read_only):
     home = tmp_path / "home"
     home.mkdir()
     places = {"BERTCORE_CACHE_DIR": "", "HOME": str(home), "TMPDIR": str(tmp_path)}
@@ -247,7 +247,7 @@ def test_a_warm_home_that_can_only_be_read_goes_before_a_cold_temporary_folder(f
     assert (count, err) == (0, "") and folder.is_relative_to(home)
 
 
-def test_no_folder_at_all_can_be_written(file, tmp_path, read_only):
+def test_no_writable_folder(file, tmp_path, read_only):
     nowhere = tmp_path / "nowhere"
     nowhere.mkdir()
     read_only(nowhere)
@@ -257,7 +257,7 @@ def test_no_folder_at_all_can_be_written(file, tmp_path, read_only):
     assert out.endswith(" 1") and err.count("compiled kernels are not kept: ") == 1
 
 
-# --- files that nobody uses ---------------------------------------------------------------------------------------
+# --- unused files -------------------------------------------------------------------------------------------------
 
 
 def age(path, days):
@@ -266,7 +266,7 @@ def age(path, days):
 
 
 @pytest.mark.slow
-def test_files_unused_for_long_are_removed_and_no_others(file, tmp_path):
+def test_removal_of_unused_files(file, tmp_path):
     old, stale = tmp_path / "numba-0123456789ab" / "linear_1", tmp_path / "numba-ba9876543210" / "linear_1"
     for folder in (old, stale, tmp_path / "downloads"):
         folder.mkdir(parents=True)
@@ -281,7 +281,7 @@ def test_files_unused_for_long_are_removed_and_no_others(file, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_loaded_is_noted_as_used(file, tmp_path):
+def test_loading_counts_as_use(file, tmp_path):
     call(file, **in_folder(tmp_path))
     (stored,) = tmp_path.rglob("*.nbc")
     age(stored, cache.UNUSED_DAYS + 1)

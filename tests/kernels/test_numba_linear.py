@@ -1,4 +1,4 @@
-"""What is particular to linear on Numba: packing, blocking, and bits that depend on the row alone."""
+"""Linear on Numba: packing, blocking, and bits that depend on the row alone."""
 
 import os
 import re
@@ -87,7 +87,7 @@ def test_any_size_and_layout(kind, rows, in_features, out_features, layout, acti
 @every_kind
 @pytest.mark.parametrize("layout", ["contiguous", "fortran", "every_second", "reversed", "slice", "read_only"])
 @pytest.mark.parametrize("shape", [(1, 1), (39, 160), (97, 17), (48, 16), (0, 5), (5, 0)])
-def test_a_prepared_weight_gives_back_what_it_stands_for(shape, layout, kind):
+def test_prepared_weight_to_array(shape, layout, kind):
     dtype = np.float32 if kind in LOW_PRECISION else kind
     original, prepared = both_weights(normal(2, shape, dtype, layout), kind)
     name = kind.removesuffix("_weight_only") if kind in LOW_PRECISION else np.dtype(kind).name
@@ -106,7 +106,7 @@ def test_more_than_one_block(rows, in_features):
     assert_close(found, by_definition(x, weight.astype(np.float64), bias, "gelu", residual))
 
 
-def test_arrays_at_odd_addresses():
+def test_unaligned_arrays():
     x, weight, bias, residual = arguments(3, 5, 39, 17)
 
     def shifted(array):
@@ -120,7 +120,7 @@ def test_arrays_at_odd_addresses():
 
 
 @every_kind
-def test_a_row_has_the_same_bits_in_any_batch_and_on_any_number_of_threads(kind, monkeypatch):
+def test_same_bits_for_a_row_in_any_batch_and_thread_count(kind, monkeypatch):
     x, weight, bias, residual = arguments(4, 300, 4 * BLOCK + 39, 97, kind)
     _, prepared = both_weights(weight, kind)
     whole = linear(x, prepared, bias, "gelu", residual)
@@ -135,7 +135,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_on_any_number_of_threads(kind,
 @pytest.mark.parametrize("dtype", [*NUMBA_DTYPES, *WIDENED])
 @pytest.mark.parametrize("in_features", [16, 39, 2 * BLOCK + 7])
 @pytest.mark.parametrize("rows", [LEAST_PACKED, BLOCK_ROWS + 45])
-def test_packed_rows_have_the_bits_of_those_that_are_not(rows, in_features, dtype, monkeypatch):
+def test_same_bits_with_and_without_packed_rows(rows, in_features, dtype, monkeypatch):
     kept, tasks = [], linear_cpu._tasks
 
     def keep(*arguments):
@@ -158,8 +158,8 @@ def test_packed_rows_have_the_bits_of_those_that_are_not(rows, in_features, dtyp
     assert (kept[0][1].nbytes < scratch.nbytes) == (PACKED_BYTES > 0)
 
 
-def test_the_number_of_threads_does_not_change_the_bits(monkeypatch):
-    # Blocks of packed rows of which threads take some whole and share the rest: 5 and 1, 4 and 2, 3 and 3, 0 and 6.
+def test_same_bits_for_any_thread_count(monkeypatch):
+    # Threads take some blocks of packed rows whole and share the rest: 5 and 1, 4 and 2, 3 and 3, 0 and 6.
     x, weight, bias, residual = arguments(5, 5 * BLOCK_ROWS + 12, 800, 200)
     grad = normal(9, residual.shape, np.float32)
 
@@ -174,8 +174,8 @@ def test_the_number_of_threads_does_not_change_the_bits(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [None, *LOW_PRECISION])
-def test_threads_take_no_memory(dtype, monkeypatch):
-    """What cannot be had within a parallel region is not reported: all scratch is made before it, by NumPy."""
+def test_threads_allocate_nothing(dtype, monkeypatch):
+    """Failed allocations within parallel regions are not reported: NumPy allocates all scratch before."""
     x, weight, bias, residual = arguments(5, 300, 800, 200)
     prepared = kernels.prepare_weight(weight, dtype=dtype, backend="numba")
     _nrt.memsys_enable_stats()
@@ -191,7 +191,7 @@ def test_threads_take_no_memory(dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [np.float32, *LOW_PRECISION])
-def test_python_threads_and_a_forked_child_have_the_same_bits(kind):
+def test_same_bits_in_python_threads_and_forked_child(kind):
     x, weight, bias, residual = arguments(6, 130, 800, 97)
     _, prepared = both_weights(weight, kind)
     here = linear(x, prepared, bias, "gelu", residual)
@@ -210,7 +210,7 @@ def test_python_threads_and_a_forked_child_have_the_same_bits(kind):
 
 
 @every_kind
-def test_nan_and_infinity_spoil_their_own_row_alone(kind):
+def test_nan_and_infinity_stay_in_their_row(kind):
     x, weight, bias, residual = arguments(10, 39, 51, 60, kind)
     x[17, 3], x[20, 50] = np.nan, np.inf
     x[30, :2] = 3e38, -3e38  # an ordinary row but for int8
@@ -252,7 +252,7 @@ def test_weight_gradient_of_several_chunks_strips_and_parts(rows, in_features, o
     assert_close(found, grad.T.astype(np.float64) @ x.astype(np.float64), factor=3, at_least=1)
 
 
-def test_a_prepared_weight_is_packed_once_for_each_direction(monkeypatch):
+def test_prepared_weight_is_packed_once_per_direction(monkeypatch):
     x, weight, bias, grad = arguments(8, 5, 39, 17)
     prepared, packed = prepare_weight(weight, None, None), []
     pack, transpose = linear_cpu._pack, linear_cpu._transpose
@@ -271,7 +271,7 @@ def test_a_prepared_weight_is_packed_once_for_each_direction(monkeypatch):
 @pytest.mark.parametrize("dtype", WIDENED)
 @pytest.mark.parametrize("in_features", [1, 2, 39, BLOCK, BLOCK + 1, 2 * BLOCK + 38])
 @pytest.mark.parametrize("rows", [1, 5, WIDENED_ROWS - 1, WIDENED_ROWS, WIDENED_ROWS + 5, 2 * BLOCK_ROWS + 7])
-def test_widened_low_precision_has_the_bits_of_float32(rows, in_features, dtype):
+def test_widened_low_precision_equals_float32(rows, in_features, dtype):
     x, weight, bias, residual = arguments(12, rows, in_features, MANY_COLUMNS)
     low = kernels.prepare_weight(weight, dtype=dtype, backend="numba")
     wide = prepare_weight(low.to_array().astype(np.float32), None, None)
@@ -291,7 +291,7 @@ def test_sums_of_pairs_stay_in_registers():
 
 @pytest.mark.parametrize("in_features", [1, 3, 39, 767, 4 * BLOCK - 1, 4 * BLOCK + 6])
 @pytest.mark.parametrize("rows", [1, 7, WIDENED_ROWS, BLOCK_ROWS + 5])
-def test_int8_has_the_bits_of_the_reference(rows, in_features):
+def test_int8_equals_reference(rows, in_features):
     x, weight, bias, residual = arguments(8, rows, in_features, MANY_COLUMNS)
     x[0] *= np.float32(1e-41)  # too small a range for an inverse
     x[-1, 0] += 1000
@@ -301,7 +301,7 @@ def test_int8_has_the_bits_of_the_reference(rows, in_features):
     )
 
 
-def test_the_greatest_sums_of_int8_are_exact():
+def test_largest_int8_sums_are_exact():
     in_features = MOST_INT8_FEATURES
     x, values = np.ones((2, in_features), np.float32), np.full((3, in_features), 127, np.int8)
     x[1] = -1

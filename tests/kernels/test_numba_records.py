@@ -16,13 +16,13 @@ VALUES = [(True, (2**40, -1, 0, 3), 0.1, -7, False), (False, (0, 0, 0, 0), np.fl
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_filled_is_what_numpy_makes(count):
+def test_filled_equals_numpy(count):
     found, expected = filled(KIND, VALUES[:count]), np.array(VALUES[:count], KIND)
     assert found.dtype == KIND and found.flags.writeable and found.flags.aligned
     assert found.tolist() == expected.tolist()
 
 
-def test_a_record_may_end_early():
+def test_short_records():
     assert filled(KIND, [VALUES[0][:2]]).tolist() == [(True, (2**40, -1, 0, 3), 0, 0, False)]
     with pytest.raises(Exception, match="pack_into expected 8 items"):
         filled(KIND, [(*VALUES[0], 1)])
@@ -35,7 +35,7 @@ def test_address(array):
     assert address_of(array) == array.__array_interface__["data"][0]
 
 
-def test_llvm_sees_a_kernel_once(monkeypatch, tmp_path):
+def test_llvm_optimises_a_kernel_once(monkeypatch, tmp_path):
     monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path)  # nothing of an earlier run
 
     @helper

@@ -1,6 +1,6 @@
-"""The Numba kernels that work row by row: what conformance/ does not ask of them.
+"""The Numba kernels that work row by row, beyond conformance/.
 
-Numbers at the edge element by element, sums over many rows, bits that depend on a row alone, copies that are not made.
+Special numbers element by element, sums over many rows, bits that depend on a row alone, avoided copies.
 """
 
 import tracemalloc
@@ -45,7 +45,7 @@ IGNORED = -100
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sums_over_many_rows_keep_their_digits(dtype):
+def test_sums_over_many_rows_are_exact_enough(dtype):
     """Many rows of one sign: a running float32 sum would be off by 1e-4."""
     grad, x = 1 + 0.1 * normal(0, (20000, 40), dtype), normal(1, (20000, 40), dtype)
     many, ids = np.resize(grad, (260000, 3)), np.zeros(20000, np.int64)
@@ -87,7 +87,7 @@ def test_activations_of_special_values(name, dtype):
     assert_as_reference_elementwise(*(module.activation_backward(ones, x, name, None)[0] for module in both))
 
 
-def test_the_missing_bias_leaves_no_trace():
+def test_missing_bias_keeps_negative_zero():
     assert np.signbit(activation.activation(np.full(99, -0.0, np.float32), "tanh", None)).all()
 
 
@@ -222,7 +222,7 @@ def run(operation, arguments, dtype, part=slice(None)):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_number_of_threads_changes_no_bit(dtype, threads):
+def test_same_bits_for_any_thread_count(dtype, threads):
     for operation, arguments, _ in batches(dtype):
         threads(1)
         alone = run(operation, arguments, dtype)
@@ -232,8 +232,8 @@ def test_the_number_of_threads_changes_no_bit(dtype, threads):
                 np.testing.assert_array_equal(array, alone[name], err_msg=f"{operation}: {name}")
 
 
-def test_threads_take_no_memory(threads):
-    """What cannot be had within a parallel region is not reported: all scratch is made before it, by NumPy."""
+def test_threads_allocate_nothing(threads):
+    """Failed allocations within parallel regions are not reported: NumPy allocates all scratch before."""
     _nrt.memsys_enable_stats()
 
     def taken(operation, arguments, count):
@@ -247,7 +247,7 @@ def test_threads_take_no_memory(threads):
         assert taken(operation, arguments, 1) == taken(operation, arguments, 7), operation
 
 
-def test_memory_that_is_not_there_is_an_error_with_its_size(monkeypatch):
+def test_out_of_memory(monkeypatch):
     def refuse(shape, *_, **__):
         raise MemoryError(f"Unable to allocate an array of shape {shape}")
 
@@ -263,7 +263,7 @@ def test_memory_that_is_not_there_is_an_error_with_its_size(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_alone_gives_the_same_bits_as_in_a_batch(dtype, threads):
+def test_same_bits_for_a_row_alone_and_in_a_batch(dtype, threads):
     threads(2)
     for operation, arguments, by_row in batches(dtype):
         if not by_row:
@@ -293,7 +293,7 @@ def test_one_specialisation_per_dtype(dtype):
 # --- embedding tables -----------------------------------------------------------------------------
 
 
-def test_a_memory_mapped_table_is_not_copied(tmp_path):
+def test_memory_mapped_table_is_not_copied(tmp_path):
     table = normal(7, (4000, 64), np.float32)
     table.tofile(tmp_path / "table")
     mapped = np.memmap(tmp_path / "table", np.float32, "r", shape=table.shape)
@@ -308,7 +308,7 @@ def test_a_memory_mapped_table_is_not_copied(tmp_path):
     np.testing.assert_array_equal(found_sliced, table[::-2][ids])
 
 
-def test_tables_in_odd_memory():
+def test_unaligned_tables():
     ids = np.array([2, 0, 2], np.uint8)
     memory = np.zeros(4 * 30 + 1, np.uint8)
     unaligned = memory[1:].view(np.float32).reshape(6, 5)

@@ -70,21 +70,21 @@ def ulps(actual, exact):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_exp_is_within_its_stated_error(dtype):
+def test_exp_error(dtype):
     low, high = (-86.9, 88.7) if dtype == np.float32 else (-708.0, 709.7)
     x = sample(dtype, low, high)
     assert ulps(exp(x), np.exp(x.astype(np.longdouble))) < 1.2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_exp2_is_within_its_stated_error(dtype):
+def test_exp2_error(dtype):
     x = sample(dtype, -125.4 if dtype == np.float32 else -1021.4, 127.4)
     assert ulps(exp2(x), np.exp2(x.astype(np.longdouble))) < 1.2
     x = np.array([-np.inf, np.nan, 0.0, -1.0, -1e4], dtype)
     np.testing.assert_array_equal(exp2(x), np.array([0, np.nan, 1, 0.5, 0], dtype))
 
 
-def test_rough_exp2_is_within_its_stated_error():
+def test_rough_exp2_error():
     x = np.concatenate([sample(np.float32, -126, 0, 2_000_003), np.arange(-126, 1).astype(np.float32)])
     x = np.concatenate([x, np.nextafter(x, np.float32(-1e9))])  # below a whole number, too
     x = x[(x >= -126) & (x <= 0)]
@@ -93,14 +93,14 @@ def test_rough_exp2_is_within_its_stated_error():
 
 
 @pytest.mark.parametrize("function", [rough_exp2, portable_rough_exp2])
-def test_rough_exp2_of_whole_numbers_is_exact(function):
+def test_rough_exp2_of_integers(function):
     x = np.arange(-126, 1).astype(np.float32)
     np.testing.assert_array_equal(function(x), np.exp2(x))
     x = np.array([-np.inf, np.nan, -0.0, -126.5, -1e4, np.finfo(np.float32).min], np.float32)
     np.testing.assert_array_equal(function(x), np.array([0, np.nan, 1, 0, 0, 0], np.float32))
 
 
-def test_rough_exp2_has_the_same_bits_everywhere():
+def test_rough_exp2_same_bits_on_all_cpus():
     """Of the instructions of AVX-512, where there are some, and of what stands in for them."""
     x = np.concatenate([sample(np.float32, -130, 0, 300_007), -np.logspace(-45, 38, 20_011).astype(np.float32)])
     if not LEVEL.fma:
@@ -110,7 +110,7 @@ def test_rough_exp2_has_the_same_bits_everywhere():
 
 @pytest.mark.parametrize("function, scalar", [(erf, math.erf), (tanh, math.tanh)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_erf_and_tanh_are_within_their_stated_error(function, scalar, dtype):
+def test_erf_and_tanh_error(function, scalar, dtype):
     x = sample(dtype, -7, 7, 20011)
     exact = np.array([scalar(value) for value in x.astype(np.float64)])
     assert ulps(function(x), exact) < 1.5
@@ -129,7 +129,7 @@ def test_special_values(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [0, 1, 3, 7, 8, 15, 16, 17, 39, 160])
-def test_masked_tail_reads_and_writes_nothing_else(dtype, size):
+def test_masked_tail(dtype, size):
     guarded = np.full(size + 64, 7, dtype)
     guarded[32 : 32 + size] = np.arange(size)
     out = np.full(size + 64, -1, dtype)
@@ -231,7 +231,7 @@ def test_reductions_follow_one_tree(dtype):
     assert np.isnan(out[0])
 
 
-def test_typing_errors_name_what_came():
+def test_typing_error():
     from numba.core.errors import TypingError
 
     @kernel
@@ -242,7 +242,7 @@ def test_typing_errors_name_what_came():
         strided(np.zeros(64, np.float32)[::2])
 
 
-def test_vectors_have_the_width_of_the_forced_isa():
+def test_vector_width_of_forced_isa():
     _masked_fill(np.zeros(64, np.float32), np.zeros(64, np.float32), 1)
     assembly = "".join(_masked_fill.inspect_asm().values()) if _masked_fill.stats.cache_misses else ""
     assert FORCED not in ("avx2", "generic") or "zmm" not in assembly
@@ -272,7 +272,7 @@ def test_other_arrays_become_contiguous():
         np.testing.assert_array_equal(result, view)
 
 
-def test_addressed_arrays_are_aligned_with_contiguous_rows_and_copied_only_if_not():
+def test_addressed_arrays():
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     for view in (x, x[:, ::2], x[::-1], x.swapaxes(0, 1), x[..., 1:], np.broadcast_to(x[0], (5, 3, 4)), x[..., :1]):
         assert as_addressed_array(view) is view

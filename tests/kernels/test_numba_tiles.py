@@ -92,7 +92,7 @@ def samples(kind, count, random):
 
 @with_tiles
 @pytest.mark.parametrize("kind", ["usual", "denormal", "tiny factors", "cancelling", "wide"])
-def test_bfloat16_has_the_bits_of_the_manual(kind):
+def test_bfloat16_equals_the_manual(kind):
     left, right, sums = samples(kind, 20, np.random.default_rng(0))
     expected = np.stack([manual_product(*each) for each in zip(left, right, sums, strict=True)])
     bfloat16_products(room(), left, right, sums, len(sums))
@@ -100,7 +100,7 @@ def test_bfloat16_has_the_bits_of_the_manual(kind):
 
 
 @with_tiles
-def test_bfloat16_keeps_infinity_and_nan_in_their_rows_and_columns():
+def test_infinity_and_nan_stay_in_rows_and_columns():
     left, right, sums = samples("usual", 1, np.random.default_rng(1))
     left[0, 3, 5], left[0, 7, 0], right[0, 2, 11, 1] = 0x7F80, 0x7FC0, 0xFF80
     with np.errstate(invalid="ignore"):
@@ -128,7 +128,7 @@ def test_int8_is_exact_and_wraps():
 
 @with_tiles
 @pytest.mark.parametrize("stride", [64, 80, 4096])
-def test_rows_lie_any_stride_apart(stride):
+def test_strides(stride):
     source = np.random.default_rng(3).integers(0, 2**32, (16, stride // 4), np.uint32).view(np.float32)
     target = np.ones((17, 36), np.float32)
     moves(room(), source, stride, target, 144)
@@ -137,7 +137,7 @@ def test_rows_lie_any_stride_apart(stride):
     assert (target[:16, 20:] == 1).all() and (target[16] == 1).all()
 
 
-def test_the_configuration_has_eight_whole_tiles():
+def test_configuration():
     shape = np.array(amx._configuration(), np.uint8)  # palette, row to begin with, 16 bytes per row, 16 rows
     expected = np.zeros(64, np.uint8)
     expected[0], expected[48:56] = 1, 16

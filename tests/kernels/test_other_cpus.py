@@ -10,7 +10,7 @@ NARROW, TILES = ("avx2", "generic"), ("amx_emulated", "amx")
 RUNS = [  # the file, the levels, and which of its tests
     ("test_numba_tiles", TILES, ""),
     ("test_numba_simd", NARROW, ""),
-    ("test_numba_rows", NARROW, "special or batch or threads"),
+    ("test_numba_rows", NARROW, "special or batch or thread"),
     ("conformance/test_conformance", NARROW, "numba-float32 and not attention and not linear"),
     ("test_numba_linear", NARROW, ""),
     ("test_numba_linear", ("avx512", "avx2_vnni", *TILES, "avx512_bf16"), "int8 or bfloat16"),

@@ -96,7 +96,7 @@ def test_steps_of_modern_encoders(inplace):
             recorded(recordings, block, lengths)
 
 
-def test_rotary_in_place_leaves_what_a_program_was_given():
+def test_rotary_in_place_keeps_the_input_of_a_program():
     x, tables = normal(1, (5, 2, 8), np.float32), kernels.rotary_tables(5, 8)
     before = x.copy()
     kernels.rotary(Program().enter(x), *tables, inplace=True)
@@ -120,7 +120,7 @@ def kernels_threads(count):
     return ThreadCount(count, "test")
 
 
-def test_memory_serves_later_steps():
+def test_memory_reuse():
     block, (x, cu_seqlens) = Block(64, 160, 4), packed([50], 64)
     noted = Program().enter(x)
     for _ in range(10):
@@ -132,7 +132,7 @@ def test_memory_serves_later_steps():
     assert noted.recorder.nbytes == after_ten and len(noted.recorder.steps) == 20 * 7
 
 
-def test_what_was_read_is_not_overwritten():
+def test_read_results_are_not_overwritten():
     block, (x, cu_seqlens) = Block(64, 160, 4), packed([50], 64)
     first = block(Program().enter(x), cu_seqlens)
     early = first.result()
@@ -145,10 +145,10 @@ def test_what_was_read_is_not_overwritten():
     np.testing.assert_array_equal(early, before)
 
 
-def test_what_a_step_reads_lives_until_it_ran():
+def test_inputs_stay_alive_until_the_run():
     block, (x, cu_seqlens) = Block(64, 160, 4), packed([50], 64)
     expected = block(block(x, cu_seqlens), cu_seqlens)
-    noted = block(Program().enter(x.copy()), cu_seqlens.copy())  # nobody else holds the copies
+    noted = block(Program().enter(x.copy()), cu_seqlens.copy())  # the only references to the copies
     noted.result()  # nor, from now on, this memory
     noted = block(noted, cu_seqlens.copy())
     rubbish = [np.full(size, np.nan, np.float32) for size in (3200, 50 * 192, 51, 3300) for _ in range(20)]
@@ -200,19 +200,19 @@ def test_float64_computes_at_once():
     np.testing.assert_array_equal(found, multiplied(x, WEIGHT.astype(np.float64)))
 
 
-def test_arithmetic_on_what_is_deferred_is_an_error():
+def test_arithmetic_on_deferred_raises():
     noted = multiplied(Program().enter(packed([20], 64)[0]))
     with pytest.raises(TypeError):
         noted + noted
 
 
-def test_errors_come_when_the_operation_is_noted():
+def test_errors_are_raised_at_noting():
     x, _ = packed([20], 64)
     with pytest.raises(ValueError, match="weight has shape"):
         multiplied(Program().enter(x), WEIGHT[:, :63])
 
 
-def test_what_is_interrupted_runs_again(monkeypatch):
+def test_interrupted_run_can_be_repeated(monkeypatch):
     block, (x, cu_seqlens) = Block(64, 160, 4), packed([50], 64)
     noted = block(block(Program().enter(x), cu_seqlens), cu_seqlens)
     expected = block(block(x, cu_seqlens), cu_seqlens)
@@ -227,7 +227,7 @@ def test_what_is_interrupted_runs_again(monkeypatch):
 
 
 def recorded(recordings, block, lengths, key=None, calls=None):
-    """What a recording gives for a batch of these lengths, checked against the operations called at once."""
+    """Run a recording on a batch of these lengths, and compare it with the operations called at once."""
     x, cu_seqlens = packed(lengths, 64)
 
     def build(hidden, offsets):
@@ -241,7 +241,7 @@ def recorded(recordings, block, lengths, key=None, calls=None):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_recording_runs_with_other_values(dtype):
+def test_recording_with_other_values(dtype):
     recordings, block, calls = Recordings(), Block(64, 160, 4, dtype), []
     results = [recorded(recordings, block, lengths, calls=calls) for lengths in ([30, 9], [10, 29], [38, 1], [39, 0])]
     assert len(calls) == 2  # noted once, recorded once, and then run
@@ -258,7 +258,7 @@ def test_recordings_depend_on_shapes_and_key():
     assert len(calls) == 2 * 4
 
 
-def test_what_must_compute_at_once_is_remembered_as_such():
+def test_unrecordable_operation_is_remembered():
     recordings, (x, cu_seqlens), calls = Recordings(), packed([39], 64), []
 
     def build(hidden, offsets):
@@ -271,7 +271,7 @@ def test_what_must_compute_at_once_is_remembered_as_such():
     assert all(hidden.array is x for hidden in calls[1:]), "it was copied to be recorded again"
 
 
-def test_a_recording_that_cannot_run_is_not_made_again():
+def test_failed_recording_is_not_repeated():
     recordings, (x, cu_seqlens), calls = Recordings(), packed([39], 64), []
     norm = normal(1, (2, 64), np.float32)
 
@@ -284,7 +284,7 @@ def test_a_recording_that_cannot_run_is_not_made_again():
     assert [hidden.array is x for hidden in calls] == [True, False, True, True], "it was copied to be recorded again"
 
 
-def test_what_is_computed_at_once_and_goes_on_is_not_recorded():
+def test_computed_intermediate_is_not_recorded():
     recordings, (x, cu_seqlens) = Recordings(), packed([39], 64)
     weight = kernels.prepare_weight(normal(2, (64, 64), np.float32))
 
@@ -308,7 +308,7 @@ def test_offsets_are_checked_at_every_run(wrong):
         recordings.run(None, lambda hidden, offsets: block(hidden, offsets), packed([39], 64)[0], wrong)
 
 
-def test_a_huge_shape_leaves_the_small_ones(monkeypatch):
+def test_huge_shape_keeps_small_recordings(monkeypatch):
     monkeypatch.setattr(recordings_module, "MOST_KEPT", 300_000)
     recordings, block = Recordings(), Block(64, 160, 4)
     for lengths in ([20], [20], [2000], [2000], [2000]):
@@ -332,7 +332,7 @@ def test_kept_memory_is_bounded(monkeypatch):
     assert most / 2 < sum(kept()) <= most
 
 
-def test_shapes_that_do_not_come_again_are_not_kept(monkeypatch):
+def test_single_shapes_are_not_kept(monkeypatch):
     monkeypatch.setattr(recordings_module, "MOST_SEEN", 5)
     recordings, block = Recordings(), Block(64, 160, 4)
     for tokens in range(1, 20):
@@ -340,14 +340,14 @@ def test_shapes_that_do_not_come_again_are_not_kept(monkeypatch):
     assert not recordings._kept and len(recordings._seen) <= 5
 
 
-def test_several_threads_share_recordings():
+def test_threads_share_recordings():
     recordings, block, calls = Recordings(), Block(64, 160, 4), []
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda index: recorded(recordings, block, [20 + index % 3, 9], calls=calls), range(90)))
     assert len(recordings._kept) == 3 and len(calls) <= 3 * (4 + 4)  # noted, and recorded, by each thread at most
 
 
-def test_a_copy_starts_empty():
+def test_copy_starts_empty():
     recordings, block = Recordings(), Block(64, 160, 4)
     for _ in range(3):
         recorded(recordings, block, [39])

@@ -27,7 +27,7 @@ def test_environment(monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["²", "0", "-2", "many", ""])
-def test_what_is_no_number_decides_nothing(monkeypatch, value):
+def test_invalid_environment_is_ignored(monkeypatch, value):
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     assert threads.detect_threads().count >= 1
     assert "environment" not in threads.detect_threads().source
@@ -79,14 +79,14 @@ def test_set_num_threads(count):
         (True, TypeError, "count is True, expected a positive integer"),
     ],
 )
-def test_what_is_no_number_of_threads(count, error, message):
+def test_invalid_thread_counts(count, error, message):
     threads.set_num_threads(3)
     with pytest.raises(error, match=re.escape(message)):
         threads.set_num_threads(count)
     assert threads.get_num_threads() == 3
 
 
-def test_a_process_that_has_only_one():
+def test_process_limited_to_one_thread():
     threads.use_only_one("an example")
     threads.set_num_threads(1)
     with pytest.raises(RuntimeError, match=r"count is 2, but this process has one thread \(an example\)"):
@@ -125,7 +125,7 @@ def test_environment_end_to_end():
     assert model_threads(OMP_NUM_THREADS="3") == "3 3"
 
 
-def test_a_number_set_before_the_first_kernel_sizes_the_pool():
+def test_pool_size_set_before_the_first_kernel():
     assert model_threads(between="bertcore.set_num_threads(3)", OMP_NUM_THREADS="2") == "3 3"
     assert model_threads(between="bertcore.set_num_threads(1)", OMP_NUM_THREADS="2") == "1 2"
 
@@ -151,6 +151,6 @@ threads.cgroup_quota.__defaults__ = (Path({str(tmp_path)!r}), Path({str(tmp_path
     assert model_threads(between=faked) == "1 1"
 
 
-def test_questions_load_nothing():
+def test_get_num_threads_does_not_load_numba():
     code = "import sys, bertcore; bertcore.set_num_threads(bertcore.get_num_threads()); print('numba' in sys.modules)"
     assert run_python(code)[0] == "False"
