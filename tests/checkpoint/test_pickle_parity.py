@@ -96,7 +96,7 @@ def test_refused(torch, save):
         "expanded beyond its storage": {"w": torch.ones(1).expand(9)},
     }
     for name, value in refused.items():
-        with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is no file of tensors"):
+        with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is not a readable file of tensors"):
             save(value)
             pytest.fail(name)
 
