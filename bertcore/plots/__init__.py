@@ -1,1 +1,1 @@
-"""Pictures of models and of their training: a module for each, whose function returns a matplotlib figure."""
+"""Figures of models and their training: one module per figure; its function returns a matplotlib figure."""

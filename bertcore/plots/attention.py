@@ -1,4 +1,4 @@
-"""Where a model's heads look in a text, and what DeBERTa's scores are the sum of."""
+"""Attention probabilities of a model's heads, and the terms of DeBERTa's attention scores."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,15 +12,15 @@ TITLES = ("content to content", "content to position", "position to content", "t
 
 
 def attention_maps(model: Any, tokenizer: Any, text: str, layer: int) -> Figure:
-    """The attention probabilities of each head of a layer, counted from 1.
+    """Draw the attention probabilities of each head of a layer, counted from 1.
 
-    Raises ValueError for a layer that is not there, a model that gives no attentions, and a text that is too long.
+    Raises ValueError if the layer does not exist, the model returns no attentions, or the text is too long.
     """
     encoded = tokens_of(tokenizer, text, model.spec.longest_sequence)
     given = {name: [row] for name, row in encoded.items()}
     attentions = model(**given, output_attentions=True).attentions
     if not attentions or attentions[0] is None:
-        raise ValueError(f"models of type {model.family.model_type!r} give no attentions")
+        raise ValueError(f"models of type {model.family.model_type!r} do not return attentions")
     heads = kernels.to_host(attentions[_checked(layer, len(attentions))])[0]
     titles = [f"layer {layer}, head {number}" for number in range(1, len(heads) + 1)]
     tokens = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
@@ -28,9 +28,9 @@ def attention_maps(model: Any, tokenizer: Any, text: str, layer: int) -> Figure:
 
 
 def attention_components(model: Any, tokenizer: Any, text: str, layer: int) -> Figure:
-    """The three terms of DeBERTa's attention scores in a layer, counted from 1, and their sum: means over the heads.
+    """Draw the terms of DeBERTa's attention scores in a layer, counted from 1, and their sum: means over the heads.
 
-    Raises ValueError for a layer that is not there, a model that is no DeBERTa, and a text that is too long.
+    Raises ValueError if the layer does not exist, the model is not a DeBERTa, or the text is too long.
     """
     if not model.family.model_type.startswith("deberta"):
         raise ValueError(f"the model is of type {model.family.model_type!r}, expected a DeBERTa")
@@ -58,14 +58,14 @@ def _checked(layer: int, count: int) -> int:
 def maps(
     panels: Sequence[np.ndarray], titles: Sequence[str], tokens: Sequence[str], *, columns: int, **look: Any
 ) -> Figure:
-    """A figure of maps (queries, keys) below and beside one another, all of one colour scale.
+    """Return a figure of maps (queries, keys) in a grid, on one colour scale.
 
     Args:
-        panels: (tokens, tokens) each.
-        titles: of the panels.
-        tokens: stand at the axes.
-        columns: panels beside one another.
-        look: of matplotlib's imshow: cmap, vmin, vmax.
+        panels: the maps, (tokens, tokens) each.
+        titles: titles of the panels.
+        tokens: labels of the axes.
+        columns: number of panels in a row.
+        look: options of matplotlib's imshow: cmap, vmin, vmax.
     """
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
@@ -80,18 +80,18 @@ def maps(
     for place in axes.flat[len(panels) :]:
         place.set_visible(False)
     figure.colorbar(image, ax=axes, shrink=0.6, aspect=30)
-    figure.supxlabel("token that is looked at", fontsize=9)
-    figure.supylabel("token that looks", fontsize=9)
+    figure.supxlabel("key", fontsize=9)
+    figure.supylabel("query", fontsize=9)
     return figure
 
 
-MOST_TOKENS = 128  # a picture of more cannot be read, and takes gigabytes
+MOST_TOKENS = 128  # a larger figure cannot be read and takes gigabytes
 
 
 def tokens_of(tokenizer: Any, text: str, longest: int | None = None) -> dict[str, list[int]]:
-    """What the tokenizer makes of a text; nothing is cut.
+    """Tokenize a text without cutting it.
 
-    Raises ValueError for more than MOST_TOKENS tokens, and for more than `longest`, which the model reads.
+    Raises ValueError for more than MOST_TOKENS tokens, and for more than `longest`, the model's limit.
     """
     encoded = dict(tokenizer(text))
     count, most = len(encoded["input_ids"]), min(MOST_TOKENS, longest or MOST_TOKENS)

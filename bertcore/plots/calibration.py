@@ -1,4 +1,4 @@
-"""How often a classifier is right, by how sure it is."""
+"""Reliability diagrams: the accuracy of a classifier by its probability."""
 
 from typing import Any
 
@@ -9,8 +9,10 @@ from bertcore.tasks.calibration import reliability
 
 
 def reliability_diagram(probabilities: Any, labels: Any, *, bins: int = 15) -> Figure:
-    """Accuracy by probability, beside the diagonal of a model that is right as often as it says,
-    and below it how many texts are in each bin. Arguments and errors are those of `reliability`."""
+    """Draw accuracy by probability with the diagonal of perfect calibration, and below it the count of each bin.
+
+    Arguments and errors as for `reliability`.
+    """
     found = reliability(probabilities, labels, bins=bins)
     figure = Figure(figsize=(4.5, 5.0), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -19,8 +21,8 @@ def reliability_diagram(probabilities: Any, labels: Any, *, bins: int = 15) -> F
     above.bar(left, np.nan_to_num(found.accuracy), width, color="#3b6ea5", label="accuracy", **look)
     above.plot([0, 1], [0, 1], color="black", linestyle="--", linewidth=1, label="probability")
     above.plot(found.confidence, found.accuracy, "o", color="#c0504d", markersize=4, label="mean of the bin")
-    above.set(ylim=(0, 1), ylabel="share that is right", title=f"expected calibration error {found.error:.3f}")
+    above.set(ylim=(0, 1), ylabel="accuracy", title=f"expected calibration error {found.error:.3f}")
     above.legend(loc="upper left", frameon=False)
     below.bar(left, found.counts, width, color="#888888", **look)
-    below.set(xlim=(0, 1), xlabel="probability of the best class", ylabel="texts")
+    below.set(xlim=(0, 1), xlabel="probability of the predicted class", ylabel="texts")
     return figure

@@ -1,4 +1,4 @@
-"""The course of a training run, from its log."""
+"""Curves of a training run, from its log."""
 
 import json
 from pathlib import Path
@@ -11,10 +11,10 @@ DRAWN = ("step", *LOSSES, "learning_rate")
 
 
 def training_curves(log: str | Path) -> Figure:
-    """Losses, and the learning rate below them, by step, from the log.jsonl of a `Trainer`.
+    """Draw losses, and below them the learning rate, by step, from the log.jsonl of a `Trainer`.
 
-    Raises ValueError for a file without losses, or that is not UTF-8, and for a line that is no object of JSON or has
-    something else where a number should be; the line is named.
+    Raises ValueError for a file without losses or not in UTF-8, and, with its number, for a line that is not a JSON
+    object or has a non-number.
     """
     try:
         text = Path(log).read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ def _entry(line: str, where: str) -> dict[str, Any]:
     except json.JSONDecodeError:
         entry = None
     if not isinstance(entry, dict):
-        raise ValueError(f"{where}: {line[:60]!r}, expected an object of JSON, as log.jsonl has them")
+        raise ValueError(f"{where}: {line[:60]!r}, expected a JSON object, as in log.jsonl")
     for name in DRAWN:
         value = entry.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
@@ -55,5 +55,5 @@ def _entry(line: str, where: str) -> dict[str, Any]:
 
 
 def _series(lines: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
-    """(step, value) of the lines that have both; null is a number that JSON cannot hold."""
+    """Return (step, value) of the lines that have both; null is a number that JSON cannot hold."""
     return [(line["step"], line[name]) for line in lines if None not in (line.get("step"), line.get(name))]

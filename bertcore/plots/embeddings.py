@@ -5,17 +5,17 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-LABELLED = 40  # texts; the points of more would hide under their texts
+LABELLED = 40  # texts; with more the labels would hide the points
 CHARACTERS = 36
 
 
 def embeddings_in_two_dimensions(texts: Sequence[str], embeddings: np.ndarray) -> Figure:
-    """The texts along the two axes on which their embeddings (texts, dim) differ most (principal components).
+    """Draw texts along the first two principal components of their embeddings (texts, dim).
 
     Raises ValueError for fewer than three texts.
     """
     if len(texts) < 3:
-        raise ValueError(f"there are {len(texts)} texts, expected at least 3")
+        raise ValueError(f"texts has {len(texts)}, expected at least 3")
     centred = embeddings.astype(np.float64) - embeddings.mean(axis=0, dtype=np.float64)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
     points, shares = left[:, :2] * sizes[:2], sizes**2 / max(float((sizes**2).sum()), np.finfo(np.float64).tiny)
@@ -23,7 +23,7 @@ def embeddings_in_two_dimensions(texts: Sequence[str], embeddings: np.ndarray) -
     place = figure.subplots()
     place.scatter(*points.T, s=22, color="#3b6ea5")
     for rank, index in enumerate(np.argsort(points[:, 1]) if len(texts) <= LABELLED else ()):
-        text, below = texts[index], rank % 2  # so that those of neighbours stand apart
+        text, below = texts[index], rank % 2  # labels of neighbours alternate in height
         shown = text if len(text) <= CHARACTERS else text[: CHARACTERS - 1] + "…"
         place.annotate(shown, points[index], xytext=(4, -9 if below else 3), textcoords="offset points", fontsize=8)
     place.margins(x=0.18, y=0.08)

@@ -1,4 +1,4 @@
-"""Which tokens are asked for in each epoch, with static and with dynamic masking."""
+"""Masked tokens in each epoch, with static and with dynamic masking."""
 
 from typing import Any
 
@@ -11,15 +11,15 @@ from bertcore.plots.attention import tokens_of
 from bertcore.training.masking import Masking, Words
 
 KINDS = {
-    "not asked for": "#e8e8e8",
+    "not predicted": "#e8e8e8",
     "the mask": "#3b6ea5",
     "a random word": "#c0504d",
-    "kept, and asked for": "#e0a030",
+    "kept and predicted": "#e0a030",
 }
 
 
 def masking(tokenizer: Any, text: str, *, epochs: int, seed: int = 0) -> Figure:
-    """A row for each epoch, a column for each token: static masking above, dynamic below.
+    """Draw a row per epoch and a column per token: static masking above, dynamic below.
 
     Raises ValueError for a text that is too long.
     """
@@ -45,6 +45,6 @@ def masking(tokenizer: Any, text: str, *, epochs: int, seed: int = 0) -> Figure:
 
 
 def _kinds(ids: np.ndarray, replaced: np.ndarray, labels: np.ndarray, words: Words) -> np.ndarray:
-    """The number in KINDS of what happened to each token."""
+    """Return the index in KINDS of each token's treatment."""
     is_asked = labels >= 0
     return np.select([~is_asked, replaced == words.mask, replaced != ids], [0, 1, 2], 3)

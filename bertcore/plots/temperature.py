@@ -1,4 +1,4 @@
-"""What a teacher tells its student of a masked word, at several temperatures."""
+"""Predictions for a masked word at several temperatures of distillation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,19 +14,19 @@ from bertcore.tasks.sequence_scores import softmax
 def distillation_temperature(
     model: Any, tokenizer: Any, text: str, *, temperatures: Sequence[float], words: int = 12
 ) -> Figure:
-    """The most probable words at the first mask, softmax(logits / T) for each temperature T.
+    """Draw the most probable words of the first mask, softmax(logits / T), for each temperature T.
 
-    Raises ValueError for a text without the mask token or too long, temperatures that are not above 0, and a model
-    whose head nobody trained.
+    Raises ValueError for a text that is too long or has no mask token, temperatures that are not above 0, and a model
+    without a trained head.
     """
     if model.newly_initialised:
-        raise ValueError(f"the model lacks {model.newly_initialised[0]}: it is no masked language model")
+        raise ValueError(f"the model lacks {model.newly_initialised[0]}: expected a masked language model")
     if not temperatures or not all(0 < temperature < np.inf for temperature in temperatures):
         raise ValueError(f"temperatures is {temperatures}, expected numbers above 0")
     encoded = tokens_of(tokenizer, text, model.spec.longest_sequence)
     places = [index for index, number in enumerate(encoded["input_ids"]) if number == tokenizer.mask_token_id]
     if not places:
-        raise ValueError(f"the text has no {tokenizer.mask_token}, of which words are to be told")
+        raise ValueError(f"the text has no {tokenizer.mask_token} token, so there is nothing to predict")
     given = {name: [row] for name, row in encoded.items()}
     logits = kernels.to_host(model(**given).logits)[0, places[0], : len(tokenizer)].astype(np.float64)
     best = np.argsort(-logits, kind="stable")[:words]

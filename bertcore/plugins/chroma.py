@@ -7,7 +7,7 @@
     collection.add(ids=["1", "2"], documents=["Cats sleep sixteen hours a day.", "Berlin has 3.7 million people."])
     collection.query(query_texts=["how do cats rest"], n_results=1)
 
-Chroma writes which function a collection has; where one is opened again, this module must have been imported.
+Chroma stores the name of a collection's function; import this module before opening the collection again.
 """
 
 import os
@@ -27,7 +27,7 @@ class BertcoreEmbeddingFunction(EmbeddingFunction[Documents]):
 
     Args:
         model: a folder, or an id on the Hugging Face hub.
-        truncation: what happens to texts that are too long, see `SentenceEncoder.encode`.
+        truncation: treatment of texts that are too long, see `SentenceEncoder.encode`.
     """
 
     def __init__(self, model: str | os.PathLike, truncation: str | bool = "warn"):
@@ -35,27 +35,27 @@ class BertcoreEmbeddingFunction(EmbeddingFunction[Documents]):
         self._encoder = opened(model)
 
     def __call__(self, input: Documents) -> Embeddings:
-        """The embeddings of documents."""
+        """Return the embeddings of documents."""
         return list(self._encoder.encode_document(input, truncation=self._config["truncation"]))
 
     def embed_query(self, input: Documents) -> Embeddings:
-        """The embeddings of queries."""
+        """Return the embeddings of queries."""
         return list(self._encoder.encode_query(input, truncation=self._config["truncation"]))
 
     @staticmethod
     def name() -> str:
-        """What Chroma calls it in files."""
+        """Return the function's name in Chroma's files."""
         return "bertcore"
 
     def default_space(self) -> str:
-        """How Chroma compares the embeddings: as the model was published, or by their cosine."""
+        """Return Chroma's name of the model's similarity; cosine by default."""
         return {"dot": "ip", "euclidean": "l2"}.get(self._encoder.similarity_fn_name, "cosine")
 
     def get_config(self) -> dict[str, Any]:
-        """What `build_from_config` takes."""
+        """Return the argument of `build_from_config`."""
         return dict(self._config)
 
     @staticmethod
     def build_from_config(config: dict[str, Any]) -> "BertcoreEmbeddingFunction":
-        """The function of `get_config`."""
+        """Return the function of a config that `get_config` returned."""
         return BertcoreEmbeddingFunction(**config)

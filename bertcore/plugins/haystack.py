@@ -21,7 +21,7 @@ from bertcore.tasks.texts import checked_text
 
 
 class _Embedder:
-    """What both have: settings that can be written, and an encoder that is loaded when it is needed."""
+    """Serialisable settings, and an encoder that is loaded at first use."""
 
     _settings: dict[str, Any]
     _encoder: SentenceEncoder | None
@@ -30,27 +30,27 @@ class _Embedder:
         self._settings, self._encoder = {"model": os.fspath(model), **settings}, None
 
     def warm_up(self) -> None:
-        """Load the model; `run` does, if nobody did."""
+        """Load the model, unless it is loaded; `run` does so, too."""
         if self._encoder is None:
             self._encoder = opened(self._settings["model"])
 
     def to_dict(self) -> dict[str, Any]:
-        """The component as Haystack's files have it."""
+        """Return the component as in Haystack's files."""
         return default_to_dict(self, **self._settings)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Any:
-        """The component of `to_dict`."""
+        """Return the component of a dict that `to_dict` returned."""
         return default_from_dict(cls, data)
 
 
 @component
 class BertcoreTextEmbedder(_Embedder):
-    """Embeds a query, with the model's own prompt for queries.
+    """Embed a query, with the model's own prompt for queries.
 
     Args:
         model: a folder, or an id on the Hugging Face hub.
-        truncation: what happens to texts that are too long, see `SentenceEncoder.encode`.
+        truncation: treatment of texts that are too long, see `SentenceEncoder.encode`.
     """
 
     def __init__(self, model: str | os.PathLike, truncation: str | bool = "warn"):
@@ -58,7 +58,7 @@ class BertcoreTextEmbedder(_Embedder):
 
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, Any]:
-        """{"embedding": the numbers}. TypeError for what is no string."""
+        """Return {"embedding": list of numbers}. Raises TypeError for a non-string."""
         checked_text("text", text, "a string")
         self.warm_up()
         return {"embedding": self._encoder.encode_query(text, truncation=self._settings["truncation"]).tolist()}
@@ -66,13 +66,13 @@ class BertcoreTextEmbedder(_Embedder):
 
 @component
 class BertcoreDocumentEmbedder(_Embedder):
-    """Embeds documents, with the model's own prompt for them.
+    """Embed documents, with the model's own prompt for them.
 
     Args:
         model: a folder, or an id on the Hugging Face hub.
-        truncation: what happens to texts that are too long, see `SentenceEncoder.encode`.
-        meta_fields_to_embed: fields of the documents' meta that stand before their content.
-        embedding_separator: between these parts.
+        truncation: treatment of texts that are too long, see `SentenceEncoder.encode`.
+        meta_fields_to_embed: fields of the documents' meta that are put before their content.
+        embedding_separator: separator of these parts.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class BertcoreDocumentEmbedder(_Embedder):
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, Any]:
-        """{"documents": the same with embeddings}; those that came stay as they are. TypeError for others."""
+        """Return {"documents": copies with embeddings}. Raises TypeError for anything but Documents."""
         for number, document in enumerate(documents):
             if not isinstance(document, Document):
                 name = "documents" if isinstance(documents, str) else f"documents[{number}]"

@@ -6,7 +6,7 @@
     store.add_texts(["Cats sleep sixteen hours a day.", "Berlin has 3.7 million people."])
     store.similarity_search("how do cats rest", k=1)
 
-Asynchronous methods compute in a thread, as LangChain has them.
+Asynchronous methods compute in a thread, as LangChain implements them.
 """
 
 import os
@@ -26,18 +26,18 @@ class BertcoreEmbeddings(Embeddings):
 
     Args:
         model: a folder, an id on the Hugging Face hub, or a SentenceEncoder.
-        options: of `SentenceEncoder.encode`: normalize, truncate_dim, truncation, ...
+        options: options of `SentenceEncoder.encode`: normalize, truncate_dim, truncation, ...
 
-    Raises as SentenceEncoder and its `encode` do.
+    Raises the errors of SentenceEncoder and its `encode`.
     """
 
     def __init__(self, model: str | os.PathLike | SentenceEncoder, **options: Any):
         self.encoder, self._options = opened(model), options
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """An embedding for each document."""
+        """Return an embedding for each document."""
         return self.encoder.encode_document(list(checked_texts(texts)), **self._options).tolist()
 
     def embed_query(self, text: str) -> list[float]:
-        """The embedding of a query."""
+        """Return the embedding of a query."""
         return self.encoder.encode_query(checked_text("text", text, "a string"), **self._options).tolist()

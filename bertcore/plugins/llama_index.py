@@ -4,7 +4,7 @@
 
     index = VectorStoreIndex.from_documents(documents, embed_model=BertcoreEmbedding("all-MiniLM-L6-v2/"))
 
-Indices, retrievers and ingestion pipelines take it wherever they take an embed_model.
+It works as embed_model of indices, retrievers and ingestion pipelines.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ class BertcoreEmbedding(BaseEmbedding):
 
     Args:
         model_name: a folder, or an id on the Hugging Face hub.
-        truncation: what happens to texts that are too long, see `SentenceEncoder.encode`.
-        settings: LlamaIndex's own: embed_batch_size, embeddings_cache, ...
+        truncation: treatment of texts that are too long, see `SentenceEncoder.encode`.
+        settings: LlamaIndex's settings: embed_batch_size, embeddings_cache, ...
     """
 
     truncation: str | bool = "warn"
@@ -38,7 +38,7 @@ class BertcoreEmbedding(BaseEmbedding):
 
     @classmethod
     def class_name(cls) -> str:
-        """What LlamaIndex calls it in files."""
+        """Return the class's name in LlamaIndex's files."""
         return "BertcoreEmbedding"
 
     def _get_query_embedding(self, query: str) -> list[float]:

@@ -7,8 +7,8 @@
     rows = rows.map_batches(TextEmbedder, fn_constructor_args=["all-MiniLM-L6-v2/"], compute=actors, num_cpus=4)
     rows.write_parquet("vectors/")
 
-Each of the two actors loads the model once and computes on four threads. `bertcore embed --ray 2` does it for files,
-and goes on where it was stopped.
+Each of the two actors loads the model once and computes on four threads. `bertcore embed --ray 2` does this for files
+and can be resumed.
 """
 
 import os
@@ -21,17 +21,17 @@ from bertcore.tasks.texts import checked_texts
 
 
 class TextEmbedder:
-    """Adds their embeddings to batches of rows, as `ray.data.Dataset.map_batches` gives them.
+    """Add embeddings to batches of rows of `ray.data.Dataset.map_batches`.
 
-    A text has the same embedding, to the bit, in whatever batch, actor or process it is computed on the backend numba.
+    On the numba backend a text has the same embedding, bit for bit, in every batch, actor and process.
 
     Args:
-        model: a folder that every node has, or an id on the Hugging Face hub.
-        text_column: the name of the column of texts.
-        embedding_column: the name of the column that is added.
-        options: of `SentenceEncoder.encode`: prompt_name, normalize, truncate_dim, truncation, ...
+        model: a folder that exists on every node, or an id on the Hugging Face hub.
+        text_column: name of the column of texts.
+        embedding_column: name of the added column.
+        options: options of `SentenceEncoder.encode`: prompt_name, normalize, truncate_dim, truncation, ...
 
-    Raises as SentenceEncoder does.
+    Raises the errors of SentenceEncoder.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class TextEmbedder:
         self._text_column, self._embedding_column = text_column, embedding_column
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The columns of a batch, and the embeddings, (rows, dim) float32.
+        """Return the columns of a batch and the embeddings, (rows, dim) float32.
 
         Raises:
-            ValueError: a column of texts that is not there, or one of embeddings that is.
-            TypeError: what is no text, such as a null; also as `SentenceEncoder.encode` does.
+            ValueError: the column of texts is missing, or the column of embeddings exists.
+            TypeError: a row is not a text, such as a null; also as `SentenceEncoder.encode` does.
         """
         columns = ", ".join(batch)
         if self._text_column not in batch:

@@ -41,12 +41,12 @@ LONGEST = 512  # tokens of a text
 
 @functools.lru_cache(maxsize=1)
 def _encoder(model: str, dtype: str | None, files: tuple[Any, ...]) -> SentenceEncoder:
-    """The last encoder, kept until its files change: what a search clones shares it, and so does what was unpickled."""
+    """Return the last encoder until its files change; clones of a search and unpickled estimators share it."""
     return SentenceEncoder(model, dtype=dtype)
 
 
 def _files(model: Any) -> tuple[Any, ...]:
-    """The files of a folder, and when each was written; none of an id on the hub."""
+    """Return the files of a folder with their times of writing; empty for an id on the hub."""
     if not isinstance(model, str | os.PathLike) or not os.path.isdir(model):
         return ()
     return tuple(sorted((str(file), file.stat().st_mtime_ns) for file in Path(model).rglob("*")))
@@ -62,15 +62,15 @@ class _OfTexts:
 
 
 class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Turns each text into its embedding; it has nothing to learn.
+    """Turn each text into its embedding; there is nothing to fit.
 
     Args:
         model: folder of a sentence encoder, or its id on the Hugging Face hub.
-        dtype: of the weights, as for AutoModel.
-        prompt_name: one of the model's own prompts.
+        dtype: dtype of the weights, as for AutoModel.
+        prompt_name: name of one of the model's prompts.
         normalize, truncate_dim, truncation, batch_tokens: as for `SentenceEncoder.encode`.
 
-    What is pickled are these settings, not the model.
+    Pickling stores these settings, not the model.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         return self
 
     def transform(self, X: Any) -> np.ndarray:
-        """The embeddings of texts (a list, an array or a column of strings), (texts, dim) float32."""
+        """Return the embeddings of texts (a list, an array or a column of strings), (texts, dim) float32."""
         names = ("prompt_name", "normalize", "truncate_dim", "truncation", "batch_tokens")
         texts = list(checked_texts(X, "X"))
         return self._opened.encode(texts, **{name: getattr(self, name) for name in names})
@@ -115,7 +115,7 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
     @property
     def _n_features_out(self) -> int:
-        """How many columns there are; scikit-learn names them textembedder0, textembedder1, ..."""
+        """Number of columns; scikit-learn names them textembedder0, textembedder1, ..."""
         width = self._opened.embedding_dimension
         return width if self.truncate_dim is None else min(width, self.truncate_dim)
 
@@ -124,21 +124,20 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
 
 class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
-    """Fine-tunes an encoder on labelled texts, and classifies others.
+    """Fine-tune an encoder on labelled texts, and classify other texts.
 
     Args:
         model: folder of a model and its tokenizer, or its id on the Hugging Face hub.
-        epochs: how often the texts are gone through.
+        epochs: number of passes over the texts.
         batch_size: texts of a step.
-        learning_rate: at the start; it falls linearly to 0.
-        max_length: tokens that are read of a text, at most those of the model.
-        truncation: what happens in `predict` to texts that are longer, see `SentenceEncoder.encode`; in `fit` they are
-            cut.
-        random_state: seed of dropout and of the order of the texts; None or a RandomState draws one.
+        learning_rate: initial value; falls linearly to 0.
+        max_length: most tokens of a text, at most those of the model.
+        truncation: treatment of longer texts in `predict`, see `SentenceEncoder.encode`; `fit` cuts them.
+        random_state: seed of dropout and of the order of texts; None or a RandomState draws one.
 
     Attributes:
         classes_: the labels, sorted.
-        files_: the trained model's files, {name: bytes}, which is what is pickled.
+        files_: the trained model's files, {name: bytes}, which pickling stores.
     """
 
     def __init__(
@@ -185,13 +184,13 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
 
     def _train(self, texts: list[str], labels: np.ndarray, classes: int, folder: str) -> None:
         source = read_settings(resolve(self.model, "sentence_encoder")).model_folder
-        with warnings.catch_warnings():  # a new head is what is asked for
+        with warnings.catch_warnings():  # a new head is intended
             warnings.simplefilter("ignore", NewlyInitialisedWarning)
             model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=classes)
         tokenizer = AutoTokenizer.from_pretrained(source)
         wanted = check_count("max_length", self.max_length, max(1, tokenizer.num_special_tokens_to_add(pair=True)))
         length = min(wanted, model.spec.longest_sequence or wanted)
-        Cutting(self.truncation, length)  # refuses what `predict` could not use
+        Cutting(self.truncation, length)  # fail now for options that `predict` would refuse
         rows = tokenizer(texts, truncation=True, max_length=length)
         examples = [
             {**{name: column[index] for name, column in rows.items()}, "labels": int(label)}
@@ -212,23 +211,22 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
         tokenizer.save_pretrained(Path(folder) / "model")
 
     def _seed(self) -> int:
-        """`random_state`, if it is a number; what it draws, if it is not."""
+        """Return `random_state` if it is a number, otherwise a number drawn from it."""
         if isinstance(self.random_state, int | np.integer):
             return check_count("random_state", self.random_state, 0)
         return int(check_random_state(self.random_state).randint(MOST_SEED))
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """The scores of the classes, (texts, classes) float32; of two classes that of the second less the first's,
-        (texts,)."""
+        """Return scores, (texts, classes) float32; for two classes the second minus the first, (texts,)."""
         scores = self._logits(X)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The probabilities of the classes, (texts, classes) float64."""
+        """Return the probabilities of the classes, (texts, classes) float64."""
         return softmax(self._logits(X))
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each text."""
+        """Return the most probable class of each text."""
         best = self._logits(X).argmax(axis=1)
         return self.classes_[best]
 
@@ -242,7 +240,9 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
         return np.array(list(found), np.float32).reshape(len(texts), len(self.classes_))
 
     def _loaded(self) -> SequenceScores:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # the weights stay mapped
+        with tempfile.TemporaryDirectory(
+            ignore_cleanup_errors=True
+        ) as folder:  # the weights stay mapped after the files are deleted
             for name, content in self.files_.items():
                 (Path(folder) / name).write_bytes(content)
             return SequenceScores(Path(folder), published_length=self.max_length)

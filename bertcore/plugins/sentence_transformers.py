@@ -5,9 +5,9 @@
 
     model = SentenceTransformer(modules=[EncoderModule("all-MiniLM-L6-v2/")])
     model.encode(["Cats sleep sixteen hours a day."])
-    model.save_pretrained("folder")  # which SentenceTransformer("folder", trust_remote_code=True) loads
+    model.save_pretrained("folder")  # loaded by SentenceTransformer("folder", trust_remote_code=True)
 
-It is for inference: tensors that it returns have no gradient.
+It is for inference: its tensors have no gradient.
 """
 
 import os
@@ -26,14 +26,14 @@ from bertcore.tasks.sentence_encoder.encoder import checked_options
 
 
 class EncoderModule(InputModule):
-    """All of a sentence encoder as one module: texts in, sentence embeddings out.
+    """A whole sentence encoder as one module: texts in, sentence embeddings out.
 
     Args:
-        folder: of a sentence encoder, or its id on the Hugging Face hub.
-        options: of `SentenceEncoder`: dtype, max_seq_length, ...
+        folder: folder of a sentence encoder, or its id on the Hugging Face hub.
+        options: options of `SentenceEncoder`: dtype, max_seq_length, ...
     """
 
-    save_in_root = False  # the folder has a modules.json of its own
+    save_in_root = False  # the folder has its own modules.json
 
     def __init__(self, folder: str | os.PathLike, **options: Any):
         super().__init__()
@@ -42,15 +42,15 @@ class EncoderModule(InputModule):
 
     @property
     def max_seq_length(self) -> int:
-        """Where texts are cut, in tokens."""
+        """Length that texts are cut to, in tokens."""
         return self.encoder.max_seq_length
 
     def get_embedding_dimension(self) -> int:
-        """How many numbers an embedding has."""
+        """Return the width of an embedding."""
         return self.encoder.embedding_dimension
 
     def preprocess(self, inputs: Sequence[str], prompt: str | None = None, **options: Any) -> dict[str, Any]:
-        """The token ids of texts, padded on the right, and how many of the first are not pooled."""
+        """Return the token ids of texts, padded on the right, and the number of first tokens that are not pooled."""
         rows = [ids for ids, _ in self.encoder.tokenize(list(inputs), prompt or "")]
         lengths = torch.tensor([len(row) for row in rows])
         ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True)
@@ -59,7 +59,7 @@ class EncoderModule(InputModule):
         return {"input_ids": ids, "attention_mask": mask.long(), "prompt_length": skipped}
 
     def forward(self, features: dict[str, Any], **options: Any) -> dict[str, Any]:
-        """Adds "sentence_embedding", (texts, dim) float32."""
+        """Add "sentence_embedding", (texts, dim) float32."""
         ids, lengths = features["input_ids"].numpy(), features["attention_mask"].sum(dim=1).tolist()
         rows = [np.ascontiguousarray(row[:length], np.int32) for row, length in zip(ids, lengths, strict=True)]
         pooled = self.encoder.pooled(rows, int(features.get("prompt_length", 0)))
@@ -67,12 +67,12 @@ class EncoderModule(InputModule):
         return features
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **options: Any) -> None:
-        """Copy the encoder's folder, as it was published."""
+        """Copy the encoder's published folder."""
         shutil.copytree(self._folder, output_path, dirs_exist_ok=True)
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **options: Any) -> "EncoderModule":
-        """The module that `save` wrote."""
+        """Load a module that `save` wrote."""
         hub = {
             name: options[name] for name in ("token", "cache_folder", "revision", "local_files_only") if name in options
         }

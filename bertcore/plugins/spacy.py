@@ -29,29 +29,28 @@ Doc.set_extension("embedding", default=None, force=True)
     "bertcore", assigns=["doc._.embedding"], default_config={"truncation": "warn"}, requires=[], retokenizes=False
 )
 def make_component(nlp: Language, name: str, model: str, truncation: str | bool) -> "Component":
-    """The component.
+    """Return the component; `nlp` and `name` are spaCy's.
 
     Args:
-        nlp, name: spaCy's.
         model: a folder, or an id on the Hugging Face hub.
-        truncation: what happens to texts that are too long, see `SentenceEncoder.encode`.
+        truncation: treatment of texts that are too long, see `SentenceEncoder.encode`.
     """
     return Component(opened(model), truncation)
 
 
 class Component:
-    """Gives each document its embedding."""
+    """Set the embedding of each document."""
 
     def __init__(self, encoder: SentenceEncoder, truncation: str | bool):
         self._encoder, self._truncation = encoder, truncation
 
     def __call__(self, doc: Doc) -> Doc:
-        """The document, with its embedding."""
+        """Return the document with its embedding."""
         (doc,) = self.pipe([doc])
         return doc
 
     def pipe(self, stream: Iterable[Doc], *, batch_size: int = 128) -> Iterator[Doc]:
-        """The documents as they come; `batch_size` of them are embedded together."""
+        """Yield the documents as they arrive; `batch_size` of them are embedded together."""
         for docs in minibatch(stream, batch_size):
             docs = list(docs)
             for doc, row in zip(docs, self._embedded([doc.text for doc in docs]), strict=True):

@@ -27,16 +27,16 @@ except ImportError as error:
 
 
 def embedding_udf(model: str | os.PathLike, *, batch_size: int = 1024, **options: Any) -> Callable[..., Any]:
-    """A function of a column of texts: the column of their embeddings, arrays of float32.
+    """Return a function from a column of texts to a column of embeddings, arrays of float32.
 
-    A text has the same embedding, to the bit, in whatever batch, task or process it is computed on the backend numba.
+    On the numba backend a text has the same embedding, bit for bit, in every batch, task and process.
 
     Args:
-        model: a folder that every node has, or an id on the Hugging Face hub.
-        batch_size: how many rows are given to `encode` at once; bounds the memory of their embeddings.
-        options: of `SentenceEncoder.encode`: prompt_name, normalize, truncate_dim, truncation, ...
+        model: a folder that exists on every node, or an id on the Hugging Face hub.
+        batch_size: rows of one call of `encode`; bounds the memory of their embeddings.
+        options: options of `SentenceEncoder.encode`: prompt_name, normalize, truncate_dim, truncation, ...
 
-    A null, and what is no text, ends the job: pyspark.errors.PythonException has the message.
+    A null or a non-string ends the job with pyspark.errors.PythonException.
     """
     folder = os.fspath(model)
 

@@ -5,8 +5,8 @@
     register_attention()
     model = transformers.AutoModel.from_pretrained("bert-base-uncased", attn_implementation="bertcore")
 
-It has gradients. Tensors on a GPU take the CUDA kernels (through CuPy), which has not been run on a GPU yet.
-Attention weights are not returned: output_attentions is for "eager".
+It has gradients. Tensors on a GPU use the CUDA kernels (through CuPy), which has not been run on a GPU yet.
+Attention weights are not returned: output_attentions needs "eager".
 """
 
 from typing import Any
@@ -21,9 +21,9 @@ MOST_SEED = 2**63 - 1
 
 
 def register_attention(name: str = "bertcore") -> None:
-    """Make `attn_implementation=name` mean the kernels' attention, for all models that transformers lets choose."""
+    """Register the kernels' attention as `attn_implementation=name`, for all models with a choice of attention."""
     AttentionInterface.register(name, attention_forward)
-    AttentionMaskInterface.register(name, sdpa_mask)  # boolean, or none where nothing is hidden
+    AttentionMaskInterface.register(name, sdpa_mask)  # boolean, or None without masked tokens
 
 
 def attention_forward(
@@ -38,25 +38,25 @@ def attention_forward(
     position_bias: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it.
+    """Compute attention with the signature of transformers.
 
     Args:
-        module: asked for `is_causal` where neither the argument nor a mask says it.
-        query, key, value: (batch, heads, length, head_dim), float32 or float64; fewer heads of keys and values than of
-            queries are taken as they are.
-        attention_mask: boolean or added to the scores, or None.
-        scaling: of the scores; 1 / sqrt(head_dim) by default.
-        dropout: the probability; its seed is drawn from PyTorch's generator.
+        module: its `is_causal` applies if neither the argument nor a mask is given.
+        query, key, value: (batch, heads, length, head_dim), float32 or float64; keys and values may have fewer heads
+            than queries.
+        attention_mask: boolean, or added to the scores, or None.
+        scaling: factor of the scores; 1 / sqrt(head_dim) by default.
+        dropout: probability; its seed is drawn from PyTorch's generator.
         position_bias: added to the scores; has a gradient.
 
     Returns:
         (batch, length, heads, head_dim), and None in place of the weights.
 
     Raises:
-        ValueError: for softcap, which the kernels do not have.
+        ValueError: softcap is given, which the kernels do not support.
     """
     if options.get("softcap") is not None:
-        raise ValueError(f"softcap is {options['softcap']}, which this attention does not have: expected None")
+        raise ValueError(f"softcap is {options['softcap']}, expected None: this attention does not support it")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", False)
     output = attention(

@@ -208,8 +208,7 @@ def _json(value: Any, status: int = 200, kind: type[Response] = Response) -> Res
 
 
 def _error(error: RequestError, *, is_openai: bool) -> Response:
-    """Return an error as OpenAI's clients read it (error.message, type, code), or text-embeddings-inference's (error,
-    error_type)."""
+    """Return an error as OpenAI's clients read it, or those of text-embeddings-inference."""
     response_class = LastResponse if error.is_body_unread else Response
     if is_openai:
         kind = "invalid_request_error" if error.status < 500 else "server_error"

@@ -1,1 +1,1 @@
-"""What people do with encoders: sentence embeddings, pair scores, sparse vectors, search."""
+"""Tasks for encoders: sentence embeddings, pair scores, sparse vectors, pipelines, search."""

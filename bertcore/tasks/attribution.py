@@ -1,4 +1,4 @@
-"""What one prediction of a classifier was made of: attention rollout and integrated gradients."""
+"""Attribution of a classifier's prediction to tokens: attention rollout and integrated gradients."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from bertcore.tasks.pipelines.classification import TextClassificationPipeline
 
 @dataclass(frozen=True)
 class Attribution:
-    """What each token of a text had to do with a prediction.
+    """A score for each token of a text.
 
     Attributes:
-        tokens: of the row that the model was given, special ones included.
-        offsets: (tokens, 2), their characters in the text; (0, 0) for special ones.
+        tokens: tokens of the model's input, special tokens included.
+        offsets: (tokens, 2), their characters in the text; (0, 0) for special tokens.
         scores: (tokens,) float64.
-        label: the class that the scores are about; None where they are about no class.
-        gap: for integrated gradients, how far the scores' sum is from the difference that it should be: the class's
-            score less that of the baseline. It shrinks as `steps` grow.
+        label: the class that the scores explain; None for attention rollout.
+        gap: for integrated gradients, the sum of the scores less its exact value, the class's score minus that of the
+            baseline. It shrinks as `steps` grows.
     """
 
     tokens: list[str]
@@ -38,24 +38,24 @@ class Attribution:
 
 
 def attention_rollout(classifier: Pipeline, inputs: Any, **options: Any) -> Attribution:
-    """How much of each token reaches, through all layers' attention, the one that is classified: the first ([CLS]), the
-    last (XLNet, GPT-2), or the mean of all.
+    """Return how much each token contributes, through the attention of all layers, to the state that is classified.
 
-    Each layer passes on half of what a token has and half of what it attends to, on the mean of the heads; the product
-    of these matrices over the layers tells where a token's state is from (Abnar and Zuidema 2020, arXiv:2005.00928).
-    It does not look at values, so that it is about no class. The scores are positive and sum to 1.
+    That state is the first token ([CLS]), the last one (XLNet, GPT-2), or the mean of all. Each layer mixes half of a
+    token's own state with half of the states it attends to (mean over the heads); the product of these matrices is the
+    rollout (Abnar and Zuidema 2020, arXiv:2005.00928). Values are ignored, so the scores belong to no class. They are
+    positive and sum to 1.
 
     Args:
         classifier: a text-classification pipeline.
         inputs: a text, or {"text", "text_pair"}.
-        options: max_length and truncation (True, where only the first tokens are to be read).
+        options: max_length and truncation (True to read the first tokens of a long text only).
 
-    Raises TypeError, ValueError as the pipeline does, and ValueError for a text in windows.
+    Raises TypeError and ValueError as the pipeline does, and ValueError for truncation "chunk".
     """
     window, arrays = _row(classifier, inputs, options)
     out = classifier.model(**arrays, output_attentions=True)
     if not out.attentions or any(layer is None for layer in out.attentions):
-        raise ValueError(f"models of type {classifier.model.family.model_type!r} give no attentions")
+        raise ValueError(f"models of type {classifier.model.family.model_type!r} do not return attentions")
     rollout = np.eye(len(window))
     for layer in out.attentions:
         mixed = 0.5 * (kernels.to_host(layer)[0].astype(np.float64).mean(axis=0) + np.eye(len(window)))
@@ -68,21 +68,22 @@ def attention_rollout(classifier: Pipeline, inputs: Any, **options: Any) -> Attr
 def integrated_gradients(
     classifier: Pipeline, inputs: Any, *, label: str | None = None, steps: int = 50, **options: Any
 ) -> Attribution:
-    """How much each token's embedding adds to the score (the logit) of a class.
+    """Return how much each token's embedding adds to the score (the logit) of a class.
 
     The gradient of the score is averaged over `steps` points between a baseline and the text's embeddings, and
-    multiplied by their difference (Sundararajan et al. 2017, arXiv:1703.01365). The baseline has the padding word in
-    the place of each token that is not special; positions and token types
-    stay. The sum of the scores is the difference of the class's score from the baseline's, but for `gap`.
+    multiplied by their difference (Sundararajan et al. 2017, arXiv:1703.01365). The baseline has the padding token in
+    place of each token that is not special; positions and token types stay. Apart from `gap`, the scores sum to the
+    class's score minus that of the baseline.
 
     Args:
         classifier: a text-classification pipeline, its model in float32 or float64.
         inputs: a text, or {"text", "text_pair"}.
-        label: the class; by default the one that is predicted.
-        steps: midpoints of as many parts of the way.
-        options: max_length and truncation (True, where only the first tokens are to be read).
+        label: the class; by default the predicted one.
+        steps: number of points: the midpoints of equal parts of the path.
+        options: max_length and truncation (True to read the first tokens of a long text only).
 
-    Raises TypeError, ValueError as the pipeline does; ValueError for an unknown label, wrong steps, a text in windows.
+    Raises TypeError and ValueError as the pipeline does; ValueError for an unknown label, invalid steps, truncation
+    "chunk".
     """
     check_count("steps", steps)
     if current_tape() is not None:
@@ -108,13 +109,15 @@ def integrated_gradients(
 
 
 def _row(classifier: Pipeline, inputs: Any, options: Mapping[str, Any]) -> tuple[Window, dict[str, np.ndarray]]:
-    """The one row that the model is given, and its arguments."""
+    """Return the single row of the text and the model's arguments."""
     if not isinstance(classifier, TextClassificationPipeline):
         raise TypeError(f"classifier is {type(classifier).__name__}, expected a text-classification pipeline")
     read = classifier._options(options)
     cutting: Cutting = classifier._cutting(read)
     if cutting.reads_all:
-        raise ValueError("truncation is 'chunk', and a prediction from several windows is not taken apart")
+        raise ValueError(
+            "truncation is 'chunk', expected a single window: a prediction from several cannot be attributed"
+        )
     found = list(windows_of(classifier.tokenizer, classifier._texts(inputs, "inputs", read), cutting)[0])
     if len(found) > 1 and cutting.truncation is not True:
         raise ValueError(
@@ -126,13 +129,13 @@ def _row(classifier: Pipeline, inputs: Any, options: Mapping[str, Any]) -> tuple
 def _baseline_ids(classifier: Pipeline, window: Window) -> np.ndarray:
     padding = classifier.tokenizer.pad_token_id
     if padding is None:
-        raise ValueError("the tokenizer has no padding word, which is integrated gradients' baseline")
+        raise ValueError("the tokenizer has no padding token, the baseline of integrated gradients")
     special = np.array(window.encoding.special_tokens_mask, bool)
     return np.where(special, window.ids, padding)[None]
 
 
 class _Probe:
-    """A model whose embeddings can be read and replaced, beside the one that others use."""
+    """A copy of a model whose embeddings can be read and replaced; weights are shared with the original."""
 
     def __init__(self, model: Any):
         self._model = copy.copy(model)
@@ -140,7 +143,7 @@ class _Probe:
         self._embed = model.encoder.embeddings
 
     def embeddings(self, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """The embeddings of one row, (tokens, hidden), and the scores, (classes,), float64."""
+        """Return the embeddings of one row, (tokens, hidden), and the scores, (classes,), float64."""
         seen = []
 
         def read(run: Any, inputs: Any) -> Any:
@@ -151,7 +154,7 @@ class _Probe:
         return kernels.to_host(value_of(seen[0])).astype(np.float64), kernels.to_host(scores)[0].astype(np.float64)
 
     def gradients(self, arrays: Mapping[str, np.ndarray], points: np.ndarray, column: int) -> np.ndarray:
-        """The gradient of a class's score for the embeddings `points` (rows, tokens, hidden), summed over the rows."""
+        """Return the gradient of a class's score at embeddings `points` (rows, tokens, hidden), summed over rows."""
         rows = {name: np.repeat(array, len(points), axis=0) for name, array in arrays.items()}
         with Tape() as tape:
 

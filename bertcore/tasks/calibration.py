@@ -1,4 +1,4 @@
-"""How far probabilities can be trusted, and how to make them right on held-out data.
+"""Calibration of a classifier's probabilities on held-out data, and how to measure it.
 
 scikit-learn and SciPy are imported where they are used: `pip install "bertcore[training]"`.
 """
@@ -18,7 +18,7 @@ from bertcore.arguments import check_count, check_numbers, required
 from bertcore.checkpoint.files import read_json_object
 from bertcore.tasks.sequence_scores import softmax
 
-MOST = 10.0  # the logarithm of the greatest temperature, and of the inverse of the least, that are looked for
+MOST = 10.0  # bounds of the logarithm of the temperature in the search
 
 
 def _classes(labels: Any, texts: int, count: int) -> np.ndarray:
@@ -49,13 +49,14 @@ def _probabilities(values: Any) -> np.ndarray:
 
 
 class TemperatureScaling:
-    """softmax(logits / temperature), with the temperature of the least cross-entropy on held-out texts (Guo et al.
-    2017, arXiv:1706.04599). The best class stays what it was.
+    """softmax(logits / temperature), with the temperature that minimises cross-entropy on held-out texts.
+
+    The predicted class does not change. Source: Guo et al. 2017, arXiv:1706.04599.
 
     Attributes:
-        temperature: above 1 for a model that is too sure of itself; 1 before `fit`.
-        takes: what is made of a model's scores before they are calibrated, one of `probabilities.FUNCTIONS`.
-        needs: the module that `fit` is computed with, of the extra `training`.
+        temperature: above 1 for an overconfident model; 1 before `fit`.
+        takes: the function applied to a model's scores before calibration, one of `sequence_scores.FUNCTIONS`.
+        needs: the module that `fit` imports, from the extra `training`.
     """
 
     takes = "none"
@@ -65,10 +66,9 @@ class TemperatureScaling:
         self.temperature = 1.0
 
     def fit(self, logits: Any, labels: Any) -> Self:
-        """Find the temperature for logits (texts, classes) and the right classes (texts,); returns this object.
+        """Fit the temperature to logits (texts, classes) and true classes (texts,); return this object.
 
-        Raises ValueError for other shapes, and where every text is right or as wrong as can be, so that no temperature
-        is best.
+        Raises ValueError for other shapes, and if no temperature is best: all texts right, or no better than chance.
         """
         logits = _table("logits", logits)
         labels = _classes(labels, *logits.shape)
@@ -79,8 +79,8 @@ class TemperatureScaling:
             scale = np.exp(-log_temperature)
             return float(np.mean(np.log(np.exp(shifted * scale).sum(axis=1)) - own * scale))
 
-        # The loss is convex in 1 / temperature: it falls for ever where all are right, and rises from 0 on where the
-        # right classes' scores are no higher than the mean.
+        # The loss is convex in 1 / temperature: it falls without end if all texts are right, and rises from 0 on if
+        # the true classes' scores do not exceed the mean.
         if not own.any() or own.mean() <= shifted.mean():
             raise ValueError("no temperature is best for these texts: all are right, or no better than chance")
         found = required(self.needs).minimize_scalar(
@@ -90,19 +90,20 @@ class TemperatureScaling:
         return self
 
     def transform(self, logits: Any) -> np.ndarray:
-        """Probabilities, float64 (texts, classes)."""
+        """Return probabilities, float64 (texts, classes)."""
         return softmax(_table("logits", logits) / self.temperature)
 
 
 class IsotonicCalibration:
-    """For each class a rising function of its probability, fitted to held-out texts; the functions' values are made to
-    sum to 1 (Zadrozny and Elkan 2002, doi:10.1145/775047.775151). It may change which class is the best.
+    """A rising function of each class's probability, fitted to held-out texts and normalised to sum to 1.
+
+    The predicted class may change. Source: Zadrozny and Elkan 2002, doi:10.1145/775047.775151.
 
     Attributes:
-        functions: of each class, the corners of its function: probabilities, rising, and what they become; none before
-            `fit`. Between corners a function is linear, beyond them constant.
-        takes: what is made of a model's scores before they are calibrated, one of `probabilities.FUNCTIONS`.
-        needs: the module that `fit` is computed with, of the extra `training`.
+        functions: the corners of each class's function: rising probabilities and their calibrated values; empty
+            before `fit`. A function is linear between corners and constant beyond them.
+        takes: the function applied to a model's scores before calibration, one of `sequence_scores.FUNCTIONS`.
+        needs: the module that `fit` imports, from the extra `training`.
     """
 
     takes = "softmax"
@@ -112,9 +113,9 @@ class IsotonicCalibration:
         self.functions: list[tuple[np.ndarray, np.ndarray]] = []
 
     def fit(self, probabilities: Any, labels: Any) -> Self:
-        """Fit to probabilities (texts, classes) and the right classes (texts,); returns this object.
+        """Fit to probabilities (texts, classes) and true classes (texts,); return this object.
 
-        Raises ValueError for other shapes, and for rows that are no probabilities.
+        Raises ValueError for other shapes, and for rows that are not probabilities.
         """
         probabilities = _probabilities(probabilities)
         labels = _classes(labels, *probabilities.shape)
@@ -125,9 +126,9 @@ class IsotonicCalibration:
         return self
 
     def transform(self, probabilities: Any) -> np.ndarray:
-        """Probabilities, float64 (texts, classes); where every class's is 0, they are those that were given.
+        """Return calibrated probabilities, float64 (texts, classes); a row that becomes all zeros stays uncalibrated.
 
-        Raises RuntimeError before `fit`; ValueError for another number of classes.
+        Raises RuntimeError before `fit`, and ValueError for another number of classes.
         """
         if not self.functions:
             raise RuntimeError("call fit first")
@@ -144,13 +145,13 @@ Calibration = TemperatureScaling | IsotonicCalibration
 
 @dataclass(frozen=True)
 class Reliability:
-    """Texts by how sure the model is of its best class, in bins of equal width from 0 to 1.
+    """Accuracy by the probability of the predicted class, in bins of equal width from 0 to 1.
 
     Attributes:
-        edges: of the bins, (bins + 1,).
-        counts: the texts in each, (bins,).
-        confidence, accuracy: the mean probability of the best class, and the share of texts where it is right, (bins,);
-            NaN for empty bins.
+        edges: edges of the bins, (bins + 1,).
+        counts: number of texts in each bin, (bins,).
+        confidence: mean probability of the predicted class, (bins,); NaN for empty bins.
+        accuracy: share of correct predictions, (bins,); NaN for empty bins.
     """
 
     edges: np.ndarray
@@ -160,22 +161,22 @@ class Reliability:
 
     @property
     def error(self) -> float:
-        """The expected calibration error: the mean of |accuracy - confidence|, weighted by the bins' texts."""
+        """The expected calibration error: the mean of |accuracy - confidence|, weighted by the bins' counts."""
         there = self.counts > 0
         gaps = np.abs(self.accuracy - self.confidence)[there]
         return float((gaps * self.counts[there]).sum() / self.counts.sum())
 
 
 def reliability(probabilities: Any, labels: Any, *, bins: int = 15) -> Reliability:
-    """How often the best class is right, by its probability.
+    """Return the accuracy of predictions by their probability.
 
     Args:
         probabilities: (texts, classes), each row summing to 1.
-        labels: the right classes, (texts,) integers.
-        bins: how many.
+        labels: the true classes, (texts,) integers.
+        bins: number of bins.
 
-    Raises ValueError for other shapes, rows that are no probabilities, and `bins` below 1, TypeError for those that are
-    no integer.
+    Raises ValueError for other shapes, rows that are not probabilities, and `bins` below 1; TypeError for a `bins` that
+    is not an integer.
     """
     check_count("bins", bins)
     probabilities = _probabilities(probabilities)
@@ -190,8 +191,10 @@ def reliability(probabilities: Any, labels: Any, *, bins: int = 15) -> Reliabili
 
 
 def expected_calibration_error(probabilities: Any, labels: Any, *, bins: int = 15) -> float:
-    """The mean distance of accuracy and probability of the best class over bins of texts (Naeini et al. 2015; Guo et
-    al. 2017, arXiv:1706.04599). Arguments and errors are those of `reliability`."""
+    """Return the mean distance between accuracy and probability over bins of texts.
+
+    Arguments and errors as for `reliability`. Sources: Naeini et al. 2015; Guo et al. 2017, arXiv:1706.04599.
+    """
     return reliability(probabilities, labels, bins=bins).error
 
 
@@ -199,7 +202,7 @@ METHODS: dict[str, type[Calibration]] = {"temperature": TemperatureScaling, "iso
 
 
 def calibration_as_json(calibration: Calibration, labels: Sequence[str]) -> dict[str, Any]:
-    """What a file holds of a calibration that was fitted to probabilities of these classes."""
+    """Return the content of a calibration's file, with the classes that it was fitted to."""
     if isinstance(calibration, TemperatureScaling):
         return {"method": "temperature", "labels": list(labels), "temperature": calibration.temperature}
     functions = [{"from": given.tolist(), "to": becomes.tolist()} for given, becomes in calibration.functions]
@@ -207,18 +210,18 @@ def calibration_as_json(calibration: Calibration, labels: Sequence[str]) -> dict
 
 
 def read_calibration(file: str | os.PathLike, labels: Sequence[str]) -> Calibration:
-    """The calibration of a file, for a model of these classes, in their order.
+    """Read a calibration for a model with these classes, in this order.
 
     Raises:
-        CheckpointError (a ValueError): for a file that is not there, or is no object of JSON.
-        ValueError: for a calibration of other classes, or what is none.
+        CheckpointError (a ValueError): the file is missing or not a JSON object.
+        ValueError: the calibration is invalid or for other classes.
     """
     held = read_json_object(Path(file))
     method = held.get("method")
     if method not in METHODS:
         raise ValueError(f"{file}: method is {method!r}, expected one of {', '.join(METHODS)}")
     if held.get("labels") != list(labels):
-        raise ValueError(f"{file} is of the classes {held.get('labels')}, and the model has {list(labels)}")
+        raise ValueError(f"{file} is for the classes {held.get('labels')}, and the model has {list(labels)}")
     if method == "temperature":
         return _temperature(file, held.get("temperature"))
     return _isotonic(file, held.get("functions"), len(labels))
@@ -237,7 +240,9 @@ def _isotonic(file: Any, functions: Any, count: int) -> IsotonicCalibration:
     try:
         calibration.functions = [tuple(np.array(each[key], np.float64) for key in ("from", "to")) for each in functions]
     except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(f"{file}: functions is no list of numbers 'from' and 'to' for each class") from error
+        raise ValueError(
+            f"{file}: functions must be a list with the number arrays 'from' and 'to' for each class"
+        ) from error
     is_right = len(calibration.functions) == count and all(map(_is_rising, calibration.functions))
     if not is_right:
         raise ValueError(f"{file}: functions is not a rising function from 0 to 1 for each of {count} classes")
@@ -245,9 +250,9 @@ def _isotonic(file: Any, functions: Any, count: int) -> IsotonicCalibration:
 
 
 def _is_rising(corners: tuple[np.ndarray, np.ndarray]) -> bool:
-    """Whether the corners are probabilities, in their order, and what they become."""
+    """Return whether the corners are rising probabilities with rising values in [0, 1]."""
     first, second = corners
     if first.ndim != 1 or first.shape != second.shape or not first.size:
         return False
-    is_share = min(first.min(), second.min()) >= 0 and max(first.max(), second.max()) <= 1  # NaN is none
+    is_share = min(first.min(), second.min()) >= 0 and max(first.max(), second.max()) <= 1  # False for NaN
     return bool(is_share and (np.diff(first) > 0).all() and (np.diff(second) >= 0).all())

@@ -1,4 +1,4 @@
-"""CrossEncoder: a published reranker, or another classifier of pairs, from its folder to scores."""
+"""CrossEncoder: scores of pairs of texts by a published reranker or another classifier of pairs."""
 
 from __future__ import annotations
 
@@ -33,32 +33,31 @@ Pair = Sequence[str]
 
 
 class CrossEncoder:
-    """Scores pairs of texts, as sentence-transformers does: both texts go through the model together.
+    """Score pairs of texts, as sentence-transformers does: both texts go through the model together.
 
     Args:
         folder: a sequence classifier (config.json, weights, a tokenizer), or its id on the Hugging Face hub.
-        dtype: of the weights and the computation, as for AutoModel; scores are float32.
+        dtype: dtype of weights and computation, as for AutoModel; scores are float32.
         max_seq_length: cut pairs to this many tokens, special ones included, from the longer text first; by default as
             published.
-        activation_fn: what is made of the logits: "identity", "sigmoid", "softmax", "relu", "tanh", or a function of
-            (pairs, labels) float32. By default as published; where that is not said, the sigmoid for one label, the
-            identity for several.
-        revision, token, cache_dir, local_files_only: for an id on the hub, as `checkpoint.resolve` has them.
+        activation_fn: function applied to the logits: "identity", "sigmoid", "softmax", "relu", "tanh", or a function
+            of (pairs, labels) float32. By default as published, otherwise the sigmoid for one label and the identity
+            for several.
+        revision, token, cache_dir, local_files_only: for an id on the hub, as for `checkpoint.resolve`.
 
     Attributes:
-        num_labels, labels: how many scores a pair has, and the names of them.
-        max_seq_length: where pairs are cut, in tokens.
+        num_labels, labels: number of scores of a pair, and their names.
+        max_seq_length: length that pairs are cut to, in tokens.
         activation_fn: the function in force.
         prompts: texts to put before the first text of a pair, by name.
-        model, tokenizer, scores: the parts; `scores` gives the logits of texts and pairs.
+        model, tokenizer, scores: the parts; `scores` computes the logits of texts and pairs.
 
     Raises:
-        CheckpointError: which file of the folder is wrong, a checkpoint without a classifier's head, an activation that
-            is not known.
-        ValueError: a `max_seq_length` out of range, an unknown activation.
+        CheckpointError: a file is invalid, the checkpoint has no classifier's head, or its activation is unknown.
+        ValueError: `max_seq_length` is out of range, or the activation is unknown.
 
-    The first call that cuts pairs ends with a TextsCutWarning that says how many. One CrossEncoder may be used by
-    several threads at once.
+    The first call that cuts pairs ends with a TextsCutWarning that counts them. Several threads may use one
+    CrossEncoder at once.
     """
 
     def __init__(
@@ -116,24 +115,24 @@ class CrossEncoder:
             prompt, prompt_name: text to put before the first of each pair, or the name of one of the model's own; by
                 default the model's default prompt, if it has one.
             activation_fn: replaces the model's, for this call.
-            apply_softmax: whether the scores of several labels are made to sum to 1, after the activation.
-            truncation: what happens to pairs longer than `max_seq_length`: "warn" cuts them and warns once, with
-                counts; True cuts them; "error" refuses them; "chunk" reads all of the longer text of a pair, in
-                overlapping windows, each beside the other text.
-            stride: for "chunk", how many tokens two windows share; by default a quarter of a window.
-            merge: for "chunk", what makes the logits of those of a pair's windows: the "max" of each label (Dai and
+            apply_softmax: whether to apply a softmax to the scores of several labels, after the activation.
+            truncation: treatment of pairs longer than `max_seq_length`: "warn" cuts them and warns once, with
+                counts; True cuts them; "error" refuses them; "chunk" reads the whole longer text of a pair, in
+                overlapping windows, each with the other text.
+            stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
+            merge: for "chunk", merge of the logits of a pair's windows: the "max" of each label (Dai and
                 Callan 2019, arXiv:1905.09217), or their "mean", weighted by tokens.
-            batch_tokens: how many tokens are computed at once; bounds the memory, does not change the result.
-            show_progress: True or False; by default on a terminal, when the work takes long.
+            batch_tokens: most tokens computed at once; bounds memory, does not change the result.
+            show_progress: whether to show a bar; by default on a terminal, if the work takes long.
 
         Returns:
             float32 (pairs,) for a model of one label, else (pairs, labels), in the order of the pairs; for one pair a
             scalar, or (labels,).
 
         Raises:
-            TypeError: which of `pairs` is no pair of strings.
-            ValueError: a text that is not valid Unicode, an unknown prompt name or activation, a `batch_tokens` that is
-                not positive, a wrong `truncation`, `stride` or `merge`, a pair that is too long where that is refused.
+            TypeError: an entry of `pairs` is not a pair of strings.
+            ValueError: a text is not valid Unicode, a prompt name or activation is unknown, `batch_tokens`,
+                `truncation`, `stride` or `merge` is invalid, or a pair is too long for truncation "error".
         """
         checks.boolean("apply_softmax", apply_softmax)
         is_one = _is_pair(pairs)
@@ -177,21 +176,21 @@ class CrossEncoder:
         return_documents: bool = False,
         **options: Any,
     ) -> list[dict[str, Any]]:
-        """The documents by how well they answer the query, the best first; equal ones in their order.
+        """Rank documents by how well they answer the query, best first; equal ones keep their order.
 
         Args:
             query: a text.
-            documents: the texts it is paired with.
-            top_k: how many to return; all by default.
+            documents: the texts to rank.
+            top_k: number of documents to return; all by default.
             return_documents: whether to return the texts as well.
-            options: those of `predict`.
+            options: as for `predict`.
 
         Returns:
-            {"corpus_id": index in `documents`, "score": float} and, if asked for, "text", for each.
+            {"corpus_id": index in `documents`, "score": float} and, with `return_documents`, "text", for each.
 
         Raises:
-            TypeError: a query or document that is no string; a `top_k` that is no integer.
-            ValueError: for a model of several labels; a `top_k` below 1.
+            TypeError: a query or document is not a string, or `top_k` is not an integer.
+            ValueError: the model has several labels, or `top_k` is below 1.
         """
         if self.num_labels != 1:
             raise ValueError(f"the model has {self.num_labels} labels; rank needs one: use predict")
@@ -216,7 +215,7 @@ class CrossEncoder:
         batch_tokens: int,
         show_progress: bool | None,
     ) -> Iterator[np.ndarray]:
-        """The scores; `long` is what happens to long pairs, and what makes one score of their windows'."""
+        """Yield the scores; `long` is the treatment of long pairs and the merge of their windows."""
         batch_tokens = check_count("batch_tokens", batch_tokens)
         checks.choice("merge", long[1], MERGES)
         activation = self.activation_fn if activation_fn is None else chosen_activation(activation_fn)
@@ -238,7 +237,7 @@ class CrossEncoder:
 
 
 def _model_folder(folder: Path) -> Path:
-    """Where config.json is: the folder, or that of its only module."""
+    """Return the folder of config.json: `folder`, or that of its only module."""
     modules = read_modules(folder)
     if modules is None:
         return folder
@@ -253,7 +252,7 @@ def _is_pair(pairs: Any) -> bool:
 
 
 def _checked(pairs: Any) -> Iterator[tuple[str, str]]:
-    """The pairs one by one, each seen to be two strings."""
+    """Yield the pairs one by one after checking that each is two strings."""
     if isinstance(pairs, str | bytes | dict) or not isinstance(pairs, Iterable):
         raise TypeError(f"pairs is {type(pairs).__name__}, expected a list of pairs of strings")
 
@@ -285,9 +284,9 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def chosen_activation(activation_fn: str | Activation) -> Activation:
-    """The function that an argument names, or that it is.
+    """Return the function of that name, or the function itself.
 
-    Raises ValueError for an unknown name, TypeError for what is neither.
+    Raises ValueError for an unknown name, TypeError for anything else.
     """
     if isinstance(activation_fn, str):
         if activation_fn not in ACTIVATIONS:
@@ -301,13 +300,13 @@ def chosen_activation(activation_fn: str | Activation) -> Activation:
 def published_activation(
     settings: tuple[Path, Mapping[str, Any]], config: tuple[Path, Mapping[str, Any]], num_labels: int
 ) -> str:
-    """The name of the activation that a model was published with.
+    """Return the name of the activation that a model was published with.
 
-    It stands in `activation_fn` of the settings of the whole model, or of the config's section
-    "sentence_transformers", or in the config's "sbert_ce_default_activation_function" (before version 4). Where none
-    says it, it is the sigmoid for one label and the identity for several.
+    It is `activation_fn` of the whole model's settings or of the config's section "sentence_transformers", or the
+    config's "sbert_ce_default_activation_function" (before version 4). The default is the sigmoid for one label and
+    the identity for several.
 
-    Raises CheckpointError for a function that is not known here.
+    Raises CheckpointError for an unknown function.
     """
     section = config[1].get("sentence_transformers")
     section = section if isinstance(section, dict) else {}

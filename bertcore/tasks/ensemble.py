@@ -1,4 +1,4 @@
-"""Several classifiers of texts that answer together, and how far they disagree."""
+"""Ensembles of text classifiers, and how far their members disagree."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from bertcore.tasks.pipelines.base import Pipeline
 from bertcore.tasks.pipelines.classification import TextClassificationPipeline
 
 VOTES = ("soft", "hard")
-TOGETHER = 64  # texts that a member classifies before the next one does
+TOGETHER = 64  # texts that each member classifies in turn
 
 
 class Ensemble:
-    """Classifiers of the same classes (other seeds of one training, or other models) as one.
+    """Several classifiers of the same classes (other seeds or other models) as one.
 
     Args:
-        members: text-classification pipelines, two at least, whose models have the same classes. A member with a
-            calibration votes with the probabilities that this makes.
-        vote: "soft" takes the mean of the members' probabilities, "hard" the share of the members whose best class it
-            is (of classes with equal votes the one whose mean probability is higher).
-        weights: how much each member counts, positive; by default all the same.
+        members: at least two text-classification pipelines whose models have the same classes. A member with a
+            calibration votes with calibrated probabilities.
+        vote: "soft" takes the mean of the members' probabilities, "hard" the share of members that predict a class
+            (of classes with equal votes the one whose mean probability is higher).
+        weights: a positive weight for each member; equal by default.
 
-    Called with a text, a pair {"text", "text_pair"}, a list or an iterator of them, it returns for each:
+    A call with a text, a pair {"text", "text_pair"}, a list or an iterator of them returns for each:
 
-        {"label", "score"}: the class and its share.
+        "label", "score": the class and its share.
         "scores": {label: share} of all classes, which sum to 1.
-        "disagreement": the share of the members whose own best class is another one, from 0 to below 1.
-        "divergence": how far the members' probabilities are from their mean, in nats: the entropy of the mean less the
-            mean entropy (the generalised Jensen-Shannon divergence; Houlsby et al. 2011, arXiv:1112.5745, call it
-            mutual information). It tells what members do not agree on from what all find unclear.
+        "disagreement": the share of members that predict another class, from 0 to below 1.
+        "divergence": the entropy of the mean probabilities less the mean entropy, in nats (the generalised
+            Jensen-Shannon divergence, or mutual information; Houlsby et al. 2011, arXiv:1112.5745). It separates
+            texts on which members disagree from texts that all find unclear.
 
-    Lakshminarayanan et al. 2017, arXiv:1612.01474. Raises ValueError for members of other classes, one member alone, an
-    unknown vote, and wrong weights; TypeError for members of another kind.
+    Source: Lakshminarayanan et al. 2017, arXiv:1612.01474. Raises ValueError for fewer than two members, different
+    classes, an unknown vote, and invalid weights; TypeError for members that are not text-classification pipelines.
     """
 
     def __init__(self, members: Sequence[Pipeline], *, vote: str = "soft", weights: Any = None):
         self.members = list(members)
         if len(self.members) < 2:
-            raise ValueError(f"members has {len(self.members)}, expected two at least")
+            raise ValueError(f"members has {len(self.members)}, expected at least two")
         for number, member in enumerate(self.members):
             if not isinstance(member, TextClassificationPipeline):
                 raise TypeError(
@@ -61,14 +61,14 @@ class Ensemble:
     @classmethod
     def from_pretrained(cls, folders: Sequence[str | os.PathLike], *, vote: str = "soft", weights: Any = None,
                         **options: Any) -> Self:  # fmt: skip
-        """The ensemble of checkpoints; options are those of `pipeline`."""
+        """Load an ensemble of checkpoints; `options` as for `pipeline`."""
         return cls([pipeline("text-classification", each, **options) for each in folders], vote=vote, weights=weights)
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
-        """Classify one text or several; options are those of the members' calls (truncation, batch_tokens, ...)."""
+        """Classify one text or several; `options` as for the members' calls (truncation, batch_tokens, ...)."""
         taken = [name for name in ("top_k", "function_to_apply", "calibration") if name in options]
         if taken:
-            raise TypeError(f"{taken[0]} is the ensemble's own: it needs all classes' probabilities")
+            raise TypeError(f"{taken[0]} cannot be given to an ensemble, which needs the probabilities of all classes")
         options["top_k"] = None
         first = self.members[0]
         read = first._options(options)
@@ -82,7 +82,7 @@ class Ensemble:
         return list(self._answers(rows, options))
 
     def _checked(self, inputs: Iterable[Any], options: Any) -> Iterator[Any]:
-        """The inputs; an error names the place among all of them, where a member is given some at a time."""
+        """Yield the inputs, checked here so that an error names the place among all of them."""
         for number, row in enumerate(inputs):
             self.members[0]._texts(row, f"inputs[{number}]", options)
             yield row
@@ -96,7 +96,7 @@ class Ensemble:
     def _probabilities(
         self, member: TextClassificationPipeline, inputs: Sequence[Any], options: Mapping[str, Any]
     ) -> np.ndarray:
-        """A member's, (inputs, classes)."""
+        """Return the probabilities of one member, (inputs, classes)."""
         function = {} if member.options.calibration else {"function_to_apply": "softmax"}
         answers = member(inputs, **options, **function)
         places = {label: index for index, label in enumerate(self.labels)}
@@ -107,7 +107,7 @@ class Ensemble:
         return table
 
     def _answer(self, probabilities: np.ndarray) -> dict[str, Any]:
-        """The answer to one text, of (members, classes) probabilities."""
+        """Return the answer to one text from probabilities (members, classes)."""
         own = probabilities.argmax(axis=1)
         mean = self.weights @ probabilities
         votes = np.bincount(own, self.weights, minlength=len(self.labels))

@@ -1,4 +1,4 @@
-"""Reading what sentence-transformers writes beside a model: its modules, their settings, its prompts."""
+"""Files that sentence-transformers writes beside a model: its modules, their settings, its prompts."""
 
 import json
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ TRANSFORMER_NAMES = [
 
 @dataclass(frozen=True)
 class Module:
-    """One of the modules that follow each other: its kind ("Pooling"), the full name of it, its folder."""
+    """One entry of modules.json: its kind ("Pooling"), the full name of its class, its folder."""
 
     kind: str
     type: str
@@ -30,17 +30,17 @@ class Module:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Texts to put before an input, by name, and the name of the one to use when none is asked for."""
+    """Texts to put before an input, by name, and the name of the default one."""
 
     by_name: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None
 
     def resolve(self, prompt: str | None, prompt_name: str | None) -> str:
-        """The text that the arguments of a call ask for.
+        """Return the text that the arguments of a call select.
 
         Raises:
-            TypeError: for an argument of another type.
-            ValueError: for an unknown name, or for both arguments.
+            TypeError: an argument is not a string or None.
+            ValueError: the name is unknown, or both arguments are given.
         """
         for argument, value in (("prompt", prompt), ("prompt_name", prompt_name)):
             if value is not None and not isinstance(value, str):
@@ -57,32 +57,32 @@ class Prompts:
 
     @property
     def for_queries(self) -> str:
-        """The prompt of queries; empty where there is none."""
+        """The prompt for queries; empty by default."""
         return self.by_name.get("query", "")
 
     @property
     def for_documents(self) -> str:
-        """The prompt of documents, under the first of its names that is there; empty where there is none."""
+        """The prompt for documents ("document", "passage" or "corpus"); empty by default."""
         return next((self.by_name[name] for name in ("document", "passage", "corpus") if name in self.by_name), "")
 
 
 def with_prompt(options: dict[str, Any], prompt: str) -> dict[str, Any]:
-    """The options of a call with this prompt, unless they have one."""
+    """Return the options of a call with this prompt, unless they have one."""
     asked = options.get("prompt"), options.get("prompt_name")
     return {**options, "prompt": prompt} if asked == (None, None) else options
 
 
 def opened_folder(path: Any, what: str) -> Path:
-    """The folder at `path`; CheckpointError for a file, since settings stand beside the weights."""
+    """Return the folder at `path`. Raises CheckpointError for a file: settings are stored beside the weights."""
     if Path(path).is_file():
         raise CheckpointError(f"{path} is a file, expected the folder of a {what}, or of a plain model")
     return checkpoint_folder(path)
 
 
 def read_modules(folder: Path) -> list[Module] | None:
-    """The modules of a model, in their order; None for a plain model, which has no modules.json.
+    """Return the modules of a model, in their order; None for a plain model without modules.json.
 
-    Raises CheckpointError for a modules.json that cannot be read, or that leads out of the folder.
+    Raises CheckpointError for a modules.json that is invalid or points out of the folder.
     """
     file = folder / MODULES_NAME
     if not file.is_file():
@@ -98,7 +98,7 @@ def read_modules(folder: Path) -> list[Module] | None:
 
 
 def _inside(file: Path, path: str) -> Path:
-    """The folder `path` beside `file`; the list is downloaded data and may not point elsewhere."""
+    """Return the folder `path` beside `file`; downloaded data must not point elsewhere."""
     relative = PurePosixPath(path)
     if relative.is_absolute() or ".." in relative.parts or "\\" in path or ":" in path:
         raise CheckpointError(f"{file} names the path {path!r}, expected a folder inside {file.parent}")
@@ -106,7 +106,7 @@ def _inside(file: Path, path: str) -> Path:
 
 
 def check_kinds(folder: Path, modules: list[Module], supported: tuple[str, ...]) -> None:
-    """CheckpointError for the first module that is of no supported kind."""
+    """Raise CheckpointError for the first module of an unsupported kind."""
     for module in modules:
         if module.kind not in supported:
             raise CheckpointError(
@@ -116,7 +116,7 @@ def check_kinds(folder: Path, modules: list[Module], supported: tuple[str, ...])
 
 
 def flag(file: Path, config: Mapping[str, Any], key: str, default: bool = False) -> bool:
-    """True or false, the default when the key is absent or null; "false" is refused, for it would count as true."""
+    """Return a boolean, or the default if the key is absent or null; the string "false" is refused as it is truthy."""
     value = config.get(key)
     if value is not None and not isinstance(value, bool):
         raise CheckpointError(f"{file}: {key} is {value!r}, expected true or false")
@@ -124,7 +124,7 @@ def flag(file: Path, config: Mapping[str, Any], key: str, default: bool = False)
 
 
 def positive_integer(file: Path, config: Mapping[str, Any], key: str) -> int | None:
-    """A positive integer, or None when the key is absent or null."""
+    """Return a positive integer, or None if the key is absent or null."""
     value = config.get(key)
     if value is not None and (type(value) is not int or value < 1):
         raise CheckpointError(f"{file}: {key} is {value!r}, expected a positive integer or null")
@@ -132,7 +132,7 @@ def positive_integer(file: Path, config: Mapping[str, Any], key: str) -> int | N
 
 
 def read_transformer(folder: Path, task: str) -> dict[str, Any]:
-    """max_seq_length and do_lower_case of a Transformer module, which has to be for `task`."""
+    """Return max_seq_length and do_lower_case of a Transformer module, which must be for `task`."""
     file = next((folder / name for name in TRANSFORMER_NAMES if (folder / name).is_file()), None)
     config = {} if file is None else read_json_object(file)
     file = folder if file is None else file
@@ -146,13 +146,13 @@ def read_transformer(folder: Path, task: str) -> dict[str, Any]:
 
 
 def read_saved_settings(folder: Path) -> dict[str, Any]:
-    """What the settings of the whole model say; {} where there are none."""
+    """Return the settings of the whole model; {} without the file."""
     file = folder / SETTINGS_NAME
     return read_json_object(file) if file.is_file() else {}
 
 
 def read_prompts(folder: Path) -> Prompts:
-    """The prompts in the settings of the whole model."""
+    """Return the prompts in the settings of the whole model."""
     file, config = folder / SETTINGS_NAME, read_saved_settings(folder)
     prompts, default = config.get("prompts"), config.get("default_prompt_name")
     prompts = {} if prompts is None else prompts

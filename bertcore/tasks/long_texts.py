@@ -1,6 +1,6 @@
-"""Texts that are longer than a model takes: cut with a warning, refused, or read in overlapping windows.
+"""Texts longer than a model accepts: cut with a warning, refused, or read in overlapping windows.
 
-A text of any length is tokenized piece by piece, so that memory follows the window and not the text.
+A long text is tokenized piece by piece, so that memory depends on the window and not on the text.
 """
 
 from collections import deque
@@ -15,13 +15,13 @@ from bertcore.tasks.texts import grouped, in_batches, too_long
 
 TRUNCATIONS = (True, "warn", "error", "chunk")
 STRATEGIES = ("longest_first", "only_first", "only_second")
-PIECE = 1 << 16  # characters that are tokenized at once, of a longer text; more where a window needs more
-OVERLAP = 4  # windows share this part of their room, if no stride is given
+PIECE = 1 << 16  # characters of a long text tokenized at once; more if a window needs more
+OVERLAP = 4  # by default windows share one part in this many
 
 
 @dataclass(frozen=True)
 class Text:
-    """What is given to a model as one sequence: a text, or a pair of texts, and which of the two may be cut."""
+    """One input sequence of a model: a text or a pair of texts, and which of the two may be cut."""
 
     first: str
     second: str | None = None
@@ -32,12 +32,12 @@ class Text:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The text, or both of them."""
+        """The text, or both texts of a pair."""
         return (self.first,) if self.second is None else (self.first, self.second)
 
     @property
     def windowed(self) -> int:
-        """Which part is read in windows: 0 or 1."""
+        """Index (0 or 1) of the part that is read in windows."""
         if self.second is None or self.strategy == "only_first":
             return 0
         return 1 if self.strategy == "only_second" or len(self.second) > len(self.first) else 0
@@ -45,14 +45,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Cutting:
-    """What happens to texts that are too long.
+    """The treatment of texts that are too long.
 
     Attributes:
-        truncation: "warn" cuts them and warns once, True cuts them, "error" refuses them, "chunk" reads all of them in
+        truncation: "warn" cuts them and warns once, True cuts them, "error" refuses them, "chunk" reads them whole in
             windows.
-        max_length: the tokens of a window, special ones included; None where there is no limit.
-        stride: how many tokens two neighbouring windows share; None for a quarter of what a window has room for.
-        most_shared: the most that they share where no stride is given; None for any number.
+        max_length: tokens of a window, special tokens included; None for no limit.
+        stride: tokens shared by two neighbouring windows; None for a quarter of a window.
+        most_shared: upper limit of the default stride; None for no limit.
     """
 
     truncation: Any = "warn"
@@ -72,18 +72,18 @@ class Cutting:
 
     @property
     def reads_all(self) -> bool:
-        """Whether texts are read in windows."""
+        """True if texts are read in windows."""
         return self.truncation == "chunk"
 
 
 class Window:
-    """One row for a model: the tokens of a text, or of a part of it.
+    """One row of a model's input: the tokens of a text or of a part of it.
 
     Attributes:
-        encoding: of the tokenizers library.
-        shift: the character of the whole text at which the piece starts that the encoding is of.
-        part: 0 or 1, the text of a pair that the window is of.
-        shared: how many of its first tokens the window before has, too.
+        encoding: the tokenizers library's Encoding.
+        shift: position in the whole text of the first character of the encoded piece.
+        part: 0 or 1, the text of a pair that is read in windows.
+        shared: number of its first tokens that the previous window contains, too.
     """
 
     def __init__(self, encoding: Any, part: int = 0, shift: int = 0):
@@ -94,12 +94,12 @@ class Window:
 
     @property
     def ids(self) -> list[int]:
-        """Token ids, special ones included."""
+        """Token ids, special tokens included."""
         return self.encoding.ids
 
     @property
     def content(self) -> np.ndarray:
-        """The columns of the tokens of the text that is read in windows."""
+        """Columns of the tokens of the text that is read in windows."""
         special = self.encoding.special_tokens_mask
         sequences = self.encoding.sequence_ids
         rows = (i for i, mark in enumerate(special) if not mark and sequences[i] == self.part)
@@ -107,16 +107,16 @@ class Window:
 
     @property
     def offsets(self) -> np.ndarray:
-        """(tokens, 2): the first and last + 1 character of the whole text, for the columns that are `content`."""
+        """Start and end characters in the whole text, (tokens, 2); valid for the columns of `content`."""
         return np.array(self.encoding.offsets, np.int64).reshape(-1, 2) + self.shift
 
 
 def windows_of(tokenizer: Any, texts: Sequence[Text], cutting: Cutting) -> list[Iterator[Window]]:
-    """For each text an iterator over its windows, in the order of the text (the first is what cutting leaves of it).
+    """Return for each text an iterator over its windows, in the order of the text (a cut text is its first window).
 
     Raises:
-        TypeError, ValueError: as the tokenizer does, if a text is no string or no valid Unicode, or if a pair's other
-            text leaves no room.
+        TypeError, ValueError: as the tokenizer does, if a text is not a string or not valid Unicode, or if the other
+            text of a pair fills the window.
     """
     found: list[Iterator[Window]] = [iter(()) for _ in texts]
     at_once: dict[tuple, list[int]] = {}
@@ -150,25 +150,25 @@ def _strategy(text: Text, cutting: Cutting) -> str:
 
 
 def _stride(tokenizer: Any, text: Text, cutting: Cutting) -> int | None:
-    """How many tokens neighbouring windows of a text share; None where it is cut."""
+    """Return the number of tokens that neighbouring windows of a text share; None if texts are cut."""
     if not cutting.reads_all or cutting.max_length is None:
         return None
-    room = cutting.max_length - tokenizer.num_special_tokens_to_add(text.second is not None)
+    free = cutting.max_length - tokenizer.num_special_tokens_to_add(text.second is not None)
     if text.second is not None:
-        room -= len(tokenizer(text.parts[1 - text.windowed], add_special_tokens=False)["input_ids"])
+        free -= len(tokenizer(text.parts[1 - text.windowed], add_special_tokens=False)["input_ids"])
     if cutting.stride is not None:
-        if cutting.stride >= room:
-            raise ValueError(f"stride is {cutting.stride}, expected less than the {max(0, room)} tokens of a window")
+        if cutting.stride >= free:
+            raise ValueError(f"stride is {cutting.stride}, expected less than the {max(0, free)} tokens of a window")
         return int(cutting.stride)
     if cutting.most_shared is not None:
-        return max(0, min(cutting.most_shared, room // 2))
-    return max(0, room // OVERLAP)
+        return max(0, min(cutting.most_shared, free // 2))
+    return max(0, free // OVERLAP)
 
 
 def _encoded(
     tokenizer: Any, inputs: Sequence[tuple[str, ...]], strategy: str | None, max_length: int | None, stride: int | None
 ) -> list[list]:
-    """For each input its encodings: what truncation leaves of it, and what it cuts off."""
+    """Return the encodings of each input: its truncated tokens, then the overflowing ones."""
     columns = [list(column) for column in zip(*inputs, strict=True)]
     cuts = strategy is not None
     options = {"truncation": strategy or False, "stride": stride or 0, "return_overflowing_tokens": cuts}
@@ -181,11 +181,11 @@ def _encoded(
 
 
 def _in_order(encodings: list, part: int, shift: int, stride: int | None) -> list[Window]:
-    """The windows of a text that was tokenized at once; without a stride, what cutting leaves of it comes first."""
+    """Return the windows of a text that was tokenized at once; without a stride its truncated tokens come first."""
     windows = [Window(encoding, part, shift) for encoding in encodings]
     if stride is None or len(windows) < 2:
         return windows
-    windows.sort(key=_beginning)  # what is cut from the left comes last piece first
+    windows.sort(key=_beginning)  # truncation from the left returns the last piece first
     for window in windows[1:]:
         window.shared = stride
     return windows
@@ -197,10 +197,9 @@ def _beginning(window: Window) -> int:
 
 
 def _windows_of_pieces(tokenizer: Any, text: Text, cutting: Cutting) -> Iterator[Window]:
-    """The windows of a text that is too long to be tokenized at once.
+    """Yield the windows of a text that is too long to be tokenized at once.
 
-    The last window of a piece may be incomplete: the next piece starts where it does, at the space before its first
-    word.
+    The last window of a piece may be incomplete: the next piece starts with it, at the space before its first word.
     """
     whole, part = text.parts[text.windowed], text.windowed
     strategy, stride = _strategy(text, cutting), _stride(tokenizer, text, cutting)
@@ -215,7 +214,7 @@ def _windows_of_pieces(tokenizer: Any, text: Text, cutting: Cutting) -> Iterator
         if start + len(piece) == len(whole):
             yield from windows
             return
-        if len(windows) == 1:  # it holds all of the piece
+        if len(windows) == 1:  # it contains the whole piece
             size *= 2
             continue
         next_start = _word_start(whole, _beginning(windows[-2]), _beginning(windows[-1]))
@@ -232,15 +231,15 @@ def _end_of_piece(text: str, start: int, size: int) -> int:
 
 
 def _word_start(text: str, least: int, place: int) -> int:
-    """The space before the word at `place`; `place` itself if there is none after `least`."""
+    """Return the space before the word at `place`, or `place` if there is no space after `least`."""
     space = text.rfind(" ", least + 1, place + 1)
     return place if space < 0 else space
 
 
 def first_windows(windows: Iterator[Window], cutting: Cutting, name: str) -> tuple[Iterator[Window], bool]:
-    """The windows of a text that are read, and whether the text was cut.
+    """Return the windows of a text that are read, and whether the text was cut.
 
-    Raises ValueError, with the `name` of the text, for one that is too long where that is an error.
+    Raises ValueError with the `name` of a text that is too long for truncation "error".
     """
     if cutting.reads_all:
         return windows, False
@@ -251,15 +250,16 @@ def first_windows(windows: Iterator[Window], cutting: Cutting, name: str) -> tup
 
 
 def owned(counts: Sequence[int], shared: Sequence[int]) -> list[slice]:
-    """The tokens of each window that count, so that each is read once: a token that two windows share where it has more
-    context, which is in the first window for the first half of what they share.
+    """Assign each token of a text to one window: a shared token to the one in which it has more context.
+
+    The first half of the shared tokens belongs to the earlier window.
 
     Args:
-        counts: how many tokens each window has, special ones not counted.
-        shared: how many of them the window before has, too.
+        counts: number of tokens of each window, special tokens excluded.
+        shared: number of them that the previous window contains, too.
 
     Returns:
-        For each window which of its tokens count; together they are all tokens of the text, once each.
+        For each window the slice of its own tokens; together they are all tokens of the text, once each.
     """
     starts = [(share + 1) // 2 for share in shared]
     after = [share // 2 for share in (*shared[1:], 0)]
@@ -270,8 +270,10 @@ MERGES = ("mean", "max")
 
 
 class MergedWindows:
-    """One vector of those of a text's windows: their mean, weighted by tokens ("mean"), or each number's highest
-    ("max"). It holds one vector, however many windows there are."""
+    """Merge the vectors of a text's windows: their mean weighted by tokens ("mean"), or their maximum ("max").
+
+    Memory holds one vector, however many windows a text has.
+    """
 
     def __init__(self, merge: str):
         self._merge = merge
@@ -285,13 +287,13 @@ class MergedWindows:
             self._vector = vector if self._vector is None else np.maximum(self._vector, vector)
             return
         share = vector if self._vector is None else vector.astype(np.float64) * max(1, tokens)
-        if self._windows == 2:  # the first one was kept as it is: it may be the only one
+        if self._windows == 2:  # the first vector was kept unweighted, as a single window keeps its bits
             self._vector = self._vector.astype(np.float64) * self._tokens
         self._vector = share if self._vector is None else self._vector + share
         self._tokens += max(1, tokens)
 
     def take(self) -> np.ndarray:
-        """The text's vector, in the dtype of its windows'; a single window's has its bits. The next text begins."""
+        """Return the text's vector in its windows' dtype (a single window's bit for bit) and start the next text."""
         vector = self._vector
         if self._merge == "mean" and self._windows > 1:
             vector = (vector / self._tokens).astype(self._dtype)
@@ -300,7 +302,7 @@ class MergedWindows:
 
 
 def merged(windows: Iterable[tuple[np.ndarray, int]], merge: str) -> np.ndarray:
-    """The vector of a text, of (vector, tokens) of each of its windows."""
+    """Return the vector of a text from (vector, tokens) of each of its windows."""
     whole = MergedWindows(merge)
     for vector, tokens in windows:
         whole.add(vector, tokens)
@@ -315,12 +317,12 @@ def merged_vectors(
     compute: Callable[[list[Window]], Iterable[Any]],
     batch_tokens: int,
 ) -> Iterator[list[Any]]:
-    """A vector for each text, in their order, in lists of those that are complete after some batches.
+    """Yield a vector for each text, in their order, in lists of those completed by the latest batches.
 
-    Memory is bounded by `batch_tokens`, however long a text is. `compute` gives a vector for each window of a batch,
-    of which `whole` makes those of texts.
+    Memory is bounded by `batch_tokens`, however long a text is. `compute` returns a vector for each window of a batch;
+    `whole` merges those of a text.
     """
-    marks: deque[tuple[int, bool]] = deque()  # of each window that was read: its tokens, and whether it is the last
+    marks: deque[tuple[int, bool]] = deque()  # (tokens, is the last of its text) for each window
     windows = _all_windows(texts, tokenizer, cutting, marks)
     for vectors in in_batches(windows, batch_tokens, compute, lambda count: None):
         done = []

@@ -1,4 +1,4 @@
-"""Embeddings in one byte or one bit a dimension, with the bits of sentence-transformers."""
+"""Quantization of embeddings to one byte or one bit per dimension, bit for bit as in sentence-transformers."""
 
 from typing import Any
 
@@ -17,22 +17,22 @@ def quantize_embeddings(
     ranges: np.ndarray | None = None,
     calibration_embeddings: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Embeddings in fewer bits, for a smaller index and a faster search.
+    """Return embeddings in fewer bits, for a smaller index and a faster search.
 
     Args:
         embeddings: (n, dim) or (dim,) floating point.
-        precision: "float32"; "int8" or "uint8": the range of each dimension in 256 steps; "ubinary" or "binary": one
-            bit a dimension, whether it is positive, eight in a byte, which is shifted by -128 for "binary".
-        ranges: (2, dim), the least and the greatest value of each dimension, for one byte a dimension.
-        calibration_embeddings: (m, dim), which the ranges are taken from where they are not given; by default from the
-            embeddings themselves.
+        precision: "float32"; "int8" or "uint8": the range of each dimension in 256 steps; "ubinary" or "binary": the
+            sign of each dimension, eight in a byte, shifted by -128 for "binary".
+        ranges: (2, dim), minimum and maximum of each dimension, for int8 and uint8.
+        calibration_embeddings: (m, dim), the source of ranges that are not given; by default the embeddings.
 
     Returns:
         float32, int8 or uint8 (n, dim); int8 ("binary") or uint8 ("ubinary") (n, ceil(dim / 8)).
 
     Raises:
-        TypeError: embeddings that are integers.
-        ValueError: an unknown precision; shapes that do not fit; inf or NaN; ranges to be taken from one embedding.
+        TypeError: the embeddings are integers.
+        ValueError: the precision is unknown, a shape does not fit, a value is inf or NaN, or ranges would come from
+            one embedding.
     """
     checks.choice("precision", precision, PRECISIONS)
     embeddings = check_numbers("embeddings", embeddings)
@@ -53,13 +53,13 @@ def quantize_embeddings(
 
 
 def _steps(embeddings: np.ndarray, ranges: Any, calibration: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The least value and the width of a step of each dimension, float32."""
+    """Return the minimum and the step of each dimension, float32."""
     width = embeddings.shape[-1]
     if ranges is None:
         name, source = "embeddings", embeddings
         if calibration is not None:
             name, source = "calibration_embeddings", check_numbers("calibration_embeddings", calibration)
-        if source.size == 0 and embeddings.size == 0:  # nothing to quantize, and nothing to do it by
+        if source.size == 0 and embeddings.size == 0:  # nothing to quantize
             return np.zeros(width, np.float32), np.ones(width, np.float32)
         if source.ndim != 2 or source.shape[1] != width or len(source) < (2 if calibration is None else 1):
             raise ValueError(

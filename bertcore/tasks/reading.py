@@ -1,4 +1,4 @@
-"""From texts to what a model makes of them: cut to its length or read in windows, in batches of tokens."""
+"""Readers of texts: cut to the model's length or read in windows, and computed in batches of tokens."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -13,29 +13,29 @@ from bertcore.tasks.texts import CutTexts, grouped, in_batches, lower_cased, unc
 
 
 class TextReader:
-    """A model with its tokenizer, to which texts come.
+    """A model with its tokenizer that reads texts in batches.
 
     Attributes:
         model, tokenizer: the parts.
-        max_seq_length: where texts are cut, in tokens.
-        has_warned: whether it has told that texts were cut.
+        max_seq_length: length that texts are cut to, in tokens.
+        has_warned: whether it has warned that texts were cut.
     """
 
     model: Any
     tokenizer: Any
     max_seq_length: int
-    tokenize: Callable[..., Iterable[tuple[Any, bool]]]  # of some texts and a prompt: tokens, whether they were cut
+    tokenize: Callable[..., Iterable[tuple[Any, bool]]]  # (texts, prompt) -> (tokens, was cut) of each text
     has_warned = False
 
-    _text: Callable[[Any, str], Text]  # what is read in windows of a text and a prompt
-    _name = "texts"  # what errors call them
+    _text: Callable[[Any, str], Text]  # (text, prompt) -> the text that is read in windows
+    _name = "texts"  # name of the texts in errors
 
     def _row(self, window: Window) -> Any:
-        """The tokens of a window, as `tokenize` gives those of a text."""
+        """Return the tokens of a window, as `tokenize` returns those of a text."""
         return np.array(window.ids, np.int32)
 
     def _size(self, text: Any) -> int:
-        """The characters of a text."""
+        """Return the number of characters of a text."""
         return len(text)
 
     def _cut_texts(self) -> CutTexts:
@@ -52,14 +52,14 @@ class TextReader:
         advance: Callable[[int], object],
         prompt: str = "",
     ) -> Iterator[list[Any]]:
-        """What `compute` makes of the tokens of a batch, for each text, in their order, in lists of neighbours.
+        """Yield the results of `compute` for the tokens of the texts, in their order, in lists of neighbours.
 
-        Memory is bounded by `batch_tokens`, however long texts are. `whole` makes a text's vector of those of its
-        windows. `advance` is told how many texts were just done.
+        Memory is bounded by `batch_tokens`, however long texts are. `whole` merges the vectors of a text's windows.
+        `advance` is called with the number of texts just completed.
         """
 
         def of_batch(rows: list[Any]) -> Iterable[Any]:
-            # Batch by batch: a block that stayed open across a yield would leak into the caller's code.
+            # Set for each batch: a with block that is open across a yield would change the backend of the caller.
             with kernels.use_backend(backend):
                 return compute(rows)
 
@@ -82,43 +82,44 @@ class TextReader:
 
 
 class Encoder(TextReader):
-    """A reader of texts with prompts before them, as sentence-transformers publishes one; its `settings` say which."""
+    """A reader that puts prompts before texts, as sentence-transformers does; its `settings` have them."""
 
     settings: Any
     encode: Callable[..., Any]
 
     def encode_query(self, texts: Any, **options: Any) -> Any:
-        """`encode` with the model's prompt for queries ("query"), or none if it has none; `prompt` and `prompt_name`
-        replace it."""
+        """Encode with the model's prompt for queries ("query"), if any; `prompt` and `prompt_name` replace it."""
         return self.encode(texts, **with_prompt(options, self.query_prompt))
 
     def encode_document(self, texts: Any, **options: Any) -> Any:
-        """`encode` with the model's prompt for documents ("document", "passage" or "corpus"), or none if it has none;
-        `prompt` and `prompt_name` replace it."""
+        """Encode with the model's prompt for documents ("document", "passage" or "corpus"), if it has one.
+
+        `prompt` and `prompt_name` replace it.
+        """
         return self.encode(texts, **with_prompt(options, self.document_prompt))
 
     def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
-        """What `encode` puts before a text, given these arguments; raises as it does."""
+        """Return the text that `encode` puts before each text, given these arguments; raises as `encode` does."""
         return self.settings.prompts.resolve(prompt, prompt_name)
 
     @property
     def query_prompt(self) -> str:
-        """What `encode_query` puts before a text."""
+        """The text that `encode_query` puts before each text."""
         return self.settings.prompts.for_queries
 
     @property
     def document_prompt(self) -> str:
-        """What `encode_document` puts before a text."""
+        """The text that `encode_document` puts before each text."""
         return self.settings.prompts.for_documents
 
     def prepared(self, text: str, prompt: str) -> str:
-        """The text as the tokenizer gets it: with the prompt before it, in lower case if the model wants that."""
+        """Return the tokenizer's input: prompt and text, in lower case if the model asks for it."""
         return lower_cased(prompt + text) if self.settings.do_lower_case else prompt + text
 
     def _text(self, text: Any, prompt: str) -> Text:
         return Text(self.prepared(text, prompt))
 
     def tokenize(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
-        """The token ids of each text, with the prompt before it and cut to `max_seq_length`, and whether it was cut."""
+        """Return for each text the token ids of prompt and text, cut to `max_seq_length`, and whether they were cut."""
         found = self.tokenizer.encode_beginnings([self.prepared(text, prompt) for text in texts], self.max_seq_length)
         return [(np.array(ids, np.int32), was_cut) for ids, was_cut in found]

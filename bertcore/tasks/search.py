@@ -1,4 +1,4 @@
-"""The nearest of many embeddings: search, pairs of like texts, communities; in blocks, so that memory is bounded."""
+"""Nearest embeddings: search, similar pairs, communities; computed in blocks, so that memory is bounded."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -13,14 +13,14 @@ Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class BestRows:
-    """The best rows of a corpus for each query, of a corpus that comes block by block.
+    """The best rows of a corpus for each query; the corpus is added block by block.
 
     Args:
-        queries: how many there are.
-        top_k: how many rows are kept for each.
+        queries: number of queries.
+        top_k: number of rows kept for each.
 
     Attributes:
-        scores, indices: (queries, kept), the best first; of equal rows the earlier one first.
+        scores, indices: (queries, kept), best first; of equal rows the earlier one first.
     """
 
     def __init__(self, queries: int, top_k: int):
@@ -29,7 +29,7 @@ class BestRows:
         self.indices = np.empty((queries, 0), np.int64)
 
     def add(self, scores: np.ndarray) -> None:
-        """Take the scores of the next rows of the corpus, (queries, rows)."""
+        """Add the scores of the corpus's next rows, (queries, rows)."""
         rows = np.broadcast_to(self._rows + np.arange(scores.shape[1]), scores.shape)
         self._rows += scores.shape[1]
         scores, rows = np.hstack([self.scores, scores]), np.hstack([self.indices, rows])
@@ -38,7 +38,7 @@ class BestRows:
 
 
 def largest(scores: np.ndarray, count: int) -> np.ndarray:
-    """Where the `count` largest of each row stand, the largest first, of equal ones the first: (rows, count)."""
+    """Return the columns (rows, count) of each row's `count` largest, largest first, of equal ones the first."""
     if count < scores.shape[1]:
         least = np.partition(scores, scores.shape[1] - count, axis=1)[:, -count][:, None]
         kept = [np.flatnonzero(row) for row in scores >= least]
@@ -58,20 +58,20 @@ def semantic_search(
     query_chunk_size: int = 100,
     corpus_chunk_size: int = 50_000,
 ) -> list[list[dict[str, Any]]]:
-    """The embeddings of a corpus that are nearest to each query.
+    """Find the embeddings of a corpus that are nearest to each query.
 
     Args:
         query_embeddings: (queries, dim), or (dim,) for one.
         corpus_embeddings: (texts, dim).
-        top_k: how many to return for each query.
-        score_function: of (n, dim) and (m, dim), gives (n, m), greater for nearer ones.
-        query_chunk_size, corpus_chunk_size: how many are compared at once; they do not change the result.
+        top_k: number of results for each query.
+        score_function: maps (n, dim) and (m, dim) to (n, m), greater for nearer ones.
+        query_chunk_size, corpus_chunk_size: rows compared at once; they do not change the result.
 
     Returns:
-        For each query a list of {"corpus_id": index, "score": float}, the best first, of equal ones the first.
+        For each query a list of {"corpus_id": index, "score": float}, best first, of equal ones the first.
 
-    Raises ValueError for shapes that do not fit, inf or NaN, and sizes that are not positive; TypeError for what holds
-    no numbers.
+    Raises ValueError for shapes that do not fit, inf or NaN, and sizes that are not positive; TypeError for
+    non-numbers.
     """
     queries, corpus = _table("query_embeddings", query_embeddings), _table("corpus_embeddings", corpus_embeddings)
     if queries.shape[1] != corpus.shape[1]:
@@ -102,9 +102,9 @@ def paraphrase_mining(
     corpus_chunk_size: int = 50_000,
     **options: Any,
 ) -> list[list[Any]]:
-    """The pairs of sentences that are most alike; see `paraphrase_mining_embeddings`.
+    """Find the most similar pairs of sentences; see `paraphrase_mining_embeddings`.
 
-    `model` is a SentenceEncoder, and `options` are those of its `encode`.
+    `model` is a SentenceEncoder; `options` as for its `encode`.
     """
     return paraphrase_mining_embeddings(
         model.encode(sentences, **options),
@@ -125,17 +125,17 @@ def paraphrase_mining_embeddings(
     query_chunk_size: int = 1000,
     corpus_chunk_size: int = 50_000,
 ) -> list[list[Any]]:
-    """The pairs of embeddings that are most alike.
+    """Find the most similar pairs of embeddings.
 
     Args:
         embeddings: (texts, dim).
-        top_k: with how many others each is paired, before the best pairs are chosen.
-        max_pairs: how many pairs are returned at most.
-        score_function: of (n, dim) and (m, dim), gives (n, m); it has to be symmetric.
-        query_chunk_size, corpus_chunk_size: how many are compared at once; they do not change the result.
+        top_k: number of candidates for each embedding, before the best pairs are chosen.
+        max_pairs: most pairs that are returned.
+        score_function: maps (n, dim) and (m, dim) to (n, m); must be symmetric.
+        query_chunk_size, corpus_chunk_size: rows compared at once; they do not change the result.
 
     Returns:
-        [score, i, j] with i < j, the best first.
+        [score, i, j] with i < j, best first.
 
     Raises ValueError for another shape, and sizes that are not positive.
     """
@@ -164,7 +164,7 @@ def _queue(
     others: list[tuple[int, float]],
     max_pairs: int,
 ) -> None:
-    """Keep the pairs of one text with others among the `max_pairs` best, a heap of (score, -i, -j)."""
+    """Keep one text's pairs with `others` among the `max_pairs` best, a heap of (score, -i, -j)."""
     for other, score in others:
         pair = min(of_one, other), max(of_one, other)
         if pair in queued or (len(kept) == max_pairs and score <= kept[0][0]):
@@ -181,16 +181,16 @@ def _queue(
 def community_detection(
     embeddings: np.ndarray, *, threshold: float = 0.75, min_community_size: int = 10, batch_size: int = 1024
 ) -> list[list[int]]:
-    """Groups of embeddings whose cosine with a central one is at least `threshold`, the largest group first.
+    """Find groups of embeddings whose cosine with a central one is at least `threshold`, largest group first.
 
     Args:
         embeddings: (texts, dim).
         threshold: the least cosine.
-        min_community_size: how many texts a group has at least.
-        batch_size: how many are compared with all others at once; it does not change the result.
+        min_community_size: least number of texts in a group.
+        batch_size: rows compared with all others at once; does not change the result.
 
     Returns:
-        The indices of each group, the central one first, then the nearest. No text is in two groups: larger groups
+        The indices of each group, the central one first, then by similarity. No text is in two groups: larger groups
         choose first.
 
     Raises ValueError for another shape, and sizes that are not positive.
@@ -211,7 +211,7 @@ def community_detection(
 
 
 def _without_overlap(groups: list[tuple[int, np.ndarray]], texts: int, least: int) -> list[list[int]]:
-    """The groups, (center, members), each without what those before it have; those left with less are dropped."""
+    """Return the groups (center, members) without members of earlier groups; drop those smaller than `least`."""
     taken, kept = np.zeros(texts, bool), []
     for center, members in groups:
         free = members[~taken[members]]

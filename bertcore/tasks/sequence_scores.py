@@ -1,4 +1,4 @@
-"""Scores of texts, and of pairs of texts, by a model that classifies sequences."""
+"""Scores of texts and pairs of texts by a sequence classifier, and functions of scores."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ from bertcore.tokenization import AutoTokenizer
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of one text or pair: ids, and token types where the tokenizer gives them, (tokens,) integers."""
+    """The tokens of one text or pair: ids, and token types if the tokenizer returns them, (tokens,) integers."""
 
     ids: list[int]
     types: list[int] | None
@@ -34,15 +34,15 @@ class SequenceScores(TextReader):
     """A sequence classifier with its tokenizer: texts or pairs of texts in, logits out.
 
     Args:
-        folder: of the model and the tokenizer.
+        folder: folder of the model and the tokenizer.
         dtype: as for AutoModel.
-        max_seq_length: cut texts, or pairs, to this many tokens; by default as published.
-        published_length: what the folder says of that, beside the tokenizer.
+        max_seq_length: cut texts and pairs to this many tokens; by default as published.
+        published_length: the published length; by default that of the tokenizer.
         do_lower_case: whether texts are lower-cased before they are tokenized.
 
     Raises:
-        CheckpointError: also for a checkpoint without a classifier's head.
-        ValueError: a `max_seq_length` out of range.
+        CheckpointError: a file is invalid, or the checkpoint has no classifier's head.
+        ValueError: `max_seq_length` is out of range.
     """
 
     _name = "pairs"
@@ -61,7 +61,7 @@ class SequenceScores(TextReader):
             self.model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype)
         if self.model.newly_initialised:
             raise CheckpointError(
-                f"{folder} does not hold {', '.join(self.model.newly_initialised)}: it is no classifier of sequences"
+                f"{folder} does not hold {', '.join(self.model.newly_initialised)}: expected a sequence classifier"
             )
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.do_lower_case = do_lower_case
@@ -79,12 +79,11 @@ class SequenceScores(TextReader):
         advance: Callable[[int], object],
         backend: str,
     ) -> Iterator[np.ndarray]:
-        """The logits, (labels,) float32, of each row, in their order: a text alone, (text,), or a pair of texts.
+        """Yield the logits, (labels,) float32, of each row, in their order: one text, (text,), or a pair of texts.
 
-        Memory is bounded by `batch_tokens`; `advance` is told how many rows were just done. `cutting` says what happens
-        to rows that are too long, `merge` what is made of the logits of their windows.
+        Memory is bounded by `batch_tokens`; `advance` is called with the number of rows just completed. `cutting` is
+        the treatment of rows that are too long, `merge` that of the logits of their windows.
         """
-
         whole = MergedWindows(merge)
         yield from chain.from_iterable(self._read(rows, self.scored, whole, cutting, batch_tokens, backend, advance))
 
@@ -99,7 +98,7 @@ class SequenceScores(TextReader):
         return Tokens(window.ids, window.encoding.type_ids if has_types else None)
 
     def tokenize(self, rows: list[Sequence[str]], prompt: str = "") -> Iterator[tuple[Tokens, bool]]:
-        """The tokens of each text or pair, cut to `max_seq_length`, and whether it was cut."""
+        """Yield the tokens of each text or pair, cut to `max_seq_length`, and whether it was cut."""
         for _, same in groupby(rows, key=len):
             columns = [list(column) for column in zip(*same, strict=True)]
             if self.do_lower_case:
@@ -110,7 +109,7 @@ class SequenceScores(TextReader):
             yield from zip(map(Tokens, ids, types), were_cut, strict=True)
 
     def scored(self, batch: list[Tokens]) -> np.ndarray:
-        """The logits of a batch, (rows, labels) float32."""
+        """Return the logits of a batch, (rows, labels) float32."""
         longest = max(map(len, batch))
         inputs = {"input_ids": _padded([row.ids for row in batch], longest)}
         inputs["attention_mask"] = _padded([[1] * len(row) for row in batch], longest)
@@ -127,20 +126,20 @@ def _padded(rows: list[Any], length: int) -> np.ndarray:
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """The softmax over the last axis, float64."""
+    """Return the softmax over the last axis, float64."""
     weights = np.exp(scores.astype(np.float64) - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def sigmoid(scores: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-score)), float64, without overflow."""
+    """Return 1 / (1 + exp(-score)), float64, without overflow."""
     scores = scores.astype(np.float64)
     small = np.exp(-np.abs(scores))
     return np.where(scores >= 0, 1.0, small) / (1.0 + small)
 
 
 def unchanged(array: np.ndarray) -> np.ndarray:
-    """The array itself; a function by a name, unlike a lambda, goes to another process with what holds it."""
+    """Return the array itself; unlike a lambda, this can be pickled."""
     return array
 
 
@@ -152,8 +151,10 @@ FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def published_function(problem_type: str | None, num_labels: int) -> str:
-    """Which of `FUNCTIONS` makes probabilities of a classifier's scores, by what its config says of the problem: "none"
-    for regression, "sigmoid" for one label or several at once, "softmax" for others."""
+    """Return the name in `FUNCTIONS` that turns a classifier's scores into probabilities, by its config.
+
+    "none" for regression, "sigmoid" for one label or several at once, "softmax" otherwise.
+    """
     if problem_type == "regression":
         return "none"
     return "sigmoid" if problem_type == "multi_label_classification" or num_labels == 1 else "softmax"

@@ -1,4 +1,4 @@
-"""How similar embeddings are: the four functions of sentence-transformers, and vectors of length 1."""
+"""Similarities of embeddings: the four functions of sentence-transformers, and scaling to length 1."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,38 +12,38 @@ BLOCK = 1 << 22  # differences computed at once
 
 
 def normalized(rows: Any) -> Any:
-    """Rows (texts, dim) scaled to length 1; a row of zeros stays as it is."""
+    """Return rows (texts, dim) scaled to length 1; a row of zeros stays unchanged."""
     lengths = (rows * rows).sum(axis=-1, keepdims=True) ** 0.5
     return rows / lengths.clip(1e-12)  # the floor of torch.nn.functional.normalize
 
 
 def cosine_similarity(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The cosine of every row of `left` (n, dim) with every row of `right` (m, dim): (n, m).
+    """Return the cosines (n, m) of the rows of `left` (n, dim) and `right` (m, dim).
 
-    Raises ValueError for other shapes, as the other functions here do. A vector (dim,) is a row.
+    A vector (dim,) is one row. Raises ValueError for other shapes, as all functions here do.
     """
     left, right = _tables(left, right)
     return normalized(left) @ normalized(right).T
 
 
 def dot_score(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The dot product of every row of `left` with every row of `right`: (n, m)."""
+    """Return the dot products (n, m) of the rows of `left` and `right`."""
     left, right = _tables(left, right)
     return left @ right.T
 
 
 def euclidean_similarity(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Minus the Euclidean distance of every row of `left` from every row of `right`: (n, m)."""
+    """Return minus the Euclidean distances (n, m) between the rows of `left` and `right`."""
     return _distances(left, right, lambda difference: (difference * difference).sum(axis=-1) ** 0.5)
 
 
 def manhattan_similarity(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Minus the sum of absolute differences of every row of `left` from every row of `right`: (n, m)."""
+    """Return minus the Manhattan distances (n, m) between the rows of `left` and `right`."""
     return _distances(left, right, lambda difference: np.abs(difference).sum(axis=-1))
 
 
 def _distances(left: np.ndarray, right: np.ndarray, length: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Minus the lengths of all differences; a few rows of `left` at a time, so that memory is bounded."""
+    """Return minus the lengths of all differences; a few rows of `left` at a time bound the memory."""
     left, right = _tables(left, right)
     scores = np.empty((len(left), len(right)), np.result_type(left, right))
     step = max(1, BLOCK // max(1, right.size))
@@ -58,7 +58,7 @@ def _cosine_pairs(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Similarity:
-    """A similarity of all rows with all rows, and of rows that stand at the same place."""
+    """A similarity of all rows with all rows, and of rows at the same index."""
 
     of_all: Callable[[np.ndarray, np.ndarray], np.ndarray]
     of_pairs: Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -73,7 +73,7 @@ SIMILARITIES = {
 
 
 def pairwise_similarity(name: str, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The similarity of that name of left[i] with right[i], both (n, dim): (n,).
+    """Return the similarity (n,) of that name between left[i] and right[i], both (n, dim).
 
     Raises ValueError for other shapes.
     """
@@ -84,7 +84,7 @@ def pairwise_similarity(name: str, left: np.ndarray, right: np.ndarray) -> np.nd
 
 
 def _tables(left: Any, right: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Both as floating-point tables of the same width."""
+    """Return both as floating-point tables of the same width."""
     left, right = check_numbers("left", left), check_numbers("right", right)
     if not {left.ndim, right.ndim} <= {1, 2} or left.shape[-1] != right.shape[-1]:
         raise ValueError(f"left has shape {left.shape}, right {right.shape}, expected (n, dim) and (m, dim)")
@@ -93,5 +93,5 @@ def _tables(left: Any, right: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def floating(rows: np.ndarray) -> np.ndarray:
-    """Integers and float16, whose squares overflow, in float32; others as they are."""
+    """Return integers and float16 (their squares overflow) as float32, other arrays unchanged."""
     return rows if rows.dtype.kind == "f" and rows.dtype.itemsize > 2 else rows.astype(np.float32)

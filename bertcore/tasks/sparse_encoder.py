@@ -1,4 +1,4 @@
-"""SparseEncoder: a published SPLADE model, from its folder to the words that a text is about."""
+"""SparseEncoder: sparse embeddings of texts by a published SPLADE model."""
 
 from __future__ import annotations
 
@@ -43,33 +43,32 @@ if TYPE_CHECKING:
 
 
 class SparseEncoder(Encoder):
-    """Turns each text into a weight for each word of the vocabulary, most of them zero (SPLADE).
+    """Turn each text into a weight for each token of the vocabulary, most of them zero (SPLADE).
 
-    A word's weight is the greatest log(1 + relu(logit)) that the masked language model gives it at any token of the
-    text (Formal et al. 2021, arXiv:2109.10086), or their sum (arXiv:2107.05720). The logits of a few texts at a time
-    are in memory, never those of a batch.
+    The weight of a vocabulary token is the maximum over the text of the masked language model's log(1 + relu(logit))
+    (Formal et al. 2021, arXiv:2109.10086), or their sum (arXiv:2107.05720). Memory holds the logits of a few texts at a
+    time, never those of a batch.
 
     Args:
         folder: a model as sentence-transformers publishes it (modules.json: MLMTransformer and SpladePooling), a plain
             masked language model's folder, or its id on the Hugging Face hub.
-        dtype: of the weights and the computation, as for AutoModel; embeddings are float32.
+        dtype: dtype of weights and computation, as for AutoModel; embeddings are float32.
         max_seq_length: cut texts to this many tokens, special ones included; by default as published.
-        max_active_dims: keep this many words of each text, those of the greatest weights; by default as published, or
-            all.
-        revision, token, cache_dir, local_files_only: for an id on the hub, as `checkpoint.resolve` has them.
+        max_active_dims: keep this many of the greatest weights of each text; by default as published, or all.
+        revision, token, cache_dir, local_files_only: for an id on the hub, as for `checkpoint.resolve`.
 
     Attributes:
-        settings: those of the folder.
-        embedding_dimension: the number of words.
-        max_seq_length: where texts are cut, in tokens.
+        settings: settings of the folder.
+        embedding_dimension: size of the vocabulary.
+        max_seq_length: length that texts are cut to, in tokens.
         model, tokenizer: the parts.
 
     Raises:
-        CheckpointError: which file of the folder is wrong, or a checkpoint without a masked language model's head.
-        ValueError: a number out of range.
+        CheckpointError: a file of the folder is invalid, or the checkpoint has no masked language model's head.
+        ValueError: a number is out of range.
 
-    The first call that cuts texts ends with a TextsCutWarning that says how many. One encoder may be used by several
-    threads at once.
+    The first call that cuts texts ends with a TextsCutWarning that counts them. Several threads may use one encoder at
+    once.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class SparseEncoder(Encoder):
             self.model: Any = AutoModelForMaskedLM.from_pretrained(where, dtype=dtype)
         if self.model.newly_initialised:
             raise CheckpointError(
-                f"{where} does not hold {', '.join(self.model.newly_initialised)}: it is no masked language model"
+                f"{where} does not hold {', '.join(self.model.newly_initialised)}: expected a masked language model"
             )
         self.tokenizer = AutoTokenizer.from_pretrained(where)
         special, positions = self.tokenizer.num_special_tokens_to_add(), self.model.spec.longest_sequence
@@ -116,28 +115,28 @@ class SparseEncoder(Encoder):
         batch_tokens: int = BATCH_TOKENS,
         show_progress: bool | None = None,
     ) -> csr_array:
-        """Embed texts into a sparse matrix (texts, words), float32 (needs SciPy).
+        """Embed texts into a sparse matrix (texts, vocabulary), float32 (needs SciPy).
 
         Args:
-            texts: strings; an empty one is a text like any other.
-            prompt, prompt_name: text to put before each, or the name of one of the model's own prompts; by default the
+            texts: strings; an empty one is allowed.
+            prompt, prompt_name: text to put before each, or the name of one of the model's prompts; by default the
                 model's default prompt, if it has one.
-            max_active_dims: replaces the encoder's, for this call.
-            truncation: what happens to texts longer than `max_seq_length`: "warn" cuts them and warns once, with
-                counts; True cuts them; "error" refuses them; "chunk" reads all of them, in overlapping windows.
-            stride: for "chunk", how many tokens two windows share; by default a quarter of a window.
-            merge: for "chunk", what makes the weights of those of a text's windows: the "max" of each word, or their
-                "mean", weighted by tokens.
-            batch_tokens: how many tokens are computed at once; bounds the memory, does not change the result.
-            show_progress: True or False; by default on a terminal, when the work takes long.
+            max_active_dims: replaces the encoder's value for this call.
+            truncation: treatment of texts longer than `max_seq_length`: "warn" cuts them and warns once, with
+                counts; True cuts them; "error" refuses them; "chunk" reads them whole, in overlapping windows.
+            stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
+            merge: for "chunk", merge of the weights of a text's windows: their "max", or their "mean", weighted by
+                tokens.
+            batch_tokens: most tokens computed at once; bounds memory, does not change the result.
+            show_progress: whether to show a bar; by default on a terminal, if the work takes long.
 
         Raises:
-            TypeError: which of `texts` is not a string.
-            ValueError: a text that is not valid Unicode, an unknown prompt name, a number that is not positive, a wrong
-                `truncation`, `stride` or `merge`, a text that is too long where that is refused.
-            ImportError: without SciPy; `encode_stream` needs none.
+            TypeError: a text is not a string.
+            ValueError: a text is not valid Unicode, a prompt name is unknown, an argument is out of range, or a text is
+                too long for truncation "error".
+            ImportError: SciPy is not installed; `encode_stream` does not need it.
         """
-        sparse = required("scipy.sparse")  # before the work, and not after it
+        sparse = required("scipy.sparse")  # fail before the work
         asked = {"prompt": prompt, "prompt_name": prompt_name, "max_active_dims": max_active_dims}
         how = {"truncation": truncation, "stride": stride, "merge": merge, "batch_tokens": batch_tokens}
         rows = list(self.encode_stream(texts, show_progress=show_progress, **asked, **how))
@@ -170,7 +169,7 @@ class SparseEncoder(Encoder):
         cutting, backend = Cutting(truncation, self.max_seq_length, stride), kernels.get_backend()
         checks.choice("merge", merge, MERGES)
         whole = MergedWords(merge, self.embedding_dimension, most)
-        kept = None if cutting.reads_all else most  # those of a text are chosen of all of its windows' words
+        kept = None if cutting.reads_all else most  # of a text in windows all weights are merged first
         how = whole, cutting, batch_tokens, backend
 
         def rows() -> Iterator[SparseRow]:
@@ -181,19 +180,19 @@ class SparseEncoder(Encoder):
         return rows()
 
     def decode(self, embeddings: Any, top_k: int | None = None) -> Any:
-        """The words of embeddings and their weights, the greatest first.
+        """Return the vocabulary tokens of embeddings with their weights, greatest first.
 
         Args:
-            embeddings: a `SparseRow`, or a sparse matrix as `encode` returns it, or a row of one.
-            top_k: how many words; all by default.
+            embeddings: a `SparseRow`, a sparse matrix as `encode` returns it, or a row of one.
+            top_k: number of tokens; all by default.
 
         Returns:
-            [(word, weight)] for a row, a list of such lists for a matrix.
+            [(token, weight)] for a row, a list of such lists for a matrix.
         """
         if top_k is not None:
             check_count("top_k", top_k)
         if isinstance(embeddings, SparseRow):
-            known = embeddings.indices < len(self.tokenizer)  # a model's vocabulary is often rounded up
+            known = embeddings.indices < len(self.tokenizer)  # the model's vocabulary is often rounded up
             embeddings = SparseRow(embeddings.indices[known], embeddings.values[known])
             order = np.argsort(-embeddings.values, kind="stable")[:top_k]
             words = self.tokenizer.convert_ids_to_tokens(embeddings.indices[order].tolist())
@@ -208,33 +207,33 @@ class SparseEncoder(Encoder):
         return [self.decode(part, top_k) for part in parts]
 
     def similarity(self, left: Any, right: Any) -> np.ndarray:
-        """The dot product of every row of `left` (n, words) with every row of `right` (m, words): (n, m)."""
+        """Return the dot products (n, m) of the rows of `left` (n, vocabulary) and `right` (m, vocabulary)."""
         return (left @ right.T).toarray()
 
     def words(self, batch: list[np.ndarray], max_active_dims: int | None = None) -> list[SparseRow]:
-        """The words of each text of a batch of token ids, at most `max_active_dims` of them."""
+        """Return the weights of each text of a batch of token ids, at most `max_active_dims` of them."""
         hidden, cu_seqlens = self.model.encode_packed(batch)
         head = functools.partial(self.model.heads[0], Pass.begin(hidden))
         pooled = pooled_words(head, hidden, cu_seqlens, self.settings)
         return [sparse_row(weights, max_active_dims) for weights in pooled]
 
 
-GROUP_TOKENS = 128  # whose logits are in memory at once: 16 MB with BERT's vocabulary
+GROUP_TOKENS = 128  # tokens whose logits are in memory at once: 16 MB with BERT's vocabulary
 
 
 def pooled_words(
     head: Callable[[Any], Any], hidden: Any, cu_seqlens: np.ndarray, settings: SparseSettings
 ) -> Iterator[np.ndarray]:
-    """The weights of all words, (words,) float32 or float64 in host memory, of one packed text after the other.
+    """Yield the weights of the vocabulary, (vocabulary,) float32 or float64 in host memory, for each packed text.
 
     Texts are scored in groups of at most GROUP_TOKENS tokens, longer ones in pieces from their own start, so that the
     order of a sum does not depend on the text's neighbours.
 
     Args:
-        head: (tokens, hidden) -> logits (tokens, words).
+        head: (tokens, hidden) -> logits (tokens, vocabulary).
         hidden: (tokens, hidden).
         cu_seqlens: offsets of the texts in host memory, (texts + 1,).
-        settings: how logits become weights.
+        settings: pooling strategy and activation.
     """
     offsets, first = cu_seqlens.tolist(), 0
     while first < len(offsets) - 1:
@@ -253,10 +252,10 @@ def pooled_words(
 
 
 def _weights(pieces: Any, settings: SparseSettings) -> np.ndarray:
-    """The weights of one text, of its logits (tokens, words) in pieces."""
+    """Return the weights of one text from its logits (tokens, vocabulary) in pieces."""
     total = None
     for logits in pieces:
-        if settings.strategy == "max":  # of the logits: the logarithm grows with them
+        if settings.strategy == "max":  # of the logits, since the activation is monotonic
             part = logits.max(axis=0)
             total = part if total is None else kernels.array_module(part).maximum(total, part)
         else:
@@ -273,14 +272,14 @@ def _activated(logits: Any, activation: str) -> Any:
 
 
 class SparseRow(NamedTuple):
-    """The words of one text: their ids in the vocabulary, int32 and ascending, and their weights, float32."""
+    """The weights of one text: ascending vocabulary ids, int32, and their weights, float32."""
 
     indices: np.ndarray
     values: np.ndarray
 
 
 def sparse_row(weights: np.ndarray, most: int | None) -> SparseRow:
-    """The words that have a weight, the `most` greatest of them; of equal ones the first."""
+    """Return the non-zero weights, at most the `most` greatest; of equal ones the first."""
     indices = np.flatnonzero(weights)
     if most is not None and len(indices) > most:
         indices = np.sort(indices[np.argsort(-weights[indices], kind="stable")[:most]])
@@ -288,20 +287,20 @@ def sparse_row(weights: np.ndarray, most: int | None) -> SparseRow:
 
 
 class MergedWords(MergedWindows):
-    """One row of those of a text's windows, each of all its words; at most `most` words of it are kept."""
+    """Merge the rows of a text's windows into one with at most `most` weights."""
 
     def __init__(self, merge: str, words: int, most: int | None):
         super().__init__(merge)
         self._words, self._most = words, most
 
     def add(self, row: SparseRow, tokens: int) -> None:
-        """Add a window's words."""
+        """Add a window's weights."""
         weights = np.zeros(self._words, np.float32)
         weights[row.indices] = row.values
         super().add(weights, tokens)
 
     def take(self) -> SparseRow:
-        """The text's words; the next text begins."""
+        """Return the text's weights and start the next text."""
         return sparse_row(super().take(), self._most)
 
 
@@ -311,13 +310,13 @@ TRANSFORMERS = ("Transformer", "MLMTransformer")
 
 @dataclass(frozen=True)
 class SparseSettings:
-    """What a folder says of how texts become sparse embeddings.
+    """Settings in the folder of a sparse encoder.
 
     Attributes:
-        model_folder: where config.json, the weights and the tokenizer are.
-        strategy: "max" or "sum" of the weights that a word has at the tokens.
+        model_folder: folder of config.json, the weights and the tokenizer.
+        strategy: "max" or "sum" over the tokens of a text.
         activation: "relu", log(1 + relu(logit)), or "log1p_relu", the logarithm twice.
-        max_active_dims: how many words a text has at most; None for no limit.
+        max_active_dims: most weights of a text; None for no limit.
         max_seq_length, do_lower_case: as in a sentence encoder's settings.
         prompts: texts to put before an input.
     """
@@ -332,9 +331,9 @@ class SparseSettings:
 
 
 def read_sparse_settings(folder: Any) -> SparseSettings:
-    """The settings of a sparse encoder's folder; a plain masked language model's is SPLADE's "max".
+    """Read the settings of a sparse encoder's folder; a plain masked language model uses SPLADE's "max".
 
-    Raises CheckpointError: which file is wrong, or which module is not supported.
+    Raises CheckpointError for an invalid file or an unsupported module.
     """
     folder = opened_folder(folder, "sparse encoder")
     modules, where, pooling = read_modules(folder), folder, {}

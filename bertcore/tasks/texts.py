@@ -1,4 +1,4 @@
-"""Texts on their way to a model: checked, cut to its length, and counted where they were cut."""
+"""Texts on their way to a model: checks, truncation and its warning, batches, and progress."""
 
 import codecs
 import sys
@@ -12,24 +12,24 @@ from bertcore.arguments import warn_caller
 from bertcore.checkpoint import CheckpointError
 from bertcore.kernels import checks
 
-MOST_TOKENS = 2**31 - 1  # of a text, for models without positions of their own: offsets are int32
+MOST_TOKENS = 2**31 - 1  # longest text of a model without a limit of positions: offsets are int32
 
 Row = TypeVar("Row")
 
 
 class TextsCutWarning(UserWarning):
-    """Texts were longer than the model takes: only the tokens that it takes were read."""
+    """Texts were longer than the model accepts and were cut."""
 
 
 class CutTexts:
-    """Counts the texts of a call, and those of them that were cut, for one warning of each owner.
+    """Count the texts of a call and the cut ones among them, for one warning per owner.
 
     Args:
-        owner: what reads the texts; its `has_warned` says whether it has told that texts were cut.
-        max_length: what texts are cut to, in tokens; None where there is no limit.
-        positions: how many the model takes; None if there is no limit.
-        argument: what the user calls `max_length`.
-        reads_windows: whether the owner can read all of a text, with truncation="chunk".
+        owner: the reader of the texts; its `has_warned` says whether it has already warned.
+        max_length: length that texts are cut to, in tokens; None for no limit.
+        positions: the model's number of positions; None for no limit.
+        argument: the user's name of `max_length`.
+        reads_windows: whether the owner can read a whole text with truncation="chunk".
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class CutTexts:
         self._cut += was_cut
 
     def counted(self, rows: Iterable[tuple[Row, bool]]) -> Iterator[Row]:
-        """The rows of (row, was cut), counted one by one."""
+        """Yield the row of each (row, was cut), and count it."""
         for row, was_cut in rows:
             self.count(was_cut)
             yield row
 
     def warn(self) -> None:
-        """Warn if any was cut and the owner has not told it yet."""
+        """Warn if any text was cut and the owner has not warned yet."""
         if not self._cut or self._owner.has_warned:
             return
         self._owner.has_warned = True
@@ -72,12 +72,12 @@ class CutTexts:
 
 
 def lower_cased(text: str) -> str:
-    """The text in lower case as tokenizers write it: each character for itself, a word's last sigma too."""
+    """Return the text in lower case as tokenizers write it: character by character, a word's final sigma included."""
     return text.replace("\u03a3", "\u03c3").lower()
 
 
 def too_long(name: str, max_length: int | None) -> ValueError:
-    """The error for a text that would be cut where that is refused."""
+    """Return the error for a text that is too long with truncation="error"."""
     return ValueError(
         f"{name} has more than the {max_length} tokens that are read, and truncation is 'error': 'chunk' reads all of "
         "it"
@@ -85,7 +85,7 @@ def too_long(name: str, max_length: int | None) -> ValueError:
 
 
 def uncut(rows: Iterable[tuple[Row, bool]], max_length: int, name: str = "texts") -> Iterator[tuple[Row, bool]]:
-    """The rows of (row, was cut); ValueError at the first one that was cut."""
+    """Yield the rows of (row, was cut). Raises ValueError at the first one that was cut."""
     for number, (row, was_cut) in enumerate(rows):
         if was_cut:
             raise too_long(f"{name}[{number}]", max_length)
@@ -93,11 +93,11 @@ def uncut(rows: Iterable[tuple[Row, bool]], max_length: int, name: str = "texts"
 
 
 def sequence_length(wanted: int | None, published: int, positions: int | None, special: int, where: Any) -> int:
-    """Where texts are cut, in tokens: `wanted`, by default as published, but never beyond the model's positions.
+    """Return the length that texts are cut to: `wanted`, by default as published, at most the model's positions.
 
     Raises:
-        ValueError: a `wanted` out of range.
-        CheckpointError: a published length that has no room for the special tokens.
+        ValueError: `wanted` is out of range.
+        CheckpointError: the published length is too short for the special tokens.
     """
     least, most = max(1, special), positions or MOST_TOKENS  # an empty text has its special tokens
     expected = f"expected {least} (the special tokens of a text) to {most}, the model's positions"
@@ -111,21 +111,21 @@ def sequence_length(wanted: int | None, published: int, positions: int | None, s
 
 
 def checked_texts(texts: Any, name: str = "texts") -> Iterator[str]:
-    """The texts one by one, each seen to be a string."""
+    """Yield the texts one by one after checking that each is a string."""
     expected = "expected a list of strings" if isinstance(texts, str) else "expected a string or a list of strings"
     if isinstance(texts, str | bytes | Mapping | Set) or not isinstance(texts, Iterable):
         hint = "; decode it first" if isinstance(texts, bytes) else ""
         raise TypeError(f"{name} is {type(texts).__name__}, {expected}{hint}")
     axes = len(getattr(texts, "shape", (None,)))
-    if axes == 0:  # which says of itself that it can be iterated over
+    if axes == 0:  # isinstance says that it is iterable
         raise TypeError(f"{name} is an array without axes, {expected}")
-    if axes > 1:  # in a loop, a table gives the names of its columns
+    if axes > 1:  # iterating over a table yields the names of its columns
         raise TypeError(f"{name} is {type(texts).__name__} of {axes} axes, {expected}: take one column of texts")
     return (checked_text(f"{name}[{index}]", text) for index, text in enumerate(texts))
 
 
 def checked_text(name: str, text: Any, expected: str = "str") -> str:
-    """The text, if it is a string that can be written as UTF-8; TypeError or ValueError name it."""
+    """Return the text. Raises TypeError if it is not a string, ValueError if it cannot be written as UTF-8."""
     if not isinstance(text, str):
         hint = ": decode it first" if isinstance(text, bytes) else ""
         raise TypeError(f"{name} is {type(text).__name__}, expected {expected}{hint}")
@@ -137,7 +137,7 @@ def checked_text(name: str, text: Any, expected: str = "str") -> str:
 
 
 def check_words(name: str, value: Any) -> None:
-    """TypeError, ValueError for what is no collection of strings."""
+    """Raise TypeError or ValueError for anything but a collection of strings."""
     if isinstance(value, str) or not isinstance(value, Collection):
         raise TypeError(f"{name} is {value!r}, expected a list of strings")
     for number, text in enumerate(value):
@@ -162,21 +162,21 @@ def read_lines(stream: Iterable[bytes], name: str, *, first: int = 1) -> Iterato
             ) from error
 
 
-BATCH_TOKENS = 4096  # computed at once, by default
+BATCH_TOKENS = 4096  # default number of tokens computed at once
 
 Tokens = TypeVar("Tokens", bound=Sized)
 
-# Texts are sorted by length within a window of this many batches: enough for batches of like lengths, and little
-# enough that a stream gives its first results soon.
+# Texts are sorted by length within a window of this many batches: enough for batches of similar lengths, and few
+# enough for a stream to return its first results soon.
 BATCHES_PER_WINDOW = 16
 
-# Texts go to the tokenizer in groups of at most this many texts and (but for a longer single text) characters.
+# Texts are tokenized in groups of at most this many texts and characters (a longer text is a group by itself).
 GROUP_TEXTS = 256
 GROUP_CHARACTERS = 1 << 18
 
 
 def grouped(texts: Iterable[Any], characters_of: Callable[[Any], int] = len) -> Iterator[list[Any]]:
-    """Neighbouring texts in groups small enough to be tokenized at once."""
+    """Yield neighbouring texts in groups small enough to be tokenized at once."""
     group, characters = [], 0
     for text in texts:
         size = characters_of(text)
@@ -190,7 +190,7 @@ def grouped(texts: Iterable[Any], characters_of: Callable[[Any], int] = len) -> 
 
 
 def windows(sequences: Iterable[Tokens], batch_tokens: int) -> Iterator[list[Tokens]]:
-    """Neighbouring token sequences in lists of about BATCHES_PER_WINDOW batches' worth of tokens."""
+    """Yield neighbouring token sequences in lists of about BATCHES_PER_WINDOW batches."""
     window, tokens = [], 0
     for sequence in sequences:
         window.append(sequence)
@@ -203,9 +203,9 @@ def windows(sequences: Iterable[Tokens], batch_tokens: int) -> Iterator[list[Tok
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndarray]:
-    """Indices of texts that are computed together: at most `batch_tokens` tokens, or one text that has more.
+    """Yield the indices of texts that are computed together: at most `batch_tokens` tokens, or one longer text.
 
-    The longest texts come first, so that what does not fit into memory fails at once and not after an hour.
+    The longest texts come first, so that a lack of memory shows at once.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
     start, tokens = 0, 0
@@ -219,14 +219,13 @@ def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndarray]:
 
 
 class BatchHalvedWarning(UserWarning):
-    """The memory did not suffice for a batch, which was computed in halves."""
+    """A batch did not fit into memory and was computed in halves."""
 
 
 def by_halves(compute: Callable[[list[Tokens]], Iterable[Any]], rows: list[Tokens]) -> list[Any]:
-    """compute(rows), which gives a result for each row; where memory does not suffice for all of them (MemoryError, as
-    CuPy's and NumPy's errors are), that of one half and then that of the other.
+    """Return compute(rows), one result per row; if they do not fit into memory, compute one half after the other.
 
-    Raises MemoryError where it does not suffice for a row alone.
+    Raises MemoryError if a single row does not fit. NumPy's and CuPy's errors are MemoryErrors.
     """
     try:
         return list(compute(rows))
@@ -238,7 +237,7 @@ def by_halves(compute: Callable[[list[Tokens]], Iterable[Any]], rows: list[Token
             "batch_tokens would save the attempt",
             BatchHalvedWarning,
         )
-    middle = len(rows) // 2  # after the error is gone, and with it what it keeps alive
+    middle = len(rows) // 2  # after the except block, so that the error keeps no arrays alive
     return by_halves(compute, rows[:middle]) + by_halves(compute, rows[middle:])
 
 
@@ -248,13 +247,13 @@ def in_batches(
     compute: Callable[[list[Tokens]], Iterable[Any]],
     advance: Callable[[int], object],
 ) -> Iterator[list[Any]]:
-    """What `compute` makes of the sequences, in their order, in lists of a window each.
+    """Yield the results of `compute` for the sequences, in their order, in one list per window.
 
     Args:
         sequences: rows of tokens.
-        batch_tokens: how many tokens are computed at once.
-        compute: takes the rows of a batch, and gives a result for each.
-        advance: is told how many rows were just done.
+        batch_tokens: most tokens computed at once.
+        compute: returns a result for each row of a batch.
+        advance: called with the number of rows just completed.
     """
     for window in windows(sequences, batch_tokens):
         results: list[Any] = [None] * len(window)
@@ -271,12 +270,11 @@ PATIENCE = 2.0
 
 @contextmanager
 def progress_bar(total: int | None, wanted: bool | None) -> Iterator[Callable[[int], object]]:
-    """Yields a function to call with the number of texts just done.
+    """Yield a function to call with the number of texts just completed.
 
     Args:
-        total: the number of texts, None where it is not known.
-        wanted: True for a bar at once, False for none, None for one on a terminal if the work takes long. TypeError for
-            anything else.
+        total: the number of texts; None if it is unknown.
+        wanted: True shows a bar at once, False none, None one on a terminal if the work takes long.
     """
     if wanted is not None:
         wanted = checks.boolean("show_progress", wanted)

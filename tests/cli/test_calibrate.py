@@ -110,7 +110,7 @@ def test_a_calibration_of_other_classes(folder, tmp_path, capsys):
     held = {"method": "temperature", "labels": ["a", "b"], "temperature": 2.0}
     (tmp_path / "other.json").write_text(json.dumps(held), encoding="utf-8")
     assert main(["classify", str(folder), "--text", "a", "--calibration", str(tmp_path / "other.json")]) == 1
-    assert "is of the classes ['a', 'b'], and the model has" in capsys.readouterr().err
+    assert "is for the classes ['a', 'b'], and the model has" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("method", "package"), [("temperature", "SciPy"), ("isotonic", "scikit-learn")])

@@ -95,7 +95,7 @@ def test_temperature(folder):
 def test_temperature_of_an_untrained_head(tmp_path):
     folder = save_tiny_bert(tmp_path)
     model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    with pytest.raises(ValueError, match=r"the model lacks cls\.predictions.*: it is no masked language model"):
+    with pytest.raises(ValueError, match=r"the model lacks cls\.predictions.*: expected a masked language model"):
         distillation_temperature(model, tokenizer, MASKED, temperatures=[1])
 
 
@@ -141,7 +141,7 @@ def test_curves(tmp_path):
         training_curves(log)
     for wrong in ("step 1", "[1]"):
         log.write_text('{"step": 1, "loss": 1}\n' + wrong, encoding="utf-8")
-        with pytest.raises(ValueError, match=r"log\.jsonl, line 2: .*, expected an object of JSON"):
+        with pytest.raises(ValueError, match=r"log\.jsonl, line 2: .*, expected a JSON object"):
             training_curves(log)
 
 
@@ -151,7 +151,7 @@ def test_embeddings():
     points = np.asarray(place.collections[0].get_offsets())
     first = np.abs(np.corrcoef(points[:, 0], rows[:, 0])[0, 1])
     assert first > 0.99 and points.shape == (9, 2) and len(place.texts) == 9
-    with pytest.raises(ValueError, match="there are 2 texts, expected at least 3"):
+    with pytest.raises(ValueError, match="texts has 2, expected at least 3"):
         embeddings_in_two_dimensions(["a", "b"], rows[:2])
 
 

@@ -53,13 +53,19 @@ FUNCTION = {"from": [0.1, 0.9], "to": [0.0, 1.0]}
     ("held", "message"),
     [
         ({"method": "guess"}, "method is 'guess', expected one of temperature, isotonic"),
-        ({"method": "temperature", "labels": ["no"]}, r"is of the classes \['no'\], and the model has \['no', 'yes', "),
+        (
+            {"method": "temperature", "labels": ["no"]},
+            r"is for the classes \['no'\], and the model has \['no', 'yes', ",
+        ),
         *(
             ({"method": "temperature", "labels": LABELS, "temperature": wrong}, "temperature is .*, expected a number")
             for wrong in (0, -1, True, "1", None, float("nan"), float("inf"))
         ),
         *(
-            ({"method": "isotonic", "labels": LABELS, "functions": wrong}, "functions is no")
+            (
+                {"method": "isotonic", "labels": LABELS, "functions": wrong},
+                "functions (must be a list|is not a rising function)",
+            )
             for wrong in (
                 *(None, 5, [FUNCTION] * 2, [FUNCTION] * 2 + [{"from": [0.1]}], [FUNCTION] * 2 + [{}]),
                 *([FUNCTION] * 2 + [{"from": [0.9, 0.1], "to": [0.0, 1.0]}], [{"from": [], "to": []}] * 3),
@@ -69,7 +75,7 @@ FUNCTION = {"from": [0.1, 0.9], "to": [0.0, 1.0]}
         ),
     ],
 )
-def test_what_is_no_calibration(held, message, tmp_path):
+def test_invalid_calibrations(held, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         read_calibration(written(tmp_path, held), LABELS)
 

@@ -65,9 +65,9 @@ def test_more_texts_than_are_classified_at_once(folders, monkeypatch):
     assert len(TEXTS) > 3 and [answer["label"] for answer in ensemble(TEXTS)] == [answer["label"] for answer in whole]
 
 
-def test_what_is_no_ensemble(folders, tmp_path):
+def test_invalid_ensembles(folders, tmp_path):
     members = [pipeline("text-classification", folder) for folder in folders]
-    with pytest.raises(ValueError, match="members has 1, expected two"):
+    with pytest.raises(ValueError, match="members has 1, expected at least two"):
         Ensemble(members[:1])
     with pytest.raises(ValueError, match="vote is 'loud'"):
         Ensemble(members, vote="loud")
@@ -76,7 +76,7 @@ def test_what_is_no_ensemble(folders, tmp_path):
     other = save_head(tmp_path, "AutoModelForSequenceClassification", {"0": "a", "1": "b"})
     with pytest.raises(ValueError, match=r"members\[1\] has the classes \['a', 'b'\]"):
         Ensemble([members[0], pipeline("text-classification", other)])
-    with pytest.raises(TypeError, match="top_k is the ensemble's own"):
+    with pytest.raises(TypeError, match="top_k cannot be given to an ensemble"):
         Ensemble(members)("a", top_k=1)
 
 
@@ -92,7 +92,7 @@ def test_a_calibrated_member_votes_with_its_own_probabilities(folders):
     for name in NAMES:
         assert answer["scores"][name] == pytest.approx((rows[0][name] + rows[1][name]) / 2)
     assert answer["score"] != pytest.approx(Ensemble(members)(TEXTS[0])["score"])
-    with pytest.raises(TypeError, match="calibration is the ensemble's own"):
+    with pytest.raises(TypeError, match="calibration cannot be given to an ensemble"):
         Ensemble(members)("a", calibration=scaling)
 
 

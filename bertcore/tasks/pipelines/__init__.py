@@ -1,4 +1,4 @@
-"""Pipelines: from texts to answers, one class a task, with transformers' names and forms of results."""
+"""Pipelines: from texts to answers, one class per task, with transformers' names and results."""
 
 import importlib
 import os
@@ -34,19 +34,19 @@ def pipeline(
     local_files_only: bool = False,
     **options: Any,
 ) -> Pipeline:
-    """A pipeline for a task: called with texts it returns answers, in the form that transformers' pipelines have.
+    """Return a pipeline for a task; called with texts, it answers as transformers' pipelines do.
 
     Args:
-        task: one of TASKS, or "ner" and "sentiment-analysis", which are transformers' other names.
-        model: the folder of a checkpoint or its id on the hub, or a model that is loaded already.
-        tokenizer: a tokenizer that is loaded already; by default the checkpoint's. A loaded model needs one.
-        dtype, revision, token, cache_dir, local_files_only: as for `AutoModel.from_pretrained`, for what is not loaded.
-        options: defaults of the options of calls, which the class of the task documents (top_k, truncation, ...).
+        task: one of TASKS, or one of transformers' other names "ner" and "sentiment-analysis".
+        model: the folder of a checkpoint, its id on the hub, or a loaded model.
+        tokenizer: a loaded tokenizer; by default the checkpoint's. Required with a loaded model.
+        dtype, revision, token, cache_dir, local_files_only: as for `AutoModel.from_pretrained`; only for a checkpoint.
+        options: defaults of a call's options, documented by the class of the task (top_k, truncation, ...).
 
     Raises:
-        ValueError: an unknown task; a checkpoint that has no head for it; wrong options.
-        TypeError: an unknown option; a loaded model without a tokenizer, or of another task.
-        CheckpointError: what is wrong with which file.
+        ValueError: the task is unknown, the checkpoint has no head for it, or an option is invalid.
+        TypeError: an option is unknown, or a loaded model has no tokenizer or belongs to another task.
+        CheckpointError: a file of the checkpoint is invalid.
     """
     kind = pipeline_class(task)
     if not isinstance(model, str | os.PathLike | Model):
@@ -69,7 +69,7 @@ def pipeline(
 
 
 def pipeline_class(task: str) -> type[Pipeline]:
-    """The class of a task; ValueError, naming the known ones, if there is none."""
+    """Return the class of a task. Raises ValueError, which lists the known tasks, for an unknown one."""
     name = ALIASES.get(task, task) if isinstance(task, str) else task
     if not isinstance(name, str) or name not in TASKS:
         raise ValueError(f"task is {task!r}, expected one of {', '.join(sorted([*TASKS, *ALIASES]))}")

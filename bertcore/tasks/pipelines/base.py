@@ -1,4 +1,4 @@
-"""What all pipelines share: loading, texts in windows, batches by tokens, answers in the order of what came in."""
+"""The base of all pipelines: loading, texts in windows, batches by tokens, answers in the order of the inputs."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ CLASSIFIERS = "ForSequenceClassification", "ForTokenClassification", "ForMultipl
 
 @dataclass(frozen=True)
 class CallOptions:
-    """What every call may say.
+    """Options of every call.
 
     Attributes:
-        truncation: what happens to texts that are longer than the model takes: "warn" cuts them and warns once, with
-            counts; True cuts them; "error" refuses them; "chunk" reads all of them, in overlapping windows.
-        max_length: the tokens of a row, special ones included; by default the model's longest.
-        stride: for "chunk", how many tokens two neighbouring windows share; by default a quarter of a window.
-        batch_tokens: how many tokens are computed at once; bounds the memory, does not change the result.
-        show_progress: True or False; by default on a terminal, when the work takes long.
+        truncation: treatment of texts longer than the model accepts: "warn" cuts them and warns once, with counts;
+            True cuts them; "error" refuses them; "chunk" reads them whole, in overlapping windows.
+        max_length: tokens of a row, special tokens included; by default the model's maximum.
+        stride: for "chunk", tokens shared by two neighbouring windows; by default a quarter of a window.
+        batch_tokens: most tokens computed at once; bounds memory, does not change the result.
+        show_progress: whether to show a bar; by default on a terminal, if the work takes long.
     """
 
     truncation: Any = "warn"
@@ -59,22 +59,22 @@ class CallOptions:
 
 @dataclass
 class _Item:
-    """One input on its way: what its texts' windows gave, and how much is still to come."""
+    """One input in progress: the results of its texts' windows, and the counts of what is still missing."""
 
     name: str
     value: Any
     kept: list[list[Any]]
-    unread: int
+    unread_texts: int
     in_work: int = 0
 
     @property
     def is_complete(self) -> bool:
-        return not self.unread and not self.in_work
+        return not self.unread_texts and not self.in_work
 
 
 @dataclass(eq=False)
 class _Row:
-    """A window of one text of an item, and its place among what is kept."""
+    """A window of one text of an item, and its place in `kept`."""
 
     item: _Item
     text: int
@@ -96,26 +96,26 @@ class _ItemText:
 
 
 class Pipeline:
-    """From inputs to answers, for one task; made by `bertcore.pipeline`.
+    """A model, a tokenizer, and one task: from inputs to answers; created by `bertcore.pipeline`.
 
-    A call takes one input (a string, or what the task documents) and returns its answer; a list of inputs, and returns
-    the list of their answers; or an iterator or generator, and returns a generator of answers in the same order, which
-    reads a few batches ahead: memory does not grow with the number of inputs.
+    A call with one input (a string, or as the task documents) returns its answer, with a list the list of their
+    answers, and with an iterator a generator of answers in the same order that reads a few batches ahead: memory does
+    not grow with the number of inputs.
 
-    The options of a call, which each task documents, may be given to `pipeline` as well, as defaults.
+    The options of a call, documented by each task, may be given to `pipeline` as defaults.
 
     Attributes:
         model, tokenizer: the parts.
-        options: the defaults of a call's options.
-        has_warned: whether this pipeline has told that texts were cut.
+        options: defaults of a call's options.
+        has_warned: whether this pipeline has warned that texts were cut.
 
-    One pipeline may be used by several threads at once.
+    Several threads may use one pipeline at once.
     """
 
     task: ClassVar[str] = ""
     options_class: ClassVar[type[CallOptions]] = CallOptions
     _model_class: ClassVar[str] = ""
-    _head: ClassVar[str] = ""  # what a checkpoint must hold, in words
+    _head: ClassVar[str] = ""  # description of the head that a checkpoint must have
     _most_shared: ClassVar[int | None] = None
 
     def __init__(self, model: Model, tokenizer: Any, **options: Any):
@@ -127,7 +127,7 @@ class Pipeline:
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike, *, tokenizer: Any = None, dtype: str | None = None,
                         hub: Mapping[str, Any] | None = None, **options: Any) -> Self:  # fmt: skip
-        """The pipeline of a checkpoint.
+        """Load the pipeline of a checkpoint.
 
         Raises ValueError for a checkpoint without the task's head; CheckpointError as `Model.from_pretrained`.
         """
@@ -142,7 +142,7 @@ class Pipeline:
 
     @classmethod
     def _is_of_another_task(cls, model: Model) -> bool:
-        """Whether the checkpoint's classifier is of another task, by its config: in BERT's files they have one name."""
+        """Return whether the config names another task's classifier; in BERT's files their weights have equal names."""
         others = set(CLASSIFIERS) - {cls._model_class.removeprefix("AutoModel")}
         stated = model.config.get("architectures")
         names = stated if isinstance(stated, list) else []
@@ -150,7 +150,7 @@ class Pipeline:
 
     @classmethod
     def model_class(cls) -> type[Model]:
-        """The class of the models that do the task."""
+        """Return the class of the task's models."""
         return getattr(auto, cls._model_class)
 
     @classmethod
@@ -158,7 +158,7 @@ class Pipeline:
         return {}
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
-        """Answer one input, a list of them, or those of an iterator; see the class of the task."""
+        """Answer one input, a list or an iterator of inputs; see the class of the task."""
         return self._call(inputs, self._options(options))
 
     def _call(self, inputs: Any, options: Any) -> Any:
@@ -171,17 +171,17 @@ class Pipeline:
         return list(self._answers(inputs, options, total=len(inputs)))
 
     def _check_several(self, inputs: Any) -> None:
-        is_table = hasattr(inputs, "columns")  # in a loop it gives their names
-        has_no_axis = isinstance(inputs, np.ndarray) and not inputs.ndim  # it says that it can be iterated over
+        is_table = hasattr(inputs, "columns")  # iterating over it yields column names
+        has_no_axis = isinstance(inputs, np.ndarray) and not inputs.ndim  # isinstance says that it is iterable
         if isinstance(inputs, bytes | Mapping) or not isinstance(inputs, Iterable) or has_no_axis or is_table:
             raise TypeError(f"inputs is {type(inputs).__name__}, expected {self._expected()}, or several")
 
     @property
     def id2label(self) -> dict[int, str]:
-        """The names of the model's classes."""
+        """Names of the model's classes."""
         return dict(enumerate(ConfigReader(self.model.config).label_names()))
 
-    # What a task has of its own.
+    # Overridden by tasks.
 
     def _is_one(self, inputs: Any) -> bool:
         return isinstance(inputs, str)
@@ -190,22 +190,22 @@ class Pipeline:
         return "a string"
 
     def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
-        """The texts that the model is given for one input."""
+        """Return the model's texts for one input."""
         return [Text(checked_text(name, item, self._expected()))]
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
-        """What is kept of each window, of a batch that the model is given."""
+        """Run the model on a batch of windows; return the result to keep for each window."""
         raise NotImplementedError
 
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
-        """The answer, of what was kept of the windows of each text."""
+        """Return the answer from the kept results of each text's windows."""
         raise NotImplementedError
 
     def _answer_of_one(self, item: Any, answer: Any, options: Any) -> Any:
-        """The answer to an input that stands alone."""
+        """Return the answer to an input that is not in a list."""
         return answer
 
-    # The way from inputs to answers.
+    # From inputs to answers.
 
     def _options(self, given: Mapping[str, Any]) -> Any:
         names = [field.name for field in fields(self.options_class)]
@@ -218,13 +218,13 @@ class Pipeline:
         longest, positions = options.max_length, self.model.spec.longest_sequence
         stated = min(self.tokenizer.model_max_length, positions or self.tokenizer.model_max_length)
         if longest is None:
-            longest = stated if stated < 1 << 40 else None  # a file that states none has a huge number
+            longest = stated if stated < 1 << 40 else None  # files without a limit have a huge number
         elif positions is not None and longest > positions:
             raise ValueError(f"max_length is {longest}, expected at most {positions}, the model's positions")
         return Cutting(options.truncation, longest, options.stride, self._most_shared)
 
     def _answers(self, items: Iterable[Any], options: Any, total: int | None, one: bool = False) -> Iterator[Any]:
-        """The answers, in order. The backend is the one in force when this is called, not when it is read."""
+        """Yield the answers in order, computed by the backend that is current at this call."""
         cutting, backend = self._cutting(options), kernels.get_backend()
         return self._generate(items, options, cutting, backend, total, one)
 
@@ -239,7 +239,7 @@ class Pipeline:
         with progress_bar(total, options.show_progress) as advance:
             for rows in windows(self._rows(texts, cutting, cut), options.batch_tokens):
                 for indices in batches([len(row) for row in rows], options.batch_tokens):
-                    # Set batch by batch: a block that stayed open across a yield would leak into the caller's code.
+                    # Set for each batch: a with block open across a yield would change the caller's backend.
                     with kernels.use_backend(backend):
                         self._compute([rows[index] for index in indices], options)
                 yield from self._complete(pending, options, advance)
@@ -256,7 +256,7 @@ class Pipeline:
         for number, value in enumerate(items):
             name = "inputs" if one else f"inputs[{number}]"
             texts = self._texts(value, name, options)
-            item = _Item(name, value, [[] for _ in texts], unread=len(texts))
+            item = _Item(name, value, [[] for _ in texts], unread_texts=len(texts))
             pending.append(item)
             for place, text in enumerate(texts):
                 yield _ItemText(item, place, text)
@@ -272,7 +272,7 @@ class Pipeline:
                     kept.append(None)
                     each.item.in_work += 1
                     yield _Row(each.item, each.number, place, window)
-                each.item.unread -= 1
+                each.item.unread_texts -= 1
 
     def _compute(self, rows: Sequence[_Row], options: Any) -> None:
         def read(some: list[_Row]) -> Sequence[Any]:
@@ -284,7 +284,7 @@ class Pipeline:
             row.item.in_work -= 1
 
     def _arrays(self, found: Sequence[Window]) -> dict[str, np.ndarray]:
-        """The rows as the model's arguments, padded on the right: int64 (rows, longest)."""
+        """Return the rows as the model's arguments, padded on the right, int64 (rows, longest)."""
         shape = len(found), max(map(len, found))
         padding = self.tokenizer.pad_token_id
         arrays = {

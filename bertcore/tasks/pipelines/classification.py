@@ -1,4 +1,4 @@
-"""Classes of texts, or of pairs of texts."""
+"""Classification of texts and pairs of texts, by the model's classes or by given ones (zero-shot)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bertcore.tasks.texts import check_words, checked_text
 
 
 class _BestAlone:
-    """The default of top_k: the best class, not in a list of its own."""
+    """The default of top_k: the best class, not in a list."""
 
     def __repr__(self) -> str:
         return "the best class"
@@ -30,16 +30,16 @@ BEST_ALONE: Final = _BestAlone()
 
 @dataclass(frozen=True)
 class ClassificationOptions(CallOptions):
-    """What a call may say, beside `CallOptions`.
+    """Options of a call, in addition to `CallOptions`.
 
     Attributes:
-        top_k: how many classes, the best first; None for all. Without it the best class alone.
-        function_to_apply: what makes probabilities of scores: "softmax", "sigmoid" or "none"; by default "none" for
-            regression, "sigmoid" for one class or several at once, "softmax" for others, as the config has it.
-        calibration: what makes probabilities of scores instead, fitted to this model's on held-out texts: a
-            `TemperatureScaling` or `IsotonicCalibration` of `bertcore.tasks.calibration`.
-        merge: for truncation="chunk", what makes one score of those of a text's windows: their "mean", weighted by
-            their tokens, or the "max" of each class.
+        top_k: number of classes, best first; None for all. By default the best class, not in a list.
+        function_to_apply: maps scores to probabilities: "softmax", "sigmoid" or "none"; by default as the config says:
+            "none" for regression, "sigmoid" for one class or several at once, otherwise "softmax".
+        calibration: maps scores to probabilities instead: a `TemperatureScaling` or `IsotonicCalibration` of
+            `bertcore.tasks.calibration`, fitted to this model's scores on held-out texts.
+        merge: for truncation="chunk", merge of the scores of a text's windows: their "mean", weighted by tokens, or
+            the "max" of each class.
     """
 
     top_k: Any = BEST_ALONE
@@ -62,10 +62,10 @@ class ClassificationOptions(CallOptions):
 
 
 class TextClassificationPipeline(Pipeline):
-    """The class of each text: {"label", "score"}, or with `top_k` a list of them, the best first.
+    """Predict the class of each text: {"label", "score"}, or with `top_k` a list of them, best first.
 
-    An input is a string, or a pair of texts as {"text", "text_pair"}. As in transformers a string that stands alone
-    gets a list of its one class. Options: `ClassificationOptions`.
+    An input is a string, or a pair of texts as {"text", "text_pair"}. As in transformers, the answer to a single string
+    is a list with its one class. Options: `ClassificationOptions`.
     """
 
     task = "text-classification"
@@ -116,15 +116,15 @@ TEMPLATE = "This example is {}."
 
 @dataclass(frozen=True)
 class ZeroShotOptions(CallOptions):
-    """What a call may say, beside `CallOptions`.
+    """Options of a call, in addition to `CallOptions`.
 
     Attributes:
-        candidate_labels: the classes: a list, or a string with commas between them.
-        hypothesis_template: the sentence that says a text is of a class, with {} in the class's place.
-        multi_label: whether several classes may be right: then each is judged on its own, entailed or contradicted;
-            else the scores of all sum to 1.
-        merge: for truncation="chunk", what makes one score of those of a text's windows: "mean", weighted by their
-            tokens, or "max"; of probabilities with multi_label, else of entailment's scores.
+        candidate_labels: the classes: a list, or a comma-separated string.
+        hypothesis_template: the sentence that assigns a class to a text, with {} in place of the class.
+        multi_label: whether several classes may be right: each is then judged separately, entailed or contradicted;
+            otherwise the scores of all sum to 1.
+        merge: for truncation="chunk", merge of the scores of a text's windows: "mean", weighted by tokens, or "max";
+            of probabilities with multi_label, otherwise of entailment scores.
     """
 
     candidate_labels: str | Sequence[str] = ()
@@ -138,7 +138,7 @@ class ZeroShotOptions(CallOptions):
         checks.choice("merge", self.merge, MERGES)
         if not self._has_place():
             raise ValueError(
-                f"hypothesis_template is {self.hypothesis_template!r}, expected a text with {{}} in the class's place"
+                f"hypothesis_template is {self.hypothesis_template!r}, expected a text with {{}} in place of the class"
             )
         checked_text("hypothesis_template", self.hypothesis_template)
         if not isinstance(self.candidate_labels, str):
@@ -148,23 +148,23 @@ class ZeroShotOptions(CallOptions):
         template = self.hypothesis_template
         try:
             return isinstance(template, str) and template.format("x") != template
-        except (IndexError, KeyError, ValueError, AttributeError):  # another place, or what is no template
+        except (IndexError, KeyError, ValueError, AttributeError):  # not a template with one place
             return False
 
     @property
     def labels(self) -> list[str]:
-        """The classes as a list."""
+        """The classes, as a list."""
         if isinstance(self.candidate_labels, str):
             return [label.strip() for label in self.candidate_labels.split(",") if label.strip()]
         return list(self.candidate_labels)
 
 
 class ZeroShotClassificationPipeline(Pipeline):
-    """How well each of the given classes fits each text: {"sequence", "labels", "scores"}, the best first.
+    """Score given classes for each text: {"sequence", "labels", "scores"}, best first.
 
-    For each class the model is asked whether the text entails "This example is CLASS." (Yin et al. 2019,
-    arXiv:1909.00161), so that any model of natural language inference will do: one class of its config is called
-    entailment. Options: `ZeroShotOptions`.
+    The score of a class is that of the text entailing "This example is CLASS." (Yin et al. 2019, arXiv:1909.00161), by
+    any model of natural language inference: one class of its config must be called entailment. Options:
+    `ZeroShotOptions`.
     """
 
     task = "zero-shot-classification"
@@ -185,7 +185,7 @@ class ZeroShotClassificationPipeline(Pipeline):
         self._contradiction = len(names) - 1 if found[0] == 0 else 0
 
     def __call__(self, inputs: Any, candidate_labels: Any = None, **options: Any) -> Any:
-        """Judge one text, a list of them, or those of an iterator; see the class."""
+        """Classify one text, a list or an iterator of texts; see the class."""
         if candidate_labels is not None:
             options["candidate_labels"] = candidate_labels
         read = self._options(options)

@@ -1,4 +1,4 @@
-"""Words for the masks of texts."""
+"""Pipelines of pretrained models: masked words, generated text, hidden states, next sentences."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from bertcore.tasks.texts import check_words, checked_text
 
 @dataclass(frozen=True)
 class FillMaskOptions(CallOptions):
-    """What a call may say, beside `CallOptions`.
+    """Options of a call, in addition to `CallOptions`.
 
     Attributes:
-        top_k: how many words a mask.
-        targets: the words to choose from, each one token of the vocabulary; by default all.
+        top_k: number of words for each mask.
+        targets: the words to choose from, each a single token; by default the whole vocabulary.
     """
 
     top_k: int = 5
@@ -37,7 +37,7 @@ class FillMaskOptions(CallOptions):
 
 @dataclass(frozen=True)
 class _Masks:
-    """The masks of a window: where they are in it and in the text, and for each its best words."""
+    """The masks of a window: their columns, their places in the text, and the best words of each."""
 
     ids: list[int]
     columns: list[int]
@@ -47,12 +47,11 @@ class _Masks:
 
 
 class FillMaskPipeline(Pipeline):
-    """The most probable words of each mask: [{"score", "token", "token_str", "sequence"}], the best first.
+    """Predict the words of each mask: [{"score", "token", "token_str", "sequence"}], most probable first.
 
-    A text with several masks gets a list of such lists, one a mask, from left to right; each mask is predicted on its
-    own, the others staying masked. score is the probability over the model's whole vocabulary; sequence the text with
-    the word in its place (of a text that is read in windows, the window that the mask is read in). Options:
-    `FillMaskOptions`.
+    A text with several masks gets one such list per mask, from left to right; each mask is predicted separately, with
+    the others masked. score is the probability over the model's whole vocabulary; sequence is the text with the word
+    inserted (with truncation "chunk", the window that the mask is read in). Options: `FillMaskOptions`.
     """
 
     task = "fill-mask"
@@ -87,7 +86,7 @@ class FillMaskPipeline(Pipeline):
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
         masked = (arrays["input_ids"] == self.tokenizer.mask_token_id) & (arrays["attention_mask"] == 1)
         words = scores = np.zeros((0, 0))
-        if masked.any():  # the scores of the masks alone: a vocabulary's for all tokens are most of the memory
+        if masked.any():  # logits of masks only: those of all tokens would take most of the memory
             labels = np.where(masked, 0, -100)
             logits = kernels.to_host(self.model.label_scores(**arrays, labels=labels)[0])
             words, scores = self._best(logits, options)
@@ -101,8 +100,8 @@ class FillMaskPipeline(Pipeline):
         return found
 
     def _best(self, logits: np.ndarray, options: FillMaskOptions) -> tuple[np.ndarray, np.ndarray]:
-        """The ids and probabilities of the best words of each row, (masks, top_k)."""
-        # A vocabulary is often rounded up in the model: what lies beyond the tokenizer's stands for no word.
+        """Return ids and probabilities of the best words of each row, (masks, top_k)."""
+        # The model's vocabulary is often rounded up: ids beyond the tokenizer's are not words.
         choices = np.arange(min(len(self.tokenizer), logits.shape[1]))
         if options.targets is not None:
             choices = np.array(self._target_ids(options.targets))
@@ -111,18 +110,18 @@ class FillMaskPipeline(Pipeline):
         return choices[order], np.take_along_axis(probabilities, order, axis=1)
 
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
-        read = {}  # a mask that two windows share is read in the one in which it is further from the edge
+        read = {}  # a mask in two windows is read in the one in which it is further from the edge
         for masks in kept[0]:
             for number, (column, place) in enumerate(zip(masks.columns, masks.places, strict=True)):
-                room = min(column, len(masks.ids) - column)
-                if place not in read or room > read[place][0]:
-                    read[place] = room, masks, number
+                margin = min(column, len(masks.ids) - column)
+                if place not in read or margin > read[place][0]:
+                    read[place] = margin, masks, number
         if not read:
             mask, length = self.tokenizer.mask_token, self._cutting(options).max_length
             if mask in item:
                 expected = "truncation='chunk' reads all of it"
                 raise ValueError(f"{name} has {mask} beyond the {length} tokens that are read: {expected}")
-            raise ValueError(f"{name} has no {mask}: put {mask} where a word is to be predicted")
+            raise ValueError(f"{name} has no {mask}: put {mask} in place of the word to predict")
         answers = [self._words(*read[place][1:], alone=len(read) == 1) for place in sorted(read)]
         return answers[0] if len(answers) == 1 else answers
 
@@ -131,7 +130,7 @@ class FillMaskPipeline(Pipeline):
         for word, score in zip(masks.words[number].tolist(), masks.scores[number].tolist(), strict=True):
             ids = [*masks.ids]
             ids[masks.columns[number]] = word
-            # Special tokens are left out where no other mask would go with them.
+            # Special tokens are left out unless that would remove other masks.
             text = self.tokenizer.decode(ids, skip_special_tokens=alone)
             answers.append(
                 {"score": score, "token": word, "token_str": self.tokenizer.decode([word]), "sequence": text}
@@ -139,20 +138,20 @@ class FillMaskPipeline(Pipeline):
         return answers
 
 
-MOST_NEW = 256
+MOST_NEW = 256  # default number of generated tokens
 
 
 @dataclass(frozen=True)
 class GenerationOptions(CallOptions):
-    """What a call may say, beside `CallOptions`; a text that leaves no room for new words is an error by default.
+    """Options of a call, in addition to `CallOptions`; by default a text that fills all positions is an error.
 
     Attributes:
-        truncation: "error" by default; "chunk" makes no sense here.
-        max_new_tokens: how many words are appended at most; by default 256, or what the model has positions for.
-        do_sample: whether words are drawn; by default they are, unless there are beams.
+        truncation: "error" by default; "chunk" is not supported.
+        max_new_tokens: most tokens that are appended; by default 256, or the model's remaining positions.
+        do_sample: whether tokens are sampled; by default they are, except with beams.
         temperature, top_k, top_p, num_beams, length_penalty, num_return_sequences, seed: as for
             `AutoModelForCausalLM.generate`; a temperature of 0.7 by default.
-        return_full_text: whether answers begin with the text that was given.
+        return_full_text: whether answers begin with the given text.
     """
 
     truncation: Any = "error"
@@ -170,7 +169,9 @@ class GenerationOptions(CallOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.truncation == "chunk":
-            raise ValueError("truncation is 'chunk', expected 'error', 'warn' or True: a text goes on from one place")
+            raise ValueError(
+                "truncation is 'chunk', expected 'error', 'warn' or True: a text is continued at one place"
+            )
         if self.max_new_tokens is not None:
             check_count("max_new_tokens", self.max_new_tokens)
         if self.seed is not None:
@@ -179,9 +180,9 @@ class GenerationOptions(CallOptions):
 
 
 class TextGenerationPipeline(Pipeline):
-    """Continuations of each text: [{"generated_text"}], one for each of `num_return_sequences`.
+    """Continue each text: [{"generated_text"}], `num_return_sequences` of them.
 
-    With a `seed` the same inputs in the same batches give the same texts. Options: `GenerationOptions`.
+    With a `seed` the same inputs in the same batches produce the same texts. Options: `GenerationOptions`.
     """
 
     task = "text-generation"
@@ -193,14 +194,14 @@ class TextGenerationPipeline(Pipeline):
         positions = self.model.spec.longest_sequence
         if options.max_length is not None or positions is None:
             return super()._cutting(options)
-        longest = positions + 1 - (options.max_new_tokens or 1)  # the last new word is not read
+        longest = positions + 1 - (options.max_new_tokens or 1)  # the last new token is not read
         if longest < 1:
             raise ValueError(f"max_new_tokens is {options.max_new_tokens}, the model has {positions} positions")
         return Cutting(options.truncation, longest)
 
     def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
         if not checked_text(name, item):
-            raise ValueError(f"{name} is empty, expected a text to go on from")
+            raise ValueError(f"{name} is empty, expected a text to continue")
         return [Text(item)]
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
@@ -211,7 +212,7 @@ class TextGenerationPipeline(Pipeline):
             arrays["attention_mask"],
             max_new_tokens=self._most_new(ids.shape[1], options),
             do_sample=options.num_beams == 1 if options.do_sample is None else options.do_sample,
-            # Batches are told apart by their words, so that not all draw the same.
+            # Different batches get different seeds, so that they do not draw the same tokens.
             seed=None if options.seed is None else options.seed + zlib.crc32(ids.tobytes()),
             **{name: getattr(options, name) for name in names},
         )
@@ -230,7 +231,7 @@ class TextGenerationPipeline(Pipeline):
         before = decode(given, skip_special_tokens=True)
         answers = []
         for new in continuations:
-            # Decoded together: how a word is written may depend on the one before it.
+            # Decoded together: the spelling of a token may depend on the one before it.
             added = decode([*given, *new], skip_special_tokens=True)[len(before) :]
             answers.append({"generated_text": item + added if options.return_full_text else added})
         return answers
@@ -238,7 +239,7 @@ class TextGenerationPipeline(Pipeline):
 
 @dataclass(frozen=True)
 class FeatureOptions(CallOptions):
-    """What a call may say, beside `CallOptions`.
+    """Options of a call, in addition to `CallOptions`.
 
     Attributes:
         return_tensors: whether an answer is a float32 array instead of lists.
@@ -252,9 +253,9 @@ class FeatureOptions(CallOptions):
 
 
 class FeatureExtractionPipeline(Pipeline):
-    """The last hidden state of each text, (1, tokens, hidden), special tokens included: lists of numbers, or an array.
+    """Return the last hidden state of each text, (1, tokens, hidden), special tokens included, as lists or an array.
 
-    Of a text that is read in windows ("chunk") each token is taken from the window in which it has more context.
+    In a text that is read in windows ("chunk") each token comes from the window in which it has more context.
     Options: `FeatureOptions`.
     """
 
@@ -279,7 +280,7 @@ class FeatureExtractionPipeline(Pipeline):
 
 
 def _whole(kept: Sequence[tuple[np.ndarray, np.ndarray, int]]) -> np.ndarray:
-    """The states of all tokens of a text, (tokens, hidden), special tokens from its first and its last window."""
+    """Return the states of all tokens of a text, (tokens, hidden), special tokens from its first and last window."""
     if len(kept) == 1:
         return kept[0][0]
     slices = owned([len(content) for _, content, _ in kept], [shared for _, _, shared in kept])
@@ -289,11 +290,10 @@ def _whole(kept: Sequence[tuple[np.ndarray, np.ndarray, int]]) -> np.ndarray:
 
 
 class NextSentencePredictionPipeline(Pipeline):
-    """The probability that the second text of each pair follows the first: {"is_next", "not_next"} (Devlin et al. 2019,
-    arXiv:1810.04805).
+    """Predict whether the second text of each pair follows the first: {"is_next", "not_next"}, probabilities.
 
-    An input is {"text", "text_pair"}. Of a pair that is read in windows ("chunk") the answer is the windows' mean,
-    weighted by their tokens. Options: `CallOptions`.
+    An input is {"text", "text_pair"}. With truncation "chunk" the answer is the windows' mean, weighted by tokens.
+    Source: Devlin et al. 2019, arXiv:1810.04805. Options: `CallOptions`.
     """
 
     task = "next-sentence-prediction"

@@ -1,4 +1,4 @@
-"""Classes of tokens, and entities: neighbouring tokens of one class put together."""
+"""Spans of texts: classes of tokens, entities, and answers to questions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ STRATEGIES = ("none", "simple", "first", "average", "max")
 
 @dataclass(frozen=True)
 class TaggingOptions(CallOptions):
-    """What a call may say, beside `CallOptions`.
+    """Options of a call, in addition to `CallOptions`.
 
     Attributes:
-        aggregation_strategy: "none" answers token by token; "simple" puts neighbouring tokens of one class together,
-            by the B- and I- of the classes' names; "first", "average" and "max" do so with whole words, whose class is
-            that of the first token, of the tokens' mean probabilities, or of the token that is most certain.
+        aggregation_strategy: "none" answers token by token; "simple" joins neighbouring tokens of one class, by the
+            prefixes B- and I- of class names; "first", "average" and "max" join whole words, classified by their first
+            token, by their tokens' mean probabilities, or by their most probable token.
         ignore_labels: classes that are left out of the answer.
     """
 
@@ -41,7 +41,7 @@ class TaggingOptions(CallOptions):
 
 @dataclass(frozen=True)
 class _Scored:
-    """The tokens of one window, without special ones: their ids, characters and probabilities."""
+    """The tokens of one window without special tokens: ids, characters and probabilities."""
 
     ids: np.ndarray
     offsets: np.ndarray
@@ -52,7 +52,7 @@ class _Scored:
 
 @dataclass(frozen=True)
 class _Token:
-    """A token, or a word: its probabilities, its text, its characters, its place in the row."""
+    """A token or a word: its probabilities, text, characters, and index in the row."""
 
     scores: np.ndarray
     word: str
@@ -63,11 +63,12 @@ class _Token:
 
 
 class TokenClassificationPipeline(Pipeline):
-    """The tokens of each text that are of a class, {"entity", "score", "index", "word", "start", "end"}, or with an
-    aggregation strategy the entities, {"entity_group", "score", "word", "start", "end"}.
+    """Classify the tokens of each text: {"entity", "score", "index", "word", "start", "end"} each.
 
-    start and end are characters: text[start:end] is what was found. Of a text that is read in windows ("chunk") each
-    token is tagged in the window in which it has more context, and entities are made of the tags of the whole text.
+    With an aggregation strategy the answers are entities, {"entity_group", "score", "word", "start", "end"}.
+
+    start and end are characters: text[start:end] is the token or entity. In a text that is read in windows ("chunk")
+    each token is classified in the window in which it has more context; entities are built from the whole text.
     Options: `TaggingOptions`.
     """
 
@@ -112,7 +113,7 @@ class TokenClassificationPipeline(Pipeline):
                 index += 1
 
     def _is_subword(self, text: str, token: str, start: int, end: int) -> bool:
-        """Whether a token goes on a word: WordPiece marks it, of others spaces tell."""
+        """Return whether a token continues a word: by WordPiece's prefix, or by the spaces around it."""
         if self._marks_subwords:
             return len(token) != end - start
         return start > 0 and " " not in text[start - 1 : start + 1]
@@ -157,7 +158,7 @@ class TokenClassificationPipeline(Pipeline):
 
 
 def _groups(tagged: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Neighbours of one kind; what a B- begins is a group of its own."""
+    """Group neighbours of one kind; B- begins a new group."""
     groups: list[list[Mapping[str, Any]]] = []
     for each in tagged:
         begins, kind = _kind(each["entity"])
@@ -169,28 +170,27 @@ def _groups(tagged: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]
 
 
 def _kind(entity: str) -> tuple[bool, str]:
-    """Whether a tag begins an entity, and of which kind; names without B- and I- go on."""
+    """Return whether a tag begins an entity, and its kind; a tag without B- or I- continues one."""
     if entity.startswith(("B-", "I-")):
         return entity[0] == "B", entity[2:]
     return False, entity
 
 
-LONGEST_WINDOW = 384  # tokens, as models were trained on SQuAD
+LONGEST_WINDOW = 384  # tokens, as in the training of models on SQuAD
 
 
 @dataclass(frozen=True)
 class AnsweringOptions(CallOptions):
-    """What a call may say, beside `CallOptions`; a context that is too long is read in windows unless truncation says
-    otherwise.
+    """Options of a call, in addition to `CallOptions`; by default a long context is read in windows.
 
     Attributes:
         truncation: "chunk" by default.
-        max_length: the tokens of a window, 384 by default.
-        stride: by default 128, or half a window.
-        top_k: how many answers; with 1 the answer stands alone, else in a list.
-        max_answer_len: the most tokens of an answer.
+        max_length: tokens of a window, 384 by default.
+        stride: tokens shared by two windows, by default 128, or half a window.
+        top_k: number of answers; a single one is not in a list.
+        max_answer_len: most tokens of an answer.
         handle_impossible_answer: whether "" may be the answer.
-        align_to_words: whether answers are made of whole words.
+        align_to_words: whether answers consist of whole words.
     """
 
     truncation: Any = "chunk"
@@ -209,13 +209,13 @@ class AnsweringOptions(CallOptions):
 
 @dataclass(frozen=True)
 class _Spans:
-    """What one window has to say.
+    """The best spans of one window.
 
     Attributes:
-        scores: of its best spans, start's and end's together, (spans,).
-        characters: of these spans, (spans, 2).
-        starts, ends: the logarithm of the sum of exp(score) over the tokens that are allowed to start and end answers.
-        none: the scores of the token that stands for no answer, together; None if there is none.
+        scores: sums of start and end score, (spans,).
+        characters: characters of the spans, (spans, 2).
+        starts, ends: log-sum-exp of the scores over the tokens that may start and end answers.
+        none: the sum of scores of the no-answer token [CLS]; None without such a token.
     """
 
     scores: np.ndarray
@@ -226,14 +226,14 @@ class _Spans:
 
 
 class QuestionAnsweringPipeline(Pipeline):
-    """The answer to each question, in the text it is asked about: {"score", "start", "end", "answer"}.
+    """Answer each question from its context: {"score", "start", "end", "answer"}.
 
-    An input is {"question", "context"}; one may be given as question=..., context=.... start and end are characters of
-    the context. A span's score is the probability that it starts where it does times that it ends where it does, over
-    all tokens of the context and the one that stands for no answer ([CLS]), in all windows of the context: windows
-    without the answer do not compete with the one that has it. (transformers took each window by itself; with one
-    window the scores are the same.) What several spans with the same text have is added. Without an answer in the text
-    "" has the least score of [CLS] in any window (Devlin et al. 2019, arXiv:1810.04805). Options: `AnsweringOptions`.
+    An input is {"question", "context"}; a single one may be given as question=..., context=.... start and end are
+    characters of the context. A span's score is the probability of its start times that of its end, over all tokens of
+    the context and the no-answer token [CLS], in all windows of the context: windows without the answer do not compete
+    with the one that has it. (transformers normalises each window separately; with one window the scores are equal.)
+    Scores of spans with the same text are added. The answer "" has the least score of [CLS] in any window (Devlin et
+    al. 2019, arXiv:1810.04805). Options: `AnsweringOptions`.
     """
 
     task = "question-answering"
@@ -243,7 +243,7 @@ class QuestionAnsweringPipeline(Pipeline):
     _most_shared = 128
 
     def __call__(self, inputs: Any = None, *, question: Any = None, context: Any = None, **options: Any) -> Any:
-        """Answer one question, a list of them, or those of an iterator; see the class."""
+        """Answer one question, a list or an iterator of them; see the class."""
         if inputs is None:
             inputs = {"question": question, "context": context}
         elif question is not None or context is not None:
@@ -274,7 +274,7 @@ class QuestionAnsweringPipeline(Pipeline):
             raise ValueError(f"{name}[{empty!r}] is empty, expected a text")
         if self.tokenizer.padding_side == "right":
             return [Text(question, context, "only_second")]
-        return [Text(context, question, "only_first")]  # as models that pad on the left were trained
+        return [Text(context, question, "only_first")]  # as in the training of models that pad on the left
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
         out = self.model(**arrays)
@@ -287,7 +287,7 @@ class QuestionAnsweringPipeline(Pipeline):
         allowed = np.concatenate([content, np.array(whole, np.int64)])
         starts, ends = starts.astype(np.float64), ends.astype(np.float64)
         none = float(starts[whole[0]] + ends[whole[0]]) if whole else None
-        # Aligning to words makes some spans one.
+        # Aligned to words, several spans may become one.
         count = 2 * options.top_k + 10 if options.align_to_words else options.top_k
         rows, columns, scores = _best_spans(starts[content], ends[content], options.max_answer_len, count)
         spans = zip(content[rows].tolist(), content[columns].tolist(), strict=True)
@@ -309,7 +309,7 @@ class QuestionAnsweringPipeline(Pipeline):
         nothing = [window.none for window in windows if window.none is not None]
         if options.handle_impossible_answer and nothing:
             answers.append({"score": float(np.exp(min(nothing) - total)), "start": 0, "end": 0, "answer": ""})
-        if not answers:  # no token of the context stands for characters that can be seen
+        if not answers:  # no token of the context has visible characters
             raise ValueError(f"{name}['context'] is empty, expected a text")
         answers.sort(key=lambda answer: -answer["score"])
         return answers[0] if options.top_k == 1 else answers[: options.top_k]
@@ -318,9 +318,9 @@ class QuestionAnsweringPipeline(Pipeline):
 def _best_spans(
     starts: np.ndarray, ends: np.ndarray, longest: int, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The first and the last token of the `count` spans with the highest sums of scores, and these, the best first.
+    """Return first token, last token and score of the `count` spans with the highest sums of scores, best first.
 
-    All spans of at most `longest` tokens are tried, a length at a time.
+    All spans of at most `longest` tokens are candidates.
     """
     lengths = range(min(longest, len(starts)))
     sums = [starts[: len(starts) - more] + ends[more:] for more in lengths]
@@ -335,7 +335,7 @@ def _best_spans(
 
 
 def _characters(window: Window, start: int, end: int, align_to_words: bool) -> tuple[int, int]:
-    """The characters of the context from token `start` to token `end`, of whole words if asked."""
+    """Return the characters of the context from token `start` to token `end`, extended to whole words if asked."""
     first, last = window.encoding.offsets[start], window.encoding.offsets[end]
     if align_to_words:
         words = window.encoding.word_ids

@@ -1,4 +1,4 @@
-"""SentenceEncoder: a published sentence encoder, from its folder to embeddings."""
+"""SentenceEncoder: embeddings of texts by a published sentence encoder."""
 
 from __future__ import annotations
 
@@ -34,40 +34,39 @@ from bertcore.tokenization import AutoTokenizer
 
 
 class SentenceEncoder(Encoder):
-    """Turns each text into one vector, as sentence-transformers does.
+    """Turn each text into one vector, as sentence-transformers does.
 
     Args:
         folder: a model as sentence-transformers publishes it (modules.json: Transformer and Pooling, or a
             StaticEmbedding, then any of Dense, LayerNorm and Normalize). A plain model's folder, without modules.json,
             gets mean pooling and no normalisation, as it does in sentence-transformers. Or its id on the Hugging Face
             hub ("ORGANISATION/NAME").
-        dtype: of the weights and the computation, as for AutoModel ("float32", "bfloat16", "int8", ...; by default that
-            of a checkpoint of low precision, and float32 of any other); embeddings are float32.
-        task: the task whose adapter is added to the weights, as for AutoModel; an encoder has one, or none, so that
-            queries and passages need one each. The words that a task puts before its texts are for `prompt`.
+        dtype: dtype of weights and computation, as for AutoModel ("float32", "bfloat16", "int8", ...; by default that
+            of a low-precision checkpoint, otherwise float32); embeddings are float32.
+        task: the task whose adapter is added to the weights, as for AutoModel. An encoder has at most one, so that
+            queries and passages may need two encoders. The text that a task puts before its inputs is a `prompt`.
         max_seq_length: cut texts to this many tokens, special ones included; by default as published. At least the
             number of special tokens, at most the model's positions.
-        truncate_dim: keep this many of the first dimensions (Matryoshka embeddings); by default as published, or all.
+        truncate_dim: keep only the first dimensions (Matryoshka embeddings); by default as published, or all.
         similarity_fn_name: "cosine", "dot", "euclidean" or "manhattan"; by default as published, or "cosine".
-        revision, token, cache_dir, local_files_only: for an id on the hub, as `checkpoint.resolve` has them.
+        revision, token, cache_dir, local_files_only: for an id on the hub, as for `checkpoint.resolve`.
 
     Attributes:
-        settings: those of the folder (pooling, normalize, prompts, ...).
-        max_seq_length: where texts are cut, in tokens.
-        truncate_dim: how many of the first dimensions an embedding keeps by default; None for all.
+        settings: settings of the folder (pooling, normalize, prompts, ...).
+        max_seq_length: length that texts are cut to, in tokens.
+        truncate_dim: number of first dimensions that are kept by default; None for all.
         embedding_dimension: the length of an embedding.
-        similarity_fn_name: what `similarity` computes.
+        similarity_fn_name: the similarity that `similarity` computes.
         task: the task, as given.
-        has_warned: whether this encoder has told that texts were cut.
+        has_warned: whether this encoder has warned that texts were cut.
         model, tokenizer: the parts.
 
     Raises:
-        CheckpointError: which file of the folder is wrong or which module is not supported.
-        ValueError: a `max_seq_length` or `truncate_dim` out of range; an unknown task or similarity.
+        CheckpointError: a file of the folder is invalid, or a module is not supported.
+        ValueError: `max_seq_length` or `truncate_dim` is out of range, or the task or similarity is unknown.
 
-    The first call that cuts texts ends with a TextsCutWarning that says how many.
-
-    One encoder may be used by several threads at once.
+    The first call that cuts texts ends with a TextsCutWarning that counts them. Several threads may use one encoder at
+    once.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class SentenceEncoder(Encoder):
             )
 
     def _max_seq_length(self, wanted: int | None) -> int:
-        if self.settings.is_static:  # of which no text is too long
+        if self.settings.is_static:  # any length is possible
             return sequence_length(wanted, MOST_TOKENS, None, 0, self.settings.model_folder)
         special, positions = self.tokenizer.num_special_tokens_to_add(), self.model.spec.longest_sequence
         published = self.settings.max_seq_length or self.tokenizer.model_max_length
@@ -143,33 +142,33 @@ class SentenceEncoder(Encoder):
         """Embed one text or many.
 
         Args:
-            texts: one string, or several; an empty string is a text like any other.
+            texts: one string or several; an empty string is allowed.
             prompt: text to put before each.
-            prompt_name: the name of one of the model's own prompts (`settings.prompts.by_name`); by default the model's
-                default prompt, if it has one.
+            prompt_name: name of one of the model's prompts (`settings.prompts.by_name`); by default the model's default
+                prompt, if it has one.
             normalize: whether to scale embeddings to length 1; by default as published.
-            truncate_dim: keep this many of the first dimensions; by default the encoder's. What is scaled to length 1
-                as published is not scaled again; `normalize=True` does.
+            truncate_dim: keep only the first dimensions; by default the encoder's value. Published scaling to length 1
+                happens before the cut; `normalize=True` scales again.
             precision: "float32", "int8", "uint8", "binary" or "ubinary"; see `quantize_embeddings`.
-            ranges: (2, dim), the least and the greatest value of each dimension, for int8 and uint8; by default those
-                of the embeddings of this call.
-            task: the task that the texts are for, which has to be the encoder's own.
-            truncation: what happens to texts longer than `max_seq_length`: "warn" cuts them and warns once, with
-                counts; True cuts them; "error" refuses them; "chunk" reads all of them, in overlapping windows.
-            stride: for "chunk", how many tokens two windows share; by default a quarter of a window.
-            merge: for "chunk", what makes one vector of a text's windows: their "mean", weighted by their tokens, or
-                the "max" of each dimension.
-            batch_tokens: how many tokens are computed at once; bounds the memory, does not change the result.
-            show_progress: True or False; by default on a terminal, when the work takes long.
+            ranges: (2, dim), minimum and maximum of each dimension, for int8 and uint8; by default those of this call's
+                embeddings.
+            task: the task of the texts, which must be the encoder's.
+            truncation: treatment of texts longer than `max_seq_length`: "warn" cuts them and warns once, with
+                counts; True cuts them; "error" refuses them; "chunk" reads them whole, in overlapping windows.
+            stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
+            merge: for "chunk", merge of the vectors of a text's windows: their "mean", weighted by tokens, or the
+                "max" of each dimension.
+            batch_tokens: most tokens computed at once; bounds memory, does not change the result.
+            show_progress: whether to show a bar; by default on a terminal, if the work takes long.
 
         Returns:
-            float32 (dim,) for one string, (texts, dim) for several, in their order; (0, dim) for none. int8 or uint8 in
-            another precision, of ceil(dim / 8) for "binary" and "ubinary".
+            float32 (dim,) for one string, (texts, dim) for several, in their order; int8 or uint8 in another precision,
+            with ceil(dim / 8) columns for "binary" and "ubinary".
 
         Raises:
-            TypeError: which of `texts` is not a string; an argument of another type.
-            ValueError: a text with a lone surrogate, an unknown prompt name or precision, a number that is not
-                positive, ranges to be taken from a single text, a task whose adapter is not in the weights.
+            TypeError: a text is not a string, or an argument has another type.
+            ValueError: a text has a lone surrogate, a prompt name or precision is unknown, a number is not positive,
+                ranges would come from a single text, or the task is not the encoder's.
         """
         many = [checked_text("texts", texts)] if isinstance(texts, str) else list(checked_texts(texts))
         checked = checked_options(
@@ -205,9 +204,9 @@ class SentenceEncoder(Encoder):
     ) -> Iterator[np.ndarray]:
         """Embed texts as they come: an iterator over their float32 (dim,) embeddings, in their order.
 
-        Memory is bounded by `batch_tokens`, however many texts there are: a few batches' worth of them are read, sorted
-        by length, computed and handed out before the next are read. The backend is the one in force at this call; the
-        arguments are those of `encode`, but that int8 and uint8 need `ranges`.
+        Memory is bounded by `batch_tokens`, however many texts there are: a few batches are read, sorted by length,
+        computed and returned before the next are read. The backend is the current one at this call; the arguments are
+        those of `encode`, except that int8 and uint8 need `ranges`.
         """
         checked = checked_texts(texts)
         options = checked_options(
@@ -226,10 +225,9 @@ class SentenceEncoder(Encoder):
         prompt_name: str | None = None,
         batch_tokens: int = BATCH_TOKENS,
     ) -> Any:
-        """The hidden states of the tokens of one text, (tokens, hidden) float32, or a list of them for several texts.
+        """Return the hidden states of one text's tokens, (tokens, hidden) float32, or a list of them for several texts.
 
-        Special tokens are among them; nothing is pooled. The arguments are those of `encode`, and it raises as `encode`
-        does.
+        Special tokens are included; nothing is pooled. Arguments and errors as for `encode`.
         """
         many = [checked_text("texts", texts)] if isinstance(texts, str) else list(checked_texts(texts))
         checked = checked_options(self, prompt, prompt_name, batch_tokens=batch_tokens)
@@ -238,19 +236,19 @@ class SentenceEncoder(Encoder):
         return found[0] if isinstance(texts, str) else found
 
     def similarity(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """How similar every embedding in `left` (n, dim) is to every one in `right` (m, dim): (n, m).
+        """Return the similarity (n, m) of every embedding in `left` (n, dim) with every one in `right` (m, dim).
 
-        By `similarity_fn_name`: "cosine", "dot", or minus the "euclidean" or "manhattan" distance. Raises ValueError
-        for other shapes.
+        `similarity_fn_name` selects "cosine", "dot", or minus the "euclidean" or "manhattan" distance. Raises
+        ValueError for other shapes.
         """
         return SIMILARITIES[self.similarity_fn_name].of_all(left, right)
 
     def similarity_pairwise(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """How similar left[i] is to right[i], both (n, dim): (n,). Raises ValueError for other shapes."""
+        """Return the similarity (n,) of left[i] and right[i], both (n, dim). Raises ValueError for other shapes."""
         return pairwise_similarity(self.similarity_fn_name, left, right)
 
     def _kept(self, options: Options) -> int:
-        """How many dimensions the embeddings of a call have."""
+        """Return the number of dimensions of a call's embeddings."""
         return min(self._width, options.dimensions or self._width)
 
     def _rows(self, texts: Iterable[str], show_progress: bool | None, options: Options) -> Iterator[np.ndarray]:
@@ -263,7 +261,7 @@ class SentenceEncoder(Encoder):
     def _windows_of_rows(
         self, texts: Iterable[str], advance: Callable[[int], object], options: Options
     ) -> Iterator[np.ndarray]:
-        """The embeddings of neighbouring texts, (texts, dim) float32, window by window."""
+        """Yield the embeddings of neighbouring texts, (texts, dim) float32, window by window."""
         for rows in self._of_texts(texts, lambda batch: self.pooled(batch, options.skipped), advance, options):
             yield self.finished(np.stack(rows), options.normalize, options.dimensions)
 
@@ -274,9 +272,9 @@ class SentenceEncoder(Encoder):
         return self._read(texts, compute, whole, *how, advance, options.prompt)
 
     def pooled(self, batch: list[np.ndarray], skipped: int = 0) -> np.ndarray:
-        """The pooled vectors of a batch of token ids, after the modules that follow the pooling: (texts, dim).
+        """Return the vectors of a batch of token ids after pooling and the modules that follow it, (texts, dim).
 
-        `skipped` is how many of the first tokens of each text are not pooled.
+        The first `skipped` tokens of each text are not pooled.
         """
         hidden, cu_seqlens = self.model.encode_packed(batch)
         rows = pool(hidden, cu_seqlens, self.settings.pooling, skipped)
@@ -285,7 +283,7 @@ class SentenceEncoder(Encoder):
         return kernels.to_host(rows)
 
     def finished(self, rows: np.ndarray, normalize: bool | None, dimensions: int | None) -> np.ndarray:
-        """Pooled vectors as embeddings, (texts, dim) float32: scaled as published, cut, scaled if asked for."""
+        """Return pooled vectors as embeddings, (texts, dim) float32: scaled as published, cut, scaled if asked for."""
         if self.settings.normalize and normalize is not False:
             rows = normalized(rows)
         rows = rows[:, :dimensions]
@@ -294,7 +292,7 @@ class SentenceEncoder(Encoder):
         return rows.astype(np.float32, copy=False)
 
     def hidden_states(self, batch: list[np.ndarray]) -> list[np.ndarray]:
-        """The hidden states of each text of a batch of token ids, (tokens, hidden) float32."""
+        """Return the hidden states of each text of a batch of token ids, (tokens, hidden) float32."""
         hidden, cu_seqlens = self.model.encode_packed(batch)
         rows = kernels.to_host(hidden).astype(np.float32, copy=False)
         return [part.copy() for part in np.split(rows, cu_seqlens[1:-1])] if batch else []
@@ -304,7 +302,7 @@ class SentenceEncoder(Encoder):
         return CutTexts(self, self.max_seq_length, positions, reads_windows=not is_static)
 
     def tokenize(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
-        """The token ids of each text, with the prompt before it and cut to `max_seq_length`, and whether it was cut."""
+        """Return for each text the token ids of prompt and text, cut to `max_seq_length`, and whether they were cut."""
         if not self.settings.is_static:
             return super().tokenize(texts, prompt)
         rows = self.tokenizer([self.prepared(text, prompt) for text in texts], add_special_tokens=False)["input_ids"]
@@ -313,17 +311,17 @@ class SentenceEncoder(Encoder):
 
 @dataclass(frozen=True)
 class Options:
-    """What a call asks for, checked.
+    """The checked options of one call of `encode`.
 
     Attributes:
-        prompt: put before each text.
-        skipped: how many of the first tokens are not pooled.
+        prompt: text before each input.
+        skipped: number of first tokens that are not pooled.
         normalize: whether embeddings are scaled to length 1 at the end; None for as published.
-        dimensions: how many of the first dimensions are kept; None for all.
+        dimensions: number of first dimensions that are kept; None for all.
         precision, ranges: see `quantize_embeddings`.
-        batch_tokens, backend: how they are computed.
-        cutting: what happens to texts that are too long.
-        merge: what makes one vector of those of a text's windows.
+        batch_tokens, backend: most tokens computed at once, and the backend that computes them.
+        cutting: treatment of texts that are too long.
+        merge: merge of the vectors of a text's windows.
     """
 
     prompt: str
@@ -352,7 +350,7 @@ def checked_options(
     merge: str = "mean",
     batch_tokens: int = BATCH_TOKENS,
 ) -> Options:
-    """The options of a call of `encoder`, a SentenceEncoder; raises as its `encode` does."""
+    """Check the options of a call of `encoder`, a SentenceEncoder; raises as its `encode` does."""
     if task is not None and task != encoder.task:
         has = "no task's adapter" if encoder.task is None else f"the adapter for {encoder.task!r}"
         raise ValueError(
@@ -380,7 +378,7 @@ def checked_options(
 
 
 def checked_dimensions(truncate_dim: Any) -> int | None:
-    """A positive number of dimensions or None; TypeError or ValueError for anything else."""
+    """Return a positive number of dimensions or None. Raises TypeError or ValueError for anything else."""
     return None if truncate_dim is None else check_count("truncate_dim", truncate_dim)
 
 
@@ -394,7 +392,7 @@ def _cutting(encoder: Any, truncation: Any, stride: int | None, prompt: str) -> 
 
 
 def _prompt_tokens(encoder: Any, prompt: str) -> int:
-    """How many tokens a prompt has, but a special one at its end."""
+    """Return the number of tokens of a prompt, without a special token at its end."""
     if not prompt:
         return 0
     row = encoder.tokenizer(encoder.prepared("", prompt), return_special_tokens_mask=True)

@@ -1,4 +1,4 @@
-"""The modules that may follow the pooling: linear maps, layer norms, scaling to length 1."""
+"""Modules of sentence encoders: pooling, the maps after it, and static embeddings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from bertcore.tasks.similarity import normalized
 
 # PyTorch's class, by the last part of its name -> the name that `kernels.linear` knows.
 ACTIVATIONS = {"Identity": None, "GELU": "gelu", "ReLU": "relu", "SiLU": "silu", "Tanh": "tanh"}
-NAMES_OF_VECTORS = (None, "sentence_embedding")  # which vectors a module reads and writes
+NAMES_OF_VECTORS = (None, "sentence_embedding")  # vectors that a module may read and write
 
 Map = Callable[[Any], Any]
 
 
 class Dense(Block):
-    """activation(linear(rows)), plus the rows themselves, or a linear map of them, with `residual`."""
+    """A linear map with activation; `residual` adds its input, mapped linearly if the widths differ."""
 
     def __init__(self, sizes: Mapping[str, int], *, activation: str | None, bias: bool, residual: bool):
         self.linear = Linear("linear", **sizes, activation=activation, bias=bias)
@@ -34,21 +34,21 @@ class Dense(Block):
             self.residual = Linear("residual", **sizes, bias=False)
 
     def __call__(self, rows: Any) -> Any:
-        """(texts, in_features) -> (texts, out_features)."""
+        """Map (texts, in_features) to (texts, out_features)."""
         if not self.has_residual:
             return self.linear(rows)
         return self.linear(rows, rows if self.residual is None else self.residual(rows))
 
 
 def read_maps(modules: tuple[Module, ...], width: int, dtype: str) -> tuple[list[Map], int]:
-    """The functions of the modules that follow the pooling, and the width of what the last one returns.
+    """Return the functions of the modules after the pooling, and the width of the last one's result.
 
     Args:
-        modules: of kinds that MAPS has.
-        width: of the vectors that the first one is given.
-        dtype: of the weights, "float32" or "float64".
+        modules: modules of the kinds in MAPS.
+        width: width of the first module's input.
+        dtype: dtype of the weights, "float32" or "float64".
 
-    Raises CheckpointError: which file is wrong, and how.
+    Raises CheckpointError for an invalid file.
     """
     maps = []
     for module in modules:
@@ -84,13 +84,13 @@ def _layer_norm(folder: Path, width: int, dtype: str) -> tuple[Map, int]:
     stated = positive_integer(file, read_json_object(file), "dimension")
     if stated != width:
         raise CheckpointError(f"{file}: dimension is {stated!r}, expected {width}, the width before it")
-    norm = LayerNorm("norm", features=width, eps=1e-5)  # PyTorch's default, and nothing states another
+    norm = LayerNorm("norm", features=width, eps=1e-5)  # PyTorch's default; configs do not state it
     _fill(norm, open_checkpoint(folder), dtype)
     return norm, width
 
 
 def _fill(block: Block, checkpoint: Checkpoint, dtype: str) -> None:
-    """Give the block's parameters the values of the file, each seen to have its shape."""
+    """Fill the block's parameters with the values of the file, after checking their shapes."""
     for parameter in block.parameters():
         _check(parameter, checkpoint)
         parameter.fill({name: np.asarray(checkpoint[name], dtype) for name in parameter.names}, dtype)
@@ -104,10 +104,10 @@ def _check(parameter: Parameter, checkpoint: Checkpoint) -> None:
             raise CheckpointError(f"{checkpoint.source}: {name} {what}, expected {tuple(parameter.shape)}")
 
 
-# A module's kind -> its function and the width that this returns, of the folder, the width before it and the dtype.
+# Kind of a module -> (folder, input width, dtype) -> its function and output width.
 MAPS: dict[str, Callable[[Path, int, str], tuple[Map, int]]] = {
     "Dense": _dense,
-    "Dropout": lambda folder, width, dtype: (unchanged, width),  # which is for training
+    "Dropout": lambda folder, width, dtype: (unchanged, width),  # only active in training
     "LayerNorm": _layer_norm,
     "Normalize": lambda folder, width, dtype: (normalized, width),
 }
@@ -123,13 +123,13 @@ def pool(hidden: Any, cu_seqlens: np.ndarray, modes: Sequence[str], skipped: int
         hidden: (tokens, hidden), any floating dtype; half precision is pooled in float32.
         cu_seqlens: offsets of the texts in host memory, (texts + 1,).
         modes: names from POOLING.
-        skipped: how many of the first tokens of each text do not count.
+        skipped: number of first tokens of each text that are not pooled.
 
     Returns:
         (texts, hidden * modes) in the memory of `hidden`, float32 or float64.
     """
     xp = kernels.array_module(hidden)
-    if hidden.dtype.itemsize < 4 and isinstance(hidden, np.ndarray):  # in which Numba does not compute
+    if hidden.dtype.itemsize < 4 and isinstance(hidden, np.ndarray):  # Numba does not compute in 16 bits
         hidden = hidden.astype(np.float32)
     dtype = np.promote_types(hidden.dtype, np.float32)
     offsets = xp.asarray(cu_seqlens)
@@ -139,18 +139,18 @@ def pool(hidden: Any, cu_seqlens: np.ndarray, modes: Sequence[str], skipped: int
 
 @dataclass(frozen=True)
 class StaticSpec:
-    """What a sentence encoder asks of a model's spec."""
+    """The fields of a model's spec that a sentence encoder reads."""
 
     hidden_size: int
     longest_sequence: None = None  # a text may have any length
 
 
 class StaticModel:
-    """A table of vectors in the place of an encoder (sentence-transformers' StaticEmbedding, model2vec).
+    """A table of token vectors in place of a model (sentence-transformers' StaticEmbedding, model2vec).
 
     Args:
-        folder: with the table "embedding.weight", or model2vec's "embeddings", perhaps with a row for each token
-            ("mapping") and a weight for each ("weights").
+        folder: contains the table "embedding.weight", or model2vec's "embeddings", optionally with a row number
+            ("mapping") and a weight ("weights") for each token.
 
     Attributes:
         table: float32 (vocabulary, dim).
@@ -176,8 +176,10 @@ class StaticModel:
         self.spec = StaticSpec(self.table.shape[1])
 
     def encode_packed(self, input_ids: Sequence[Any]) -> tuple[Any, np.ndarray]:
-        """The vectors of the tokens of each sequence, (tokens, dim), in the memory of the backend in force, and the
-        offsets of the sequences, int32 (sequences + 1,), as `Model.encode_packed` returns them."""
+        """Return token vectors (tokens, dim) in the current backend's memory, and offsets, int32 (sequences + 1,).
+
+        The counterpart of `Model.encode_packed`.
+        """
         cu_seqlens = np.cumsum([0, *map(len, input_ids)]).astype(np.int32)
         ids = np.concatenate([np.zeros(0, np.int64), *input_ids])
         if ids.size and ids.max() >= len(self.table):

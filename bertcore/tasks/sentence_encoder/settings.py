@@ -1,4 +1,4 @@
-"""Reading the folder of a published sentence encoder, as sentence-transformers writes it."""
+"""The folder of a sentence encoder, as sentence-transformers writes it: reading and saving its settings."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from bertcore.tasks.folder import (
 from bertcore.tasks.sentence_encoder.modules import MAPS, POOLING
 from bertcore.tasks.similarity import SIMILARITIES
 
-# Before pooling_mode there was a flag for each mode, in the order in which several modes are joined.
+# Older files have a flag for each mode, in the order in which the vectors of several modes are joined.
 POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -42,23 +42,23 @@ WIDTH_KEYS = ("embedding_dimension", "word_embedding_dimension")  # since senten
 
 @dataclass(frozen=True)
 class Settings:
-    """What a folder says of how texts become embeddings.
+    """Settings in the folder of a sentence encoder.
 
     Attributes:
-        model_folder: where config.json, the weights and the tokenizer are.
+        model_folder: folder of config.json, the weights and the tokenizer.
         folders: the folder that was read and those of its modules.
-        is_static: whether the model is a table of one vector for each token, whose mean is pooled.
-        pooling_file: where the pooling stands; None for a plain model.
-        width: of the hidden states that are pooled, and the key that says so; None if the folder does not say.
-        pooling: modes of `pooling.POOLING`; the vectors of several are joined.
+        is_static: whether the model is a table with one vector per token, whose mean is pooled.
+        pooling_file: the pooling's config; None for a plain model.
+        width: key and value of the stated width of the pooled hidden states; None if it is not stated.
+        pooling: modes of POOLING; the vectors of several are joined.
         include_prompt: whether the tokens of a prompt are pooled, too.
-        maps: the modules that follow the pooling, but a last Normalize.
-        normalize: whether a last Normalize scales embeddings to length 1.
+        maps: the modules after the pooling except a final Normalize.
+        normalize: whether a final Normalize scales embeddings to length 1.
         max_seq_length: texts are cut to this many tokens; None leaves it to the tokenizer and the model.
         do_lower_case: whether texts are lower-cased before they are tokenized.
         prompts: texts to put before an input.
-        similarity: the name of the similarity the model is meant for.
-        truncate_dim: how many of the first dimensions embeddings have; None for all.
+        similarity: name of the similarity that the model was trained for.
+        truncate_dim: number of first dimensions that are kept; None for all.
     """
 
     model_folder: Path
@@ -78,11 +78,11 @@ class Settings:
 
 
 def read_settings(folder: Any) -> Settings:
-    """The settings of a sentence encoder's folder.
+    """Read the settings of a sentence encoder's folder.
 
-    A folder without modules.json is a plain model: mean pooling and no normalisation, as sentence-transformers does.
+    A folder without modules.json is a plain model: mean pooling and no normalisation, as in sentence-transformers.
 
-    Raises CheckpointError: which file is wrong, or which module is not supported.
+    Raises CheckpointError for an invalid file or an unsupported module.
     """
     folder = opened_folder(folder, "sentence encoder")
     modules, options = read_modules(folder), {"prompts": read_prompts(folder), **_read_whole(folder)}
@@ -105,7 +105,7 @@ def read_settings(folder: Any) -> Settings:
 
 
 def _check_order(folder: Path, modules: list[Module]) -> bool:
-    """Whether the first module is a StaticEmbedding; CheckpointError for modules that are not these, in this order."""
+    """Return whether the first module is a StaticEmbedding. Raises CheckpointError for an unsupported order."""
     check_kinds(folder, modules, ("Transformer", "Pooling", "StaticEmbedding", *MAPS))
     kinds = [module.kind for module in modules]
     for start in (["StaticEmbedding"], ["Transformer", "Pooling"]):
@@ -134,7 +134,7 @@ def _read_pooling(file: Path) -> dict[str, Any]:
 
 
 def _read_whole(folder: Path) -> dict[str, Any]:
-    """The similarity and the dimensions that the settings of the whole model state."""
+    """Return the similarity and the dimensions in the settings of the whole model."""
     file, config = folder / SETTINGS_NAME, read_saved_settings(folder)
     similarity = config.get("similarity_fn_name") or "cosine"
     if similarity not in SIMILARITIES:
@@ -158,21 +158,21 @@ def save_sentence_encoder(
     prompts: Mapping[str, str] | None = None,
     default_prompt_name: str | None = None,
 ) -> None:
-    """Write a model, its tokenizer, and how texts become embeddings (modules.json, 1_Pooling/config.json, ...).
+    """Write a model, its tokenizer, and the settings of a sentence encoder (modules.json, 1_Pooling/config.json, ...).
 
     Args:
-        folder: is made when it is not there; other files in it stay.
-        model: an AutoModel, as an objective of sentence embeddings trains it.
-        tokenizer: the texts'.
+        folder: created if it is missing; other files in it stay.
+        model: an AutoModel, as trained by an objective of sentence embeddings.
+        tokenizer: its tokenizer.
         pooling: one or several of "cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean" and "lasttoken".
         normalize: whether embeddings are scaled to length 1.
-        max_seq_length: where texts are cut, in tokens; None leaves it to tokenizer and model.
+        max_seq_length: length that texts are cut to, in tokens; None leaves it to tokenizer and model.
         do_lower_case: whether texts are lower-cased before they are tokenized.
-        prompts, default_prompt_name: texts to put before an input, by name, and the name of the usual one.
+        prompts, default_prompt_name: texts to put before an input, by name, and the name of the default one.
 
     Raises:
-        ValueError: for a pooling that is not known, or a default prompt that is none of the prompts.
-        OSError: naming the file that cannot be written.
+        ValueError: the pooling or the default prompt is unknown.
+        OSError: a file cannot be written; the error names it.
     """
     modes, prompts = [pooling] if isinstance(pooling, str) else list(pooling), dict(prompts or {})
     unknown = [mode for mode in modes if mode not in POOLING]

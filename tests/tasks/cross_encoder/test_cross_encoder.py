@@ -179,7 +179,7 @@ def test_bad_arguments(reranker, call, error, message):
 
 
 def test_a_model_without_a_classifier_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match=r"does not hold classifier\..*it is no classifier of sequences"):
+    with pytest.raises(CheckpointError, match=r"does not hold classifier\..*expected a sequence classifier"):
         CrossEncoder(save_tiny_bert(tmp_path))
 
 

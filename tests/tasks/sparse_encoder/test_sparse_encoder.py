@@ -150,7 +150,7 @@ def test_bad_arguments(encoder, options, error, message):
 
 
 def test_folders_that_are_refused(tmp_path):
-    with pytest.raises(CheckpointError, match=r"does not hold cls\..*: it is no masked language model"):
+    with pytest.raises(CheckpointError, match=r"does not hold cls\..*: expected a masked language model"):
         SparseEncoder(save_tiny_bert(tmp_path / "plain"))
     folder = save_tiny_splade(tmp_path / "splade", {"pooling_strategy": "mean"})
     with pytest.raises(CheckpointError, match="pooling_strategy is 'mean', expected one of max, sum"):
