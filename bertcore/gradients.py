@@ -1,6 +1,6 @@
 """Loss and gradients of a model, also of a loss that the caller computes from its outputs."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -21,7 +21,7 @@ NO_GRADIENT = ("mems", "attention_components")
 class Gradients(dict[str, Any]):
     """The gradients of a model's parameters by their names in a checkpoint: {name: array}.
 
-    Tensors that one parameter joins (query, key and value) are views of one array, which `gradient_of` finds again.
+    Tensors that one parameter joins (query, key and value) are views of one array, which `gradients_of` finds again.
     """
 
     def __init__(self) -> None:
@@ -55,24 +55,32 @@ class Gradients(dict[str, Any]):
         if isinstance(more, Gradients):
             self._whole = more._whole | self._whole
 
-    def whole(self, parameter: Parameter) -> Any:
-        """Return the array that was added; None if an entry under the parameter's names has been replaced since."""
-        gradient, parts = self._whole.get(parameter, (None, {}))
-        for name, part in parts.items():
-            if self.get(name) is not part:
-                return None
-        return gradient
+    def whole(self, parameters: Sequence[Parameter]) -> list[Any]:
+        """Return the arrays that were added, or None where an entry under a parameter's names has been replaced."""
+        found = []
+        for parameter in parameters:
+            gradient, parts = self._whole.get(parameter, (None, {}))
+            for name, part in parts.items():
+                if self.get(name) is not part:
+                    gradient = None
+            found.append(gradient)
+        return found
 
 
-def gradient_of(parameter: Parameter, grads: Mapping[str, Any]) -> Any:
-    """Return the gradient of `parameter` in the shape that it computes in.
+def gradients_of(parameters: Sequence[Parameter], grads: Mapping[str, Any]) -> list[Any]:
+    """Return the gradients of `parameters` in the shapes that they compute in.
 
     Raises:
         TypeError, ValueError: for a name that `grads` lacks, a non-array, or a wrong shape or dtype.
     """
-    whole = grads.whole(parameter) if isinstance(grads, Gradients) else None
-    if whole is not None:
-        return whole
+    whole = grads.whole(parameters) if isinstance(grads, Gradients) else [None] * len(parameters)
+    return [
+        _joined(parameter, grads) if gradient is None else gradient
+        for parameter, gradient in zip(parameters, whole, strict=True)
+    ]
+
+
+def _joined(parameter: Parameter, grads: Mapping[str, Any]) -> Any:
     for name, shape in parameter.expected.items():
         if name not in grads:
             raise ValueError(f"grads has no {name!r}, which is to be trained")

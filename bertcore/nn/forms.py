@@ -171,7 +171,7 @@ class Forms:
         Raises:
             ValueError: for a model in low precision on the CPU that is trained, int8 on a GPU, float16 on the CPU.
         """
-        if trains:
+        if trains and self.is_low:
             self.check_trainable(place[0])
         if kind == "array":
             found = self._array(place)

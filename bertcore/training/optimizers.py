@@ -13,7 +13,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number
-from bertcore.gradients import gradient_of
+from bertcore.gradients import gradients_of
 from bertcore.kernels.arrays import Array
 from bertcore.nn.parameter import Parameter, change_together
 
@@ -109,7 +109,7 @@ class Optimizer:
         found = []
         for group in self.groups:
             parameters = [parameter for parameter in group.parameters if not parameter.is_frozen]
-            found.append((group, parameters, [gradient_of(parameter, grads) for parameter in parameters]))
+            found.append((group, parameters, gradients_of(parameters, grads)))
         _check_scale(scale, [gradient for _, _, gradients in found for gradient in gradients[:1]])
         with kernels.on_device_of(next(iter(grads.values()), None)):
             number = self._count(scale)
