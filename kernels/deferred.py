@@ -4,6 +4,7 @@ The recorder of a Deferred (kernels/program) notes what is to be computed. Opera
 that reads a Deferred as an array, compute it first.
 """
 
+from operator import attrgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,29 +42,13 @@ class Deferred:
     def __init__(self, recorder: Recorder, array: np.ndarray, memory: "Memory"):
         self.recorder, self.array, self.memory = recorder, array, memory
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.array.shape
-
-    @property
-    def ndim(self) -> int:
-        return self.array.ndim
-
-    @property
-    def size(self) -> int:
-        return self.array.size
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.array.dtype
-
-    @property
-    def itemsize(self) -> int:
-        return self.array.itemsize
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        return self.array.strides
+    # Properties without a frame of Python: recording asks them often.
+    shape = property(attrgetter("array.shape"))
+    ndim = property(attrgetter("array.ndim"))
+    size = property(attrgetter("array.size"))
+    dtype = property(attrgetter("array.dtype"))
+    itemsize = property(attrgetter("array.itemsize"))
+    strides = property(attrgetter("array.strides"))
 
     @property
     def is_shared(self) -> bool:
@@ -80,8 +65,9 @@ class Deferred:
 
     def __getitem__(self, index: Any) -> Any:
         parts = index if isinstance(index, tuple) else (index,)
-        if not all(part is None or isinstance(part, int | slice) for part in parts):
-            return self.result()[index]  # a copy
+        for part in parts:
+            if part is not None and not isinstance(part, int | slice):
+                return self.result()[index]  # a copy
         part = self.array[index]
         return Deferred(self.recorder, part, self.memory) if isinstance(part, np.ndarray) else self.result()[index]
 

@@ -278,6 +278,7 @@ class Operation:
         self.options = dict(options or {})
         self._output, self._forward, self._backward = output, forward, backward
         self._function = function or name
+        self._backward_function = f"{self._function}_backward"
         self._names = tuple(self.arguments)
         self._arrays = tuple(n for n, argument in enumerate(self.arguments.values()) if argument.is_array)
         self._checked = tuple(self.arguments.items())
@@ -312,19 +313,20 @@ class Operation:
         """Check the arguments and compute: the output, or (output, saved) if `save`."""
         return self.open(backend, *values).run(save)
 
-    def forward(self, backend: str, *values: Any, save: bool = False) -> Any:
-        """Compute with checked arguments: the output, or (output, saved) if `save`."""
-        function = self.function(backend, self._function)
+    def forward(self, backend: str, *values: Any, save: bool = False, is_current: bool = False) -> Any:
+        """Compute with checked arguments: the output, or (output, saved) if `save`.
+
+        `is_current` says that the arrays' GPU is the current one.
+        """
+        if backend == "cupy" and not is_current:
+            with dispatch.on_device_of(values[self._arrays[0]]):
+                return self.forward(backend, *values, save=save, is_current=True)
+        implementation = dispatch.implementation(self.package, backend)
+        function = getattr(implementation, self._function, None) or self._missing(backend, self._function)
         for value in values:
             if type(value) is Deferred:
-                function = partial(value.recorder.call, dispatch.implementation(self.package, backend), self._function)
+                function = partial(value.recorder.call, implementation, self._function)
                 break
-        if backend == "cupy":
-            with dispatch.on_device_of(values[self._arrays[0]]):
-                return self._compute(function, backend, save, values)
-        return self._compute(function, backend, save, values)
-
-    def _compute(self, function: Callable[..., Any], backend: str, save: bool, values: tuple[Any, ...]) -> Any:
         if self._forward is not None:
             return self._forward(function, backend, save, *values)
         output = function(*values)
@@ -332,15 +334,13 @@ class Operation:
             return output
         return output, self.saves(*[output if place < 0 else values[place] for place in self._kept])
 
-    def backward(self, backend: str, grad_output: Any, saved: Any, *options: Any) -> Any:
+    def backward(self, backend: str, grad_output: Any, saved: Any, *options: Any, is_current: bool = False) -> Any:
         """Compute the gradients from what `forward` kept, without checks."""
-        function = self.function(backend, f"{self._function}_backward")
-        if backend == "cupy":
+        if backend == "cupy" and not is_current:
             with dispatch.on_device_of(grad_output):
-                return self._pull_back(function, backend, grad_output, saved, options)
-        return self._pull_back(function, backend, grad_output, saved, options)
-
-    def _pull_back(self, function: Any, backend: str, grad_output: Any, saved: Any, options: tuple[Any, ...]) -> Any:
+                return self.backward(backend, grad_output, saved, *options, is_current=True)
+        implementation, name = dispatch.implementation(self.package, backend), self._backward_function
+        function = getattr(implementation, name, None) or self._missing(backend, name)
         if self._backward is not None:
             return self._backward(function, backend, grad_output, saved, *options)
         return function(grad_output, *saved, *options)
@@ -382,12 +382,8 @@ class Operation:
         if grad_output.shape != shape:
             checks.shape(shape, grad_output=grad_output)
 
-    def function(self, backend: str, name: str) -> Callable[..., Any]:
-        """Return the function `name` of the implementation on `backend`, which is imported at its first use."""
-        function = getattr(dispatch.implementation(self.package, backend), name, None)
-        if function is None:
-            raise NotImplementedError(f"{name} has no implementation on backend {backend!r} yet")
-        return function
+    def _missing(self, backend: str, name: str) -> Callable[..., Any]:
+        raise NotImplementedError(f"{name} has no implementation on backend {backend!r} yet")
 
 
 def check_axes(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: dict[Any, Any]) -> None:

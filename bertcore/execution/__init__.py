@@ -16,7 +16,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.execution.settings import ClassOptions, autocast_dtype, current_class_options, current_scores
-from bertcore.tape import Tape, current_tape, value_of
+from bertcore.tape import Tape, current_tape
 
 if TYPE_CHECKING:
     from bertcore.nn.key_value_cache import KeyValueCache
@@ -109,6 +109,7 @@ class Pass:
         class_options: how losses compare labels that are classes, or None.
         is_noted: whether operations may be given Deferred arrays, by a program that is being recorded.
         place: (backend, gpu, autocast); what is made of parameters is kept for one place.
+        is_inference: whether neither a tape records nor anything is dropped.
     """
 
     backend: str
@@ -122,9 +123,11 @@ class Pass:
     class_options: ClassOptions | None = None
     is_noted: bool = False
     place: Place = field(init=False)
+    is_inference: bool = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "place", (self.backend, self.gpu, self.autocast))
+        object.__setattr__(self, "is_inference", self.tape is None and self.seeds is None)
 
     @classmethod
     def begin(cls, like: Any = None, *, trace: Trace | None = None, seeds: Seeds | None = None) -> Pass:
@@ -138,7 +141,7 @@ class Pass:
         Raises:
             BackendUnavailable: if the backend in force cannot run here.
         """
-        is_cupy = like is not None and kernels.array_module(value_of(like)) is not np
+        is_cupy = like is not None and kernels.array_module(like) is not np
         backend = kernels.resolve_backend(None, on_gpu=is_cupy)
         on_gpu = backend == "cupy" and kernels.uses_gpu(backend)
         trace = Trace() if trace is None else trace
@@ -146,11 +149,6 @@ class Pass:
         gpu = kernels.current_gpu() if backend == "cupy" else 0
         options = {"trace": trace, "seeds": seeds, "class_options": current_class_options()}
         return cls(backend, gpu, on_gpu, autocast_dtype(), current_tape(), **options)
-
-    @property
-    def is_inference(self) -> bool:
-        """True if neither a tape records nor anything is dropped."""
-        return self.tape is None and self.seeds is None
 
     def to_backend(self, array: Any) -> Any:
         """Return a NumPy array in the memory of the backend."""

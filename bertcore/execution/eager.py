@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,21 +19,18 @@ GROUP_TOKENS = 1024
 
 def run(run: Pass, encoder: Encoder, inputs: EncoderInput) -> Tensor:
     """Return the last hidden state of a batch, or the state that the family's own layers pass on."""
-    return joined([encoder.forward(run, group) for group in groups(run, encoder, inputs)])
+    if run.is_inference and run.cache is None and run.trace.is_empty:
+        return in_groups(encoder, inputs, lambda group: encoder.forward(run, group))
+    return encoder.forward(run, inputs)
 
 
-def groups(run: Pass, encoder: Encoder, inputs: EncoderInput) -> Iterable[EncoderInput]:
-    """Cut a large batch into groups of sequences, or return it alone.
+def in_groups(encoder: Encoder, inputs: EncoderInput, forward: Callable[[EncoderInput], Tensor]) -> Tensor:
+    """Return the results of `forward` for groups of a large batch in host memory, joined.
 
-    In host memory what passes from one operation to the next then stays in the processor's cache (and memory is bounded
-    by a group). Sequences do not see each other, so the result has the same bits.
+    What passes from one operation to the next then stays in the processor's cache (and memory is bounded by a group).
+    Sequences do not see each other, so the result has the same bits.
     """
-    is_plain = inputs.is_plain and not encoder.adapter.needs_whole_batch and run.cache is None
-    if not (is_plain and run.trace.is_empty and run.is_inference and isinstance(inputs.input_ids, np.ndarray)):
-        return [inputs]
-    return inputs.groups(GROUP_TOKENS)
-
-
-def joined(parts: list[Tensor]) -> Tensor:
-    """Return the results of groups as one."""
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if not inputs.is_plain or encoder.adapter.needs_whole_batch or not isinstance(inputs.input_ids, np.ndarray):
+        return forward(inputs)
+    groups = inputs.groups(GROUP_TOKENS)
+    return forward(inputs) if len(groups) == 1 else np.concatenate(list(map(forward, groups)))

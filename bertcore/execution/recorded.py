@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ class Recorded:
 
     def run(self, run: Pass, encoder: Encoder, inputs: EncoderInput) -> Any:
         """Return the last hidden state of a batch; what cannot be recorded runs operation by operation."""
-        return eager.joined([self._group(run, encoder, group) for group in eager.groups(run, encoder, inputs)])
+        return eager.in_groups(encoder, inputs, partial(self._group, run, encoder))
 
     def _group(self, run: Pass, encoder: Encoder, inputs: EncoderInput) -> Any:
         state, context = encoder.adapter.begin(run, inputs, encoder.embeddings)

@@ -64,6 +64,7 @@ class Adapter(Block):
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         self.spec = spec
         self._rotary_tables = RotaryTables()
+        self._rotaries = {layer.rotary for layer in spec.layers} - {None}
 
     def pack(
         self,
@@ -95,7 +96,7 @@ class Adapter(Block):
         """Return the input of the first layer, and the context that all layers share."""
         hidden = embeddings(run, inputs)
         context = LayerContext(inputs.cu_seqlens, inputs.key_mask)
-        for rotary in {layer.rotary for layer in self.spec.layers} - {None}:
+        for rotary in self._rotaries:
             where = inputs.on_host.cu_seqlens, inputs.on_host.position_ids, value_of(hidden).dtype, inputs.position_ids
             context.rotary[rotary] = self._rotary_tables.angles(run, rotary, *where)
         return hidden, context

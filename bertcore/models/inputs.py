@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
@@ -100,17 +100,15 @@ class EncoderInput:
         on_host = EncoderInput(None, types, None, offsets, None, None)
         return self._with(self.on_gpu.with_capacity(integers), packed=None, on_gpu=None, before_upload=on_host)
 
-    def groups(self, tokens: int) -> Iterator[EncoderInput]:
-        """The same sequences in groups of about `tokens` tokens (more only where one sequence has more)."""
+    def groups(self, tokens: int) -> list[EncoderInput]:
+        """Return the same sequences in groups of about `tokens` tokens (more only if one sequence has more)."""
         total = int(self.cu_seqlens[-1])
         count = round(total / tokens)
         if count < 2:
-            yield self
-            return
+            return [self]
         even = [total * group // count for group in range(count + 1)]
         cuts = np.unique(np.searchsorted(self.cu_seqlens, even))
-        for first, last in itertools.pairwise(cuts):
-            yield self._sequences(first, last)
+        return [self._sequences(first, last) for first, last in itertools.pairwise(cuts)]
 
     def _sequences(self, first: int, last: int) -> EncoderInput:
         offsets = self.cu_seqlens[first : last + 1]
@@ -209,6 +207,7 @@ def pack(
     mask, types = mask_and_types(ids, attention_mask, token_type_ids)
     kept = np.ones_like(mask) if keep_padding else _without_holes(mask) if spec.is_relative else mask
     packed = PackedBatch(kept, mask, keeps_padding=keep_padding)
+    words = packed.strip(ids)
     if position_ids is not None:
         positions = like("input_ids", ids, "position_ids", position_ids)
         check_range("position_ids", positions, kept, spec.max_positions or MOST_POSITIONS, "positions")
@@ -216,15 +215,14 @@ def pack(
     elif keep_padding and not spec.max_positions:
         positions = None  # all columns are there, and distances between them count, as in transformers
     else:
-        positions = _positions(spec, packed.strip(ids), packed.strip(mask), packed.cu_seqlens, packed.position_ids)
+        positions = _positions(spec, words, packed.strip(mask), packed.cu_seqlens, packed.position_ids)
     check_range("input_ids", ids, kept, spec.vocab_size, "words")
     rows, what = (spec.vocab_size, "words") if spec.words_as_types else (spec.type_vocab_size, "token types")
     if rows:
         check_range("token_type_ids", types, kept, rows, what)
-    ends = packed.first_tokens(), packed.last_tokens()
     types = None if spec.words_as_types and token_type_ids is None else packed.strip(types)
-    arrays = (packed.strip(ids), types, positions, packed.cu_seqlens, *ends, packed.key_mask())
-    return EncoderInput(*arrays, packed)
+    ends = packed.first_tokens(), packed.last_tokens()
+    return EncoderInput(words, types, positions, packed.cu_seqlens, *ends, packed.key_mask(), packed)
 
 
 def _without_holes(mask: np.ndarray) -> np.ndarray:

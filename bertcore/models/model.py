@@ -295,8 +295,12 @@ class Model(NamedParameters):
         Raises:
             TypeError, ValueError: which argument is wrong, where, and what was expected.
         """
-        own = {name: targets.pop(name) for name in self.family.inputs if name in targets}
-        self._check_targets(targets)
+        own = {}
+        for name in self.family.inputs:
+            if name in targets:
+                own[name] = targets.pop(name)
+        if targets:
+            self._check_targets(targets)
         given = input_ids, attention_mask, token_type_ids, position_ids
         own["keep_padding"] = self._keeps_padding(targets)
         if not isinstance(output_projections, bool):

@@ -38,7 +38,9 @@ class LayerContext:
     @property
     def can_be_recorded(self) -> bool:
         """True if the layers do the same for all batches with these offsets, so that a program can be kept."""
-        return self.key_mask is None and all(angles.can_be_recorded for angles in self.rotary.values())
+        if self.key_mask is not None:
+            return False
+        return not self.rotary or all(angles.can_be_recorded for angles in self.rotary.values())
 
     def in_use(self) -> list[Any]:
         """Return all objects that the layers read of it; holding the list keeps them alive."""

@@ -79,24 +79,25 @@ def differentiable(record: Record, *arrays: str, has_step: bool = False) -> Oper
     """
     places = [arrays.index(name) if name in arrays else name for name in record.arguments]
     sources = [record.same_gradient.get(name, name) for name in arrays]
+    gradient_of = [-1 if name == "grad_output" else record.gradients.index(name) for name in sources]
     takes_dtype = "dtype" in record.options
 
-    def arguments(given: tuple[Any, ...], options: dict[str, Any]) -> list[Any]:
-        given += (None,) * (len(arrays) - len(given))
-        return [options[place] if type(place) is str else given[place] for place in places]
-
-    def forward(run: Pass, *given: Any, **options: Any) -> Any:
-        return record.forward(run.backend, *arguments(given, options))
+    def forward(run: Pass, *given: Any, save: bool = False, **options: Any) -> Any:
+        values, count = [], len(given)
+        for place in places:
+            values.append(options[place] if type(place) is str else given[place] if place < count else None)
+        return record.forward(run.backend, *values, save=save)
 
     def with_pullback(run: Pass, *given: Any, **options: Any) -> tuple[Any, Pullback]:
-        output, saved = record.forward(run.backend, *arguments(given, options), save=True)
+        output, saved = forward(run, *given, save=True, **options)
 
         def pullback(grad: Any) -> tuple[Any, ...]:
             of_backward = (parameter_dtype(given[0]),) if takes_dtype else ()
-            found = record.backward(run.backend, grad, saved, *of_backward)
-            found = found if type(found) is tuple else (found,)
-            gradients = dict(zip(record.gradients, found, strict=True), grad_output=grad)
-            return tuple([None if array is None else gradients[s] for array, s in zip(given, sources, strict=False)])
+            found, gradients = record.backward(run.backend, grad, saved, *of_backward), []
+            for array, place in zip(given, gradient_of, strict=False):
+                part = grad if place < 0 else found[place] if type(found) is not type(grad) else found
+                gradients.append(None if array is None else part)
+            return tuple(gradients)
 
         return output, pullback
 

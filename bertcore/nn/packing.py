@@ -24,6 +24,8 @@ class PackedBatch:
         stays: which columns stay as tokens, (sequences, length) booleans.
         is_real: which columns hold real tokens, of the same shape.
         keeps_padding: whether all padding was asked to stay.
+        lengths: the number of tokens of each sequence, (sequences,).
+        has_tokens: flags of the sequences that have a token, (sequences,) booleans.
         cu_seqlens: int32 offsets of the sequences on the packed axis, (sequences + 1,).
         position_ids: int32 position of each token in its sequence, (tokens,).
     """
@@ -35,6 +37,7 @@ class PackedBatch:
         self.is_real = attention_mask if is_real is None else is_real
         self.keeps_padding = keeps_padding
         self.lengths = attention_mask.sum(axis=1)
+        self.has_tokens = self.lengths > 0
         self.cu_seqlens = np.concatenate([[0], self.lengths.cumsum()]).astype(np.int32)
         self._sequence, self._column = attention_mask.nonzero()
         first_column = self.is_real.argmax(axis=1) if attention_mask.size else np.zeros(self.shape[0], np.int64)
@@ -45,11 +48,6 @@ class PackedBatch:
     def is_full(self) -> bool:
         """True if the batch has no padding."""
         return self._sequence.size == self.shape[0] * self.shape[1]
-
-    @property
-    def has_tokens(self) -> np.ndarray:
-        """Flags of the sequences that have a token, (sequences,) booleans."""
-        return self.lengths > 0
 
     def key_mask(self) -> np.ndarray | None:
         """Return a mask of the tokens that may be seen, booleans (sequences, 1, 1, longest); None if all may."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..deferred import Deferred, Memory
+from ..deferred import Deferred, Memory, computed
 
 ALIGNMENT = 64  # bytes: a cache line
 
@@ -28,6 +28,7 @@ def _values(kind: np.dtype) -> itemgetter:
     return itemgetter(*kind.names)
 
 
+@functools.cache
 def _compiled() -> ModuleType:
     """Import the module that loads Numba, when the first operation is noted."""
     return importlib.import_module(".cpu", __package__)
@@ -52,12 +53,13 @@ class Program:
 
     def call(self, module: Any, function: str, *args: Any) -> Any:
         """Note a step for `function` of an implementation, or compute it at once if it cannot be noted."""
-        args = tuple(arg.result() if type(arg) is Deferred and arg.recorder is not self else arg for arg in args)
+        given = list(args)
+        for place, arg in enumerate(args):
+            if type(arg) is Deferred and arg.recorder is not self:
+                given[place] = arg.result()
         form = _compiled().DEFERRED_FORMS.get(function)
-        noted = None if form is None else form(self, *args)
-        if noted is not None:
-            return noted
-        return getattr(module, function)(*(arg.result() if type(arg) is Deferred else arg for arg in args))
+        noted = None if form is None else form(self, *given)
+        return getattr(module, function)(*map(computed, given)) if noted is None else noted
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Deferred:
         """Return memory for the result of the next step."""

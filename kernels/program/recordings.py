@@ -23,13 +23,9 @@ class _Recording:
         self._hidden, self._cu_seqlens = hidden.copy(), cu_seqlens.copy()
         program = Program()
         self._output = build(program.enter(self._hidden), self._cu_seqlens)
-        self._table = program.table() if is_complete(program, self._output) else None
+        self.can_run = is_complete(program, self._output)  # False if an operation had to compute at once
+        self._table = program.table() if self.can_run else None
         self._used, self.nbytes = program.used, program.nbytes
-
-    @property
-    def can_run(self) -> bool:
-        """True if it can run again, that is, if no operation had to compute at once."""
-        return self._table is not None
 
     def run(self, hidden: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:
         """Return the result for these values, or, if it cannot run again, for the recorded ones."""
@@ -110,10 +106,13 @@ class Recordings:
             self._seen.pop(next(iter(list(self._seen))), None)
 
     def _let_go_beyond(self, most: int) -> None:
-        kept = [(key, sum(one.nbytes for one in list(waiting))) for key, waiting in list(self._kept.items())]
-        excess = sum(nbytes for _, nbytes in kept) - most
-        for key, nbytes in kept:
-            if excess <= 0:
+        sizes, total = [], 0
+        for key, waiting in list(self._kept.items()):
+            for one in list(waiting):
+                sizes.append((key, one.nbytes))
+                total += one.nbytes
+        for key, nbytes in sizes:
+            if total <= most:
                 return
             self._kept.pop(key, None)
-            excess -= nbytes
+            total -= nbytes

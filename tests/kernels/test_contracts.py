@@ -1,11 +1,13 @@
 """The public functions: defaults, what is returned and handed over, reductions, prepared weights."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from bertcore import kernels
-from bertcore.kernels import use_backend
-from bertcore.kernels.operation import Operation
+from bertcore.kernels import dispatch, use_backend
 from tests.kernels.arrays import backward, f32
 from tests.kernels.attention_forms import DENSE, OFFSETS, PACKED
 from tests.kernels.strategies import normal
@@ -78,18 +80,17 @@ def test_the_mean_over_no_row_is_nan_and_its_gradient_zero():
 
 
 def test_attention_hands_over_rows_of_unit_stride(monkeypatch):
-    seen, function = [], Operation.function
+    seen, find = [], dispatch.implementation
 
-    def spy(operation, backend, name):
-        computed = function(operation, backend, name)
-
-        def noted(*arrays):
+    def spy(package, backend):
+        def noted(computed, *arrays):
             seen.extend(array for array in arrays if getattr(array, "ndim", 0) == 4)
             return computed(*arrays)
 
-        return noted
+        names = "attention", "attention_backward"
+        return SimpleNamespace(**{name: partial(noted, getattr(find(package, backend), name)) for name in names})
 
-    monkeypatch.setattr(Operation, "function", spy)
+    monkeypatch.setattr(dispatch, "implementation", spy)
     across = normal(2, (2, 4, 8, 5), np.float32).swapaxes(2, 3)
     output, saved = kernels.attention(across, across, across, save=True)
     kernels.attention_backward(across, saved)

@@ -22,7 +22,6 @@ from bertcore.kernels import (
     unavailable_reason,
     use_backend,
 )
-from bertcore.kernels.operation import Operation
 from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -37,11 +36,9 @@ def restored():
 
 def ran_on(monkeypatch, **options):
     """The backend that computes softmax under `options`."""
-    seen, function = [], Operation.function
+    seen, find = [], dispatch.implementation
     with monkeypatch.context() as patch:
-        patch.setattr(
-            Operation, "function", lambda own, backend, name: seen.append(backend) or function(own, backend, name)
-        )
+        patch.setattr(dispatch, "implementation", lambda package, name: seen.append(name) or find(package, name))
         softmax(ROWS, **options)
     return seen[0]
 

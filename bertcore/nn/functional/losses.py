@@ -30,7 +30,7 @@ def cross_entropy(
     if label_smoothing or class_weights is not None:
         loss, pullback = _weighted_cross_entropy(run, widened(logits), labels, label_smoothing, class_weights)
         return loss, lambda grad: (_narrowed(pullback(grad)[0], logits),)
-    loss, saved = kernels.cross_entropy(logits, labels, save=True, backend=run.backend)
+    loss, saved = CROSS_ENTROPY.forward(run.backend, logits, labels, IGNORED, save=True)
 
     def plain_pullback(grad):
         return (CROSS_ENTROPY.backward(run.backend, grad, saved),)
@@ -54,7 +54,7 @@ def decoded_cross_entropy(
     for rows in _chunks(input, chunk):
         # The scores, until their gradient stands there.
         grad, saved = LINEAR.forward(run.backend, input[rows], weight, bias, None, None, save=True)
-        loss, of_loss = kernels.cross_entropy(grad, labels[rows], reduction="sum", save=True, backend=run.backend)
+        loss, of_loss = CROSS_ENTROPY.forward(run.backend, grad, labels[rows], IGNORED, "sum", save=True)
         CROSS_ENTROPY.backward(run.backend, xp.ones((), loss.dtype), of_loss, grad)
         of_input[rows], _, part = LINEAR.backward(run.backend, grad, saved, False, input.dtype)
         if needs_weight:
@@ -117,7 +117,7 @@ def _weighted_cross_entropy(run, logits, labels, label_smoothing, class_weights)
     known = xp.where(counts, labels, 0)
     weights = counts.astype(wide) if class_weights is None else counts * class_weights.astype(wide)[known]
     total_weight, own = weights.sum(), (1 - label_smoothing) * weights
-    plain, saved = kernels.cross_entropy(logits, labels, reduction="none", save=True, backend=run.backend)
+    plain, saved = CROSS_ENTROPY.forward(run.backend, logits, labels, IGNORED, "none", save=True)
     plain = plain.astype(wide)
     losses = own * plain
     all_weights = float(logits.shape[1]) if class_weights is None else class_weights.astype(wide).sum()

@@ -9,6 +9,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.execution import Pass
+from bertcore.kernels.embedding import EMBEDDING, EmbeddingSaved
 from bertcore.nn.operation import operation
 from bertcore.tape import Addend
 
@@ -48,12 +49,12 @@ def take_rows(run: Pass, table: Any, *, rows: Any, padding_row: int | None = Non
             return (_RowsGradient(run, grad, xp.where(learns, rows, -1), table.shape[0]),)
         return (_RowsGradient(run, grad[learns], rows[learns], table.shape[0]),)
 
-    return kernels.embedding(rows, table, backend=run.backend), pullback
+    return EMBEDDING.forward(run.backend, rows, table), pullback
 
 
 @take_rows.inference
 def _take_rows(run, table, *, rows, padding_row=None):
-    return kernels.embedding(rows, table, backend=run.backend)
+    return EMBEDDING.forward(run.backend, rows, table)
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,7 @@ class _RowsGradient(Addend):
 
     def added_to(self, array: Any | None, dtype: Any = None) -> Any:
         grad = self.grad if dtype is None else self.grad.astype(dtype, copy=False)
-        options = {"add_to": array, "backend": self.run.backend}
-        return kernels.embedding_backward(grad, kernels.EmbeddingSaved(self.rows, self.table_rows), **options)
+        return EMBEDDING.backward(self.run.backend, grad, EmbeddingSaved(self.rows, self.table_rows), array)
 
 
 @operation(has_step=True)

@@ -10,7 +10,6 @@ from bench.ops.operations import folder, public_arguments
 from bertcore import kernels
 from bertcore.kernels import dispatch
 from bertcore.kernels.checks import BACKEND_DTYPES
-from bertcore.kernels.operation import Operation
 from tests.kernels.arrays import DTYPES, LAYOUTS, normal, to_gpu, with_layout
 from tests.kernels.conformance.calls import everything
 from tests.kernels.conformance.cases import CASES
@@ -47,20 +46,13 @@ def dtype_of(operation, name, dtype):
 @contextmanager
 def recorded_backends():
     """The backend of every call within the block."""
-    seen, function, compute = [], Operation.function, dispatch.Call.compute
+    seen, find = [], dispatch.implementation
 
-    def noted_function(operation, backend, name):
+    def noted(package, backend):
         seen.append(backend)
-        return function(operation, backend, name)
+        return find(package, backend)
 
-    def noted_compute(call, *args):
-        seen.append(call.backend)
-        return compute(call, *args)
-
-    with (
-        mock.patch.object(Operation, "function", noted_function),
-        mock.patch.object(dispatch.Call, "compute", noted_compute),
-    ):
+    with mock.patch.object(dispatch, "implementation", noted):
         yield seen
 
 
