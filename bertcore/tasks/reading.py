@@ -81,7 +81,7 @@ class TextReader:
             cut.warn()
 
 
-class Encoder(TextReader):
+class PromptedReader(TextReader):
     """A reader that puts prompts before texts, as sentence-transformers does; its `settings` have them."""
 
     settings: Any

@@ -34,7 +34,7 @@ from bertcore.tasks.folder import (
     read_transformer,
 )
 from bertcore.tasks.long_texts import MERGES, Cutting, MergedWindows
-from bertcore.tasks.reading import Encoder
+from bertcore.tasks.reading import PromptedReader
 from bertcore.tasks.texts import BATCH_TOKENS, checked_texts, progress_bar, sequence_length
 from bertcore.tokenization import AutoTokenizer
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 
-class SparseEncoder(Encoder):
+class SparseEncoder(PromptedReader):
     """Turn each text into a weight for each token of the vocabulary, most of them zero (SPLADE).
 
     The weight of a vocabulary token is the maximum over the text of the masked language model's log(1 + relu(logit))

@@ -1,4 +1,4 @@
-"""What the pictures show, beside the numbers that they are of, and `bertcore plot`."""
+"""The content of figures, beside the numbers that they are of, and `bertcore plot`."""
 
 import json
 
@@ -195,5 +195,5 @@ def test_command(folder, deberta, tmp_path, arguments, suffix, start):
 def test_wrong_lines_of_probabilities(tmp_path, capsys, lines, message):
     (tmp_path / "chances").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     assert main(["plot", "calibration", str(tmp_path / "chances"), "-o", str(tmp_path / "out.png")]) == 1
-    told = capsys.readouterr().err
-    assert message in told and str(tmp_path / "chances") in told
+    printed = capsys.readouterr().err
+    assert message in printed and str(tmp_path / "chances") in told

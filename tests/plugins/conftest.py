@@ -1,4 +1,4 @@
-"""What the tests of plug-ins share: a tiny sentence encoder on the reference backend."""
+"""Fixtures of the tests of plug-ins: a tiny sentence encoder on the reference backend."""
 
 import pytest
 

@@ -133,7 +133,7 @@ def test_labels_that_are_no_classes(labels):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"max_length": None}, "max_length is None, expected an integer of at least 3"),
         ({"max_length": 2}, "max_length is 2, expected an integer of at least 3"),
@@ -143,9 +143,9 @@ def test_labels_that_are_no_classes(labels):
         ({"model": None}, "the checkpoint is None, expected its folder"),
     ],
 )
-def test_settings_that_cannot_be_are_told_before_training(folder, settings, told, monkeypatch):
+def test_invalid_settings_fail_before_training(folder, settings, message, monkeypatch):
     monkeypatch.setattr("bertcore.plugins.scikit_learn.Trainer.train", None)
-    with pytest.raises((TypeError, ValueError), match=told):
+    with pytest.raises((TypeError, ValueError), match=message):
         TextClassifier(folder).set_params(**settings).fit(["a", "b"], [0, 1])
 
 

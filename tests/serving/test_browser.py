@@ -69,11 +69,11 @@ def test_typed_texts_are_embedded(page):
 )
 def test_empty_input_is_told(page, body, status, message):
     path = "/v1/embeddings" if '"input"' in body else "/embed"
-    told, answer = send(page, path, body)
-    assert told.startswith(status) and message in told and answer == ""
+    status_line, answer = send(page, path, body)
+    assert status_line.startswith(status) and message in told and answer == ""
     assert page.get_attribute("#status", "class") == "wrong"
-    told, answer = send(page, "/embed", '{"inputs": "a"}')
-    assert told.startswith("200") and answer and page.get_attribute("#status", "class") == ""
+    status_line, answer = send(page, "/embed", '{"inputs": "a"}')
+    assert status_line.startswith("200") and answer and page.get_attribute("#status", "class") == ""
 
 
 def test_a_server_that_has_ended_is_told(page):

@@ -1,4 +1,4 @@
-"""What a server refuses, and how: bodies, keys, queues, time, clients that go away."""
+"""Refusals of a server: bodies, keys, queues, time, clients that go away."""
 
 import asyncio
 import gzip

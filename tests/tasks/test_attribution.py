@@ -1,4 +1,4 @@
-"""What predictions were made of: held to the definitions."""
+"""Attribution of predictions: held to the definitions."""
 
 import numpy as np
 import pytest

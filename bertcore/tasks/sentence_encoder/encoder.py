@@ -17,7 +17,7 @@ from bertcore.kernels import checks
 from bertcore.models.auto import AutoModel
 from bertcore.tasks.long_texts import MERGES, Cutting, MergedWindows
 from bertcore.tasks.quantization import PRECISIONS, quantize_embeddings
-from bertcore.tasks.reading import Encoder
+from bertcore.tasks.reading import PromptedReader
 from bertcore.tasks.sentence_encoder.modules import StaticModel, pool, read_maps
 from bertcore.tasks.sentence_encoder.settings import read_settings
 from bertcore.tasks.similarity import SIMILARITIES, normalized, pairwise_similarity
@@ -33,7 +33,7 @@ from bertcore.tasks.texts import (
 from bertcore.tokenization import AutoTokenizer
 
 
-class SentenceEncoder(Encoder):
+class SentenceEncoder(PromptedReader):
     """Turn each text into one vector, as sentence-transformers does.
 
     Args:
@@ -172,8 +172,8 @@ class SentenceEncoder(Encoder):
         """
         many = [checked_text("texts", texts)] if isinstance(texts, str) else list(checked_texts(texts))
         checked = checked_options(
-            self, prompt, prompt_name, normalize, truncate_dim, precision, ranges, task, truncation, stride, merge,
-            batch_tokens,
+            self, prompt, prompt_name, task=task, truncation=truncation, stride=stride, truncate_dim=truncate_dim,
+            normalize=normalize, precision=precision, ranges=ranges, merge=merge, batch_tokens=batch_tokens,
         )  # fmt: skip
         embeddings = np.empty((len(many), self._kept(checked)), np.float32)
         done = 0
@@ -210,8 +210,8 @@ class SentenceEncoder(Encoder):
         """
         checked = checked_texts(texts)
         options = checked_options(
-            self, prompt, prompt_name, normalize, truncate_dim, precision, ranges, task, truncation, stride, merge,
-            batch_tokens,
+            self, prompt, prompt_name, task=task, truncation=truncation, stride=stride, truncate_dim=truncate_dim,
+            normalize=normalize, precision=precision, ranges=ranges, merge=merge, batch_tokens=batch_tokens,
         )  # fmt: skip
         if precision in ("int8", "uint8") and ranges is None:
             raise ValueError(f"precision is {precision!r}, for which a stream needs ranges, (2, dim)")
@@ -284,7 +284,7 @@ class SentenceEncoder(Encoder):
 
     def finished(self, rows: np.ndarray, normalize: bool | None, dimensions: int | None) -> np.ndarray:
         """Return pooled vectors as embeddings, (texts, dim) float32: scaled as published, cut, scaled if asked for."""
-        if self.settings.normalize and normalize is not False:
+        if self.settings.normalize and (normalize is None or normalize):
             rows = normalized(rows)
         rows = rows[:, :dimensions]
         if normalize and (dimensions or not self.settings.normalize):
@@ -326,54 +326,52 @@ class Options:
 
     prompt: str
     skipped: int
-    normalize: bool | None
     dimensions: int | None
-    precision: str
-    ranges: np.ndarray | None
-    batch_tokens: int
     backend: str
     cutting: Cutting
-    merge: str
+    normalize: bool | None = None
+    precision: str = "float32"
+    ranges: np.ndarray | None = None
+    batch_tokens: int = BATCH_TOKENS
+    merge: str = "mean"
+
+    def __post_init__(self) -> None:
+        check_count("batch_tokens", self.batch_tokens)
+        if self.normalize is not None and not isinstance(self.normalize, bool | np.bool_):
+            raise TypeError(f"normalize is {self.normalize!r}, expected True, False or None")
+        checks.choice("precision", self.precision, PRECISIONS)
+        checks.choice("merge", self.merge, MERGES)
 
 
 def checked_options(
     encoder: Any,
     prompt: str | None = None,
     prompt_name: str | None = None,
-    normalize: bool | None = None,
-    truncate_dim: int | None = None,
-    precision: str = "float32",
-    ranges: np.ndarray | None = None,
+    *,
     task: str | None = None,
     truncation: Any = "warn",
     stride: int | None = None,
-    merge: str = "mean",
-    batch_tokens: int = BATCH_TOKENS,
+    truncate_dim: int | None = None,
+    **others: Any,
 ) -> Options:
-    """Check the options of a call of `encoder`, a SentenceEncoder; raises as its `encode` does."""
+    """Check the options of a call of `encoder`, a SentenceEncoder; raises as its `encode` does.
+
+    `others` are fields of Options that need nothing of the encoder.
+    """
     if task is not None and task != encoder.task:
         has = "no task's adapter" if encoder.task is None else f"the adapter for {encoder.task!r}"
         raise ValueError(
             f"task is {task!r}, but this encoder has {has} in its weights: make another one, "
             f"SentenceEncoder(folder, task={task!r})"
         )
-    batch_tokens = check_count("batch_tokens", batch_tokens)
-    if normalize is not None and not isinstance(normalize, bool | np.bool_):
-        raise TypeError(f"normalize is {normalize!r}, expected True, False or None")
-    checks.choice("precision", precision, PRECISIONS)
-    checks.choice("merge", merge, MERGES)
     before = encoder.prompt(prompt, prompt_name)
     return Options(
         prompt=before,
         skipped=0 if encoder.settings.include_prompt else _prompt_tokens(encoder, before),
-        normalize=None if normalize is None else bool(normalize),
         dimensions=encoder.truncate_dim if truncate_dim is None else checked_dimensions(truncate_dim),
-        precision=precision,
-        ranges=ranges,
-        batch_tokens=batch_tokens,
         backend=kernels.get_backend(),
         cutting=_cutting(encoder, truncation, stride, before),
-        merge=merge,
+        **others,
     )
 
 

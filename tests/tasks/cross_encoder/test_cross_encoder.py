@@ -114,9 +114,9 @@ def test_prompts_stand_before_the_first_text(tmp_path, reranker):
 
 def test_long_pairs_are_cut_and_told_of(folder):
     encoder = CrossEncoder(folder, max_seq_length=6)
-    with pytest.warns(TextsCutWarning, match="1 of 2 texts were cut to 6 tokens; the model takes up to 40") as told:
+    with pytest.warns(TextsCutWarning, match="1 of 2 texts were cut to 6 tokens; the model takes up to 40") as caught:
         cut = encoder.predict([("the cat sat", "on a mat"), ("a", "b")])
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
     kept = CrossEncoder(folder).predict([("the cat", "on"), ("a", "b")])
     assert cut[1] == kept[1] and np.isfinite(cut).all()
 

@@ -113,13 +113,13 @@ def test_the_backend_of_the_call_is_used(classify, monkeypatch):
 
 def test_texts_that_are_cut(classifier_folder):
     classify = pipeline("text-classification", classifier_folder)
-    with pytest.warns(TextsCutWarning, match=f"2 of 3 texts were cut to {LONGEST} tokens") as told:
+    with pytest.warns(TextsCutWarning, match=f"2 of 3 texts were cut to {LONGEST} tokens") as caught:
         answers = classify([LONG, "the cat", LONG], top_k=None)
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
     assert_answer(answers[0], probabilities(classify, LONG))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert classify(LONG, top_k=None) == answers[0]  # told already
+        assert classify(LONG, top_k=None) == answers[0]  # warned already
         fresh = pipeline("text-classification", classifier_folder, truncation=True)
         assert fresh(LONG, top_k=None) == answers[0]
     with pytest.raises(ValueError, match=rf"inputs\[1\] has more than the {LONGEST} tokens"):

@@ -1,4 +1,4 @@
-"""What several of SentenceEncoder's tests compare."""
+"""Comparisons shared by SentenceEncoder's tests."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What goes into SentenceEncoder.encode and encode_stream, and what comes out."""
+"""Inputs of SentenceEncoder.encode and encode_stream, and what comes out."""
 
 import itertools
 import re
@@ -238,8 +238,8 @@ def test_texts_that_are_cut_are_counted_once(folder):
     ]
     assert cuts(lambda: encoder.encode([long])) == []
     shorter = SentenceEncoder(folder, max_seq_length=7)
-    (told,) = cuts(lambda: list(shorter.encode_stream(iter([long] * 300), batch_tokens=8)))
-    assert told == (
+    (warning,) = cuts(lambda: list(shorter.encode_stream(iter([long] * 300), batch_tokens=8)))
+    assert warning == (
         "300 of 300 texts were cut to 7 tokens; the model takes up to 40 (max_seq_length); truncation 'chunk' reads "
         "all of them. This warning is given once"
     )

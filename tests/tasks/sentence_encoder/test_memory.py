@@ -1,4 +1,4 @@
-"""What `batch_tokens` bounds: the memory of `encode`, whatever the lengths of the texts and however many there are."""
+"""The memory of `encode`, bounded by `batch_tokens` for any number and lengths of texts."""
 
 import sys
 

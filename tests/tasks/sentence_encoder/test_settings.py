@@ -1,4 +1,4 @@
-"""What the folder of a sentence encoder says, done or refused."""
+"""Settings in the folder of a sentence encoder, done or refused."""
 
 import re
 import shutil

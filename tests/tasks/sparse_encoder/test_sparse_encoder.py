@@ -124,9 +124,9 @@ def test_texts_are_cut_in_silence(tmp_path, recwarn):
     encoder = SparseEncoder(save_tiny_splade(tmp_path))
     cut = encoder.encode(TEXTS, truncation=True).toarray()
     assert not recwarn.list
-    with pytest.warns(TextsCutWarning, match="1 of 4 texts were cut to 40 tokens; truncation 'chunk' reads") as told:
+    with pytest.warns(TextsCutWarning, match="1 of 4 texts were cut to 40 tokens; truncation 'chunk' reads") as caught:
         np.testing.assert_array_equal(encoder.encode(TEXTS).toarray(), cut)
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
 
 
 def test_no_texts(encoder):
