@@ -196,4 +196,4 @@ def test_wrong_lines_of_probabilities(tmp_path, capsys, lines, message):
     (tmp_path / "chances").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     assert main(["plot", "calibration", str(tmp_path / "chances"), "-o", str(tmp_path / "out.png")]) == 1
     printed = capsys.readouterr().err
-    assert message in printed and str(tmp_path / "chances") in told
+    assert message in printed and str(tmp_path / "chances") in printed
