@@ -22,7 +22,7 @@ BACKEND_DTYPES = {"numba": ("float32", "float64"), "cupy": ("float32", "float16"
 
 
 def floating(backend: str, **arrays: Any) -> None:
-    """All given arrays (None is skipped) share one floating dtype that `backend` can compute in."""
+    """Raise TypeError unless all arrays share a floating dtype that `backend` computes in; None entries are skipped."""
     dtype = None
     for name, array in arrays.items():
         if array is None:
@@ -38,7 +38,7 @@ def floating(backend: str, **arrays: Any) -> None:
 
 @functools.cache  # a dtype's name is made anew each time it is asked for
 def _floating_problem(backend: str, dtype: np.dtype) -> str | None:
-    """What `backend` expects instead of `dtype`; None if it can compute in it."""
+    """Return what `backend` expects instead of `dtype`; None if it computes in it."""
     allowed = BACKEND_DTYPES.get(backend)
     # ml_dtypes.bfloat16 reports the kind "V" (void), not "f".
     is_floating = dtype.isnative and (dtype.kind == "f" or is_bfloat16(dtype))
@@ -50,7 +50,7 @@ def _floating_problem(backend: str, dtype: np.dtype) -> str | None:
 
 
 def integer(**arrays: Any) -> None:
-    """All arrays hold integers (bool is not one)."""
+    """Raise TypeError unless all arrays hold integers; booleans are not integers."""
     for name, array in arrays.items():
         if array.dtype.kind not in "iu" or not array.dtype.isnative:
             order = "" if array.dtype.isnative else " in native byte order"
@@ -58,7 +58,7 @@ def integer(**arrays: Any) -> None:
 
 
 def of_one_length(**lists: Any) -> None:
-    """All are lists, each as long as the first."""
+    """Raise TypeError for anything but lists, ValueError unless each is as long as the first."""
     first = next(iter(lists))
     if not isinstance(lists[first], list):
         raise TypeError(f"{first} is {type(lists[first]).__qualname__}, expected a list of arrays")
@@ -72,19 +72,12 @@ def of_one_length(**lists: Any) -> None:
 
 @functools.lru_cache(maxsize=64)  # a training step asks for the same 600 each time
 def numbers(name: str, count: int) -> list[str]:
-    """What errors call the arrays of a list: "grads[0]", "grads[1]" ..."""
+    """Return the names of the arrays of a list in errors: "grads[0]", "grads[1]" ..."""
     return [f"{name}[{index}]" for index in range(count)]
 
 
-def has_axes(**arrays: Any) -> None:
-    """All arrays have an axis at least."""
-    for name, array in arrays.items():
-        if array.ndim == 0:
-            raise ValueError(f"{name} has shape (), expected one or more axes")
-
-
 def shape(expected: tuple[int | None, ...], **arrays: Any) -> None:
-    """All given arrays (None is skipped) have exactly the shape `expected`, in which None stands for any length."""
+    """Raise ValueError unless all arrays have the shape `expected`, None for any length; None entries are skipped."""
     for name, array in arrays.items():
         if array is not None and array.shape != expected and not _fits(array.shape, expected):
             wanted = ", ".join("any" if size is None else str(size) for size in expected)
@@ -102,7 +95,7 @@ def _fits(found: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
 
 
 def axis(name: str, value: Any, ndim: int) -> int:
-    """`value` as an axis of an array with `ndim` axes, counted from the front."""
+    """Return `value` as an axis of an array with `ndim` axes, counted from the front."""
     value = integer_number(name, value)
     if not -ndim <= value < ndim:
         raise ValueError(f"{name} is {value}, expected an axis of an array with {ndim} axes")
@@ -110,7 +103,7 @@ def axis(name: str, value: Any, ndim: int) -> int:
 
 
 def integer_number(name: str, value: Any, *, minimum: int | None = None) -> int:
-    """`value` as an int, not below `minimum`."""
+    """Return `value` as an int, not below `minimum`."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
         raise TypeError(f"{name} is {value!r}, expected an integer")
     if minimum is not None and value < minimum:
@@ -119,14 +112,14 @@ def integer_number(name: str, value: Any, *, minimum: int | None = None) -> int:
 
 
 def boolean(name: str, value: Any) -> bool:
-    """`value` as a bool; nothing else is taken for one."""
+    """Return `value` as a bool; TypeError for anything else."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} is {value!r}, expected True or False")
     return bool(value)
 
 
 def floating_dtype(name: str, value: Any) -> np.dtype:
-    """`value` as a floating dtype of NumPy or ml_dtypes."""
+    """Return `value` as a floating dtype of NumPy or ml_dtypes."""
     try:
         dtype = np.dtype(value)
     except (TypeError, ValueError) as error:  # ValueError of tuples
@@ -138,7 +131,7 @@ def floating_dtype(name: str, value: Any) -> np.dtype:
 
 
 def gradient_dtype(input: Any, dtype: Any, found: str = "dtype is") -> np.dtype:
-    """That of the gradient of a parameter: that of `input`, also for None, or float32 beside 16 bits."""
+    """Return the dtype of parameter gradients: that of `input`, also for None, or float32 beside 16 bits."""
     if dtype is None:
         return input.dtype
     dtype, allowed = floating_dtype("dtype", dtype), dict.fromkeys((input.dtype, working_dtype(input.dtype)))
@@ -156,7 +149,7 @@ def same_dtype(like: str, array: Any, **arrays: Any) -> None:
 
 
 def dtype_of_moments(**parameter: Any) -> np.dtype:
-    """That of a parameter, in which its moments are: not of 16 bits, where eps and most squares of gradients are 0."""
+    """Return the dtype of a parameter and its moments: not 16 bits, where eps and most squares of gradients are 0."""
     ((name, array),) = parameter.items()
     if array.dtype.itemsize < 4:
         raise TypeError(f"{name} has dtype {array.dtype}, expected float32 or float64: 16 bits hold no moments")
@@ -172,7 +165,7 @@ def choice(name: str, value: Any, options: Collection[Any]) -> None:
 
 
 def finite_number(name: str, value: Any, *, minimum: float | None = None) -> float:
-    """`value` as a finite float, not below `minimum`."""
+    """Return `value` as a finite float, not below `minimum`."""
     if type(value) is not float and (not isinstance(value, _NUMBERS) or isinstance(value, bool)):
         raise TypeError(f"{name} is {value!r}, expected a number")
     if isinstance(value, int) and abs(value) > LARGEST:  # float() and isfinite() raise OverflowError
@@ -186,10 +179,10 @@ def finite_number(name: str, value: Any, *, minimum: float | None = None) -> flo
 def number_of(
     dtype: np.dtype, name: str, value: Any, *, minimum: float | None = None, may_vanish: bool = False
 ) -> float:
-    """`value` as a float that arrays of `dtype` can be computed with: 0, or a normal number of the working dtype.
+    """Return `value` as a float for arrays of `dtype`: 0, or a normal number of the working dtype.
 
-    Another would become inf or 0 in compiled code, on one backend sooner than on another. If it `may_vanish`, what is
-    too small counts as 0.
+    Other numbers would become inf or 0 in compiled code, on one backend sooner than on another. With `may_vanish` a
+    number that is too small counts as 0.
     """
     value = finite_number(name, value, minimum=minimum)
     if not value or SMALLEST_FLOAT32 <= abs(value) <= LARGEST_FLOAT32:  # in every working dtype: 1 us less
@@ -206,20 +199,20 @@ def number_of(
 
 @functools.cache
 def _normal_range(dtype: np.dtype) -> tuple[np.dtype, float, float]:
-    """The working dtype, its smallest normal number and its largest."""
+    """Return the working dtype, its smallest normal number and its largest."""
     working = working_dtype(dtype)
     limits = np.finfo(working)
     return working, float(limits.tiny), float(limits.max)
 
 
 def is_broadcast(array: Any) -> bool:
-    """Whether several places of `array` are one in memory, by a stride of 0."""
+    """Return whether several elements of `array` share memory, by a stride of 0."""
     sizes = zip(array.shape, array.strides, strict=True)
     return array.size > 0 and any(size > 1 and not stride for size, stride in sizes)
 
 
 def aligned(**arrays: Any) -> None:
-    """The elements of each CuPy array (None is skipped) stand at multiples of their size: a GPU reads no others."""
+    """Raise ValueError unless the elements of CuPy arrays lie at multiples of their size, as a GPU needs."""
     for name, array in arrays.items():
         if array is None or not math.gcd(array.data.ptr, *array.strides) % array.itemsize:
             continue
@@ -233,7 +226,7 @@ def aligned(**arrays: Any) -> None:
 
 
 def updatable(**arrays: Any) -> None:
-    """The arrays can be changed in place, in C order."""
+    """Raise ValueError unless the arrays can be changed in place, in C order."""
     for name, array in arrays.items():
         flags = array.flags
         # On a GPU all is writable; see `aligned`.
@@ -245,7 +238,7 @@ def updatable(**arrays: Any) -> None:
 
 
 def writable_rows(name: str, array: Any) -> None:
-    """`array`, of any strides but for its last axis, can be written to."""
+    """Raise ValueError unless `array` can be written to; its rows must be contiguous."""
     flags = array.flags
     is_writable = getattr(flags, "writeable", True) and not is_broadcast(array)
     has_rows = array.size == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize
@@ -255,7 +248,7 @@ def writable_rows(name: str, array: Any) -> None:
 
 
 def no_two_overlap(**arrays: Any) -> None:
-    """No two C-contiguous arrays share memory; a GPU's are not looked at."""
+    """Raise ValueError if two C-contiguous arrays in host memory overlap."""
     on_host = [(name, array) for name, array in arrays.items() if isinstance(array, np.ndarray)]
     for (name, array), (other, beside) in itertools.combinations(on_host, 2):
         if np.may_share_memory(array, beside):
@@ -263,7 +256,7 @@ def no_two_overlap(**arrays: Any) -> None:
 
 
 def overlaps_none(target: str, arrays: dict[str, Any]) -> None:
-    """The array named `target` shares memory with none of the others (Nones are skipped); a GPU's are not looked at.
+    """Raise ValueError if the array named `target` overlaps another in host memory; Nones are skipped.
 
     0.3 us for each pair that lies apart; where two are views of one array, up to 30.
     """
@@ -275,7 +268,7 @@ def overlaps_none(target: str, arrays: dict[str, Any]) -> None:
 
 
 def probability(name: str, value: Any) -> float:
-    """`value` as a float of at least 0 and below 1."""
+    """Return `value` as a float of at least 0 and below 1."""
     value = finite_number(name, value, minimum=0)
     if value >= 1:
         raise ValueError(f"{name} is {value}, expected a probability of at least 0 and below 1")
@@ -283,21 +276,15 @@ def probability(name: str, value: Any) -> float:
 
 
 def seed(name: str, value: Any) -> int:
-    """`value` as an int of 64 bits, not negative."""
+    """Return `value` as an int of 64 bits, not negative."""
     value = integer_number(name, value, minimum=0)
     if value >= 1 << 64:
         raise ValueError(f"{name} is {value}, expected an integer below 2^64")
     return value
 
 
-def seed_or_array(name: str, value: Any) -> tuple[int, Any]:
-    """(`value` as a seed, None), or, where it is an array, (0, that), which `seed_array` checks."""
-    is_array = hasattr(value, "dtype") and not isinstance(value, np.generic)
-    return (0, value) if is_array else (seed(name, value), None)
-
-
 def seed_array(backend: str, **arrays: Any) -> None:
-    """A seed that is an array (None is skipped) is one uint64, on a backend that reads it when the kernel runs."""
+    """Raise an error unless a seed that is an array is one uint64 on CUDA, whose kernels read it when they run."""
     for name, array in arrays.items():
         if array is None:
             continue
@@ -309,16 +296,8 @@ def seed_array(backend: str, **arrays: Any) -> None:
             raise ValueError(f"{name} has shape {array.shape}, expected () or (1,)")
 
 
-def rows(backend: str, *, input: Any, weight: Any = None, bias: Any = None, **like_input: Any) -> None:
-    """Rows of one floating dtype, whose shape others share, and a weight and a bias for each column."""
-    floating(backend, input=input, **like_input, weight=weight, bias=bias)
-    has_axes(input=input)
-    shape(input.shape, **like_input)
-    shape(input.shape[-1:], weight=weight, bias=bias)
-
-
 def in_range(name: str, values: Any, size: int, *, also: int | None = None) -> None:
-    """Host integers lie in [0, size), or equal `also`; arrays on a GPU are not read (the kernels guard themselves)."""
+    """Raise ValueError unless host integers lie in [0, size) or equal `also`; arrays on a GPU are not read."""
     if not isinstance(values, np.ndarray) or values.size == 0:
         return
     wrong = (values < 0) | (values >= size)
@@ -331,7 +310,7 @@ def in_range(name: str, values: Any, size: int, *, also: int | None = None) -> N
 
 
 def offsets(name: str, values: Any, what: str, tokens: int) -> Any:
-    """`values` as the int32 offsets of sequences that fill the `tokens` of `what`; a GPU's are not read."""
+    """Return `values` as int32 offsets of sequences that fill the `tokens` of `what`; on a GPU they are not read."""
     integer(**{name: values})
     if values.ndim != 1 or values.shape[0] == 0:
         raise ValueError(f"{name} has shape {values.shape}, expected (sequences + 1,)")

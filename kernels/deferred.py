@@ -109,10 +109,12 @@ def computed(array: Any) -> Any:
     return array.result() if type(array) is Deferred else array
 
 
-def is_plain(array: Any) -> bool:
-    """Return whether a float32 array, Deferred or None lies in memory as one block in C order."""
-    if array is None:
-        return True
-    if type(array) is Deferred:
-        array = array.array
-    return array.dtype == np.float32 and array.flags.c_contiguous and array.flags.aligned
+def are_plain(*arrays: Any) -> bool:
+    """Return whether float32 arrays, Deferreds or Nones lie in memory as one block in C order."""
+    for array in arrays:
+        if array is not None:
+            array = array.array if type(array) is Deferred else array
+            flags = array.flags
+            if array.dtype != np.float32 or not (flags.c_contiguous and flags.aligned):
+                return False
+    return True

@@ -15,14 +15,14 @@ GELU_FORMS = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
 class ActivationSaved(NamedTuple):
-    """What `activation` keeps for its backward."""
+    """The arrays and numbers that `activation` keeps for its backward."""
 
     input: Array
     activation: str
 
 
 class GELUSaved(NamedTuple):
-    """What `gelu` keeps for its backward."""
+    """The arrays and numbers that `gelu` keeps for its backward."""
 
     input: Array
     approximate: str

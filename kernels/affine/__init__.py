@@ -7,7 +7,7 @@ from ..operation import Floats, Operation
 
 
 class AffineSaved(NamedTuple):
-    """What `affine` keeps for its backward."""
+    """The arrays and numbers that `affine` keeps for its backward."""
 
     input: Array
     weight: Array

@@ -6,7 +6,7 @@ from .._numba import empty, helper, inline_helper, kernel, parallel_kernel, regi
 from .._numba.rows import BLOCK_ROWS, block_count, flat, or_empty, row_with_residual, share, sum_blocks, task_count
 from .._numba.simd import first_lanes, fma, lanes, load_masked, store_masked, wide_pointer
 from .._numba.steps import ADDRESS, FLOAT, array_at, record
-from ..deferred import is_plain
+from ..deferred import are_plain
 
 GRAIN = 1 << 15
 
@@ -106,7 +106,7 @@ STEP = record(
 
 def deferred_affine(program, input, weight, bias, residual):
     """Note a step of `affine` in float32; return None if that is impossible."""
-    if not input.size or not all(map(is_plain, (input, weight, bias, residual))):
+    if not input.size or not are_plain(input, weight, bias, residual):
         return None
     output, width = program.empty(input.shape, input.dtype), input.shape[-1]
     arrays = {"input": input, "residual": residual, "weight": weight, "bias": bias, "output": output}

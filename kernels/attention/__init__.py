@@ -87,7 +87,7 @@ class AttentionArguments(NamedTuple):
 
 
 class AttentionSaved(NamedTuple):
-    """What `attention` keeps for its backward: what it was given, its output and lse, as `return_lse` returns it.
+    """Kept for the backward: the arguments, the output, and lse as `return_lse` returns it.
 
     Offsets, rows and segments are int32, `window` is a pair of integers, `scale` a number; cu_seqlens_k and
     segment_ids_k are those of the queries if they were not given. The fields from distance_rows on are those of

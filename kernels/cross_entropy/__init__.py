@@ -14,7 +14,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 class CrossEntropySaved(NamedTuple):
-    """What `cross_entropy` keeps for its backward: its arguments and lse, (rows, 2), as `return_lse` returns it."""
+    """Kept for the backward: the arguments, and lse, (rows, 2), as `return_lse` returns it."""
 
     input: Array
     target: Array

@@ -8,7 +8,7 @@ from ..operation import Floats, Operation, Probability, Seed
 
 
 class DropoutSaved(NamedTuple):
-    """What `dropout` keeps for its backward: no array but, on a GPU, the seed."""
+    """The arrays and numbers that `dropout` keeps for its backward: no array but, on a GPU, the seed."""
 
     p: float
     seed: int | Array

@@ -7,7 +7,7 @@ from ..operation import Floats, Number, Operation, ParameterDtype, Probability, 
 
 
 class DropoutLayerNormSaved(NamedTuple):
-    """What `dropout_layer_norm` keeps for its backward."""
+    """The arrays and numbers that `dropout_layer_norm` keeps for its backward."""
 
     input: Array
     residual: Array

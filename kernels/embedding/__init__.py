@@ -9,7 +9,7 @@ from ..operation import Floats, Integers, Operation
 
 
 class EmbeddingSaved(NamedTuple):
-    """What `embedding` keeps for its backward."""
+    """The arrays and numbers that `embedding` keeps for its backward."""
 
     input: Array
     num_embeddings: int

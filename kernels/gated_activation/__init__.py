@@ -10,7 +10,7 @@ GATES = ("first", "second")
 
 
 class GatedActivationSaved(NamedTuple):
-    """What `gated_activation` keeps for its backward."""
+    """The arrays and numbers that `gated_activation` keeps for its backward."""
 
     input: Array
     activation: str

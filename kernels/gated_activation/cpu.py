@@ -8,7 +8,7 @@ from .._numba.rows import flat, share, task_count
 from .._numba.simd import first_lanes, lanes, load_masked, store_masked, wide_pointer
 from .._numba.steps import ADDRESS, FLOAT, array_at, record
 from ..activation_names import activation_code
-from ..deferred import is_plain
+from ..deferred import are_plain
 
 GRAIN = 1 << 15
 
@@ -98,7 +98,7 @@ STEP = record(
 def deferred_gated_activation(program, input, activation, gate):
     """Note a step of `gated_activation` in float32; return None if that is impossible."""
     width = input.shape[-1] // 2
-    if not input.size or not is_plain(input):
+    if not input.size or not are_plain(input):
         return None
     output = program.empty((*input.shape[:-1], width), input.dtype)
     program.note(

@@ -7,7 +7,7 @@ from ..operation import Floats, Number, Operation, ParameterDtype
 
 
 class LayerNormSaved(NamedTuple):
-    """What `layer_norm` keeps for its backward."""
+    """The arrays and numbers that `layer_norm` keeps for its backward."""
 
     input: Array
     weight: Array | None

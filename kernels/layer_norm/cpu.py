@@ -6,7 +6,7 @@ from .._numba import helper
 from .._numba.norms import GRAIN, forward_rows, normalise, normalise_backward
 from .._numba.rows import share, task_count
 from .._numba.steps import ADDRESS, FLOAT, array_at, record
-from ..deferred import is_plain
+from ..deferred import are_plain
 
 
 def layer_norm(input, weight, bias, eps, residual):
@@ -46,7 +46,7 @@ def deferred_rms_norm(program, input, weight, eps, residual):
 
 
 def _deferred_norm(program, input, weight, bias, eps, residual, centred):
-    if not input.size or not all(map(is_plain, (input, weight, bias, residual))):
+    if not input.size or not are_plain(input, weight, bias, residual):
         return None
     output, width = program.empty(input.shape, input.dtype), input.shape[-1]
     weight = np.ones(width, np.float32) if weight is None else weight

@@ -18,7 +18,7 @@ MOST_INT8_FEATURES = 2**16  # 255 * 127 * 2^16 is the longest sum that fits an i
 
 
 class LinearSaved(NamedTuple):
-    """What `linear` keeps for its backward; `before` is what the activation takes, None without one."""
+    """Kept for the backward; `before` is the input of the activation, None without one."""
 
     input: Array
     weight: Any
@@ -309,11 +309,12 @@ def linear_weight_gradient(
     call = dispatch.open_call(__package__, backend, optional=("add_to",), **arrays)
     grad_output, input, add_to = call.arrays
     checks.floating(call.backend, input=input, grad_output=grad_output)
-    checks.has_axes(input=input, grad_output=grad_output)
-    checks.shape((*input.shape[:-1], None), grad_output=grad_output)
+    sizes: dict[Any, Any] = {}
+    check_axes("input", input.shape, ("...", "in_features"), sizes)
+    check_axes("grad_output", grad_output.shape, ("...", "out_features"), sizes)
     dtype = checks.gradient_dtype(input, dtype)
     if add_to is not None:
-        checks.shape((grad_output.shape[-1], input.shape[-1]), add_to=add_to)
+        check_axes("add_to", add_to.shape, ("out_features", "in_features"), sizes)
         checks.updatable(add_to=add_to)
         checks.overlaps_none("add_to", {"add_to": add_to, "grad_output": grad_output, "input": input})
         dtype = checks.gradient_dtype(input, add_to.dtype, "add_to has dtype")

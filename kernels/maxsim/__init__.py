@@ -9,7 +9,7 @@ from ..operation import Floats, Offsets, Operation
 
 
 class MaxsimSaved(NamedTuple):
-    """What `maxsim` keeps for its backward.
+    """The arrays and numbers that `maxsim` keeps for its backward.
 
     `best`, int32 (documents, query tokens), has the row of `document` that is most similar to each query token, -1 for
     a document without tokens.

@@ -9,7 +9,7 @@ MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoke
 
 
 class PoolingSaved(NamedTuple):
-    """What `pooling` keeps for its backward."""
+    """The arrays and numbers that `pooling` keeps for its backward."""
 
     input: Array
     cu_seqlens: Array

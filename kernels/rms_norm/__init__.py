@@ -7,7 +7,7 @@ from ..operation import Floats, Number, Operation
 
 
 class RMSNormSaved(NamedTuple):
-    """What `rms_norm` keeps for its backward."""
+    """The arrays and numbers that `rms_norm` keeps for its backward."""
 
     input: Array
     weight: Array | None

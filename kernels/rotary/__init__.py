@@ -11,7 +11,7 @@ from ..operation import Call, Flag, Floats, Integers, Offsets, Operation, Wide
 
 
 class RotarySaved(NamedTuple):
-    """What `rotary` keeps for its backward: the angles, and the shape and dtype of the input."""
+    """The arrays and numbers that `rotary` keeps for its backward: the angles, and the shape and dtype of the input."""
 
     cos: Array
     sin: Array

@@ -10,7 +10,7 @@ from .._numba import address_of, as_addressed_array, as_kernel_array, empty, hel
 from .._numba.rows import flat, share, task_count
 from .._numba.simd import first_lanes, fma, lanes, load_masked, pointer, pointer_at, store_masked
 from .._numba.steps import ADDRESS, FLOAT, INT32, array_at, filled, record
-from ..deferred import Deferred, is_plain
+from ..deferred import Deferred, are_plain
 
 GRAIN = 1 << 16
 
@@ -141,7 +141,7 @@ def deferred_rotary(program, input, cos, sin, cu_seqlens, positions, interleaved
     """
     if type(input) is not Deferred or input.dtype != np.float32 or not input.size or positions is not None:
         return None
-    if len(cos) < len(input) or not is_plain(cos) or not is_plain(sin):
+    if len(cos) < len(input) or not are_plain(cos, sin):
         return None
     if as_addressed_array(input.array) is not input.array or (inplace and input.is_shared):
         return None

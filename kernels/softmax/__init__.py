@@ -7,7 +7,7 @@ from ..operation import Axis, Floats, Operation
 
 
 class SoftmaxSaved(NamedTuple):
-    """What `softmax` keeps for its backward."""
+    """The arrays and numbers that `softmax` keeps for its backward."""
 
     output: Array
     dim: int

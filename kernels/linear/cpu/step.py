@@ -10,7 +10,7 @@ from ..._numba.rows import share
 from ..._numba.simd import lanes
 from ..._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, UINT8, array_at, record
 from ...activation_names import activation_code
-from ...deferred import is_plain
+from ...deferred import are_plain
 from . import PackedWeight, run_floats
 from .low_precision import GROUP_ROWS, PANEL_WORDS, quantize_rows, round_rows, run_bfloat16, run_int8
 
@@ -42,7 +42,7 @@ STORAGE = {"float32": FLOAT, "uint16": BFLOAT16, "int8": INT8, "uint8": UINT8}  
 
 def deferred_linear(program, input, weight, bias, activation, residual):
     """Note a step of `linear` with a packed weight of float32 or less; return None if that is impossible."""
-    if not isinstance(weight, PackedWeight) or not input.size or not all(map(is_plain, (input, bias, residual))):
+    if not isinstance(weight, PackedWeight) or not input.size or not are_plain(input, bias, residual):
         return None
     storage = STORAGE.get(weight.panels.dtype.name)
     if storage is None or not program.takes(storage):
