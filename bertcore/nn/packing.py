@@ -91,11 +91,13 @@ class PackedBatch:
 
     def first_tokens(self) -> np.ndarray:
         """Return the packed index of the first token of each sequence that has one; a real one if possible."""
-        return (self.cu_seqlens[:-1] + self._padding_kept(self.is_real))[self.has_tokens]
+        first = self.cu_seqlens[:-1]
+        return (first + self._padding_kept(self.is_real) if self.keeps_padding else first)[self.has_tokens]
 
     def last_tokens(self) -> np.ndarray:
         """Return the packed index of the last token of each sequence that has one; a real one if possible."""
-        return (self.cu_seqlens[1:] - 1 - self._padding_kept(self.is_real[:, ::-1]))[self.has_tokens]
+        last = self.cu_seqlens[1:] - 1
+        return (last - self._padding_kept(self.is_real[:, ::-1]) if self.keeps_padding else last)[self.has_tokens]
 
     def real_tokens(self) -> tuple[np.ndarray | None, np.ndarray]:
         """Return the packed indices of the real tokens, None for all, and the offsets of the sequences among them."""
@@ -105,7 +107,7 @@ class PackedBatch:
 
     def _padding_kept(self, is_real: np.ndarray) -> Any:
         """Return the number of tokens of each sequence before its first real one."""
-        return is_real.argmax(axis=1).astype(np.int32) if self.keeps_padding and is_real.size else 0
+        return is_real.argmax(axis=1).astype(np.int32) if is_real.size else 0
 
 
 @operation()

@@ -33,7 +33,9 @@ BLOCK_ROWS = 64
 
 def flat(array: np.ndarray) -> np.ndarray:
     """Return `array` as kernels take it, with one axis: one specialisation serves any number of axes."""
-    return as_kernel_array(array).reshape(-1)
+    flags = array.flags
+    is_ready = flags.c_contiguous and flags.aligned and flags.writeable
+    return array.reshape(-1) if is_ready else as_kernel_array(array).reshape(-1)
 
 
 def or_empty(array: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
