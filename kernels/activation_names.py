@@ -5,5 +5,5 @@ NO_ACTIVATION = -1
 
 
 def activation_code(name: str | None) -> int:
-    """The code of an activation; that of None is NO_ACTIVATION."""
+    """Return the code of an activation, NO_ACTIVATION for None."""
     return NO_ACTIVATION if name is None else ACTIVATIONS.index(name)

@@ -1,4 +1,4 @@
-"""Whether products on the GPU are computed so that a row's bits do not depend on the rows beside it."""
+"""The setting that makes a row's bits independent of the rows beside it in products on the GPU."""
 
 from .own_name import setting, variable
 
@@ -15,9 +15,9 @@ def set_batch_invariant(wanted: bool) -> None:
                 over the batch in any case, are still cuBLASLt's.
 
     On the CPU both promises hold always. The environment variable BERTCORE_BATCH_INVARIANT (see own_name.py), 1 or 0,
-    decides where this function was not called; any other value is an error of the import, with a GPU or without.
+    decides until this function is called; any other value is an error of the import, with a GPU or without.
 
-    Raises TypeError for what is not a bool.
+    Raises TypeError for anything but a bool.
     """
     global _wanted
     if not isinstance(wanted, bool):
@@ -26,7 +26,7 @@ def set_batch_invariant(wanted: bool) -> None:
 
 
 def is_batch_invariant() -> bool:
-    """Whether products on the GPU are batch-invariant; see `set_batch_invariant`."""
+    """Return whether products on the GPU are batch-invariant; see `set_batch_invariant`."""
     return _wanted
 
 

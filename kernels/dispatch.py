@@ -1,4 +1,4 @@
-"""Which backend computes a call, and what kind of array goes in and comes out.
+"""The choice of a backend for a call, and the conversion of arrays on the way in and out.
 
 A backend is a name: "numpy" (reference.py, the definition), "numba" (cpu.py) or "cupy" (cuda.py). It is chosen, in
 this order, by the call (`backend=`), by the block (`use_backend`), by the process (`set_backend`, or the environment
@@ -60,26 +60,26 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def get_backend() -> str:
-    """The backend in force here: "numpy", "numba", "cupy" or "auto"."""
+    """Return the backend in force: "numpy", "numba", "cupy" or "auto"."""
     return _block_backend.get() or _process_backend
 
 
 def get_place() -> tuple[str, int]:
-    """The backend in force and the number of the GPU that is current where it computes on one, else 0.
+    """Return the backend in force, and the number of the current GPU if it computes on one, else 0.
 
-    What is prepared at one place serves that place alone.
+    Data prepared at one place serves that place alone.
     """
     backend = _block_backend.get() or _process_backend
     return backend, current_gpu() if backend == "cupy" else 0
 
 
 def current_gpu() -> int:
-    """The number of the GPU that is current."""
+    """Return the number of the current GPU."""
     return _cuda.runtime().device_index()
 
 
 def unavailable_reason(name: str) -> str | None:
-    """Why the backend `name` cannot run here and what to do about it, or None if it can."""
+    """Return why the backend `name` cannot run here and what to do about it, or None if it can."""
     if name == "cupy" and _cuda.is_emulated():
         return None
     return _missing(name)
@@ -95,7 +95,7 @@ def _missing(name: str) -> str | None:
 
 
 def array_module(array: Any) -> ModuleType:
-    """The array module of a NumPy or CuPy array: numpy or cupy."""
+    """Return the module of a NumPy or CuPy array: numpy or cupy."""
     return _module_of(type(array))
 
 
@@ -111,7 +111,7 @@ def _module_of(kind: type) -> ModuleType:
 
 @functools.cache
 def _library(kind: type) -> str:
-    """The name of the library that a class is of."""
+    """Return the name of the library that defines a class."""
     return kind.__module__.partition(".")[0]
 
 
@@ -124,7 +124,7 @@ def to_backend(array: np.ndarray, backend: str | None = None) -> Any:
 
 
 def to_host(array: Any) -> np.ndarray:
-    """An array, or lists, in host memory, which waits for what a GPU still computes of it."""
+    """Return an array, or lists, in host memory; waits for the GPU if it still computes the array."""
     return array.get() if _library(type(array)) == "cupy" else np.asarray(array)
 
 
@@ -151,14 +151,14 @@ def _cupy_unavailable_reason() -> str | None:
     except (ImportError, OSError) as error:  # OSError: it makes a folder in the user's home
         return f"CuPy is installed but does not import: {error}"
     try:
-        cupy.cuda.runtime.getDeviceCount()  # raises where there is none
+        cupy.cuda.runtime.getDeviceCount()  # raises without a GPU
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return _cuda_start_error(cupy.cuda.runtime, error)
     return None
 
 
 def _cuda_start_error(runtime: ModuleType, error: Any) -> str:
-    """Why CUDA's first call failed, and what to look at."""
+    """Return why CUDA's first call failed, and what to check."""
     insufficient_driver, no_device = 35, 100  # of cudaError_t; CuPy does not name them
     if error.status == insufficient_driver and runtime.driverGetVersion() == 0:
         return "no NVIDIA GPU is visible to CUDA: there is no NVIDIA driver (check nvidia-smi)"
@@ -168,7 +168,7 @@ def _cuda_start_error(runtime: ModuleType, error: Any) -> str:
 
 
 def _usable(name: str, argument: str = "backend") -> str:
-    """`name`, if it is a backend that can run here (or "auto"); `argument` is where it came from."""
+    """Return `name` if it is a backend that can run here (or "auto"); `argument` says where it came from."""
     if not isinstance(name, str):
         raise TypeError(f"{argument} is {name!r}, expected the name of a backend")
     if name == AUTO:
@@ -185,7 +185,7 @@ def _usable(name: str, argument: str = "backend") -> str:
 def resolve_backend(backend: str | None, on_gpu: bool) -> str:
     """The backend for a call with arrays on the GPU or in host memory; `backend` is the call's own choice.
 
-    Raises TypeError or ValueError for what names none, BackendUnavailable for one that cannot run here.
+    Raises TypeError or ValueError for an unknown name, BackendUnavailable for a backend that cannot run here.
     """
     if backend is None:
         backend = _block_backend.get()
@@ -200,12 +200,12 @@ def resolve_backend(backend: str | None, on_gpu: bool) -> str:
 
 @functools.cache
 def implementation(package: str, backend: str) -> ModuleType:
-    """The module that implements the operation folder `package` on `backend`, imported at first use."""
+    """Return the module that implements the operation folder `package` on `backend`, imported at first use."""
     return importlib.import_module(f"{package}.{IMPLEMENTATIONS[backend]}")
 
 
 def on_device_of(array: Any) -> AbstractContextManager:
-    """Makes the GPU that holds `array` the current one; for anything but a CuPy array it does nothing."""
+    """Make the GPU that holds `array` the current one; do nothing for other arrays."""
     return _ALREADY if array_module(array) is np else _on_device(array.data.device_id)
 
 
@@ -287,7 +287,7 @@ class Call:
         return tuple(map(tensors.tensor_of, result)) if isinstance(result, tuple) else tensors.tensor_of(result)
 
     def _native(self, name: str, array: Any) -> tuple[Any, str]:
-        """The NumPy or CuPy array behind `array`, and its home: "host" or "GPU"."""
+        """Return the NumPy or CuPy array behind `array`, and its home: "host" or "GPU"."""
         if type(array) is np.ndarray:
             return array, "host"
         if isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray | np.matrix):
@@ -301,7 +301,7 @@ class Call:
         raise TypeError(f"{name} is {type(array).__qualname__}, expected a NumPy, CuPy or PyTorch array")
 
     def _one_home(self, homes: dict[str, str | None]) -> str | None:
-        """The single home of all arrays; arrays of one call may not be mixed."""
+        """Return the single home of all arrays; TypeError if they are in several places."""
         found = {home: name for name, home in homes.items() if home is not None}
         if len(found) > 1:
             raise TypeError(
@@ -320,7 +320,7 @@ class Call:
 
 
 def _plain(arrays: dict[str, Any], optional: Collection[str]) -> tuple[bool, Recorder | None]:
-    """Whether all arrays are NumPy's own, Deferreds or absent; and the recorder of the first Deferred."""
+    """Return whether all arrays are NumPy's own, Deferreds or absent, and the recorder of the first Deferred."""
     recorder = None
     for name, array in arrays.items():
         kind = type(array)
@@ -332,7 +332,7 @@ def _plain(arrays: dict[str, Any], optional: Collection[str]) -> tuple[bool, Rec
 
 
 def _are_cupy(arrays: dict[str, Any], optional: Collection[str]) -> bool:
-    """Whether all arrays are CuPy's, or absent."""
+    """Return whether all arrays are CuPy's, or absent."""
     known = None
     for name, array in arrays.items():
         kind = type(array)

@@ -1,8 +1,8 @@
-"""Calls over lists of arrays: a step of training changes hundreds at once, most of which are those of the step before.
+"""Calls over lists of arrays: a training step changes hundreds at once, mostly those of the step before.
 
-What a call checks of an array on a GPU holds as long as that lives. So a list of the arrays that the same argument had
-in a call before is not checked again, but for its first array, which stands for all of them. Only weak references are
-kept; arrays in host memory are checked in every call.
+Checks of an array on a GPU hold as long as the array lives. So a list of the arrays that the same argument had in an
+earlier call is not checked again, except for its first array. Only weak references are kept; arrays in host memory are
+checked in every call.
 """
 
 import itertools
@@ -39,8 +39,8 @@ def open_lists(
         lists: by the name of the argument, none of them empty; or a single array each.
         written: names of the lists whose arrays are changed in place.
         passing: names of those that have other arrays in each call: gradients.
-        apart: names of those of a floating dtype of their own, any.
-        others: arrays, or None, that are no lists; they follow the lists in the call's arrays.
+        apart: names of lists with a floating dtype of their own.
+        others: single arrays, or None; they follow the lists in the call's arrays.
     """
     labels, lists = _labelled(lists)
     known = {name for name, arrays in lists.items() if _is_known(package, name, arrays)}
@@ -69,7 +69,7 @@ def open_lists(
 
 
 def _labelled(lists: dict[str, Any]) -> tuple[dict[str, list[str]], dict[str, list[Any]]]:
-    """What errors call the arrays of each list, and the lists."""
+    """Return the names of the arrays of each list in errors, and the lists."""
     if not isinstance(next(iter(lists.values())), list):
         return {name: [name] for name in lists}, {name: [array] for name, array in lists.items()}
     checks.of_one_length(**lists)

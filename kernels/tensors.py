@@ -10,7 +10,7 @@ from .own_name import PACKAGE
 
 
 def array_of(name: str, tensor: Any) -> tuple[Any, str]:
-    """The NumPy or CuPy array of a tensor's memory, and its home: "host" or "GPU".
+    """Return the NumPy or CuPy array of a tensor's memory, and its home: "host" or "GPU".
 
     Raises TypeError, with the tensor's `name`, for one that needs autograd, or whose memory is not its values.
     """
@@ -32,12 +32,12 @@ def array_of(name: str, tensor: Any) -> tuple[Any, str]:
 
 
 def tensor_of(array: Any) -> Any:
-    """A tensor of the memory of an array; None of None."""
+    """Return a tensor of the memory of an array; None for None."""
     return None if array is None else importlib.import_module("torch").from_dlpack(array)
 
 
 def _unreadable(torch: ModuleType, tensor: Any) -> str | None:
-    """Why the memory of a tensor does not hold its values, if so."""
+    """Return the reason why the memory of a tensor does not hold its values, or None."""
     kinds = {
         "meta": tensor.is_meta,
         "sparse": tensor.layout != torch.strided,

@@ -17,30 +17,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .. import checks, dispatch
 from ..arrays import Array, ArrayT
 from ..operation import AnyArray, Argument, BackwardCall, Call, Flag, Floats, Operation, Probability, Seed
-from .arguments import (
-    UNLIMITED,
-    Scoring,
-    broadcast_mask,
-    check_compute_dtype,
-    check_dense,
-    check_longest,
-    check_packed,
-    check_relative,
-    check_window,
-    scale_or_default,
-    scores_shape,
-)
-from .positions import OF_RELATIVE, TERMS, RelativePositions, alibi_positions, bucketed_distances
+from .arguments import UNLIMITED, AttentionArguments, check_arguments, check_window, four_axes, scoring_of, terms_of
+from .positions import TERMS, RelativePositions, alibi_positions, bucketed_distances
 
 __all__ = [
-    "AttentionArguments",
-    "AttentionSaved", "Gradients", "RelativePositions", "alibi_positions", "attention", "attention_backward",
-    "bucketed_distances",
+    "AttentionArguments", "AttentionSaved", "Gradients", "RelativePositions", "alibi_positions", "attention",
+    "attention_backward", "bucketed_distances",
 ]  # fmt: skip
 
 _TARGETS = ("out[0]", "out[1]", "out[2]")
@@ -54,36 +39,6 @@ class Gradients(NamedTuple):
     value: Any
     bias: Any
     relative: RelativePositions | None
-
-
-class AttentionArguments(NamedTuple):
-    """The arguments of `attention` in the order of its record; those of `relative` are fields of their own."""
-
-    query: Any
-    key: Any
-    value: Any
-    cu_seqlens: Any = None
-    cu_seqlens_k: Any = None
-    attn_mask: Any = None
-    bias: Any = None
-    is_causal: bool = False
-    window: tuple[int, int] = (UNLIMITED, UNLIMITED)
-    scale: float | None = None
-    dropout_p: float = 0.0
-    dropout_seed: Any = 0
-    compute_dtype: str | None = None
-    return_lse: bool = False
-    return_probs: bool = False
-    return_components: bool = False
-    distance_rows: Any = None
-    position_key: Any = None
-    position_query: Any = None
-    query_for_position: Any = None
-    position_bias: Any = None
-    segment_ids: Any = None
-    segment_ids_k: Any = None
-    segment_scores: Any = None
-    longest: int | None = None
 
 
 class AttentionSaved(NamedTuple):
@@ -122,8 +77,8 @@ class AttentionSaved(NamedTuple):
 def _forward(function: Callable[..., Any], backend: str, save: bool, *values: Any) -> Any:
     given = AttentionArguments(*values)
     is_packed, asked = given.cu_seqlens is not None, (given.return_probs, given.return_components)
-    query, key, value = (_four_axes(array, is_packed) for array in values[:3])
-    output, lse, probs, components = function(query, key, value, _scoring(given), *asked, given.compute_dtype)
+    query, key, value = (four_axes(array, is_packed) for array in values[:3])
+    output, lse, probs, components = function(query, key, value, scoring_of(given), *asked, given.compute_dtype)
     if is_packed:
         output, lse = _packed(output), lse[0]
     result = output
@@ -146,7 +101,7 @@ def _backward(
     arrays = (grad_output, *saved[:4])
     targets = tuple(array.transpose(1, 0, 2)[None] if is_packed else array for array in out) or None
     lse = saved.lse[None] if is_packed else saved.lse
-    given = *[_four_axes(array, is_packed) for array in arrays], lse, _scoring(saved), targets
+    given = *[four_axes(array, is_packed) for array in arrays], lse, scoring_of(saved), targets
     *grads, grad_bias, grad_relative = function(*given)
     if is_packed:
         grads = [_packed(grad) for grad in grads]
@@ -157,7 +112,7 @@ def _backward(
 
 
 class _Window(Argument):
-    """How many keys before and after its own position a query sees: a pair, one integer for both, or None."""
+    """The number of keys a query sees before and after its own position: a pair, one integer for both, or None."""
 
     def check(self, name: str, value: Any, call: Call) -> tuple[int, int]:
         return check_window(value)
@@ -277,10 +232,10 @@ def attention(
     """
     call = ATTENTION.open(
         backend, query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, bias, is_causal, window, scale, dropout_p,
-        dropout_seed, compute_dtype, return_lse, return_probs, return_components, *_terms(relative),
+        dropout_seed, compute_dtype, return_lse, return_probs, return_components, *terms_of(relative),
     )  # fmt: skip
     with dispatch.on_device_of(call.given[0]):
-        call.given = _checked(call.backend, AttentionArguments(*call.given), save)
+        call.given = check_arguments(call.backend, AttentionArguments(*call.given), save)
     return call.run(save)
 
 
@@ -316,92 +271,6 @@ def attention_backward(
     if saved.distance_rows is not None:
         relative = RelativePositions(None, **dict(zip(TERMS, terms, strict=True)))
     return Gradients(query, key, value, bias, relative)
-
-
-def _terms(relative: RelativePositions | None) -> tuple[Any, ...]:
-    """Return the fields of `relative` in their order; Nones without it."""
-    if relative is None:
-        return (None,) * (len(OF_RELATIVE) + 1)
-    if type(relative) is not RelativePositions:
-        raise TypeError(f"relative is {type(relative).__qualname__}, expected RelativePositions")
-    if relative.distance_rows is None:
-        raise TypeError("distance_rows is None, expected a NumPy, CuPy or PyTorch array")
-    return *[getattr(relative, name) for name in OF_RELATIVE], relative.longest
-
-
-def _relative(given: Any) -> RelativePositions | None:
-    """Return the terms of relative position among the arguments, or among what was kept."""
-    return None if given.distance_rows is None else RelativePositions(*given[-len(OF_RELATIVE) - 1 :])
-
-
-def _checked(backend: str, given: AttentionArguments, save: bool) -> AttentionArguments:
-    """Check what the arguments say together; offsets and integers become int32."""
-    query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, *_ = given
-    if attn_mask is not None and attn_mask.dtype not in (np.bool_, query.dtype):
-        raise TypeError(f"attn_mask has dtype {attn_mask.dtype}, expected bool or {query.dtype} as query has")
-    if cu_seqlens is not None:
-        cu_seqlens, cu_seqlens_k = check_packed(query, key, value, cu_seqlens, cu_seqlens_k)
-        given = given._replace(cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k)
-    else:
-        check_dense(query, key, value, cu_seqlens_k)
-    relative = _relative(given)
-    if relative is not None:
-        given = AttentionArguments(*given[: -len(OF_RELATIVE) - 1], *_terms(check_relative(relative, query, key)))
-        if save:
-            check_longest(relative.longest, cu_seqlens, cu_seqlens_k)
-    if attn_mask is not None or given.bias is not None:
-        shape = scores_shape(query, key, cu_seqlens, cu_seqlens_k, attn_mask, given.bias)
-        broadcast_mask("attn_mask", attn_mask, shape)
-        broadcast_mask("bias", given.bias, shape)
-    check_compute_dtype(given.compute_dtype, backend, query)
-    if given.dropout_p and given.compute_dtype is not None:
-        raise ValueError(
-            f"dropout_p is {given.dropout_p}, but compute_dtype is {given.compute_dtype!r}, which has none"
-        )
-    if save and given.compute_dtype is not None:
-        raise ValueError(f"save is True, but compute_dtype is {given.compute_dtype!r}, which has no gradients")
-    if given.return_components and backend == "cupy":
-        raise ValueError("return_components is True, but backend 'cupy' has no components: use 'numba' or 'numpy'")
-    return given._replace(scale=scale_or_default(given.scale, query))
-
-
-def _scoring(given: Any) -> Scoring:
-    """Return what makes the scores, as the backends take it, of `AttentionArguments` or `AttentionSaved`."""
-    query, key, attn_mask, bias = given.query, given.key, given.attn_mask, given.bias
-    cu_seqlens, cu_seqlens_k, scale = given.cu_seqlens, given.cu_seqlens_k, given.scale
-    if cu_seqlens is not None and cu_seqlens_k is None:
-        cu_seqlens_k = cu_seqlens
-    if attn_mask is not None or bias is not None:
-        shape = scores_shape(query, key, cu_seqlens, cu_seqlens_k, attn_mask, bias)
-        attn_mask, bias = broadcast_mask("attn_mask", attn_mask, shape), broadcast_mask("bias", bias, shape)
-    relative = _relative(given)
-    if relative is not None:
-        relative = _four_axes_of_terms(relative, cu_seqlens is not None)
-    scale = scale_or_default(None, query) if scale is None else scale
-    return Scoring(
-        cu_seqlens, cu_seqlens_k, attn_mask, bias, given.is_causal, given.window, relative, scale, given.dropout_p,
-        given.dropout_seed,
-    )  # fmt: skip
-
-
-def _four_axes_of_terms(relative: RelativePositions, is_packed: bool) -> RelativePositions:
-    tables = {name: getattr(relative, name) for name in ("position_key", "position_query", "position_bias")}
-    per_query = {name: getattr(relative, name) for name in ("query_for_position", "segment_scores")}
-    changes = {name: _unit_columns(array) for name, array in tables.items() if array is not None}
-    changes |= {name: _four_axes(array, is_packed) for name, array in per_query.items() if array is not None}
-    if is_packed and relative.segment_ids is not None:
-        changes |= {"segment_ids": relative.segment_ids[None], "segment_ids_k": relative.segment_ids_k[None]}
-    return replace(relative, **changes)
-
-
-def _four_axes(array: Any, is_packed: bool) -> Any:
-    """(batch, heads, length, head_dim), the last axis contiguous; a view where possible."""
-    return _unit_columns(array.transpose(1, 0, 2)[None] if is_packed else array)
-
-
-def _unit_columns(array: Any) -> Any:
-    """`array` with contiguous rows; a view where possible."""
-    return array if array.strides[-1] == array.itemsize else array.copy(order="C")
 
 
 def _packed(array: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import checks
-from .positions import RelativePositions
+from .positions import OF_RELATIVE, RelativePositions
 
 COMPUTE_DTYPES = (None, "bfloat16")
 UNLIMITED = 2**30  # the side of a window that has no end: more than any length, and sums of a few still are int32
@@ -15,7 +15,7 @@ MOST_SEGMENT = 2**24 - 1  # the largest magnitude of a segment id: float32 holds
 
 
 class Scoring(NamedTuple):
-    """What makes scores of queries and keys, in the form that the backends take.
+    """The terms of the scores of queries and keys, in the form that the backends take.
 
     Masks and biases have the shape of the scores, with strides of 0 where they are broadcast; integers are int32; the
     arrays of tokens in `relative` have four axes as the query has, those of segments two; `window` is a pair of ints.
@@ -31,6 +31,122 @@ class Scoring(NamedTuple):
     scale: float
     dropout_p: float = 0.0
     dropout_seed: Any = 0
+
+
+class AttentionArguments(NamedTuple):
+    """The arguments of `attention` in the order of its record; those of `relative` are fields of their own."""
+
+    query: Any
+    key: Any
+    value: Any
+    cu_seqlens: Any = None
+    cu_seqlens_k: Any = None
+    attn_mask: Any = None
+    bias: Any = None
+    is_causal: bool = False
+    window: tuple[int, int] = (UNLIMITED, UNLIMITED)
+    scale: float | None = None
+    dropout_p: float = 0.0
+    dropout_seed: Any = 0
+    compute_dtype: str | None = None
+    return_lse: bool = False
+    return_probs: bool = False
+    return_components: bool = False
+    distance_rows: Any = None
+    position_key: Any = None
+    position_query: Any = None
+    query_for_position: Any = None
+    position_bias: Any = None
+    segment_ids: Any = None
+    segment_ids_k: Any = None
+    segment_scores: Any = None
+    longest: int | None = None
+
+
+def terms_of(relative: RelativePositions | None) -> tuple[Any, ...]:
+    """Return the fields of `relative` in their order; Nones without it."""
+    if relative is None:
+        return (None,) * (len(OF_RELATIVE) + 1)
+    if type(relative) is not RelativePositions:
+        raise TypeError(f"relative is {type(relative).__qualname__}, expected RelativePositions")
+    if relative.distance_rows is None:
+        raise TypeError("distance_rows is None, expected a NumPy, CuPy or PyTorch array")
+    return *[getattr(relative, name) for name in OF_RELATIVE], relative.longest
+
+
+def _relative(given: Any) -> RelativePositions | None:
+    """Return the terms of relative position among the arguments, or among what was kept."""
+    return None if given.distance_rows is None else RelativePositions(*given[-len(OF_RELATIVE) - 1 :])
+
+
+def check_arguments(backend: str, given: AttentionArguments, save: bool) -> AttentionArguments:
+    """Check what the arguments say together; offsets and integers become int32."""
+    query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, *_ = given
+    if attn_mask is not None and attn_mask.dtype not in (np.bool_, query.dtype):
+        raise TypeError(f"attn_mask has dtype {attn_mask.dtype}, expected bool or {query.dtype} as query has")
+    if cu_seqlens is not None:
+        cu_seqlens, cu_seqlens_k = check_packed(query, key, value, cu_seqlens, cu_seqlens_k)
+        given = given._replace(cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k)
+    else:
+        check_dense(query, key, value, cu_seqlens_k)
+    relative = _relative(given)
+    if relative is not None:
+        given = AttentionArguments(*given[: -len(OF_RELATIVE) - 1], *terms_of(check_relative(relative, query, key)))
+        if save:
+            check_longest(relative.longest, cu_seqlens, cu_seqlens_k)
+    if attn_mask is not None or given.bias is not None:
+        shape = scores_shape(query, key, cu_seqlens, cu_seqlens_k, attn_mask, given.bias)
+        broadcast_mask("attn_mask", attn_mask, shape)
+        broadcast_mask("bias", given.bias, shape)
+    check_compute_dtype(given.compute_dtype, backend, query)
+    if given.dropout_p and given.compute_dtype is not None:
+        raise ValueError(
+            f"dropout_p is {given.dropout_p}, but compute_dtype is {given.compute_dtype!r}, which has none"
+        )
+    if save and given.compute_dtype is not None:
+        raise ValueError(f"save is True, but compute_dtype is {given.compute_dtype!r}, which has no gradients")
+    if given.return_components and backend == "cupy":
+        raise ValueError("return_components is True, but backend 'cupy' has no components: use 'numba' or 'numpy'")
+    return given._replace(scale=scale_or_default(given.scale, query))
+
+
+def scoring_of(given: Any) -> Scoring:
+    """Return what makes the scores, as the backends take it, of `AttentionArguments` or `AttentionSaved`."""
+    query, key, attn_mask, bias = given.query, given.key, given.attn_mask, given.bias
+    cu_seqlens, cu_seqlens_k, scale = given.cu_seqlens, given.cu_seqlens_k, given.scale
+    if cu_seqlens is not None and cu_seqlens_k is None:
+        cu_seqlens_k = cu_seqlens
+    if attn_mask is not None or bias is not None:
+        shape = scores_shape(query, key, cu_seqlens, cu_seqlens_k, attn_mask, bias)
+        attn_mask, bias = broadcast_mask("attn_mask", attn_mask, shape), broadcast_mask("bias", bias, shape)
+    relative = _relative(given)
+    if relative is not None:
+        relative = _with_four_axes(relative, cu_seqlens is not None)
+    scale = scale_or_default(None, query) if scale is None else scale
+    return Scoring(
+        cu_seqlens, cu_seqlens_k, attn_mask, bias, given.is_causal, given.window, relative, scale, given.dropout_p,
+        given.dropout_seed,
+    )  # fmt: skip
+
+
+def _with_four_axes(relative: RelativePositions, is_packed: bool) -> RelativePositions:
+    tables = {name: getattr(relative, name) for name in ("position_key", "position_query", "position_bias")}
+    per_query = {name: getattr(relative, name) for name in ("query_for_position", "segment_scores")}
+    changes = {name: _unit_columns(array) for name, array in tables.items() if array is not None}
+    changes |= {name: four_axes(array, is_packed) for name, array in per_query.items() if array is not None}
+    if is_packed and relative.segment_ids is not None:
+        changes |= {"segment_ids": relative.segment_ids[None], "segment_ids_k": relative.segment_ids_k[None]}
+    return replace(relative, **changes)
+
+
+def four_axes(array: Any, is_packed: bool) -> Any:
+    """(batch, heads, length, head_dim), the last axis contiguous; a view where possible."""
+    return _unit_columns(array.transpose(1, 0, 2)[None] if is_packed else array)
+
+
+def _unit_columns(array: Any) -> Any:
+    """`array` with contiguous rows; a view where possible."""
+    return array if array.strides[-1] == array.itemsize else array.copy(order="C")
 
 
 def check_dense(query: Any, key: Any, value: Any, cu_seqlens_k: Any) -> None:
@@ -155,7 +271,7 @@ def check_longest(longest: Any, *offsets: Any) -> None:
 
 
 def table_rows(relative: RelativePositions) -> int:
-    """How many rows its tables have."""
+    """Return the number of rows of its tables."""
     tables = relative.position_key, relative.position_query, relative.position_bias
     return next(table.shape[0] for table in tables if table is not None)
 
