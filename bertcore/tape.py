@@ -41,7 +41,7 @@ class Addend:
     """A gradient that is not an array yet; a pullback may return it if most of the array is zeros."""
 
     def added_to(self, array: Any | None, dtype: Any = None) -> Any:
-        """Add this gradient to the array in place, or return it as an array of `dtype`, or its own, if that is None."""
+        """Add this gradient to the array in place, or return it as an array, of `dtype` or its own, without one."""
         raise NotImplementedError
 
 

@@ -30,8 +30,7 @@ def capacity_for(count: int, fewest: int) -> int:
 
 
 def close_capacity_for(count: int) -> int:
-    """Return the least multiple of an eighth of the power of two below that is not below `count`: an eighth more at
-    most."""
+    """Return the least capacity of eight steps an octave that holds `count`: at most an eighth more."""
     step = max(1, 1 << max(count - 1, 0).bit_length() >> 4)
     return -(-count // step) * step
 
@@ -70,11 +69,11 @@ class IntegerBuffer:
 
     @classmethod
     def of(cls, run: Pass, arrays: Mapping[str, np.ndarray | None], sequences: int) -> IntegerBuffer:
-        """Upload arrays (tokens,), "cu_seqlens" (sequences + 1,) and "first_tokens" and "last_tokens", of at most
-        `sequences`; a None has no part.
+        """Upload arrays (tokens,), "cu_seqlens", "first_tokens" and "last_tokens"; a None has no part.
 
-        Beyond the batch's tokens and sequences stand zeros, and offsets of empty sequences; in training offsets that
-        divide all tokens of the capacity, into sequences no longer than the batch's longest.
+        "cu_seqlens" is (sequences + 1,); first and last tokens are of at most `sequences`. Beyond the batch's tokens and
+        sequences stand zeros, and offsets of empty sequences; in training offsets that divide all tokens of the
+        capacity into sequences no longer than the batch's longest.
         """
         in_training = run.tape is not None
         offsets = arrays["cu_seqlens"]

@@ -60,7 +60,7 @@ class Graphs:
         return eager.run(run, encoder, inputs) if replayed is None else replayed
 
     def _replay(self, run: Pass, encoder: Encoder, inputs: EncoderInput, bounds: Bounds) -> Any:
-        """Return the last hidden state, and note the states that the trace notes; None where there is no graph."""
+        """Return the last hidden state, and note the states that the trace notes; None without a graph."""
         trace = run.trace
 
         def build(integers: Any) -> tuple[tuple[Any, ...], Any]:
@@ -167,8 +167,9 @@ def _warn_not_captured(error: NotCaptured) -> None:
 
 
 class _SeedsOnGPU(Seeds):
-    """Seeds for a pass that is captured: kernels read them where they lie, which is the same place for the same draw of
-    each pass, while `numbers` says what they are in a pass of another seed.
+    """Seeds for a captured pass, which kernels read from GPU memory.
+
+    The same draw of each pass has the same place; `numbers` returns the seeds of a pass of another seed.
 
     Args:
         array: where they lie, uint64.
@@ -207,8 +208,11 @@ def _seeds(run: Pass, drawn: _SeedsOnGPU | None) -> Any:
 
 
 class _Kept:
-    """Objects that live as long as the graphs: the arrays they read, the seeds' places, and the owners of the gradients
-    (the hidden state, if it has one, then parameters)."""
+    """Objects that live as long as the graphs.
+
+    They are the arrays that graphs read, the seeds' places, and the owners of the gradients (the hidden state, if it
+    has one, then parameters).
+    """
 
     def __init__(self, has_hidden: bool, seeds: _SeedsOnGPU | None, *arrays: Any):
         self.has_hidden, self.seeds, self.arrays, self.parameters = has_hidden, seeds, arrays, ()

@@ -15,8 +15,9 @@ from bertcore.nn.spec import EncoderSpec
 
 @dataclass(frozen=True)
 class SpanBoundarySpec:
-    """The head's name in a checkpoint, and its sizes: by default those of the authors' code
-    (facebookresearch/SpanBERT, fairseq/models/pair_bert.py).
+    """The head's name in a checkpoint, and its sizes.
+
+    The defaults are those of the authors' code (facebookresearch/SpanBERT, fairseq/models/pair_bert.py).
 
     Attributes:
         name: how the names of its parameters begin, without the dot. transformers has no such head.

@@ -1,4 +1,4 @@
-"""What users hand to a model, checked and packed."""
+"""The inputs of a model, checked and packed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTEGERS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "first_
 
 
 class Bounds(NamedTuple):
-    """What holds on the host for all batches that one captured pass serves.
+    """Facts on the host that hold for all batches that one captured pass serves.
 
     Attributes:
         longest: no sequence has more tokens.
@@ -70,7 +70,7 @@ class EncoderInput:
 
     @property
     def tokens(self) -> int:
-        """How many pass the layers."""
+        """The number of tokens that pass the layers."""
         return len(self.input_ids)
 
     @property
@@ -312,7 +312,7 @@ def like(ids_name: str, ids: np.ndarray, name: str, values: Any) -> np.ndarray:
 def mask_and_types(
     ids: np.ndarray, attention_mask: Any, token_type_ids: Any, *, kind: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the `ids` are real, Booleans, and their token types: all and 0 by default.
+    """Return flags of the real `ids`, Booleans, and the token types: all and 0 by default.
 
     `kind` is "entity_" for entities, with which the names of their inputs begin.
     """

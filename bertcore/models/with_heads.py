@@ -29,7 +29,7 @@ def head_specs(config: Mapping[str, Any]) -> Mapping[str, HeadSpec]:
 
 def with_labels(config: Mapping[str, Any], num_labels: int | None) -> dict[str, Any]:
     """The config with this number of labels, named as transformers names new ones; None leaves it as it is."""
-    family_of(config)  # an error for what is no config
+    family_of(config)  # raises for anything but a config
     if num_labels is None:
         return dict(config)
     count = check_count("num_labels", num_labels, most=MOST_LABELS)
@@ -84,8 +84,7 @@ class ModelWithHeads(Model):
         return loss, Later(all_logits)
 
     def _loss_of_words(self, head: LanguageModelHead, encoded: Encoded, labels: Any) -> Any:
-        """On a GPU in chunks, where the scores of all labels would take much of its memory and nobody else reads
-        them."""
+        """Compute the loss; on a GPU in chunks if the scores of all labels would take much memory and are not kept."""
         run, rows = encoded.run, np.flatnonzero(labels != losses.IGNORED)
         is_on_host = kernels.array_module(value_of(encoded.hidden)) is np
         is_plain = run.trace.scores is None and run.class_options is None and head.can_go_in_chunks
@@ -104,7 +103,7 @@ class ModelWithHeads(Model):
         return head(run, self._read(encoded, run.to_backend(rows))), run.to_backend(labels[rows])
 
     def _read(self, encoded: Encoded, rows: Any = None) -> Any:
-        """What a language model's head reads, (tokens, hidden): of the tokens at the integers `rows`, or of all."""
+        """Return the input of a language model's head, (tokens, hidden), of the tokens `rows` or of all."""
         return encoded.hidden if rows is None else functional.take_rows(encoded.run, encoded.hidden, rows=rows)
 
     def _num_labels(self) -> int:

@@ -13,8 +13,7 @@ from bertcore.kernels.precision import is_bfloat16
 
 
 class Scales(NamedTuple):
-    """The factors of int8 values: float32 (rows,), or of groups bfloat16 (rows, groups); and of their input, float32
-    (columns,) or None."""
+    """The factors of int8 values, float32 (rows,) or bfloat16 (rows, groups), and of their input, or None."""
 
     rows: np.ndarray
     input: np.ndarray | None
@@ -99,8 +98,10 @@ class JoinedTensors:
         return dict.fromkeys(self.names, self.part_shape if self.layout is None else self.layout.shape)
 
     def expected_scales(self, *, grouped: bool) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor's scales where it is stored in int8, by the tensor's name; of groups as computing
-        has them, whatever the tensor's layout."""
+        """Return the shape of each tensor's scales in a checkpoint of int8, by the tensor's name.
+
+        Scales of groups have the shape of computing, whatever the tensor's layout.
+        """
         rows, *columns = self.part_shape
         if grouped:
             return dict.fromkeys(self.names, (rows, *map(group_count, columns)))

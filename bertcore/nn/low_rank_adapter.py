@@ -1,5 +1,7 @@
-"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685): the output of two thin maps, which alone are trained, is added
-to that of a linear map."""
+"""Low-rank adapters (Hu et al. 2021, arXiv:2106.09685).
+
+The output of two thin maps, which alone are trained, is added to that of a linear map.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,8 +20,10 @@ DOWN, UP = "lora_A", "lora_B"
 
 @operation()
 def blocks_in_place(run: Pass, stack: Any, *, rows: int, first_rows: Sequence[int], factor: float) -> Any:
-    """Blocks (height, width), one below the other in `stack`, times `factor`, in a matrix of `rows` rows and zeros
-    elsewhere: each from its first row on, and in columns of its own."""
+    """Return a matrix of `rows` rows with the blocks of `stack`, (height, width) each, times `factor`, and zeros.
+
+    The blocks stand one below the other in `stack`; each is placed from its first row on, in columns of its own.
+    """
     xp, count = kernels.array_module(stack), len(first_rows)
     height, width = stack.shape[0] // count, stack.shape[1]
     places = [
@@ -89,7 +93,7 @@ class LowRankAdapter(Block):
         return LowRankWeight(base, self.down.weight(run), self._up(run), self.dropout)
 
     def product(self) -> np.ndarray:
-        """scale * up @ down in the shape of the adapted weight, in host memory."""
+        """Scale * up @ down in the shape of the adapted weight, in host memory."""
         placed, _ = blocks_in_place.with_pullback(None, self.up.array(), **self._placement)
         return placed @ self.down.array()
 
@@ -98,7 +102,7 @@ class LowRankAdapter(Block):
         return {"rows": self.adapted.shape[0], "first_rows": self.first_rows, "factor": self.scale}
 
     def _up(self, run: Pass) -> Any:
-        """scale * up, each tensor's rows where the map has them: prepared once for each version in inference."""
+        """Scale * up, each tensor's rows where the map has them: prepared once for each version in inference."""
 
         def placed() -> Any:
             return blocks_in_place(run, self.up.value(run), **self._placement)

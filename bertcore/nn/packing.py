@@ -71,8 +71,10 @@ class PackedBatch:
         return packed if self.has_tokens.all() else _padded_sequences(run, packed, has_tokens=self.has_tokens)
 
     def pad_attention(self, run: Pass, probabilities: Any, memory: int = 0) -> Any:
-        """(sequences, heads, longest, memory + longest) -> (sequences, heads, length, memory + length), zero where
-        there is padding; all queries see the columns of the memory, which come first. It has a gradient."""
+        """(sequences, heads, longest, memory + longest) -> (sequences, heads, length, memory + length).
+
+        Padding is zero; all queries see the columns of the memory, which come first. It has a gradient.
+        """
         return _padded_attention(run, probabilities, batch=self, memory=memory)
 
     def corners(self, heads: int, memory: int) -> Iterator[tuple[Any, Any]]:

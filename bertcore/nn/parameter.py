@@ -188,10 +188,10 @@ class Parameter(JoinedTensors):
         return run.tape.leaf(self, found, ("array", run.autocast), self.dtype) if trains else found
 
     def weight(self, run: Pass) -> Any:
-        """Return the weight of a linear map, prepared for the pass's backend; a Variable if its tape records, of the
-        array that training takes.
+        """Return the weight of a linear map, prepared for the pass's backend.
 
-        With an adapter it is a `LowRankWeight`, which `functional.linear` takes.
+        If the pass's tape records, it is a Variable of the array that training takes. With an adapter it is a
+        `LowRankWeight`, which `functional.linear` takes.
         """
         forms, trains = self._filled or self.forms, run.tape is not None and not self.is_frozen
         found = forms.reads.get(("weight", trains, run.place))
@@ -202,8 +202,10 @@ class Parameter(JoinedTensors):
         return found if self.adapter is None else self.adapter.weight(run, found)
 
     def read_in_training(self, run: Pass) -> Any:
-        """Return what a pass under a tape reads of it: an array, which stays the same if the values change in place; if
-        it is frozen, its forms, which change with its values."""
+        """Return the array that a pass under a tape reads, or the forms of a frozen parameter.
+
+        The array stays the same if the values change in place; forms change with the values.
+        """
         return self.forms if self.is_frozen else self.forms.read("array", True, run.place)
 
 
@@ -272,8 +274,10 @@ class Block:
         return found
 
     def token_weights(self) -> Iterator[Parameter]:
-        """The weights of the linear maps that every token passes, each as often as it does; a block whose maps pass
-        something else (positions, entities) leaves these out."""
+        """Yield the weights of the linear maps that every token passes, as often as it passes them.
+
+        A block leaves out maps of something else (positions, entities).
+        """
         others = set(self.other_weights())
         for attribute in list(vars(self).values()):
             for item in attribute if isinstance(attribute, list) else [attribute]:
@@ -303,8 +307,7 @@ Made = TypeVar("Made")
 
 
 class PerVersion(Generic[Made]):
-    """A cache of what is made of parameters: one value for each `Pass.place`, made when it is first needed and again
-    for another version.
+    """A cache of values computed from parameters: one for each `Pass.place`, made anew for another version.
 
     Attributes:
         kept: (the version, what is kept for it).

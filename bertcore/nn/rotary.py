@@ -15,8 +15,9 @@ MOST_RECORDED = 2**14
 
 @dataclass(frozen=True)
 class RotarySpec:
-    """The rotation of queries and keys by their position (Su et al. 2021, arXiv:2104.09864); see `kernels.rotary` and
-    `kernels.rotary_tables`.
+    """The rotation of queries and keys by their position (Su et al. 2021, arXiv:2104.09864).
+
+    See `kernels.rotary` and `kernels.rotary_tables`.
 
     Attributes:
         rotary_dim: how many elements of a head turn.

@@ -24,7 +24,7 @@ def attention(
         relative: terms of relative position and of segments, whose floating arrays have gradients, too.
         options: cu_seqlens, cu_seqlens_k, attn_mask, is_causal, window and scale as there; and
             components: a list to which a tuple of scaled scores is appended, like the probabilities each: content to
-                content, content to position, position to content (None for a table that is None); or None.
+                content, content to position, position to content (None without a table); or None.
             compute_dtype: as there; not while a tape records.
             dropout: the rate at which probabilities are dropped if the pass drops.
 
@@ -109,7 +109,7 @@ def _with_terms(relative, terms):
 def attend(
     run: Pass, heads: Sequence[Any], components: list | None = None, relative: Any = None, **options: Any
 ) -> Any:
-    """Return what `kernels.attention` does; components are appended to the list, if there is one."""
+    """Return the result of `kernels.attention`; components are appended to the list, unless it is None."""
     if components is None and relative is None and options.get("attn_mask") is None:
         save, window = options.pop("save", False), check_window(options.pop("window", None))
         given = AttentionArguments(*heads, window=window, **options)  # without terms and masks nothing is to be checked
@@ -134,8 +134,10 @@ def attend_with_pullback(
     compute_dtype: str | None = None,
     **options: Any,
 ) -> tuple[tuple[Any, ...], Callable[..., tuple[Any, ...]]]:
-    """Return (the output, and if wanted the probabilities), and what turns their gradients into those of query, key,
-    value, bias and the terms of relative position, in a tuple."""
+    """Return (the output, and if wanted the probabilities), and their pullback.
+
+    The pullback returns the gradients of query, key, value, bias and the terms of relative position in a tuple.
+    """
     assert compute_dtype is None, "gradients need the arrays' own precision"
     results, saved = attend(run, heads, return_probs=return_probs, save=True, **options)
     results = results if type(results) is tuple else (results,)
@@ -209,7 +211,6 @@ def rotary(run: Pass, joined: Any, *, heads: int, head_dim: int, **angles: Any) 
     Without a tape `joined` is overwritten. `angles` are cos, sin, cu_seqlens or positions, and interleaved, as for
     `kernels.rotary`.
     """
-
     output = joined.copy()
     options = {"inplace": True, "save": True, "backend": run.backend}
     _, saved = kernels.rotary(_turned_heads(output, heads, head_dim), **angles, **options)

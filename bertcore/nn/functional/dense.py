@@ -117,8 +117,7 @@ def _with_pullback(run, input, weight, bias, residual, activation, *, needs_weig
 
 @dataclass(frozen=True)
 class WeightGradient(Addend):
-    """The gradient of a weight beside arrays of 16 bits, which is summed, and added to what a parameter in float32 has,
-    without having been rounded."""
+    """The gradient of a weight beside arrays of 16 bits: a parameter in float32 receives it without rounding."""
 
     run: Pass
     grad: Any

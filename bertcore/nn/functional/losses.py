@@ -42,12 +42,11 @@ def cross_entropy(
 def decoded_cross_entropy(
     run: Pass, input: Any, weight: Any, bias: Any, *, labels: Any, needs_weight: bool = True, chunk: int | None = None
 ) -> Any:
-    """The mean cross entropy of the scores linear(input, weight, bias), of which `chunk` rows (CHUNK by default) exist
-    at a time.
+    """The mean cross entropy of the scores linear(input, weight, bias), computed chunk by chunk.
 
-    All rows have a label, and `weight` may be one that has no gradient. The gradients are made with the scores, which
-    would be made twice otherwise, and in their place; they are those of the sum, which float16 holds better than those
-    of the mean. That of the weight is summed in float32.
+    `chunk` rows of scores (CHUNK by default) exist at a time. All rows have a label, and `weight` may have no gradient.
+    The gradients are computed with the scores, which would be computed twice otherwise, and in their place; they are
+    gradients of the sum, which float16 holds better than those of the mean. The weight's is summed in float32.
     """
     xp, total, of_weight, of_bias = kernels.array_module(input), 0.0, None, None
     of_input = xp.empty(input.shape, input.dtype)

@@ -16,7 +16,7 @@ from bertcore.tape import Addend
 
 @operation()
 def add(run: Pass, left: Any, right: Any) -> Any:
-    """left + right, of one shape, or (rows, features) and (features,) or (rows, 1)."""
+    """Left + right, of one shape, or (rows, features) and (features,) or (rows, 1)."""
 
     def pullback(grad):
         if right.shape == left.shape:
@@ -28,7 +28,7 @@ def add(run: Pass, left: Any, right: Any) -> Any:
 
 @operation()
 def scale(run: Pass, array: Any, *, factor: Any) -> Any:
-    """array * factor: a number, or an array that broadcasts to the shape of `array`; it has no gradient."""
+    """Array * factor: a number, or an array that broadcasts to the shape of `array`; it has no gradient."""
     # NumPy makes a scalar of an array without axes, and float32 of bfloat16.
     xp, dtype = kernels.array_module(array), array.dtype
     return xp.asarray(array * factor, dtype), lambda grad: (xp.asarray(grad * factor, dtype),)
@@ -155,8 +155,10 @@ def average_sequences(run: Pass, hidden: Any, *, cu_seqlens: Any) -> Any:
 
 @operation()
 def take_neighbours(run: Pass, array: Any, *, cu_seqlens: Any, distances: Sequence[int]) -> Any:
-    """For each token of (tokens, features) those at `distances` from it (1: the next one) side by side, (tokens,
-    distances * features), zero where its sequence has none."""
+    """Return for each token those at `distances` from it (1: the next one) side by side.
+
+    (tokens, features) -> (tokens, distances * features), zero beyond the ends of a sequence.
+    """
     (tokens, features), count = array.shape, len(distances)
     xp = kernels.array_module(array)
     near = xp.empty((tokens, count, features), array.dtype)
@@ -174,7 +176,7 @@ def take_neighbours(run: Pass, array: Any, *, cu_seqlens: Any, distances: Sequen
 
 
 def _shifted(array, cu_seqlens, distance):
-    """The row at `distance` from each row of (tokens, features) in its sequence; zeros where there is none.
+    """Return the row at `distance` from each row of (tokens, features) in its sequence; zeros beyond its ends.
 
     The offsets are not read: on a GPU that would wait for it. Rows behind the last sequence have no neighbours.
     """
