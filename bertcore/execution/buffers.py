@@ -71,8 +71,8 @@ class IntegerBuffer:
     def of(cls, run: Pass, arrays: Mapping[str, np.ndarray | None], sequences: int) -> IntegerBuffer:
         """Upload arrays (tokens,), "cu_seqlens", "first_tokens" and "last_tokens"; a None has no part.
 
-        "cu_seqlens" is (sequences + 1,); first and last tokens are of at most `sequences`. Beyond the batch's tokens and
-        sequences stand zeros, and offsets of empty sequences; in training offsets that divide all tokens of the
+        "cu_seqlens" is (sequences + 1,); first and last tokens are of at most `sequences`. Beyond the batch's tokens
+        and sequences stand zeros, and offsets of empty sequences; in training offsets that divide all tokens of the
         capacity into sequences no longer than the batch's longest.
         """
         in_training = run.tape is not None
