@@ -9,11 +9,11 @@ from bertcore import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    kernels,
     use_backend,
 )
 from bertcore.checkpoint import save_checkpoint
 from bertcore.kernels import _cuda
+from bertcore.kernels.linear import LINEAR
 from bertcore.models import generation
 from bertcore.nn.rotary import RotarySpec
 from tests import cuda_emulator
@@ -173,10 +173,13 @@ def test_generation_is_that_of_the_whole_text_each_time(cpu_backend):
 
 
 def test_generation_costs_the_new_tokens_alone(monkeypatch):
-    rows, linear = [], kernels.linear
-    monkeypatch.setattr(
-        kernels, "linear", lambda input, *args, **how: rows.append(len(input)) or linear(input, *args, **how)
-    )
+    rows, forward = [], LINEAR.forward
+
+    def noted(backend, input, *args, **options):
+        rows.append(len(input))
+        return forward(backend, input, *args, **options)
+
+    monkeypatch.setattr(LINEAR, "forward", noted)
     with use_backend("numpy"):
         made(n_layer=1).generate(IDS, MASK, max_new_tokens=3, eos_token_id=[])
     assert rows == 4 * [13] + [3] + 2 * 5 * [3]
