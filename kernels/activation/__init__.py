@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from .. import checks
 from ..activation_names import ACTIVATIONS
+from ..arguments import Choice, Floats
 from ..arrays import Array, ArrayT
-from ..operation import Choice, Floats, Operation
+from ..operation import Operation
 
 GELU_FORMS = {"none": "gelu", "tanh": "gelu_tanh"}
 

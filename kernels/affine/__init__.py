@@ -2,8 +2,9 @@
 
 from typing import Any, NamedTuple
 
+from ..arguments import Floats
 from ..arrays import Array, ArrayT
-from ..operation import Floats, Operation
+from ..operation import Operation
 
 
 class AffineSaved(NamedTuple):

@@ -18,8 +18,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .. import checks, dispatch
+from ..arguments import AnyArray, Argument, Flag, Floats, Probability, Seed
 from ..arrays import Array, ArrayT
-from ..operation import AnyArray, Argument, BackwardCall, Call, Flag, Floats, Operation, Probability, Seed
+from ..operation import BackwardCall, Call, Operation
 from .arguments import UNLIMITED, AttentionArguments, check_arguments, check_window, four_axes, scoring_of, terms_of
 from .positions import TERMS, RelativePositions, alibi_positions, bucketed_distances
 

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import checks
+from ..arguments import Choice, Flag, Floats, Integer, Integers
 from ..arrays import Array, ArrayT
-from ..operation import BackwardCall, Choice, Flag, Floats, Integer, Integers, Operation
+from ..operation import BackwardCall, Operation
 from ..precision import ieee_arithmetic
 
 REDUCTIONS = ("mean", "sum", "none")

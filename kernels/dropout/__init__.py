@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ..arguments import Floats, Probability, Seed
 from ..arrays import Array, ArrayT
-from ..operation import Floats, Operation, Probability, Seed
+from ..operation import Operation
 
 
 class DropoutSaved(NamedTuple):

@@ -2,8 +2,9 @@
 
 from typing import Any, NamedTuple
 
+from ..arguments import Floats, Number, ParameterDtype, Probability, Seed
 from ..arrays import Array, ArrayT
-from ..operation import Floats, Number, Operation, ParameterDtype, Probability, Seed
+from ..operation import Operation
 
 
 class DropoutLayerNormSaved(NamedTuple):

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import checks
+from ..arguments import Floats, Integers
 from ..arrays import Array, ArrayT
-from ..operation import Floats, Integers, Operation
+from ..operation import Operation
 
 
 class EmbeddingSaved(NamedTuple):

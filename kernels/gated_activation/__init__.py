@@ -3,8 +3,9 @@
 from typing import Any, NamedTuple
 
 from ..activation_names import ACTIVATIONS
+from ..arguments import Choice, Floats
 from ..arrays import Array, ArrayT
-from ..operation import Choice, Floats, Operation
+from ..operation import Operation
 
 GATES = ("first", "second")
 

@@ -2,8 +2,9 @@
 
 from typing import Any, NamedTuple
 
+from ..arguments import Floats, Number, ParameterDtype
 from ..arrays import Array, ArrayT
-from ..operation import Floats, Number, Operation, ParameterDtype
+from ..operation import Operation
 
 
 class LayerNormSaved(NamedTuple):

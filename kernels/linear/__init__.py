@@ -9,8 +9,9 @@ import numpy as np
 from .. import checks, dispatch
 from ..activation import ACTIVATION, ActivationSaved
 from ..activation_names import ACTIVATIONS
+from ..arguments import Argument, Choice, Flag, Floats, ParameterDtype, check_axes
 from ..arrays import Array, ArrayT
-from ..operation import Argument, Call, Choice, Flag, Floats, Operation, ParameterDtype, check_axes
+from ..operation import Call, Operation
 from ..precision import bfloat16, is_bfloat16
 from .prepared import LOW_PRECISION, PreparedWeight, group_count, is_grouped
 

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import checks, dispatch
+from ..arguments import Floats, Offsets
 from ..arrays import Array, ArrayT
-from ..operation import Floats, Offsets, Operation
+from ..operation import Operation
 
 
 class MaxsimSaved(NamedTuple):

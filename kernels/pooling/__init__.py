@@ -2,8 +2,9 @@
 
 from typing import Any, NamedTuple
 
+from ..arguments import Choice, Floats, Integer, Offsets, ResultDtype
 from ..arrays import Array, ArrayT
-from ..operation import Choice, Floats, Integer, Offsets, Operation, ResultDtype
+from ..operation import Operation
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 

@@ -2,8 +2,9 @@
 
 from typing import Any, NamedTuple
 
+from ..arguments import Floats, Number
 from ..arrays import Array, ArrayT
-from ..operation import Floats, Number, Operation
+from ..operation import Operation
 
 
 class RMSNormSaved(NamedTuple):

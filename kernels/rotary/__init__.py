@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import checks
+from ..arguments import Flag, Floats, Integers, Offsets, Wide
 from ..arrays import Array, ArrayT
-from ..operation import Call, Flag, Floats, Integers, Offsets, Operation, Wide
+from ..operation import Call, Operation
 
 
 class RotarySaved(NamedTuple):

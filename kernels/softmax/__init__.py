@@ -2,8 +2,9 @@
 
 from typing import Any, NamedTuple
 
+from ..arguments import Axis, Floats
 from ..arrays import Array, ArrayT
-from ..operation import Axis, Floats, Operation
+from ..operation import Operation
 
 
 class SoftmaxSaved(NamedTuple):
