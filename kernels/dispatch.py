@@ -64,15 +64,6 @@ def get_backend() -> str:
     return _block_backend.get() or _process_backend
 
 
-def get_place() -> tuple[str, int]:
-    """Return the backend in force, and the number of the current GPU if it computes on one, else 0.
-
-    Data prepared at one place serves that place alone.
-    """
-    backend = _block_backend.get() or _process_backend
-    return backend, current_gpu() if backend == "cupy" else 0
-
-
 def current_gpu() -> int:
     """Return the number of the current GPU."""
     return _cuda.runtime().device_index()
