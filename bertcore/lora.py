@@ -50,6 +50,14 @@ def get_peft_model(model: Model, peft_config: LoraConfig, *, seed: int = 0) -> P
     return adapted._attached()
 
 
+def _of_the_model(name: str) -> Any:
+    return property(
+        lambda self: getattr(self._model, name),
+        lambda self, value: setattr(self._model, name, value),
+        doc=f"`Model.{name}`.",
+    )
+
+
 class PeftModel(Block):
     """A model with adapters; made by `get_peft_model` or `from_pretrained`.
 
@@ -92,10 +100,8 @@ class PeftModel(Block):
 
     def _attached(self, *, is_trainable: bool = True) -> Self:
         if is_trainable and self._model.dtype in INT8:
-            raise ValueError(
-                f"model is in {self._model.dtype}, whose maps have no gradients: train adapters beside bfloat16 or "
-                "float32"
-            )
+            problem = "whose maps have no gradients: train adapters beside bfloat16 or float32"
+            raise ValueError(f"model is in {self._model.dtype}, {problem}")
         for parameter in self.parameters():
             parameter.is_frozen = not is_trainable or parameter not in self._trained()
         for adapter in self.adapters:
@@ -121,23 +127,7 @@ class PeftModel(Block):
         self._model.eval()
         return self
 
-    @property
-    def training(self) -> bool:
-        """`Model.training`."""
-        return self._model.training
-
-    @training.setter
-    def training(self, is_training: bool) -> None:
-        self._model.training = is_training
-
-    @property
-    def passes(self) -> int:
-        """`Model.passes`."""
-        return self._model.passes
-
-    @passes.setter
-    def passes(self, number: int) -> None:
-        self._model.passes = number
+    training, passes = _of_the_model("training"), _of_the_model("passes")
 
     def get_base_model(self) -> Model:
         """Return the model itself; its weights keep the adapters until they are merged."""

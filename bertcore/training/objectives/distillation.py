@@ -15,7 +15,7 @@ from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import unrecorded
-from bertcore.training.objectives.distillation_terms import PROJECTIONS, Outputs, Term
+from bertcore.training.objectives.distillation_terms import PROJECTIONS, Outputs, Term, total_of
 from bertcore.training.objectives.language_modeling import MaskedLM
 from bertcore.training.objectives.objective import TARGETS, Batch, Collator, Examples, Objective, Supervised, Texts
 
@@ -59,9 +59,8 @@ class Distillation(Objective):
         if objective is not None and not isinstance(objective, Supervised):
             raise TypeError(f"objective is {type(objective).__name__}, expected Supervised, MaskedLM or None")
         if objective is not None and objective.targets:
-            extra = ", ".join(objective.targets)
-            name = type(objective).__name__
-            raise ValueError(f"objective is {name}, whose batches have {extra}, which a teacher does not take")
+            problem = f"whose batches have {', '.join(objective.targets)}, which a teacher does not take"
+            raise ValueError(f"objective is {type(objective).__name__}, {problem}")
         self.teacher, self.terms = teacher.eval(), terms
         self.objective, self.objective_weight = objective, check_number("objective_weight", objective_weight)
         if objective is not None:
@@ -99,14 +98,9 @@ class Distillation(Objective):
     def loss(self, model: Any, batch: Batch) -> Any:
         run = Pass.begin(batch["input_ids"])
         out, losses = self._losses(run, model, batch)
-        weights = [term.weight for term in self.terms]
-        if self.objective is not None:
-            weights = [self.objective_weight, *weights]
-        total = None
-        for loss, weight in zip(losses, weights, strict=True):
-            part = functional.scale(run, loss, factor=weight)
-            total = part if total is None else functional.add(run, total, part)
-        out.loss = total
+        weights = [*([] if self.objective is None else [self.objective_weight]), *(term.weight for term in self.terms)]
+        parts = zip(losses, weights, strict=True)
+        out.loss = total_of(run, (functional.scale(run, loss, factor=weight) for loss, weight in parts))
         return out
 
     def losses(self, model: Any, batch: Batch) -> list[float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -70,7 +71,7 @@ class Outputs:
         """Yield (student's, teacher's) hidden states after these layers, (tokens, hidden) each."""
         for own, other in layers.items():
             student = self.tokens("hidden_states", self.student.hidden_states[own])
-            yield student, self._target(student, self.tokens("hidden_states", self.teacher.hidden_states[other]))
+            yield student, _target(student, self.tokens("hidden_states", self.teacher.hidden_states[other]))
 
     def projections(self, layers: Mapping[int, int]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """Yield (student's, teacher's) query, key and value of these layers by name, (tokens, width) each."""
@@ -79,18 +80,18 @@ class Outputs:
             student, teacher = {}, {}
             for part, (of_student, of_teacher) in zip(PARTS, pairs, strict=True):
                 student[part] = self.tokens(part, of_student)
-                teacher[part] = self._target(student[part], self.tokens(part, of_teacher))
+                teacher[part] = _target(student[part], self.tokens(part, of_teacher))
             yield student, teacher
 
-    def logits(self, labelled_only: bool) -> Iterator[tuple[str, Any, Any]]:
-        """Yield (name, student's, teacher's) logits, (rows, classes).
+    def logits(self, labelled_only: bool) -> Iterator[tuple[Any, Any]]:
+        """Yield (student's, teacher's) logits, (rows, classes).
 
         The rows are tokens, labelled tokens, or sequences; for spans the classes are a sequence's columns, where
         padding has no probability.
         """
         if labelled_only:
             student, teacher = self.labelled
-            yield "logits", student, self._target(student, teacher)
+            yield student, _target(student, teacher)
             return
         names = [name for name in self.student if name.endswith("logits")]
         if not names:
@@ -98,14 +99,14 @@ class Outputs:
         for name in names:
             if name not in self.teacher:
                 raise ValueError(f"SoftTargets needs the teacher's {name}, it has {', '.join(self.teacher.keys())}")
-            found = [self._rows(name, getattr(out, name)) for out in (self.student, self.teacher)]
-            student, teacher = map(value_of, found)
-            if student.shape != teacher.shape or student.shape[1] < 2:
+            student, teacher = (self._rows(name, getattr(out, name)) for out in (self.student, self.teacher))
+            shape = value_of(student).shape
+            if shape != teacher.shape or shape[1] < 2:
                 raise ValueError(
-                    f"SoftTargets: {name} of student and teacher are {student.shape} and {teacher.shape}, (rows, "
-                    "classes), expected the same shape and two classes at least"
+                    f"SoftTargets: {name} of student and teacher are {shape} and {teacher.shape}, (rows, classes), "
+                    "expected the same shape and two classes at least"
                 )
-            yield name, found[0], self._target(found[0], found[1])
+            yield student, _target(student, teacher)
 
     def _rows(self, name: str, logits: Any) -> Any:
         if name in ("start_logits", "end_logits"):
@@ -113,8 +114,9 @@ class Outputs:
             return functional.add(self.run, logits, self.run.to_backend(hidden))
         return self.tokens(name, logits) if value_of(logits).ndim == 3 else logits
 
-    def _target(self, student: Any, teacher: Any) -> Any:
-        return teacher.astype(value_of(student).dtype, copy=False)
+
+def _target(student: Any, teacher: Any) -> Any:
+    return teacher.astype(value_of(student).dtype, copy=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,12 +207,9 @@ class SoftTargets(Term):
         return not TASKS_OF_TOKENS.intersection(getattr(teacher, "_tasks", ()))
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
-        options = {"temperature": self.temperature}
-        losses = [
-            soft_target_divergence(outputs.run, own, targets=other, **options)
-            for _, own, other in outputs.logits(self.labelled_only)
-        ]
-        return _sum(outputs.run, losses)
+        run, options = outputs.run, {"temperature": self.temperature}
+        pairs = outputs.logits(self.labelled_only)
+        return total_of(run, (soft_target_divergence(run, own, targets=other, **options) for own, other in pairs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +228,7 @@ class HiddenCosine(Term):
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
         pairs = outputs.states(self.pairs(*outputs.specs))
-        return _sum(outputs.run, (cosine_distance(outputs.run, own, targets=other) for own, other in pairs))
+        return total_of(outputs.run, (cosine_distance(outputs.run, own, targets=other) for own, other in pairs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,55 +253,73 @@ class HiddenStates(Term):
         if not self.projected:
             return []
         sizes = {"in_features": student.hidden_size, "out_features": teacher.hidden_size, "bias": False}
-        kinds = sorted({self._kind(layer) for layer in self.pairs(student, teacher)})
-        return [Linear(f"{name}.{kind}", **sizes) for kind in kinds]
+        return [Linear(f"{name}.{kind}", **sizes) for kind in self._kinds(self.pairs(student, teacher))]
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
-        layers = self.pairs(*outputs.specs)
-        kinds = sorted({self._kind(layer) for layer in layers})
-        by_kind = dict(zip(kinds, maps, strict=True)) if self.projected else {}
-        errors = []
+        layers, errors = self.pairs(*outputs.specs), []
+        by_kind = dict(zip(self._kinds(layers), maps, strict=True)) if self.projected else {}
         for layer, (own, other) in zip(layers, outputs.states(layers), strict=True):
-            own = by_kind[self._kind(layer)](outputs.run, own) if self.projected else own
+            own = by_kind["hidden_states" if layer else "embeddings"](outputs.run, own) if self.projected else own
             errors.append(functional.mean_squared_error(outputs.run, own, labels=other))
-        return _sum(outputs.run, errors)
+        return total_of(outputs.run, errors)
 
-    def _kind(self, layer: int) -> str:
-        return "hidden_states" if layer else "embeddings"
+    def _kinds(self, layers: Mapping[int, int]) -> list[str]:
+        return sorted({"hidden_states" if layer else "embeddings" for layer in layers})
+
+
+class _Attention(Term):
+    """Base of comparisons of attention scores by `compare`."""
+
+    needs = (PROJECTIONS,)
+    compare: ClassVar[Callable[..., Any]]
+
+    def check(self, student: Any, teacher: Any) -> None:
+        """Raise ValueError unless attention sees all tokens, by query and key alone, with as many heads in both."""
+        name = type(self).__name__
+        for pair in self.pairs(student.spec, teacher.spec).items():
+            layers = [model.spec.layers[layer - 1] for model, layer in zip((student, teacher), pair, strict=True)]
+            for whose, model, layer in zip(("student", "teacher"), (student, teacher), layers, strict=True):
+                if model.spec.biases_scores or layer.is_causal or layer.window is not None:
+                    raise ValueError(
+                        f"{name}: attention of the {whose} is not that of all tokens by query and key alone"
+                    )
+            heads = [(layer.num_heads, layer.num_key_value_heads or layer.num_heads) for layer in layers]
+            if len({*heads[0], *heads[1]}) > 1:
+                raise ValueError(
+                    f"{name}: heads of queries and of keys are {heads[0]} and {heads[1]}, expected as many"
+                )
+
+    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
+        layers, losses = self.pairs(*outputs.specs), []
+        for pair, (own, other) in zip(layers.items(), outputs.projections(layers), strict=True):
+            specs = [spec.layers[layer - 1] for spec, layer in zip(outputs.specs, pair, strict=True)]
+            options = {"scales": tuple(spec.scale or spec.head_size**-0.5 for spec in specs), "compare": self.compare}
+            options |= {"heads": specs[0].num_heads, "cu_seqlens": outputs.cu_seqlens}
+            targets = other["query"], other["key"]
+            losses.append(relation_loss(outputs.run, own["query"], own["key"], targets=targets, **options))
+        return total_of(outputs.run, losses)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionScores(Term):
+class AttentionScores(_Attention):
     """Attention scores before the softmax: the mean squared error over heads, queries and keys, summed over the layers.
 
     Source: TinyBERT, Jiao et al. 2019, equation 7.
     """
 
     layers: Layers = "even"
-    needs = (PROJECTIONS,)
-
-    def check(self, student: Any, teacher: Any) -> None:
-        _check_attention(self, student, teacher)
-
-    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
-        return _of_attention(outputs, self.pairs(*outputs.specs), squared_error_of_scores)
+    compare = staticmethod(squared_error_of_scores)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionDistributions(Term):
+class AttentionDistributions(_Attention):
     """Attention probabilities: KL(teacher || student), the mean over heads and tokens, summed over the layers.
 
     The last layers are MiniLM's (Wang et al. 2020, arXiv:2002.10957, equation 4), "even" MobileBERT's.
     """
 
     layers: Layers = "last"
-    needs = (PROJECTIONS,)
-
-    def check(self, student: Any, teacher: Any) -> None:
-        _check_attention(self, student, teacher)
-
-    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
-        return _of_attention(outputs, self.pairs(*outputs.specs), divergence_of_scores)
+    compare = staticmethod(divergence_of_scores)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,23 +364,10 @@ class Relations(Term):
         options = {"heads": heads, "cu_seqlens": outputs.cu_seqlens, "compare": divergence_of_scores}
         for own, other in outputs.projections(self.pairs(*outputs.specs)):
             for part in self.of:
-                scales = tuple((heads / value_of(array).shape[1]) ** 0.5 for array in (own[part], other[part]))
-                targets = other[part], other[part]
-                losses.append(
-                    relation_loss(outputs.run, own[part], own[part], targets=targets, scales=scales, **options)
-                )
-        return _sum(outputs.run, losses)
-
-
-def _of_attention(outputs: Outputs, layers: Mapping[int, int], compare: Any) -> Any:
-    losses = []
-    for pair, (own, other) in zip(layers.items(), outputs.projections(layers), strict=True):
-        specs = [spec.layers[layer - 1] for spec, layer in zip(outputs.specs, pair, strict=True)]
-        scales = tuple(spec.scale or spec.head_size**-0.5 for spec in specs)
-        options = {"heads": specs[0].num_heads, "scales": scales, "cu_seqlens": outputs.cu_seqlens}
-        targets = other["query"], other["key"]
-        losses.append(relation_loss(outputs.run, own["query"], own["key"], targets=targets, compare=compare, **options))
-    return _sum(outputs.run, losses)
+                rows, targets = own[part], (other[part], other[part])
+                scales = tuple((heads / value_of(array).shape[1]) ** 0.5 for array in (rows, other[part]))
+                losses.append(relation_loss(outputs.run, rows, rows, targets=targets, scales=scales, **options))
+        return total_of(outputs.run, losses)
 
 
 def _check_widths(term: Term, student: Any, teacher: Any) -> None:
@@ -374,21 +378,6 @@ def _check_widths(term: Term, student: Any, teacher: Any) -> None:
         )
 
 
-def _check_attention(term: Term, student: Any, teacher: Any) -> None:
-    """Raise ValueError unless attention sees all tokens, by query and key alone, with as many heads in both."""
-    name = type(term).__name__
-    for pair in term.pairs(student.spec, teacher.spec).items():
-        layers = [model.spec.layers[layer - 1] for model, layer in zip((student, teacher), pair, strict=True)]
-        for whose, model, layer in zip(("student", "teacher"), (student, teacher), layers, strict=True):
-            if model.spec.biases_scores or layer.is_causal or layer.window is not None:
-                raise ValueError(f"{name}: attention of the {whose} is not that of all tokens by query and key alone")
-        heads = [(layer.num_heads, layer.num_key_value_heads or layer.num_heads) for layer in layers]
-        if len({*heads[0], *heads[1]}) > 1:
-            raise ValueError(f"{name}: heads of queries and of keys are {heads[0]} and {heads[1]}, expected as many")
-
-
-def _sum(run: Pass, losses: Any) -> Any:
-    total = None
-    for loss in losses:
-        total = loss if total is None else functional.add(run, total, loss)
-    return total
+def total_of(run: Pass, losses: Iterable[Any]) -> Any:
+    """Return the sum of 0-d arrays, at least one, with gradients under a tape."""
+    return functools.reduce(functools.partial(functional.add, run), losses)
