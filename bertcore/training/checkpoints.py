@@ -139,27 +139,10 @@ OPTIMIZER, OBJECTIVE, SCHEDULE, STATE, ARGUMENTS = (
 # Settings without which a position in the data, or what the optimiser keeps, means nothing, and those that would make
 # the steps to come others than they would have been.
 _KEPT = (
-    "per_device_train_batch_size",
-    "max_tokens_per_batch",
-    "gradient_accumulation_steps",
-    "seed",
-    "data_seed",
-    "group_by_length",
-    "dataloader_drop_last",
-    "remove_unused_columns",
-    "label_smoothing_factor",
-    "optim",
-    "learning_rate",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "weight_decay",
-    "max_grad_norm",
-    "lr_scheduler_type",
-    "lr_scheduler_kwargs",
-    "warmup_steps",
-    "bf16",
-    "fp16",
+    *("per_device_train_batch_size", "max_tokens_per_batch", "gradient_accumulation_steps", "seed", "data_seed"),
+    *("group_by_length", "dataloader_drop_last", "remove_unused_columns", "label_smoothing_factor"),
+    *("optim", "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm"),
+    *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "bf16", "fp16"),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import itertools
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from bertcore.kernels.arrays import Array
 from bertcore.nn.parameter import Parameter, change_together
 
 MOMENTS = "first_moment", "second_moment"
-Arrays = list[Array]
+Part = tuple[Parameter, Array, Array]  # with its values and its gradient
 
 
 @dataclass
@@ -118,9 +117,10 @@ class Optimizer:
 
             def change(arrays: list[Array]) -> None:
                 coming = iter(arrays)
-                for group, parameters, gradients in found:
-                    of_group = list(itertools.islice(coming, len(parameters)))
-                    self._change(group, parameters, of_group, gradients, number, scale)
+                for group, *parts in found:
+                    self._change(
+                        group, [(p, next(coming), grad) for p, grad in zip(*parts, strict=True)], number, scale
+                    )
 
             change_together([parameter for _, parameters, _ in found for parameter in parameters], change)
 
@@ -134,18 +134,10 @@ class Optimizer:
         self._skipped = self._skipped + ~kernels.array_module(scale).isfinite(scale)  # the device alone knows it
         return self._steps - self._skipped
 
-    def _change(
-        self,
-        group: Group,
-        parameters: list[Parameter],
-        arrays: list[Array],
-        grads: list[Array],
-        number: Any,
-        scale: Array | None,
-    ) -> None:
+    def _change(self, group: Group, parts: list[Part], number: Any, scale: Array | None) -> None:
         """Change the arrays of a group's parameters in place, at the step of this number."""
         sets: list[tuple[Array, ...]] = []
-        for parameter, array, grad in zip(parameters, arrays, grads, strict=True):
+        for parameter, array, grad in parts:
             whole = array, grad, *(self._moments.get(parameter) or self._moments_of(parameter, array))
             if self.rule == "adamw":  # element by element
                 sets.append(whole)
@@ -199,7 +191,8 @@ class Optimizer:
                 _check_arrays(state, {f"{kind}.{name}": shape for name, shape in parameter.expected.items()})
             known.update(*names)
             arrays = [{name: state[f"{kind}.{name}"] for name in parameter.names} for kind in kinds]
-            moments[parameter] = tuple(_in_memory_of(parameter, parameter.joined(part)[0]) for part in arrays)
+            copies = [np.array(parameter.joined(part)[0], parameter.dtype, order="C") for part in arrays]
+            moments[parameter] = tuple(map(kernels.to_backend, copies))  # where the backend in force trains it
         unknown = sorted(set(state) - known)
         if unknown or "step_count" not in state:
             raise ValueError(f"state: {'unknown are ' + ', '.join(unknown) if unknown else 'step_count is missing'}")
@@ -329,11 +322,6 @@ def _check_arrays(state: Mapping[str, Any], expected: Mapping[str, tuple[int, ..
             raise ValueError(f"state[{name!r}] has shape {state[name].shape}, expected {shape}")
 
 
-def _in_memory_of(parameter: Parameter, array: np.ndarray) -> Any:
-    """Return a copy in the parameter's dtype, where the backend in force trains it."""
-    return kernels.to_backend(np.array(array, parameter.dtype, order="C"))
-
-
 class Muon(Optimizer):
     """Orthogonalised momentum for the weights of linear layers; AdamW for all other parameters.
 
@@ -344,22 +332,13 @@ class Muon(Optimizer):
     (`kernels.muon_update`).
 
     Args:
-        model, lr, betas, eps, weight_decay, groups: as for `Optimizer`; betas and eps are AdamW's.
+        model: as for `Optimizer`.
         momentum: the fraction of the momentum kept at each step (Nesterov's is applied).
+        options: lr, betas, eps, weight_decay, groups as for `Optimizer`; betas and eps are AdamW's.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        lr: float = 1e-3,
-        momentum: float = 0.95,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        groups: Sequence[Mapping[str, Any]] = (),
-    ):
-        super().__init__(model, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, groups=groups)
+    def __init__(self, model: Any, *, momentum: float = 0.95, **options: Any):
+        super().__init__(model, **options)
         if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
             raise ValueError(f"momentum is {momentum!r}, expected a number of at least 0 and below 1")
         self.momentum = momentum
@@ -367,25 +346,13 @@ class Muon(Optimizer):
     def _kinds(self, parameter: Parameter) -> tuple[str, ...]:
         return ("momentum",) if is_matrix_of_a_layer(parameter) else MOMENTS
 
-    def _change(
-        self,
-        group: Group,
-        parameters: list[Parameter],
-        arrays: list[Array],
-        grads: list[Array],
-        number: Any,
-        scale: Array | None,
-    ) -> None:
+    def _change(self, group: Group, parts: list[Part], number: Any, scale: Array | None) -> None:
         matrices: list[tuple[Array, ...]] = []
-        others: tuple[list[Any], ...] = [], [], []
-        for parameter, array, grad in zip(parameters, arrays, grads, strict=True):
+        for parameter, array, grad in parts:
             if is_matrix_of_a_layer(parameter):
                 whole = array, grad, *self._moments_of(parameter, array)
                 matrices += zip(*map(parameter.pieces, whole), strict=True)
-            else:
-                for some, one in zip(others, (parameter, array, grad), strict=True):
-                    some.append(one)
-        super()._change(group, *others, number, scale)
+        super()._change(group, [part for part in parts if not is_matrix_of_a_layer(part[0])], number, scale)
         if matrices:
             options = {"lr": group.lr, "beta": self.momentum, "weight_decay": group.weight_decay}
             kernels.muon_update(*map(list, zip(*matrices, strict=True)), grad_scale=scale, **options)

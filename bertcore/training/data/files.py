@@ -33,16 +33,12 @@ class Record(dict[str, Any]):
 
     __slots__ = ("file", "is_line", "line")
 
-    def __init__(self, values: Mapping[str, Any], file: str, line: int, *, is_line: bool = False):
+    def __init__(self, values: Mapping[str, Any], file: str, line: int, is_line: bool = False):
         super().__init__(values)
         self.file, self.line, self.is_line = file, line, is_line
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (dict(self), self.file, self.line, self.is_line)
-
-
-def _restored(values: Mapping[str, Any], file: str, line: int, is_line: bool) -> Record:
-    return Record(values, file, line, is_line=is_line)
+        return Record, (dict(self), self.file, self.line, self.is_line)
 
 
 class Records:
@@ -104,6 +100,14 @@ def wrong_record(record: Any, number: int, problem: str) -> MalformedRecord:
     where = f"{record.file}:{record.line}:" if isinstance(record, Record) else f"records[{number}]"
     held = f"it has {', '.join(map(repr, record)) or 'nothing'}" if isinstance(record, Mapping) else f"it is {record!r}"
     return MalformedRecord(f"{where} {problem}; {held:.200}")
+
+
+def text_of(record: Any, number: int, column: str, *, may_be_empty: bool = True) -> str:
+    """Return a column's text. Raises MalformedRecord if there is none."""
+    text = record.get(column) if isinstance(record, Mapping) else None
+    if not isinstance(text, str) or not (may_be_empty or text.strip()):
+        raise wrong_record(record, number, f"has no text named {column!r}")
+    return text
 
 
 class _Problem(NamedTuple):
@@ -215,12 +219,8 @@ def _table(delimiter: str) -> Callable[[Lines], Iterator[_Found | _Problem]]:
 
 
 _PARSERS: dict[str, Callable[[Lines], Iterator[_Found | _Problem]]] = {
-    "": _text,
-    ".txt": _text,
-    ".text": _text,
-    ".md": _text,
-    ".jsonl": _json,
-    ".json": _json,
+    **dict.fromkeys(("", ".txt", ".text", ".md"), _text),
+    **dict.fromkeys((".jsonl", ".json"), _json),
     ".csv": _table(","),
     ".tsv": _table("\t"),
 }
@@ -299,8 +299,8 @@ class Documents:
         waiting: list[str] = []
         length, file = 0, None
         for number, record in enumerate(self.records):
-            text = self._text(number, record)
             is_line = isinstance(record, Record) and record.is_line
+            text = record["text"] if is_line else text_of(record, number, self.column)
             goes_on = is_line and text.strip() and record.file == file and length + len(text) <= LONGEST_DOCUMENT
             if waiting and not goes_on:
                 yield waiting
@@ -312,14 +312,6 @@ class Documents:
                 yield text.splitlines()
         if waiting:
             yield waiting
-
-    def _text(self, number: int, record: Mapping[str, Any]) -> str:
-        if isinstance(record, Record) and record.is_line:
-            return record["text"]
-        text = record.get(self.column) if isinstance(record, Mapping) else None
-        if not isinstance(text, str):
-            raise wrong_record(record, number, f"has no text named {self.column!r}")
-        return text
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:

@@ -109,7 +109,8 @@ class LabelledTexts:
             MalformedRecord (a ValueError): naming a record that lacks a column, or has another label.
         """
         columns = [self.text] if self.text_pair is None else [self.text, self.text_pair]
-        for some in _in_parts(records):
+        numbered = enumerate(records)
+        while some := list(islice(numbered, AT_ONCE)):
             texts = [[_text(record, number, column) for number, record in some] for column in columns]
             batch = tokenizer(*texts, truncation=is_cut(tokenizer, max_length), max_length=max_length)
             for index, (number, record) in enumerate(some):
@@ -299,12 +300,6 @@ def _is_span(span: Any, length: int) -> bool:
     if not isinstance(span, list | tuple) or [type(end) for end in span] != [int, int]:
         return False
     return 0 <= span[0] < span[1] <= length
-
-
-def _in_parts(records: Iterable[Mapping[str, Any]]) -> Iterator[list[Numbered]]:
-    numbered = enumerate(records)
-    while some := list(islice(numbered, AT_ONCE)):
-        yield some
 
 
 def _value(record: Mapping[str, Any], number: int, column: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.training.data.files import wrong_record
+from bertcore.training.data.files import text_of, wrong_record
 from bertcore.training.metrics import answer_scores
 
 AT_ONCE = 64  # questions that are tokenised together
@@ -50,8 +50,11 @@ class Questions:
             raise ValueError("tokenizer pads on the left: load it with padding_side='right'")
         numbered = enumerate(records)
         while some := list(islice(numbered, AT_ONCE)):
-            questions = [self._text(record, number, self.question).strip() for number, record in some]
-            contexts = [self._text(record, number, self.context) for number, record in some]
+            questions, contexts = (
+                [text_of(record, number, column, may_be_empty=False) for number, record in some]
+                for column in (self.question, self.context)
+            )
+            questions = [question.strip() for question in questions]
             windows = tokenizer(
                 questions, contexts, truncation="only_second", max_length=max_length, stride=self.stride,
                 return_overflowing_tokens=True, return_offsets_mapping=True,
@@ -61,18 +64,13 @@ class Questions:
                 made = {name: rows[row] for name, rows in windows.items()}
                 inside = [part == 1 for part in windows.sequence_ids(row)]
                 offsets = [span if here else (0, 0) for span, here in zip(made["offset_mapping"], inside, strict=True)]
-                whole = _whole(made["input_ids"], tokenizer)
-                start, end = _place(offsets, inside, self._answer(record, number)) or (whole, whole)
+                ids, first = made["input_ids"], tokenizer.cls_token_id
+                none = ids.index(first) if first in ids else 0
+                start, end = _place(offsets, inside, self._answer(record, number)) or (none, none)
                 yield made | {
                     "offset_mapping": offsets, "overflow_to_sample_mapping": number,
                     "start_positions": start, "end_positions": end,
                 }  # fmt: skip
-
-    def _text(self, record: Mapping[str, Any], number: int, name: str) -> str:
-        value = record.get(name) if isinstance(record, Mapping) else None
-        if not isinstance(value, str) or not value.strip():
-            raise wrong_record(record, number, f"has no text named {name!r}")
-        return value
 
     def _answer(self, record: Mapping[str, Any], number: int) -> tuple[int, int] | None:
         """Return the characters of the first answer, or None."""
@@ -136,10 +134,6 @@ def answer_metrics(
         return answer_scores(best_answers(records, windows, prediction[0], context=questions.context), references)
 
     return compute
-
-
-def _whole(ids: Sequence[int], tokenizer: Any) -> int:
-    return ids.index(tokenizer.cls_token_id) if tokenizer.cls_token_id in ids else 0
 
 
 def _place(

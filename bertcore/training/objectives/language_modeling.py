@@ -297,23 +297,6 @@ class ReplacedToken(Objective):
         """Return the number of masked tokens."""
         return self.words.weight(batch)
 
-    def __add__(self, other: Objective) -> Objective:
-        _check_no_words(other)
-        return super().__add__(other)
-
-    def added_to(self, first: Objective) -> Objective:
-        _check_no_words(first)
-        return super().added_to(first)
-
-
-def _check_no_words(other: Any) -> None:
-    """Raise ValueError for masked words beside replaced tokens."""
-    if isinstance(other, MaskedLM):
-        raise ValueError(
-            "ReplacedToken includes the generator's loss of masked words, beside the discriminator's, which "
-            "discriminator_weight weighs: use it without MaskedLM"
-        )
-
 
 class DataCollatorForReplacedTokens(DataCollatorForLanguageModeling):
     """Batches for masked language models, with random numbers "draws" that sample the generator's words."""

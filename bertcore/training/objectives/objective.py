@@ -50,11 +50,13 @@ class Objective:
         model_class: the name in `bertcore` of the class with the head it needs; None for any that has a loss.
         targets: the names of batch entries that the loss takes and the model does not.
         teacher: a model that the loss compares with, and that a resumed run has to keep; or None.
+        pairing: the objective of pairs of segments that it is or includes; or None.
     """
 
     model_class: str | None = None
     targets: Sequence[str] = ()
     teacher: Any = None
+    pairing: Objective | None = None
 
     def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
         """Yield examples made from raw texts: mappings of input_ids and other inputs.
@@ -114,16 +116,21 @@ class Sum(Objective):
     the other alone, unless the model takes them.
 
     Raises:
-        ValueError: for objectives that need different models.
+        ValueError: for objectives that need different models, or both learn from pairs of segments: each makes its own
+            examples, and no family has the heads of both.
     """
 
     def __init__(self, first: Objective, second: Objective):
+        if first.pairing is not None and second.pairing is not None:
+            names = " and ".join(type(each.pairing).__name__ for each in (first, second))
+            problem = "make pairs of segments in different ways, and no model has the heads of both: add one of them"
+            raise ValueError(f"{names} {problem}")
         if first.model_class != second.model_class and None not in (first.model_class, second.model_class):
             needs = " and ".join(f"{type(each).__name__} needs {each.model_class}" for each in (first, second))
             raise ValueError(f"{needs}: there is no model for their sum")
         self.first, self.second, self.model_class = first, second, first.model_class or second.model_class
         self.targets = (*first.targets, *second.targets)
-        self.teacher = first.teacher or second.teacher
+        self.teacher, self.pairing = first.teacher or second.teacher, first.pairing or second.pairing
 
     def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
         return self.first.examples(documents, tokenizer, max_length=max_length, seed=seed)

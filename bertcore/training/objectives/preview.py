@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from bertcore.arguments import check_count
 from bertcore.training.collators import NumberedCollator
 from bertcore.training.masking import IGNORED, Masking
 from bertcore.training.objectives.language_modeling import SPANS, MaskedLM, PermutationLM
-from bertcore.training.objectives.objective import Objective
 
 WIDTH = 100
 MASKS = {
@@ -21,6 +20,7 @@ MASKS = {
     "whole words": MaskedLM(Masking(unit="word")),
     "spans of words: each also predicted from the tokens beside its span (span boundaries)": MaskedLM(SPANS),
 }
+WORDS_AT_RANDOM = MaskedLM(Masking(mask_share=0.0, random_share=1.0))
 LEGEND = (
     "GIVEN/WANTED: a token in the model's input, and the one to be predicted there: of ten that are chosen eight are "
     "[MASK], one is another word and one stays. Others are given alone, and nothing is asked of them."
@@ -58,31 +58,16 @@ def preview(text: str, tokenizer: Any, *, epochs: int = 3, seed: int = 0) -> str
     numbers = range(check_count("epochs", epochs))
     example = tokenizer(text)
     lines = textwrap.wrap(LEGEND, WIDTH)
-    for title, objective in MASKS.items():
-        batches = _batches(objective, tokenizer, example, numbers, seed)
-        lines += _section(title, (_masked(batch, tokenizer) for batch in batches))
-    batches = _batches(PermutationLM(), tokenizer, example, numbers, seed)
-    lines += _section(ORDER, (_ordered(batch, tokenizer) for batch in batches))
-    replaced = MaskedLM(Masking(mask_share=0.0, random_share=1.0))
-    batches = _batches(replaced, tokenizer, example, numbers, seed)
-    return "\n".join(lines + _section(REPLACED, (_replaced(batch, tokenizer) for batch in batches)))
-
-
-def _batches(
-    objective: Objective, tokenizer: Any, example: Mapping[str, Any], epochs: range, seed: int
-) -> Iterator[Mapping[str, Any]]:
-    """Yield the batch of the example alone in each epoch, numbered as `Trainer` does."""
-    collate = NumberedCollator(objective.collator(tokenizer), seed)
-    return (collate([example], epoch) for epoch in epochs)
-
-
-def _section(title: str, epochs: Iterator[list[str]]) -> list[str]:
-    lines = ["", *textwrap.wrap(title, WIDTH)]
-    for number, tokens in enumerate(epochs, 1):
-        first, indent = f"  {number}  ", " " * 5
-        options = {"break_long_words": False, "break_on_hyphens": False}
-        lines += textwrap.wrap(" ".join(tokens), WIDTH, initial_indent=first, subsequent_indent=indent, **options)
-    return lines
+    options = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": " " * 5}
+    sections = [(title, objective, _masked) for title, objective in MASKS.items()]
+    sections += (ORDER, PermutationLM(), _ordered), (REPLACED, WORDS_AT_RANDOM, _replaced)
+    for title, objective, shown in sections:
+        lines += ["", *textwrap.wrap(title, WIDTH)]
+        collate = NumberedCollator(objective.collator(tokenizer), seed)
+        for epoch in numbers:  # batches are numbered as `Trainer` does
+            tokens = " ".join(shown(collate([example], epoch), tokenizer))
+            lines += textwrap.wrap(tokens, WIDTH, initial_indent=f"  {epoch + 1}  ", **options)
+    return "\n".join(lines)
 
 
 def _masked(batch: Mapping[str, Any], tokenizer: Any) -> list[str]:

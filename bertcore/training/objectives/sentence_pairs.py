@@ -18,7 +18,6 @@ from bertcore.training.objectives.objective import (
     Examples,
     Objective,
     SpecialTokens,
-    Sum,
     Supervised,
     Texts,
     document_ids,
@@ -67,12 +66,15 @@ class SentencePairs(Objective):
     def weight(self, batch: Batch) -> float:
         return float(np.count_nonzero(kernels.to_host(batch[self.label]) != losses.IGNORED))
 
+    @property
+    def pairing(self) -> SentencePairs:
+        """The objective itself."""
+        return self
+
     def __add__(self, other: Objective) -> Objective:
-        check_one_kind(self, other)
         return MaskedLMAndPairs(other, self) if type(other) is MaskedLM else super().__add__(other)
 
     def added_to(self, first: Objective) -> Objective:
-        check_one_kind(first, self)
         return MaskedLMAndPairs(first, self) if type(first) is MaskedLM else super().added_to(first)
 
 
@@ -149,43 +151,13 @@ class MaskedLMAndPairs(Supervised):
 
     def __init__(self, words: MaskedLM, pairs: SentencePairs):
         super().__init__(words.label_smoothing)
-        self.words, self.pairs = words, pairs
+        self.words, self.pairing = words, pairs
 
     def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
-        return self.pairs.examples(documents, tokenizer, max_length=max_length, seed=seed)
+        return self.pairing.examples(documents, tokenizer, max_length=max_length, seed=seed)
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
         return self.words.collator(tokenizer, seed=seed)
-
-    def __add__(self, other: Objective) -> Objective:
-        check_one_kind(self, other)
-        return super().__add__(other)
-
-    def added_to(self, first: Objective) -> Objective:
-        check_one_kind(first, self)
-        return super().added_to(first)
-
-
-def check_one_kind(*summands: Objective) -> None:
-    """Raise ValueError if several objectives learn from pairs of segments.
-
-    Each makes its own examples, and no family has the heads of both.
-    """
-    pairs = [found for each in summands if (found := _pairs_of(each)) is not None]
-    if len(pairs) > 1:
-        names = " and ".join(type(each).__name__ for each in pairs)
-        raise ValueError(
-            f"{names} make pairs of segments in different ways, and no model has the heads of both: add one of them"
-        )
-
-
-def _pairs_of(objective: Any) -> SentencePairs | None:
-    """Return the objective of pairs in an objective or a sum, or None."""
-    if isinstance(objective, Sum):
-        return _pairs_of(objective.first) or _pairs_of(objective.second)
-    if isinstance(objective, MaskedLMAndPairs):
-        return objective.pairs
-    return objective if isinstance(objective, SentencePairs) else None
 
 
 def _end(document: Sentences, start: int, limit: int) -> int:

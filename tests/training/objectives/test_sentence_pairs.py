@@ -1,5 +1,7 @@
 """Next sentences and the order of sentences: what pairs are, their shares, losses alone and beside masked words."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from bertcore.training.objectives import (
     CustomLoss,
     MaskedLM,
     NextSentence,
+    ReplacedToken,
     SentenceOrder,
     SpanBoundary,
     TranslationLM,
@@ -140,6 +143,9 @@ def test_pairs_alone(tokenizer, pairs, kind, config):
 def test_sums_of_objectives_of_different_models_are_refused():
     with pytest.raises(ValueError, match="MaskedLM needs AutoModelForMaskedLM and CausalLM needs AutoModelForCausalLM"):
         MaskedLM() + CausalLM()
+    for first, second in itertools.permutations([ReplacedToken(), SpanBoundary()]):  # masked words are in it already
+        with pytest.raises(ValueError, match="needs ReplacedTokenModel"):
+            first + second
     with pytest.raises(TypeError):
         MaskedLM() + 1
 
