@@ -26,7 +26,7 @@ from bertcore.training import (
 )
 from bertcore.training.collators import NumberedCollator
 from bertcore.training.data import Batches
-from bertcore.training.objectives import CustomLoss, NextSentence, Supervised
+from bertcore.training.objectives import CustomLoss, NextSentence
 from tests.tiny_bert import CONFIG
 from tests.training.tiny_runs import (
     LABELLED,
@@ -61,34 +61,41 @@ def test_a_run_is_the_loop_that_its_parts_make(tmp_path):
     assert_same_weights(trainer.model, twin)
 
 
+def labels_of_some(examples):
+    """Two of four rows have a label for each token, one has one."""
+    batch, rows = collate(examples), np.array([example["row"] for example in examples])
+    labels = np.where(rows[:, None] < 2, batch["input_ids"], -100)
+    labels[rows == 2, 0] = 7
+    return {**batch, "labels": np.where(batch["attention_mask"] == 1, labels, -100)}
+
+
+def labels_of_all(examples):
+    batch = labels_of_some([{**example, "row": 0} for example in examples])
+    return {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+
+
+GPT2 = {"model_type": "gpt2", "vocab_size": 75, "n_positions": 16, "n_embd": 24, "n_layer": 1, "n_head": 2}
+NO_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop")
+
+
 @pytest.mark.usefixtures("on_numpy")
-def test_accumulated_batches_count_by_their_labels(tmp_path):
-    """Two batches of one step move the weights as their union does, whatever number of labels each has."""
-    options = {"max_steps": 1, "lr_scheduler_type": "constant", "save_strategy": "no", "max_grad_norm": 0.5}
-    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-
-    def labels_of(examples):
-        batch = collate(examples)
-        rows = [example["row"] for example in examples]
-        labels = np.where(np.array(rows)[:, None] < 2, batch["input_ids"], -100)  # 2 of 4 rows have labels
-        labels[np.array(rows) == 2, 0] = 7
-        return {**batch, "labels": np.where(batch["attention_mask"] == 1, labels, -100)}
-
-    examples = [{**LABELLED[index], "row": index} for index in range(4)]
-    trained = []
-    for batch_size, parts in ((4, 1), (2, 2)):
-        model = AutoModelForMaskedLM.from_config({**CONFIG, **without_dropout}, dtype="float64", seed=2)
-        args = TrainingArguments(
-            output_dir=tmp_path / str(parts),
-            per_device_train_batch_size=batch_size,
-            gradient_accumulation_steps=parts,
-            report_to="none",
-            **options,
-        )
-        trainer = Trainer(model, args, labels_of, examples)
-        trained.append((trainer.train().training_loss, model))
-    (loss, first), (loss_of_parts, second) = trained
+@pytest.mark.parametrize(
+    "kind, config, collate_fn, size",
+    [(AutoModelForMaskedLM, CONFIG, labels_of_some, 2), (AutoModelForCausalLM, GPT2, labels_of_all, 1)],
+)
+def test_accumulated_batches_count_by_their_labels(tmp_path, kind, config, collate_fn, size):
+    """Batches of one step move the weights as their union does, whatever number of labels (next words) each has."""
+    examples, trained = [{**LABELLED[index], "row": index} for index in range(4)], []
+    for batch_size, parts in ((4, 1), (size, 4 // size)):
+        model = kind.from_config(config | dict.fromkeys(NO_DROPOUT, 0.0), dtype="float64", seed=2)
+        settings = {"max_steps": 1, "lr_scheduler_type": "constant", "save_strategy": "no", "max_grad_norm": 0.5}
+        settings |= {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": parts}
+        args = TrainingArguments(tmp_path / str(parts), report_to="none", disable_tqdm=True, **settings)
+        trainer = Trainer(model, args, collate_fn, examples)
+        trained.append((trainer.train().training_loss, trainer.state.log_history[-1]["grad_norm"], model))
+    (loss, norm, first), (loss_of_parts, norm_of_parts, second) = trained
     assert loss_of_parts == pytest.approx(loss, rel=1e-12)
+    assert norm_of_parts == pytest.approx(norm, rel=1e-9)
     for name, array in first.state_dict().items():
         np.testing.assert_allclose(second.state_dict()[name], array, atol=1e-9, err_msg=name)
 
@@ -227,55 +234,21 @@ def test_an_evaluation_is_in_the_precision_of_the_run(tmp_path):
         class_trainer(tmp_path, model=model, bf16=True)
 
 
-@pytest.mark.usefixtures("on_numpy")
-def test_a_model_of_next_words_is_weighed_by_what_it_predicts(tmp_path):
-    config = {"model_type": "gpt2", "vocab_size": 40, "n_positions": 16, "n_embd": 24, "n_layer": 1, "n_head": 2}
-    no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    rows = [{"input_ids": list(range(5, 5 + length))} for length in (2, 9, 3, 7)]
-
-    def collate(examples):
-        ids = MaskingCollator.__call__(type("All", (), {"rng": np.random.default_rng(0)}), examples)
-        words = np.where(ids["attention_mask"] == 1, np.where(ids["labels"] >= 0, ids["labels"], ids["input_ids"]), 0)
-        labels = np.where(ids["attention_mask"] == 1, words, -100)
-        return {"input_ids": words, "attention_mask": ids["attention_mask"], "labels": labels}
-
-    def losses(batch_size, accumulated):
-        args = TrainingArguments(tmp_path / str(batch_size), max_steps=1, per_device_train_batch_size=batch_size,
-                                 gradient_accumulation_steps=accumulated, report_to="none", save_strategy="no",
-                                 logging_steps=1, disable_tqdm=True)  # fmt: skip
-        model = AutoModelForCausalLM.from_config({**config, **no_dropout}, dtype="float64")
-        trainer = Trainer(model, args, collate, rows, objective=Supervised())
-        trainer.train()
-        return trainer.state.log_history[-1]
-
-    whole, parts = losses(4, 1), losses(1, 4)
-    assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-12)
-    assert parts["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-9)
-
-
-def test_a_schedule_of_steps_does_not_go_by_seconds(tmp_path):
-    args = TrainingArguments(tmp_path, max_seconds=5)
-    model = classifier()
-    optimizer = AdamW(model)
-    with pytest.raises(ValueError, match="optimizers has a schedule by steps, and max_seconds is set"):
-        Trainer(model, args, collate, LABELLED, optimizers=(optimizer, get_scheduler("constant", optimizer)))
-
-
 @pytest.mark.parametrize("optimizers", [AdamW, (None,), (object(), None), (None, "linear")])
 def test_invalid_pair_of_optimiser_and_schedule(tmp_path, optimizers):
     with pytest.raises(TypeError, match=r"optimizers is .*, expected \(an Optimizer or None, a Schedule or None\)"):
         Trainer(classifier(), TrainingArguments(tmp_path), collate, LABELLED, optimizers=optimizers)
 
 
-def test_an_optimiser_of_another_model(tmp_path):
-    trainer = Trainer(classifier(), TrainingArguments(tmp_path), collate, LABELLED)
-    trainer.optimizer = AdamW(classifier())
+def test_schedules_optimisers_and_collators_that_do_not_fit(tmp_path):
+    model = classifier()
+    optimizer, args = AdamW(model), TrainingArguments(tmp_path, max_seconds=5)
+    with pytest.raises(ValueError, match="optimizers has a schedule by steps, and max_seconds is set"):
+        Trainer(model, args, collate, LABELLED, optimizers=(optimizer, get_scheduler("constant", optimizer)))
+    trainer = Trainer(classifier(), TrainingArguments(tmp_path), collate, LABELLED, optimizers=(optimizer, None))
     with pytest.raises(ValueError, match=r"optimizers\[0\] was made for another model"):
         trainer.train()
-
-
-def test_a_collator_that_returns_nothing(tmp_path):
-    trainer = Trainer(classifier(), TrainingArguments(tmp_path), lambda examples: None, LABELLED)
+    trainer = Trainer(model, TrainingArguments(tmp_path), lambda examples: None, LABELLED)
     with pytest.raises(TypeError, match="data_collator returned NoneType, expected a mapping"):
         trainer.train()
 
