@@ -20,6 +20,13 @@ from tests.training.tiny_runs import (
 )
 
 
+def scored_trainer(folder, values, callbacks=(), every=1, **settings):
+    """A trainer whose evaluations have these scores, one after another."""
+    coming = iter(values)
+    given = {"eval_strategy": "steps", "eval_steps": every, "metric_for_best_model": "score"} | settings
+    return class_trainer(folder, callbacks, compute_metrics=lambda prediction: {"score": next(coming)}, **given)
+
+
 def test_evaluate_and_predict(tmp_path):
     trainer = class_trainer(tmp_path, compute_metrics=accuracy, per_device_eval_batch_size=4)
     batch = collate(LABELLED[:9])
@@ -59,26 +66,14 @@ def test_predictions_of_texts_of_different_lengths(tmp_path):
 
 
 def test_the_best_model_is_kept_and_loaded(tmp_path):
-    values = iter([0.2, 0.9, 0.1, 0.3])
     weights = {}
 
     class Note(TrainerCallback):
         def on_evaluate(self, args, state, control, **event):
             weights[state.global_step] = event["model"].state_dict()["classifier.weight"].copy()
 
-    trainer = class_trainer(
-        tmp_path,
-        [Note],
-        compute_metrics=lambda prediction: {"score": next(values)},
-        max_steps=8,
-        eval_strategy="steps",
-        eval_steps=2,
-        save_strategy="steps",
-        save_steps=2,
-        save_total_limit=2,
-        load_best_model_at_end=True,
-        metric_for_best_model="score",
-    )
+    settings = {"max_steps": 8, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 2}
+    trainer = scored_trainer(tmp_path, [0.2, 0.9, 0.1, 0.3], [Note], 2, load_best_model_at_end=True, **settings)
     trainer.train()
     assert trainer.state.best_metric == 0.9 and trainer.state.best_global_step == 4
     assert [name for name in names_in(tmp_path) if "check" in name] == ["checkpoint-4", "checkpoint-8"]
@@ -88,15 +83,7 @@ def test_the_best_model_is_kept_and_loaded(tmp_path):
 
 def test_nan_is_never_the_best_metric(tmp_path):
     """Numbers of NumPy's that are no floats of Python's are logged, too."""
-    values = iter([np.nan, 0.5, np.nan])
-    trainer = class_trainer(
-        tmp_path,
-        compute_metrics=lambda prediction: {"score": np.float32(next(values))},
-        max_steps=3,
-        eval_strategy="steps",
-        eval_steps=1,
-        metric_for_best_model="score",
-    )
+    trainer = scored_trainer(tmp_path, np.array([np.nan, 0.5, np.nan], np.float32), max_steps=3)
     trainer.train()
     assert (trainer.state.best_metric, trainer.state.best_global_step) == (0.5, 2)
 
@@ -114,13 +101,10 @@ def test_invalid_metrics(tmp_path, metrics, error):
 
 
 def test_the_best_model_is_found_where_the_folder_was_moved_to(tmp_path):
-    values = iter([0.9, 0.1, 0.2])
-    settings = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
-    settings |= {"metric_for_best_model": "score", "load_best_model_at_end": True}
-    settings |= {"compute_metrics": lambda prediction: {"score": next(values)}}
-    class_trainer(tmp_path / "here", max_steps=4, **settings).train()
+    settings = {"every": 2, "save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
+    scored_trainer(tmp_path / "here", [0.9, 0.1], max_steps=4, **settings).train()
     (tmp_path / "here").rename(tmp_path / "there")
-    moved = class_trainer(tmp_path / "there", max_steps=6, **settings)
+    moved = scored_trainer(tmp_path / "there", [0.2], max_steps=6, **settings)
     moved.train(resume_from_checkpoint=True)
     assert moved.state.best_model_checkpoint == str(tmp_path / "there" / "checkpoint-2")
 
@@ -131,16 +115,8 @@ STOPS = [(True, [1, 3, 2, 2, 9], 4), (False, [5, 4, 4.5, 4.2, 1], 4), (True, [NA
 
 @pytest.mark.parametrize("greater, values, steps", STOPS)
 def test_early_stopping(tmp_path, greater, values, steps):
-    values = iter(values)
-    trainer = class_trainer(
-        tmp_path,
-        [EarlyStoppingCallback(early_stopping_patience=2)],
-        compute_metrics=lambda prediction: {"score": float(next(values))},
-        eval_strategy="steps",
-        eval_steps=1,
-        metric_for_best_model="score",
-        greater_is_better=greater,
-    )
+    patience = [EarlyStoppingCallback(early_stopping_patience=2)]
+    trainer = scored_trainer(tmp_path, values, patience, greater_is_better=greater)
     trainer.train()
     assert trainer.state.global_step == steps
 
@@ -152,18 +128,11 @@ def test_metrics_of_labels_that_the_objective_names(tmp_path):
 
     def pairs(examples):
         batch = collate(examples)
-        return {
-            **{name: batch[name] for name in ("input_ids", "attention_mask")},
-            "next_sentence_label": batch["labels"],
-        }
+        return {"next_sentence_label": batch.pop("labels"), **batch}
 
     args = TrainingArguments(tmp_path, per_device_eval_batch_size=4, report_to="none")
-    given = {
-        "eval_dataset": rows,
-        "objective": NextSentence(),
-        "compute_metrics": lambda found: seen.append(found) or {},
-    }
-    Trainer(model, args, pairs, **given).evaluate()
+    given = {"objective": NextSentence(), "compute_metrics": lambda found: seen.append(found) or {}}
+    Trainer(model, args, pairs, eval_dataset=rows, **given).evaluate()
     (found,) = seen
     np.testing.assert_array_equal(found.label_ids, [row["label"] for row in rows])
     assert found.predictions.shape == (9, 2)

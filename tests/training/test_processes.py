@@ -78,50 +78,37 @@ def test_two_gpus_equal_one_that_accumulates(tmp_path):
     assert found["steps"] == 2
 
 
-@has_mpi
-@pytest.mark.slow
-def test_two_processes_with_products_in_bfloat16_equal_one_that_accumulates(tmp_path):
-    ended = start(2, tmp_path / "two", "--set", "bf16=True", "max_steps=2")
-    assert ended.returncode == 0, ended.stderr
-    runs = {}
-    for bf16 in (True, False):
-        folder = tmp_path / f"one-{bf16}"
-        runs[bf16] = language_trainer(folder, gradient_accumulation_steps=2, bf16=bf16, max_steps=2)
-        runs[bf16].train()
-    found, exact = weights(tmp_path / "two", 2), runs[False].model.state_dict()
-    for name, array in runs[True].model.state_dict().items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
-    assert any((found[name] != array).any() for name, array in exact.items())  # it was in bfloat16
+EPSILON = 0.001  # with Adam's own, rounding decides where the gradient of a key's bias, zero, goes
+SAME_RUNS = {  # processes, their settings, what one process has in their place, tolerance
+    "products in bfloat16": (2, {"bf16": True, "max_steps": 2}, {"gradient_accumulation_steps": 2}, 0.0),
+    "two of three without a last batch": (
+        3,
+        {"per_device_train_batch_size": 11, "gradient_accumulation_steps": 2, "max_steps": 3},  # of 23 examples
+        {"gradient_accumulation_steps": 6},
+        1e-5,
+    ),
+    "twice the batch": (
+        2, {"per_device_train_batch_size": 3, "adam_epsilon": EPSILON}, {"per_device_train_batch_size": 6}, 1e-5
+    ),
+}  # fmt: skip
 
 
 @has_mpi
 @pytest.mark.slow
-def test_two_processes_equal_one_with_twice_the_batch(tmp_path):
-    epsilon = 0.001  # with Adam's own, rounding decides where the gradient of a key's bias, zero, goes
-    settings = "--set", "per_device_train_batch_size=3", f"adam_epsilon={epsilon}"
-    ended = start(2, tmp_path / "two", "--kind", "class", *settings)
+@pytest.mark.parametrize("name", SAME_RUNS)
+def test_several_processes_equal_one(tmp_path, name):
+    count, settings, instead, tolerance = SAME_RUNS[name]
+    kind = ("--kind", "class") if name == "twice the batch" else ()
+    ended = start(count, tmp_path / "all", *kind, "--set", *(f"{key}={value}" for key, value in settings.items()))
     assert ended.returncode == 0, ended.stderr
-    model = classifier(**NO_DROPOUT)
-    alone = class_trainer(tmp_path / "one", model=model, per_device_train_batch_size=6, adam_epsilon=epsilon)
+    if kind:
+        alone = class_trainer(tmp_path / "one", model=classifier(**NO_DROPOUT), **settings | instead)
+    else:
+        alone = language_trainer(tmp_path / "one", **settings | instead)
     alone.train()
-    found = weights(tmp_path / "two", 2)
-    for name, array in alone.model.state_dict().items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
-
-
-@has_mpi
-@pytest.mark.slow
-def test_three_processes_two_without_a_last_batch(tmp_path):
-    settings = ("per_device_train_batch_size=11", "gradient_accumulation_steps=2", "max_steps=3")  # of 23 examples
-    ended = start(3, tmp_path / "three", "--set", *settings)
-    assert ended.returncode == 0, ended.stderr
-    alone = language_trainer(
-        tmp_path / "one", per_device_train_batch_size=11, gradient_accumulation_steps=6, max_steps=3
-    )
-    alone.train()
-    found = weights(tmp_path / "three", 3)
-    for name, array in alone.model.state_dict().items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+    found = weights(tmp_path / "all", count)
+    for key, array in alone.model.state_dict().items():
+        np.testing.assert_allclose(found[key], array, rtol=tolerance, atol=tolerance, err_msg=key)
 
 
 @has_mpi
@@ -144,27 +131,19 @@ def test_a_process_that_dies_ends_the_run_and_the_checkpoint_resumes(run_of_two,
 
 @has_mpi
 @pytest.mark.slow
-def test_what_one_process_asks_for_all_do(tmp_path):
-    assert start(2, tmp_path, "--action", "stop").returncode == 0
-    assert weights(tmp_path, 2)["steps"] == 4
-    assert (tmp_path / "checkpoint-4").is_dir()
-
-
-@has_mpi
-@pytest.mark.slow
-def test_an_interrupt_of_one_process_is_one_of_all(tmp_path):
-    ended = start(2, tmp_path, "--action", "interrupt")
-    assert ended.returncode != 0
-    assert "KeyboardInterrupt" in ended.stderr
-    assert (tmp_path / "checkpoint-4").is_dir()
-
-
-@has_mpi
-@pytest.mark.slow
-def test_processes_with_other_models_are_refused(tmp_path):
-    ended = start(2, tmp_path, "--differ")
-    assert ended.returncode != 0
-    assert "the model differs between processes" in ended.stderr
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--action", "stop"), ""),
+        (("--action", "interrupt"), "KeyboardInterrupt"),
+        (("--differ",), "the model differs between processes"),
+    ],
+)
+def test_one_process_ends_the_run_of_all(tmp_path, arguments, message):
+    ended = start(2, tmp_path, *arguments)
+    assert (ended.returncode != 0) == bool(message) and message in ended.stderr
+    assert (tmp_path / "checkpoint-4").is_dir() == ("--action" in arguments)
+    assert message or weights(tmp_path, 2)["steps"] == 4
 
 
 @has_mpi

@@ -193,15 +193,6 @@ def test_soft_targets_of_labelled_tokens_score_no_others(monkeypatch):
     assert scored == [(labels != -100).sum()] * 2
 
 
-def test_labelled_tokens_are_those_of_language_models_with_an_objective():
-    teacher = AutoModelForMaskedLM.from_config(CONFIG, dtype="float64")
-    with pytest.raises(ValueError, match="labelled_only needs an objective"):
-        Distillation(teacher, SoftTargets(labelled_only=True))
-    objective = Distillation(classifier(), SoftTargets(labelled_only=True), objective=Supervised())
-    with pytest.raises(ValueError, match="labelled_only is for masked and causal language models"):
-        objective.loss(classifier(), BATCH)
-
-
 def test_batches_of_other_lengths_weigh_as_one_batch_of_both():
     """Their losses are means over tokens."""
     student, objective = classifier(), Distillation(classifier(DEEP, seed=1), HiddenCosine(), Relations())

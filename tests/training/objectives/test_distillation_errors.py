@@ -46,6 +46,11 @@ pytestmark = pytest.mark.usefixtures("on_numpy")
             TypeError,
             "objective_weight is '2', expected a number",
         ),
+        (
+            lambda: Distillation(classifier(), SoftTargets(labelled_only=True)),
+            ValueError,
+            "labelled_only needs an objective",
+        ),
         (lambda: SoftTargets(temperature=0), ValueError, "temperature is 0, expected a finite number above 0"),
         (lambda: SoftTargets(temperature="2"), TypeError, "temperature is '2', expected a number"),
         (lambda: HiddenStates(weight=float("nan")), ValueError, "weight of HiddenStates is nan"),
@@ -99,6 +104,8 @@ def test_heads_that_cannot_be_compared():
     electra = bertcore.AutoModelForPreTraining.from_config(tiny_config("electra-small-discriminator"))
     with pytest.raises(ValueError, match="SoftTargets is for classes, and the teacher detects replaced tokens"):
         Distillation(electra, SoftTargets()).losses(head, inputs())
+    with pytest.raises(ValueError, match="labelled_only is for masked and causal language models"):
+        Distillation(head, SoftTargets(labelled_only=True), objective=Supervised()).loss(head, BATCH)
     with pytest.raises(ValueError, match="batch has no labels for the student's own objective"):
         Distillation(head, SoftTargets(), objective=Supervised()).losses(head, inputs())
 

@@ -14,7 +14,7 @@ from bertcore.training.objectives import ReplacedToken
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import drawn_anew, tiny_config
 from tests.tolerances import assert_same_arrays
-from tests.training.tiny_runs import At, assert_same_weights, without_times
+from tests.training.tiny_runs import assert_resumes, assert_same_weights, without_times
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -170,33 +170,28 @@ def test_models_that_were_trained_apart_keep_their_tables_in_sum():
 # --- runs ------------------------------------------------------------------------------------------------
 
 
-def trainer(folder, tokenizer, examples, embeddings, callbacks=()):
-    args = TrainingArguments(
-        output_dir=folder, report_to="none", disable_tqdm=True, max_steps=5, learning_rate=1e-2, logging_steps=1,
-        save_steps=2, per_device_train_batch_size=3, gradient_accumulation_steps=2,
-    )  # fmt: skip
+def trainer(folder, tokenizer, examples, embeddings, **settings):
+    given = {"max_steps": 5, "learning_rate": 1e-2, "logging_steps": 1, "lr_scheduler_type": "constant"}
+    given |= {"save_steps": 2, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2} | settings
+    args = TrainingArguments(folder, report_to="none", disable_tqdm=True, **given)
     model = ReplacedTokenModel.from_config(TINY, embeddings=embeddings, seed=4)
-    more = {"processing_class": tokenizer, "objective": ReplacedToken(), "callbacks": callbacks}
-    return Trainer(model, args, train_dataset=examples, eval_dataset=examples[:4], **more)
+    data = {"train_dataset": examples, "eval_dataset": examples[:4], "processing_class": tokenizer}
+    return Trainer(model, args, **data, objective=ReplacedToken())
 
 
 @pytest.mark.parametrize("embeddings", EMBEDDINGS)
 def test_a_run_that_resumes_has_the_same_bits(tokenizer, examples, embeddings, tmp_path):
-    whole = trainer(tmp_path / "whole", tokenizer, examples, embeddings)
-    whole.train()
-    stop = At(3, lambda event: setattr(cut.state, "max_steps", 3))
-    cut = trainer(tmp_path / "cut", tokenizer, examples, embeddings, [stop])
-    cut.train()
-    rest = trainer(tmp_path / "cut", tokenizer, examples, embeddings)
-    rest.train(resume_from_checkpoint=True)
+    def made(folder, **settings):
+        return trainer(folder, tokenizer, examples, embeddings, **settings)
+
+    whole, rest = assert_resumes(made, tmp_path, 3)
     assert rest.state.global_step == 5
-    assert_same_weights(rest.model, whole.model)
     assert without_times(rest.state.log_history) == without_times(whole.state.log_history)
     assert rest.evaluate()["eval_loss"] == whole.evaluate()["eval_loss"]
     again = ReplacedTokenModel.from_pretrained(tmp_path / "whole" / "checkpoint-5")
     assert_same_weights(again, whole.model)
     assert again.embeddings == embeddings
-    other = trainer(tmp_path / "cut", tokenizer, examples, next(kind for kind in EMBEDDINGS if kind != embeddings))
+    other = trainer(tmp_path / "part", tokenizer, examples, next(kind for kind in EMBEDDINGS if kind != embeddings))
     with pytest.raises(ValueError, match=f"embeddings is '{embeddings}', expected one of"):
         other.train(resume_from_checkpoint=True)
 
