@@ -225,7 +225,7 @@ def _adapters(model: Model, config: LoraConfig, saved: Collection[Parameter]) ->
     options = {"rank": config.r, "scale": config.scale, "dropout": config.lora_dropout}
     found = False
     for parameter in _candidates(model, config):
-        names = [name for name in parameter.names if _is_target(name, config)]
+        names = [name for name in parameter.names if config.is_target(name.removesuffix(".weight"))]
         if not names or parameter in saved:
             continue
         if not _is_linear(parameter):
@@ -241,10 +241,6 @@ def _candidates(model: Model, config: LoraConfig) -> list[Parameter]:
         return list(model.parameters())
     poolers = set() if model.encoder.pooler is None else set(model.encoder.pooler.parameters())
     return [each for each in model.encoder.parameters() if _is_linear(each) and each not in poolers]
-
-
-def _is_target(name: str, config: LoraConfig) -> bool:
-    return config.target_modules == ALL_LINEAR or config.is_target(name.removesuffix(".weight"))
 
 
 def _is_linear(parameter: Parameter) -> bool:
@@ -276,12 +272,20 @@ CLASSIFIERS = ("classifier", "score")
 HEADS = {"SEQ_CLS": CLASSIFIERS, "TOKEN_CLS": CLASSIFIERS, "QUESTION_ANS": ("qa_outputs",)}
 TASKS = (None, *HEADS, "CAUSAL_LM", "FEATURE_EXTRACTION", "SEQ_2_SEQ_LM")
 
-# Keys of PEFT that do not change what is computed from the tensors in the file.
-IGNORED_KEYS = (
-    *("auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_type", "peft_version"),
+# Keys of PEFT that do not change what is computed from the tensors in the file (init_lora_weights: see below).
+IGNORED_KEYS = {
+    *(
+        "init_lora_weights",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+        "peft_type",
+        "peft_version",
+    ),
     *("fan_in_fan_out", "megatron_core", "qalora_group_size", "ensure_weight_tying"),
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "layers_pattern"),
-)
+}
 
 # Values of init_lora_weights that leave the model's own weights as they are. Others (PiSSA, OLoRA, CorDA, LoftQ,
 # LoRA-GA) subtract the first product from them: such adapters do not belong to the published model.
@@ -326,7 +330,11 @@ class LoraConfig:
         checks.choice("task_type", self.task_type, TASKS)
         checks.choice("bias", self.bias, ("none",))
         if isinstance(self.target_modules, str):
-            _check_pattern(self.target_modules)
+            try:
+                re.compile(self.target_modules)
+            except re.error as error:
+                expected = f"expected a regular expression: {error}"
+                raise ValueError(f"target_modules is {self.target_modules!r}, {expected}") from error
         else:
             self.target_modules = _names("target_modules", self.target_modules)
         self.modules_to_save = _names("modules_to_save", self.modules_to_save or [])
@@ -342,7 +350,9 @@ class LoraConfig:
         return HEADS.get(self.task_type, ())
 
     def is_target(self, module: str) -> bool:
-        """Return whether the linear layer of this name gets an adapter; callers handle "all-linear"."""
+        """Return whether the linear layer of this name gets an adapter."""
+        if self.target_modules == ALL_LINEAR:
+            return True
         if isinstance(self.target_modules, str):
             return re.fullmatch(self.target_modules, module) is not None
         return any(f".{module}".endswith(f".{target}") for target in self.target_modules)
@@ -367,9 +377,7 @@ class LoraConfig:
                 "adapters with PEFT: save_pretrained(..., path_initial_model_for_weight_conversion=...)"
             )
         known = {field.name for field in fields(cls)}
-        asked = [
-            key for key, value in config.items() if value and key not in known | {*IGNORED_KEYS, "init_lora_weights"}
-        ]
+        asked = [key for key, value in config.items() if value and key not in known | IGNORED_KEYS]
         if asked:
             raise ValueError(f"{source} asks for options that are not supported: {', '.join(asked)}")
         if not config.get("target_modules"):
@@ -381,13 +389,6 @@ class LoraConfig:
             return cls(**given | {"modules_to_save": saved})
         except (TypeError, ValueError) as error:
             raise ValueError(f"{source}: {error}") from error
-
-
-def _check_pattern(pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"target_modules is {pattern!r}, expected a regular expression: {error}") from error
 
 
 def _names(label: str, given: Any) -> list[str]:

@@ -59,7 +59,9 @@ class Processes:
     def use_own_gpu(self) -> None:
         """Give each process of this machine a GPU of its own."""
         if self.count > 1:
-            use_own_gpu(max(int(os.environ.get(name, "0")) for name in _LOCAL_INDICES))
+            local_index = max(int(os.environ.get(name, "0")) for name in _LOCAL_INDICES)
+            cuda = importlib.import_module("cupy").cuda
+            cuda.Device(local_index % cuda.runtime.getDeviceCount()).use()  # a launcher may show each process one
 
     def gathered(self, value: Any) -> list[Any]:
         """Return the values of all processes, in their order."""
@@ -257,9 +259,3 @@ class DeviceExchange:
 
     def _stream(self) -> int:
         return self._cuda.get_current_stream().ptr
-
-
-def use_own_gpu(local_index: int) -> None:
-    """Make the GPU of this number current, modulo their count (a launcher may show each process one)."""
-    cuda = importlib.import_module("cupy").cuda
-    cuda.Device(local_index % cuda.runtime.getDeviceCount()).use()

@@ -17,7 +17,7 @@ from bertcore.nn.parameter import Parameter
 from bertcore.tape import unrecorded
 from bertcore.training.objectives.distillation_terms import PROJECTIONS, Outputs, Term, total_of
 from bertcore.training.objectives.language_modeling import MaskedLM
-from bertcore.training.objectives.objective import TARGETS, Batch, Collator, Examples, Objective, Supervised, Texts
+from bertcore.training.objectives.objective import TARGETS, Batch, Examples, Objective, Supervised, Texts
 
 
 class Distillation(Objective):
@@ -62,7 +62,8 @@ class Distillation(Objective):
             problem = f"whose batches have {', '.join(objective.targets)}, which a teacher does not take"
             raise ValueError(f"objective is {type(objective).__name__}, {problem}")
         self.teacher, self.terms = teacher.eval(), terms
-        self.objective, self.objective_weight = objective, check_number("objective_weight", objective_weight)
+        self.objective = self.source = objective
+        self.objective_weight = check_number("objective_weight", objective_weight)
         if objective is not None:
             self.model_class = objective.model_class
         self._labelled_only = any(getattr(term, "labelled_only", False) for term in terms)
@@ -76,9 +77,6 @@ class Distillation(Objective):
         """Yield the examples of the student's own objective; without one, each document's tokens in pieces."""
         made = self.objective or MaskedLM()
         return made.examples(documents, tokenizer, max_length=max_length, seed=seed)
-
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator | None:
-        return None if self.objective is None else self.objective.collator(tokenizer, seed=seed)
 
     def weight(self, batch: Batch) -> float:
         """Return the weight by the student's own objective; without one, the count that the terms are means over.

@@ -63,7 +63,7 @@ class EmbeddingObjective(Objective):
         texts, shape, labels = self._checked(batch)
 
         def of_output(out: Any) -> tuple[Any, Mapping[str, Any]]:
-            vectors, spread = pooled(out.last_hidden_state, texts.get("attention_mask"), self.pooling)
+            vectors, spread = self._pooled(out, texts)
             value, grad = self._value_and_grad(vectors, shape, labels)
             return value, {"last_hidden_state": spread(grad)}
 
@@ -76,14 +76,13 @@ class EmbeddingObjective(Objective):
         starts = range(0, len(texts["input_ids"]), self.chunk)
         chunks = [{name: array[start : start + self.chunk] for name, array in texts.items()} for start in starts]
         before = model.passes
-        masks = [chunk.get("attention_mask") for chunk in chunks]
-        vectors = [self._vectors(model, chunk) for chunk in chunks]
+        vectors = [self._pooled(model(**chunk), chunk)[0] for chunk in chunks]
         value, grad = self._value_and_grad(kernels.array_module(vectors[0]).concatenate(vectors), shape, labels)
         model.passes = before  # the second pass drops what the first dropped
         total: Gradients | None = None
-        for start, chunk, mask in zip(starts, chunks, masks, strict=True):
+        for start, chunk in zip(starts, chunks, strict=True):
             out, pullback = vjp(model)(**chunk)
-            _, spread = pooled(out.last_hidden_state, mask, self.pooling)
+            _, spread = self._pooled(out, chunk)
             grads = pullback({"last_hidden_state": spread(grad[start : start + self.chunk])})
             if total is None:
                 total = grads
@@ -91,9 +90,8 @@ class EmbeddingObjective(Objective):
                 total.accumulate(grads)
         return type(out)(last_hidden_state=None, loss=value), total  # the hidden states of all are not kept
 
-    def _vectors(self, model: Any, texts: Mapping[str, Any]) -> Any:
-        """Return the vectors, (texts, dim), and keep nothing else."""
-        return pooled(model(**texts).last_hidden_state, texts.get("attention_mask"), self.pooling)[0]
+    def _pooled(self, out: Any, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
+        return pooled(out.last_hidden_state, texts.get("attention_mask"), self.pooling)
 
     def _checked(self, batch: Batch) -> tuple[dict[str, Any], tuple[int, int], Any]:
         """Return the model's batch, (examples * columns, ...); the numbers of both; the labels or None."""

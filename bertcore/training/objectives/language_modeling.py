@@ -261,7 +261,8 @@ class ReplacedToken(Objective):
 
     The loss is the generator's loss of masked words plus, weighted, the discriminator's mean binary cross entropy over
     all real tokens of the text that the generator filled in. The generator's words are sampled by random numbers in the
-    batch, which follow from the seed and the number of the batch; no gradient flows through them.
+    batch, which follow from the seed and the number of the batch; no gradient flows through them. Examples and weight
+    are those of `MaskedLM`.
 
     Args:
         masking: how tokens are chosen and replaced; by default 15 % of them, all by the mask.
@@ -271,16 +272,12 @@ class ReplacedToken(Objective):
     model_class = "ReplacedTokenModel"
 
     def __init__(self, masking: Masking = MASKING, *, discriminator_weight: float = 50.0):
-        self.words = MaskedLM(masking)
+        self.masking, self.source = masking, MaskedLM(masking)
         self.discriminator_weight = check_number("discriminator_weight", discriminator_weight)
-
-    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
-        """Yield the examples of `MaskedLM`."""
-        return self.words.examples(documents, tokenizer, max_length=max_length, seed=seed)
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> DataCollatorForReplacedTokens:
         collator = DataCollatorForReplacedTokens(tokenizer, seed=seed)
-        collator.masking = self.words.masking
+        collator.masking = self.masking
         return collator
 
     def loss(self, model: Any, batch: Batch) -> Any:
@@ -292,10 +289,6 @@ class ReplacedToken(Objective):
         texts = {name: value for name, value in batch.items() if name not in ("labels", "draws")}
         out.generator_logits = Later(lambda: model.generator(**texts).logits)
         return out
-
-    def weight(self, batch: Batch) -> float:
-        """Return the number of masked tokens."""
-        return self.words.weight(batch)
 
 
 class DataCollatorForReplacedTokens(DataCollatorForLanguageModeling):

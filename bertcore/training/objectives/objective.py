@@ -51,12 +51,14 @@ class Objective:
         targets: the names of batch entries that the loss takes and the model does not.
         teacher: a model that the loss compares with, and that a resumed run has to keep; or None.
         pairing: the objective of pairs of segments that it is or includes; or None.
+        source: the objective that makes its examples and collator and gives the weight, unless it does; or None.
     """
 
     model_class: str | None = None
     targets: Sequence[str] = ()
     teacher: Any = None
     pairing: Objective | None = None
+    source: Objective | None = None
 
     def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
         """Yield examples made from raw texts: mappings of input_ids and other inputs.
@@ -67,11 +69,13 @@ class Objective:
             max_length: the most tokens of an example, special ones included.
             seed: of random choices.
         """
-        raise NotImplementedError(f"{type(self).__name__} learns from labelled examples, not from raw texts")
+        if self.source is None:
+            raise NotImplementedError(f"{type(self).__name__} learns from labelled examples, not from raw texts")
+        return self.source.examples(documents, tokenizer, max_length=max_length, seed=seed)
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator | None:
         """Return the collator of the examples; None if the caller chooses it."""
-        return None
+        return None if self.source is None else self.source.collator(tokenizer, seed=seed)
 
     def loss(self, model: Any, batch: Batch) -> Any:
         """Return the model's output with the loss of one batch, a 0-d array (under a tape a Variable)."""
@@ -98,7 +102,9 @@ class Objective:
 
     def weight(self, batch: Batch) -> float:
         """Return the number of labels (tokens, sequences, pairs) that a batch's loss is a mean over: its weight."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is a mean over")
+        if self.source is None:
+            raise NotImplementedError(f"{type(self).__name__} does not say what its loss is a mean over")
+        return self.source.weight(batch)
 
     def __add__(self, other: Objective) -> Objective:
         """Return the sum of both losses of one batch."""
@@ -129,14 +135,9 @@ class Sum(Objective):
             needs = " and ".join(f"{type(each).__name__} needs {each.model_class}" for each in (first, second))
             raise ValueError(f"{needs}: there is no model for their sum")
         self.first, self.second, self.model_class = first, second, first.model_class or second.model_class
+        self.source = first
         self.targets = (*first.targets, *second.targets)
         self.teacher, self.pairing = first.teacher or second.teacher, first.pairing or second.pairing
-
-    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
-        return self.first.examples(documents, tokenizer, max_length=max_length, seed=seed)
-
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator | None:
-        return self.first.collator(tokenizer, seed=seed)
 
     def parameters(self, model: Any) -> Sequence[Parameter]:
         return (*self.first.parameters(model), *self.second.parameters(model))
@@ -153,9 +154,6 @@ class Sum(Objective):
         out.loss = out.loss + other.loss
         grads.accumulate(more)
         return out, grads
-
-    def weight(self, batch: Batch) -> float:
-        return self.first.weight(batch)
 
     def _parts(self, model: Any, batch: Batch) -> Iterator[tuple[Objective, Batch]]:
         """Yield each summand, and the batch without the targets of the other."""
