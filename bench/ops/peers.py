@@ -11,8 +11,10 @@ from bench.ops.calls import split_qkv
 from bench.ops.cases import FORWARD, Case
 from bench.ops.torch_operations import in_torch
 
-# The arguments whose gradients a backward returns; that of a residual is the output's own.
-DIFFERENTIATED = ("input", "weight", "bias", "query", "key", "value", "position_key", "position_query")
+DIFFERENTIATED = (  # arguments that have gradients
+    *("input", "weight", "bias", "residual", "query", "key", "value", "document"),
+    *("position_key", "position_query"),
+)
 
 
 def torch_unavailable_reason(case: Case) -> str | None:

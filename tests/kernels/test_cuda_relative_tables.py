@@ -8,11 +8,11 @@ import cupy
 import numpy as np
 import pytest
 
+from bertcore.execution.graph_cache import InferenceGraphs
 from bertcore.kernels import attention, attention_backward
+from bertcore.kernels._cuda.capture import Lifetimes
 from bertcore.kernels.attention.cuda import relative_products
 from bertcore.kernels.attention.positions import OF_RELATIVE, RelativePositions
-from bertcore.kernels.program import InferenceGraphs
-from bertcore.kernels.program.arena import Lifetimes
 from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
 from tests.kernels.arrays import backward
 from tests.kernels.cuda_support import DTYPES, wide

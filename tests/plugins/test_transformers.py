@@ -68,5 +68,5 @@ def test_dropout_follows_pytorchs_generator():
         torch.manual_seed(seed)
         found.append(attention_forward(module, heads, heads, heads, None, dropout=0.5)[0])
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
-    with pytest.raises(ValueError, match=r"softcap is 3\.0, which this attention does not have"):
+    with pytest.raises(ValueError, match=r"softcap is 3\.0, expected None"):
         attention_forward(module, heads, heads, heads, None, softcap=3.0)

@@ -7,6 +7,9 @@ import pytest
 
 import bertcore
 from bertcore import kernels
+from bertcore.kernels.attention import ATTENTION
+from bertcore.kernels.dropout import DROPOUT
+from bertcore.kernels.dropout_layer_norm import DROPOUT_LAYER_NORM
 from tests.models.family_parity import random_batch, random_targets, with_choices
 from tests.models.family_table import FAMILIES
 
@@ -55,23 +58,23 @@ def places_in_torch(model, batch):
 
 
 def our_places(model, batch):
-    """The same of ours."""
-    places, attention = [], kernels.attention
+    """Return the same of our model, by the forwards of the operations' records."""
+    places = []
 
-    def noting(plain):
-        def note(input, *args, p, **options):
-            places.append((round(p, 6), input.shape[-1]))
-            return plain(input, *args, p=p, **options)
+    def noting(record):
+        plain = record.forward
 
-        return note
+        def note(backend, *values, save=False):
+            given = dict(zip(record.arguments, values, strict=False))
+            if record is ATTENTION and given["dropout_p"]:
+                places.append((round(given["dropout_p"], 6), "keys"))
+            elif record is not ATTENTION:
+                places.append((round(given["p"], 6), given["input"].shape[-1]))
+            return plain(backend, *values, save=save)
 
-    def note_attention(*args, **options):
-        if options.get("dropout_p"):
-            places.append((round(options["dropout_p"], 6), "keys"))
-        return attention(*args, **options)
+        return mock.patch.object(record, "forward", note)
 
-    noted = {name: noting(getattr(kernels, name)) for name in ("dropout", "dropout_layer_norm")}
-    with mock.patch.multiple(kernels, attention=note_attention, **noted):
+    with noting(ATTENTION), noting(DROPOUT), noting(DROPOUT_LAYER_NORM):
         model.train()(**batch)
     return places
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 from bertcore import kernels
 from bertcore.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
+from bertcore.execution import Pass
+from bertcore.kernels.arrays import Array
 from bertcore.kernels.pooling import MODES as POOLING
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.parameter import Block, Parameter
@@ -33,11 +36,11 @@ class Dense(Block):
         if residual and sizes["in_features"] != sizes["out_features"]:
             self.residual = Linear("residual", **sizes, bias=False)
 
-    def __call__(self, rows: Any) -> Any:
+    def __call__(self, run: Pass, rows: Array) -> Array:
         """Map (texts, in_features) to (texts, out_features)."""
         if not self.has_residual:
-            return self.linear(rows)
-        return self.linear(rows, rows if self.residual is None else self.residual(rows))
+            return self.linear(run, rows)
+        return self.linear(run, rows, rows if self.residual is None else self.residual(run, rows))
 
 
 def read_maps(modules: tuple[Module, ...], width: int, dtype: str) -> tuple[list[Map], int]:
@@ -76,7 +79,7 @@ def _dense(folder: Path, width: int, dtype: str) -> tuple[Map, int]:
     options = {"bias": flag(file, config, "bias", True), "residual": flag(file, config, "use_residual")}
     dense = Dense(sizes, activation=ACTIVATIONS[name], **options)
     _fill(dense, open_checkpoint(folder), dtype)
-    return dense, sizes["out_features"]
+    return partial(_apply, dense), sizes["out_features"]
 
 
 def _layer_norm(folder: Path, width: int, dtype: str) -> tuple[Map, int]:
@@ -86,7 +89,11 @@ def _layer_norm(folder: Path, width: int, dtype: str) -> tuple[Map, int]:
         raise CheckpointError(f"{file}: dimension is {stated!r}, expected {width}, the width before it")
     norm = LayerNorm("norm", features=width, eps=1e-5)  # PyTorch's default; configs do not state it
     _fill(norm, open_checkpoint(folder), dtype)
-    return norm, width
+    return partial(_apply, norm), width
+
+
+def _apply(block: Block, rows: Array) -> Array:
+    return block(Pass.begin(rows), rows)
 
 
 def _fill(block: Block, checkpoint: Checkpoint, dtype: str) -> None:
