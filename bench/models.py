@@ -21,7 +21,7 @@ from bench.peers.compare import OK, Plan, compare, open_sessions
 from bench.peers.libraries import OURS, Session, all_peers
 from bench.report import Column, table
 from bertcore.models.auto import AutoModel
-from bertcore.models.figures import flops_per_token
+from bertcore.models.cost import flops_per_token
 from bertcore.models.registry import known_families
 from bertcore.presets import PRESETS, preset_config
 from tests.tiny_families import tiny_config

@@ -37,8 +37,8 @@ if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says
     from bertcore.models.auto import AutoModelForSequenceClassification as AutoModelForSequenceClassification
     from bertcore.models.auto import AutoModelForTokenClassification as AutoModelForTokenClassification
     from bertcore.models.pretraining import AutoModelForPreTraining as AutoModelForPreTraining
+    from bertcore.models.pretraining import AutoModelForSpanBoundary as AutoModelForSpanBoundary
     from bertcore.models.replaced_tokens import ReplacedTokenModel as ReplacedTokenModel
-    from bertcore.models.span_boundary import AutoModelForSpanBoundary as AutoModelForSpanBoundary
     from bertcore.models.student import student_from_teacher as student_from_teacher
     from bertcore.tasks.cross_encoder import CrossEncoder as CrossEncoder
     from bertcore.tasks.pipelines import pipeline as pipeline
@@ -60,7 +60,7 @@ _LAZY = {
     "AutoModelForPreTraining": "bertcore.models.pretraining",
     "AutoModelForQuestionAnswering": "bertcore.models.auto",
     "AutoModelForSequenceClassification": "bertcore.models.auto",
-    "AutoModelForSpanBoundary": "bertcore.models.span_boundary",
+    "AutoModelForSpanBoundary": "bertcore.models.pretraining",
     "AutoModelForTokenClassification": "bertcore.models.auto",
     "AutoTokenizer": "bertcore.tokenization",
     "BackendUnavailable": "bertcore.kernels",

@@ -110,7 +110,7 @@ def families_table() -> str:
 
 def presets_table() -> str:
     """Return the table of published configs, with figures computed from each."""
-    from bertcore.models.figures import figures
+    from bertcore.models.cost import figures
     from bertcore.presets import PRESETS
 
     rows = []

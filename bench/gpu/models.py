@@ -14,7 +14,7 @@ from bench.gpu.peers import Torch
 from bench.gpu.timings import Other, Sizes, Step, by_events, check, rows
 from bench.peers.cases import Batch, random_batch
 from bertcore import AutoModel, AutoModelForMaskedLM, autocast, use_backend, value_and_grad
-from bertcore.models.figures import flops_per_token
+from bertcore.models.cost import flops_per_token
 from bertcore.models.model import Model
 from bertcore.training import AdamW
 from bertcore.training.optimizers import clip_factor, grad_norm

@@ -19,7 +19,7 @@ from bench.peers.cases import random_batch
 from bench.peers.checkpoint import cached, quiet
 from bench.texts import ragged_lengths
 from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, use_backend, value_and_grad
-from bertcore.models.figures import flops_per_token
+from bertcore.models.cost import flops_per_token
 from bertcore.models.model import Model
 from bertcore.presets import preset_config
 from bertcore.training import AdamW, clip_grad_norm

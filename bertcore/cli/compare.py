@@ -13,7 +13,7 @@ from bertcore.cli.inputs import model_folder
 from bertcore.cli.options import Command, CommandError, File, Positive
 from bertcore.cli.outputs import aligned, check_matplotlib, output_stream
 from bertcore.kernels import get_backend, get_num_threads
-from bertcore.models.figures import LENGTH, Figures, figures
+from bertcore.models.cost import LENGTH, Figures, figures
 
 if TYPE_CHECKING:
     from bertcore.models.cost import Member, PassCost

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bertcore.cli.inputs import model_folder
 from bertcore.cli.options import Command, File, Positive
 from bertcore.cli.outputs import aligned, printable
-from bertcore.models.figures import LENGTH, Figures, figures
+from bertcore.models.cost import LENGTH, Figures, figures
 
 if TYPE_CHECKING:
     from bertcore.presets import Preset

@@ -11,8 +11,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import Family, HeadSpec, in_each_layer, published_code, register
-from bertcore.models.rotary import rotary_of_all_layers
-from bertcore.models.spec import MOST_POSITIONS, ConfigReader, standard_spec
+from bertcore.models.spec import MOST_POSITIONS, ConfigReader, rotary_of_all_layers, standard_spec
 from bertcore.nn.layers import RMSNorm
 from bertcore.nn.spec import EncoderSpec
 

@@ -14,8 +14,7 @@ from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
-from bertcore.models.rotary import rotary_of_all_layers, without_older_keys
-from bertcore.models.spec import ConfigReader, standard_spec
+from bertcore.models.spec import ConfigReader, rotary_of_all_layers, standard_spec, without_older_keys
 from bertcore.nn.spec import EncoderSpec
 
 COMMON = {"type_vocab_size": 1, "attention_probs_dropout_prob": 0.0}

@@ -10,10 +10,9 @@ from typing import Any
 from bertcore.checkpoint import Adapters
 from bertcore.checkpoint.parameters import INDEX_BUFFERS
 from bertcore.families import roberta
-from bertcore.families.xlm_roberta import XLM_ROBERTA
+from bertcore.families.roberta import XLM_ROBERTA
 from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
-from bertcore.models.rotary import rotary_of_all_layers, without_older_keys
-from bertcore.models.spec import ConfigReader, standard_spec
+from bertcore.models.spec import ConfigReader, rotary_of_all_layers, standard_spec, without_older_keys
 from bertcore.nn.spec import EncoderSpec
 
 # Keys that only published configs have, those of adapters among them.

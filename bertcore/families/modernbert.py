@@ -12,8 +12,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
-from bertcore.models.rotary import rotary_spec
-from bertcore.models.spec import MOST_LAYERS, MOST_POSITIONS, ConfigReader, standard_spec
+from bertcore.models.spec import MOST_LAYERS, MOST_POSITIONS, ConfigReader, rotary_spec, standard_spec
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 
 KEYS = {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"}

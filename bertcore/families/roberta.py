@@ -65,3 +65,9 @@ ROBERTA = register(
         ),
     )
 )
+
+
+CAMEMBERT = register(replace(ROBERTA, model_type="camembert", architecture="Camembert", spec_from_config=spec))
+
+
+XLM_ROBERTA = register(replace(ROBERTA, model_type="xlm-roberta", architecture="XLMRoberta", spec_from_config=spec))

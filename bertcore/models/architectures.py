@@ -7,9 +7,8 @@ from typing import Any
 from bertcore import checkpoint
 from bertcore.models import auto
 from bertcore.models.model import Model
-from bertcore.models.pretraining import HUB_OPTIONS, AutoModelForPreTraining
+from bertcore.models.pretraining import HUB_OPTIONS, AutoModelForPreTraining, AutoModelForSpanBoundary
 from bertcore.models.registry import family_of
-from bertcore.models.span_boundary import AutoModelForSpanBoundary
 from bertcore.models.with_heads import head_specs
 
 TASKS = (

@@ -7,7 +7,7 @@ import pytest
 
 from bertcore import AutoModel, AutoModelForSequenceClassification
 from bertcore.cli import main
-from bertcore.models import figures
+from bertcore.models import cost
 from bertcore.presets import PRESETS
 from tests.tiny_bert import CONFIG, write_json
 from tests.tiny_families import runnable, tiny_config
@@ -106,13 +106,13 @@ def test_memory_of_kept_arrays(dtype):
     config = CONFIG | {"hidden_size": 48, "intermediate_size": 64}
     model = AutoModel.from_config(config, dtype=dtype)
     kept = sum(array.nbytes for parameter in model.parameters() for _, array in parameter.tensors())
-    assert figures.figures(config).megabytes[dtype] * 1e6 == kept
+    assert cost.figures(config).megabytes[dtype] * 1e6 == kept
 
 
 def test_defaults_of_a_config():
     config = {"model_type": "transfo-xl", "d_model": 48, "d_embed": 48, "n_head": 4, "vocab_size": 9, "cutoffs": []}
-    assert figures.figures(config).attention_size == 4 * 64  # d_head's default, whatever d_model is
-    two_ways, one_way = (figures.figures({**TINY_XLNET, "attn_type": kind}) for kind in ("bi", "uni"))
+    assert cost.figures(config).attention_size == 4 * 64  # d_head's default, whatever d_model is
+    two_ways, one_way = (cost.figures({**TINY_XLNET, "attn_type": kind}) for kind in ("bi", "uni"))
     products = 2 * TINY_XLNET["n_layer"] * TINY_XLNET["d_model"] * 3
     assert two_ways.flops_per_token - one_way.flops_per_token == products * (two_ways.length - 1) / 2
 
@@ -137,7 +137,7 @@ def test_flops_equal_pytorch(name):
         theirs(input_ids=7 * mask, attention_mask=mask)
     pooler = 0 if model.encoder.pooler is None else 2 * model.spec.hidden_size**2
     counted = counter.get_total_flops() - pooler - _beyond(model, config, length)
-    assert length * figures.flops_per_token(model, length) == counted
+    assert length * cost.flops_per_token(model, length) == counted
 
 
 def _beyond(model, config, length):

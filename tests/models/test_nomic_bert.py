@@ -5,7 +5,7 @@ import pytest
 
 from bertcore import AutoModel, AutoModelForMaskedLM, use_backend
 from bertcore.execution import Pass
-from bertcore.families.nomic_bert.blocks import MixtureOfExperts, MixtureSpec
+from bertcore.families.nomic_bert import MixtureOfExperts, MixtureSpec
 from bertcore.nn.spec import LayerSpec
 from tests.kernels.oracles import gelu
 from tests.models.family_checks import check_gradients, check_loads, check_recorded, drawn_anew

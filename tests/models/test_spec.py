@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bertcore import AutoModel
-from bertcore.families.mobilebert.blocks import NoNorm
+from bertcore.families.mobilebert import NoNorm
 from bertcore.nn.layers import RMSNorm
 from bertcore.nn.spec import LayerSpec
 

@@ -8,9 +8,9 @@ import pytest
 from bertcore import kernels, use_backend
 from bertcore.execution import Pass, Trace
 from bertcore.families.deberta import operations as deberta
-from bertcore.families.deberta_v2.convolution import block_diagonal
-from bertcore.families.luke import operations as luke
-from bertcore.families.xlnet import operations as xlnet
+from bertcore.families.deberta_v2 import block_diagonal
+from bertcore.families.luke import blocks as luke
+from bertcore.families.xlnet import blocks as xlnet
 from bertcore.kernels import RelativePositions
 from bertcore.kernels.program import Program
 from bertcore.nn import functional

@@ -7,9 +7,8 @@ from typing import Any
 from bertcore.checkpoint import NameRules
 from bertcore.checkpoint.parameters import INDEX_BUFFERS, LAYER_NORM_ENDINGS
 from bertcore.families import bert
-from bertcore.families.deberta.adapter import COMPONENTS, DisentangledAdapter
 from bertcore.families.deberta.blocks import DisentangledAttentionByHead, DisentangledEmbeddings, Disentanglement
-from bertcore.families.deberta.models import DebertaForMaskedLM
+from bertcore.families.deberta.models import COMPONENTS, DebertaForMaskedLM, DisentangledAdapter
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register

@@ -8,8 +8,7 @@ import numpy as np
 
 from bertcore.execution import Pass
 from bertcore.execution.buffers import IntegerBuffer, capacities_for, capacity_for, close_capacity_for, offsets_behind
-from bertcore.families.luke.blocks import Entities, EntityContext, TokenRows
-from bertcore.families.luke.operations import split_rows
+from bertcore.families.luke.blocks import Entities, EntityContext, TokenRows, split_rows
 from bertcore.models.adapter import Adapter, Encoded
 from bertcore.models.inputs import INTEGERS as OF_WORDS
 from bertcore.models.inputs import EncoderInput, check_range, integer_batch, mask_and_types, pack

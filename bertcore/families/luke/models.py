@@ -1,5 +1,4 @@
-"""Models that users load for families with entities (LUKE): the encoder, the masked language model of words and
-entities, and the classifiers of entities.
+"""LUKE's models: the encoder, the masked language model of words and entities, and the classifiers of entities.
 
 Names, arguments and outputs are those of transformers' Luke classes.
 """
@@ -7,7 +6,7 @@ Names, arguments and outputs are those of transformers' Luke classes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,18 +14,54 @@ import numpy as np
 from bertcore.execution import Pass
 from bertcore.families.luke.adapter import WordAndEntityInput
 from bertcore.families.luke.blocks import Entities
-from bertcore.families.luke.heads import EntityClassifier
-from bertcore.families.luke.outputs import EntityMaskedLMOutput
+from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelHead
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
 from bertcore.models.inputs import like
-from bertcore.models.outputs import EncoderOutput, LogitsOutput
+from bertcore.models.outputs import EncoderOutput, LogitsOutput, ModelOutput
 from bertcore.models.registry import HeadSpec
 from bertcore.models.with_heads import ModelWithHeads, with_labels
 from bertcore.nn import functional
+from bertcore.nn.layers import Linear, drop
 from bertcore.nn.parameter import Block
+from bertcore.nn.spec import EncoderSpec
+
+
+@dataclass(eq=False, kw_only=True)
+class EntityMaskedLMOutput(ModelOutput):
+    """Attributes:
+    mlm_loss, mep_loss: of the words and of the entities, scalars.
+    logits: (sequences, length, vocabulary); pads are zero.
+    entity_logits: (sequences, entities, vocabulary of entities), if there are entities.
+    """
+
+    mlm_loss: Any = None
+    mep_loss: Any = None
+    logits: Any = None
+    entity_logits: Any = None
+
+
+class EntityClassifier(Block):
+    """A linear map of several hidden states side by side (Yamada et al. 2020, arXiv:2010.01057, section 4).
+
+    Args:
+        head_spec: what the classifier is made of.
+        spec: of the encoder.
+        num_labels: how many scores it gives.
+        parts: how many hidden states stand side by side.
+    """
+
+    def __init__(self, head_spec: ClassifierSpec, spec: EncoderSpec, num_labels: int, parts: int):
+        sizes = {"in_features": parts * spec.hidden_size, "out_features": num_labels}
+        self.dropout = head_spec.dropout
+        self.output = Linear(head_spec.output, **sizes, bias="output" not in head_spec.without_bias)
+
+    def __call__(self, run: Pass, *parts: Any) -> Any:
+        """Hidden states, (entities, hidden) each -> logits, (entities, num_labels)."""
+        features = parts[0] if len(parts) == 1 else functional.concatenate(run, *parts, axis=1)
+        return self.output(run, drop(run, features, self.dropout))
 
 
 class WordAndEntityModel(AutoModel):

@@ -10,8 +10,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.execution import Pass
-from bertcore.families.transfo_xl.blocks import PositionBiases, SharedBiasesContext
-from bertcore.families.transfo_xl.relative_attention import Relations, sinusoids
+from bertcore.families.transfo_xl.blocks import PositionBiases, Relations, SharedBiasesContext, sinusoids
 from bertcore.models.adapter import Adapter, Encoded
 from bertcore.models.inputs import EncoderInput
 from bertcore.nn.layers import drop

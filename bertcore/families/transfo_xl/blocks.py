@@ -1,17 +1,272 @@
-"""The layer of Transformer-XL (Dai et al. 2019, arXiv:1901.02860, section 3.3)."""
+"""The blocks of Transformer-XL: relative attention and adaptive embeddings (Dai et al. 2019, arXiv:1901.02860)."""
 
+import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from bertcore import kernels
 from bertcore.execution import Pass
-from bertcore.families.transfo_xl.relative_attention import RecurrentContext, RelativeAttention
 from bertcore.nn import functional
-from bertcore.nn.encoder_layer import make_norm
-from bertcore.nn.layers import Linear
+from bertcore.nn.encoder_layer import LayerContext, Sublayer, attention_dtype, make_norm
+from bertcore.nn.layers import Embedding, Linear, drop
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
-from bertcore.nn.spec import EncoderSpec
+from bertcore.nn.spec import EncoderSpec, LayerSpec
+from bertcore.tape import value_of
+
+
+@dataclass
+class Relations:
+    """Where the queries and keys of one pass stand, for all its layers; arrays in the memory of the backend in force.
+
+    Attributes:
+        sinusoids: the encoding of each distance, (distances, hidden).
+        distance_rows: the row of `sinusoids` for each distance, as `kernels.RelativePositions` has it.
+        cu_seqlens_k: offsets of the keys' sequences, int32 (sequences + 1,).
+        key_rows: with a memory, the rows of (memory, then hidden) in the order of the keys; None without one.
+        query_rows: with a memory, the rows of the keys that are queries, too.
+        segment_ids, segment_ids_k: of queries and keys, integers; None where segments do not matter.
+        position_keys: a cache of what blocks map `sinusoids` to; None while a tape records.
+        before_dropout: what `sinusoids` are made of; a CUDA graph reads it, though the adapter may let it go.
+        halves: both halves of a batch whose second half runs backwards; None for other batches.
+    """
+
+    sinusoids: Any
+    distance_rows: Any
+    cu_seqlens_k: Any
+    key_rows: Any = None
+    query_rows: Any = None
+    segment_ids: Any = None
+    segment_ids_k: Any = None
+    halves: "tuple[Half, Half] | None" = None
+    position_keys: dict | None = None
+    before_dropout: Any = None
+
+    def half(self, sequences: slice, tokens: slice, keys: slice, distance_rows: Any) -> "Half":
+        """The terms of some sequences of a batch, all of one length, for which `distance_rows` stand."""
+        cut = replace(
+            self,
+            distance_rows=distance_rows,
+            cu_seqlens_k=_offsets(self.cu_seqlens_k, sequences),
+            segment_ids=None if self.segment_ids is None else self.segment_ids[tokens],
+            segment_ids_k=None if self.segment_ids_k is None else self.segment_ids_k[keys],
+        )
+        return Half(sequences, tokens, keys, cut)
+
+    def keys(self, run: Pass, hidden: Any, memory: Any) -> Any:
+        """What keys are made of: the memory (or None) and the hidden states, sequence by sequence."""
+        if memory is None:
+            return hidden
+        return functional.take_rows(run, functional.concatenate(run, memory, hidden), rows=self.key_rows)
+
+
+@dataclass
+class Half:
+    """Half the sequences of a batch."""
+
+    sequences: slice
+    tokens: slice
+    keys: slice
+    relations: Relations
+
+    def context(self, whole: "RecurrentContext") -> "RecurrentContext":
+        """The part of the batch's context."""
+        mask = whole.key_mask
+        if mask is not None and mask.shape[0] > 1:
+            mask = mask[self.sequences]
+        offsets = _offsets(whole.cu_seqlens, self.sequences)
+        return replace(whole, cu_seqlens=offsets, key_mask=mask, relations=self.relations)
+
+    def cut(self, run: Pass, query: Any, for_position: Any, key: Any, value: Any, scores: Any) -> tuple[Any, ...]:
+        """The parts of the arrays."""
+        queries = (None if array is None else _part(run, array, self.tokens) for array in (query, for_position, scores))
+        query, for_position, scores = queries
+        return query, for_position, _part(run, key, self.keys), _part(run, value, self.keys), scores
+
+
+def _part(run: Pass, array: Any, where: slice) -> Any:
+    return functional.slice_rows(run, array, first=where.start, last=where.stop)
+
+
+def _offsets(cu_seqlens: Any, sequences: slice) -> Any:
+    offsets = cu_seqlens[sequences.start : sequences.stop + 1]
+    return offsets - offsets[:1]
+
+
+@functools.lru_cache(maxsize=8)
+def sinusoids(first: int, last: int, width: int, dtype: str) -> np.ndarray:
+    """The encodings of the distances from `first` to `last`, (distances, width): sines, then cosines, of the distance
+    over 10000^(2i / width)."""
+    frequencies = 10000.0 ** (-np.arange(0, width, 2) / width)
+    angles = np.arange(first, last + 1)[:, None] * frequencies
+    encodings = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(dtype)
+    encodings.flags.writeable = False
+    return encodings
+
+
+@dataclass(kw_only=True)
+class RecurrentContext(LayerContext):
+    """A LayerContext with what recurrent layers share.
+
+    Attributes:
+        relations: who stands where.
+        memories: of each layer, (sequences * memory, hidden); None where there is none.
+    """
+
+    relations: Relations
+    memories: list[Any]
+    can_be_recorded = False
+
+    def in_use(self) -> list[Any]:
+        keys = self.relations.position_keys
+        return [self, *(() if keys is None else list(keys.values()))]
+
+
+class RelativeAttention(Sublayer):
+    """What all relative attention shares: scores of content and of positions, each with its own queries."""
+
+    position_terms = 1
+
+    def __init__(self, layer: LayerSpec, index: int):
+        self.num_heads, self.head_dim, self.index = layer.num_heads, layer.head_size, index
+        self.norm_first = layer.norm_first
+        self.dropout, self.attention_dropout = layer.dropout, layer.attention_dropout
+
+    def _position_keys(self, run: Pass, relations: Relations, weight: Parameter) -> Any:
+        """The keys of positions, (distances, heads * head_dim)."""
+        kept = {} if relations.position_keys is None else relations.position_keys
+        version, (known, keys) = weight.version, kept.get(self, (None, None))  # read before its values are
+        if known != version:
+            keys = functional.linear(run, relations.sinusoids, weight.weight(run), None)
+            kept[self] = version, keys
+        return keys
+
+    def _heads(self, run: Pass, array: Any) -> Any:
+        """(rows, heads * head_dim) -> (rows, heads, head_dim)."""
+        return functional.reshape(run, array, shape=(-1, self.num_heads, self.head_dim))
+
+    def _attend(
+        self,
+        run: Pass,
+        queries: tuple[Any, Any],
+        keys: tuple[Any, Any, Any],
+        context: RecurrentContext,
+        weight: Parameter,
+        segment_scores: Any = None,
+    ) -> Any:
+        """Attention by the queries for content and for positions, (tokens, heads * head_dim) each, among the keys,
+        their values and those of positions -> (tokens, heads * head_dim).
+
+        `weight` is that of a map beside them, whose precision decides attention's.
+        """
+        key, value, positions = (self._heads(run, each) for each in keys)
+        arrays = (*(self._heads(run, query) for query in queries), key, value, segment_scores)
+        attended = self._attend_in(run, context, positions, attention_dtype(run, weight), *arrays)
+        return functional.reshape(run, attended, shape=(-1, self.num_heads * self.head_dim))
+
+    def _attend_in(
+        self, run: Pass, context: RecurrentContext, positions: Any, compute_dtype: str | None, *arrays: Any
+    ) -> Any:
+        """Attention of all sequences, or of those that run forwards and then of those that run backwards."""
+        halves = context.relations.halves
+        if halves is None:
+            return self._attended(run, context, positions, compute_dtype, *arrays)
+        probabilities: list | None = None if run.trace.attentions is None else []
+        inner = replace(run, trace=replace(run.trace, attentions=probabilities))
+        parts = [
+            self._attended(inner, half.context(context), positions, compute_dtype, *half.cut(run, *arrays))
+            for half in halves
+        ]
+        if probabilities is not None:
+            run.trace.attentions.append(functional.concatenate(run, *probabilities))
+        return functional.concatenate(run, *parts)
+
+    def _attended(
+        self,
+        run: Pass,
+        context: RecurrentContext,
+        positions: Any,
+        compute_dtype: str | None,
+        query: Any,
+        for_position: Any,
+        key: Any,
+        value: Any,
+        scores: Any,
+    ) -> Any:
+        relations = context.relations
+        relative = kernels.RelativePositions(
+            relations.distance_rows,
+            position_key=positions,
+            query_for_position=for_position,
+            segment_ids=None if scores is None else relations.segment_ids,
+            segment_ids_k=None if scores is None else relations.segment_ids_k,
+            segment_scores=scores,
+            longest=(len(relations.distance_rows) + 1) // 2,
+        )
+        return functional.attention(
+            run,
+            query,
+            key,
+            value,
+            relative=relative,
+            cu_seqlens=context.cu_seqlens,
+            cu_seqlens_k=relations.cu_seqlens_k,
+            attn_mask=context.key_mask,
+            dropout=self.attention_dropout,
+            compute_dtype=compute_dtype,
+        )
+
+
+class AdaptiveEmbeddings(Block):
+    """sqrt(hidden size) times each word's embedding, projected to the hidden size.
+
+    Words are counted by frequency; the k-th group of them (spec.details.groups) has vectors of spec.embedding_size /
+    div_val^k. With div_val 1 there is one table, and no projection where it is as wide as the hidden size.
+    """
+
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
+        details, table, projection = spec.details, names["word_embeddings"], names["embeddings_projection"]
+        self.factor, self.dropout = spec.hidden_size**0.5, spec.embedding_dropout
+        self.groups = details.groups if details.div_val > 1 else ((0, spec.vocab_size),)
+        widths = [spec.embedding_size // details.div_val**index for index in range(len(self.groups))]
+        self.tables = [
+            Embedding(table.format(group=index), rows=end - first, features=width)
+            for index, ((first, end), width) in enumerate(zip(self.groups, widths, strict=True))
+        ]
+        self.projections: list[Parameter] = []
+        if details.div_val > 1 or spec.embedding_size != spec.hidden_size:
+            self.projections = [
+                Parameter(projection.format(group=index), shape=(spec.hidden_size, width), use="weight")
+                for index, width in enumerate(widths)
+            ]
+
+    def other_weights(self) -> Iterator[Parameter]:
+        """The projections of rare words, whose results count for few tokens."""
+        return iter(self.projections[1:])
+
+    def __call__(self, run: Pass, inputs: Any) -> Any:
+        """An `EncoderInput` -> (tokens, hidden)."""
+        if len(self.groups) == 1:
+            return drop(
+                run, functional.scale(run, self._embedded(run, 0, inputs.input_ids), factor=self.factor), self.dropout
+            )
+        ids, xp = inputs.input_ids, kernels.array_module(inputs.input_ids)
+        parts = []
+        for index, (first, end) in enumerate(self.groups):  # by all, for how many words a group has is on the GPU
+            embedded = self._embedded(run, index, xp.clip(ids - first, 0, end - first - 1))
+            inside = ((ids >= first) & (ids < end)).astype(value_of(embedded).dtype)
+            parts.append(functional.scale(run, embedded, factor=inside[:, None]))
+        total = functools.reduce(functools.partial(functional.add, run), parts)
+        return drop(run, functional.scale(run, total, factor=self.factor), self.dropout)
+
+    def _embedded(self, run: Pass, group: int, ids: Any) -> Any:
+        embedded = self.tables[group](run, ids)
+        if not self.projections:
+            return embedded
+        return functional.linear(run, embedded, self.projections[group].weight(run), None)
 
 
 class PositionBiases(Block):

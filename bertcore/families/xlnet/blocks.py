@@ -1,19 +1,51 @@
-"""The blocks of XLNet (Yang et al. 2019, arXiv:1906.08237): attention of two streams, and what they start from."""
+"""The blocks of XLNet (Yang et al. 2019, arXiv:1906.08237): two-stream attention and the embeddings of both."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bertcore import kernels
 from bertcore.execution import Pass
-from bertcore.families.transfo_xl.relative_attention import RecurrentContext, RelativeAttention
-from bertcore.families.xlnet.operations import mix_rows, segment_scores
+from bertcore.families.transfo_xl.blocks import RecurrentContext, RelativeAttention
 from bertcore.nn import functional
 from bertcore.nn.encoder_layer import FeedForward, make_norm
+from bertcore.nn.functional.rows import column_sums, widened
 from bertcore.nn.layers import Embedding, drop, dropped_linear
 from bertcore.nn.layout import Layout
+from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
 from bertcore.tape import value_of
+
+
+def _mix(array, matrices):
+    parts = widened(array).reshape(len(matrices), -1, array.shape[1])
+    mixed = kernels.array_module(array).matmul(widened(matrices), parts)
+    return mixed.reshape(-1, array.shape[1]).astype(array.dtype, copy=False)
+
+
+@operation()
+def mix_rows(run: Pass, array: Any, *, matrices: Any) -> Any:
+    """Each sequence's rows as sums of its rows: matrices (sequences, outputs, inputs) times (sequences * inputs,
+    features) -> (sequences * outputs, features). All sequences have one length."""
+    return _mix(array, matrices), lambda grad: (_mix(grad, matrices.transpose(0, 2, 1)),)
+
+
+@operation()
+def segment_scores(run: Pass, queries: Any, bias: Any, table: Any) -> Any:
+    """(queries + bias) times the two vectors of each head: (tokens, heads, head_dim), (heads, head_dim) and (2, heads,
+    head_dim) -> (tokens, heads, 2) (Yang et al. 2019, arXiv:1906.08237, section 2.5)."""
+    wide, wide_bias = widened(queries), widened(bias)
+    scores = [(wide * row).sum(axis=-1) + (wide_bias * row).sum(axis=-1) for row in widened(table)]
+    xp = kernels.array_module(queries)
+
+    def pullback(grad):
+        parts = [grad[..., column, None] for column in range(2)]
+        grad_queries = sum(part * row for part, row in zip(parts, table, strict=True))
+        grad_table = [column_sums(part * queries) + column_sums(part) * bias for part in parts]
+        return grad_queries, column_sums(grad_queries), xp.stack(grad_table)
+
+    return xp.stack(scores, axis=-1).astype(queries.dtype, copy=False), pullback
 
 
 class TwoStreamEmbeddings(Block):

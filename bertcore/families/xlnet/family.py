@@ -1,17 +1,236 @@
 """XLNet (Yang et al. 2019, arXiv:1906.08237): two-stream attention, relative positions, a memory."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
+from bertcore import kernels
 from bertcore.checkpoint import NameRules
-from bertcore.families.xlnet.adapter import TwoStreamAdapter, TwoStreamDetails
-from bertcore.families.xlnet.blocks import TwoStreamAttention, TwoStreamEmbeddings, TwoStreamLayer
+from bertcore.execution import Pass
+from bertcore.families.transfo_xl.adapter import RecurrentAdapter, RecurrentInput
+from bertcore.families.transfo_xl.blocks import Half, RecurrentContext, Relations
+from bertcore.families.xlnet.blocks import (
+    Predictions,
+    TwoStreamAttention,
+    TwoStreamContext,
+    TwoStreamEmbeddings,
+    TwoStreamLayer,
+)
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.models.adapter import Encoded
+from bertcore.models.inputs import EncoderInput, integer_batch
 from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, in_each_layer, register, summary_head
 from bertcore.models.spec import ConfigReader, standard_spec
+from bertcore.nn.packing import PackedBatch
 from bertcore.nn.spec import EncoderSpec
+from bertcore.tape import Tensor, value_of
+
+
+@dataclass(frozen=True)
+class TwoStreamDetails:
+    """What XLNet's configs vary; see `RecurrentAdapter`.
+
+    Attributes:
+        reuse_length: how many of a segment's first tokens are remembered; 0 for all.
+        half_runs_backwards: the second half of a batch's sequences run backwards: their distances change sign.
+    """
+
+    memory_length: int | None
+    reuse_length: int
+    clamp_length: int
+    same_length: bool
+    returns_memory: bool
+    trains_with_memory: bool
+    half_runs_backwards: bool
+
+
+@dataclass
+class TwoStreamInput(RecurrentInput):
+    """Attributes:
+    target_mapping: how much each prediction is of each token, (sequences, predictions, length), or None.
+    """
+
+    target_mapping: np.ndarray | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        return super().is_plain and self.target_mapping is None
+
+
+class TwoStreamAdapter(RecurrentAdapter):
+    """The adapter of Yang et al. 2019 (arXiv:1906.08237).
+
+    With target_mapping the query stream is the output: hidden states alternate between the streams, content first, and
+    attentions are pairs. A query that sees no key (the first of an order) weighs all keys the same; no gradient flows
+    through its scores.
+    """
+
+    def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
+        super().__init__(names, spec)
+        self.needs_whole_batch = spec.details.half_runs_backwards  # which half a sequence is in depends on it
+
+    def pack(
+        self,
+        run: Pass,
+        input_ids: Any,
+        attention_mask: Any = None,
+        *given: Any,
+        keep_padding: bool = False,
+        perm_mask: Any = None,
+        target_mapping: Any = None,
+        input_mask: Any = None,
+        **memory: Any,
+    ) -> TwoStreamInput:
+        """perm_mask and target_mapping have a column for each token of the batch, so that all padding stays."""
+        mask = self._attention_mask(input_ids, attention_mask, input_mask)
+        keeps = keep_padding or perm_mask is not None or target_mapping is not None or self.needs_whole_batch
+        inputs = TwoStreamInput(**vars(super().pack(run, input_ids, mask, *given, keep_padding=keeps, **memory)))
+        sequences, length = inputs.packed.shape
+        if perm_mask is not None:
+            visible = ~(_numeric_array("perm_mask", perm_mask, (sequences, length, length)) > 0)
+            inputs.visible = visible if inputs.visible is None else visible & inputs.visible
+        if target_mapping is not None:
+            inputs.target_mapping = _numeric_array("target_mapping", target_mapping, (sequences, None, length))
+        return inputs
+
+    def _attention_mask(self, input_ids: Any, attention_mask: Any, input_mask: Any) -> Any:
+        """The attention_mask of a call: input_mask is the same with 0 and 1 exchanged."""
+        if input_mask is None:
+            return attention_mask
+        if attention_mask is not None:
+            raise ValueError("input_mask and attention_mask are both given, expected one: they say the same")
+        array = _numeric_array("input_mask", input_mask, integer_batch("input_ids", input_ids).shape)
+        if not np.isin(array, (0, 1)).all():
+            raise ValueError("input_mask holds other numbers than 0 (a real token) and 1 (padding)")
+        return array == 0
+
+    def begin(
+        self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]
+    ) -> tuple[Tensor, TwoStreamContext]:
+        content = embeddings(run, inputs)
+        context = self._context(run, inputs, content)
+        if context.predictions is None:
+            return content, context
+        places = np.zeros(context.predictions.matrices[..., 0].size, np.int64)
+        return (content, embeddings.queries(run, run.to_backend(places))), context
+
+    def _context(self, run: Pass, inputs: EncoderInput, hidden: Any) -> TwoStreamContext:
+        memories = self._memories(inputs, hidden)
+        relations, longest, before = self._relations(run, inputs, hidden, memories[0])
+        types = inputs.token_type_ids
+        if inputs.on_host.token_type_ids.any():  # where all are one segment, it does not matter
+            relations.segment_ids = relations.segment_ids_k = types
+            if before:
+                xp = kernels.array_module(types)
+                padded = xp.zeros((len(inputs.cu_seqlens) - 1, before + longest), types.dtype)  # a memory's are 0
+                padded[:, before:] = types.reshape(-1, longest)
+                relations.segment_ids_k = padded.reshape(-1)
+        if self.needs_whole_batch:
+            offsets = inputs.on_host.cu_seqlens
+            relations.halves = _halves(relations, offsets, longest, before)
+        visible = self._visible(inputs, longest, before)
+        itself = None
+        if visible is not None:
+            itself = np.arange(before + longest) == before + np.arange(longest)[:, None]
+        shared = {"relations": relations, "memories": memories}
+        content = TwoStreamContext(inputs.cu_seqlens, _mask(run, visible, itself), **shared)
+        mapping = getattr(inputs, "target_mapping", None)
+        if mapping is None:
+            return content
+        matrices = run.to_backend(mapping.astype(value_of(hidden).dtype))
+        sees = None
+        if visible is not None and not (sees_any := visible.any(axis=2, keepdims=True)).all():
+            visible = visible | ~sees_any
+            sees = np.broadcast_to(sees_any, (len(mapping), longest, 1)).reshape(-1, 1)
+            sees = run.to_backend(sees.astype(value_of(hidden).dtype))
+        content.queries = RecurrentContext(inputs.cu_seqlens, _mask(run, visible, None), **shared)
+        content.predictions = Predictions(matrices, sees)
+        return content
+
+    def restore(self, run: Pass, inputs: TwoStreamInput, state: Any) -> Encoded:
+        """With target_mapping the predictions stand in the tokens' place."""
+        if inputs.target_mapping is None:
+            return super().restore(run, inputs, state)
+        encoded = super().restore(run, inputs, state[1])
+        predicted = _predicted(inputs)
+        ends = predicted.cu_seqlens, predicted.first_tokens(), predicted.last_tokens()
+        names = "cu_seqlens", "first_tokens", "last_tokens"
+        encoded.packed = predicted
+        encoded.inputs = replace(inputs, **dict(zip(names, map(run.to_backend, ends), strict=True)))
+        return encoded
+
+    def _given(self, states: list) -> list[Any]:
+        return [state[0] if isinstance(state, tuple) else state for state in states[:-1]]
+
+    def _lowest(self, longest: int, highest: int) -> int:
+        return -highest if self.needs_whole_batch else super()._lowest(longest, highest)
+
+    def _within_length(self, ahead: np.ndarray, memory: int) -> np.ndarray:
+        return ahead >= 0
+
+    def _remembered(self, state: Any) -> Any:
+        return state[: self.spec.details.reuse_length] if self.spec.details.reuse_length else state
+
+    def _padded_states(self, run: Pass, states: list, inputs: TwoStreamInput) -> tuple[Any, ...]:
+        if inputs.target_mapping is None:
+            return super()._padded_states(run, states, inputs)
+        layouts = inputs.packed, _predicted(inputs)
+        return tuple(layout.pad(run, stream) for pair in states for layout, stream in zip(layouts, pair, strict=True))
+
+    def _padded_attentions(self, run: Pass, attentions: list, inputs: TwoStreamInput, memory: int) -> tuple[Any, ...]:
+        padded = super()._padded_attentions(run, attentions, inputs, memory)
+        return padded if inputs.target_mapping is None else tuple(zip(padded[::2], padded[1::2], strict=True))
+
+
+def _predicted(inputs: TwoStreamInput) -> PackedBatch:
+    """The layout of the predictions: the same number for every sequence."""
+    return PackedBatch(np.ones(inputs.target_mapping.shape[:2], bool))
+
+
+def _halves(relations: Relations, offsets: np.ndarray, longest: int, memory: int) -> tuple[Half, Half]:
+    """The sequences that run forwards and those that run backwards, for which distances have the other sign."""
+    sequences = len(offsets) - 1
+    if sequences % 2 or sequences * longest != offsets[-1]:
+        raise ValueError(
+            f"config: bi_data is true, for batches of an even number of sequences of one length, but input_ids has "
+            f"{sequences} sequences, the longest of {longest} tokens"
+        )
+    ends, halves = (0, sequences // 2, sequences), []
+    for (first, last), rows in zip(
+        pairwise(ends), (relations.distance_rows, relations.distance_rows[::-1]), strict=True
+    ):
+        tokens, keys = (slice(first * length, last * length) for length in (longest, memory + longest))
+        xp = kernels.array_module(rows)
+        halves.append(relations.half(slice(first, last), tokens, keys, xp.ascontiguousarray(rows)))
+    return tuple(halves)
+
+
+def _mask(run: Pass, visible: np.ndarray | None, itself: np.ndarray | None) -> Any:
+    """Which keys queries see, themselves included, as attention takes it; None if all."""
+    if visible is None:
+        return None
+    mask = visible if itself is None else visible | itself
+    return None if mask.all() else run.to_backend(mask[:, None])
+
+
+def _numeric_array(name: str, values: Any, shape: Iterable[int | None]) -> np.ndarray:
+    """`values` as an array of numbers of this shape, in host memory; None in the shape is any size."""
+    array = np.asarray(values) if kernels.array_module(values) is np else values.get()
+    if array.dtype.kind not in "buif":
+        raise TypeError(f"{name} holds {array.dtype}, expected numbers")
+    expected = tuple(shape)
+    fits = array.ndim == len(expected) and all(
+        want in (None, size) for want, size in zip(expected, array.shape, strict=True)
+    )
+    if not fits:
+        sizes = ", ".join("predictions" if size is None else str(size) for size in expected)
+        raise ValueError(f"{name} has shape {array.shape}, expected ({sizes})")
+    return array
+
 
 KEYS = {
     "hidden_size": "d_model",

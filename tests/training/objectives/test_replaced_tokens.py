@@ -5,8 +5,8 @@ import pytest
 
 from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining, ReplacedTokenModel, use_backend
 from bertcore.checkpoint import CheckpointError
+from bertcore.models.generation import BLOCK, sample_words
 from bertcore.models.replaced_tokens import EMBEDDINGS, generator_config
-from bertcore.models.sampling import BLOCK, sample_words
 from bertcore.presets import preset_config
 from bertcore.training import Masking, Trainer, TrainingArguments
 from bertcore.training.masking import IGNORED

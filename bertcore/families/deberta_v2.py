@@ -1,12 +1,16 @@
-"""The convolution beside DeBERTa v2's first layer (He et al. 2021, arXiv:2006.03654, its released models)."""
+"""DeBERTa v2 (He et al. 2021, arXiv:2006.03654) and v3 (He et al. 2023, arXiv:2111.09543): positions in buckets."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bertcore import kernels
 from bertcore.execution import Pass
-from bertcore.families.deberta.blocks import DisentangledContext, Disentanglement
+from bertcore.families.deberta import family as deberta
+from bertcore.families.deberta.blocks import DisentangledAttention, DisentangledContext, Disentanglement
+from bertcore.heads.classifier import ClassifierSpec
+from bertcore.models.registry import HeadSpec, fewer_layers, register
+from bertcore.models.spec import ConfigReader
 from bertcore.nn import functional
 from bertcore.nn.encoder_layer import EncoderLayer
 from bertcore.nn.layers import LayerNorm, drop
@@ -116,3 +120,111 @@ def block_diagonal(run: Pass, weight: Any, *, size: int, groups: int) -> Any:
         return (total,)
 
     return dense, pullback
+
+
+_DEFAULTS = {
+    "vocab_size": 128100,
+    "hidden_size": 1536,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 24,
+    "intermediate_size": 6144,
+}
+
+
+def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a DeBERTa v2 or v3 config."""
+    read, types = ConfigReader(config), deberta.position_types(config)
+    distance = deberta.max_distance(config)
+    details = BucketedDisentanglement(
+        content_to_position="c2p" in types,
+        position_to_content="p2c" in types,
+        score_terms=1 + len(set(types)),
+        max_distance=distance,
+        buckets=_buckets(config, distance) if distance else 0,
+        shares_maps=read.flag("share_att_key", False),
+        has_norm=_has_norm(config),
+        convolution=_convolution(read),
+    )
+    found = deberta.disentangled_spec(config, details, _DEFAULTS)
+    if details.convolution is not None:
+        found = replace(found, is_relative=True)
+    head_size = found.hidden_size // found.num_heads
+    read.require(attention_head_size=head_size)
+    return found
+
+
+def _buckets(config: Mapping[str, Any], distance: int) -> int:
+    """position_buckets, 0 for none; half of them are for near distances, the others reach to the furthest."""
+    read, value = ConfigReader(config), config.get("position_buckets")
+    if value is None or (type(value) is int and value < 1):
+        return 0
+    buckets = read.size("position_buckets", 1)
+    is_short = read.flag("position_biased_input", True) and read.size("max_position_embeddings", 512) <= buckets // 2
+    if buckets < 2 or (distance <= buckets // 2 + 1 and not is_short):
+        raise ValueError(
+            f"config: position_buckets is {buckets}, expected 2 to {2 * distance - 3}, for distances up to {distance}, "
+            "or at most 0 for no buckets"
+        )
+    return buckets
+
+
+def _has_norm(config: Mapping[str, Any]) -> bool:
+    value = config.get("norm_rel_ebd", "none")
+    kinds = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else [value]
+    if any(kind not in ("none", "layer_norm") for kind in kinds):
+        raise ValueError(f"config: norm_rel_ebd is {value!r}, expected 'none' or 'layer_norm'")
+    return "layer_norm" in kinds
+
+
+def _convolution(read: ConfigReader) -> ConvolutionSpec | None:
+    size = read.count("conv_kernel_size", 0)
+    if size == 0:
+        return None
+    groups, width = read.size("conv_groups", 1), read.size("hidden_size", _DEFAULTS["hidden_size"])
+    if size % 2 == 0:
+        raise ValueError(f"config: conv_kernel_size is {size}, expected an odd number")
+    if width % groups:
+        raise ValueError(f"config: conv_groups is {groups}, expected a divisor of hidden_size {width}")
+    return ConvolutionSpec(size, groups, read.activation("conv_act", "tanh"))
+
+
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads of a DeBERTa v2 or v3 config. That for replaced tokens is v3's, as in its authors' code."""
+    common = deberta.heads(read)
+    replaced_tokens = ClassifierSpec(
+        "mask_predictions.classifier",
+        "tokens_and_first",
+        dense="mask_predictions.dense",
+        activation=read.activation("hidden_act", "gelu"),
+        norm="mask_predictions.LayerNorm",
+        norm_first=True,
+        dropout=0.0,
+        dense_dropout=0.0,
+    )
+    choice = common["sequence_classification"]
+    return {**common, "multiple_choice": choice, "replaced_tokens": replaced_tokens}
+
+
+DEBERTA_V2 = register(
+    replace(
+        deberta.DEBERTA,
+        model_type="deberta-v2",
+        architecture="DebertaV2",
+        spec_from_config=spec,
+        heads=heads,
+        encoder_names=deberta.DEBERTA.encoder_names | {"relative_norm": "encoder.LayerNorm"},
+        layer_names={part: name for part, name in deberta.DEBERTA.layer_names.items() if part != "qkv"}
+        | {
+            "query": "encoder.layer.{layer}.attention.self.query_proj",
+            "key": "encoder.layer.{layer}.attention.self.key_proj",
+            "value": "encoder.layer.{layer}.attention.self.value_proj",
+            "position_key": "encoder.layer.{layer}.attention.self.pos_key_proj",
+            "position_query": "encoder.layer.{layer}.attention.self.pos_query_proj",
+            "convolution": "encoder.conv.conv",
+            "convolution_norm": "encoder.conv.LayerNorm",
+        },
+        attention=DisentangledAttention,
+        layer=ConvolutedLayer,
+        generator=fewer_layers,
+    )
+)

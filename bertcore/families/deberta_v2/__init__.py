@@ -1,1 +1,0 @@
-"""DeBERTa v2 and v3."""

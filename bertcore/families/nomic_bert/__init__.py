@@ -1,1 +1,0 @@
-"""NomicBERT; family.py registers it."""
