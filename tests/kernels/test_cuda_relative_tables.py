@@ -121,7 +121,7 @@ def bytes_at_once(function):
     lifetimes = Lifetimes()
     with cupy.cuda.using_allocator(lifetimes.allocate):
         results = function()
-    return lifetimes.layout(tuple(it for it in results if it is not None)).nbytes
+    return lifetimes.plan(tuple(it for it in results if it is not None)).nbytes
 
 
 @pytest.mark.parametrize("lengths", [(512, 512), (512, *[33] * 20)], ids=["full", "ragged"])
