@@ -206,7 +206,8 @@ class PeftModel(Block):
             config["target_modules"] = sorted(
                 name.removesuffix(".weight") for adapter in self.adapters for name in adapter.names
             )
-        config["fan_in_fan_out"] = any(_is_transposed(adapter.adapted) for adapter in self.adapters)
+        layouts = [adapter.adapted.layout for adapter in self.adapters]
+        config["fan_in_fan_out"] = any(layout is not None and layout.axes == (1, 0) for layout in layouts)
         tensors = {PREFIX + name: array for name, array in self.state_dict().items()}
         checkpoint.save_checkpoint(folder, config, tensors, config_name=CONFIG_NAME, weights_name=WEIGHTS_NAME)
 
@@ -247,10 +248,6 @@ def _is_linear(parameter: Parameter) -> bool:
     """Return whether this is a linear layer's weight: convolutions have weights of three axes named "weight"."""
     is_convolution = len(parameter.expected[parameter.names[0]]) == 3 and parameter.names[0].endswith(".weight")
     return parameter.uses == {"weight"} and not is_convolution
-
-
-def _is_transposed(parameter: Parameter) -> bool:
-    return parameter.layout is not None and parameter.layout.axes == (1, 0)
 
 
 def _saved_parameters(model: Model, config: LoraConfig) -> list[Parameter]:

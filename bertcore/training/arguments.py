@@ -118,7 +118,8 @@ class TrainingArguments:
             setattr(self, name, ours.get(given, given) if isinstance(given, str) else given)
         for name in _TYPES:
             self._check_type(name)
-        self._check_seeds()
+        for name in ("seed",) if self.data_seed is None else ("seed", "data_seed"):
+            setattr(self, name, check_count(name, getattr(self, name), 0, MOST_SEED))
         if self.num_train_epochs == 0:
             raise ValueError("num_train_epochs is 0, expected more")
         if not isinstance(self.output_dir, str | os.PathLike):
@@ -145,10 +146,6 @@ class TrainingArguments:
         elif kind == "bool" and not isinstance(value, bool):
             raise TypeError(f"{name} is {value!r}, expected True{', False or None' if may_be_none else ' or False'}")
 
-    def _check_seeds(self) -> None:
-        for name in ("seed",) if self.data_seed is None else ("seed", "data_seed"):
-            setattr(self, name, check_count(name, getattr(self, name), 0, MOST_SEED))
-
     def _check_choices(self) -> None:
         choices = {"optim": OPTIMIZERS, "lr_scheduler_type": SCHEDULES}
         choices |= {"eval_strategy": STRATEGIES, "save_strategy": STRATEGIES}
@@ -168,13 +165,11 @@ class TrainingArguments:
         if self.max_seconds == 0:
             raise ValueError("max_seconds is 0.0, expected more")
         if self.max_seconds is not None and self.warmup_steps >= 1 and self.lr_scheduler_type != "constant":
-            raise ValueError(
-                f"warmup_steps is {self.warmup_steps}, expected a share of the run, below 1, as max_seconds is given"
-            )
+            expected = "a share of the run, below 1, as max_seconds is given"
+            raise ValueError(f"warmup_steps is {self.warmup_steps}, expected {expected}")
         if self.warmup_steps >= 1 and self.warmup_steps != int(self.warmup_steps):
-            raise ValueError(
-                f"warmup_steps is {self.warmup_steps}, expected a number of steps, or a share of the run below 1"
-            )
+            expected = "a number of steps, or a share of the run below 1"
+            raise ValueError(f"warmup_steps is {self.warmup_steps}, expected {expected}")
 
     def _check_best(self) -> None:
         if not self.load_best_model_at_end:

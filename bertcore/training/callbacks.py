@@ -72,7 +72,6 @@ class EarlyStoppingCallback(TrainerCallback):
         self.failures = 0
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Compare the metric with the best so far."""
         value = args.deciding_value(event["metrics"])
         if args.gain(value, self.best) > self.threshold:
             self.best, self.failures = value, 0
@@ -151,7 +150,6 @@ class JsonLog(TrainerCallback):
             self._write(state.log_history)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Append a line."""
         self._write([event["logs"]])
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
@@ -187,28 +185,23 @@ def _json_line(logs: Mapping[str, float]) -> str:
 
 
 class Progress(TrainerCallback):
-    """A progress bar with the loss, tokens per second and the remaining time."""
+    """A progress bar on standard error with the loss, tokens per second and the remaining time."""
 
     def __init__(self, is_off: bool | None):
         self._is_off, self._bar = is_off, None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Draw the bar on standard error."""
         from tqdm import tqdm
 
         by_time = args.max_seconds is not None
-        self._bar = tqdm(
-            total=round(args.max_seconds) if by_time else state.max_steps,
-            initial=_position(state, by_time),
-            unit="s" if by_time else "step",
-            disable=self._is_off,
-            file=sys.stderr,
-            dynamic_ncols=True,
+        length = (
+            {"total": round(args.max_seconds), "unit": "s"} if by_time else {"total": state.max_steps, "unit": "step"}
         )
+        options = {"disable": self._is_off, "file": sys.stderr, "dynamic_ncols": True}
+        self._bar = tqdm(initial=_position(state, by_time), **length, **options)
         self._first = state.num_input_tokens_seen, state.seconds
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Move the bar."""
         tokens, seconds = self._first
         speed = (state.num_input_tokens_seen - tokens) / max(state.seconds - seconds, 1e-9)
         loss = state.unlogged_loss / max(1, state.unlogged_steps)
@@ -216,7 +209,6 @@ class Progress(TrainerCallback):
         self._bar.update(_position(state, args.max_seconds is not None) - self._bar.n)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Leave the bar as it is."""
         self._bar.close()
         self._bar = None
 
@@ -229,7 +221,6 @@ class LossPlot(TrainerCallback):
     """Draws loss.png: training and evaluation loss over the steps."""
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Draw the plot."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -254,19 +245,16 @@ class TensorBoard(TrainerCallback):
     """Writes the numbers of the log as TensorBoard scalars to the folder `runs` of the output."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Open a writer."""
         from tensorboard.summary import Writer
 
         self._writer = Writer(str(Path(args.output_dir) / TENSORBOARD_NAME))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Write each number."""
         for name, value in event["logs"].items():
             if name != "step":
                 self._writer.add_scalar(name, value, event["logs"]["step"])
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Close the writer."""
         self._writer.close()
 
 

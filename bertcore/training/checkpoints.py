@@ -27,7 +27,7 @@ from bertcore.training.callbacks import TrainerState
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.schedules import Schedule
 
-_NAME = re.compile(r"checkpoint-(\d+)")
+_NAME = re.compile(r"checkpoint-\d+")
 _LEFT = re.compile(r"\.(checkpoint-\d+)\.\d+\.[0-9a-f]+\.tmp")
 _ASIDE = re.compile(r"\.(checkpoint-\d+)\.old")
 
@@ -45,11 +45,7 @@ def checkpoints_in(output_dir: str | os.PathLike) -> list[Path]:
     """Return the checkpoints of a run, the latest last."""
     folder = Path(output_dir)
     found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(found, key=_step)
-
-
-def _step(folder: Path) -> int:
-    return int(_NAME.fullmatch(folder.name)[1])
+    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
 def write_checkpoint(folder: Path, fill: Callable[[Path], None]) -> None:

@@ -264,7 +264,9 @@ class Trainer:
             metrics |= _checked_metrics(self.compute_metrics(found.predictions))
         seconds = time.monotonic() - started
         metrics |= {"runtime": seconds, "samples_per_second": found.examples / seconds}
-        return {_prefixed(name, prefix): value for name, value in metrics.items()}, found.predictions
+        start = f"{prefix}_"
+        metrics = {name if name.startswith(start) else start + name: value for name, value in metrics.items()}
+        return metrics, found.predictions
 
     def _outcome(self, first_step: int, started: float) -> TrainOutput:
         state, seconds = self.state, time.monotonic() - started
@@ -311,7 +313,3 @@ def _checked_metrics(metrics: Any) -> dict[str, Any]:
         if not isinstance(value, int | float):
             raise TypeError(f"compute_metrics returned {name!r} as {type(value).__name__}, expected a number")
     return plain
-
-
-def _prefixed(name: str, prefix: str) -> str:
-    return name if name.startswith(f"{prefix}_") else f"{prefix}_{name}"

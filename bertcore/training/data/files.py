@@ -156,14 +156,10 @@ def _json(lines: Lines) -> Iterator[_Found | _Problem]:
         if isinstance(item, _Problem):
             yield item
         elif item[1].strip():
-            yield _json_object(*item)
-
-
-def _json_object(number: int, line: str) -> _Found | _Problem:
-    try:
-        return _Found(number, json_object(line))
-    except ValueError as error:
-        return _Problem(number, str(error))
+            try:
+                yield _Found(item[0], json_object(item[1]))
+            except ValueError as error:
+                yield _Problem(item[0], str(error))
 
 
 def json_object(line: str) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""A batch of texts, and small students and teachers."""
+"""A batch of texts, small students and teachers, and a loss by its definition."""
 
 import numpy as np
 
 from bertcore import AutoModelForSequenceClassification
+from bertcore.training.masking import IGNORED
 from tests.tiny_bert import CONFIG
 
 LENGTHS = [9, 4, 1, 7]
@@ -22,3 +23,9 @@ def classifier(config=CONFIG, seed=2, **options):
 
 def inputs(batch=BATCH):
     return {name: array for name, array in batch.items() if name != "labels"}
+
+
+def mean_cross_entropy(logits, labels):
+    """Of the labels other than -100; `logits` have one axis more."""
+    scores, labels = logits[labels != IGNORED], labels[labels != IGNORED]
+    return (np.log(np.exp(scores).sum(axis=-1)) - scores[np.arange(len(scores)), labels]).mean()

@@ -38,20 +38,25 @@ def test_a_loss_of_the_callers_own_with_targets():
     assert grads["encoder.layer.0.output.dense.weight"].any()
 
 
+def check_sum(total, model, batch, parts):
+    """The loss and the gradients of a sum are those of its parts, (objective, its batch), added up."""
+    with use_backend("numpy"):
+        out, grads = total.value_and_grad(model, batch)
+        assert total.forward(model, batch).loss == pytest.approx(out.loss, rel=1e-12)
+        found = [objective.value_and_grad(model, part) for objective, part in parts]
+    assert out.loss == pytest.approx(sum(part.loss for part, _ in found), rel=1e-12)
+    for name, gradient in grads.items():
+        np.testing.assert_allclose(gradient, sum(part[name] for _, part in found), rtol=1e-9, atol=1e-12)
+
+
 def test_a_sum_adds_losses_and_gradients():
     model, batch = AutoModel.from_config(CONFIG, dtype="float64"), {"input_ids": IDS}
     first, second = MultipleNegativesRanking(), MultipleNegativesRanking(scale=2.0, pooling="cls")
     total = first + second
     assert total.model_class == "AutoModel"
     assert total.weight(batch) == 4
-    with use_backend("numpy"):
-        out, grads = total.value_and_grad(model, batch)
-        assert len(total.forward(model, batch).predictions()) == 2  # what the encoder returns, and not the loss
-        parts = [objective.value_and_grad(model, batch) for objective in (first, second)]
-        assert out.loss == pytest.approx(sum(part.loss for part, _ in parts), rel=1e-12)
-        assert total.forward(model, batch).loss == pytest.approx(out.loss, rel=1e-12)
-    for name, gradient in grads.items():
-        np.testing.assert_allclose(gradient, sum(part[name] for _, part in parts), rtol=1e-9, atol=1e-12)
+    assert len(total.forward(model, batch).predictions()) == 2  # what the encoder returns, and not the loss
+    check_sum(total, model, batch, [(first, batch), (second, batch)])
 
 
 def test_masked_words_and_a_loss_of_the_callers_own():
@@ -62,13 +67,7 @@ def test_masked_words_and_a_loss_of_the_callers_own():
     total = words + custom
     assert total.model_class == (custom + words).model_class == "AutoModelForMaskedLM"
     assert total.weight(texts | target) == (texts["labels"] != -100).sum()
-    with use_backend("numpy"):
-        out, grads = total.value_and_grad(model, texts | target)
-        assert total.forward(model, texts | target).loss == pytest.approx(out.loss, rel=1e-12)
-        parts = words.value_and_grad(model, texts), custom.value_and_grad(model, texts | target)
-    assert out.loss == pytest.approx(sum(part.loss for part, _ in parts), rel=1e-12)
-    for name, gradient in grads.items():
-        np.testing.assert_allclose(gradient, sum(part[name] for _, part in parts), rtol=1e-9, atol=1e-12)
+    check_sum(total, model, texts | target, [(words, texts), (custom, texts | target)])
 
 
 def test_a_sum_goes_through_its_batch_as_its_parts_do():

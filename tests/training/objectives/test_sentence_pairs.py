@@ -20,6 +20,7 @@ from bertcore.training.objectives import (
 from tests.slopes import assert_slope
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import tiny_config
+from tests.training.objectives.students import mean_cross_entropy
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # A sentence is its document's letter, and its number in letters: so that every pair tells where it is from.
@@ -106,12 +107,8 @@ def test_beside_masked_words(tokenizer, pairs, config, logits, turned):
     model = AutoModelForPreTraining.from_config(config | {"vocab_size": CONFIG["vocab_size"]}, dtype="float64")
     out, grads = objective.value_and_grad(model, batch)
     plain = model(**{name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")})
-    parts = (plain.prediction_logits.reshape(-1, 75), batch["labels"]), (plain[logits], batch[pairs.label])
-    expected = 0.0
-    for scores, labels in parts:
-        known = labels.reshape(-1) != IGNORED
-        scores, labels = scores[known], labels.reshape(-1)[known]
-        expected += (np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(labels)), labels]).mean()
+    expected = mean_cross_entropy(plain.prediction_logits, batch["labels"])
+    expected += mean_cross_entropy(plain[logits], batch[pairs.label])
     assert out.loss == pytest.approx(expected, rel=1e-9)
     assert objective.forward(model, batch).loss == pytest.approx(expected, rel=1e-9)
     assert objective.weight(batch) == (batch["labels"] != IGNORED).sum()
@@ -133,10 +130,9 @@ def test_pairs_alone(tokenizer, pairs, kind, config):
     model = kind.from_config(config, dtype="float64")
     out, grads = pairs.value_and_grad(model, batch)
     rest = {name: value for name, value in batch.items() if name != pairs.label}
-    scores, labels = model(**rest), batch[pairs.label]
+    scores = model(**rest)
     scores = scores.logits if "logits" in scores else scores.sop_logits
-    expected = (np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(5), labels]).mean()
-    assert out.loss == pytest.approx(expected, rel=1e-9)
+    assert out.loss == pytest.approx(mean_cross_entropy(scores, batch[pairs.label]), rel=1e-9)
     assert_slope(model, grads, lambda: pairs.forward(model, batch).loss)
 
 
