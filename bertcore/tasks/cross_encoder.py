@@ -43,7 +43,7 @@ class CrossEncoder:
         activation_fn: function applied to the logits: "identity", "sigmoid", "softmax", "relu", "tanh", or a function
             of (pairs, labels) float32. By default as published, otherwise the sigmoid for one label and the identity
             for several.
-        revision, token, cache_dir, local_files_only: for an id on the hub, as for `checkpoint.resolve`.
+        hub: revision, token, cache_dir, local_files_only for an id on the hub, as for `checkpoint.resolve`.
 
     Attributes:
         num_labels, labels: number of scores of a pair, and their names.
@@ -67,12 +67,8 @@ class CrossEncoder:
         dtype: str | None = None,
         max_seq_length: int | None = None,
         activation_fn: str | Activation | None = None,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | os.PathLike | None = None,
-        local_files_only: bool = False,
+        **hub: Any,
     ):
-        hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         opened = opened_folder(resolve(folder, "sentence_encoder", **hub), "cross-encoder")
         self._prompts = read_prompts(opened)
         self.prompts = self._prompts.by_name
@@ -94,54 +90,23 @@ class CrossEncoder:
             activation_fn = published_activation(saved, config, self.num_labels)
         self.activation_fn = chosen_activation(activation_fn)
 
-    def predict(
-        self,
-        pairs: Pair | Iterable[Pair],
-        *,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
-        activation_fn: str | Activation | None = None,
-        apply_softmax: bool = False,
-        truncation: Any = "warn",
-        stride: int | None = None,
-        merge: str = "max",
-        batch_tokens: int = BATCH_TOKENS,
-        show_progress: bool | None = None,
-    ) -> np.ndarray:
+    def predict(self, pairs: Pair | Iterable[Pair], *, apply_softmax: bool = False, **options: Any) -> np.ndarray:
         """Score one pair of texts or many.
 
         Args:
             pairs: (text, text), or several of them.
-            prompt, prompt_name: text to put before the first of each pair, or the name of one of the model's own; by
-                default the model's default prompt, if it has one.
-            activation_fn: replaces the model's, for this call.
             apply_softmax: whether to apply a softmax to the scores of several labels, after the activation.
-            truncation: treatment of pairs longer than `max_seq_length`: "warn" cuts them and warns once, with
-                counts; True cuts them; "error" refuses them; "chunk" reads the whole longer text of a pair, in
-                overlapping windows, each with the other text.
-            stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
-            merge: for "chunk", merge of the logits of a pair's windows: the "max" of each label (Dai and
-                Callan 2019, arXiv:1905.09217), or their "mean", weighted by tokens.
-            batch_tokens: most tokens computed at once; bounds memory, does not change the result.
-            show_progress: whether to show a bar; by default on a terminal, if the work takes long.
+            options: arguments of `predict_stream`, which also documents the errors.
 
         Returns:
             float32 (pairs,) for a model of one label, else (pairs, labels), in the order of the pairs; for one pair a
             scalar, or (labels,).
-
-        Raises:
-            TypeError: an entry of `pairs` is not a pair of strings.
-            ValueError: a text is not valid Unicode, a prompt name or activation is unknown, `batch_tokens`,
-                `truncation`, `stride` or `merge` is invalid, or a pair is too long for truncation "error".
         """
         checks.boolean("apply_softmax", apply_softmax)
         is_one = _is_pair(pairs)
         many = list(_checked([pairs] if is_one else pairs))
-        long = Cutting(truncation, self.max_seq_length, stride), merge
-        stream = self._stream(many, len(many), prompt, prompt_name, activation_fn, long, batch_tokens, show_progress)
-        shape = (len(many),) if self.num_labels == 1 else (len(many), self.num_labels)
-        scores = np.empty(shape, np.float32)
-        for index, score in enumerate(stream):
+        scores = np.empty((len(many),) if self.num_labels == 1 else (len(many), self.num_labels), np.float32)
+        for index, score in enumerate(self.predict_stream(many, **options)):
             scores[index] = softmax(score) if apply_softmax and self.num_labels > 1 else score
         return scores[0] if is_one else scores
 
@@ -160,12 +125,47 @@ class CrossEncoder:
     ) -> Iterator[np.ndarray]:
         """Score pairs as they come: an iterator over their float32 scores, (labels,) or scalars, in their order.
 
-        Memory is bounded by `batch_tokens`, however many pairs there are. The backend is the one in force at this call;
-        the arguments are those of `predict`.
+        Memory is bounded by `batch_tokens`, however many pairs there are. The backend is the one in force at this call.
+
+        Args:
+            pairs: pairs (text, text).
+            prompt, prompt_name: text to put before the first of each pair, or the name of one of the model's own; by
+                default the model's default prompt, if it has one.
+            activation_fn: replaces the model's, for this call.
+            truncation: treatment of pairs longer than `max_seq_length`: "warn" cuts them and warns once, with
+                counts; True cuts them; "error" refuses them; "chunk" reads the whole longer text of a pair, in
+                overlapping windows, each with the other text.
+            stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
+            merge: for "chunk", merge of the logits of a pair's windows: the "max" of each label (Dai and
+                Callan 2019, arXiv:1905.09217), or their "mean", weighted by tokens.
+            batch_tokens: most tokens computed at once; bounds memory, does not change the result.
+            show_progress: whether to show a bar; by default on a terminal, if the work takes long.
+
+        Raises:
+            TypeError: an entry of `pairs` is not a pair of strings.
+            ValueError: a text is not valid Unicode, a prompt name or activation is unknown, `batch_tokens`,
+                `truncation`, `stride` or `merge` is invalid, or a pair is too long for truncation "error".
         """
-        long = Cutting(truncation, self.max_seq_length, stride), merge
-        checked = _checked(pairs)
-        return self._stream(checked, None, prompt, prompt_name, activation_fn, long, batch_tokens, show_progress)
+        cutting, checked = Cutting(truncation, self.max_seq_length, stride), _checked(pairs)
+        batch_tokens = check_count("batch_tokens", batch_tokens)
+        checks.choice("merge", merge, MERGES)
+        count = len(pairs) if isinstance(pairs, Sequence) else None
+        activation = self.activation_fn if activation_fn is None else chosen_activation(activation_fn)
+        before, backend = self._prompts.resolve(prompt, prompt_name), kernels.get_backend()
+
+        def scores() -> Iterator[np.ndarray]:
+            rows = ((before + first, second) for first, second in checked)
+            with progress_bar(count, show_progress) as advance:
+                for logits in self.scores.logits(rows, cutting, merge, batch_tokens, advance, backend):
+                    found = np.asarray(activation(logits[None]), np.float32)
+                    if found.shape != (1, self.num_labels):
+                        raise ValueError(
+                            f"activation_fn made the shape {found.shape} of {(1, self.num_labels)}, expected the same"
+                        )
+                    found = found[0]
+                    yield found[0] if self.num_labels == 1 else found
+
+        return scores()
 
     def rank(
         self,
@@ -203,37 +203,6 @@ class CrossEncoder:
             {"corpus_id": index, "score": float(scores[index])} | ({"text": texts[index]} if return_documents else {})
             for index in best
         ]
-
-    def _stream(
-        self,
-        pairs: Iterable[Pair],
-        count: int | None,
-        prompt: str | None,
-        prompt_name: str | None,
-        activation_fn: str | Activation | None,
-        long: tuple[Cutting, str],
-        batch_tokens: int,
-        show_progress: bool | None,
-    ) -> Iterator[np.ndarray]:
-        """Yield the scores; `long` is the treatment of long pairs and the merge of their windows."""
-        batch_tokens = check_count("batch_tokens", batch_tokens)
-        checks.choice("merge", long[1], MERGES)
-        activation = self.activation_fn if activation_fn is None else chosen_activation(activation_fn)
-        before, backend = self._prompts.resolve(prompt, prompt_name), kernels.get_backend()
-
-        def scores() -> Iterator[np.ndarray]:
-            rows = ((before + first, second) for first, second in pairs)
-            with progress_bar(count, show_progress) as advance:
-                for logits in self.scores.logits(rows, *long, batch_tokens, advance, backend):
-                    found = np.asarray(activation(logits[None]), np.float32)
-                    if found.shape != (1, self.num_labels):
-                        raise ValueError(
-                            f"activation_fn made the shape {found.shape} of {(1, self.num_labels)}, expected the same"
-                        )
-                    found = found[0]
-                    yield found[0] if self.num_labels == 1 else found
-
-        return scores()
 
 
 def _model_folder(folder: Path) -> Path:

@@ -1,15 +1,20 @@
 """Readers of texts: cut to the model's length or read in windows, and computed in batches of tokens."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
+from bertcore.checkpoint import CheckpointError
+from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.folder import with_prompt
 from bertcore.tasks.long_texts import Cutting, MergedWindows, Text, Window, merged_vectors
-from bertcore.tasks.texts import CutTexts, grouped, in_batches, lower_cased, uncut
+from bertcore.tasks.texts import CutTexts, grouped, in_batches, lower_cased, sequence_length, uncut
+from bertcore.tokenization import AutoTokenizer
 
 
 class TextReader:
@@ -29,6 +34,24 @@ class TextReader:
 
     _text: Callable[[Any, str], Text]  # (text, prompt) -> the text that is read in windows
     _name = "texts"  # name of the texts in errors
+
+    def _load_trained(self, model_class: Any, folder: Path, dtype: str | None, kind: str) -> None:
+        """Load a model whose head the checkpoint must have."""
+        with warnings.catch_warnings():  # a missing head is an error here
+            warnings.simplefilter("ignore", NewlyInitialisedWarning)
+            self.model = model_class.from_pretrained(folder, dtype=dtype)
+        if missing := self.model.newly_initialised:
+            raise CheckpointError(f"{folder} does not hold {', '.join(missing)}: expected a {kind}")
+
+    def _load_tokenizer(self, folder: Path, wanted: int | None, published: int | None, row: str = "text") -> None:
+        """Load the tokenizer and set `max_seq_length`: as wanted, else as published, else the tokenizer's.
+
+        A row is a "text" or a "pair" with special tokens, or "bare" without.
+        """
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        special = 0 if row == "bare" else self.tokenizer.num_special_tokens_to_add(pair=row == "pair")
+        published, positions = published or self.tokenizer.model_max_length, self.model.spec.longest_sequence
+        self.max_seq_length = sequence_length(wanted, published, positions, special, folder)
 
     def _row(self, window: Window) -> Any:
         """Return the tokens of a window, as `tokenize` returns those of a text."""

@@ -1,6 +1,5 @@
 """Scores of texts and pairs of texts by a sequence classifier, and functions of scores."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -10,13 +9,10 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.checkpoint import CheckpointError
 from bertcore.models.auto import AutoModelForSequenceClassification
-from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.long_texts import Cutting, MergedWindows, Text, Window
 from bertcore.tasks.reading import TextReader
-from bertcore.tasks.texts import lower_cased, sequence_length
-from bertcore.tokenization import AutoTokenizer
+from bertcore.tasks.texts import lower_cased
 
 
 @dataclass(frozen=True)
@@ -56,18 +52,9 @@ class SequenceScores(TextReader):
         published_length: int | None = None,
         do_lower_case: bool = False,
     ):
-        with warnings.catch_warnings():  # a missing head is an error here
-            warnings.simplefilter("ignore", NewlyInitialisedWarning)
-            self.model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype)
-        if self.model.newly_initialised:
-            raise CheckpointError(
-                f"{folder} does not hold {', '.join(self.model.newly_initialised)}: expected a sequence classifier"
-            )
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._load_trained(AutoModelForSequenceClassification, folder, dtype, "sequence classifier")
+        self._load_tokenizer(folder, max_seq_length, published_length, "pair")
         self.do_lower_case = do_lower_case
-        positions, special = self.model.spec.longest_sequence, self.tokenizer.num_special_tokens_to_add(pair=True)
-        published = published_length or self.tokenizer.model_max_length
-        self.max_seq_length = sequence_length(max_seq_length, published, positions, special, folder)
         self.num_labels = self.model._num_labels()
 
     def logits(

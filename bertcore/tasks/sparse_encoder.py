@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -20,7 +19,6 @@ from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
 from bertcore.execution import Pass
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModelForMaskedLM
-from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,
@@ -35,8 +33,7 @@ from bertcore.tasks.folder import (
 )
 from bertcore.tasks.long_texts import MERGES, Cutting, MergedWindows
 from bertcore.tasks.reading import PromptedReader
-from bertcore.tasks.texts import BATCH_TOKENS, checked_texts, progress_bar, sequence_length
-from bertcore.tokenization import AutoTokenizer
+from bertcore.tasks.texts import BATCH_TOKENS, checked_texts, progress_bar
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -55,7 +52,7 @@ class SparseEncoder(PromptedReader):
         dtype: dtype of weights and computation, as for AutoModel; embeddings are float32.
         max_seq_length: cut texts to this many tokens, special ones included; by default as published.
         max_active_dims: keep this many of the greatest weights of each text; by default as published, or all.
-        revision, token, cache_dir, local_files_only: for an id on the hub, as for `checkpoint.resolve`.
+        hub: revision, token, cache_dir, local_files_only for an id on the hub, as for `checkpoint.resolve`.
 
     Attributes:
         settings: settings of the folder.
@@ -78,68 +75,24 @@ class SparseEncoder(PromptedReader):
         dtype: str | None = None,
         max_seq_length: int | None = None,
         max_active_dims: int | None = None,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | os.PathLike | None = None,
-        local_files_only: bool = False,
+        **hub: Any,
     ):
-        hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         self.settings = settings = read_sparse_settings(resolve(folder, "sentence_encoder", **hub))
         where = settings.model_folder
-        with warnings.catch_warnings():  # a missing head is an error here
-            warnings.simplefilter("ignore", NewlyInitialisedWarning)
-            self.model: Any = AutoModelForMaskedLM.from_pretrained(where, dtype=dtype)
-        if self.model.newly_initialised:
-            raise CheckpointError(
-                f"{where} does not hold {', '.join(self.model.newly_initialised)}: expected a masked language model"
-            )
-        self.tokenizer = AutoTokenizer.from_pretrained(where)
-        special, positions = self.tokenizer.num_special_tokens_to_add(), self.model.spec.longest_sequence
-        published = settings.max_seq_length or self.tokenizer.model_max_length
-        self.max_seq_length = sequence_length(max_seq_length, published, positions, special, where)
+        self._load_trained(AutoModelForMaskedLM, where, dtype, "masked language model")
+        self._load_tokenizer(where, max_seq_length, settings.max_seq_length)
         self._max_active = (
             settings.max_active_dims if max_active_dims is None else check_count("max_active_dims", max_active_dims)
         )
         self.embedding_dimension = self.model.spec.vocab_size
 
-    def encode(
-        self,
-        texts: Iterable[str],
-        *,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
-        max_active_dims: int | None = None,
-        truncation: Any = "warn",
-        stride: int | None = None,
-        merge: str = "max",
-        batch_tokens: int = BATCH_TOKENS,
-        show_progress: bool | None = None,
-    ) -> csr_array:
-        """Embed texts into a sparse matrix (texts, vocabulary), float32 (needs SciPy).
+    def encode(self, texts: Iterable[str], **options: Any) -> csr_array:
+        """Embed texts into a sparse matrix (texts, vocabulary), float32.
 
-        Args:
-            texts: strings; an empty one is allowed.
-            prompt, prompt_name: text to put before each, or the name of one of the model's prompts; by default the
-                model's default prompt, if it has one.
-            max_active_dims: replaces the encoder's value for this call.
-            truncation: treatment of texts longer than `max_seq_length`: "warn" cuts them and warns once, with
-                counts; True cuts them; "error" refuses them; "chunk" reads them whole, in overlapping windows.
-            stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
-            merge: for "chunk", merge of the weights of a text's windows: their "max", or their "mean", weighted by
-                tokens.
-            batch_tokens: most tokens computed at once; bounds memory, does not change the result.
-            show_progress: whether to show a bar; by default on a terminal, if the work takes long.
-
-        Raises:
-            TypeError: a text is not a string.
-            ValueError: a text is not valid Unicode, a prompt name is unknown, an argument is out of range, or a text is
-                too long for truncation "error".
-            ImportError: SciPy is not installed; `encode_stream` does not need it.
+        Arguments and errors as for `encode_stream`; raises ImportError if SciPy, which only this needs, is missing.
         """
         sparse = required("scipy.sparse")  # fail before the work
-        asked = {"prompt": prompt, "prompt_name": prompt_name, "max_active_dims": max_active_dims}
-        how = {"truncation": truncation, "stride": stride, "merge": merge, "batch_tokens": batch_tokens}
-        rows = list(self.encode_stream(texts, show_progress=show_progress, **asked, **how))
+        rows = list(self.encode_stream(texts, **options))
         offsets = np.cumsum([0, *(len(row.indices) for row in rows)])
         indices = np.concatenate([np.zeros(0, np.int32), *(row.indices for row in rows)])
         values = np.concatenate([np.zeros(0, np.float32), *(row.values for row in rows)])
@@ -160,8 +113,25 @@ class SparseEncoder(PromptedReader):
     ) -> Iterator[SparseRow]:
         """Embed texts as they come: an iterator over their `SparseRow`s, in their order.
 
-        Memory is bounded, however many texts there are. The backend is the one in force at this call; the arguments are
-        those of `encode`.
+        Memory is bounded, however many texts there are. The backend is the one in force at this call.
+
+        Args:
+            texts: strings; an empty one is allowed.
+            prompt, prompt_name: text to put before each, or the name of one of the model's prompts; by default the
+                model's default prompt, if it has one.
+            max_active_dims: replaces the encoder's value for this call.
+            truncation: treatment of texts longer than `max_seq_length`: "warn" cuts them and warns once, with
+                counts; True cuts them; "error" refuses them; "chunk" reads them whole, in overlapping windows.
+            stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
+            merge: for "chunk", merge of the weights of a text's windows: their "max", or their "mean", weighted by
+                tokens.
+            batch_tokens: most tokens computed at once; bounds memory, does not change the result.
+            show_progress: whether to show a bar; by default on a terminal, if the work takes long.
+
+        Raises:
+            TypeError: a text is not a string.
+            ValueError: a text is not valid Unicode, a prompt name is unknown, an argument is out of range, or a text is
+                too long for truncation "error".
         """
         checked, batch_tokens = checked_texts(texts), check_count("batch_tokens", batch_tokens)
         before = self.prompt(prompt, prompt_name)

@@ -28,9 +28,7 @@ from bertcore.tasks.texts import (
     checked_text,
     checked_texts,
     progress_bar,
-    sequence_length,
 )
-from bertcore.tokenization import AutoTokenizer
 
 
 class SentenceEncoder(PromptedReader):
@@ -49,7 +47,7 @@ class SentenceEncoder(PromptedReader):
             number of special tokens, at most the model's positions.
         truncate_dim: keep only the first dimensions (Matryoshka embeddings); by default as published, or all.
         similarity_fn_name: "cosine", "dot", "euclidean" or "manhattan"; by default as published, or "cosine".
-        revision, token, cache_dir, local_files_only: for an id on the hub, as for `checkpoint.resolve`.
+        hub: revision, token, cache_dir, local_files_only for an id on the hub, as for `checkpoint.resolve`.
 
     Attributes:
         settings: settings of the folder (pooling, normalize, prompts, ...).
@@ -78,21 +76,22 @@ class SentenceEncoder(PromptedReader):
         max_seq_length: int | None = None,
         truncate_dim: int | None = None,
         similarity_fn_name: str | None = None,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | os.PathLike | None = None,
-        local_files_only: bool = False,
+        **hub: Any,
     ):
-        hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         self.task = task
         self.settings = settings = read_settings(resolve(folder, "sentence_encoder", **hub))
         self.similarity_fn_name = settings.similarity if similarity_fn_name is None else similarity_fn_name
         checks.choice("similarity_fn_name", self.similarity_fn_name, SIMILARITIES)
         self.model: Any = self._load_model(dtype)
-        self.tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
-        self._check_width()
-        self.max_seq_length = self._max_seq_length(max_seq_length)
-        width = self.model.spec.hidden_size * len(settings.pooling)
+        length = (MOST_TOKENS, "bare") if settings.is_static else (settings.max_seq_length, "text")
+        self._load_tokenizer(settings.model_folder, max_seq_length, *length)
+        hidden = self.model.spec.hidden_size
+        key, stated = settings.width or ("", hidden)
+        if stated != hidden:
+            raise CheckpointError(
+                f"{settings.pooling_file}: {key} is {stated}, expected {hidden}, the model's hidden_size"
+            )
+        width = hidden * len(settings.pooling)
         of_maps = "float64" if self.model.dtype == "float64" else "float32"
         self._maps, self._width = read_maps(settings.maps, width, of_maps)
         self.truncate_dim = checked_dimensions(settings.truncate_dim if truncate_dim is None else truncate_dim)
@@ -106,21 +105,6 @@ class SentenceEncoder(PromptedReader):
             if value not in (None, only):
                 raise ValueError(f"{name} is {value!r}, expected {only or 'None'}: these are static embeddings")
         return StaticModel(folder)
-
-    def _check_width(self) -> None:
-        width = self.model.spec.hidden_size
-        key, stated = self.settings.width or ("", width)
-        if stated != width:
-            raise CheckpointError(
-                f"{self.settings.pooling_file}: {key} is {stated}, expected {width}, the model's hidden_size"
-            )
-
-    def _max_seq_length(self, wanted: int | None) -> int:
-        if self.settings.is_static:  # any length is possible
-            return sequence_length(wanted, MOST_TOKENS, None, 0, self.settings.model_folder)
-        special, positions = self.tokenizer.num_special_tokens_to_add(), self.model.spec.longest_sequence
-        published = self.settings.max_seq_length or self.tokenizer.model_max_length
-        return sequence_length(wanted, published, positions, special, self.settings.model_folder)
 
     def encode(
         self,
@@ -186,36 +170,25 @@ class SentenceEncoder(PromptedReader):
         return embeddings[0] if isinstance(texts, str) else embeddings
 
     def encode_stream(
-        self,
-        texts: Iterable[str],
-        *,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
-        normalize: bool | None = None,
-        truncate_dim: int | None = None,
-        precision: str = "float32",
-        ranges: np.ndarray | None = None,
-        task: str | None = None,
-        truncation: Any = "warn",
-        stride: int | None = None,
-        merge: str = "mean",
-        batch_tokens: int = BATCH_TOKENS,
-        show_progress: bool | None = None,
+        self, texts: Iterable[str], *, show_progress: bool | None = None, **options: Any
     ) -> Iterator[np.ndarray]:
         """Embed texts as they come: an iterator over their float32 (dim,) embeddings, in their order.
 
         Memory is bounded by `batch_tokens`, however many texts there are: a few batches are read, sorted by length,
-        computed and returned before the next are read. The backend is the current one at this call; the arguments are
-        those of `encode`, except that int8 and uint8 need `ranges`.
+        computed and returned before the next are read. The backend is the current one at this call. Arguments and
+        errors as for `encode`, except that int8 and uint8 need `ranges`.
         """
-        checked = checked_texts(texts)
-        options = checked_options(
-            self, prompt, prompt_name, task=task, truncation=truncation, stride=stride, truncate_dim=truncate_dim,
-            normalize=normalize, precision=precision, ranges=ranges, merge=merge, batch_tokens=batch_tokens,
-        )  # fmt: skip
+        given, checked = checked_texts(texts), checked_options(self, **options)
+        precision, ranges = checked.precision, checked.ranges
         if precision in ("int8", "uint8") and ranges is None:
             raise ValueError(f"precision is {precision!r}, for which a stream needs ranges, (2, dim)")
-        return self._rows(checked, show_progress, options)
+
+        def embeddings() -> Iterator[np.ndarray]:
+            with progress_bar(None, show_progress) as advance:
+                for rows in self._windows_of_rows(given, advance, checked):
+                    yield from rows if precision == "float32" else quantize_embeddings(rows, precision, ranges=ranges)
+
+        return embeddings()
 
     def encode_tokens(
         self,
@@ -250,13 +223,6 @@ class SentenceEncoder(PromptedReader):
     def _kept(self, options: Options) -> int:
         """Return the number of dimensions of a call's embeddings."""
         return min(self._width, options.dimensions or self._width)
-
-    def _rows(self, texts: Iterable[str], show_progress: bool | None, options: Options) -> Iterator[np.ndarray]:
-        with progress_bar(None, show_progress) as advance:
-            for rows in self._windows_of_rows(texts, advance, options):
-                if options.precision != "float32":
-                    rows = quantize_embeddings(rows, options.precision, ranges=options.ranges)
-                yield from rows
 
     def _windows_of_rows(
         self, texts: Iterable[str], advance: Callable[[int], object], options: Options
