@@ -35,7 +35,7 @@ class ConvolutionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketedDisentanglement(Disentanglement):
-    """What DeBERTa v2 and v3 vary.
+    """Settings of DeBERTa v2 and v3 beside DeBERTa's.
 
     Attributes:
         convolution: beside the first layer, or None.

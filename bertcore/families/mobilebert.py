@@ -21,7 +21,7 @@ DEFAULT_EPS = 1e-5
 
 @dataclass(frozen=True)
 class BottleneckDetails:
-    """What MobileBERT's configs vary.
+    """Settings of MobileBERT's bottlenecks.
 
     Attributes:
         hidden_size: the width of the hidden states; that of a LayerSpec is the width within a layer.
@@ -43,7 +43,7 @@ class BottleneckDetails:
 
     @property
     def has_own_values(self) -> bool:
-        """Whether query and key come from a bottleneck of their own, and the value from the whole hidden state."""
+        """True if query and key come from a bottleneck of their own, and the value from the whole hidden state."""
         return self.has_bottleneck and self.shares_query_key and not self.attends_in_bottleneck
 
 
@@ -93,7 +93,7 @@ class TrigramEmbeddings(Embeddings):
 
 
 class Projection(Block):
-    """A linear map, a residual if there is one, and a norm: into a bottleneck, or out of it."""
+    """A linear map, an optional residual, and a norm: into a bottleneck, or out of it."""
 
     def __init__(self, name: str, layer: LayerSpec, in_features: int, out_features: int, dropout: float = 0.0):
         self.dropout = dropout
@@ -122,8 +122,7 @@ class BottleneckAttention(SelfAttention):
     def from_sources(
         self, run: Pass, query_key_source: Any, value_source: Any, residual: Any, context: LayerContext
     ) -> Any:
-        """What queries and keys, and what values are made of, (tokens, ...) both, and the residual (tokens, width)
-        -> (tokens, width)."""
+        """Return attention of the sources of queries and keys and of values, (tokens, ...) both: (tokens, width)."""
         sources = (query_key_source, value_source)[: len(self.projections)]
         projected = [project(run, source) for project, source in zip(self.projections, sources, strict=True)]
         return self.close(run, self.attend(run, projected, context), residual)

@@ -46,7 +46,7 @@ class AutoModel(Model):
 class AutoModelForMaskedLM(ModelWithHeads):
     """An encoder with the masked language model's head: a score for every word at every token.
 
-    Calls take `labels`, the right words, (sequences, length), -100 where there is none, and return a LogitsOutput.
+    Calls take `labels`, the right words, (sequences, length), -100 where there is no label, and return a LogitsOutput.
     """
 
     _architecture = "ForMaskedLM"
@@ -184,7 +184,7 @@ class AutoModelForTokenClassification(ModelWithHeads):
 
     The option `num_labels` replaces what the config says of it, to start a new task.
 
-    Calls take `labels`, a class for each token, (sequences, length), -100 where there is none, and return a
+    Calls take `labels`, a class for each token, (sequences, length), -100 where there is no label, and return a
     LogitsOutput.
     """
 
@@ -218,7 +218,7 @@ class AutoModelForQuestionAnswering(ModelWithHeads):
     _targets = ("start_positions", "end_positions")
 
     def __init__(self, config: Mapping[str, Any]):
-        # A checkpoint of another task may have other labels, of which transformers would make as many scores.
+        # A checkpoint of another task may have other labels; transformers would then make as many scores.
         config = with_labels(config, None)
         super().__init__(config if ConfigReader(config).num_labels() == 2 else with_labels(config, 2))
 
@@ -248,7 +248,7 @@ class AutoModelForCausalLM(ModelWithHeads):
     """A model with a score for the next word at every token, or at the predicted ones (XLNet's target_mapping).
 
     Calls take `labels` and return a LogitsOutput: for GPT-2 the words themselves, (sequences, length), which are
-    compared with the scores of the token before; for XLNet the words at the predicted places; -100 where there is none.
+    compared with the scores of the token before; for XLNet the words at the predicted places; -100 for no label.
     """
 
     _architecture = "LMHeadModel"

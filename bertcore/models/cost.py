@@ -116,7 +116,7 @@ def figures(config: Mapping[str, Any], length: int = LENGTH) -> Figures:
 
 
 def weights_passed(model: Model) -> int:
-    """How many numbers there are in the weights of the linear maps that each token passes on its way up."""
+    """Return the size of the linear maps' weights that each token passes on its way up."""
     blocks = [model.encoder.embeddings, *model.encoder.layers]
     return sum(_size(parameter) for block in blocks for parameter in block.token_weights())
 
@@ -131,7 +131,7 @@ def flops_per_token(model: Model, length: int) -> int:
 
 
 def _keys(layer: LayerSpec, length: int) -> float:
-    """How many tokens one of a sequence of `length` sees, on average."""
+    """Return the average number of tokens that a token of a sequence of `length` sees."""
     before, after = layer.window or (length, length)
     if layer.is_causal:
         after = 0
@@ -204,7 +204,7 @@ class Member:
 
 @dataclass(frozen=True)
 class PassCost:
-    """What a pass takes.
+    """The measured cost of a pass.
 
     Attributes:
         seconds: of a pass, in each round.
@@ -224,10 +224,10 @@ class PassCost:
 
 
 def pass_costs(members: Sequence[Member], batch: int, length: int, *, backend: str = "numba") -> list[PassCost]:
-    """What a pass through each model's encoder takes here, with random tokens and no padding.
+    """Measure a pass through each model's encoder on this machine, with random tokens and no padding.
 
     Args:
-        members: the models, all of which are loaded at once.
+        members: the models; all are loaded at once.
         batch: sequences of a pass.
         length: tokens of each.
         backend: what computes.
@@ -320,7 +320,7 @@ class _Worker:
 
 
 def _answer_requests() -> None:
-    """The process's own part: a model is told in the first line, a turn asked for in each that follows."""
+    """Run a worker process: the first input line names a model, each later line asks for one turn."""
     before = resident_megabytes()
     passes = _passes(**json.loads(sys.stdin.readline()))
     print(json.dumps({"compiled": next(passes)}), flush=True)
@@ -329,7 +329,7 @@ def _answer_requests() -> None:
 
 
 def _passes(config: Mapping[str, Any], folder: str | None, batch: int, length: int, backend: str) -> Iterator[Any]:
-    """Whether the first passes compiled kernels; then the seconds of a pass, for ever."""
+    """Yield whether the first passes compiled kernels, then the seconds of a pass, for ever."""
     from bertcore import kernels
     from bertcore.models.auto import AutoModel
 

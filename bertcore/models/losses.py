@@ -87,7 +87,7 @@ def classification_loss(
     "single_label_classification": mean cross entropy, labels are classes, (sequences,), or the probabilities of classes
     (a teacher's, say), floats of (sequences, num_labels). "regression": mean squared
     error, labels are numbers, (sequences,) or (sequences, num_labels). "multi_label_classification": mean binary cross
-    entropy, labels are numbers from 0 to 1, (sequences, num_labels). Without a problem_type, regression if there is one
+    entropy, labels are numbers from 0 to 1, (sequences, num_labels). Without a problem_type, regression for a single
     label, else by the kind of the labels: classes if they are integers. With `soft_labels` (`Family.soft_labels`) those
     of (sequences, num_labels) are then the probabilities of classes, too.
     """

@@ -91,7 +91,7 @@ class NamedParameters(Block):
         return checkpoint.open_checkpoint(folder)
 
     def num_parameters(self) -> int:
-        """How many numbers the parameters hold; shared ones count once."""
+        """Return the number of elements of all parameters; shared ones count once."""
         return sum(math.prod(shape) for shape in self.expected_tensors().values())
 
     def _backend_to_fill_for(self) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""What models return: the fields have the names, and the order, that they have in transformers."""
+"""Outputs of models: fields have the names and the order of transformers."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, fields
@@ -68,7 +68,7 @@ class ModelOutput:
         return [(name, getattr(self, name)) for name in list(vars(self)) if getattr(self, name) is not None]
 
     def values(self) -> tuple[Any, ...]:
-        """As to_tuple: with keys and items this makes dict(out) work."""
+        """Return the same as to_tuple; with keys and items this makes dict(out) work."""
         return self.to_tuple()
 
     def predictions(self) -> tuple[Any, ...]:

@@ -88,7 +88,7 @@ class AutoModelForPreTraining(ModelWithHeads):
 
 
 def _has_discriminator(known: Preset | None, folder: str | os.PathLike) -> bool:
-    """Whether a preset was, or the checkpoint in a folder is, a discriminator."""
+    """Return whether a preset, or the checkpoint in a folder, is a discriminator."""
     if known is not None:
         return "replaced_tokens" in known.pretraining_heads
     with checkpoint.naming_config(folder):
@@ -97,7 +97,7 @@ def _has_discriminator(known: Preset | None, folder: str | os.PathLike) -> bool:
 
 
 def _has_boundaries(known: Preset | None) -> bool:
-    """Whether a preset was pretrained with the span boundary objective."""
+    """Return whether a preset was pretrained with the span boundary objective."""
     return known is not None and "span_boundary" in known.pretraining_heads
 
 

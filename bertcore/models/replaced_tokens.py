@@ -220,7 +220,7 @@ class ReplacedTokenModel(NamedParameters):
 
     @property
     def training(self) -> bool:
-        """Whether dropout is applied; see `train`."""
+        """True if dropout is applied; see `train`."""
         return self.discriminator.training
 
     @training.setter
@@ -303,7 +303,7 @@ class ReplacedTokenModel(NamedParameters):
 
 
 def _read_embeddings(folder: Path, expected: tuple[str, ...]) -> str:
-    """How the models in a folder share their embeddings; CheckpointError if it is none of these ways."""
+    """Return how the models in a folder share embeddings; CheckpointError if not in an expected way."""
     embeddings = checkpoint.read_config(folder, SETTINGS).get("embeddings")
     if embeddings not in expected:
         known = ", ".join(expected)

@@ -38,7 +38,7 @@ class RoundedWeight(NamedTuple):
 
 
 class InputStatistics:
-    """What is known of the inputs of a weight.
+    """Statistics of the inputs of a weight.
 
     Attributes:
         moments: the sum of x x^T over all inputs x, (columns, columns).
@@ -128,7 +128,7 @@ def rounded_weight(weight: np.ndarray, statistics: InputStatistics, parts: int =
 
 
 def _factors(weight: np.ndarray, peaks: np.ndarray) -> np.ndarray:
-    """What the columns of the inputs are multiplied by: 1 where all of a column is 0."""
+    """Return the factor of each input column: 1 for a column of zeros."""
     own = np.abs(weight).max(axis=0, initial=0)
     usable = (own > 0) & (peaks > 0)
     factors = np.where(usable, own, 1) ** (1 - EXPONENT) / np.where(usable, peaks, 1) ** EXPONENT

@@ -143,7 +143,7 @@ class ConfigReader:
         return ConfigReader(value, within=f"{self.name(key)}.")
 
     def choices(self, key: str, default: Sequence[str], *allowed: str) -> tuple[str, ...]:
-        """As many of the `allowed` values as `default` has."""
+        """Return the list at `key`: as many of the `allowed` values as `default` has."""
         values = self._get(key, default)
         is_known = isinstance(values, list | tuple) and all(value in allowed for value in values)
         if not is_known or len(values) != len(default):
@@ -233,21 +233,21 @@ class ConfigReader:
         return self._defaults.get(key, default) if value is None else value
 
     def name(self, key: str) -> str:
-        """What errors call `key`."""
+        """Return the name of `key` in errors."""
         return self._within + self._key_in_config(key)
 
     def _key_in_config(self, key: str) -> str:
-        """What `key` is called in the config."""
+        """Return the config's own name of `key`."""
         own = self._keys.get(key, key)
         return key if own not in self._config and key in self._config else own
 
     @property
     def has_keys(self) -> bool:
-        """Whether there is anything to read."""
+        """True if the config has keys."""
         return bool(self._config)
 
     def num_labels(self) -> int:
-        """How many classes a classifying head tells apart: num_labels, or those of id2label, 2 by default.
+        """Return the number of classes: num_labels, or the length of id2label, 2 by default.
 
         As in transformers num_labels wins where the two contradict each other.
         """
@@ -325,8 +325,11 @@ def rope_parameters(rotary: RotarySpec) -> dict[str, Any]:
 def without_older_keys(
     config: Mapping[str, Any], spec: EncoderSpec, older: frozenset[str], **said: Any
 ) -> Mapping[str, Any]:
-    """`Family.config_to_save`: without the `older` keys, of which transformers knows nothing, and with what is `said`
-    and rope_parameters in their place; `config` itself where there are none."""
+    """Return the config without the `older` keys, as `Family.config_to_save` does.
+
+    Transformers does not know these keys; `said` and rope_parameters replace them. A config without any is returned
+    as it is.
+    """
     if older.isdisjoint(config):
         return config
     kept = {key: value for key, value in config.items() if key not in older}

@@ -126,7 +126,7 @@ def _check_layer(student: Model, teacher: Model, index: int, place: int) -> None
 
 
 def _pairs_around(student: Model, teacher: Model) -> Iterator[tuple[Parameter, Parameter]]:
-    """What stands around the layers: embeddings, pooler and heads."""
+    """Yield pairs of the parameters around the layers: embeddings, pooler and heads."""
     for name in ("embeddings", "adapter", "final_norm", "pooler"):
         own, other = getattr(student.encoder, name), getattr(teacher.encoder, name)
         if own is not None and other is not None:
@@ -152,7 +152,7 @@ def _pairs(own: Any, other: Any) -> Iterator[tuple[Parameter, Parameter]]:
 
 
 def _values(own: Parameter, other: Parameter, student: Model, teacher: Model) -> np.ndarray:
-    """What the student's parameter begins with; ValueError if the teacher's has another shape."""
+    """Return the initial values of a student's parameter; ValueError if the teacher's has another shape."""
     values, positions = np.array(other.array()), getattr(student.encoder.embeddings, "positions", None)
     if positions is not None and own is positions.table:  # RoBERTa's first token has another position than BERT's
         first, its = student.spec.position_offset, teacher.spec.position_offset

@@ -23,7 +23,7 @@ from bertcore.tape import Tensor, value_of
 
 @dataclass(frozen=True)
 class Disentanglement:
-    """What DeBERTa's models vary.
+    """Settings of DeBERTa's disentangled attention and embeddings.
 
     Attributes:
         content_to_position, position_to_content: which of the two scores are added to that of content to content.
@@ -65,7 +65,7 @@ def distance_rows(details: Disentanglement) -> np.ndarray:
 
 
 def within_length(distances: int, longest: int) -> slice:
-    """Which of all distances, ascending, are within a text of `longest` tokens."""
+    """Return the slice of all ascending distances that occur in a text of `longest` tokens."""
     middle, furthest = distances // 2, max(longest - 1, 0)
     return slice(max(middle - furthest, 0), middle + furthest + 1)
 
@@ -85,7 +85,7 @@ def _log_buckets(distances: np.ndarray, middle: int, max_distance: int) -> np.nd
 
 
 def real_tokens(run: Pass, inputs: Any) -> Any:
-    """Which tokens of an `EncoderInput` that has a key mask may be seen, (tokens,) booleans."""
+    """Return which tokens of an `EncoderInput` with a key mask may be seen, (tokens,) booleans."""
     return run.to_backend(inputs.packed.strip(inputs.packed.is_real))
 
 
@@ -147,7 +147,7 @@ class RelativeEmbeddings(Block):
 
 @dataclass
 class PositionsOfPass:
-    """What the layers of one pass share.
+    """The relative positions that all layers of one pass share.
 
     In training each layer maps the embeddings anew: only those of the distances that its texts have.
 
@@ -182,13 +182,11 @@ class PositionsOfPass:
         # Dropout counts rows: they are the same for a text that is longer than any other and for one in a graph.
         found = within_length(len(rows), capacity_for(self.longest, FEWEST_TOKENS))
         self._first, self._last = int(rows[found][0]), int(rows[found][-1]) + 1
-        self.distance_rows = (
-            self.block.all_distance_rows(self.run)[found] - self._first
-        )  # of which a graph uploads nothing
-        _ = self.embeddings  # made before the layers, of which each may run again
+        self.distance_rows = self.block.all_distance_rows(self.run)[found] - self._first  # a graph uploads none of them
+        _ = self.embeddings  # made before the layers, since each layer may run again
 
     def relative(self, *tables: Any) -> kernels.RelativePositions:
-        """The terms of a layer, whose tables these are."""
+        """Return the relative terms of the layer with these tables."""
         return kernels.RelativePositions(self.distance_rows, *tables, longest=self.longest)
 
     @property
@@ -211,7 +209,7 @@ class DisentangledContext(LayerContext):
 
 
 class Keys(NamedTuple):
-    """What an attention's queries find.
+    """The keys of an attention: of tokens and of positions.
 
     Attributes:
         qkv: query, key and value of the tokens, side by side, (tokens, 3 * hidden).
@@ -247,7 +245,7 @@ class DisentangledAttention(SelfAttention):
 
     @property
     def position_terms(self) -> int:
-        """As the config says; none where positions are not relative."""
+        """The number of relative terms in the scores; 0 without relative positions."""
         details = self.details
         return details.content_to_position + details.position_to_content if details.span else 0
 
@@ -260,7 +258,7 @@ class DisentangledAttention(SelfAttention):
         return self.attend_to(run, self.keys(run, source, context), context)
 
     def keys(self, run: Pass, source: Any, context: DisentangledContext) -> Keys:
-        """What queries find: of `source`, (tokens, hidden), and of the positions."""
+        """Return the keys of `source`, (tokens, hidden), and of the positions."""
         bias, *tables = self._bias_and_tables(run, context.positions)
         return Keys(functional.linear(run, source, self.projections[0].weight.weight(run), bias), bias, tuple(tables))
 

@@ -66,7 +66,7 @@ class DisentangledAdapter(Adapter):
         return embeddings(run, inputs), self.context(run, inputs)
 
     def context(self, run: Pass, inputs: EncoderInput) -> DisentangledContext:
-        """What all layers share. Padding neither sees nor is seen."""
+        """Return the context that all layers share; padding neither attends nor is attended to."""
         is_real, padding, mask, packed = None, [], inputs.key_mask, inputs.packed
         if mask is not None:
             is_real, mask = real_tokens(run, inputs), _pair_mask(mask)
@@ -91,7 +91,7 @@ class DisentangledAdapter(Adapter):
 
 
 def _pair_mask(key_mask: Any) -> Any:
-    """Which token sees which, (sequences, 1, longest, longest), from a mask (sequences, 1, 1, longest)."""
+    """Return a mask of pairs, (sequences, 1, longest, longest), from a key mask (sequences, 1, 1, longest)."""
     return key_mask & key_mask.transpose(0, 1, 3, 2)
 
 

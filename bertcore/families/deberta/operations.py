@@ -1,4 +1,4 @@
-"""What DeBERTa alone computes beside attention, with gradient rules."""
+"""DeBERTa's own operations beside attention, with their gradients."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -63,7 +63,7 @@ def merge_rows(run: Pass, first: Any, second: Any, *, first_rows: Any, second_ro
 
 @operation()
 def split_rows(run: Pass, rows: Any, *, first_rows: Any, second_rows: Any) -> Any:
-    """What `merge_rows` made one of, of the same integers."""
+    """Return the two parts that `merge_rows` joined, given the same integers."""
 
     def pullback(of_first, of_second):
         grad = kernels.array_module(rows).zeros(rows.shape, rows.dtype)
@@ -168,7 +168,7 @@ INTEGERS = ("entity_ids", "entity_types", "entity_positions", "word_rows", "enti
 
 @dataclass(frozen=True)
 class EntitySpec:
-    """What LUKE's models vary.
+    """Settings of LUKE's entity embeddings and attention.
 
     Attributes:
         vocab_size, embedding_size: rows and width of the table of entities.
@@ -182,7 +182,7 @@ class EntitySpec:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Where words and entities stand among all tokens of a batch: integers, (words,) and (entities,)."""
+    """Rows of words and of entities among all tokens of a batch: integers, (words,) and (entities,)."""
 
     words: Any
     entities: Any
@@ -212,7 +212,7 @@ class Entities:
     hidden: Any = None
 
     def integers(self) -> dict[str, np.ndarray]:
-        """Those in host memory, one after the other, as `with_integers` takes them."""
+        """Return the integer arrays in host memory by name, as `with_integers` takes them."""
         arrays = self.ids, self.token_type_ids, self.position_ids.reshape(-1), self.rows.words, self.rows.entities
         return dict(zip(INTEGERS, (*arrays, self.cu_seqlens), strict=True))
 

@@ -84,7 +84,7 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
     """AutoModelForMaskedLM of a family with entities: a score for every word, and for every entity at every entity.
 
     Calls take `labels`, as AutoModelForMaskedLM, and `entity_labels`, the right entities, (sequences, entities), -100
-    where there is none, and return an EntityMaskedLMOutput.
+    where there is no label, and return an EntityMaskedLMOutput.
     """
 
     _tasks = ("masked_lm", "masked_entities")
@@ -159,7 +159,7 @@ class _EntityModel(ModelWithHeads):
 class AutoModelForEntityClassification(_EntityModel):
     """An encoder with a classifier of the first entity of each sequence: scores, (sequences, num_labels).
 
-    Calls take the entities (`family.inputs`), and `labels`: classes, (sequences,), -100 where there is none, for a mean
+    Calls take the entities (`family.inputs`), and `labels`: classes, (sequences,), -100 where there is no label, for a mean
     cross entropy; or 0 and 1 for each label, (sequences, num_labels), for a mean binary cross entropy. They return a
     LogitsOutput.
     """
@@ -184,7 +184,7 @@ class AutoModelForEntitySpanClassification(_EntityModel):
     entities, num_labels).
 
     Calls take the entities (`family.inputs`); `entity_start_positions` and `entity_end_positions`, the columns of their
-    first and last token, (sequences, entities); and `labels`: classes, (sequences, entities), -100 where there is none,
+    first and last token, (sequences, entities); and `labels`: classes, (sequences, entities), -100 for no label,
     for a mean cross entropy; or 0 and 1 for each label, (sequences, entities, num_labels), for a mean binary cross
     entropy, which as in transformers is over all columns, padding included. They return a LogitsOutput.
     """

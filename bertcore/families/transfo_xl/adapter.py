@@ -46,7 +46,7 @@ class RecurrentInput(EncoderInput):
 
 
 class RecurrentAdapter(Adapter):
-    """What XLNet and Transformer-XL share: memories in and out, distances, and who sees whom.
+    """The adapter of XLNet and Transformer-XL: memories in and out, distances, and attention masks.
 
     A memory is, for each layer, the hidden states that it was given for the tokens before, (memory, sequences, hidden);
     all queries see all of it, and no gradient flows into it. With a memory in the call, padding stays as tokens, so
@@ -173,7 +173,7 @@ class RecurrentAdapter(Adapter):
         return 0 if self.spec.layers[0].is_causal else min(1 - longest, 0)
 
     def _visible(self, inputs: EncoderInput, longest: int, memory: int) -> np.ndarray | None:
-        """Which keys each query may see, (sequences or 1, longest, memory + longest) in host memory; None if all."""
+        """Return the keys visible to each query, (sequences or 1, longest, memory + longest) on the host; None if all."""
         visible = self._given_mask(inputs, memory)
         if self.spec.layers[0].is_causal:
             causal = self._causal_mask(np, longest, memory)
@@ -190,7 +190,7 @@ class RecurrentAdapter(Adapter):
         return np.concatenate([np.ones((*visible.shape[:2], memory), bool), visible], axis=2)
 
     def _causal_mask(self, xp: ModuleType, longest: int, memory: int) -> Any:
-        """Which keys each query may see by their places, (longest, memory + longest), an array of `xp`."""
+        """Return the keys visible to each query by position, (longest, memory + longest), an array of `xp`."""
         ahead = xp.arange(memory + longest) - xp.arange(longest)[:, None]
         causal = ahead <= memory
         return causal & self._within_length(ahead, memory) if self.spec.details.same_length else causal

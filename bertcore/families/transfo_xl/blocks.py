@@ -20,7 +20,7 @@ from bertcore.tape import value_of
 
 @dataclass
 class Relations:
-    """Where the queries and keys of one pass stand, for all its layers; arrays in the memory of the backend in force.
+    """Positions of queries and keys in one pass, shared by its layers; arrays in the memory of the backend.
 
     Attributes:
         sinusoids: the encoding of each distance, (distances, hidden).
@@ -57,7 +57,7 @@ class Relations:
         return Half(sequences, tokens, keys, cut)
 
     def keys(self, run: Pass, hidden: Any, memory: Any) -> Any:
-        """What keys are made of: the memory (or None) and the hidden states, sequence by sequence."""
+        """Return the source of the keys: the memory (or None) and the hidden states, sequence by sequence."""
         if memory is None:
             return hidden
         return functional.take_rows(run, functional.concatenate(run, memory, hidden), rows=self.key_rows)
@@ -113,7 +113,7 @@ class RecurrentContext(LayerContext):
 
     Attributes:
         relations: who stands where.
-        memories: of each layer, (sequences * memory, hidden); None where there is none.
+        memories: of each layer, (sequences * memory, hidden); None without a memory.
     """
 
     relations: Relations
@@ -126,7 +126,7 @@ class RecurrentContext(LayerContext):
 
 
 class RelativeAttention(Sublayer):
-    """What all relative attention shares: scores of content and of positions, each with its own queries."""
+    """Relative attention: scores of content and of positions, each with its own queries."""
 
     position_terms = 1
 

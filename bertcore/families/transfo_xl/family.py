@@ -40,7 +40,7 @@ MOST_GROUPS, MOST_NAMED_LAYERS = 10, 128  # that the rules for tied names go thr
 
 @dataclass(frozen=True)
 class RecurrentDetails:
-    """What Transformer-XL's configs vary; see `RecurrentAdapter`.
+    """Settings of Transformer-XL's memory and attention; see `RecurrentAdapter`.
 
     Attributes:
         groups: (first word, end) of each group of words, in embeddings and softmax.
@@ -57,7 +57,7 @@ class RecurrentDetails:
 
     @property
     def returns_memory(self) -> bool:
-        """Whether a call returns a memory: unless it would have no length."""
+        """True if a call returns a memory: one of length 0 is left out."""
         return self.memory_length > 0
 
     trains_with_memory = returns_memory

@@ -68,7 +68,7 @@ class TwoStreamEmbeddings(Block):
 
 @dataclass
 class Predictions:
-    """Which tokens the query stream predicts; arrays in the memory of the backend in force.
+    """The tokens that the query stream predicts; arrays in the memory of the backend.
 
     Attributes:
         matrices: target_mapping, (sequences, predictions, tokens): how much each prediction is of each token.

@@ -32,7 +32,7 @@ from bertcore.tape import Tensor, value_of
 
 @dataclass(frozen=True)
 class TwoStreamDetails:
-    """What XLNet's configs vary; see `RecurrentAdapter`.
+    """Settings of XLNet's memory and attention; see `RecurrentAdapter`.
 
     Attributes:
         reuse_length: how many of a segment's first tokens are remembered; 0 for all.
@@ -210,7 +210,7 @@ def _halves(relations: Relations, offsets: np.ndarray, longest: int, memory: int
 
 
 def _mask(run: Pass, visible: np.ndarray | None, itself: np.ndarray | None) -> Any:
-    """Which keys queries see, themselves included, as attention takes it; None if all."""
+    """Return the mask of keys that queries see, themselves included, as attention takes it; None if all."""
     if visible is None:
         return None
     mask = visible if itself is None else visible | itself
