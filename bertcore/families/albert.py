@@ -39,7 +39,9 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def _shared_layers(read: ConfigReader) -> tuple[int, ...]:
-    """The parameters of each layer. A token passes num_hidden_layers groups, each of the num_hidden_groups as often as
+    """Return, for each layer of a pass, the number of the layer whose parameters it uses.
+
+    A token passes num_hidden_layers groups, each of the num_hidden_groups as often as
     the others, or nearly; a group is inner_group_num layers with parameters of their own.
     """
     inner = read.size("inner_group_num", 1, most=MOST_LAYERS)

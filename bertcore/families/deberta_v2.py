@@ -22,10 +22,12 @@ from bertcore.nn.spec import EncoderSpec
 
 @dataclass(frozen=True)
 class ConvolutionSpec:
-    """Attributes:
-    size: how many neighbouring tokens it sees, an odd number.
-    groups: how many groups its channels are divided into, which do not see each other.
-    activation: after it.
+    """Settings of the convolution beside the first layer.
+
+    Attributes:
+        size: the number of neighbouring tokens that it reads, odd.
+        groups: the number of groups of channels, which do not mix.
+        activation: the activation after it.
     """
 
     size: int

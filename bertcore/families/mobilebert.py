@@ -48,9 +48,12 @@ class BottleneckDetails:
 
 
 class NoNorm(Block):
-    """(input + residual) * weight + bias, in place of the layer norm of other models (section 3.3); it needs no eps.
+    """The layer of elementwise affine maps, (input + residual) * weight + bias, in place of a layer norm.
 
-    Raises ValueError without a bias."""
+    See section 3.3; it needs no eps.
+
+    Raises ValueError without a bias.
+    """
 
     def __init__(self, name: str, *, features: int, eps: float, bias: bool = True):
         if not bias:

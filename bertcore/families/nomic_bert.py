@@ -40,10 +40,12 @@ from bertcore.nn.spec import EncoderSpec, LayerSpec
 
 @dataclass(frozen=True)
 class MixtureSpec:
-    """Attributes:
-    every: layer i has a mixture if i % every is 1.
-    experts: how many feed-forwards a mixture has.
-    chosen: how many of them a token passes.
+    """Settings of a mixture of experts.
+
+    Attributes:
+        every: layer i has a mixture if i % every is 1.
+        experts: how many feed-forwards a mixture has.
+        chosen: how many of them a token passes.
     """
 
     every: int
@@ -52,9 +54,11 @@ class MixtureSpec:
 
 
 class MixtureOfExperts(Sublayer):
-    """The sum of the feed-forwards that a router finds most probable for a token, times these probabilities, which are
-    not scaled to a sum of 1 (Shazeer et al. 2017, arXiv:1701.06538, section 2; Nussbaum and Duderstadt 2025,
-    arXiv:2502.07972); then a bias that all experts share, the residual and the norm.
+    """A mixture of experts: the sum of the feed-forwards that a router finds most probable for a token.
+
+    The sum is weighted by these probabilities, which are not scaled to a sum of 1 (Shazeer et al. 2017,
+    arXiv:1701.06538, section 2; Nussbaum and Duderstadt 2025, arXiv:2502.07972); then follow a bias that all experts
+    share, the residual and the norm.
 
     All experts compute all tokens, side by side in one map, and those that are not chosen count nothing: a checkpoint
     has the experts in one tensor. In v2, with two experts of eight, that is 2.5 times the products of those chosen.
@@ -220,8 +224,10 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str, Any]:
-    """With BERT's keys; n_positions, which transformers does not know, stays. Plain feed-forwards and mixtures are not
-    in transformers: their configs stay as published."""
+    """Return the config with BERT's keys; n_positions, which transformers does not know, stays.
+
+    Transformers lacks plain feed-forwards and mixtures: their configs stay as published.
+    """
     if spec.layers[0].gate is None:
         return config
     renamed = {key: config[own] for key, own in KEYS.items() if own in config}

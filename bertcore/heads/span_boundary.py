@@ -54,6 +54,7 @@ def find_boundaries(labels: np.ndarray, cu_seqlens: np.ndarray, most: int) -> Bo
     Args:
         labels: (tokens,), -100 for no label.
         cu_seqlens: offsets of the sequences, (sequences + 1,).
+        most: the number of tokens of a span that are kept.
     """
     is_masked, tokens = labels != IGNORED, np.arange(len(labels))
     left = np.maximum.accumulate(np.where(is_masked, -1, tokens))

@@ -71,8 +71,9 @@ class AutoModelForMaskedLM(ModelWithHeads):
         *,
         labels: Any,
     ) -> tuple[Any, Any]:
-        """The scores of the tokens that have a label, (labels, words), and their labels, in the order of the batch:
-        what the loss is made of (under a tape a Variable and an array).
+        """Return the scores of the labelled tokens, (labels, words), and their labels, in the order of the batch.
+
+        The loss is computed from these (under a tape a Variable and an array).
 
         Arguments and errors are those of a call.
         """

@@ -34,8 +34,10 @@ def generate(
     num_return_sequences: int = 1,
     seed: int | None = None,
 ) -> Any:
-    """Append words to each sequence until all have ended, as transformers' generate: the word with the highest score, a
-    word that is drawn (do_sample), or the words of the best beams (num_beams).
+    """Append words to each sequence until all have ended, as transformers' generate.
+
+    Each step takes the word with the highest score, a sampled word (do_sample), or the words of the best beams
+    (num_beams).
 
     Keys and values of earlier tokens are kept, so that each step computes the new tokens alone.
 
@@ -209,8 +211,9 @@ def _best(scores: Any) -> np.ndarray:
 def search_beams(
     steps: Steps, ends: list[int], padding: int, beams: int, returned: int, length_penalty: float
 ) -> np.ndarray:
-    """The new words of the best `returned` of the continuations that end among the `beams` best, (texts * returned,
-    words), as transformers' beam search finds them.
+    """Return the new words of the `returned` best continuations of each text, (texts * returned, words).
+
+    Finds them as transformers' beam search does, among the `beams` best.
 
     A text is done when it has `beams` of them and none of those that go on has a higher score, for its length so far.
     """
@@ -285,8 +288,9 @@ BLOCK = 256  # words whose probabilities are summed at once
 
 
 def sample_words(scores: Any, draws: np.ndarray) -> np.ndarray:
-    """A word for each row of `scores`, (rows, words): the one at which the running sum of the softmax passes that row's
-    draw, a number from 0 to below 1, (rows,). Integers in host memory, (rows,).
+    """Return a sampled word for each row of `scores`, (rows, words): integers in host memory, (rows,).
+
+    The word is the first at which the running sum of the softmax passes the row's draw, a number in [0, 1), (rows,).
 
     The inverse of the distribution function takes one draw and one pass over the row, where the largest of scores with
     Gumbel noise takes a draw and two logarithms for each word. A word's probability has to be above 0 to be drawn.

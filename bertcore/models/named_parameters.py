@@ -48,8 +48,9 @@ class NamedParameters(Block):
         return arrays
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Replace the parameters' values by `arrays` (name -> array, as `state_dict` gives them), converted to the
-        model's dtype. The model keeps arrays of its own.
+        """Replace the parameters' values by copies of `arrays`, converted to the model's dtype.
+
+        `arrays` maps names to arrays, as `state_dict` gives them.
 
         A call of another thread meanwhile may see old and new values.
 

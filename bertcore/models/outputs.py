@@ -84,9 +84,11 @@ class ModelOutput:
 
 @dataclass(eq=False, kw_only=True)
 class EncoderOutput(ModelOutput):
-    """Attributes:
-    last_hidden_state: (sequences, length, hidden); pads are zero.
-    pooler_output: (sequences, hidden), for encoders with a pooler.
+    """The output of an encoder.
+
+    Attributes:
+        last_hidden_state: (sequences, length, hidden); pads are zero.
+        pooler_output: (sequences, hidden), for encoders with a pooler.
     """
 
     last_hidden_state: Any = None
@@ -95,9 +97,11 @@ class EncoderOutput(ModelOutput):
 
 @dataclass(eq=False, kw_only=True)
 class LogitsOutput(ModelOutput):
-    """Attributes:
-    logits: of the head, zero where there is padding: (sequences, length, classes or words), (sequences, classes),
-        (sequences, choices), or for replaced tokens (sequences, length).
+    """The output of a model with one head.
+
+    Attributes:
+        logits: of the head, zero where there is padding: (sequences, length, classes or words), (sequences, classes),
+            (sequences, choices), or for replaced tokens (sequences, length).
     """
 
     logits: Any = None
@@ -105,9 +109,11 @@ class LogitsOutput(ModelOutput):
 
 @dataclass(eq=False, kw_only=True)
 class SpanBoundaryOutput(ModelOutput):
-    """Attributes:
-    mlm_loss, sbo_loss: of the language model and of the words from their spans' boundaries, scalars.
-    logits: of the language model, (sequences, length, vocabulary); pads are zero.
+    """The output of a model with a span boundary head.
+
+    Attributes:
+        mlm_loss, sbo_loss: of the language model and of the words from their spans' boundaries, scalars.
+        logits: of the language model, (sequences, length, vocabulary); pads are zero.
     """
 
     mlm_loss: Any = None
@@ -117,9 +123,11 @@ class SpanBoundaryOutput(ModelOutput):
 
 @dataclass(eq=False, kw_only=True)
 class PreTrainingOutput(ModelOutput):
-    """Attributes:
-    prediction_logits: of the language model, (sequences, length, vocabulary); pads are zero.
-    seq_relationship_logits, sop_logits: of next sentence prediction (BERT) or sentence order (ALBERT), (sequences, 2).
+    """The output of a model with its pretraining heads.
+
+    Attributes:
+        prediction_logits: of the language model, (sequences, length, vocabulary); pads are zero.
+        seq_relationship_logits, sop_logits: of next sentence (BERT) or sentence order (ALBERT), (sequences, 2).
     """
 
     prediction_logits: Any = None
@@ -129,12 +137,14 @@ class PreTrainingOutput(ModelOutput):
 
 @dataclass(eq=False, kw_only=True)
 class ReplacedTokensOutput(ModelOutput):
-    """Attributes:
-    generator_loss, discriminator_loss: the parts of the loss, without weights; scalars.
-    generator_logits: of the generator, (sequences, length, vocabulary), where they were asked for.
-    logits: of the discriminator, (sequences, length); pads are zero.
-    given_ids: the words that the discriminator was given, (sequences, length).
-    replaced: 1 for those that are not the text's own, else 0, (sequences, length); -100 at padding.
+    """The output of a generator and a discriminator.
+
+    Attributes:
+        generator_loss, discriminator_loss: the parts of the loss, without weights; scalars.
+        generator_logits: of the generator, (sequences, length, vocabulary), where they were asked for.
+        logits: of the discriminator, (sequences, length); pads are zero.
+        given_ids: the words that the discriminator was given, (sequences, length).
+        replaced: 1 for those that are not the text's own, else 0, (sequences, length); -100 at padding.
     """
 
     generator_loss: Any = None
@@ -151,8 +161,10 @@ class ReplacedTokensOutput(ModelOutput):
 
 @dataclass(eq=False, kw_only=True)
 class QuestionAnsweringOutput(ModelOutput):
-    """Attributes:
-    start_logits, end_logits: (sequences, length); pads are zero.
+    """The output of a question answering model.
+
+    Attributes:
+        start_logits, end_logits: (sequences, length); pads are zero.
     """
 
     start_logits: Any = None

@@ -24,8 +24,9 @@ HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
 
 
 class AutoModelForPreTraining(ModelWithHeads):
-    """An encoder with the heads it was pretrained with; where that is a single language model, AutoModelForMaskedLM's
-    or AutoModelForCausalLM's, and a model of that class.
+    """An encoder with the heads it was pretrained with.
+
+    If that is a single language model, a model of class AutoModelForMaskedLM or AutoModelForCausalLM.
 
     BERT and MobileBERT: the masked language model and next sentence prediction; calls take `labels` and
     `next_sentence_label`, (sequences,) of 0 (it is the next one) or 1. ALBERT: the masked language model and sentence
@@ -165,8 +166,9 @@ class Discriminator(AutoModelForPreTraining):
 
 
 class AutoModelForSpanBoundary(AutoModelForMaskedLM):
-    """AutoModelForMaskedLM with a second head, which predicts the words of masked spans from the two tokens beside them
-    (SpanBERT: Joshi et al. 2020, arXiv:1907.10529).
+    """AutoModelForMaskedLM with a second head, which predicts masked spans from the two tokens beside them.
+
+    Source: SpanBERT (Joshi et al. 2020, arXiv:1907.10529).
 
     Calls take `labels`, as AutoModelForMaskedLM, and return a SpanBoundaryOutput. The spans are the labelled tokens
     that stand side by side; the loss is the sum of both heads' means, or the language model's alone if no labelled

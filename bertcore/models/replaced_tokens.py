@@ -64,8 +64,10 @@ def generator_config(config: Mapping[str, Any] | str, share: float | None = None
 
 
 class DisentangledWords(Block):
-    """Word embeddings that are another model's, which learns nothing from here, plus a table of their own (He et al.
-    2023, arXiv:2111.09543, section 3.3: gradient-disentangled embedding sharing)."""
+    """Word embeddings of another model, which get no gradient here, plus a table of their own.
+
+    Source: He et al. 2023, arXiv:2111.09543, section 3.3: gradient-disentangled embedding sharing.
+    """
 
     def __init__(self, shared: Parameter, own: Embedding):
         self.shared, (name,) = shared, own.table.names
@@ -84,8 +86,9 @@ class DisentangledWords(Block):
 
 
 class ReplacedTokenModel(NamedParameters):
-    """A generator, which puts words in the place of masks, and a discriminator, which tells the words that were
-    replaced: trained together, and saved as two models.
+    """A generator, which fills masks with words, and a discriminator, which detects the replaced words.
+
+    Both are trained together, and saved as two models.
 
     Args:
         generator: an AutoModelForMaskedLM.
@@ -142,8 +145,11 @@ class ReplacedTokenModel(NamedParameters):
         dtype: str = "float32",
         seed: int = 0,
     ) -> Self:
-        """New models with random weights, of the discriminator's config, or a preset's name, and of the generator's, by
-        default that of `generator_config`. Errors are those of `generator_config` and `AutoModel.from_config`."""
+        """Return new models with random weights, of a config, or a preset's name, of the discriminator.
+
+        The generator's config is by default `generator_config`'s. Errors are those of `generator_config` and
+        `AutoModel.from_config`.
+        """
         config = preset_config(config) if isinstance(config, str) else config
         beside = generator_config(config) if generator is None else generator
         first = AutoModelForMaskedLM.from_config(beside, dtype=dtype, seed=seed)
@@ -168,8 +174,10 @@ class ReplacedTokenModel(NamedParameters):
         return model
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
-        """Write generator/ and discriminator/, which bertcore and transformers load as models of their own, and what it
-        takes to train on from here."""
+        """Write generator/ and discriminator/, and the state needed to continue training.
+
+        bertcore and transformers load both folders as models of their own.
+        """
         folder = made_folder(folder)
         for part in PARTS:
             model = getattr(self, part)

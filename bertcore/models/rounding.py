@@ -29,8 +29,10 @@ ROWS_PER_PASS, SAMPLE_ROWS = 16, 512
 
 
 class RoundedWeight(NamedTuple):
-    """An int8 weight: values (rows, columns), scale (rows,), and input_scale (columns,) or None; see
-    `kernels.prepare_weight`."""
+    """An int8 weight: values (rows, columns), scale (rows,), and input_scale (columns,) or None.
+
+    See `kernels.prepare_weight`.
+    """
 
     values: np.ndarray
     scale: np.ndarray

@@ -275,14 +275,16 @@ SCALINGS = {"default": None, "linear": "linear", "ntk": "ntk", "dynamic": "dynam
 
 
 def rotary_spec(read: ConfigReader, *, head_dim: int, theta: float, trained_length: int) -> RotarySpec:
-    """The rotary positions of heads `head_dim` wide, which all turn.
+    """Return the rotary positions of heads that turn in their whole width.
 
     Args:
         read: of the object that holds the keys (rope_parameters, or one of its sections).
-        theta, trained_length: what rope_theta and original_max_position_embeddings mean where they are absent.
+        head_dim: the width of a head.
+        theta: the default of rope_theta.
+        trained_length: the default of original_max_position_embeddings.
 
     Raises:
-        ValueError: for a key that asks for what is not here, or an odd `head_dim`.
+        ValueError: for an unsupported value of a key, or an odd `head_dim`.
     """
     if head_dim % 2:
         raise ValueError(f"config: heads are {head_dim} wide, expected an even width: rotary positions turn pairs")
@@ -301,8 +303,10 @@ def rotary_spec(read: ConfigReader, *, head_dim: int, theta: float, trained_leng
 
 
 def rotary_of_all_layers(read: ConfigReader, head_dim: int, theta: float) -> RotarySpec:
-    """The rotary positions that all layers of a config share: what it says under rope_parameters, or, written before
-    transformers 5, under rope_scaling and rope_theta. `theta` is what rope_theta means where it is absent.
+    """Return the rotary positions that all layers of a config share.
+
+    They stand under rope_parameters or, before transformers 5, under rope_scaling and rope_theta. `theta` is the
+    default of rope_theta.
     """
     theta = read.number("rope_theta", theta)
     trained = read.size("max_position_embeddings", most=MOST_POSITIONS)
@@ -311,8 +315,11 @@ def rotary_of_all_layers(read: ConfigReader, head_dim: int, theta: float) -> Rot
 
 
 def rope_parameters(rotary: RotarySpec) -> dict[str, Any]:
-    """Rotary positions as transformers writes them. NTK's static rule is its "linear" with a larger theta: theta times
-    the factor, and every angle divided by factor^(2 / rotary_dim)."""
+    """Return rotary positions as transformers writes them.
+
+    NTK's static rule is its "linear" with a larger theta: theta times the factor, and every angle divided by
+    factor^(2 / rotary_dim).
+    """
     theta, factor = rotary.theta, rotary.factor
     if rotary.scaling == "ntk":
         return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / rotary.rotary_dim)}

@@ -223,8 +223,9 @@ class Keys(NamedTuple):
 
 
 class DisentangledAttention(SelfAttention):
-    """Self-attention by content and relative position, as in DeBERTa v2 and v3: positions are mapped as content is, or
-    by maps of their own.
+    """Self-attention by content and relative position, as in DeBERTa v2 and v3.
+
+    Positions are mapped by the maps of the content, or by maps of their own.
 
     The mapped positions depend on no input: in inference they are computed once for each version of the parameters.
     """
@@ -291,8 +292,7 @@ class DisentangledAttention(SelfAttention):
         return attended if rows is None else functional.take_rows(run, attended, rows=rows)
 
     def _asked_by(self, run: Pass, queries: Any, keys: Keys, rows: Any) -> list[Any]:
-        """(query, key and value) of all tokens, the queries of others than `rows` zeros; the map of all three is
-        prepared as one."""
+        """Return query, key and value of all tokens; queries outside `rows` are zeros."""
         width = self.spec.hidden_size
         asked = functional.linear(run, queries, self.projections[0].weight.weight(run), keys.bias)
         query = functional.slice_columns(run, asked, first=0, last=width)
@@ -301,8 +301,7 @@ class DisentangledAttention(SelfAttention):
         return [query, functional.slice_columns(run, keys.qkv, first=width, last=3 * width)]
 
     def _bias_and_tables(self, run: Pass, positions: PositionsOfPass) -> tuple[Any, Any, Any]:
-        """The bias of qkv, (3 * hidden,), and what relative positions are mapped to, (rows, heads, head_dim) or
-        None."""
+        """Return the bias of qkv, (3 * hidden,), and the mapped relative positions, (rows, heads, head_dim) or None."""
         if positions.is_trained:
             return self._bias(run), *self._by_head(run, positions)
 
@@ -337,8 +336,11 @@ class DisentangledAttention(SelfAttention):
 
 
 class DisentangledAttentionByHead(DisentangledAttention):
-    """The same as in DeBERTa v1: checkpoints have query, key and value of each head in turn in one map without a bias,
-    queries and values have biases of their own, and positions always have maps of their own."""
+    """Disentangled attention as in DeBERTa v1.
+
+    Checkpoints have query, key and value of each head in turn in one map without a bias, queries and values have
+    biases of their own, and positions always have maps of their own.
+    """
 
     position_key_has_bias = False
 

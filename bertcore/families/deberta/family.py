@@ -92,8 +92,10 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 
 def _head_spellings() -> tuple[tuple[str, str], ...]:
-    """The language model's head has two sets of names; published files have the newer one, though their configs do not
-    say so (transformers then starts with a new head)."""
+    """Return pairs of spellings, both ways, between the two sets of names of the language model's head.
+
+    Published files have the newer set, though their configs do not say so (transformers then starts with a new head).
+    """
     parts = [
         ("cls.predictions.bias", "lm_predictions.lm_head.bias"),
         *(

@@ -36,8 +36,10 @@ class AttentionComponents(NamedTuple):
 
 @dataclass(kw_only=True)
 class ComponentsInput(EncoderInput):
-    """Attributes:
-    components: a list to which each layer appends the terms of its scores.
+    """Inputs with a list for the terms of scores.
+
+    Attributes:
+        components: a list to which each layer appends the terms of its scores.
     """
 
     components: list

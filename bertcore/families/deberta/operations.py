@@ -20,8 +20,7 @@ def spread_rows(run: Pass, array: Any, *, rows: Any, count: int) -> Any:
 
 
 def padding_of_sequences(is_real: np.ndarray, cu_seqlens: np.ndarray) -> list[tuple[slice, np.ndarray]]:
-    """(its tokens, the numbers of those among them that are padding) for each sequence that has padding; all in host
-    memory."""
+    """Return (tokens, those among them that are padding) of each sequence with padding, in host memory."""
     spans = [slice(first, end) for first, end in functional.sequence_spans(cu_seqlens)]
     return [(span, np.flatnonzero(~is_real[span])) for span in spans if not is_real[span].all()]
 
@@ -30,8 +29,9 @@ def padding_of_sequences(is_real: np.ndarray, cu_seqlens: np.ndarray) -> list[tu
 def mean_value_for_padding(
     run: Pass, attended: Any, qkv: Any, *, num_heads: int, padding: Sequence[tuple[slice, np.ndarray]]
 ) -> Any:
-    """`attended`, (tokens, hidden), but for `padding` (see `padding_of_sequences`): these tokens have the mean of all
-    values of their sequence, as in transformers' DeBERTa, where all their scores are one number.
+    """Return `attended`, (tokens, hidden), with the mean value of their sequence at tokens of `padding`.
+
+    See `padding_of_sequences`; as in transformers' DeBERTa, where all scores of these tokens are one number.
 
     `qkv` and `num_heads` are those of `self_attention`, in one array.
     """

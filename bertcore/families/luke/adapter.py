@@ -50,8 +50,10 @@ class WordAndEntityInput(EncoderInput):
         return moved
 
     def _buffer(self, run: Pass) -> IntegerBuffer:
-        """Mentions have capacity for more tokens, -1 each; in layers what is behind words and entities stands behind
-        all tokens, in the sequences that are there."""
+        """Return the buffer of all integers; mentions have spare capacity for tokens, filled with -1.
+
+        In layers what is behind words and entities stands behind all tokens, in the sequences that are there.
+        """
         entities, sequences, in_training = self.entities, len(self.cu_seqlens) - 1, run.tape is not None
         of_words = {name: getattr(self, name) for name in OF_WORDS}
         words, most = capacities_for(len(self.input_ids), sequences, in_training=in_training)
@@ -95,7 +97,7 @@ class WordAndEntityAdapter(Adapter):
         """The arguments of a call, checked and packed.
 
         Args:
-            given, keep_padding: as for `Adapter.pack`.
+            run, given, keep_padding: as for `Adapter.pack`.
             entity_ids: (sequences, entities) integers; None for a call without entities.
             entity_attention_mask: 1 for entities, 0 for padding, of the same shape; all are entities by default.
             entity_token_type_ids: of the same shape, 0 by default.
@@ -126,8 +128,11 @@ class WordAndEntityAdapter(Adapter):
         return embeddings(run, inputs), context
 
     def restore(self, run: Pass, inputs: EncoderInput, state: Tensor) -> Encoded:
-        """hidden_states are those of the words; entity_hidden_states the same of the entities, (sequences, entities,
-        hidden) each. In attentions the entities follow the words, (sequences, heads, length + entities, the same)."""
+        """Return the outputs of words and of entities apart.
+
+        hidden_states belong to the words, entity_hidden_states to the entities, (sequences, entities, hidden) each. In
+        attentions the entities follow the words, (sequences, heads, length + entities, the same).
+        """
         if not isinstance(inputs, WordAndEntityInput):
             encoded = super().restore(run, inputs, state)
             encoded.traced["entity_hidden_states"] = None

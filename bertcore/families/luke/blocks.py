@@ -54,8 +54,7 @@ def average_rows(run: Pass, table: Any, *, rows: Any) -> Any:
 
 @operation()
 def merge_rows(run: Pass, first: Any, second: Any, *, first_rows: Any, second_rows: Any) -> Any:
-    """One array of the rows of both, (rows of both, features): those of `first` at `first_rows`, of `second` at
-    `second_rows`."""
+    """Return one array, (rows of both, features): `first` at `first_rows`, `second` at `second_rows`."""
     merged = kernels.array_module(first).empty((first.shape[0] + second.shape[0], first.shape[1]), first.dtype)
     merged[first_rows], merged[second_rows] = first, second
     return merged, lambda grad: (grad[first_rows], grad[second_rows])
@@ -102,8 +101,9 @@ def entity_aware_attention(
     entity_rows: Any,
     **options: Any,
 ) -> Any:
-    """Attention in which a token has one query for words and another one for entities (Yamada et al. 2020,
-    arXiv:2010.01057, section 3.2), within each packed sequence.
+    """Attention with separate queries for words and for entities, within each packed sequence.
+
+    Source: Yamada et al. 2020, arXiv:2010.01057, section 3.2.
 
     It is attention with heads of twice the size: a token's two queries side by side, its key in the half of its kind
     and zeros in the other, so that their product is that of the key with the query for its kind. Two attentions, over
@@ -229,8 +229,10 @@ class Entities:
 
 
 class EntityEmbeddings(Block):
-    """LayerNorm(entity + mean of the mention's positions + token type); entities are projected where their table is
-    narrower than the hidden size."""
+    """LayerNorm(entity + mean of the mention's positions + token type).
+
+    Entities are projected where their table is narrower than the hidden size.
+    """
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         width, entities, self.dropout = spec.hidden_size, spec.details, spec.embedding_dropout

@@ -1,5 +1,4 @@
-"""LUKE (Yamada et al. 2020, arXiv:2010.01057) and mLUKE (Ri et al. 2021, arXiv:2110.08151): RoBERTa over words and
-entities."""
+"""LUKE (Yamada et al. 2020, arXiv:2010.01057) and mLUKE (Ri et al. 2021, arXiv:2110.08151): words and entities."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -31,10 +31,12 @@ from bertcore.nn.spec import EncoderSpec
 
 @dataclass(eq=False, kw_only=True)
 class EntityMaskedLMOutput(ModelOutput):
-    """Attributes:
-    mlm_loss, mep_loss: of the words and of the entities, scalars.
-    logits: (sequences, length, vocabulary); pads are zero.
-    entity_logits: (sequences, entities, vocabulary of entities), if there are entities.
+    """The output of LUKE's masked language model.
+
+    Attributes:
+        mlm_loss, mep_loss: of the words and of the entities, scalars.
+        logits: (sequences, length, vocabulary); pads are zero.
+        entity_logits: (sequences, entities, vocabulary of entities), if there are entities.
     """
 
     mlm_loss: Any = None
@@ -159,7 +161,7 @@ class _EntityModel(ModelWithHeads):
 class AutoModelForEntityClassification(_EntityModel):
     """An encoder with a classifier of the first entity of each sequence: scores, (sequences, num_labels).
 
-    Calls take the entities (`family.inputs`), and `labels`: classes, (sequences,), -100 where there is no label, for a mean
+    Calls take the entities (`family.inputs`), and `labels`: classes, (sequences,), -100 for no label, for a mean
     cross entropy; or 0 and 1 for each label, (sequences, num_labels), for a mean binary cross entropy. They return a
     LogitsOutput.
     """
@@ -180,8 +182,9 @@ class AutoModelForEntityPairClassification(_EntityModel):
 
 
 class AutoModelForEntitySpanClassification(_EntityModel):
-    """An encoder with a classifier of entities by themselves and their first and last words: scores, (sequences,
-    entities, num_labels).
+    """An encoder with a classifier of entities by themselves and their first and last words.
+
+    It returns scores, (sequences, entities, num_labels).
 
     Calls take the entities (`family.inputs`); `entity_start_positions` and `entity_end_positions`, the columns of their
     first and last token, (sequences, entities); and `labels`: classes, (sequences, entities), -100 for no label,

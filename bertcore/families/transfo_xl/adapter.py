@@ -1,5 +1,4 @@
-"""The adapter of models that also see the hidden states of the segment before (Dai et al. 2019, arXiv:1901.02860,
-section 3.2)."""
+"""The adapter of models with a memory of the previous segment (Dai et al. 2019, arXiv:1901.02860, section 3.2)."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,8 +145,10 @@ class RecurrentAdapter(Adapter):
         return table
 
     def _distances(self, xp: ModuleType, longest: int, memory: int) -> tuple[int, int, Any]:
-        """The lowest and the highest distance that are encoded, and the row of each, from the least to the greatest
-        that there is, an array of `xp`. More are encoded: lengths that are nearly the same find the same ones."""
+        """Return the lowest and the highest encoded distance, and the row of each distance, an array of `xp`.
+
+        Rows count from the lowest distance. More distances are encoded than occur, so that similar lengths share them.
+        """
         details = self.spec.details
         highest = max(longest + memory - 1, 0)
         first, last = (distance // RANGE_STEP * RANGE_STEP for distance in (self._lowest(longest, highest), highest))
@@ -158,8 +159,7 @@ class RecurrentAdapter(Adapter):
         return first, last, rows.astype(np.int32)
 
     def _kept_position_keys(self, distances: tuple) -> dict:
-        """The cache of the layers' position keys for these distances; the last entry of `distances` is its size in
-        bytes."""
+        """Return the cache of the layers' position keys; the last entry of `distances` is its size in bytes."""
         kept = self._position_keys
         if distances not in kept:
             most = MOST_KEPT - distances[-1]
@@ -173,7 +173,7 @@ class RecurrentAdapter(Adapter):
         return 0 if self.spec.layers[0].is_causal else min(1 - longest, 0)
 
     def _visible(self, inputs: EncoderInput, longest: int, memory: int) -> np.ndarray | None:
-        """Return the keys visible to each query, (sequences or 1, longest, memory + longest) on the host; None if all."""
+        """Return the keys visible to each query, (sequences or 1, longest, memory + longest), host; None if all."""
         visible = self._given_mask(inputs, memory)
         if self.spec.layers[0].is_causal:
             causal = self._causal_mask(np, longest, memory)
@@ -207,8 +207,7 @@ class RecurrentAdapter(Adapter):
             run.trace.states = []
 
     def restore(self, run: Pass, inputs: RecurrentInput, state: Tensor) -> Encoded:
-        """Beside hidden states and attentions mems, the memory for the next segment: (memory, sequences, hidden) of
-        each layer."""
+        """Return the outputs, with the memory for the next segment as mems: (memory, sequences, hidden) a layer."""
         state = drop(run, state, self.spec.embedding_dropout)
         packed, states, attentions = inputs.packed, run.trace.states, run.trace.attentions
         mems, memory = None, 0

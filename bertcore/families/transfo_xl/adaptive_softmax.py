@@ -82,8 +82,10 @@ class AdaptiveSoftmax(Block):
         return logarithms if value_of(logarithms).dtype == dtype else logarithms.astype(dtype)  # of low precision
 
     def loss(self, run: Pass, hidden: Any, labels: np.ndarray) -> Any:
-        """The mean over tokens of -log(the probability of their label), (tokens,) in host memory, -100 for none; of a
-        group only the tokens that need it are computed."""
+        """Return the mean negative log-likelihood of `labels`, (tokens,) in host memory, -100 for no label.
+
+        Of a group only the tokens that need it are computed.
+        """
         words, groups = labels.copy(), list(self._members(labels))
         for index, where, _ in groups:
             words[where] = self.bounds[0][1] + index - 1
@@ -126,8 +128,11 @@ class AdaptiveSoftmax(Block):
 
 
 class AdaptiveCausalLM(AutoModelForCausalLM):
-    """AutoModelForCausalLM with an adaptive softmax: logits are logarithms of probabilities. Labels are compared with
-    what the token before each predicts; with labels no logits are returned, since the loss needs few of them."""
+    """AutoModelForCausalLM with an adaptive softmax: logits are logarithms of probabilities.
+
+    Labels are compared with the prediction of the token before each; with labels no logits are returned, since the
+    loss needs few of them.
+    """
 
     predicts_next_words = True
 

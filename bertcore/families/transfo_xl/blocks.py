@@ -98,8 +98,10 @@ def _offsets(cu_seqlens: Any, sequences: slice) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def sinusoids(first: int, last: int, width: int, dtype: str) -> np.ndarray:
-    """The encodings of the distances from `first` to `last`, (distances, width): sines, then cosines, of the distance
-    over 10000^(2i / width)."""
+    """Return the encodings of the distances from `first` to `last`, (distances, width).
+
+    Sines, then cosines, of the distance over 10000^(2i / width).
+    """
     frequencies = 10000.0 ** (-np.arange(0, width, 2) / width)
     angles = np.arange(first, last + 1)[:, None] * frequencies
     encodings = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(dtype)
@@ -157,8 +159,10 @@ class RelativeAttention(Sublayer):
         weight: Parameter,
         segment_scores: Any = None,
     ) -> Any:
-        """Attention by the queries for content and for positions, (tokens, heads * head_dim) each, among the keys,
-        their values and those of positions -> (tokens, heads * head_dim).
+        """Return relative attention, (tokens, heads * head_dim).
+
+        `queries` are for content and for positions, `keys` are keys, values and the positions' keys: (tokens, heads *
+        head_dim) each.
 
         `weight` is that of a map beside them, whose precision decides attention's.
         """

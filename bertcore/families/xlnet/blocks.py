@@ -26,15 +26,20 @@ def _mix(array, matrices):
 
 @operation()
 def mix_rows(run: Pass, array: Any, *, matrices: Any) -> Any:
-    """Each sequence's rows as sums of its rows: matrices (sequences, outputs, inputs) times (sequences * inputs,
-    features) -> (sequences * outputs, features). All sequences have one length."""
+    """Return weighted sums of each sequence's rows; all sequences have one length.
+
+    Matrices (sequences, outputs, inputs) times (sequences * inputs, features) -> (sequences * outputs, features).
+    """
     return _mix(array, matrices), lambda grad: (_mix(grad, matrices.transpose(0, 2, 1)),)
 
 
 @operation()
 def segment_scores(run: Pass, queries: Any, bias: Any, table: Any) -> Any:
-    """(queries + bias) times the two vectors of each head: (tokens, heads, head_dim), (heads, head_dim) and (2, heads,
-    head_dim) -> (tokens, heads, 2) (Yang et al. 2019, arXiv:1906.08237, section 2.5)."""
+    """Return (queries + bias) times the two segment vectors of each head, (tokens, heads, 2).
+
+    Shapes: (tokens, heads, head_dim), (heads, head_dim) and (2, heads, head_dim) (Yang et al. 2019, arXiv:1906.08237,
+    section 2.5).
+    """
     wide, wide_bias = widened(queries), widened(bias)
     scores = [(wide * row).sum(axis=-1) + (wide_bias * row).sum(axis=-1) for row in widened(table)]
     xp = kernels.array_module(queries)
@@ -49,8 +54,7 @@ def segment_scores(run: Pass, queries: Any, bias: Any, table: Any) -> Any:
 
 
 class TwoStreamEmbeddings(Block):
-    """The words, with which the content stream starts, and the one vector with which the query stream starts for every
-    word to be predicted."""
+    """Embeddings of the words, where the content stream starts, and one vector, where the query stream starts."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         width, self.dropout = spec.hidden_size, spec.embedding_dropout

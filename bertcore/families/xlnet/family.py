@@ -50,8 +50,10 @@ class TwoStreamDetails:
 
 @dataclass
 class TwoStreamInput(RecurrentInput):
-    """Attributes:
-    target_mapping: how much each prediction is of each token, (sequences, predictions, length), or None.
+    """The inputs of XLNet.
+
+    Attributes:
+        target_mapping: how much each prediction is of each token, (sequences, predictions, length), or None.
     """
 
     target_mapping: np.ndarray | None = None
