@@ -58,6 +58,14 @@ def class_trainer(folder, callbacks=(), model=None, compute_metrics=None, **sett
     return Trainer(model or classifier(), args, collate, LABELLED, **options)
 
 
+def objective_trainer(folder, model, objective, examples, tokenizer=None, collator=None, settings=None, **more):
+    """A run of a few steps whose schedule does not depend on their number."""
+    given = {"max_steps": 4, "learning_rate": 1e-2, "save_steps": 2, "per_device_train_batch_size": 3}
+    given |= {"lr_scheduler_type": "constant", **(settings or {})}
+    args = TrainingArguments(folder, report_to="none", disable_tqdm=True, **given)
+    return Trainer(model, args, collator, examples, examples[:4], tokenizer, objective=objective, **more)
+
+
 def assert_same_weights(first, second):
     assert_same_arrays(first.state_dict(), second.state_dict())
 

@@ -108,13 +108,11 @@ class LabelledTexts:
         Raises:
             MalformedRecord (a ValueError): naming a record that lacks a column, or has another label.
         """
-        columns = [self.text] if self.text_pair is None else [self.text, self.text_pair]
-        numbered = enumerate(records)
-        while some := list(islice(numbered, AT_ONCE)):
-            texts = [[_text(record, number, column) for number, record in some] for column in columns]
-            batch = tokenizer(*texts, truncation=is_cut(tokenizer, max_length), max_length=max_length)
-            for index, (number, record) in enumerate(some):
-                label = self._label(_value(record, number, self.label), record, number)
+        inputs = self.inputs(records)
+        while some := list(islice(inputs, AT_ONCE)):
+            columns = map(list, zip(*(texts.values() for texts, _ in some), strict=True))
+            batch = tokenizer(*columns, truncation=is_cut(tokenizer, max_length), max_length=max_length)
+            for index, (_, label) in enumerate(some):
                 yield {name: rows[index] for name, rows in batch.items()} | {"label": label}
 
     def inputs(self, records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[dict[str, str], Any]]:
@@ -137,10 +135,7 @@ class LabelledTexts:
             _check_known(named, self.labels, record, number)
             return [float(name in named) for name in self.labels]
         if not self.labels:
-            found = _number(value)
-            if found is None:
-                raise wrong_record(record, number, f"{self.label!r} is {value!r}, expected a number")
-            return found
+            return _finite(record, number, self.label)
         name = _name(value, record, number, self.label)
         _check_known({name}, self.labels, record, number)
         return self.labels.index(name)
@@ -255,10 +250,7 @@ class TextColumns:
         for number, record in enumerate(records):
             made: dict[str, Any] = {column: _text(record, number, column) for column in self.columns}
             if self.label is not None:
-                value = _value(record, number, self.label)
-                made["label"] = _number(value)
-                if made["label"] is None:
-                    raise wrong_record(record, number, f"{self.label!r} is {value!r}, expected a number")
+                made["label"] = _finite(record, number, self.label)
             yield made
 
 
@@ -332,6 +324,14 @@ def _name(value: Any, record: Mapping[str, Any], number: int, column: str) -> st
     if isinstance(value, bool | int | float) and math.isfinite(value):
         return str(int(value)) if float(value).is_integer() else repr(value)
     raise wrong_record(record, number, f"{column!r} is {value!r:.60}, expected a label")
+
+
+def _finite(record: Mapping[str, Any], number: int, column: str) -> float:
+    value = _value(record, number, column)
+    found = _number(value)
+    if found is None:
+        raise wrong_record(record, number, f"{column!r} is {value!r}, expected a number")
+    return found
 
 
 def _number(value: Any) -> float | None:

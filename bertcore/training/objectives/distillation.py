@@ -146,9 +146,9 @@ class Distillation(Objective):
         options = dict.fromkeys((name for term in self.terms for name in term.needs), True)
         if PROJECTIONS not in options:
             return options, options
-        pairs = [term.pairs(model.spec, self.teacher.spec) for term in self.terms if PROJECTIONS in term.needs]
-        own = sorted({layer for some in pairs for layer in some})
-        other = sorted({layer for some in pairs for layer in some.values()})
+        terms, specs = [term for term in self.terms if PROJECTIONS in term.needs], (model.spec, self.teacher.spec)
+        pairs = {pair for term in terms for pair in term.pairs(*specs).items()}
+        own, other = (sorted(set(layers)) for layers in zip(*pairs, strict=True))
         return options | {PROJECTIONS: own}, options | {PROJECTIONS: other}
 
 

@@ -25,41 +25,37 @@ pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 @pytest.mark.parametrize(
-    "make, error, message",
+    "make, message",
     [
-        (lambda: Distillation(None, SoftTargets()), TypeError, "teacher is NoneType, expected a model"),
-        (lambda: Distillation(classifier()), ValueError, "terms is empty"),
-        (lambda: Distillation(classifier(), Supervised()), TypeError, "expected SoftTargets"),
+        (lambda: Distillation(None, SoftTargets()), "teacher is NoneType, expected a model"),
+        (lambda: Distillation(classifier()), "terms is empty"),
+        (lambda: Distillation(classifier(), Supervised()), "expected SoftTargets"),
         (
             lambda: Distillation(classifier(), SoftTargets(), objective=CosineSimilarity()),
-            TypeError,
             "objective is CosineSimilarity, expected Supervised",
         ),
         (
             lambda: Distillation(classifier(), SoftTargets(), objective=TranslationLM()),
-            ValueError,
             "objective is TranslationLM, whose batches have restart, which a teacher does not take",
         ),
-        (lambda: Distillation(classifier(), SoftTargets(), objective_weight=-1), ValueError, "objective_weight is -1"),
+        (lambda: Distillation(classifier(), SoftTargets(), objective_weight=-1), "objective_weight is -1"),
         (
             lambda: Distillation(classifier(), SoftTargets(), objective_weight="2"),
-            TypeError,
             "objective_weight is '2', expected a number",
         ),
         (
             lambda: Distillation(classifier(), SoftTargets(labelled_only=True)),
-            ValueError,
             "labelled_only needs an objective",
         ),
-        (lambda: SoftTargets(temperature=0), ValueError, "temperature is 0, expected a finite number above 0"),
-        (lambda: SoftTargets(temperature="2"), TypeError, "temperature is '2', expected a number"),
-        (lambda: HiddenStates(weight=float("nan")), ValueError, "weight of HiddenStates is nan"),
-        (lambda: Relations(of=("hidden",)), ValueError, "of is"),
-        (lambda: Relations(heads=0), ValueError, "heads is 0"),
+        (lambda: SoftTargets(temperature=0), "temperature is 0, expected a finite number above 0"),
+        (lambda: SoftTargets(temperature="2"), "temperature is '2', expected a number"),
+        (lambda: HiddenStates(weight=float("nan")), "weight of HiddenStates is nan"),
+        (lambda: Relations(of=("hidden",)), "of is"),
+        (lambda: Relations(heads=0), "heads is 0"),
     ],
 )
-def test_wrong_settings(make, error, message):
-    with pytest.raises(error, match=message):
+def test_wrong_settings(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         make()
 
 

@@ -5,12 +5,11 @@ import pytest
 
 from bertcore import AutoModelForSequenceClassification
 from bertcore.checkpoint import open_checkpoint
-from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.objectives import Distillation, HiddenStates, Relations, SoftTargets, Supervised
 from tests.tiny_bert import CONFIG
 from tests.tolerances import assert_same_arrays
 from tests.training.objectives.students import WIDE
-from tests.training.tiny_runs import LABELLED, assert_resumes, collate
+from tests.training.tiny_runs import LABELLED, assert_resumes, collate, objective_trainer
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -19,11 +18,9 @@ def distilling_trainer(folder, teacher, **settings):
     student = AutoModelForSequenceClassification.from_config(
         {**CONFIG, "hidden_dropout_prob": 0.1}, num_labels=2, seed=2
     )
-    given = {"max_steps": 6, "learning_rate": 1e-2, "save_steps": 3, "per_device_train_batch_size": 4}
-    given["lr_scheduler_type"] = "constant"
-    args = TrainingArguments(output_dir=folder, report_to="none", disable_tqdm=True, **(given | settings))
+    settings = {"max_steps": 6, "save_steps": 3} | settings
     objective = Distillation(teacher, HiddenStates(), SoftTargets(), Relations(heads=1), objective=Supervised())
-    return Trainer(student, args, collate, LABELLED, objective=objective)
+    return objective_trainer(folder, student, objective, LABELLED, collator=collate, settings=settings)
 
 
 def test_a_resumed_run_has_the_same_bits_of_student_and_maps(tmp_path):

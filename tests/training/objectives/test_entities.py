@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForMaskedLM, AutoTokenizer
-from bertcore.training import Masking, Trainer, TrainingArguments, metrics
+from bertcore.training import Masking, metrics
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives import EntityMaskedLM
 from tests.tiny_bert import save_tiny_bert
@@ -12,7 +12,7 @@ from tests.tiny_families import drawn_anew, tiny_config
 from tests.tokenization.corpus import write_json
 from tests.tokenization.family_folders import write_family
 from tests.training.objectives.students import mean_cross_entropy
-from tests.training.tiny_runs import assert_resumes
+from tests.training.tiny_runs import assert_resumes, objective_trainer
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -121,12 +121,9 @@ def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(tokenizer, 
     examples = random_examples((3, 0, 1, 8, 2, 5, 0, 1, 4))
 
     def trainer(folder, share=0.15, **settings):
-        given = {"max_steps": 4, "learning_rate": 1e-2, "save_steps": 2, "per_device_train_batch_size": 2}
-        given |= {"lr_scheduler_type": "constant"} | settings
-        args = TrainingArguments(folder, report_to="none", disable_tqdm=True, **given)
-        data = {"train_dataset": examples, "eval_dataset": examples, "processing_class": tokenizer}
         measure = {"compute_metrics": metrics.masked_accuracy, "preprocess_logits_for_metrics": metrics.predicted_words}
-        return Trainer(model("float32"), args, **data, **measure, objective=EntityMaskedLM(entity_share=share))
+        objective, luke = EntityMaskedLM(entity_share=share), model("float32")
+        return objective_trainer(folder, luke, objective, examples, tokenizer, settings=settings, **measure)
 
     _, again = assert_resumes(trainer, tmp_path, 2)
     assert 0 <= again.evaluate()["eval_masked_accuracy"] <= 1

@@ -8,14 +8,14 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.models.generation import BLOCK, sample_words
 from bertcore.models.replaced_tokens import EMBEDDINGS, generator_config
 from bertcore.presets import preset_config
-from bertcore.training import Masking, Trainer, TrainingArguments
+from bertcore.training import Masking
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives import ReplacedToken
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import drawn_anew, tiny_config
 from tests.tolerances import assert_same_arrays
 from tests.training.objectives.students import mean_cross_entropy
-from tests.training.tiny_runs import assert_resumes, assert_same_weights, without_times
+from tests.training.tiny_runs import assert_resumes, assert_same_weights, objective_trainer, without_times
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -172,12 +172,9 @@ def test_models_that_were_trained_apart_keep_their_tables_in_sum():
 
 
 def trainer(folder, tokenizer, examples, embeddings, **settings):
-    given = {"max_steps": 5, "learning_rate": 1e-2, "logging_steps": 1, "lr_scheduler_type": "constant"}
-    given |= {"save_steps": 2, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2} | settings
-    args = TrainingArguments(folder, report_to="none", disable_tqdm=True, **given)
+    settings = {"max_steps": 5, "logging_steps": 1, "gradient_accumulation_steps": 2} | settings
     model = ReplacedTokenModel.from_config(TINY, embeddings=embeddings, seed=4)
-    data = {"train_dataset": examples, "eval_dataset": examples[:4], "processing_class": tokenizer}
-    return Trainer(model, args, **data, objective=ReplacedToken())
+    return objective_trainer(folder, model, ReplacedToken(), examples, tokenizer, settings=settings)
 
 
 @pytest.mark.parametrize("embeddings", EMBEDDINGS)

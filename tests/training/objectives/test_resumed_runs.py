@@ -3,11 +3,10 @@
 import pytest
 
 from bertcore import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForPreTraining, AutoModelForSpanBoundary
-from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.objectives import MaskedLM, NextSentence, PermutationLM, SpanBoundary, TranslationLM
 from tests.tiny_bert import CONFIG, random_texts
 from tests.tiny_families import tiny_config
-from tests.training.tiny_runs import assert_resumes
+from tests.training.tiny_runs import assert_resumes, objective_trainer
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -27,11 +26,8 @@ def test_weights_and_evaluations_are_the_same(tokenizer, tmp_path, name):
     examples = list(objective.examples(documents, tokenizer, max_length=20, seed=0))
 
     def trainer(folder, **settings):
-        given = {"max_steps": 4, "learning_rate": 1e-2, "save_steps": 2, "per_device_train_batch_size": 3} | settings
-        args = TrainingArguments(folder, report_to="none", disable_tqdm=True, lr_scheduler_type="constant", **given)
         model = kind.from_config(config | dict.fromkeys(("hidden_dropout_prob", "dropout"), 0.1), seed=3)
-        data = {"train_dataset": examples, "eval_dataset": examples[:3], "processing_class": tokenizer}
-        return Trainer(model, args, **data, objective=objective)
+        return objective_trainer(folder, model, objective, examples, tokenizer, settings=settings)
 
     whole, again = assert_resumes(trainer, tmp_path, 2)
     assert again.evaluate()["eval_loss"] == again.evaluate()["eval_loss"] == whole.evaluate()["eval_loss"]
