@@ -16,15 +16,13 @@ def attention_maps(model: Any, tokenizer: Any, text: str, layer: int) -> Figure:
 
     Raises ValueError if the layer does not exist, the model returns no attentions, or the text is too long.
     """
-    encoded = tokens_of(tokenizer, text, model.spec.longest_sequence)
-    given = {name: [row] for name, row in encoded.items()}
-    attentions = model(**given, output_attentions=True).attentions
+    ids, output = output_for(model, tokenizer, text, output_attentions=True)
+    attentions = output.attentions
     if not attentions or attentions[0] is None:
         raise ValueError(f"models of type {model.family.model_type!r} do not return attentions")
     heads = kernels.to_host(attentions[_checked(layer, len(attentions))])[0]
     titles = [f"layer {layer}, head {number}" for number in range(1, len(heads) + 1)]
-    tokens = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
-    return maps(list(heads), titles, tokens, columns=4, cmap="Blues", vmin=0, vmax=1)
+    return maps(list(heads), titles, tokenizer.convert_ids_to_tokens(ids), columns=4, cmap="Blues", vmin=0, vmax=1)
 
 
 def attention_components(model: Any, tokenizer: Any, text: str, layer: int) -> Figure:
@@ -34,9 +32,8 @@ def attention_components(model: Any, tokenizer: Any, text: str, layer: int) -> F
     """
     if not model.family.model_type.startswith("deberta"):
         raise ValueError(f"the model is of type {model.family.model_type!r}, expected a DeBERTa")
-    encoded = tokens_of(tokenizer, text, model.spec.longest_sequence)
-    given = {name: [row] for name, row in encoded.items()}
-    layers = model(**given, output_attention_components=True).attention_components
+    ids, output = output_for(model, tokenizer, text, output_attention_components=True)
+    layers = output.attention_components
     terms = layers[_checked(layer, len(layers))]
     found = {
         title: kernels.to_host(term)[0].mean(axis=0)
@@ -45,7 +42,7 @@ def attention_components(model: Any, tokenizer: Any, text: str, layer: int) -> F
     }
     found[TITLES[3]] = np.sum(list(found.values()), axis=0)
     most = max(float(np.abs(panel).max()) for panel in found.values())
-    tokens = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
+    tokens = tokenizer.convert_ids_to_tokens(ids)
     return maps(list(found.values()), list(found), tokens, columns=2, cmap="RdBu_r", vmin=-most, vmax=most)
 
 
@@ -98,3 +95,9 @@ def tokens_of(tokenizer: Any, text: str, longest: int | None = None) -> dict[str
     if count > most:
         raise ValueError(f"text has {count} tokens, expected at most {most}")
     return encoded
+
+
+def output_for(model: Any, tokenizer: Any, text: str, **options: Any) -> tuple[list[int], Any]:
+    """Return the token ids of a text and the model's output; raises as `tokens_of`."""
+    encoded = tokens_of(tokenizer, text, model.spec.longest_sequence)
+    return encoded["input_ids"], model(**{name: [row] for name, row in encoded.items()}, **options)

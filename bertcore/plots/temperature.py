@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bertcore import kernels
-from bertcore.plots.attention import tokens_of
+from bertcore.plots.attention import output_for
 from bertcore.tasks.sequence_scores import softmax
 
 
@@ -23,12 +23,11 @@ def distillation_temperature(
         raise ValueError(f"the model lacks {model.newly_initialised[0]}: expected a masked language model")
     if not temperatures or not all(0 < temperature < np.inf for temperature in temperatures):
         raise ValueError(f"temperatures is {temperatures}, expected numbers above 0")
-    encoded = tokens_of(tokenizer, text, model.spec.longest_sequence)
-    places = [index for index, number in enumerate(encoded["input_ids"]) if number == tokenizer.mask_token_id]
-    if not places:
+    ids, output = output_for(model, tokenizer, text)
+    if tokenizer.mask_token_id not in ids:
         raise ValueError(f"the text has no {tokenizer.mask_token} token, so there is nothing to predict")
-    given = {name: [row] for name, row in encoded.items()}
-    logits = kernels.to_host(model(**given).logits)[0, places[0], : len(tokenizer)].astype(np.float64)
+    place = ids.index(tokenizer.mask_token_id)
+    logits = kernels.to_host(output.logits)[0, place, : len(tokenizer)].astype(np.float64)
     best = np.argsort(-logits, kind="stable")[:words]
     figure = Figure(figsize=(2.3 * len(temperatures) + 1.2, 0.26 * words + 1.4), layout="constrained")
     axes = figure.subplots(1, len(temperatures), sharex=True, sharey=True, squeeze=False)[0]

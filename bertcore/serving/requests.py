@@ -1,7 +1,8 @@
 """Reading a request's JSON object, and the errors that answer it, named as text-embeddings-inference names them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 REQUIRED = object()
@@ -27,54 +28,20 @@ class RequestError(Exception):
         return self.message
 
 
-def malformed(message: str) -> RequestError:
-    """Return the error for a body that is not a JSON object."""
-    return RequestError(400, "malformed", message)
+def _kind(status: int, kind: str, *, is_body_unread: bool = False) -> Callable[[str], RequestError]:
+    return partial(RequestError, status, kind, is_body_unread=is_body_unread)
 
 
-def invalid(message: str) -> RequestError:
-    """Return the error for a missing or wrong field."""
-    return RequestError(422, "validation", message)
-
-
-def encoded(message: str) -> RequestError:
-    """Return the error for a compressed body."""
-    return RequestError(415, "malformed", message, is_body_unread=True)
-
-
-def too_large(message: str) -> RequestError:
-    """Return the error for a batch or a text beyond the limits."""
-    return RequestError(413, "validation", message)
-
-
-def body_too_large(message: str) -> RequestError:
-    """Return the error for a body beyond the limit."""
-    return RequestError(413, "validation", message, is_body_unread=True)
-
-
-def body_too_slow(message: str) -> RequestError:
-    """Return the error for a body that did not arrive in time."""
-    return RequestError(408, "timeout", message, is_body_unread=True)
-
-
-def overloaded(message: str) -> RequestError:
-    """Return the error for more work than the queue holds."""
-    return RequestError(429, "overloaded", message)
-
-
-def unsupported(message: str) -> RequestError:
-    """Return the error for something that no served model can do."""
-    return RequestError(424, "backend", message)
-
-
-def no_model(message: str) -> RequestError:
-    """Return the error for a model that is not served."""
-    return RequestError(404, "model_not_found", message)
-
-
-def timed_out(message: str) -> RequestError:
-    """Return the error for work that took too long."""
-    return RequestError(504, "timeout", message)
+malformed = _kind(400, "malformed")  # a body that is not a JSON object
+invalid = _kind(422, "validation")  # a missing or wrong field
+encoded = _kind(415, "malformed", is_body_unread=True)  # a compressed body
+too_large = _kind(413, "validation")  # a batch or a text beyond the limits
+body_too_large = _kind(413, "validation", is_body_unread=True)
+body_too_slow = _kind(408, "timeout", is_body_unread=True)
+overloaded = _kind(429, "overloaded")  # more work than the queue holds
+unsupported = _kind(424, "backend")  # something that no served model can do
+no_model = _kind(404, "model_not_found")  # a model that is not served
+timed_out = _kind(504, "timeout")  # work that took too long
 
 
 def text(body: Mapping[str, Any], name: str, default: Any = REQUIRED) -> Any:
@@ -107,11 +74,9 @@ def count(body: Mapping[str, Any], name: str) -> int | None:
 
 def texts(body: Mapping[str, Any], name: str, most: int, expected: str = "a list of strings") -> list[str]:
     """Return a list of strings. Raises RequestError for anything else (422) and for more than `most` (413)."""
-    values = body.get(name, REQUIRED)
-    if values is REQUIRED:
-        raise invalid(f"{name} is missing, expected {expected}")
+    values = body.get(name)
     if not isinstance(values, list):
-        raise invalid(f"{name} is {_shown(values)}, expected {expected}")
+        raise invalid(f"{name} is {_shown(values) if name in body else 'missing'}, expected {expected}")
     if not values:
         raise invalid(f"{name} is empty, expected at least one string")
     if len(values) > most:

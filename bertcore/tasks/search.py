@@ -1,7 +1,7 @@
 """Nearest embeddings: search, similar pairs, communities; computed in blocks, so that memory is bounded."""
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,16 +79,21 @@ def semantic_search(
             f"query_embeddings has shape {queries.shape}, corpus_embeddings {corpus.shape}, expected rows of one width"
         )
     _check_counts(top_k=top_k, query_chunk_size=query_chunk_size, corpus_chunk_size=corpus_chunk_size)
-    results = []
-    for start in range(0, len(queries), query_chunk_size):
-        some = queries[start : start + query_chunk_size]
+    found = _best_pairs(queries, corpus, top_k, score_function, (query_chunk_size, corpus_chunk_size))
+    return [[{"corpus_id": index, "score": score} for index, score in pairs] for pairs in found]
+
+
+def _best_pairs(
+    queries: np.ndarray, corpus: np.ndarray, top_k: int, score_function: Score, chunks: tuple[int, int]
+) -> Iterator[list[tuple[int, float]]]:
+    """Yield (index, score) of the best rows of the corpus for each query, compared in chunks of these sizes."""
+    for start in range(0, len(queries), chunks[0]):
+        some = queries[start : start + chunks[0]]
         best = BestRows(len(some), top_k)
-        for first in range(0, len(corpus), corpus_chunk_size):
-            best.add(score_function(some, corpus[first : first + corpus_chunk_size]))
+        for first in range(0, len(corpus), chunks[1]):
+            best.add(score_function(some, corpus[first : first + chunks[1]]))
         for indices, scores in zip(best.indices.tolist(), best.scores.tolist(), strict=True):
-            pairs = zip(indices, scores, strict=True)
-            results.append([{"corpus_id": index, "score": score} for index, score in pairs])
-    return results
+            yield list(zip(indices, scores, strict=True))
 
 
 def paraphrase_mining(
@@ -145,15 +150,10 @@ def paraphrase_mining_embeddings(
     )
     kept: list[tuple[float, int, int]] = []
     queued: set[tuple[int, int]] = set()
-    for start in range(0, len(rows), query_chunk_size):
-        some = rows[start : start + query_chunk_size]
-        best = BestRows(len(some), top_k + 1)  # each is nearest to itself
-        for first in range(0, len(rows), corpus_chunk_size):
-            best.add(score_function(some, rows[first : first + corpus_chunk_size]))
-        for offset, (others, scores) in enumerate(zip(best.indices.tolist(), best.scores.tolist(), strict=True)):
-            of_one = start + offset
-            found = [pair for pair in zip(others, scores, strict=True) if pair[0] != of_one][:top_k]
-            _queue(kept, queued, of_one, found, max_pairs)
+    chunks = query_chunk_size, corpus_chunk_size
+    for of_one, found in enumerate(_best_pairs(rows, rows, top_k + 1, score_function, chunks)):
+        others = [pair for pair in found if pair[0] != of_one][:top_k]  # each is nearest to itself
+        _queue(kept, queued, of_one, others, max_pairs)
     return [[score, -left, -right] for score, left, right in sorted(kept, reverse=True)]
 
 

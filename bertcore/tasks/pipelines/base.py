@@ -117,6 +117,7 @@ class Pipeline:
     _model_class: ClassVar[str] = ""
     _head: ClassVar[str] = ""  # description of the head that a checkpoint must have
     _most_shared: ClassVar[int | None] = None
+    _keys: ClassVar[tuple[str, ...]] = ()  # of an input of two texts
 
     def __init__(self, model: Model, tokenizer: Any, **options: Any):
         self.model, self.tokenizer = model, tokenizer
@@ -184,10 +185,19 @@ class Pipeline:
     # Overridden by tasks.
 
     def _is_one(self, inputs: Any) -> bool:
-        return isinstance(inputs, str)
+        return isinstance(inputs, str | Mapping if self._keys else str)
 
     def _expected(self) -> str:
-        return "a string"
+        return "{" + ", ".join(f'"{key}": ...' for key in self._keys) + "}" if self._keys else "a string"
+
+    def _pair(self, item: Any, name: str) -> Iterator[str]:
+        """Return the two texts of an input, checked."""
+        if not isinstance(item, Mapping):
+            raise TypeError(f"{name} is {type(item).__name__}, expected {self._expected()}")
+        if set(item) != set(self._keys):
+            expected = " and ".join(map(repr, self._keys))
+            raise ValueError(f"{name} has the keys {', '.join(map(repr, item))}, expected {expected}")
+        return (checked_text(f"{name}[{key!r}]", item[key]) for key in self._keys)
 
     def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
         """Return the model's texts for one input."""

@@ -70,14 +70,12 @@ class TextClassificationPipeline(Pipeline):
 
     task = "text-classification"
     options_class = ClassificationOptions
+    _keys = "text", "text_pair"
     _model_class = "AutoModelForSequenceClassification"
     _head = "classifier of texts"
 
-    def _is_one(self, inputs: Any) -> bool:
-        return isinstance(inputs, str | Mapping)
-
     def _expected(self) -> str:
-        return 'a string or {"text": ..., "text_pair": ...}'
+        return f"a string or {super()._expected()}"
 
     def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
         if not isinstance(item, Mapping):

@@ -299,19 +299,10 @@ class NextSentencePredictionPipeline(Pipeline):
     task = "next-sentence-prediction"
     _model_class = "AutoModelForNextSentencePrediction"
     _head = "next sentence prediction's head"
-
-    def _is_one(self, inputs: Any) -> bool:
-        return isinstance(inputs, str | Mapping)
-
-    def _expected(self) -> str:
-        return '{"text": ..., "text_pair": ...}'
+    _keys = "text", "text_pair"
 
     def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
-        if not isinstance(item, Mapping):
-            raise TypeError(f"{name} is {type(item).__name__}, expected {self._expected()}")
-        if set(item) != {"text", "text_pair"}:
-            raise ValueError(f"{name} has the keys {', '.join(map(repr, item))}, expected 'text' and 'text_pair'")
-        return [Text(*(checked_text(f"{name}[{key!r}]", item[key]) for key in ("text", "text_pair")))]
+        return [Text(*self._pair(item, name))]
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
         return list(zip(softmax(kernels.to_host(self.model(**arrays).logits)), map(len, windows), strict=True))

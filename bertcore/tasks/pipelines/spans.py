@@ -14,7 +14,7 @@ from bertcore.kernels import checks
 from bertcore.tasks.long_texts import Cutting, Text, Window, owned
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.sequence_scores import softmax
-from bertcore.tasks.texts import check_words, checked_text
+from bertcore.tasks.texts import check_words
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
 
@@ -241,6 +241,7 @@ class QuestionAnsweringPipeline(Pipeline):
     _model_class = "AutoModelForQuestionAnswering"
     _head = "question answering's head"
     _most_shared = 128
+    _keys = "question", "context"
 
     def __call__(self, inputs: Any = None, *, question: Any = None, context: Any = None, **options: Any) -> Any:
         """Answer one question, a list or an iterator of them; see the class."""
@@ -250,12 +251,6 @@ class QuestionAnsweringPipeline(Pipeline):
             raise TypeError("inputs and question or context are given, expected inputs alone, or these two")
         return self._call(inputs, self._options(options))
 
-    def _is_one(self, inputs: Any) -> bool:
-        return isinstance(inputs, str | Mapping)
-
-    def _expected(self) -> str:
-        return '{"question": ..., "context": ...}'
-
     def _cutting(self, options: CallOptions) -> Cutting:
         cutting = super()._cutting(options)
         if options.max_length is not None:
@@ -264,11 +259,7 @@ class QuestionAnsweringPipeline(Pipeline):
         return Cutting(cutting.truncation, longest, cutting.stride, cutting.most_shared)
 
     def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
-        if not isinstance(item, Mapping):
-            raise TypeError(f"{name} is {type(item).__name__}, expected {self._expected()}")
-        if set(item) != {"question", "context"}:
-            raise ValueError(f"{name} has the keys {', '.join(map(repr, item))}, expected 'question' and 'context'")
-        question, context = (checked_text(f"{name}[{key!r}]", item[key]) for key in ("question", "context"))
+        question, context = self._pair(item, name)
         if not question.strip() or not context.strip():
             empty = "context" if question.strip() else "question"
             raise ValueError(f"{name}[{empty!r}] is empty, expected a text")
