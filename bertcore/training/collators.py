@@ -223,18 +223,17 @@ class NumberedCollator:
     def __call__(self, examples: Sequence[Any], number: int) -> Mapping[str, Any]:
         """Return the batch of this number."""
         if self._columns is not None:
-            examples = [self._kept(example) for example in examples]
+            known = self._columns  # the collator raises the error for an example that is not a mapping
+            examples = [
+                {key: each[key] for key in each if key in known} if isinstance(each, Mapping) else each
+                for each in examples
+            ]
         if hasattr(self._collator, "rng"):
             self._collator.rng = np.random.default_rng((self._seed, number))
         batch = self._collator(examples)
         if not isinstance(batch, Mapping):
             raise TypeError(f"data_collator returned {type(batch).__name__}, expected a mapping of a model's arguments")
         return batch
-
-    def _kept(self, example: Any) -> Any:
-        if not isinstance(example, Mapping):
-            return example  # the collator raises the error
-        return {key: example[key] for key in example if key in self._columns}
 
 
 NO_LIMIT = 10**9  # tokenizers without a limit have a model_max_length of at least this

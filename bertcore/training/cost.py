@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np  # counting begins with its memory resident
@@ -100,9 +100,8 @@ def _step_cost(config: Mapping[str, Any], model: Any, batch: int, length: int, a
     count = model.spec.num_layers
     if count <= MORE:
         return measured(config, batch, length, count, again)
-    few, more = (asdict(measured(config, batch, length, layers, again)) for layers in (FEW, MORE))
-    per_layer = {name: (more[name] - few[name]) / (MORE - FEW) for name in few}
-    return StepCost(**{name: more[name] + (count - MORE) * per_layer[name] for name in more})
+    both = zip(*(astuple(measured(config, batch, length, layers, again)) for layers in (FEW, MORE)), strict=True)
+    return StepCost(*(more + (count - MORE) * (more - few) / (MORE - FEW) for few, more in both))
 
 
 def measured(config: Mapping[str, Any], batch: int, length: int, layers: int, again: bool) -> StepCost:

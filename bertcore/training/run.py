@@ -196,7 +196,7 @@ class Run:
         if self._loss_scale is not None:
             norm = norm / self._loss_scale.value
         self.optimizer.step(grads, self._factor(loss, norm, next(iter(grads.values())).dtype))
-        self._pending.add(StepMade(state.global_step + 1, part, loss, norm, self._is_finite))
+        self._pending.append(StepMade(state.global_step + 1, part, loss, norm, self._is_finite))
         if self._pending.is_due:
             self._read()
         state.global_step += 1

@@ -76,26 +76,20 @@ class StepMade(NamedTuple):
     is_finite: Array | float
 
 
-class PendingSteps:
+class PendingSteps(list[StepMade]):
     """Steps whose losses have not been read from the device; those in host memory are due at once."""
-
-    def __init__(self) -> None:
-        self._steps: list[StepMade] = []
-
-    def add(self, made: StepMade) -> None:
-        """Append a step."""
-        self._steps.append(made)
 
     @property
     def is_due(self) -> bool:
         """True if the steps are to be read now."""
-        return bool(self._steps) and (len(self._steps) >= MOST or kernels.array_module(self._steps[-1].loss) is np)
+        return bool(self) and (len(self) >= MOST or kernels.array_module(self[-1].loss) is np)
 
     def read(self) -> Iterator[StepMade]:
         """Yield the steps with numbers and forget them. One copy brings all numbers from a device."""
-        steps, self._steps = self._steps, []
-        if not steps:
+        if not self:
             return
+        steps = self[:]
+        self.clear()
         xp = kernels.array_module(steps[0].loss)
         numbers = xp.stack([xp.stack([made.loss, made.norm, xp.asarray(made.is_finite, "float64")]) for made in steps])
         for made, (loss, norm, is_finite) in zip(steps, numbers.tolist(), strict=True):

@@ -28,11 +28,7 @@ def test_progress_bar_and_log(tmp_path, capsys):
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert lines == trainer.state.log_history
     assert [line["step"] for line in lines] == [1, 2, 2, 3, 4, 4]
-    assert [("loss" in line, "eval_loss" in line) for line in lines[:3]] == [
-        (True, False),
-        (True, False),
-        (False, True),
-    ]
+    assert [("loss" in line, "eval_loss" in line) for line in lines[:3]] == [*[(True, False)] * 2, (False, True)]
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
@@ -90,9 +86,8 @@ def test_the_plot(tmp_path, monkeypatch):
     history = run_of_4_steps(tmp_path, ["plot"], disable_tqdm=True).state.log_history
     ((axes,),) = [figure.axes for figure in drawn]
     for line, name in zip(axes.lines, ("loss", "eval_loss"), strict=True):
-        assert [tuple(point) for point in line.get_xydata()] == [
-            (logs["step"], logs[name]) for logs in history if name in logs
-        ]
+        logged = [(logs["step"], logs[name]) for logs in history if name in logs]
+        assert [tuple(point) for point in line.get_xydata()] == logged
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.jsonl", "loss.png"]
 

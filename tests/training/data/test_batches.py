@@ -64,14 +64,11 @@ def test_batches_of_like_lengths():
     assert spread(group_by_length=True) < 0.2 * spread()
 
 
-def test_the_last_batch_may_be_left_out():
+def test_only_the_last_batch_of_an_epoch_is_left_out():
     batches = Batches(EXAMPLES, batch_size=10, drop_last=True)
     found = numbers(batches)
     assert {len(batch) for batch in found} == {10}
     assert len(found) == len(batches) == len(EXAMPLES) // 10
-
-
-def test_only_the_last_batch_of_an_epoch_is_left_out():
     dataset = [{"input_ids": [index] * 3} for index in range(1000)]
     batches = Batches(dataset, batch_size=4, max_tokens=10, group_by_length=True, drop_last=True)
     assert len(list(chain(*numbers(batches)))) >= 1000 - 3

@@ -181,9 +181,7 @@ def test_answers_stand_where_their_tokens_do(tokenizer, max_length):
     found = set()
     for window in windows:
         assert len(window["input_ids"]) <= max_length
-        number, start, end = (
-            window[name] for name in ("overflow_to_sample_mapping", "start_positions", "end_positions")
-        )
+        number, start, end = map(window.get, ("overflow_to_sample_mapping", "start_positions", "end_positions"))
         record = [*RECORDS, NOTHING][number]
         if (start, end) == (0, 0):
             continue

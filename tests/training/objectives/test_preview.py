@@ -46,10 +46,8 @@ def test_every_epoch_is_a_batch_of_the_objective(tokenizer, seed):
 
 
 def test_orders_and_replaced_tokens(tokenizer):
-    shown, plain = (
-        sections(preview(TEXT, tokenizer, epochs=3)),
-        tokenizer.convert_ids_to_tokens(tokenizer(TEXT)["input_ids"]),
-    )
+    shown = sections(preview(TEXT, tokenizer, epochs=3))
+    plain = tokenizer.convert_ids_to_tokens(tokenizer(TEXT)["input_ids"])
     for epoch, found in enumerate(shown["permutation: TOKEN/N is"]):
         mapping = batch_of(PermutationLM(), tokenizer, epoch, 0)["target_mapping"][0]
         assert [token.split("/")[0] for token in found] == plain

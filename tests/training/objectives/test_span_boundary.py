@@ -110,9 +110,8 @@ def test_gradients_are_finite_differences():
     names = [name for name in grads if name.startswith(HEAD)]
     assert len(names) == 10
     for name in (*names, "bert.embeddings.word_embeddings.weight", "bert.encoder.layer.1.output.dense.weight"):
-        assert_slope(
-            model, grads, lambda: objective.forward(model, batch).loss, [name], step=1e-5, rel=1e-6, least=1e-9
-        )
+        options = {"step": 1e-5, "rel": 1e-6, "least": 1e-9}
+        assert_slope(model, grads, lambda: objective.forward(model, batch).loss, [name], **options)
 
 
 def test_without_boundaries_the_loss_is_that_of_the_words():

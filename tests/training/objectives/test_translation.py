@@ -53,11 +53,10 @@ def test_positions_start_again(tokenizer, monkeypatch, side, name, offset):
         counted = [*range(first), *range(position, position + length - first)]
         start = len(positions[row]) - length if side == "left" else 0
         positions[row, start : start + length] = np.array(counted) + offset
-    expected, grads = value_and_grad(model)(
-        **{key: value for key, value in batch.items() if key != "restart"}, position_ids=positions
-    )
+    plain = {key: value for key, value in batch.items() if key != "restart"}
+    expected, grads = value_and_grad(model)(**plain, position_ids=positions)
     out, found = objective.value_and_grad(model, batch)
-    assert out.loss == expected.loss != model(**{k: v for k, v in batch.items() if k != "restart"}).loss
+    assert out.loss == expected.loss != model(**plain).loss
     assert_same_arrays(found, grads)
 
 
