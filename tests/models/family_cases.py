@@ -1,4 +1,4 @@
-"""What a row of the table of families is (`family_table.py`), and the unusual configs that all are tried with."""
+"""Rows of the table of families (`family_table.py`), and the unusual configs that every family is tested with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -77,7 +77,7 @@ class FamilyCase:
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:
-        """Those of TASKS that the family has a head for; PreTraining where that is not MaskedLM under another name."""
+        """The tasks that the family has a head for; PreTraining unless that is MaskedLM under another name."""
         models = models_of(self.config)
         known = [task for task in TASKS if f"AutoModelFor{task}" in models]
         if "PreTraining" in known and tuple(models["AutoModelForPreTraining"]._tasks) == ("masked_lm",):
@@ -95,5 +95,5 @@ class FamilyCase:
 
     @property
     def all_variants(self) -> dict[str, Variant]:
-        """Those of COMMON that apply, and its own."""
+        """The variants of COMMON that apply, and the family's own."""
         return {name: variant for name, variant in (COMMON | self.variants).items() if variant is not None}

@@ -1,4 +1,4 @@
-"""What every family is to pass without torch, in a second: backends and dtypes agree, files of other spellings load."""
+"""Fast checks of every family without torch: backends and dtypes agree, files of other spellings load."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping

@@ -33,7 +33,7 @@ def random_model(config: Any, task: str | type | None, rng: np.random.Generator)
     kind = task if isinstance(task, type) else getattr(transformers, f"AutoModelFor{task}" if task else "AutoModel")
     make, config = kind._from_config if isinstance(task, type) else kind.from_config, copy.deepcopy(config)
     if task == "QuestionAnswering":
-        config.num_labels = 2  # of which transformers makes a start and an end
+        config.num_labels = 2  # transformers reads them as start and end
     model = make(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -75,7 +75,7 @@ def random_batch(
 
 
 def random_targets(config: Any, task: str | None, batch: dict, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """What the head of `task` is compared with, for a batch of `random_batch`."""
+    """Return random labels for the head of `task` and a batch of `random_batch`."""
     mask, sequences = batch["attention_mask"].astype(bool), len(batch["input_ids"])
     labelled = mask & (rng.random(mask.shape) < 0.5)
     labelled[np.arange(sequences), mask.argmax(axis=1)] = True

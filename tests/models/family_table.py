@@ -64,7 +64,7 @@ _ALBERT = FamilyCase(
         "inner groups of one group": Variant({"inner_group_num": 3, "num_hidden_layers": 2}, (6, 2)),
     },
     everything={"inner_group_num": 2, "num_hidden_groups": 2},
-    # The classes of sentence order are num_labels, too, in transformers, of which it needs two.
+    # In transformers num_labels sets the classes of sentence order, too, and has to be two.
     in_task={"PreTraining": {"num_labels": 2}},
     counts="columns",
     copies=tied_to("albert.embeddings.word_embeddings", "predictions.decoder", bias="predictions.bias"),

@@ -1,4 +1,4 @@
-"""What passes of models take, measured in processes of their own."""
+"""The measured cost of passes, each model in a process of its own."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,8 @@ from tests.tiny_bert import CONFIG
 from tests.tiny_families import runnable, tiny_config
 
 
-class Told:
-    """A worker that answers what it is told to."""
+class FakeWorker:
+    """A worker with given answers."""
 
     def __init__(self, compiled, turns=()):
         self.compiled, self.turns, self.closed = compiled, iter(turns), False
@@ -28,8 +28,8 @@ class Told:
 
 
 def test_a_process_that_compiled_is_replaced(monkeypatch):
-    """What is resident of it is the compiler's."""
-    workers = [Told(True), Told(False)]
+    """Its resident memory would include the compiler's."""
+    workers = [FakeWorker(True), FakeWorker(False)]
     started = iter(workers)
     monkeypatch.setattr(cost, "_started", lambda name: next(started))
     with cost._warm_worker(cost.Member("bert", CONFIG), {}) as worker:
@@ -46,8 +46,8 @@ def test_models_pass_in_turns(monkeypatch):
             yield {"seconds": each, "resident": 10.0 + number}
 
     workers = {
-        "a": Told(False, turns("a", [3.0, 1.0, 2.0])),
-        "b": Told(False, turns("b", [5.0, 5.0, 8.0])),
+        "a": FakeWorker(False, turns("a", [3.0, 1.0, 2.0])),
+        "b": FakeWorker(False, turns("b", [5.0, 5.0, 8.0])),
     }
     monkeypatch.setattr(cost, "ROUNDS", 3)
     monkeypatch.setattr(cost, "_started", workers.__getitem__)

@@ -32,7 +32,7 @@ def test_labels_may_be_probabilities():
 
 
 def test_components(cpu_backend):
-    """They add up to what the probabilities are the softmax of, and are zero where there is padding."""
+    """The components add up to the scores, whose softmax are the probabilities, and are zero at padding."""
     model, rng = drawn_anew(AutoModelForMaskedLM.from_config(TINY)), np.random.default_rng(0)
     ids, mask = rng.integers(1, 40, (2, 9)), np.ones((2, 9), int)
     mask[0, 6:] = mask[1, 3] = 0

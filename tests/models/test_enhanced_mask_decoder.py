@@ -117,7 +117,7 @@ def test_padding_and_what_is_asked_change_nothing(name):
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
 @pytest.mark.parametrize("layers", [1, 3])
 def test_labelled_tokens_alone_have_the_scores_of_all(name, backend, layers):
-    """And no layer runs whose output nobody reads."""
+    """No layer runs whose output is unused."""
     model = model_of(name, "float32", num_hidden_layers=layers)
     with use_backend(backend):
         expected, out = model(IDS, MASK).logits, model(IDS, MASK, labels=LABELS)
@@ -140,7 +140,7 @@ def test_gradients_by_finite_differences(name):
         assert_slope(model, grads, lambda: model(IDS, MASK, labels=LABELS).loss, rel=1e-6)
     positions = grads["deberta.embeddings.position_embeddings.weight"]
     columns = sorted({column for row in LABELS for column in np.flatnonzero(row != -100)})
-    assert np.flatnonzero(positions.any(axis=1)).tolist() == columns  # others are asked nothing, and nobody sees them
+    assert np.flatnonzero(positions.any(axis=1)).tolist() == columns  # other positions are neither queried nor seen
 
 
 def test_layers_run_again_give_the_same_bits():

@@ -10,7 +10,7 @@ TINY = FAMILIES["eurobert"].config
 
 
 def test_published_configs():
-    """They write rotary positions as before transformers 5."""
+    """Published configs write rotary positions as before transformers 5."""
     old = AutoModel(TINY | {"rope_theta": 250000, "rope_scaling": None, "clf_pooling": "late", "pretraining_tp": 1})
     new = AutoModel(TINY | {"rope_parameters": {"rope_theta": 250000.0, "rope_type": "default"}})
     assert old.spec == new.spec and old.spec.layers[0].rotary.theta == 250000

@@ -62,7 +62,7 @@ def test_gradients_of_backends_agree(name):
 
 @with_own_layers
 def test_a_text_does_not_change_with_its_padding(cpu_backend, name):
-    """On either side, and beside a row of nothing; longer than a window, too, of which transformers makes NaN."""
+    """Padding on either side, an empty row, and padding longer than a window, for which transformers returns NaN."""
     case = FAMILIES[name]
     model = drawn_anew(AutoModel.from_config(case.with_changes(case.everything)))
     padding = model.spec.pad_token_id or 0

@@ -41,7 +41,7 @@ def test_token_types_are_words():
 @pytest.mark.parity
 @pytest.mark.parametrize("task", [None, "CausalLM", "SequenceClassification"])
 def test_left_padding_with_positions(task):
-    """transformers counts positions from the first column unless it is told them."""
+    """Transformers counts positions from the first column unless position_ids are given."""
     batch = random_batch(small_config(), [5, 3, 9], np.random.default_rng(3), padding="left")
     batch["position_ids"] = np.maximum(batch["attention_mask"].cumsum(axis=1) - 1, 0)
     targets = None
@@ -199,7 +199,7 @@ def test_texts_end(cpu_backend):
 
 
 def test_a_config_that_names_no_end_means_gpt2s():
-    """As in transformers; the last word of a vocabulary with added tokens is one of these."""
+    """The default is as in transformers; the last word of a larger vocabulary is an added token."""
     config = {key: value for key, value in CONFIG.items() if key != "eos_token_id"}
     assert generation._ends(AutoModelForCausalLM(config), None) == [50256]
     assert generation._ends(AutoModelForCausalLM(config | {"eos_token_id": None}), None) == []

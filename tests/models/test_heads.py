@@ -268,7 +268,7 @@ def test_names_of_labels_that_are_none(labels, message):
 
 
 def test_floats_that_were_meant_as_classes():
-    """As pandas has them for a column of integers in which one is missing."""
+    """Pandas converts a column of integers with a missing value to such floats."""
     with pytest.raises(ValueError, match=r"labels holds float64 of shape \(2,\), expected integers, a class for each"):
         model("SequenceClassification")(IDS, MASK, labels=[1.0, 2.0])
 

@@ -1,4 +1,4 @@
-"""What a model refuses at its door: every error names the argument, where, what came and what was expected."""
+"""Invalid inputs of models: every error names the argument, the place, the value and what was expected."""
 
 import numpy as np
 import pytest

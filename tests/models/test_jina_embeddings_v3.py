@@ -37,7 +37,7 @@ def adapted_file(folder, *, without=()):
             continue
         stem, (rows, columns) = f"roberta.{name.removesuffix('weight')}parametrizations.weight.", array.shape
         left, right = rng.normal(0, 0.3, (3, rows, 4)).astype("f4"), rng.normal(0, 0.3, (3, 4, columns)).astype("f4")
-        is_table = "embeddings" in name  # of which lora_A has the rows
+        is_table = "embeddings" in name  # lora_A has a table's rows
         factors = {"0.lora_A": left if is_table else right, "0.lora_B": right if is_table else left}
         tensors |= {f"{stem}{part}": values for part, values in ({"original": array} | factors).items()}
         for task in range(3):

@@ -305,9 +305,9 @@ def test_the_decoder_of_words_was_tied_once(tmp_path):
     check_loads(model, tmp_path, {name: array for name, array in tensors.items() if name != "lm_head.decoder.weight"})
     encoder = {name: array for name, array in tensors.items() if name.startswith("luke.")}
     save_checkpoint(tmp_path, TINY, encoder)
-    with pytest.warns(NewlyInitialisedWarning, match="lm_head") as told:
+    with pytest.warns(NewlyInitialisedWarning, match="lm_head") as warned:
         again = bertcore.AutoModelForMaskedLM.from_pretrained(tmp_path)
-    assert told[0].filename == __file__
+    assert warned[0].filename == __file__
     assert {name for name in again.newly_initialised if name.startswith("lm_head.")} == {
         name for name in tensors if name.startswith("lm_head.")
     }

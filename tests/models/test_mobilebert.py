@@ -10,7 +10,7 @@ LAYER_NORM = {"normalization_type": "layer_norm"}
 
 
 def test_two_norms_have_the_published_codes_own_epsilon():
-    """What it makes of states of an ordinary size is below rounding."""
+    """At states of ordinary size the effect of this epsilon is below rounding."""
     encoder = AutoModel(TINY | LAYER_NORM | {"layer_norm_eps": 0.25}).encoder
     first, _, last = encoder.layers[0].feed_forwards
     assert encoder.embeddings.norm.eps == last.norm.eps == 1e-5

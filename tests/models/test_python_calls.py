@@ -1,4 +1,4 @@
-"""How much Python runs around the arrays, which in a small batch costs more than the arithmetic; and what it asks."""
+"""Python calls around the arrays, which cost more than the arithmetic in a small batch."""
 
 import sys
 from contextvars import ContextVar
@@ -29,7 +29,7 @@ SETTINGS = 5  # the backend, autocast, the tape, the options of losses, kept sco
 
 
 def calls_of(function):
-    """How many of the package's own Python functions start, or go on, in one call of `function`."""
+    """Return the number of the package's Python functions that start, or resume, in one call of `function`."""
     count = 0
 
     def note(frame, event, _):

@@ -1,4 +1,4 @@
-"""What a family says of its layers is checked when it is said."""
+"""A family's LayerSpec is checked when it is made."""
 
 from dataclasses import replace
 
