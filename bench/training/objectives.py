@@ -29,7 +29,7 @@ from bertcore import (
 )
 from bertcore.execution import Pass
 from bertcore.gradients import differentiate
-from bertcore.heads.span_boundary import find_boundaries
+from bertcore.heads.language_model import find_boundaries
 from bertcore.models import losses
 from bertcore.models.outputs import LogitsOutput
 from bertcore.models.student import with_layers

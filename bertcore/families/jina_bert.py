@@ -102,6 +102,7 @@ class NormedAttention(SelfAttention):
         return self.second_norm(run, super().close(run, mixed, residual), residual)
 
 
+# jina-embeddings-v2-base-code: queries, keys and a second sum are normalised, too.
 JINA_BERT_CODE = register(
     replace(
         JINA_BERT,

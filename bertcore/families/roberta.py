@@ -8,8 +8,7 @@ from typing import Any
 from bertcore.checkpoint import NameRules
 from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
-from bertcore.heads.language_model import LanguageModelSpec
-from bertcore.heads.span_boundary import SpanBoundarySpec
+from bertcore.heads.language_model import LanguageModelSpec, SpanBoundarySpec
 from bertcore.models.registry import POOLED_HEADS, HeadSpec, fewer_layers, register
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
@@ -67,7 +66,9 @@ ROBERTA = register(
 )
 
 
+# RoBERTa for French (Martin et al. 2019, arXiv:1911.03894); its checkpoints have RoBERTa's names.
 CAMEMBERT = register(replace(ROBERTA, model_type="camembert", architecture="Camembert", spec_from_config=spec))
 
 
+# RoBERTa for 100 languages (Conneau et al. 2019, arXiv:1911.02116), with RoBERTa's names as well.
 XLM_ROBERTA = register(replace(ROBERTA, model_type="xlm-roberta", architecture="XLMRoberta", spec_from_config=spec))

@@ -1,7 +1,16 @@
 """The cost of models: sizes and operations computed from a config, and passes measured on this machine.
 
-Each model is in a process of its own, so that its memory is its own. The models pass in turns, so that what else the
-machine does meets all of them alike.
+`figures` computes parameters, FLOPs and memory without arrays. FLOPs are those of the encoder's products (without
+poolers, heads, norms and activations), per token:
+
+    2 * W + the sum over layers of 2 * K * (A * (1 + R) + A)
+
+W: the size of the weights of linear layers that a token passes, shared layers as often as it passes them;
+K: the average number of tokens that it sees: a sequence of `length`, a window, or the tokens before it;
+A: the width of queries, keys and values; R: the terms of relative position (two in DeBERTa, one in XLNet).
+
+`pass_costs` measures each model in a process of its own, so that its memory is its own. The models pass in turns, so
+that other load on the machine affects all of them alike.
 """
 
 from __future__ import annotations

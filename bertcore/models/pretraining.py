@@ -1,4 +1,4 @@
-"""Models with the heads that a family was pretrained with."""
+"""Models with the heads that a family was pretrained with, the span boundary objective's included."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from bertcore import checkpoint
 from bertcore.heads.classifier import Classifier
-from bertcore.heads.span_boundary import SpanBoundaryHead, find_boundaries
+from bertcore.heads.language_model import SpanBoundaryHead, find_boundaries
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModelForCausalLM, AutoModelForMaskedLM

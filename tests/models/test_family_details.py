@@ -1,0 +1,106 @@
+"""Details of single families: ALBERT, DistilBERT, ELECTRA, EuroBERT and MobileBERT."""
+
+import numpy as np
+import pytest
+
+from bertcore import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    use_backend,
+)
+from tests.models.family_checks import check_loads, drawn_anew
+from tests.models.family_parity import check_saved_config
+from tests.models.family_table import FAMILIES
+
+ALBERT = FAMILIES["albert"].with_changes(FAMILIES["albert"].everything)
+DISTILBERT = FAMILIES["distilbert"].config
+ELECTRA = FAMILIES["electra"].config
+EUROBERT = FAMILIES["eurobert"].config
+MOBILEBERT = FAMILIES["mobilebert"].config
+LAYER_NORM = {"normalization_type": "layer_norm"}
+
+
+def test_layers_of_a_group_are_one():
+    layers = AutoModel(ALBERT).encoder.layers  # 3 passes through 2 groups of 2 layers
+    assert layers[0:2] == layers[2:4] and layers[0] is not layers[1]
+    assert len(layers) == 6 and len({id(layer) for layer in layers}) == 4
+    assert "encoder.albert_layer_groups.1.albert_layers.1.ffn.weight" in AutoModel(ALBERT).expected_tensors()
+
+
+def test_targets_do_not_change_the_scores_of_left_padded_texts():
+    model = drawn_anew(AutoModelForQuestionAnswering.from_config(DISTILBERT))
+    words = np.random.default_rng(0).integers(1, 40, (2, 6))
+    padded = np.concatenate([np.zeros((2, 3), int), words], axis=1)
+    targets = {"start_positions": [4, 3], "end_positions": [5, 8]}
+    with use_backend("numpy"):
+        expected, found = model(words), model(padded, padded > 0)
+        compared = model(padded, padded > 0, **targets)  # padding stays: the loss is over all columns
+    for name in ("start_logits", "end_logits"):
+        np.testing.assert_allclose(found[name][:, 3:], expected[name], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(compared[name], found[name], rtol=1e-5, atol=1e-6)
+
+
+def test_keys_of_bert_stand_for_its_own():
+    keys = {"dim": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers"}
+    renamed = {keys.get(key, key): value for key, value in DISTILBERT.items()}
+    assert AutoModel(renamed).spec == AutoModel(DISTILBERT).spec
+    assert AutoModel(DISTILBERT | dict.fromkeys(keys.values(), 7)).spec == AutoModel(DISTILBERT).spec
+    # Two keys that other families have and this one has not
+    assert AutoModel(DISTILBERT | {"layer_norm_eps": 0.5, "type_vocab_size": 2}).spec == AutoModel(DISTILBERT).spec
+
+
+@pytest.mark.parametrize("source", ["first", "last", "mean"])
+def test_a_summary_leaves_padding_out(source):
+    model = drawn_anew(AutoModelForMultipleChoice.from_config(ELECTRA | {"summary_type": source}))
+    words = np.random.default_rng(0).integers(1, 40, (1, 2, 6))
+    padded = np.concatenate([words, np.zeros((1, 2, 3), int)], axis=2)
+    with use_backend("numpy"):
+        found, expected = model(padded, np.where(padded, 1, 0)).logits, model(words).logits
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert np.ptp(expected) > 1e-3
+
+
+def test_the_encoder_of_either_loads(tmp_path):
+    for kind in (AutoModelForMaskedLM, AutoModelForPreTraining):
+        whole = drawn_anew(kind.from_config(ELECTRA)).state_dict()
+        encoder = AutoModel.from_config(ELECTRA)
+        names = encoder.state_dict()
+        encoder.load_state_dict({name: whole[f"electra.{name}"] for name in names})
+        check_loads(encoder, tmp_path, whole)
+
+
+def test_published_configs_of_eurobert():
+    """Published configs write rotary positions as before transformers 5."""
+    old = AutoModel(EUROBERT | {"rope_theta": 250000, "rope_scaling": None, "clf_pooling": "late", "pretraining_tp": 1})
+    new = AutoModel(EUROBERT | {"rope_parameters": {"rope_theta": 250000.0, "rope_type": "default"}})
+    assert old.spec == new.spec and old.spec.layers[0].rotary.theta == 250000
+
+
+def test_eurobert_configs_that_are_refused():
+    with pytest.raises(ValueError, match="num_attention_heads is 4, expected a multiple of num_key_value_heads 3"):
+        AutoModel(EUROBERT | {"num_key_value_heads": 3})
+    with pytest.raises(ValueError, match=r"rope_scaling\.rope_type is 'yarn'"):
+        AutoModel(EUROBERT | {"rope_scaling": {"rope_type": "yarn"}})
+
+
+@pytest.mark.parity
+def test_transformers_loads_what_a_published_config_is_saved_as(tmp_path):
+    check_saved_config(EUROBERT | {"rope_theta": 250000, "rope_scaling": None}, tmp_path)
+
+
+def test_two_norms_have_the_published_codes_own_epsilon():
+    """At states of ordinary size the effect of this epsilon is below rounding."""
+    encoder = AutoModel(MOBILEBERT | LAYER_NORM | {"layer_norm_eps": 0.25}).encoder
+    first, _, last = encoder.layers[0].feed_forwards
+    assert encoder.embeddings.norm.eps == last.norm.eps == 1e-5
+    assert first.norm.eps == encoder.layers[0].out.norm.eps == encoder.layers[0].attention.norm.eps == 0.25
+
+
+def test_mobilebert_configs_that_are_refused():
+    with pytest.raises(ValueError, match="intra_bottleneck_size is 26, expected hidden_size 39"):
+        AutoModel.from_config(MOBILEBERT | {"key_query_shared_bottleneck": False})
+    with pytest.raises(ValueError, match="intra_bottleneck_size is 15, expected a multiple of num_attention_heads 2"):
+        AutoModel.from_config(MOBILEBERT | {"intra_bottleneck_size": 15})
