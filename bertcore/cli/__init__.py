@@ -34,7 +34,6 @@ def _leave(number, frame) -> None:
 
 
 with _handled(signal.SIGINT, signal.default_int_handler, _end):  # Ctrl-C during the imports: one line, no traceback
-    import errno
     import re
     import sys
     import traceback
@@ -44,7 +43,7 @@ with _handled(signal.SIGINT, signal.default_int_handler, _end):  # Ctrl-C during
     from click.shell_completion import shell_complete
 
     import bertcore
-    from bertcore.cli.options import Group
+    from bertcore.cli.options import UNWRITABLE, Group
 
 COMMANDS = {
     name: (f"bertcore.cli.{module}", name.replace("-", " ").title().replace(" ", ""), line)
@@ -77,8 +76,6 @@ COMMANDS = {
 
 # Errors with messages for users; the type of any other error is shown, too.
 EXPECTED_ERRORS = (OSError, ValueError, ImportError, RuntimeError)
-# The errors of a write: a full disk or quota, a file that is too large for its system, a disk that fails.
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 PLACE = re.compile(r"^(?:texts|inputs|pairs)\[(\d+)\]")  # in a Python list, counted from 0
 
 

@@ -94,9 +94,7 @@ class Compare(Command):
     the weights, or the size of random ones in float32.
 
     Examples:
-        bertcore compare
         bertcore compare bert-base-uncased albert-base-v2 my-model/ --length 512
-        bertcore compare --csv > family.csv
         bertcore compare mini-bert distilbert-base-uncased --training --batch 32 --length 128
         bertcore compare demo demo-int8/ --measure --batch 8 --length 64
         bertcore compare --plot family.png
@@ -124,7 +122,6 @@ class Compare(Command):
     plot: File | None = None
 
     def __post_init__(self) -> None:
-        """Check which options go together."""
         super().__post_init__()
         for one, other in (("training", "measure"), ("csv", "json")):
             if getattr(self, one) and getattr(self, other):

@@ -1,15 +1,13 @@
 """The command distill: a smaller model learns from a larger one."""
 
 import dataclasses
-import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from bertcore.cli.finetune import Labels, label_names, metric_of
+from bertcore.cli.finetune import Labels, with_new_head
 from bertcore.cli.inputs import model_folder
 from bertcore.cli.options import NUMBER, SEVERAL, Above0, CommandError, File, Kind, Number, Positive
-from bertcore.cli.pretrain import kind_of, with_ids_of
+from bertcore.cli.pretrain import config_of, kind_of, with_ids_of
 from bertcore.cli.training import (
     STORED,
     Training,
@@ -93,11 +91,6 @@ class Distill(Labels, Training):
     """
 
     positions = ("data",)
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "learning_rate": 5e-5,
-        "num_train_epochs": 3.0,
-        "per_device_train_batch_size": 16,
-    }
 
     teacher: File
     student: File | None = None
@@ -111,7 +104,6 @@ class Distill(Labels, Training):
     column: str = "text"
 
     def __post_init__(self) -> None:
-        """Check which options go together."""
         super().__post_init__()
         if (self.student is None) == (self.layers is None):
             what = "both missing" if self.student is None else "both given"
@@ -132,7 +124,6 @@ class Distill(Labels, Training):
             raise CommandError("--labelled-only is for the term soft with --task mlm")
 
     def train(self, folder: Path) -> None:
-        """Train, and print the results."""
         teacher, tokenizer = self._teacher()
         student = self._student(teacher, tokenizer)
         named = {self.teacher: teacher, self.student or "the student": student}
@@ -152,12 +143,9 @@ class Distill(Labels, Training):
         """Return the teacher with the task's head, and its tokenizer; CommandError without that head."""
         import bertcore
         from bertcore.models.architectures import class_for
-        from bertcore.models.model import NewlyInitialisedWarning
 
         source, kind = model_folder(self.teacher), getattr(bertcore, MODEL_CLASSES[self.task])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NewlyInitialisedWarning)
-            teacher = kind.from_pretrained(source)
+        teacher = with_new_head(kind, source)
         if teacher.newly_initialised:
             missing = teacher.newly_initialised[0]
             raise CommandError(
@@ -170,10 +158,7 @@ class Distill(Labels, Training):
     def _student(self, teacher: Any, tokenizer: Any) -> Any:
         """Return a student of the teacher's class: new, with layers of the teacher or without, or a checkpoint."""
         import bertcore
-        from bertcore.checkpoint.files import read_json_object
-        from bertcore.models.model import NewlyInitialisedWarning
         from bertcore.models.student import student_from_teacher, with_labels_of, with_layers
-        from bertcore.presets import preset_config
 
         kind = getattr(bertcore, MODEL_CLASSES[self.task])
         if self.student and kind_of(self.student) == "known":
@@ -183,9 +168,7 @@ class Distill(Labels, Training):
             if fingerprint(bertcore.AutoTokenizer.from_pretrained(source)) != fingerprint(tokenizer):
                 raise CommandError(f"{self.student} has another tokenizer than {self.teacher}")
             options = {} if self.task == "mlm" else {"num_labels": len(_labels_of(teacher))}
-            with warnings.catch_warnings():  # a new head is expected
-                warnings.simplefilter("ignore", NewlyInitialisedWarning)
-                student = kind.from_pretrained(source, **options)
+            student = with_new_head(kind, source, **options)
             student.config = with_labels_of(teacher, student.config)
             return student
         if self.layers:
@@ -193,10 +176,7 @@ class Distill(Labels, Training):
                 raise CommandError(f"--layers is {self.layers}, the teacher has {teacher.spec.num_layers}")
             config = with_layers(teacher.config, self.layers)
         else:
-            config = (
-                read_json_object(Path(self.student)) if self.student.endswith(".json") else preset_config(self.student)
-            )
-            config = with_ids_of(tokenizer, config) | {"vocab_size": teacher.spec.vocab_size}
+            config = with_ids_of(tokenizer, config_of(self.student)) | {"vocab_size": teacher.spec.vocab_size}
         if self.take == "none":
             return kind.from_config(with_labels_of(teacher, config), seed=self.seed)
         try:
@@ -225,10 +205,8 @@ class Distill(Labels, Training):
             _check_kind(columns.problem_type, teacher)
         if columns.labels:
             columns = dataclasses.replace(columns, labels=_labels_of(teacher))
-        train, measure = (list(columns.examples(some, tokenizer, max_length=length)) for some in (rows, held_out))
-        print(f"data      {len(train):,} examples, {len(measure):,} held out{label_names(columns)}")
-        self.print_longest(train, length)
-        return train, measure or None, {"compute_metrics": metric_of(columns, held_out, measure)}
+        train, measure, metric = self.examples(columns, rows, held_out, tokenizer, length)
+        return train, measure or None, {"compute_metrics": metric}
 
     def _masked_words(
         self, folder: Path, teacher: Any, tokenizer: Any, length: int

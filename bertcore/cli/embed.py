@@ -59,7 +59,6 @@ class Embed(Texts, Reading):
     part_rows: Positive | None = None
 
     def __post_init__(self) -> None:
-        """Check which options go together."""
         if self.ray and (self.file in (None, "-", "") or self.text):
             raise CommandError("--ray is given without FILE, expected a file or a folder")
         if self.ray and self.output in ("-", ""):

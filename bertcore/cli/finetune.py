@@ -74,6 +74,11 @@ class Labels(LabelledData):
     """
 
     title = LabelledData.title
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "learning_rate": 5e-5,
+        "num_train_epochs": 3.0,
+        "per_device_train_batch_size": 16,
+    }
 
     label_kind: Annotated[str | None, ("classes", "numbers")] = None
 
@@ -98,11 +103,16 @@ class Labels(LabelledData):
             others = "" if self.task == "token" else ", --text and --label"
             raise CommandError(f"--task {self.task} has no use for --text-pair{others}")
 
-    def print_longest(self, examples: list[Any], length: int) -> None:
-        """Print the number of examples that may have been cut; questions are asked of whole texts, in windows."""
-        full = sum(len(example["input_ids"]) >= length for example in examples)
-        if full and self.task != "qa":
+    def examples(
+        self, columns: Any, rows: list[Any], held_out: list[Any], tokenizer: Any, length: int
+    ) -> tuple[list[Any], list[Any], Any]:
+        """Return the examples, the examples held out, and the task's metrics; print how many there are."""
+        train, measure = (list(columns.examples(some, tokenizer, max_length=length)) for some in (rows, held_out))
+        print(f"data      {len(train):,} examples, {len(measure):,} held out{label_names(columns)}")
+        full = sum(len(example["input_ids"]) >= length for example in train)
+        if full and self.task != "qa":  # questions are asked of whole texts, in windows
             print(f"length    {full:,} have {length} tokens, where longer texts are cut")
+        return train, measure, metric_of(columns, held_out, measure)
 
 
 class Finetune(Labels, Adapters):
@@ -123,7 +133,6 @@ class Finetune(Labels, Adapters):
 
     Examples:
         bertcore finetune reviews.csv --model bert-base-uncased/ --task sequence --text review --out my-classifier/
-        bertcore finetune train.jsonl --eval test.jsonl --model demo --task sequence --label score --out my-regressor/
         bertcore finetune train.txt --model roberta-base/ --task token --epochs 5 --out my-tagger/
         bertcore finetune pairs.csv --model demo --task pair --text question --text-pair answer --out my-encoder/
         bertcore finetune squad.jsonl --model bert-base-uncased/ --task qa --max-seconds 3600 --out my-reader/
@@ -134,23 +143,16 @@ class Finetune(Labels, Adapters):
     """
 
     positions = ("data",)
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "learning_rate": 5e-5,
-        "num_train_epochs": 3.0,
-        "per_device_train_batch_size": 16,
-    }
 
     model: File
     task: Annotated[str, ("sequence", "token", "qa", *EMBEDDING_TASKS)]  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        """Check which options go together."""
         super().__post_init__()
         check_once([*self.data, *self.eval], "labels are looked up in it first: give files")
         self.check_columns()
 
     def train(self, folder: Path) -> None:
-        """Train, and print the results."""
         rows, held_out = self.labelled_rows(self.seed)
         if self.task in EMBEDDING_TASKS:
             self._train_encoder(folder, rows, held_out)
@@ -163,36 +165,27 @@ class Finetune(Labels, Adapters):
         length = self.example_length(self.model, model, LONGEST, tokenizer)
         if self.task == "qa":
             columns = dataclasses.replace(columns, stride=min(columns.stride, length // 4))
-        train, measure = (list(columns.examples(some, tokenizer, max_length=length)) for some in (rows, held_out))
-        print(f"data      {len(train):,} examples, {len(measure):,} held out{label_names(columns)}")
-        self.print_longest(train, length)
-        metric = metric_of(columns, held_out, measure)
+        train, measure, metric = self.examples(columns, rows, held_out, tokenizer, length)
         self.train_and_report(self.trainer(folder, model, train, measure, tokenizer, compute_metrics=metric))
 
     def _model_and_tokenizer(self, columns: Any) -> tuple[Any, Any]:
         """Return the model with the task's head, new unless it fits these labels, and its tokenizer."""
         import bertcore
-        from bertcore.models.model import NewlyInitialisedWarning
         from bertcore.tasks.sentence_encoder.settings import read_settings
-        from bertcore.training.data import LabelledTexts, LabelledWords, Questions
 
-        kind, source = getattr(bertcore, columns.model_class), read_settings(model_folder(self.model)).model_folder
-        options: dict[str, Any] = {}
-        if not isinstance(columns, Questions):
-            options["num_labels"] = len(columns.labels) or 1
-        if isinstance(columns, LabelledTexts):
+        source = read_settings(model_folder(self.model)).model_folder
+        labels = getattr(columns, "labels", None)  # questions have none
+        options = {} if labels is None else {"num_labels": len(labels) or 1}
+        if self.task == "sequence":
             options["problem_type"] = columns.problem_type
-        with warnings.catch_warnings():  # a new head is expected
-            warnings.simplefilter("ignore", NewlyInitialisedWarning)
-            model = kind.from_pretrained(source, **options)
-        if not isinstance(columns, Questions) and columns.labels:
-            names = dict(enumerate(columns.labels))
-            model.config["id2label"] = {str(number): name for number, name in names.items()}
-            model.config["label2id"] = {name: number for number, name in names.items()}
+        model = with_new_head(getattr(bertcore, columns.model_class), source, **options)
+        if labels:
+            model.config["id2label"] = {str(number): name for number, name in enumerate(labels)}
+            model.config["label2id"] = {name: number for number, name in enumerate(labels)}
         tokenizer = bertcore.AutoTokenizer.from_pretrained(source)
-        if isinstance(columns, LabelledWords) and type(tokenizer._backend.model).__name__ == "BPE":
+        if self.task == "token" and type(tokenizer._backend.model).__name__ == "BPE":
             tokenizer = bertcore.AutoTokenizer.from_pretrained(source, add_prefix_space=True)  # words come one by one
-        if isinstance(columns, Questions):
+        if self.task == "qa":
             tokenizer.padding_side = "right"  # answers stand at columns counted from the left
         return model, tokenizer
 
@@ -233,6 +226,15 @@ class Finetune(Labels, Adapters):
             return figures(out, measured, columns) if measured else {}
 
         self.train_and_report(trainer, measure)
+
+
+def with_new_head(kind: Any, source: Any, **options: Any) -> Any:
+    """Return a model of a class from a folder; its head may be new."""
+    from bertcore.models.model import NewlyInitialisedWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NewlyInitialisedWarning)
+        return kind.from_pretrained(source, **options)
 
 
 def figures(folder: Path, examples: list[Any], columns: Any) -> dict[str, float]:
@@ -320,7 +322,6 @@ class Calibrate(LabelledData, WithModel):
     json: bool = False
 
     def __post_init__(self) -> None:
-        """Check the options."""
         super().__post_init__()
         check_once([*self.data, *self.eval], "a part of it is held out: give files")
         if self.out == "-":

@@ -73,7 +73,6 @@ class Texts(Command):
     text: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check that the texts come from one place, which is there."""
         super().__post_init__()
         check_one_source(self.file, self.text)
 
@@ -104,7 +103,6 @@ class Pairs(Texts):
     text_pair: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check that each text has its second text."""
         if self.text_pair and (len(self.text_pair) != len(self.text) or self.pairs):
             raise CommandError(
                 f"--text-pair is given {len(self.text_pair)} times, expected once for each of {len(self.text)} --text, "

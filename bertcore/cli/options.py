@@ -7,6 +7,7 @@ and "Attributes". `settings_options` makes options of another dataclass's fields
 
 import contextlib
 import dataclasses
+import errno
 import inspect
 import math
 import re
@@ -18,6 +19,8 @@ from typing import Annotated, Any, ClassVar
 
 import click
 
+# The errors of a write: a full disk or quota, a file that is too large for its system, a disk that fails.
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 BACKENDS = ("auto", "numpy", "numba", "cupy")  # as bertcore.kernels.dispatch has them, which imports NumPy
 
 

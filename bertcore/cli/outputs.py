@@ -1,6 +1,5 @@
 """The outputs of commands: files that appear whole or not at all, arrays, JSON lines, and tables for people."""
 
-import errno
 import importlib.util
 import os
 import shutil
@@ -12,13 +11,10 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-from bertcore.cli.options import Command, CommandError, File
+from bertcore.cli.options import UNWRITABLE, Command, CommandError, File
 
 if TYPE_CHECKING:
     import numpy as np
-
-# The errors of a write: a full disk or quota, a file that is too large for its system, a disk that fails.
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Output(Command):

@@ -125,10 +125,8 @@ class Classify(Pairs, Pipeline):
 
     Examples:
         bertcore classify sentiment/ --text "What a film." --text "Not again."
-        bertcore classify sentiment/ reviews.txt --top-k 3 --json > classes.jsonl
         bertcore classify mnli/ --text "Paris is in spring bloom." --labels "travel, cooking, politics"
         bertcore classify mnli/ pairs.tsv --pairs --truncation chunk
-        bertcore classify sentiment/ --text "What a film." --calibration sentiment.json
         bertcore classify seed-1/ --ensemble seed-2/ --ensemble seed-3/ --vote hard < reviews.txt
 
     Attributes:
@@ -152,7 +150,6 @@ class Classify(Pairs, Pipeline):
     merge: Annotated[str | None, ("mean", "max")] = None
 
     def __post_init__(self) -> None:
-        """Check which options go together."""
         super().__post_init__()
         if self.vote is not None and not self.ensemble:
             raise CommandError("--vote is given without --ensemble")
@@ -272,7 +269,6 @@ class Generate(Pipeline):
     truncation: Truncation = "error"
 
     def __post_init__(self) -> None:
-        """Check which options go together."""
         super().__post_init__()
         if self.greedy and self.beams:
             raise CommandError("--greedy and --beams are both given, expected one of them")
@@ -355,7 +351,6 @@ class Explain(Pairs):
     json: bool = False
 
     def __post_init__(self) -> None:
-        """Check which options go together."""
         super().__post_init__()
         if self.method == "rollout" and (self.label is not None or self.steps):
             raise CommandError("--label or --steps is given with --method rollout, expected --method gradients")

@@ -45,10 +45,7 @@ class Plot(Command):
 
     Examples:
         bertcore plot attention bert-base-uncased/ --text "The cat sat on the mat." -o attention.png --layer 3
-        bertcore plot components deberta-base/ --text "The cat sat on the mat." -o components.svg
-        bertcore plot masking demo --text "The cat sat on the mat." -o masking.png --epochs 5
         bertcore plot temperature bert-base-uncased/ --text "Paris is the [MASK] of France." -o temperature.png
-        bertcore plot calibration held-out.jsonl -o calibration.png
         bertcore plot curves run/log.jsonl -o curves.png
         bertcore plot embeddings demo texts.txt -o embeddings.png
 
@@ -74,7 +71,6 @@ class Plot(Command):
     temperatures: Annotated[list[float] | None, TEMPERATURES] = None
 
     def __post_init__(self) -> None:
-        """Check the inputs, and which options the figure uses."""
         super().__post_init__()
         if Path(self.output).suffix.lower() not in SUFFIXES:
             raise CommandError(f"--output is {self.output}, expected a file named *.png or *.svg")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from bertcore.arguments import INT8
-from bertcore.cli.inputs import Texts, model_folder, texts_from
+from bertcore.cli.inputs import Texts, model_folder, some_texts, texts_from
 from bertcore.cli.options import SEVERAL, Command, CommandError, File
 
 if TYPE_CHECKING:
@@ -55,10 +55,7 @@ class Precision(Texts):
         from bertcore.tasks.low_precision import compare_precision
 
         folder = model_folder(self.model)
-        with self.texts() as (lines, name):
-            texts = list(dict.fromkeys(lines))
-        if not texts:
-            raise CommandError(f"{name} holds no texts")
+        texts = list(dict.fromkeys(some_texts(self.file, self.text)))
         with self.chosen_backend():
             size, comparisons = compare_precision(folder, texts, list(dict.fromkeys(self.dtype)))
         if self.json:
@@ -120,7 +117,6 @@ class Quantize(Command):
     text: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check which options go together."""
         super().__post_init__()
         if self.calibrate is not None and self.text:
             raise CommandError("--calibrate and --text are both given, expected one of them")

@@ -106,7 +106,6 @@ class Pretrain(Data, Adapters):
     held_out: Share = 0.01
 
     def __post_init__(self) -> None:
-        """Check which options the objective uses."""
         super().__post_init__()
         for name, objectives in USED_BY.items():
             if getattr(self, name) is not None and self.objective not in objectives:
@@ -131,15 +130,11 @@ class Pretrain(Data, Adapters):
         return self.pair_column or "text_pair" if self.objective == "tlm" else None
 
     def train(self, folder: Path) -> None:
-        """Train, and print the results."""
         from bertcore.training import metrics
 
         objective, is_causal = self._objective(), self.objective == "clm"
         model, tokenizer = self._model_and_tokenizer(objective)
-        if self.objective == "plm" and "perm_mask" not in model.arguments:
-            raise CommandError(f"--objective plm needs the two streams of XLNet, which {self.model} does not have")
-        self._prepare_pairs(model, tokenizer)
-        self._check_entities(model, tokenizer)
+        self._check_model(model, tokenizer)
         model = self.with_adapters(model)
         length = self.example_length(self.model, model, LONGEST)
         examples = from_first(lambda: self._examples(folder, objective, tokenizer, length))
@@ -189,20 +184,18 @@ class Pretrain(Data, Adapters):
         pairs = PAIRS.get(self.objective)
         return words if pairs is None else words + getattr(objectives, pairs)()
 
-    def _prepare_pairs(self, model: Any, tokenizer: Any) -> None:
-        """Have the tokenizer mark the segments of pairs; CommandError for a model without the head."""
+    def _check_model(self, model: Any, tokenizer: Any) -> None:
+        """Check that the model and its tokenizer have what the objective needs; have segments of pairs marked."""
         from bertcore.training import objectives
 
+        if self.objective == "plm" and "perm_mask" not in model.arguments:
+            raise CommandError(f"--objective plm needs the two streams of XLNet, which {self.model} does not have")
         pairs = PAIRS.get(self.objective)
-        if pairs is None and self.objective != "tlm":
-            return
         if pairs is not None and getattr(objectives, pairs).label not in model.label_names:
             raise CommandError(f"--objective {self.objective} needs a head that {self.model} was not pretrained with")
-        if "token_type_ids" not in tokenizer.model_input_names and model.spec.type_vocab_size > 1:
+        has_segments = self.objective in (*PAIRS, "tlm") and model.spec.type_vocab_size > 1
+        if has_segments and "token_type_ids" not in tokenizer.model_input_names:
             tokenizer.model_input_names.append("token_type_ids")
-
-    def _check_entities(self, model: Any, tokenizer: Any) -> None:
-        """Check that the model and its tokenizer have the entities that mlm+entities is about."""
         if self.objective != "mlm+entities":
             return
         if "entity_ids" not in model.arguments:
@@ -213,8 +206,6 @@ class Pretrain(Data, Adapters):
     def _model_and_tokenizer(self, objective: Any) -> tuple[Any, Any]:
         """Return the model with the objective's head, and its tokenizer."""
         import bertcore
-        from bertcore.checkpoint.files import read_json_object
-        from bertcore.presets import preset_config
         from bertcore.training.checkpoints import checkpoints_in
 
         kind = getattr(bertcore, objective.model_class)
@@ -229,12 +220,13 @@ class Pretrain(Data, Adapters):
                 raise CommandError(f"{self.model} has a tokenizer of its own: leave out --tokenizer and --vocab-size")
             source = model_folder(self.model)
             model = self._known_pair(source) if self.objective == "rtd" else kind.from_pretrained(source)
-            return model, bertcore.AutoTokenizer.from_pretrained(self._tokenizer_of(source))
+            is_pair = self.objective == "rtd" and (Path(source) / "discriminator").is_dir()
+            return model, bertcore.AutoTokenizer.from_pretrained(Path(source) / "discriminator" if is_pair else source)
         if self.generator:
             raise CommandError(
                 f"--generator goes with a checkpoint, and {self.model} is a new model: give --generator-size"
             )
-        config = read_json_object(Path(self.model)) if self.model.endswith(".json") else preset_config(self.model)
+        config = config_of(self.model)
         tokenizer = from_first(lambda: self._tokenizer(config))
         config = with_ids_of(tokenizer, config) | {"vocab_size": len(tokenizer)}
         if getattr(tokenizer, "entity_vocab", None):
@@ -258,11 +250,6 @@ class Pretrain(Data, Adapters):
         discriminator = bertcore.AutoModelForPreTraining.from_pretrained(source)
         generator = bertcore.AutoModelForMaskedLM.from_pretrained(model_folder(self.generator))
         return bertcore.ReplacedTokenModel(generator, discriminator, embeddings=self.embeddings or "tied")
-
-    def _tokenizer_of(self, source: Any) -> Any:
-        """Return the folder of a checkpoint's tokenizer: the discriminator's, if the folder holds a pair of models."""
-        is_pair = self.objective == "rtd" and (Path(source) / "discriminator").is_dir()
-        return Path(source) / "discriminator" if is_pair else source
 
     def _beside(self, config: dict[str, Any]) -> dict[str, Any]:
         """Return the generator's config and the kind of embeddings for rtd."""
@@ -300,6 +287,14 @@ def with_ids_of(tokenizer: Any, config: dict[str, Any]) -> dict[str, Any]:
     """Return a new model's config with the tokenizer's special tokens."""
     ids = {key: getattr(tokenizer, key) for key in ("pad_token_id", "bos_token_id", "eos_token_id")}
     return config | {key: value for key, value in ids.items() if value is not None}
+
+
+def config_of(model: str) -> Any:
+    """Return the config of a preset or a config file."""
+    from bertcore.checkpoint.files import read_json_object
+    from bertcore.presets import preset_config
+
+    return read_json_object(Path(model)) if model.endswith(".json") else preset_config(model)
 
 
 def kind_of(model: str) -> str:

@@ -47,7 +47,6 @@ class Search(Reading):
     json: bool = False
 
     def __post_init__(self) -> None:
-        """Check that there is one corpus, and one source of queries."""
         super().__post_init__()
         if self.text and self.query is None:  # the first position is the query
             self.corpus, self.query = None, self.corpus

@@ -93,7 +93,6 @@ class Training(Command):
         return made + [each for each in settings if not known.intersection(each.opts)]
 
     def __post_init__(self) -> None:
-        """Check the settings of the run."""
         super().__post_init__()
         if not self.out:
             raise CommandError("--out is empty, expected a new or empty folder")
@@ -252,7 +251,6 @@ class Adapters(Training):
     lora_targets: Words = ()
 
     def __post_init__(self) -> None:
-        """Check which options go together."""
         super().__post_init__()
         if self.lora_targets and self.lora is None:
             raise CommandError("--lora-targets is given without --lora, expected the rank of the adapters")
