@@ -12,8 +12,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bertcore import kernels
+import ml_dtypes
+import numpy as np
+
+from bertcore import checkpoint, kernels
 from bertcore.arguments import INT8
+from bertcore.checkpoint import INPUT_SCALE, SCALE, CheckpointError
+from bertcore.checkpoint.files import CONFIG_NAME, naming, temporary_beside
+from bertcore.checkpoint.parameters import find_parameters
+from bertcore.models.architectures import models_of
+from bertcore.models.auto import AutoModelForMaskedLM
+from bertcore.models.model import NewlyInitialisedWarning
+from bertcore.models.rounding import observed_inputs, rounded_weight
+from bertcore.models.with_heads import head_specs
+from bertcore.tasks.search import semantic_search
+from bertcore.tasks.sentence_encoder import SentenceEncoder
+from bertcore.tasks.sentence_encoder.settings import read_settings
+from bertcore.tasks.similarity import pairwise_similarity
 
 CALIBRATED_AT_ONCE = 32  # texts
 COPIED = (".json", ".txt", ".model", ".md")  # tokenizers, settings of sentence encoders, model cards
@@ -38,10 +53,6 @@ def quantize(
     Raises:
         ValueError: for a model in low precision, a folder that holds files, links out of `source`, and missing texts.
     """
-    from bertcore import checkpoint
-    from bertcore.checkpoint.files import CONFIG_NAME, naming
-    from bertcore.tasks.sentence_encoder.settings import read_settings
-
     settings = read_settings(source)
     model = settings.model_folder
     _check_links(source, settings.folders)
@@ -53,7 +64,7 @@ def quantize(
     calibrated = {} if texts is None else _calibrated(source, opened, texts, name)
     with checkpoint.naming_config(model):
         tensors, unquantized = converted(opened, config, dtype, calibrated)
-    smoothed = any(name.endswith(checkpoint.INPUT_SCALE) for name in tensors)
+    smoothed = any(name.endswith(INPUT_SCALE) for name in tensors)
     config = checkpoint.with_dtype(config, dtype, unquantized, smoothed=smoothed)
     with _written_beside(target) as beside:
         with_weights = {module.folder for module in settings.maps}  # their weights are copied
@@ -65,10 +76,6 @@ def quantize(
 
 def _calibrated(source: Path, opened: Any, texts: Iterable[str], name: str) -> dict[str, dict[str, Any]]:
     """Return the calibrated tensors of the encoder's weights, by the old name."""
-    from bertcore.checkpoint.parameters import find_parameters
-    from bertcore.models.rounding import observed_inputs, rounded_weight
-    from bertcore.tasks.sentence_encoder import SentenceEncoder
-
     encoder = SentenceEncoder(source, dtype="float32")
     model, found = encoder.model, {}
     rules = model.family.name_rules
@@ -101,8 +108,6 @@ def _encode_all(encoder: Any, texts: Iterable[str]) -> int:
 
 def _stored_parts(parameter: Any, rounded: Any) -> dict[str, dict[str, Any]]:
     """Return {tensor name: {ending: tensor}} with a parameter's int8 values, their scales and their input's."""
-    from bertcore.checkpoint import INPUT_SCALE, SCALE
-
     values, scales = dict(parameter.parts(rounded.values)), dict(parameter.parts(rounded.scale[:, None]))
     of_input = {} if rounded.input_scale is None else {INPUT_SCALE: rounded.input_scale}
     return {name: {"": values[name], SCALE: scales[name]} | of_input for name in values}
@@ -115,12 +120,6 @@ def converted(
 
     `calibrated` holds tensors that are computed already, by the old name.
     """
-    import ml_dtypes
-    import numpy as np
-
-    from bertcore.checkpoint import SCALE
-    from bertcore.kernels import quantize_weight
-
     uses, layouts, copies = _uses(opened, config)
     tensors = {}
     for name in opened:
@@ -132,7 +131,7 @@ def converted(
             continue
         if dtype in INT8 and use == {"weight"}:
             array, is_grouped = np.asarray(array, np.float32), dtype == "int8_weight_only"
-            quantize = functools.partial(quantize_weight, per_group=is_grouped)
+            quantize = functools.partial(kernels.quantize_weight, per_group=is_grouped)
             values, scale = _named(name, quantize, array if layout is None else layout.to_computing(array))
             tensors[name] = values if layout is None else layout.to_stored(values)
             rows = scale if is_grouped else scale[:, None]
@@ -154,12 +153,6 @@ def _named(name: str, function: Any, array: Any) -> Any:
 
 def _uses(opened: Any, config: dict[str, Any]) -> tuple[dict[str, set[str]], dict[str, Any], set[str]]:
     """Return the uses of each tensor ("weight", "table", "vector"), its layout, and the copies of tied tensors."""
-    import numpy as np
-
-    from bertcore.checkpoint import CheckpointError
-    from bertcore.checkpoint.parameters import find_parameters
-    from bertcore.models.architectures import models_of
-
     uses: dict[str, set[str]] = {}
     layouts: dict[str, Any] = {}
     for class_name, model in models_of(config).items():
@@ -215,8 +208,6 @@ def _check_target(target: Path, sources: tuple[Path, ...]) -> None:
 @contextlib.contextmanager
 def _written_beside(target: Path) -> Iterator[Path]:
     """Return a block with a new folder beside `target`, which takes its place when the block ends well."""
-    from bertcore.checkpoint.files import naming, temporary_beside
-
     place = target.resolve()
     with naming(target):
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -237,8 +228,6 @@ def _copy_files(
 
     Write errors name `target`, read errors the file.
     """
-    from bertcore.checkpoint.files import naming
-
     for folder in filter(Path.is_dir, folders):
         place = beside / folder.relative_to(source)
         with naming(target):
@@ -280,19 +269,12 @@ class Comparison:
 
 def compare_precision(folder: Any, texts: list[str], dtypes: list[str]) -> tuple[float, list[Comparison]]:
     """Return the size of a model in float32, in megabytes, and its comparison with each of `dtypes` on the texts."""
-    from bertcore.tasks.sentence_encoder import SentenceEncoder
-
     exact = SentenceEncoder(folder, dtype="float32")
     found = [_comparison(folder, exact, dtype, texts) for dtype in dtypes]
     return _megabytes(exact.model), found
 
 
 def _comparison(folder: Any, exact: Any, dtype: str, texts: list[str]) -> Comparison:
-    import numpy as np
-
-    from bertcore.tasks.sentence_encoder import SentenceEncoder
-    from bertcore.tasks.similarity import pairwise_similarity
-
     low = SentenceEncoder(folder, dtype=dtype)
     speed, expected, found = _embed_in_turns(exact, low, texts)
     cosines = pairwise_similarity("cosine", expected, found)
@@ -317,8 +299,6 @@ def _megabytes(model: Any) -> float:
 
 def _embed_in_turns(exact: Any, low: Any, texts: list[str]) -> tuple[float, Any, Any]:
     """Return the speed of `low` in multiples of the speed of `exact`, and the embeddings of both in float64."""
-    import numpy as np
-
     for encoder in (exact, low):
         encoder.encode(texts[:GROUP], show_progress=False)  # preparation and compilation are not timed
     embeddings: tuple[list, list] = ([], [])
@@ -339,10 +319,6 @@ def _grouped(texts: list[str]) -> Iterator[list[str]]:
 
 def _nearest(embeddings: Any) -> Any:
     """Return the index of the nearest other row (by cosine) to each row."""
-    import numpy as np
-
-    from bertcore.tasks.search import semantic_search
-
     found = semantic_search(embeddings, embeddings, top_k=2)  # one of the two may be the row itself
     return np.array(
         [next(each["corpus_id"] for each in two if each["corpus_id"] != row) for row, two in enumerate(found)]
@@ -354,8 +330,6 @@ def _ids(encoder: Any, texts: list[str]) -> list[Any]:
 
 
 def _hidden_error(exact: Any, low: Any, texts: list[str]) -> float:
-    import numpy as np
-
     difference = length = 0.0
     for group in _grouped(texts):
         ids = _ids(exact, group)
@@ -368,10 +342,6 @@ def _hidden_error(exact: Any, low: Any, texts: list[str]) -> float:
 
 
 def _word_agreement(exact: Any, dtype: str, texts: list[str]) -> float | None:
-    from bertcore.models.auto import AutoModelForMaskedLM
-    from bertcore.models.model import NewlyInitialisedWarning
-    from bertcore.models.with_heads import head_specs
-
     model_folder = exact.settings.model_folder
     if "masked_lm" not in head_specs(exact.model.config):
         return None

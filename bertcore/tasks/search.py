@@ -96,29 +96,16 @@ def _best_pairs(
             yield list(zip(indices, scores, strict=True))
 
 
-def paraphrase_mining(
-    model: Any,
-    sentences: Sequence[str],
-    *,
-    top_k: int = 100,
-    max_pairs: int = 500_000,
-    score_function: Score = cosine_similarity,
-    query_chunk_size: int = 1000,
-    corpus_chunk_size: int = 50_000,
-    **options: Any,
-) -> list[list[Any]]:
-    """Find the most similar pairs of sentences; see `paraphrase_mining_embeddings`.
+MINING = ("top_k", "max_pairs", "score_function", "query_chunk_size", "corpus_chunk_size")
 
-    `model` is a SentenceEncoder; `options` as for its `encode`.
+
+def paraphrase_mining(model: Any, sentences: Sequence[str], **options: Any) -> list[list[Any]]:
+    """Find the most similar pairs of sentences.
+
+    `model` is a SentenceEncoder; `options` as for `paraphrase_mining_embeddings` and for the model's `encode`.
     """
-    return paraphrase_mining_embeddings(
-        model.encode(sentences, **options),
-        top_k=top_k,
-        max_pairs=max_pairs,
-        score_function=score_function,
-        query_chunk_size=query_chunk_size,
-        corpus_chunk_size=corpus_chunk_size,
-    )
+    mining = {name: options.pop(name) for name in MINING if name in options}
+    return paraphrase_mining_embeddings(model.encode(sentences, **options), **mining)
 
 
 def paraphrase_mining_embeddings(

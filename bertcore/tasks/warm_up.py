@@ -4,6 +4,22 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from bertcore import checkpoint
+from bertcore.gradients import value_and_grad
+from bertcore.models.architectures import class_for
+from bertcore.models.auto import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+from bertcore.models.model import NewlyInitialisedWarning
+from bertcore.models.with_heads import head_specs
+from bertcore.tasks.sentence_encoder.settings import read_settings
+
 LONGEST = 512  # tokens; longer sequences need the same kernels
 RANDOM_BERT = {
     "model_type": "bert",
@@ -17,16 +33,10 @@ RANDOM_BERT = {
 
 def models_of(source: Path | None, dtype: str | None) -> tuple[Any, Any]:
     """Return a model with its pooler, and with its head (None without one); a small BERT for no folder."""
-    from bertcore import checkpoint
-    from bertcore.models.architectures import class_for
-    from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
-
     if source is None:
         return tuple(
             kind.from_config(RANDOM_BERT, dtype=dtype or "float32") for kind in (AutoModel, AutoModelForMaskedLM)
         )
-    from bertcore.models.model import NewlyInitialisedWarning
-    from bertcore.tasks.sentence_encoder.settings import read_settings
 
     folder = read_settings(source).model_folder
     with checkpoint.naming_config(folder):
@@ -43,14 +53,6 @@ def _with_head(kind: type, folder: Path, encoder: Any) -> Any:
     The classifier is one of tokens, or of sequences for families without one of tokens (Transformer-XL): all heads run
     the same kernels.
     """
-    from bertcore.models.auto import (
-        AutoModelForCausalLM,
-        AutoModelForMaskedLM,
-        AutoModelForSequenceClassification,
-        AutoModelForTokenClassification,
-    )
-    from bertcore.models.with_heads import head_specs
-
     if kind in (AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForTokenClassification):
         return kind.from_pretrained(folder, dtype=encoder.dtype)
     if "token_classification" in head_specs(encoder.config):
@@ -61,10 +63,6 @@ def _with_head(kind: type, folder: Path, encoder: Any) -> Any:
 
 def warm_up(model: Any, *, gradients: bool = False) -> None:
     """Run `model` on batches that reach every kernel of its forward pass, and with `gradients` of its backward pass."""
-    import numpy as np
-
-    from bertcore.gradients import value_and_grad
-    from bertcore.models.auto import AutoModelForSequenceClassification
 
     longest = min(model.spec.longest_sequence or LONGEST, LONGEST)
     ragged = np.arange(longest) < np.array([[longest], [1], [longest // 2]])
