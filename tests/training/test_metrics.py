@@ -28,9 +28,8 @@ def test_accuracy_and_f1_by_definition():
     each = [f1_of(FOUND, LABELS, kind) for kind in range(3)]
     assert metrics.f1((LOGITS, LABELS))["f1"] == pytest.approx(np.mean(each))
     assert metrics.f1((LOGITS, LABELS), "micro")["f1"] == pytest.approx((FOUND == LABELS).mean())
-    assert metrics.f1((LOGITS, LABELS), "weighted")["f1"] == pytest.approx(
-        np.average(each, weights=np.bincount(LABELS))
-    )
+    weighted = np.average(each, weights=np.bincount(LABELS))
+    assert metrics.f1((LOGITS, LABELS), "weighted")["f1"] == pytest.approx(weighted)
     found, labels = np.minimum(FOUND, 1), np.minimum(LABELS, 1)
     assert metrics.f1((found, labels), "binary")["f1"] == pytest.approx(f1_of(found, labels, 1))
 
@@ -101,10 +100,8 @@ def test_words_of_a_causal_model():
     kept = metrics.predicted_next_words(logits, labels)
     pairs = [(row, place) for row in range(2) for place in range(1, 5) if labels[row, place] != -100]
     right = [logits[row, place - 1].argmax() == labels[row, place] for row, place in pairs]
-    losses = [
-        np.log(np.exp(logits[row, place - 1]).sum()) - logits[row, place - 1, labels[row, place]]
-        for row, place in pairs
-    ]
+    before = [(logits[row, place - 1], labels[row, place]) for row, place in pairs]
+    losses = [np.log(np.exp(scores).sum()) - scores[label] for scores, label in before]
     scores = metrics.combined(metrics.next_word_accuracy, metrics.perplexity)((kept, labels))
     assert scores["next_word_accuracy"] == np.mean(right)
     assert scores["perplexity"] == pytest.approx(np.exp(np.mean(losses)), rel=1e-6)

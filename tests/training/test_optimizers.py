@@ -102,12 +102,10 @@ def test_biases_and_norms_do_not_decay():
 def test_groups():
     groups = [{"names": ["*.layer.0.*"], "lr": 0.5}, {"names": ["*LayerNorm*", "*.dense.weight"], "weight_decay": 0.3}]
     optimizer = AdamW(new_model(), lr=0.1, weight_decay=0.2, groups=groups)
-    found = {
-        name: (group.lr, group.weight_decay)
-        for group in optimizer.groups
-        for parameter in group.parameters
-        for name in parameter.names
-    }
+    found = {}
+    for group in optimizer.groups:
+        names = [name for parameter in group.parameters for name in parameter.names]
+        found |= dict.fromkeys(names, (group.lr, group.weight_decay))
     assert found["bert.encoder.layer.0.attention.self.query.weight"] == (0.5, 0.2)
     assert found["bert.encoder.layer.0.attention.self.query.bias"] == (0.5, 0.0)
     assert found["bert.encoder.layer.1.output.LayerNorm.weight"] == (0.1, 0.3)

@@ -12,13 +12,8 @@ from bertcore.training.data import stored as module
 
 LENGTHS = [0, 1, 39, 160, 7]
 EXAMPLES = [
-    {
-        "input_ids": list(range(length)),
-        "token_type_ids": np.ones(length, np.int64),
-        "label": length,
-        "score": length / 4,
-    }
-    for length in LENGTHS
+    {"input_ids": list(range(size)), "token_type_ids": np.ones(size, np.int64), "label": size, "score": size / 4}
+    for size in LENGTHS
 ]
 
 
@@ -80,10 +75,7 @@ def test_batches_read_only_what_is_in_them(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "second, message",
     [
-        (
-            {"input_ids": [1], "other": 1},
-            r"examples\[1\] has input_ids, other, examples\[0\] has input_ids",
-        ),
+        ({"input_ids": [1], "other": 1}, r"examples\[1\] has input_ids, other, examples\[0\] has input_ids"),
         ({"input_ids": 3}, r"examples\[1\]\['input_ids'\] is 3"),
         ({"input_ids": [2**31]}, r"examples\[1\]\['input_ids'\]"),
         ({"input_ids": [0.5]}, r"examples\[1\]\['input_ids'\] is \[0.5\]"),
