@@ -1,1 +1,1 @@
-"""Models: what a family may vary, the families, and the doors through which they are loaded and called."""
+"""Models: what families share, and the classes that load and call them."""

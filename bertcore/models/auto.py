@@ -300,4 +300,6 @@ def _table(name: str, values: Any) -> np.ndarray:
     try:
         return np.asarray(values)
     except ValueError as error:  # lists of different lengths
-        raise ValueError(f"{name} is no (questions, choices, length) table of integers: {error}") from error
+        raise ValueError(
+            f"{name} is not a table of integers, expected (questions, choices, length): {error}"
+        ) from error

@@ -179,8 +179,8 @@ def _low_bytes(parameter: Parameter, dtype: str) -> int:
 STATUS = Path("/proc/self/status")
 
 
-def check_resident_is_told() -> None:
-    """OSError where the system does not tell the memory of a process (Linux does)."""
+def check_resident_is_reported() -> None:
+    """OSError where the system does not report the memory of a process (Linux does)."""
     if not STATUS.exists():
         raise OSError(f"the memory of a process is read from {STATUS}, which is not here")
 
@@ -243,10 +243,10 @@ def pass_costs(members: Sequence[Member], batch: int, length: int, *, backend: s
 
     Raises:
         ValueError: for a length beyond a model's longest.
-        OSError: where the system does not tell the memory of a process (Linux does).
+        OSError: where the system does not report the memory of a process (Linux does).
         RuntimeError: if a model cannot be loaded or a pass failed, with the message.
     """
-    check_resident_is_told()
+    check_resident_is_reported()
     on_disk = [_megabytes_on_disk(member, length) for member in members]
     asked = {"batch": batch, "length": length, "backend": backend}
     with contextlib.ExitStack() as stack:

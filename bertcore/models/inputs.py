@@ -156,7 +156,7 @@ def _host_array(name: str, values: Any) -> np.ndarray:
         try:
             return np.array(values, dtype=np.int64 if len(values) == 0 or len(values[0]) == 0 else None)
         except ValueError as error:  # lists of different lengths further in
-            raise ValueError(f"{name} is no (sequences, length) table of integers: {error}") from error
+            raise ValueError(f"{name} is not a table of integers, expected (sequences, length): {error}") from error
     if kernels.array_module(values) is not np:
         return kernels.to_host(values)
     array = np.asarray(values)

@@ -166,7 +166,7 @@ def label_array(name: str, labels: Any) -> np.ndarray:
     try:
         array = kernels.to_host(labels)
     except ValueError as error:  # lists of different lengths
-        raise ValueError(f"{name} is no table of numbers: {error}") from error
+        raise ValueError(f"{name} is not a table of numbers: {error}") from error
     if array.dtype.kind not in "iuf":
         raise TypeError(f"{name} holds {array.dtype}, expected numbers")
     return array

@@ -31,7 +31,7 @@ class AutoModelForPreTraining(ModelWithHeads):
     BERT and MobileBERT: the masked language model and next sentence prediction; calls take `labels` and
     `next_sentence_label`, (sequences,) of 0 (it is the next one) or 1. ALBERT: the masked language model and sentence
     order; `labels` and `sentence_order_label`. Both return a PreTrainingOutput, with a loss if both labels are given.
-    ELECTRA, and of other families the presets that tell replaced tokens (DeBERTa-v3, CodeBERT) and the checkpoints
+    ELECTRA, and of other families the presets that detect replaced tokens (DeBERTa-v3, CodeBERT) and the checkpoints
     that hold that head: the Discriminator; `labels` is 1 for replaced tokens and 0 for others, (sequences, length), and
     a LogitsOutput is returned. For SpanBERT's preset it is an AutoModelForSpanBoundary.
 
@@ -142,7 +142,7 @@ class _SentenceOrderPreTraining(_PairPreTraining):
 
 
 class Discriminator(AutoModelForPreTraining):
-    """An encoder with a head that tells for each token whether it was replaced (Clark et al. 2020, arXiv:2003.10555).
+    """An encoder with a head that detects replaced tokens (Clark et al. 2020, arXiv:2003.10555).
 
     Calls take `labels`, 1 for replaced tokens and 0 for others, (sequences, length), and return a LogitsOutput with
     logits (sequences, length).

@@ -93,7 +93,7 @@ class Family:
             "{layer}" stands for the layer's number (and "{inner}" for that within it, of spec.inner_layers).
         embeddings, attention: the blocks at the bottom and in each layer, where they are the family's own.
         layer: the class of a layer, where that is the family's own; constructed and called as EncoderLayer is.
-        adapter: the block between the model's door and the layers, where the family has inputs or outputs of its own.
+        adapter: the block between the model's inputs and the layers, where the family has inputs or outputs of its own.
         pooler: of the base model, called with its name and the spec; None for a family that has none.
         inputs: names of the inputs of a call that are the family's own.
         batch_inputs: those of them that belong to a whole batch and have no axis of choices (XLNet's memories).

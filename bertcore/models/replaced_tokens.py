@@ -267,7 +267,7 @@ class ReplacedTokenModel(NamedParameters):
         draws: Any,
         discriminator_weight: float = 50.0,
     ) -> ReplacedTokensOutput:
-        """Put words that the generator draws in the place of those that have labels, and tell which are others.
+        """Replace labelled words by words that the generator draws, and mark those that differ.
 
         Args:
             input_ids, attention_mask, token_type_ids, position_ids: of the text with masks, as for any model.

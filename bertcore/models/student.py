@@ -49,7 +49,7 @@ def student_from_teacher(
         options: those of the class (add_pooling_layer).
 
     Raises:
-        TypeError: for a teacher that is no model.
+        TypeError: if the teacher is not a model.
         ValueError: which of `layers` there is not; which size, kind or parameter of the student is another one than the
             teacher's.
     """
@@ -78,13 +78,15 @@ def with_labels_of(teacher: Model, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """The config with this many layers; ValueError if the family's configs do not tell their number."""
+    """The config with this many layers; ValueError if the family's configs do not name their number."""
     family = family_of(config)
     for key in LAYER_COUNTS:
         changed = {**config, key: count}
         if family.spec_from_config(changed).num_layers == count:
             return changed
-    raise ValueError(f"config: none of {', '.join(LAYER_COUNTS)} is how {family.model_type} tells its layers")
+    raise ValueError(
+        f"config: none of {', '.join(LAYER_COUNTS)} is a key for the number of layers of {family.model_type}"
+    )
 
 
 def _chosen(layers: Sequence[int] | None, own: EncoderSpec, other: EncoderSpec) -> list[int]:

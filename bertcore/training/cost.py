@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np  # counting begins with its memory resident
 
-from bertcore.models.cost import check_resident_is_told, resident_megabytes
+from bertcore.models.cost import check_resident_is_reported, resident_megabytes
 
 FEW, MORE = 2, 4  # layers that are measured
 WARM_UP, STEPS = 2, 5
@@ -77,7 +77,7 @@ def training_cost(config: Mapping[str, Any], batch: int, length: int) -> Trainin
     longest = model.spec.longest_sequence
     if longest is not None and length > longest:
         raise ValueError(f"length is {length}, and the model takes {longest} tokens")
-    check_resident_is_told()
+    check_resident_is_reported()
     megabytes = model.num_parameters() * 4 / 1e6
     kept, checkpointed = (_step_cost(config, model, batch, length, again) for again in (False, True))
     tokens = batch * length

@@ -80,7 +80,7 @@ def test_pretraining_needs_both_labels():
         ("QuestionAnswering", {"start_positions": [0], "end_positions": [0, 0]}, ValueError, r"integers, \(2,\)"),
         ("NextSentencePrediction", {"labels": [0.5, 1]}, TypeError, "labels holds float64, expected integers"),
         ("SequenceClassification", {"labels": [[1.0, 0.0, -100.0]] * 2}, ValueError, r"labels\[0, 2\] is -100.0"),
-        ("SequenceClassification", {"labels": [[1], [2, 3]]}, ValueError, "labels is no table of numbers"),
+        ("SequenceClassification", {"labels": [[1], [2, 3]]}, ValueError, "labels is not a table of numbers"),
         ("MaskedLM", {"next_sentence_label": [0, 1]}, TypeError, "unexpected argument 'next_sentence_label'"),
     ],
 )  # fmt: skip
@@ -106,7 +106,7 @@ def test_multiple_choice_wants_a_third_axis():
 
 @pytest.mark.parametrize("ids", [None, [[1, 2], [3]]])
 def test_multiple_choice_wants_a_table(ids):
-    with pytest.raises((TypeError, ValueError), match=r"input_ids is (None|no \(questions)"):
+    with pytest.raises((TypeError, ValueError), match=r"input_ids is (None|not a table of integers)"):
         model("MultipleChoice")(ids)
 
 

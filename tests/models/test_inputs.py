@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("on_numpy")
         ({"input_ids": [["a", "b"]]}, TypeError, r"input_ids holds <U1, expected integers"),
         ({"input_ids": [[1.0, 2.0]]}, TypeError, r"input_ids holds float64, expected integers"),
         ({"input_ids": "text"}, TypeError, r"input_ids holds <U4, expected integers"),
-        ({"input_ids": [[[1], [2, 3]]]}, ValueError, r"input_ids is no \(sequences, length\) table of integers"),
+        ({"input_ids": [[[1], [2, 3]]]}, ValueError, "input_ids is not a table of integers, expected"),
         ({"input_ids": [[True, False]]}, TypeError, r"input_ids holds bool, expected integers"),
         ({"input_ids": None}, TypeError, r"input_ids is NoneType, expected \(sequences, length\): lists or an array"),
         ({"input_ids": (row for row in IDS)}, TypeError, r"input_ids is generator, expected"),
