@@ -83,12 +83,13 @@ def test_temperature(folder):
         chances = np.exp(logits / temperature) / np.exp(logits / temperature).sum()
         widths = [bar.get_width() for bar in place.patches]
         np.testing.assert_allclose(widths, np.sort(chances)[::-1][:7], rtol=1e-5)
-    with pytest.raises(ValueError, match=r"the text has no \[MASK\]"):
-        distillation_temperature(model, tokenizer, TEXT, temperatures=[1])
-    with pytest.raises(ValueError, match=r"temperatures is .*, expected numbers above 0"):
-        distillation_temperature(model, tokenizer, MASKED, temperatures=[0])
-    with pytest.raises(ValueError, match=r"temperatures is \[1, nan\], expected numbers above 0"):
-        distillation_temperature(model, tokenizer, MASKED, temperatures=[1, np.nan])
+    for text, wrong, message in (
+        (TEXT, [1], r"the text has no \[MASK\]"),
+        (MASKED, [0], r"temperatures is \[0\], expected numbers above 0"),
+        (MASKED, [1, np.nan], r"temperatures is \[1, nan\], expected numbers above 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            distillation_temperature(model, tokenizer, text, temperatures=wrong)
 
 
 @pytest.mark.filterwarnings("ignore::bertcore.models.model.NewlyInitialisedWarning")

@@ -1,4 +1,6 @@
-"""Calibration on data whose right answer is known."""
+"""Calibration on data whose right answer is known, and calibrations in files."""
+
+import json
 
 import numpy as np
 import pytest
@@ -6,9 +8,12 @@ import pytest
 from bertcore.tasks.calibration import (
     IsotonicCalibration,
     TemperatureScaling,
+    calibration_as_json,
     expected_calibration_error,
+    read_calibration,
     reliability,
 )
+from bertcore.tasks.sequence_scores import softmax
 
 
 def drawn(temperature, texts=20000, classes=4, seed=0):
@@ -43,10 +48,9 @@ def test_the_temperature_is_found(temperature):
 
 
 def test_no_temperature_is_best():
-    with pytest.raises(ValueError, match="no temperature is best"):
-        TemperatureScaling().fit([[3.0, 0.0], [0.0, 1.0]], [0, 1])
-    with pytest.raises(ValueError, match="no temperature is best"):
-        TemperatureScaling().fit([[3.0, 0.0], [0.0, 1.0]], [1, 1])
+    for labels in ([0, 1], [1, 1]):
+        with pytest.raises(ValueError, match="no temperature is best"):
+            TemperatureScaling().fit([[3.0, 0.0], [0.0, 1.0]], labels)
 
 
 def test_isotonic_calibration():
@@ -92,3 +96,69 @@ def test_the_error_by_hand():
 def test_bad_input(probabilities, labels, bins, message):
     with pytest.raises((TypeError, ValueError), match=message):
         reliability(probabilities, labels, bins=bins)
+
+
+LABELS = ["no", "yes", "Ünklar"]
+
+
+def written(tmp_path, held):
+    file = tmp_path / "calibration.json"
+    file.write_text(json.dumps(held), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("kind", [TemperatureScaling, IsotonicCalibration])
+def test_a_calibration_comes_back(kind, tmp_path):
+    logits, labels = drawn(1.0, texts=300, classes=3)
+    given = logits if kind.takes == "none" else softmax(logits)
+    fitted = kind().fit(given, labels)
+    found = read_calibration(written(tmp_path, calibration_as_json(fitted, LABELS)), LABELS)
+    assert type(found) is kind
+    np.testing.assert_array_equal(found.transform(given), fitted.transform(given))
+
+
+def test_isotonic_functions_are_those_of_scikit_learn():
+    from sklearn.isotonic import IsotonicRegression
+
+    logits, labels = drawn(1.0, texts=300, classes=3)
+    rows, held_out = softmax(logits[:200]), softmax(logits[200:])
+    fitted = IsotonicCalibration().fit(rows, labels[:200])
+    for index, corners in enumerate(fitted.functions):
+        theirs = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(rows[:, index], labels[:200] == index)
+        np.testing.assert_allclose(np.interp(held_out[:, index], *corners), theirs.predict(held_out[:, index]))
+
+
+FUNCTION = {"from": [0.1, 0.9], "to": [0.0, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        ({"method": "guess"}, "method is 'guess', expected one of temperature, isotonic"),
+        (
+            {"method": "temperature", "labels": ["no"]},
+            r"is for the classes \['no'\], and the model has \['no', 'yes', ",
+        ),
+        *(
+            ({"method": "temperature", "labels": LABELS, "temperature": wrong}, "temperature is .*, expected a number")
+            for wrong in (0, -1, True, "1", None, float("nan"), float("inf"))
+        ),
+        *(
+            (
+                {"method": "isotonic", "labels": LABELS, "functions": wrong},
+                "functions (must be a list|is not a rising function)",
+            )
+            for wrong in (
+                *(None, 5, [FUNCTION] * 2, [FUNCTION] * 2 + [{"from": [0.1]}], [FUNCTION] * 2 + [{}]),
+                *([FUNCTION] * 2 + [{"from": [0.9, 0.1], "to": [0.0, 1.0]}], [{"from": [], "to": []}] * 3),
+                *([{"from": [0.1, 0.9], "to": [1.0, 0.0]}] * 3, [{"from": [0.1, 0.9], "to": [0.0, 1.1]}] * 3),
+                *([{"from": [0.1, 0.9], "to": [0.0]}] * 3, [{"from": [0.1, float("nan")], "to": [0.0, 1.0]}] * 3),
+            )
+        ),
+    ],
+)
+def test_invalid_calibrations(held, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        read_calibration(written(tmp_path, held), LABELS)
+    with pytest.raises(ValueError, match=r"nothing\.json cannot be read: No such file"):
+        read_calibration(tmp_path / "nothing.json", LABELS)

@@ -34,11 +34,7 @@ def test_zero_shot_of_a_long_text(judge):
         assert score == pytest.approx(best, rel=1e-5)
 
 
-def test_zero_shot_says_what_it_needs(judge, tmp_path):
-    with pytest.raises(ValueError, match="candidate_labels is empty"):
-        judge(TEXTS[0])
-    with pytest.raises(ValueError, match="hypothesis_template is 'of'"):
-        judge(TEXTS[0], CANDIDATES, hypothesis_template="of")
+def test_zero_shot_needs_a_class_called_entailment(tmp_path):
     folder = save_head(tmp_path, "AutoModelForSequenceClassification", {"0": "a", "1": "b"})
     with pytest.raises(ValueError, match="id2label has a, b, expected a class called entailment"):
         pipeline("zero-shot-classification", folder)
@@ -90,18 +86,22 @@ def test_features_are_those_of_transformers(tmp_path):
         assert_same_form(pipeline("feature-extraction", folder)(inputs), theirs(inputs))
 
 
-@pytest.mark.parametrize("template", ["{} {}", "{x}", "{", "{:d}", "{.x}"])
-def test_a_template_of_another_kind(judge, template):
-    with pytest.raises(ValueError, match=r"hypothesis_template is '.*', expected a text with {}"):
-        judge(TEXTS[0], ["cat"], hypothesis_template=template)
-
-
-def test_classes_that_are_no_list(judge):
-    for wrong in (5, iter(["cat"])):
-        with pytest.raises(TypeError, match=r"candidate_labels is .*, expected a list of strings"):
-            judge(TEXTS[0], wrong)
-    with pytest.raises(ValueError, match="hypothesis_template is not valid Unicode"):
-        judge(TEXTS[0], ["cat"], hypothesis_template="\ud800{}")
+@pytest.mark.parametrize(
+    ("labels", "options", "message"),
+    [
+        (None, {}, "candidate_labels is empty"),
+        (5, {}, r"candidate_labels is .*, expected a list of strings"),
+        (iter(["cat"]), {}, r"candidate_labels is .*, expected a list of strings"),
+        (["cat"], {"hypothesis_template": "\ud800{}"}, "hypothesis_template is not valid Unicode"),
+        *(
+            (["cat"], {"hypothesis_template": template}, r"hypothesis_template is '.*', expected a text with {}")
+            for template in ("of", "{} {}", "{x}", "{", "{:d}", "{.x}")
+        ),
+    ],
+)
+def test_bad_classes_and_templates(judge, labels, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        judge(TEXTS[0], labels, **options)
 
 
 def test_a_classifier_of_another_task_is_refused(tmp_path):

@@ -168,12 +168,12 @@ def test_the_model_and_tokenizer_may_be_given(classifier_folder, classify):
     model = AutoModelForSequenceClassification.from_pretrained(classifier_folder)
     tokenizer = AutoTokenizer.from_pretrained(classifier_folder)
     assert pipeline("text-classification", model, tokenizer, top_k=None)(TEXTS) == classify(TEXTS, top_k=None)
-    with pytest.raises(TypeError, match="tokenizer is None"):
-        pipeline("text-classification", model)
-    with pytest.raises(TypeError, match="dtype is for a model that is not loaded yet"):
-        pipeline("text-classification", model, tokenizer, dtype="float32")
-    with pytest.raises(TypeError, match="needs AutoModelForSequenceClassification"):
-        pipeline("text-classification", AutoModelForMaskedLM.from_config(model.config), tokenizer)
+
+
+class Table(list):
+    """Like a data frame: a loop over it gives the names of its columns, which are strings."""
+
+    columns = ("text",)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +181,8 @@ def test_the_model_and_tokenizer_may_be_given(classifier_folder, classify):
     [
         (3, {}, TypeError, "inputs is int, expected a string or {"),
         (b"x", {}, TypeError, "inputs is bytes"),
+        (np.array("the cat"), {}, TypeError, "inputs is ndarray, expected a string"),
+        (Table(["text"]), {}, TypeError, "inputs is Table, expected a string"),
         (["a", 3], {}, TypeError, r"inputs\[1\] is int, expected a string"),
         ([b"a"], {}, TypeError, "decode it first"),
         ("a\ud800", {}, ValueError, "inputs is not valid Unicode: a lone surrogate at 1"),
@@ -209,12 +211,23 @@ def test_bad_calls(classify, inputs, options, error, message):
         classify(inputs, **options)
 
 
-def test_what_cannot_be_made(tmp_path, classifier_folder):
-    with pytest.raises(ValueError, match="task is 'summarization', expected one of"):
-        pipeline("summarization", classifier_folder)
+def test_what_cannot_be_made(tmp_path, classifier_folder, classify):
+    model, tokenizer = classify.model, classify.tokenizer
     folder = save_head(tmp_path, "AutoModelForMaskedLM")
-    with pytest.raises(ValueError, match="has no classifier of texts, so it cannot do text-classification"):
-        pipeline("text-classification", folder)
+    other = AutoModelForMaskedLM.from_config(model.config)
+    for task, arguments, options, message in (
+        ("summarization", [classifier_folder], {}, "task is 'summarization', expected one of"),
+        ("text-classification", [folder], {}, "has no classifier of texts, so it cannot do text-classification"),
+        ("text-classification", [None], {}, "model is NoneType, expected the folder or the id"),
+        ("text-classification", [classifier_folder, 5], {}, "tokenizer is int, expected what AutoTokenizer"),
+        ("text-classification", [model, 5], {}, "tokenizer is int, expected what AutoTokenizer"),
+        ("text-classification", [model], {}, "tokenizer is None"),
+        ("text-classification", [other, tokenizer], {}, "needs AutoModelForSequenceClassification"),
+        ("text-classification", [model, tokenizer], {"dtype": "float32"}, "dtype is for a model that is not loaded"),
+        ("text-classification", [model, tokenizer], {"local_files_only": True}, "local_files_only is for a model that"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            pipeline(task, *arguments, **options)
 
 
 @pytest.mark.parity
@@ -233,28 +246,3 @@ def test_answers_are_those_of_transformers(classifier_folder):
             {"function_to_apply": "none"},
         ):
             assert_same_form(ours(inputs, **options), theirs(inputs, **options))
-
-
-def test_an_array_without_axes(classify):
-    with pytest.raises(TypeError, match="inputs is ndarray, expected a string"):
-        classify(np.array("the cat"))
-
-
-def test_a_table_is_no_column_of_texts(classify):
-    """A loop over a data frame gives the names of its columns, which are strings."""
-
-    class DataFrame(list):
-        columns = ("text",)
-
-    with pytest.raises(TypeError, match="inputs is DataFrame, expected a string"):
-        classify(DataFrame(["text"]))
-
-
-def test_what_a_pipeline_is_made_of(classifier_folder, classify):
-    with pytest.raises(TypeError, match="model is NoneType, expected the folder or the id"):
-        pipeline("text-classification", None)
-    for model in (classifier_folder, classify.model):
-        with pytest.raises(TypeError, match="tokenizer is int, expected what AutoTokenizer"):
-            pipeline("text-classification", model, 5)
-    with pytest.raises(TypeError, match="local_files_only is for a model that is not loaded"):
-        pipeline("text-classification", classify.model, classify.tokenizer, local_files_only=True)

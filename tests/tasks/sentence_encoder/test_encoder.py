@@ -53,10 +53,9 @@ def test_any_iterable_of_texts(encoder, kind):
     ],
 )
 def test_what_is_not_text(encoder, texts, message):
-    with pytest.raises(TypeError, match=message):
-        encoder.encode(texts)
-    with pytest.raises(TypeError, match=message):
-        list(encoder.encode_stream(texts))
+    for encode in (encoder.encode, encoder.encode_stream):
+        with pytest.raises(TypeError, match=message):
+            list(encode(texts))
 
 
 def test_a_lone_surrogate_is_told(encoder):
@@ -64,26 +63,27 @@ def test_a_lone_surrogate_is_told(encoder):
         encoder.encode([*["é"] * 300, "a\ud800"])
 
 
-@pytest.mark.parametrize("batch_tokens", [0, -1, 2.5, True, None])
-def test_batch_tokens_is_checked(encoder, batch_tokens):
-    with pytest.raises((TypeError, ValueError), match=r"batch_tokens is .*, expected a positive integer"):
-        encoder.encode("a", batch_tokens=batch_tokens)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        *(({"batch_tokens": wrong}, "batch_tokens is .*, expected a positive integer") for wrong in (0, -1, 2.5, True)),
+        ({"batch_tokens": None}, "batch_tokens is None, expected a positive integer"),
         ({"normalize": "no"}, "normalize is 'no', expected True, False or None"),
         ({"normalize": 1}, "normalize is 1, expected True, False or None"),
         ({"prompt": 3}, "prompt is 3, expected a string or None"),
         ({"prompt_name": ["q"]}, r"prompt_name is \['q'\], expected a string or None"),
+        ({"truncate_dim": 0}, "truncate_dim is 0, expected a positive integer"),
+        ({"precision": "int4"}, "precision is 'int4'"),
+        ({"truncation": "yes"}, "truncation is 'yes'"),
+        ({"stride": 3}, "stride is 3"),
+        ({"merge": "sum"}, "merge is 'sum'"),
+        ({"width": 3}, "width"),
     ],
 )
-def test_options_of_another_type(encoder, options, message):
-    with pytest.raises(TypeError, match=message):
-        encoder.encode("a", **options)
-    with pytest.raises(TypeError, match=message):
-        encoder.encode_stream(["a"], **options)
+def test_bad_options(encoder, options, message):
+    for encode in (encoder.encode, encoder.encode_stream):
+        with pytest.raises((TypeError, ValueError), match=message):
+            encode(["a"], **options)
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 13, 50, 10**6])

@@ -118,6 +118,8 @@ def test_max_seq_length_argument_is_checked(folder, length):
     message = rf"max_seq_length is {length}, expected 2 \(the special tokens of a text\) to 40, the model's positions"
     with pytest.raises(ValueError, match=message):
         SentenceEncoder(folder, max_seq_length=length)
+    with pytest.raises(ValueError, match="similarity_fn_name is 'near', expected one of 'cosine'"):
+        SentenceEncoder(folder, similarity_fn_name="near")
 
 
 def test_the_shortest_max_seq_length_keeps_the_special_tokens(folder):
