@@ -76,11 +76,9 @@ class Texts(Command):
         super().__post_init__()
         check_one_source(self.file, self.text)
 
-    @contextlib.contextmanager
-    def texts(self) -> Iterator[tuple[Iterator[str], str]]:
+    def texts(self) -> contextlib.AbstractContextManager[tuple[Iterator[str], str]]:
         """Return a block with the texts as they come and the name of their source for messages."""
-        with texts_from(self.file, self.text) as found:
-            yield found
+        return texts_from(self.file, self.text)
 
     @contextlib.contextmanager
     def inputs(self) -> Iterator[Iterable[Any]]:

@@ -104,6 +104,15 @@ USAGE = {  # command line: the error
 }
 NEW = f"{PRETRAIN} --model bert.json"
 FAILURES = {
+    "embed no/such/folder texts.txt": "no/such/folder does not exist, expected the folder of a model",
+    "fill-mask no/such/folder --text a": "no/such/folder does not exist, expected the folder of a model",
+    "fill-mask empty --text a": "has no config.json",
+    "fill-mask lm --text 'paris is the capital'": "has no [MASK]: put [MASK]",
+    "fill-mask lm --text ''": "has no [MASK]: put [MASK]",
+    "fill-mask lm --text 'paris is the [mask]'": "has no [MASK]: put [MASK]",
+    f"fill-mask lm --text '[MASK] {'a ' * 100}'": "has more than the 40 tokens that are read",
+    "precision encoder nothing.txt": "nothing.txt holds no texts",
+    "classify classifier --text a --calibration b.json": "is for the classes ['a', 'b'], and the model has",
     "classify classifier --text a --ensemble no/such/folder": "no/such/folder does not exist",
     "classify classifier 'What a film.'": "FILE is 'What a film.', which does not exist; literal texts are given by --",
     "classify classifier --pairs --text 'the cat'": "'the cat' has 1 parts, expected two texts with a tab between them",
@@ -158,7 +167,10 @@ def place(tmp_path, monkeypatch, stdin):
     """A working folder with data."""
     monkeypatch.chdir(tmp_path)
     stdin(b"a text\n")
+    (tmp_path / "empty").mkdir()
     write = {
+        "nothing.txt": "",
+        "b.json": '{"method": "temperature", "labels": ["a", "b"], "temperature": 2.0}',
         "texts.txt": "the cat sat\nparis\n",
         "log.jsonl": '{"step": 1, "loss": 2.0}\n',
         "a.jsonl": '{"text": "cat", "label": "x"}\n{"text": "mat", "label": "y"}\n' * 5,

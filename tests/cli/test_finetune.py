@@ -13,6 +13,7 @@ from tests.tiny_bert import save_tiny_bert, save_tiny_encoder
 from tests.tolerances import assert_same_arrays
 
 STEPS = ["--max-steps", "12", "--batch", "8", "--lr", "0.01", "--backend", "numpy"]
+QUESTION = {"question": "x", "context": "y", "answers": {"text": [], "answer_start": []}}
 CONTEXT = "the cat sat on an mat . paris is the capital of france"
 
 
@@ -129,24 +130,12 @@ def test_an_encoder_of_another_pooling_is_refused(tmp_path, capsys):
         ("sequence", {"text": "x"}, "a.jsonl:2: has no 'label'; it has 'text'"),
         ("sequence", {"label": "x"}, "a.jsonl:2: has no 'text'"),
         ("token", {"tokens": ["x"], "tags": []}, "a.jsonl:2: has 1 words and 0 tags"),
-        (
-            "qa",
-            {"question": "x", "context": "y", "answers": {"text": ["z"], "answer_start": [0]}},
-            "a.jsonl:2: the answer",
-        ),
+        ("qa", QUESTION | {"answers": {"text": ["z"], "answer_start": [0]}}, "a.jsonl:2: the answer"),
     ],
 )
 def test_a_wrong_record_is_reported_by_its_line(model, tmp_path, capsys, task, row, error):
-    good = {
-        "text": "x",
-        "text_pair": "y",
-        "label": 1.5 if task == "similarity" else "y",
-        "tokens": ["x"],
-        "tags": ["O"],
-        "question": "x",
-        "context": "y",
-    }
-    data = write(tmp_path, "a.jsonl", [good | {"answers": {"text": [], "answer_start": []}}, row])
+    good = QUESTION | {"text": "x", "label": "y", "tokens": ["x"], "tags": ["O"]}
+    data = write(tmp_path, "a.jsonl", [good, row])
     assert finetune(model, tmp_path / "out", data, task, "--held-out", "0", "--max-length", "20") == 1
     shown = capsys.readouterr()
     assert error in shown.err and shown.err.count("\n") == 1

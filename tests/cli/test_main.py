@@ -42,14 +42,6 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"bertcore {bertcore.__version__}\n"
 
 
-def test_failures_are_one_line_and_exit_code_1(tmp_path, capsys):
-    assert main(["fill-mask", str(tmp_path), "--text", "a [MASK]", "--backend", "numpy"]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("bertcore fill-mask: ") and captured.err.count("\n") == 1
-    assert "has no config.json" in captured.err
-
-
 @pytest.mark.parametrize("how", ["option", "environment"])
 def test_traceback_on_request(tmp_path, capsys, monkeypatch, how):
     monkeypatch.setenv("BERTCORE_TRACEBACK", "1" if how == "environment" else "0")
@@ -178,14 +170,6 @@ def test_missing_backend(command, encoder_folder, monkeypatch, capsys, stdin):
     arguments = ["--text", "a [MASK]"] if command == "fill-mask" else []
     assert main([command, str(encoder_folder), *arguments, "--backend", "cupy"]) == 1
     assert "backend 'cupy' cannot run here: no cupy for you" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["embed", "fill-mask"])
-def test_missing_model(command, tmp_path, capsys, stdin):
-    stdin(b"a\n")
-    arguments = ["--text", "a [MASK]"] if command == "fill-mask" else []
-    assert main([command, str(tmp_path / "nowhere"), *arguments]) == 1
-    assert "nowhere does not exist, expected the folder of a model" in capsys.readouterr().err
 
 
 def test_the_module_runs_too():

@@ -91,12 +91,6 @@ def test_one_text(encoder_folder, stdin, capsys):
     assert "same nearest text" not in capsys.readouterr().out
 
 
-def test_no_texts(encoder_folder, stdin, capsys):
-    stdin(b"")
-    assert run(encoder_folder) == 1
-    assert "stdin holds no texts" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "mean", "worst"), [("int8", 0.998, 0.99), ("int8_weight_only", 0.9997, 0.999)])
 def test_a_real_model(demo_folder, dtype, mean, worst):  # noqa: F811
