@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and settings of all tests."""
 
 import gc
 import os
@@ -20,7 +20,7 @@ settings.load_profile("bertcore")
 
 
 def pytest_xdist_auto_num_workers(config):
-    """As many processes as the kernels would have threads; none for tests that are asked for by their names."""
+    """Return as many processes as the kernels would have threads; none for tests that are named one by one."""
     return 0 if any("::" in argument for argument in config.args) else min(detect_threads().count, MOST_WORKERS)
 
 
@@ -32,7 +32,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """What is collected stays: no garbage collection walks its millions of objects, now or in a test (0.7 s)."""
+    """Freeze collected objects: a garbage collection over millions of them takes 0.7 s, now or in a test."""
     gc.disable()
     try:
         return (yield)

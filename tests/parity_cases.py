@@ -33,7 +33,7 @@ class ParityCase(NamedTuple):
 def bert_case(seed: int) -> ParityCase:
     """The random case `seed`; the first len(SEEDS) cover every entry of the lists above.
 
-    `inputs` has input_ids, attention_mask, token_type_ids and labels (-100 where there is none, padding included), each
+    `inputs` has input_ids, attention_mask, token_type_ids and labels (-100 for no label and at padding), each
     (batch, length). The case is made once per process and its folder removed at exit.
     """
     import transformers

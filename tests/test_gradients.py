@@ -122,7 +122,7 @@ def test_a_loss_of_the_callers_own():
 
 
 def test_the_models_own_loss_may_be_a_part():
-    """As in distillation: the loss of the labels beside one of the logits."""
+    """The loss of the labels beside one of the logits, as in distillation."""
     model = new_model("bert-base-uncased", "AutoModelForMaskedLM")
     labels = np.where(MASK, IDS, -100)
     labels[0] = -100

@@ -1,4 +1,4 @@
-"""What is built of the repository installs and runs without it; type checkers read it."""
+"""Wheels and installations run without the repository; type checkers follow them."""
 
 import ast
 import os

@@ -1,4 +1,4 @@
-"""What an installation holds, and which way imports point."""
+"""The contents of an installation, and the direction of imports."""
 
 import ast
 from pathlib import Path

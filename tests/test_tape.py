@@ -69,7 +69,7 @@ def test_a_shared_gradient_is_not_written_into():
 
 
 def test_gradients_of_leaves_share_no_memory():
-    """What they are read from may be one array: whoever scales them in place must not scale one twice."""
+    """Gradients may come from one array: scaling them in place must not scale one twice."""
     with Tape() as tape:
         x, y, z = (tape.leaf(key, np.ones((2, 3))) for key in "xyz")
         turned = functional.reshape(Pass.begin(), z, shape=(3, 2))

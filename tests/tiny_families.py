@@ -36,7 +36,7 @@ def tiny_config(name: str) -> dict[str, Any]:
 
 
 def runnable(*names: str) -> list[str]:
-    """Those of the presets (by default one for each family) whose family is there."""
+    """Return the presets (by default one for each family) whose family exists."""
     first = {preset.config["model_type"]: name for name, preset in reversed(PRESETS.items())}
     families = known_families()
     return [name for name in names or first.values() if PRESETS[name].config["model_type"] in families]

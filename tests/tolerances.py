@@ -1,4 +1,4 @@
-"""How close is close: one tolerance per dtype, relative to the largest finite magnitude of what is expected."""
+"""One tolerance per dtype, relative to the largest finite magnitude of the expected array."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What a user writes, for type checkers to read (`test_installation.py`); it is not run."""
+"""A user's script, for type checkers to read (`test_installation.py`); it is not run."""
 
 import numpy as np
 

@@ -33,7 +33,7 @@ class NewlyInitialisedWarning(UserWarning):
 
 
 class Model(NamedParameters):
-    """What all models share: their parameters, loading and saving, and the pass through the encoder.
+    """The base of all models: parameters, loading and saving, and the pass through the encoder.
 
     Attributes:
         config: the config as published, without how the weights are stored.
@@ -202,9 +202,9 @@ class Model(NamedParameters):
     def train(self, seed: int | None = None) -> Self:
         """From now on dropout is applied, at the rates of the config; returns the model.
 
-        What is dropped is a function of `seed` and of the number of passes since it was given; without one the numbers
-        go on. It does not depend on the number of threads. Raises TypeError or ValueError for a seed that is no integer
-        of 64 bits.
+        Dropped elements are a function of `seed` and of the number of passes since it was given; without a seed the
+        numbers go on. They do not depend on the number of threads. Raises TypeError or ValueError for a seed that is
+        not an integer of 64 bits.
         """
         if seed is not None:
             self._dropout_seed, self.passes = checks.seed("seed", seed), 0
@@ -227,7 +227,7 @@ class Model(NamedParameters):
 
     @property
     def is_gradient_checkpointing(self) -> bool:
-        """Whether layers run again in the backward."""
+        """True if layers run again in the backward."""
         return self.encoder.recomputes_layers
 
     def _with_seeds(self, run: Pass) -> Pass:
@@ -309,7 +309,7 @@ class Model(NamedParameters):
         return self._pass(*given, read=lambda encoded: self._output(encoded, **targets), trace=trace, **own)
 
     def _pass(self, *given: Any, read: Callable[[Encoded], Any], trace: Trace, **options: Any) -> Any:
-        """What `read` makes of the encoded batch; `given` and `options` are for the adapter to pack."""
+        """Return read(encoded batch); the adapter packs `given` and `options`."""
         adapter = self.encoder.adapter
         with kernels.on_device_of(given[0]):
             run = Pass.begin(given[0], trace=trace)
@@ -330,7 +330,7 @@ class Model(NamedParameters):
         return tuple(name for name in self._targets if name != "num_choices")
 
     def _keeps_padding(self, targets: Mapping[str, Any]) -> bool:
-        """Whether the loss reads outputs of padded positions, so that these have to be computed."""
+        """Return whether the loss reads outputs at padded positions, so that these must be computed."""
         return False
 
     def _check_layers(self, output_projections: Collection[int]) -> None:

@@ -11,7 +11,7 @@ from .. import checks
 
 @dataclass(frozen=True, eq=False)
 class RelativePositions:
-    """What relative position, and segments, add to the scores of `attention`.
+    """The terms that relative positions and segments add to the scores of `attention`.
 
     Query i of a sequence stands at the key position i + keys - queries, so that earlier keys are memory. Its distance
     to key j is d = i + keys - queries - j, whose row of the tables is

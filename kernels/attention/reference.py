@@ -32,8 +32,7 @@ Gradients of tables and of what is broadcast are summed in float64: they sum ove
 
 All arrays of tokens are (batch, heads, length, ...), segments (batch, length). Packed: the batch is 1, the length holds
 all tokens, and sequence s is the tokens cu_seqlens[s] to cu_seqlens[s + 1]; every sequence is computed by itself. Masks
-and biases are (sequences, heads, longest query sequence, longest key sequence), of which each sequence uses its own
-corner.
+and biases are (sequences, heads, longest query sequence, longest key sequence); each sequence uses its own corner.
 """
 
 import importlib
@@ -51,14 +50,14 @@ from .positions import RelativePositions
 
 
 class Piece(NamedTuple):
-    """What is computed at once: the whole dense batch, or one packed sequence."""
+    """A piece that is computed at once: the whole dense batch, or one packed sequence."""
 
     queries: tuple[slice, ...]  # into query, output and their like
     keys: tuple[slice, ...]  # into key and value
     scores: tuple[slice, ...]  # into mask, bias and probabilities
 
     def segments(self, relative):
-        """Where a query's segment is not a key's, (batch, 1, queries, keys)."""
+        """True where a query's segment is not a key's, (batch, 1, queries, keys)."""
         batch, _, queries = self.queries
         ids, ids_k = relative.segment_ids[batch, queries], relative.segment_ids_k[batch, self.keys[2]]
         return (ids[:, :, None] != ids_k[:, None])[:, None]
@@ -152,7 +151,7 @@ def _pieces(scoring) -> Iterator[Piece]:
 
 
 def _corner(array, piece, scores):
-    """What belongs to a piece of (sequences, heads, longest query, longest key)."""
+    """Return a piece's part of (sequences, heads, longest query, longest key)."""
     return array[piece.scores][..., : scores.shape[2], : scores.shape[3]]
 
 
@@ -205,7 +204,7 @@ def _scores(products, scoring, piece):
 
 
 def _is_near(scoring, queries, keys):
-    """Where window and causality let a query see a key, (queries, keys)."""
+    """Return True where window and causality let a query see a key, (queries, keys)."""
     i, j = np.arange(queries)[:, None], np.arange(keys)
     left, right = scoring.window
     beyond = j - (i + keys - queries)  # how far the key stands after the query
@@ -250,7 +249,7 @@ def _probabilities(scores, lse):
 
 
 def _kept(scoring, piece, shape, length):
-    """What dropout multiplies the probabilities by, (batch, heads, queries, keys): 0 or 1 / (1 - p); 1 without.
+    """Return the factors of dropout on the probabilities, (batch, heads, queries, keys): 0 or 1 / (1 - p); 1 without.
 
     The row of random bits (philox.py) of query i and head h is i * heads + h, the queries of a batch being counted on.
     """

@@ -63,7 +63,7 @@ def joint_norm(arrays: list[Any], *, backend: str | None = None) -> Any:
 
 
 def _is_given(arrays: list[Any]) -> bool:
-    """Whether there are some; TypeError for what is no list of arrays."""
+    """Return whether `arrays` is non-empty. Raises TypeError if it is not a list."""
     if not isinstance(arrays, list | tuple):
         raise TypeError(f"arrays is {type(arrays).__qualname__}, expected a list of arrays")
     return len(arrays) > 0

@@ -44,7 +44,7 @@ class PreparedWeight:
 
     @property
     def takes_float32(self) -> bool:
-        """Whether it is a form of low precision, which is multiplied with float32 inputs and gives float32."""
+        """True for a low-precision form, which multiplies float32 inputs and gives float32."""
         return self.backend != "cupy" and self.dtype.name in LOW_PRECISION
 
     def to_array(self) -> Any:
@@ -76,12 +76,12 @@ def _read_only(array: Any) -> Any:
 
 
 def is_grouped(scale: Any) -> bool:
-    """Whether these are the scales of int8_weight_only."""
+    """Return whether these are the scales of int8_weight_only."""
     return scale is not None and scale.ndim == 2
 
 
 def group_count(in_features: int) -> int:
-    """How many groups there are of so many values."""
+    """Return the number of groups of so many values."""
     return -(-in_features // GROUP)
 
 

@@ -7,5 +7,5 @@ RMS = 0.2  # of an update, as AdamW's usually are
 
 
 def rate_of(shape, lr):
-    """What the orthogonalized matrix is multiplied by."""
+    """Return the factor of the orthogonalized matrix."""
     return lr * RMS * max(shape) ** 0.5

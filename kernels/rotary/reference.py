@@ -38,6 +38,6 @@ def rotary_backward(grad_output, cos, sin, cu_seqlens, positions, interleaved, i
 
 
 def _places(tokens, cu_seqlens):
-    """How many tokens of its sequence come before each token."""
+    """Return the number of tokens of its sequence before each token."""
     places = np.arange(tokens)
     return places if cu_seqlens is None else places - np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))

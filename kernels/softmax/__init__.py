@@ -27,7 +27,7 @@ SOFTMAX = Operation(
 def softmax(input: ArrayT, dim: int = -1, *, save: bool = False, backend: str | None = None) -> Any:
     """exp(input - m) / sum(exp(input - m)) along the axis `dim`, with m the largest value along it.
 
-    A line of which every entry is -inf (every key of an attention row masked, say) gives zeros, not NaN; NaN gives NaN.
+    A line whose entries are all -inf (an attention row with every key masked, say) gives zeros, not NaN; NaN gives NaN.
 
     Args:
         input: an array of any shape with at least one axis; float32 or float64 on Numba, float32, float16 or

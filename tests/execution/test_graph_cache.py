@@ -143,7 +143,7 @@ def test_what_a_graph_cannot_hold_is_an_error(gpu, table, extra, message):
 
 
 def test_a_pass_that_fails_says_so_itself(gpu, table):
-    """What fails without any graph, too."""
+    """A failure that occurs without a graph, too."""
 
     def fail(array):
         raise RuntimeError("not here")

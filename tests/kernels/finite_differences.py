@@ -4,7 +4,7 @@ import numpy as np
 
 STEP = 1e-3  # fourth order: truncation and rounding both stay near 1e-12 for functions of scale 1
 TOLERANCE = 1e-9
-DIRECTIONS = 3  # random ones, in each of which every element has its part
+DIRECTIONS = 3  # random ones; every element takes part in each
 
 
 def assert_gradient(function, array, grad_output, gradient, name="gradient"):

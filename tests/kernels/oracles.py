@@ -171,7 +171,7 @@ def _highest_and_log(scores):
 
 
 def _added(mask):
-    """What a boolean or additive mask entry adds to a score."""
+    """Return the term that a boolean or additive mask entry adds to a score."""
     return (0.0 if mask else -math.inf) if isinstance(mask, np.bool_) else mask
 
 
@@ -234,7 +234,7 @@ def _row(distance, distance_rows):
 
 
 def _relative_parts(query, key, q, k, h, distance, relative):
-    """What relative position and segments add to the product of query and key before the scale."""
+    """Return the terms of relative position and segments, added to the product of query and key before the scale."""
     parts = [0.0, 0.0, 0.0]
     if "position_key" in relative:
         asking = relative["query_for_position"][q, h] if "query_for_position" in relative else query

@@ -5,7 +5,7 @@ import pytest
 
 
 def torch_gradients(function, grad_output, *arrays):
-    """(output, gradient of each array) of sum(grad_output * function(*arrays)); None for an array that is None."""
+    """(output, gradient of each array) of sum(grad_output * function(*arrays)); None for None."""
     torch = pytest.importorskip("torch")
     tensors = [None if array is None else torch.tensor(array, dtype=torch.float64) for array in arrays]
     for tensor in tensors:

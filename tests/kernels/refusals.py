@@ -1,4 +1,4 @@
-"""Whether a call is refused by an error that names the argument, what came and what was expected."""
+"""Checks that a call raises an error that names the argument, what came and what was expected."""
 
 import pytest
 

@@ -46,7 +46,7 @@ has_emulator = pytest.mark.skipif(unavailable_reason() is not None, reason=str(u
 @has_emulator
 @pytest.mark.parametrize("rule", RULES)
 def test_cuda(rule):
-    """All parameters at once, of which one does not begin at a vector; what lies beside them stays."""
+    """All parameters at once, one not aligned to a vector; the memory beside them stays as it is."""
     shapes = [*SHAPES, (4097,), (2, 4096)]
     exact = [steps("numpy", shape, np.float64, rule) for shape in shapes]
     with driverless() as gpu:
@@ -190,7 +190,7 @@ def test_extremes(rule, value):
 
 
 def test_numbers_of_float32():
-    """What is beyond it is refused; a rate that has decayed to nothing is 0."""
+    """Numbers beyond the range raise an error; a rate that has decayed to nothing is 0."""
     given = {name: np.ones(3, np.float32) for name in ("parameter", "grad", "first_moment", "second_moment")}
     for change in ({"lr": 1e39}, {"eps": 1e-60}, {"weight_decay": 1e300}):
         with pytest.raises(ValueError, match="as float32 has it"):

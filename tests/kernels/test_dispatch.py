@@ -98,7 +98,7 @@ except Exception as error:
 
 
 def test_a_numba_that_does_not_import_is_a_reason(tmp_path):
-    """As one that is older than NumPy is: what needs no Numba works."""
+    """A Numba that does not import, as with a newer NumPy: everything else works."""
     (tmp_path / "numba.py").write_text('raise ImportError("Numba needs NumPy 2.4 or less. Got NumPy 2.5.")')
     code = """
 import numpy, bertcore.kernels as k

@@ -175,7 +175,7 @@ RELATIVE = {
     "an even number of rows": (with_relative(distance_rows=np.array([0, 1])), ValueError, "distance_rows (2,) odd"),
     "rows on two axes": (with_relative(distance_rows=np.array([[0]])), ValueError, "distance_rows (1, 1) odd"),
     "rows that are floats": (with_relative(distance_rows=np.array([0.0])), TypeError, "distance_rows float64 integer"),
-    "a row that is none": (with_relative(distance_rows=np.array([0, 5, 1])), ValueError, "distance_rows[1] 5 0 to 4"),
+    "a row too far": (with_relative(distance_rows=np.array([0, 5, 1])), ValueError, "distance_rows[1] 5 0 to 4"),
     "a negative row": (with_relative(distance_rows=np.array([-1])), ValueError, "distance_rows[0] -1 0 to 4"),
     "ids alone": (with_relative(segment_ids=np.zeros(7, int)), ValueError, "segment_ids alone segment_scores"),
     "segment scores alone": (

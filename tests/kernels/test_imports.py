@@ -1,4 +1,4 @@
-"""What importing the kernels loads, that their names stay functions, and that the folder works under another name."""
+"""Importing the kernels: the modules it loads, names that stay functions, the folder under another name."""
 
 import ast
 import shutil
@@ -75,7 +75,7 @@ def test_the_folder_imports_itself_relatively_and_little_else():
     for path in sorted(KERNELS.rglob("*.py")):
         for level, module in imports(path):
             top = module.partition(".")[0]
-            is_host = path == KERNELS / f"{top}.py"  # torch.py is for who has PyTorch; nothing here imports it
+            is_host = path == KERNELS / f"{top}.py"  # torch.py needs PyTorch; nothing here imports it
             assert level or is_host or top in ALLOWED or top in sys.stdlib_module_names, f"{path}: import {module}"
 
 

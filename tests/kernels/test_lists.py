@@ -27,7 +27,7 @@ def arrays(dtype=np.float32, count=COUNT):
 
 
 def checked(call):
-    """How many arrays a call checks."""
+    """Return the number of arrays that a call checks."""
     with mock.patch.object(checks, "aligned", wraps=checks.aligned) as aligned:
         call()
     return sum(array is not None for one in aligned.call_args_list for array in one.kwargs.values())

@@ -59,7 +59,7 @@ def test_a_public_function(name):
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_has_the_arguments_of_its_function(name):
-    """Those of the public function in their order; `RelativePositions` stands as its fields."""
+    """Return the public function's arguments in their order, `RelativePositions` as its fields."""
     record, given = RECORDS[name], {*parameters(name)} - {"save", "backend", "relative"}
     terms = [] if name != "attention" else [field.name for field in fields(kernels.RelativePositions)]
     assert {*record.arguments} == given | {*terms}

@@ -1,4 +1,4 @@
-"""What CuPy shares with PyTorch on a GPU: its stream and its pool of memory; both sides are stood in for."""
+"""CuPy on PyTorch's stream and memory pool, with stand-ins for both libraries."""
 
 import weakref
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What the tests of layers under a tape on a GPU share: batches of one layout, and passes operation by operation."""
+"""Shared by the tests of layers under a tape on a GPU: batches of one layout, passes operation by operation."""
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def batch_of(lengths, seed=0):
 
 
 def by_operations(monkeypatch, call):
-    """What `call` gives operation by operation."""
+    """Return the result of `call` operation by operation."""
     with monkeypatch.context() as patch:
         patch.setattr(Graphs, "_trained", lambda *_: None)
         return call()

@@ -58,7 +58,7 @@ def test_replays_give_what_numpy_gives(gpu, name):
 @pytest.mark.slow  # the kernels of relative attention
 @pytest.mark.parametrize("name", RECURRENT)
 def test_memories_come_out_of_graphs_and_go_into_none(gpu, name):
-    """What the graph of a layout with its longest text is, other texts of nearly that length share."""
+    """Texts of nearly the longest length share the graph of a layout."""
     model = tiny_model(name)
     for number in range(3):
         ids, mask = np.stack(texts([7, 7], number)), (np.arange(7) < [[7], [5]]).astype(int)
@@ -113,7 +113,7 @@ def test_a_batch_with_padding_and_its_pooler(gpu):
 
 def test_new_weights_are_captured_anew(gpu):
     model, batch = tiny_model("bert-base-uncased"), texts([5, 11])
-    for _ in range(4):  # of which a graph is worth its capture
+    for _ in range(4):  # enough for a graph to be worth its capture
         check(model, batch)
     assert len(gpu.graphs) == 3
     drawn_anew(model, seed=1)
@@ -216,7 +216,7 @@ def test_hidden_states_are_replayed(gpu):
 
 @pytest.mark.slow
 def test_predictions_of_xlnet_are_not_replayed(gpu):
-    """What target_mapping says is in host memory."""
+    """target_mapping is read in host memory."""
     with use_backend("numpy"):
         model = drawn_anew(AutoModel.from_config(tiny_config("xlnet-base-cased")))
     ids = np.stack(texts([7, 7]))

@@ -1,7 +1,7 @@
 """Layers under a tape as CUDA graphs: their gradients are those of passes that run operation by operation.
 
 Streams are captured, and graphs launched, by what stands for them without a driver (tests/cuda_emulator/streams.py);
-memory that nobody wrote is NaN there.
+unwritten memory is NaN there.
 """
 
 import gc
@@ -209,7 +209,7 @@ def test_replaced_parameters_are_captured_anew(gpu, model, monkeypatch):
             read = [weakref.ref(array) for array in arrays if array is not None]
             del arrays
             drawn_anew(model, seed)
-            # Graphs are told by the ids of what they read, which nothing else has as long as they are kept.
+            # Graphs are keyed by the ids of what they read, which stay unique as long as the graphs are kept.
             assert all(array() is not None for array in read)
         expected = by_operations(monkeypatch, lambda: value_and_grad(model)(**batch)[1])
         check(on_host(value_and_grad(model)(**batch)[1]), on_host(expected))

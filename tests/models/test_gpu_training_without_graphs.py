@@ -82,7 +82,7 @@ def test_a_pass_that_cannot_be_captured_is_computed_with_a_warning(gpu, model, m
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 2])
 def test_nothing_to_train_below_a_decoder(gpu, monkeypatch, layers):
-    """DeBERTa's runs the last layer by itself: there is none below, which is told, or that one is frozen."""
+    """DeBERTa's runs the last layer by itself: there is none below, which raises an error, or it is frozen."""
     changes = {"position_biased_input": False, "enhanced_mask_decoder": True}
     model, batch = tiny_model("deberta-v3-small", num_hidden_layers=layers, **changes), batch_of(BATCHES[0])
     if layers == 2:

@@ -61,7 +61,7 @@ def gpu():
 
 
 def again(gpu, model, *args, **options):
-    """What the second pass makes the host wait for, and the third: the first moved the parameters, the second may be
+    """Return the host's waits in the second pass and in the third: the first moved the parameters, the second may be
     captured, the third replayed."""
     model(*args, **options)
     gpu.waits.clear()

@@ -80,7 +80,7 @@ def on_gpu(array):
 
 @contextmanager
 def casting_anew():
-    """As if no copy were ever kept."""
+    """The same as without kept copies."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parameters_module, "refreshed_copies", lambda forms, arrays: [{} for _ in forms])
         yield
@@ -241,7 +241,7 @@ def test_another_gpu(gpu):
 
 
 def test_frozen_parameters_and_adapters(gpu):
-    """What is frozen keeps its copies as they are; what thaws follows."""
+    """Frozen parameters keep their copies; thawed ones follow."""
     model = made()
     peft = get_peft_model(model, LoraConfig(r=3, target_modules=["query", "dense"]), seed=2)
     optimizer = AdamW(peft, lr=1e-2)

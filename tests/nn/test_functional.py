@@ -182,7 +182,7 @@ CASES = {  # name: (operation, shapes of its arrays, options)
         [(9, 2)],
         {"first_rows": WORDS, "second_rows": ENTITIES},
     ),
-    "split_rows, of which some are read": (
+    "split_rows, some of them read": (
         lambda run, rows, **places: functional.scale(run, luke.split_rows(run, rows, **places)[1], factor=2.0),
         [(9, 2)],
         {"first_rows": WORDS, "second_rows": ENTITIES},

@@ -126,7 +126,7 @@ def test_a_weight_is_prepared_once_for_forward_and_backward(monkeypatch):
 
 
 def test_a_weight_that_is_trained_has_no_other_form():
-    """Gradients are those of the prepared weight, of which none is left beside the array."""
+    """Gradients equal those of the prepared weight, which is not kept beside the array."""
     parameter = filled(FLOATS, "float32")
     input, seed = RNG.normal(size=(3, 5)).astype(np.float32), RNG.normal(size=(3, 14)).astype(np.float32)
     with kernels.use_backend("numba"):
@@ -261,7 +261,7 @@ class OnDevice(np.ndarray):
 
 
 def resident_kilobytes(file):
-    """How much of the mapping of `file` is in memory."""
+    """Return how much of the mapping of `file` is in memory."""
     lines = Path("/proc/self/smaps").read_text().splitlines()
     start = next(number for number, line in enumerate(lines) if line.endswith(str(file)))
     return next(int(line.split()[1]) for line in lines[start:] if line.startswith("Rss:"))

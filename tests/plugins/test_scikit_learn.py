@@ -28,7 +28,7 @@ LABELS = np.array(["cat" if "cat" in text else "none" for text in WORDS])
 
 @parametrize_with_checks([TextEmbedder("folder"), TextClassifier("folder")])
 def test_scikit_learns_own_checks(estimator, check):
-    """Those that need no numbers as input; scikit-learn leaves out the others, by the estimators' tags."""
+    """The checks that need no numeric input; scikit-learn skips the others by the estimators' tags."""
     check(estimator)
 
 
@@ -151,7 +151,7 @@ def test_invalid_settings_fail_before_training(folder, settings, message, monkey
 
 @pytest.mark.parametrize("make", [lambda: 3, lambda: np.int64(3), lambda: np.random.RandomState(3)])
 def test_a_random_state_of_any_kind_is_a_seed(folder, make):
-    """As elsewhere in scikit-learn: a number gives the same each time, and so does a state that was begun alike."""
+    """An integer gives the same results each time, and so does a RandomState with the same seed."""
     settings = {"epochs": 1, "batch_size": np.int64(8), "max_length": np.int64(9)}
     first, second, other = (
         TextClassifier(folder, random_state=state, **settings).fit(WORDS[:8], LABELS[:8]).predict_proba(TEXTS)

@@ -182,7 +182,7 @@ def test_a_full_queue_under_load(folders):
 
 
 def test_sigterm_under_load(folders):
-    """Every answer that begins is whole; after it nobody is served, and the command ends in time."""
+    """Every answer that begins is whole; afterwards no request is served, and the command ends in time."""
     with served(folders["encoder"]) as (process, port):
         answers, stopped = [], threading.Event()
 

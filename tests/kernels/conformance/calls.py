@@ -15,7 +15,7 @@ def everything(operation, arguments, grad, backend):
 
 
 def more_of_linear(arguments, grad, backend):
-    """What is fused, and what a prepared weight gives."""
+    """Fused activations and residuals, and prepared weights."""
     prepared = arguments | {"weight": kernels.prepare_weight(arguments["weight"], backend=backend)}
     fused = operations.forward("linear", arguments, backend)
     yield "fused output", fused

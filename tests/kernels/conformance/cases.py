@@ -42,7 +42,7 @@ def special_rows(width: int) -> np.ndarray:
 
 
 def far_rows(width: int) -> np.ndarray:
-    """Where what exponents are shifted by is rounded to steps of more than 1, or overflows in base 2."""
+    """Scores whose shift is rounded to steps of more than 1, or overflows in base 2."""
     rows = np.repeat(np.float32([1e4, -1e6, 1e9, -1e9, 3e9, -1e30, 3e38, -3e38])[:, None], width, axis=1)
     rows[:, 1::3] *= np.float32(1 + 2.0**-23)
     rows[:, 2] = -3e38

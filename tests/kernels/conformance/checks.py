@@ -1,4 +1,4 @@
-"""Whether an implementation gives what the reference gives in float64, case by case. Needs no pytest."""
+"""Checks of an implementation against the reference in float64, case by case. Needs no pytest."""
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +38,7 @@ def assert_conforms(case, operation, backend, dtype, layouts=LAYOUTS):
 
 
 def dtype_of(operation, name, dtype):
-    """That of a result, of arrays of `dtype`."""
+    """Return the dtype of a result for arrays of `dtype`."""
     is_wide = name == "lse" or (operation, name) == ("cross_entropy", "output")
     return np.promote_types(dtype, np.float32) if is_wide else np.dtype(dtype)
 

@@ -124,7 +124,7 @@ def test_long_pairs_are_cut_and_told_of(folder):
 @pytest.mark.parametrize(("merge", "combined"), [("max", np.max), ("mean", np.mean)])
 def test_long_pairs_are_read_in_windows(reranker, merge, combined):
     words = ["the", "cat", "sat", "on", "paris", "is", "capital", "of"]
-    text = " ".join(words * 8)  # 64 words, 34 of which fit beside the three special tokens and the query's three
+    text = " ".join(words * 8)  # 64 words; 34 fit beside the three special tokens and the query's three
     windows = [" ".join(text.split()[start:stop]) for start, stop in ((0, 34), (30, 64))]
     parts = reranker.predict([("the cat sat", window) for window in windows])
     assert np.ptp(parts) > 1e-4

@@ -128,7 +128,7 @@ def test_texts_that_are_cut(classifier_folder):
 
 
 def windows_by_hand(tokenizer, stride):
-    """The token ids of LONG's windows, of the definition: LONGEST - 2 tokens, of which the next repeats `stride`."""
+    """Return the token ids of LONG's windows by the definition: LONGEST - 2 tokens; the next one repeats `stride`."""
     ids = tokenizer(LONG, add_special_tokens=False)["input_ids"]
     room = LONGEST - 2
     starts = range(0, max(1, len(ids) - stride), room - stride)

@@ -221,7 +221,7 @@ def test_progress_on_a_terminal_only_for_long_work(encoder, capsys, monkeypatch)
 
 
 def cuts(call):
-    """What `call` warns of, as texts."""
+    """Return the warnings of `call` as texts."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()

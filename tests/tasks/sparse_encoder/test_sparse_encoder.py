@@ -107,7 +107,7 @@ def test_similarity_and_prompts(tmp_path, encoder):
 @pytest.mark.parametrize(("merge", "combined"), [("max", np.max), ("mean", np.mean)])
 def test_long_texts_are_read_in_windows(encoder, merge, combined):
     words = ["the", "cat", "sat", "on", "paris", "is", "capital", "of", "a"]
-    text = " ".join(words * 8)  # 72 words, 38 of which fit beside the two special tokens
+    text = " ".join(words * 8)  # 72 words; 38 fit beside the two special tokens
     windows = [" ".join(text.split()[start:stop]) for start, stop in ((0, 38), (34, 72))]
     parts = encoder.encode(windows).toarray()
     assert np.abs(parts[0] - parts[1]).max() > 1e-3
