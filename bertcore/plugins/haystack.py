@@ -23,11 +23,9 @@ from bertcore.tasks.texts import checked_text
 class _Embedder:
     """Serialisable settings, and an encoder that is loaded at first use."""
 
-    _settings: dict[str, Any]
-    _encoder: SentenceEncoder | None
-
     def _keep(self, model: str | os.PathLike, **settings: Any) -> None:
-        self._settings, self._encoder = {"model": os.fspath(model), **settings}, None
+        self._settings: dict[str, Any] = {"model": os.fspath(model), **settings}
+        self._encoder: SentenceEncoder | None = None
 
     def warm_up(self) -> None:
         """Load the model, unless it is loaded; `run` does so, too."""

@@ -63,7 +63,6 @@ def _with_head(kind: type, folder: Path, encoder: Any) -> Any:
 
 def warm_up(model: Any, *, gradients: bool = False) -> None:
     """Run `model` on batches that reach every kernel of its forward pass, and with `gradients` of its backward pass."""
-
     longest = min(model.spec.longest_sequence or LONGEST, LONGEST)
     ragged = np.arange(longest) < np.array([[longest], [1], [longest // 2]])
     model([[1]])

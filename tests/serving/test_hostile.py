@@ -118,12 +118,6 @@ def test_the_next_client_is_served(server, client):
     np.testing.assert_allclose(found, expected, atol=1e-6)  # NumPy's products have other bits in other batches
 
 
-def test_null_is_the_default(server):
-    null = {"encoding_format": None, "dimensions": None, "user": None, "model": None}
-    answer = post(server[1], "/v1/embeddings", input="the cat", **null)
-    assert answer.status_code == 200 and isinstance(answer.json()["data"][0]["embedding"], list)
-
-
 def test_slow_clients_are_served_and_hold_up_nobody(server):
     _, port = server
     body = json.dumps(GOOD).encode()

@@ -67,15 +67,15 @@ def test_more_texts_than_are_classified_at_once(folders, monkeypatch):
 
 def test_invalid_ensembles(folders, tmp_path):
     members = [pipeline("text-classification", folder) for folder in folders]
-    with pytest.raises(ValueError, match="members has 1, expected at least two"):
-        Ensemble(members[:1])
-    with pytest.raises(ValueError, match="vote is 'loud'"):
-        Ensemble(members, vote="loud")
-    with pytest.raises(ValueError, match="weights is"):
-        Ensemble(members, weights=[1, 0, 1])
     other = save_head(tmp_path, "AutoModelForSequenceClassification", {"0": "a", "1": "b"})
-    with pytest.raises(ValueError, match=r"members\[1\] has the classes \['a', 'b'\]"):
-        Ensemble([members[0], pipeline("text-classification", other)])
+    for given, options, message in (
+        (members[:1], {}, "members has 1, expected at least two"),
+        (members, {"vote": "loud"}, "vote is 'loud'"),
+        (members, {"weights": [1, 0, 1]}, "weights is"),
+        ([members[0], pipeline("text-classification", other)], {}, r"members\[1\] has the classes \['a', 'b'\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Ensemble(given, **options)
     with pytest.raises(TypeError, match="top_k cannot be given to an ensemble"):
         Ensemble(members)("a", top_k=1)
 

@@ -94,7 +94,7 @@ class SentenceEncoder(PromptedReader):
         width = hidden * len(settings.pooling)
         of_maps = "float64" if self.model.dtype == "float64" else "float32"
         self._maps, self._width = read_maps(settings.maps, width, of_maps)
-        self.truncate_dim = checked_dimensions(settings.truncate_dim if truncate_dim is None else truncate_dim)
+        self.truncate_dim = settings.truncate_dim if truncate_dim is None else check_count("truncate_dim", truncate_dim)
         self.embedding_dimension = min(self._width, self.truncate_dim or self._width)
 
     def _load_model(self, dtype: str | None) -> Any:
@@ -334,16 +334,11 @@ def checked_options(
     return Options(
         prompt=before,
         skipped=0 if encoder.settings.include_prompt else _prompt_tokens(encoder, before),
-        dimensions=encoder.truncate_dim if truncate_dim is None else checked_dimensions(truncate_dim),
+        dimensions=encoder.truncate_dim if truncate_dim is None else check_count("truncate_dim", truncate_dim),
         backend=kernels.get_backend(),
         cutting=_cutting(encoder, truncation, stride, before),
         **others,
     )
-
-
-def checked_dimensions(truncate_dim: Any) -> int | None:
-    """Return a positive number of dimensions or None. Raises TypeError or ValueError for anything else."""
-    return None if truncate_dim is None else check_count("truncate_dim", truncate_dim)
 
 
 def _cutting(encoder: Any, truncation: Any, stride: int | None, prompt: str) -> Cutting:

@@ -11,6 +11,7 @@ from tests.tiny_bert import random_texts, save_tiny_bert, write_json, write_modu
 
 PAIRS = [("the cat sat", "on a mat"), ("paris", ""), ("", ""), ("is", "paris is the capital of france ." * 3)]
 IDENTITY = "torch.nn.modules.linear.Identity"
+pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
 @pytest.fixture(scope="module")
