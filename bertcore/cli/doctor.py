@@ -184,13 +184,11 @@ def _folder(find: Callable[[], Path]) -> str:
 
 def _versions() -> Rows:
     rows = [("bertcore", bertcore.__version__), ("Python", f"{platform.python_version()} on {platform.platform()}")]
-    found = {_canonical(dist.name): dist.version for dist in importlib.metadata.distributions() if dist.name}
+    found = {
+        dist.name.lower().replace("-", "_"): dist.version for dist in importlib.metadata.distributions() if dist.name
+    }
     cupy = sorted(name for name in found if name.startswith("cupy"))
     return rows + [(name, found[name]) for name in [*PACKAGES, *cupy] if name in found]
-
-
-def _canonical(name: str) -> str:
-    return name.lower().replace("-", "_")
 
 
 class Warmup(Command):

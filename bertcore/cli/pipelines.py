@@ -108,7 +108,11 @@ def _whole_text(path: str) -> str:
 
 def _answers(answers: Any) -> str:
     found = answers if isinstance(answers, list) else [answers]
-    return columns((f"{each['score']:.4f}", f"{each['start']}-{each['end']}", each["answer"]) for each in found)
+    return columns((*_place(each), each["answer"]) for each in found)
+
+
+def _place(found: Any) -> tuple[str, str]:
+    return f"{found['score']:.4f}", f"{found['start']}-{found['end']}"
 
 
 class Classify(Pairs, Pipeline):
@@ -304,16 +308,9 @@ class Tag(Pipeline):
 
 
 def _entities(entities: Any) -> str:
-    rows = [
-        (
-            each.get("entity_group") or each["entity"],
-            f"{each['score']:.4f}",
-            f"{each['start']}-{each['end']}",
-            each["word"],
-        )
-        for each in entities
-    ]
-    return columns(rows) + "\n"
+    return (
+        columns((each.get("entity_group") or each["entity"], *_place(each), each["word"]) for each in entities) + "\n"
+    )
 
 
 class Explain(Pairs):

@@ -68,16 +68,11 @@ class Serve(Command):
         settings = ServerSettings(**limits, api_key=key, auto_truncate=self.auto_truncate)
         with self.chosen_backend():
             app = create_app(self.models, settings, dtype=self.dtype)
-        options = {
-            "log_level": "warning",
-            "ws": "none",
-            "timeout_keep_alive": KEEP_ALIVE,
-            "timeout_graceful_shutdown": self.graceful_timeout,
-        }
+        options = {"timeout_keep_alive": KEEP_ALIVE, "timeout_graceful_shutdown": self.graceful_timeout}
         with listening_socket(self.host, self.port) as listening:
             host = f"[{self.host}]" if ":" in self.host else self.host
             print(f"bertcore: listening at http://{host}:{listening.getsockname()[1]}", flush=True)
-            uvicorn.Server(uvicorn.Config(app, **options)).run([listening])
+            uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", **options)).run([listening])
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

@@ -36,6 +36,8 @@ def inputs(tmp_path_factory):
     (folder / "good.txt").write_text("\n\n".join(texts))
     (folder / "bert.json").write_text(json.dumps(CONFIG))
     (folder / "albert.json").write_text(json.dumps({**CONFIG, "model_type": "albert"}))
+    sizes = {"hidden_size": 24, "num_attention_heads": 4, "embedding_size": 10}
+    (folder / "electra.json").write_text(json.dumps({**CONFIG, **sizes, "model_type": "electra"}))
     (folder / "gpt2.json").write_text(json.dumps(GPT2))
     (folder / "xlnet.json").write_text(json.dumps(tiny_config("xlnet-base-cased")))
     return folder
@@ -175,10 +177,8 @@ def test_entities(inputs, mentions, tmp_path, capsys):
 @pytest.mark.parametrize("options", [["--embeddings", "gradient_disentangled"], ["--generator-size", "0.5"]])
 def test_replaced_tokens(inputs, tmp_path, capsys, options):
     """Two models, each with the tokenizer; beside each figure what it is without looking at the text."""
-    sizes = {"hidden_size": 24, "num_attention_heads": 4, "embedding_size": 10}
-    (tmp_path / "electra.json").write_text(json.dumps({**CONFIG, **sizes, "model_type": "electra"}))
     options = ["--objective", "rtd", "--vocab-size", "70", "--save-steps", "2", *options]
-    assert pretrain(inputs, tmp_path / "out", *options, model=tmp_path / "electra.json") == 0
+    assert pretrain(inputs, tmp_path / "out", *options, model="electra.json") == 0
     shown = capsys.readouterr().out
     for name in ("masked_accuracy", "replaced_accuracy", "replaced_precision"):
         assert f"held out  {name} " in shown and f"held out  {name}_trivial " in shown
@@ -187,19 +187,17 @@ def test_replaced_tokens(inputs, tmp_path, capsys, options):
     assert found[0].spec.hidden_size == (12 if "--generator-size" in options else 6)
     assert len(AutoTokenizer.from_pretrained(tmp_path / "out" / "discriminator")) == found[1].spec.vocab_size
     before = weights(tmp_path / "out" / "discriminator")
-    assert pretrain(inputs, tmp_path / "out", *options[:6], "--resume", model=tmp_path / "electra.json") == 1
+    assert pretrain(inputs, tmp_path / "out", *options[:6], "--resume", model="electra.json") == 1
     error = f"no {options[6]} cannot go on from a checkpoint that was made with {options[6]} {options[7]}"
     assert error in capsys.readouterr().err
-    assert pretrain(inputs, tmp_path / "out", *options, "--resume", model=tmp_path / "electra.json") == 0
+    assert pretrain(inputs, tmp_path / "out", *options, "--resume", model="electra.json") == 0
     assert weights(tmp_path / "out" / "discriminator") == before
 
 
 def test_published_pairs_are_trained_on(inputs, masked_lm_folder, tmp_path, capsys):
     """From the folder of both, and from the folders of each: all start from the same weights."""
-    sizes = {"hidden_size": 24, "num_attention_heads": 4, "embedding_size": 10}
-    (tmp_path / "electra.json").write_text(json.dumps({**CONFIG, **sizes, "model_type": "electra"}))
     options, first = ["--objective", "rtd", "--lr", "1e-3"], tmp_path / "first"
-    assert pretrain(inputs, first, *options, "--vocab-size", "70", model=tmp_path / "electra.json") == 0
+    assert pretrain(inputs, first, *options, "--vocab-size", "70", model="electra.json") == 0
     pair = ["--generator", str(first / "generator")]
     assert pretrain(inputs, tmp_path / "both", *options, model=first) == 0
     assert pretrain(inputs, tmp_path / "each", *options, *pair, model=first / "discriminator") == 0
@@ -216,7 +214,7 @@ def test_published_pairs_are_trained_on(inputs, masked_lm_folder, tmp_path, caps
     ):
         assert pretrain(inputs, tmp_path / "no", *options, *more, model=first / model) == 1
         assert re.search(error, capsys.readouterr().err)
-    assert pretrain(inputs, tmp_path / "no", *options, *pair, model=tmp_path / "electra.json") == 1
+    assert pretrain(inputs, tmp_path / "no", *options, *pair, model="electra.json") == 1
     assert "--generator goes with a checkpoint" in capsys.readouterr().err
 
 
