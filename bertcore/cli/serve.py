@@ -2,7 +2,7 @@
 
 import os
 import socket
-from typing import Annotated
+from typing import Annotated, Any
 
 from bertcore.cli.inputs import Dtype
 from bertcore.cli.options import Command, CommandError, File, Kind, Positive, integer
@@ -68,7 +68,7 @@ class Serve(Command):
         settings = ServerSettings(**limits, api_key=key, auto_truncate=self.auto_truncate)
         with self.chosen_backend():
             app = create_app(self.models, settings, dtype=self.dtype)
-        options = {"timeout_keep_alive": KEEP_ALIVE, "timeout_graceful_shutdown": self.graceful_timeout}
+        options: Any = {"timeout_keep_alive": KEEP_ALIVE, "timeout_graceful_shutdown": self.graceful_timeout}
         with listening_socket(self.host, self.port) as listening:
             host = f"[{self.host}]" if ":" in self.host else self.host
             print(f"bertcore: listening at http://{host}:{listening.getsockname()[1]}", flush=True)
