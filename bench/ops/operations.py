@@ -44,14 +44,12 @@ def training(operation: str, arguments: dict[str, Any], grad: Grad, backend: str
     record = OPERATIONS[operation]
     output, saved = getattr(kernels, operation)(**arguments, save=True, backend=backend)
     yield "output", output
-    grad_output = grad(output)
-    found = getattr(kernels, f"{operation}_backward")(grad_output, saved, backend=backend)
+    found = getattr(kernels, f"{operation}_backward")(grad(output), saved, backend=backend)
     gradients = dict(zip(record.gradients, _flat(found), strict=False))
     for name, gradient in gradients.items():
         yield f"grad_{name}", gradient
-    gradients["grad_output"] = grad_output
     for name, source in record.same_gradient.items():
-        if arguments.get(name) is not None:
+        if arguments.get(name) is not None and source in gradients:  # a backward does not return grad_output
             yield f"grad_{name}", gradients[source]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from bench.ops.calls import split_qkv
 from bench.ops.cases import FORWARD, Case
 from bench.ops.torch_operations import in_torch
+from bertcore.kernels.operation import OPERATIONS
 
 DIFFERENTIATED = (  # arguments that have gradients
     *("input", "weight", "bias", "residual", "query", "key", "value", "document"),
@@ -38,7 +39,9 @@ def bind_torch(case: Case, inputs: dict[str, Any]) -> Callable[[], dict[str, Any
     tensors = {name: torch.from_numpy(it) if isinstance(it, np.ndarray) else it for name, it in inputs.items()}
     arguments = split_qkv(tensors)
     grad_output = arguments.pop("grad_output", None)
-    leaves = {name: arguments[name] for name in DIFFERENTIATED if _is_floating(arguments.get(name))}
+    same = OPERATIONS[case.op].same_gradient  # a backward does not return what equals the output's gradient
+    names = [name for name in DIFFERENTIATED if same.get(name) != "grad_output"]
+    leaves = {name: arguments[name] for name in names if _is_floating(arguments.get(name))}
 
     def forward() -> dict[str, Any]:
         with torch.inference_mode():

@@ -100,8 +100,8 @@ def test_what_is_refused(cpu_backend):
     read_only.flags.writeable = False
     for arrays, outputs, kind, message in (
         ([one], [half, half], ValueError, "outputs is 2 arrays, expected a list of 1 arrays as arrays has"),
-        (one, [half], ValueError, "arrays is ndarray, expected a list of arrays"),
-        ([one], half, ValueError, "outputs is ndarray, expected a list of 1 arrays"),
+        (one, [half], TypeError, "arrays is ndarray, expected a list of arrays"),
+        ([one], half, TypeError, "outputs is ndarray, expected a list of arrays"),
         ([one], [np.zeros(4, np.float16)], ValueError, r"outputs\[0\] has shape \(4,\), expected \(3,\)"),
         ([one, np.ones(3)], [half, half], TypeError, r"arrays\[1\] has dtype float64, expected float32"),
         ([one, one], [half, one.copy()], TypeError, r"outputs\[1\] has dtype float32, expected float16"),
