@@ -60,6 +60,7 @@ class Operation:
         arguments: the constraint on each argument by name, in the order of the public function and the implementations.
         saves: the named tuple that the forward keeps for the backward: "output", and arguments by name; None for an
             operation that has no backward.
+        kept: constraints on the fields of `saves` that are not arguments.
         gradients: what the backward returns, by the names of arguments, in its order.
         same_gradient: {argument: another one, or "grad_output"}: arguments whose gradient equals that of another.
         output: the field of `saves` whose shape and dtype the output has; or a function of (saved) that returns the
@@ -75,6 +76,7 @@ class Operation:
         arguments: Mapping[str, Argument],
         *,
         saves: Any = None,
+        kept: Mapping[str, Argument] | None = None,
         gradients: tuple[str, ...] = (),
         same_gradient: Mapping[str, str] | None = None,
         output: str | Callable[[Any], tuple[Any, Any]] = "",
@@ -93,6 +95,8 @@ class Operation:
         self._arrays = tuple(n for n, argument in enumerate(self.arguments.values()) if argument.is_array)
         self._checked = tuple(self.arguments.items())
         fields = () if saves is None else saves._fields
+        constraints = self.arguments | dict(kept or {})
+        self._checked_fields = tuple((field, constraints.get(field, Argument())) for field in fields)
         self._kept = tuple(-1 if field == "output" else self._names.index(field) for field in fields if not forward)
         OPERATIONS[name] = self
 
@@ -156,7 +160,7 @@ class Operation:
         return function(grad_output, *saved, *options)
 
     def open_backward(self, backend: str | None, grad_output: Any, saved: Any, **options: Any) -> "BackwardCall":
-        """Return the call of the backward, with `grad_output` checked against `saved`; options are not checked."""
+        """Return the call of the backward, checked; arrays in options are not."""
         if type(saved) is not self.saves:
             expected = f"expected {self.saves.__name__}, which {self.name} returns with save=True"
             raise TypeError(f"saved is {type(saved).__qualname__}, {expected}")
@@ -166,7 +170,11 @@ class Operation:
             call.choose(backend)
         else:
             call.convert_all(backend)
-        self._check_gradient(call)
+        if call.backend == "cupy":
+            with dispatch.on_device_of(call.grad_output):
+                self._check_gradient(call)
+        else:
+            self._check_gradient(call)
         for option, argument in self.options.items():
             call.options[option] = argument.check(option, call.options[option], call)
         return call
@@ -176,9 +184,10 @@ class Operation:
         return self.open_backward(backend, grad_output, saved, **options).run()
 
     def _check_gradient(self, call: "BackwardCall") -> None:
-        grad_output, saved = call.grad_output, call.saved
+        grad_output = call.grad_output
         if not hasattr(grad_output, "dtype") or isinstance(grad_output, np.generic):
             raise TypeError(f"grad_output is {type(grad_output).__qualname__}, {MISSING}")
+        call.saved = saved = self._check_saved(call)
         like = self._output
         if callable(like):
             shape, dtype = like(saved)
@@ -191,6 +200,17 @@ class Operation:
             raise TypeError(f"grad_output has dtype {grad_output.dtype}, expected {dtype} as the output has")
         if grad_output.shape != shape:
             checks.shape(shape, grad_output=grad_output)
+
+    def _check_saved(self, call: "BackwardCall") -> Any:
+        saved, checked = call.saved, []
+        if hasattr(saved, "dtype"):
+            call.dtype, call.first = checks.floating_dtype("saved.dtype", saved.dtype), "saved.dtype"
+        for value, (field, argument) in zip(saved, self._checked_fields, strict=True):
+            name = f"saved.{field}"
+            if argument.is_array and not (value is None or _is_array(value) or isinstance(value, argument.plain)):
+                raise TypeError(f"{name} is {type(value).__qualname__}, {MISSING}")
+            checked.append(argument.check(name, value, call))
+        return saved._make(checked)
 
     def _missing(self, backend: str, name: str) -> Callable[..., Any]:
         raise NotImplementedError(f"{name} has no implementation on backend {backend!r} yet")
@@ -268,6 +288,10 @@ class BackwardCall(Call):
         self.backend = dispatch.resolve_backend(backend, False)
         if self.backend == "cupy" and not _cuda.is_emulated():
             self.convert_all(backend)
+
+    def value(self, name: str) -> Any:
+        """Return an argument that was kept by name; grad_output, of its shape, in place of one that was not."""
+        return getattr(self.saved, name, self.grad_output)
 
     def convert_all(self, backend: str | None) -> None:
         """Convert the gradient, what was kept and the options to NumPy or CuPy arrays."""

@@ -142,10 +142,7 @@ def gelu(
     """
     call = GELU.open(backend, input, approximate, bias)
     input, _, bias = call.given
-    if bias is not None:
-        if not input.ndim:
-            raise ValueError("input has shape (), expected (..., width) beside a bias")
-        checks.shape(input.shape[-1:], bias=bias)
+    _check_bias("bias", input, bias)
     return call.run(save)
 
 
@@ -163,4 +160,13 @@ def gelu_backward(grad_output: ArrayT, saved: GELUSaved, *, backend: str | None 
     Raises:
         As `gelu`.
     """
-    return GELU.call_backward(backend, grad_output, saved)
+    call = GELU.open_backward(backend, grad_output, saved)
+    _check_bias("saved.bias", call.saved.input, call.saved.bias)
+    return call.run()
+
+
+def _check_bias(name: str, input: Any, bias: Any) -> None:
+    if bias is not None:
+        if not input.ndim:
+            raise ValueError("input has shape (), expected (..., width) beside a bias")
+        checks.shape(input.shape[-1:], **{name: bias})

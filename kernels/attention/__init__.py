@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .. import checks, dispatch
-from ..arguments import AnyArray, Argument, Flag, Floats, Probability, Seed
+from ..arguments import AnyArray, Argument, Flag, Floats, Probability, Seed, Wide
 from ..arrays import Array, ArrayT
 from ..operation import BackwardCall, Call, Operation
 from .arguments import UNLIMITED, AttentionArguments, check_arguments, check_window, four_axes, scoring_of, terms_of
@@ -112,6 +112,9 @@ def _backward(
     return *grads, grad_bias, *[getattr(grad_relative, name, None) for name in TERMS]
 
 
+_KEPT = tuple(name for name in AttentionArguments._fields if name in AttentionSaved._fields)
+
+
 class _Window(Argument):
     """The number of keys a query sees before and after its own position: a pair, one integer for both, or None."""
 
@@ -150,6 +153,7 @@ ATTENTION = Operation(
         "longest": Argument(),
     },
     saves=AttentionSaved,
+    kept={"output": Floats(""), "lse": Wide("")},
     gradients=("query", "key", "value", "bias", *TERMS),
     output="query",
     forward=_forward,
@@ -265,6 +269,8 @@ def attention_backward(
         As `attention`.
     """
     call = ATTENTION.open_backward(backend, grad_output, saved, **_named_targets(out))
+    with dispatch.on_device_of(call.grad_output):
+        call.saved = _checked(call.backend, call.saved)
     if out is not None:
         _check_targets(call)
     query, key, value, bias, *terms = call.run()
@@ -272,6 +278,17 @@ def attention_backward(
     if saved.distance_rows is not None:
         relative = RelativePositions(None, **dict(zip(TERMS, terms, strict=True)))
     return Gradients(query, key, value, bias, relative)
+
+
+def _checked(backend: str, saved: AttentionSaved) -> AttentionSaved:
+    """Check what was kept as `attention` checks its arguments."""
+    query, is_packed = saved.query, saved.cu_seqlens is not None
+    given = AttentionArguments(**{name: getattr(saved, name) for name in _KEPT})
+    given = check_arguments(backend, given, save=True)
+    rows = (query.shape[1], query.shape[0]) if is_packed else query.shape[:-1]
+    checks.shape(query.shape, **{"saved.output": saved.output})
+    checks.shape((*rows, 2), **{"saved.lse": saved.lse})
+    return saved._replace(**{name: getattr(given, name) for name in _KEPT})
 
 
 def _packed(array: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import checks
-from ..arguments import Choice, Flag, Floats, Integer, Integers
+from ..arguments import Choice, Flag, Floats, Integer, Integers, Wide
 from ..arrays import Array, ArrayT
 from ..operation import BackwardCall, Operation
 from ..precision import ieee_arithmetic
@@ -59,6 +59,7 @@ CROSS_ENTROPY = Operation(
         "return_lse": Flag(),
     },
     saves=CrossEntropySaved,
+    kept={"lse": Wide("rows 2")},
     gradients=("input",),
     output=_output,
     forward=_forward,
@@ -127,6 +128,9 @@ def cross_entropy_backward(
         As `cross_entropy`.
     """
     call = CROSS_ENTROPY.open_backward(backend, grad_output, saved, out=out)
+    logits, target, lse, ignore_index, _ = call.saved
+    checks.shape((target.shape[0], 2), **{"saved.lse": lse})
+    checks.in_range("saved.target", target, logits.shape[1], also=ignore_index)
     if out is not None:
         _check_out(call)
     return call.run()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import checks
-from ..arguments import Floats, Integers
+from ..arguments import Floats, Integer, Integers
 from ..arrays import Array, ArrayT
 from ..operation import Operation
 
@@ -26,6 +26,7 @@ EMBEDDING = Operation(
     "embedding",
     {"input": Integers("..."), "weight": Floats("num_embeddings dim", stored=True)},
     saves=EmbeddingSaved,
+    kept={"num_embeddings": Integer(minimum=0, bits=64)},
     gradients=("weight",),
     output=lambda saved: ((*saved.input.shape, None), None),
     forward=_forward,
@@ -76,6 +77,7 @@ def embedding_backward(
         As `embedding`.
     """
     call = EMBEDDING.open_backward(backend, grad_output, saved, add_to=add_to)
+    checks.in_range("saved.input", call.saved.input, call.saved.num_embeddings)
     grad_output, add_to = call.grad_output, call.options["add_to"]
     if add_to is not None:
         checks.same_dtype("grad_output", grad_output, add_to=add_to)

@@ -9,7 +9,7 @@ import numpy as np
 from .. import checks, dispatch
 from ..activation import ACTIVATION, ActivationSaved
 from ..activation_names import ACTIVATIONS
-from ..arguments import Argument, Choice, Flag, Floats, ParameterDtype, check_axes
+from ..arguments import MISSING, Argument, Choice, Flag, Floats, ParameterDtype, check_axes
 from ..arrays import Array, ArrayT
 from ..operation import Call, Operation
 from ..precision import bfloat16, is_bfloat16
@@ -35,7 +35,7 @@ class _Weight(Argument):
     plain = (PreparedWeight,)
 
     def check(self, name: str, weight: Any, call: Call) -> Any:
-        input = call.given[0]
+        input = call.value("input")
         if weight is None:
             raise TypeError(f"{name} is None, expected an array or a prepared weight")
         if isinstance(weight, PreparedWeight) and weight.takes_float32 and input.dtype != weight.dtype:
@@ -86,6 +86,7 @@ LINEAR = Operation(
         "residual": Floats("... out_features", optional=True),
     },
     saves=LinearSaved,
+    kept={"before": Floats("... out_features", optional=True)},
     gradients=("input", "weight", "bias"),
     same_gradient={"residual": "grad_output"},
     output=lambda saved: ((*saved.input.shape[:-1], saved.weight.shape[0]), saved.input.dtype),
@@ -284,6 +285,8 @@ def linear_backward(
     """
     if type(saved) is LinearSaved:
         backend = _backend_of(saved.weight, backend)
+        if saved.activation is not None and saved.before is None:
+            raise TypeError(f"saved.before is None, {MISSING} beside activation {saved.activation!r}")
     return LINEAR.call_backward(backend, grad_output, saved, needs_weight=needs_weight, dtype=dtype)
 
 

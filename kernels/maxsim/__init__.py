@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import checks, dispatch
-from ..arguments import Floats, Offsets
+from ..arguments import Floats, Integers, Offsets
 from ..arrays import Array, ArrayT
 from ..operation import Operation
 
@@ -60,6 +60,7 @@ MAXSIM = Operation(
         "cu_seqlens_q": Offsets(of="query", optional=True),
     },
     saves=MaxsimSaved,
+    kept={"best": Integers("documents query_tokens")},
     gradients=("query", "document"),
     output=_output,
     forward=_forward,
@@ -100,9 +101,7 @@ def maxsim(
         BackendUnavailable: if the backend cannot run here.
     """
     call = MAXSIM.open(backend, query, document, cu_seqlens, cu_seqlens_q)
-    query, document, *_ = call.given
-    shape = (None, document.shape[1]) if cu_seqlens_q is not None else (None, None, document.shape[1])
-    checks.shape(shape, query=query)
+    _check_query("query", *call.given)
     return call.run(save)
 
 
@@ -120,4 +119,15 @@ def maxsim_backward(grad_output: ArrayT, saved: MaxsimSaved, *, backend: str | N
     Raises:
         As `maxsim`.
     """
-    return MAXSIM.call_backward(backend, grad_output, saved)
+    call = MAXSIM.open_backward(backend, grad_output, saved)
+    query, document, cu_seqlens, cu_seqlens_q, best = call.saved
+    _check_query("saved.query", query, document, cu_seqlens, cu_seqlens_q)
+    tokens = query.shape[0] if cu_seqlens_q is not None else query.shape[0] * query.shape[1]
+    checks.shape((cu_seqlens.shape[0] - 1, tokens), **{"saved.best": best})
+    checks.in_range("saved.best", best, document.shape[0], also=-1)
+    return call.run()
+
+
+def _check_query(name: str, query: Any, document: Any, cu_seqlens: Any, cu_seqlens_q: Any) -> None:
+    shape = (None, document.shape[1]) if cu_seqlens_q is not None else (None, None, document.shape[1])
+    checks.shape(shape, **{name: query})

@@ -8,7 +8,7 @@ import numpy as np
 from .. import checks
 from ..arguments import Flag, Floats, Integers, Offsets, Wide
 from ..arrays import Array, ArrayT
-from ..operation import Call, Operation
+from ..operation import Operation
 
 
 class RotarySaved(NamedTuple):
@@ -98,7 +98,7 @@ def rotary(
         BackendUnavailable: if the backend cannot run here.
     """
     call = ROTARY.open(backend, input, cos, sin, cu_seqlens, positions, interleaved, inplace)
-    _check(call)
+    _check(*call.given)
     return call.run(save)
 
 
@@ -120,14 +120,16 @@ def rotary_backward(
         As `rotary`.
     """
     call = ROTARY.open_backward(backend, grad_output, saved, inplace=inplace)
+    _check(call.grad_output, *call.saved[:5])
     if call.options["inplace"]:
         _check_writable("grad_output", call.grad_output)
     return call.run()
 
 
-def _check(call: Call) -> None:
+def _check(
+    input: Any, cos: Any, sin: Any, cu_seqlens: Any, positions: Any, interleaved: bool, inplace: bool = False
+) -> None:
     """Check what tables, positions and the shape of the input say together."""
-    input, cos, _, cu_seqlens, positions, _, inplace = call.given
     if input.ndim not in (3, 4):
         raise ValueError(f"input has shape {input.shape}, expected (tokens, heads, head_dim) or one axis more")
     if 2 * cos.shape[1] > input.shape[-1]:

@@ -19,6 +19,7 @@ SOFTMAX = Operation(
     "softmax",
     {"input": Floats("..."), "dim": Axis(of="input")},
     saves=SoftmaxSaved,
+    kept={"output": Floats("...")},
     gradients=("input",),
     output="output",
 )

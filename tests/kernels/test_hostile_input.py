@@ -271,3 +271,44 @@ HOSTILE = {
 @pytest.mark.parametrize("call, error, fragments", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_input(call, error, fragments):
     check_refused(call, error, fragments)
+
+
+def keeping(name, *arguments, **options):
+    """The output and what `name` kept for its backward, with the backward."""
+    output, saved = getattr(kernels, name)(*arguments, save=True, **options)
+    return np.ones_like(output), saved, getattr(kernels, f"{name}_backward")
+
+
+THREE, OFFSETS_OF_THREE = np.array([0, 1, 1, 3]), np.array([0, 2, 3])
+# Each: the call of an operation, a field that its backward is given, with another value, and the error.
+ALTERED = [
+    ("softmax", [SQUARE], "output", None, TypeError, "saved.output None array"),
+    ("softmax", [SQUARE], "dim", 2, ValueError, "saved.dim 2 2 axes"),
+    ("layer_norm", [SQUARE, SQUARE[0]], "weight", f32(2), ValueError, "saved.weight (2,) (3,)"),
+    ("layer_norm", [SQUARE, SQUARE[0]], "weight", [1.0] * 3, TypeError, "saved.weight list array"),
+    ("layer_norm", [SQUARE], "eps", "x", TypeError, "saved.eps 'x' number"),
+    ("rms_norm", [SQUARE], "residual", f32(2, 3), ValueError, "saved.residual (2, 3) (3, 3)"),
+    ("affine", [SQUARE, SQUARE[0], SQUARE[1]], "bias", F64[0], TypeError, "saved.bias float64 float32"),
+    ("gelu", [SQUARE], "bias", f32(2), ValueError, "saved.bias (2,) (3,)"),
+    ("cross_entropy", [SQUARE, IDS], "target", IDS + 1, ValueError, "saved.target[2] 3 0 to 2"),
+    ("cross_entropy", [SQUARE, IDS], "lse", f32(2, 2), ValueError, "saved.lse (2, 2) (3, 2)"),
+    ("embedding", [IDS, SQUARE], "input", IDS + 1, ValueError, "saved.input[2] 3 0 to 2"),
+    ("linear", [SQUARE, WIDE.T.copy(), None], "weight", f32(4, 2), ValueError, "saved.weight (4, 2) (out_features, 3)"),
+    ("pooling", [SQUARE, OFFSETS_OF_THREE], "cu_seqlens", THREE[:3], ValueError, "saved.cu_seqlens 0 to 1 0 to 3"),
+    ("maxsim", [f32(2, 3, 4), WIDE, THREE], "document", f32(2, 4), ValueError, "saved.cu_seqlens 0 to 3 0 to 2"),
+    ("maxsim", [f32(2, 3, 4), WIDE, THREE], "best", np.full((3, 6), 3), ValueError, "saved.best[0, 0] 3 0 to 2"),
+    ("attention", [f32(1, 2, 3, 8)] * 3, "key", f32(1, 2, 3, 4), ValueError, "key (1, 2, 3, 4) (1, any, any, 8)"),
+    ("attention", [f32(1, 2, 3, 8)] * 3, "lse", f32(1, 2, 2, 2), ValueError, "saved.lse (1, 2, 2, 2) (1, 2, 3, 2)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("name, arguments, field, value, error, fragments", ALTERED)
+def test_a_backward_refuses_what_its_forward_has_not_kept(backend, name, arguments, field, value, error, fragments):
+    grad, saved, backward = keeping(name, *arguments)
+    check_refused(lambda: backward(grad, saved._replace(**{field: value}), backend=backend), error, fragments)
+
+
+def test_a_backward_needs_the_input_of_an_activation():
+    grad, saved, backward = keeping("linear", SQUARE, SQUARE, activation="gelu")
+    check_refused(lambda: backward(grad, saved._replace(before=None)), TypeError, "saved.before None array activation")
