@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.checkpoint import CheckpointError, read_config, resolve
 from bertcore.checkpoint.files import CONFIG_NAME
+from bertcore.checkpoint.hub import HubOptions
 from bertcore.kernels import checks
 from bertcore.models.spec import ConfigReader
 from bertcore.tasks.folder import (
@@ -30,6 +31,19 @@ from bertcore.tasks.sequence_scores import SequenceScores, sigmoid, softmax, unc
 from bertcore.tasks.texts import BATCH_TOKENS, checked_text, checked_texts, progress_bar
 
 Pair = Sequence[str]
+
+
+class PairOptions(TypedDict, total=False):
+    """Arguments of `CrossEncoder.predict_stream` beside the pairs."""
+
+    prompt: str | None
+    prompt_name: str | None
+    activation_fn: str | Activation | None
+    truncation: Any
+    stride: int | None
+    merge: str
+    batch_tokens: int
+    show_progress: bool | None
 
 
 class CrossEncoder:
@@ -67,7 +81,7 @@ class CrossEncoder:
         dtype: str | None = None,
         max_seq_length: int | None = None,
         activation_fn: str | Activation | None = None,
-        **hub: Any,
+        **hub: Unpack[HubOptions],
     ):
         opened = opened_folder(resolve(folder, "sentence_encoder", **hub), "cross-encoder")
         self._prompts = read_prompts(opened)
@@ -90,7 +104,9 @@ class CrossEncoder:
             activation_fn = published_activation(saved, config, self.num_labels)
         self.activation_fn = chosen_activation(activation_fn)
 
-    def predict(self, pairs: Pair | Iterable[Pair], *, apply_softmax: bool = False, **options: Any) -> np.ndarray:
+    def predict(
+        self, pairs: Pair | Iterable[Pair], *, apply_softmax: bool = False, **options: Unpack[PairOptions]
+    ) -> np.ndarray:
         """Score one pair of texts or many.
 
         Args:
@@ -174,7 +190,7 @@ class CrossEncoder:
         *,
         top_k: int | None = None,
         return_documents: bool = False,
-        **options: Any,
+        **options: Unpack[PairOptions],
     ) -> list[dict[str, Any]]:
         """Rank documents by how well they answer the query, best first; equal ones keep their order.
 

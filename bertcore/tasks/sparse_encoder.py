@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from bertcore import kernels
 from bertcore.arguments import check_count, required
 from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
+from bertcore.checkpoint.hub import HubOptions
 from bertcore.execution import Pass
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModelForMaskedLM
@@ -37,6 +38,19 @@ from bertcore.tasks.texts import BATCH_TOKENS, checked_texts, progress_bar
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
+
+
+class TextOptions(TypedDict, total=False):
+    """Arguments of `SparseEncoder.encode_stream` beside the texts."""
+
+    prompt: str | None
+    prompt_name: str | None
+    max_active_dims: int | None
+    truncation: Any
+    stride: int | None
+    merge: str
+    batch_tokens: int
+    show_progress: bool | None
 
 
 class SparseEncoder(PromptedReader):
@@ -75,7 +89,7 @@ class SparseEncoder(PromptedReader):
         dtype: str | None = None,
         max_seq_length: int | None = None,
         max_active_dims: int | None = None,
-        **hub: Any,
+        **hub: Unpack[HubOptions],
     ):
         self.settings = settings = read_sparse_settings(resolve(folder, "sentence_encoder", **hub))
         where = settings.model_folder
@@ -86,7 +100,7 @@ class SparseEncoder(PromptedReader):
         )
         self.embedding_dimension = self.model.spec.vocab_size
 
-    def encode(self, texts: Iterable[str], **options: Any) -> csr_array:
+    def encode(self, texts: Iterable[str], **options: Unpack[TextOptions]) -> csr_array:
         """Embed texts into a sparse matrix (texts, vocabulary), float32.
 
         Arguments and errors as for `encode_stream`; raises ImportError if SciPy, which only this needs, is missing.

@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.checkpoint import CheckpointError, resolve
+from bertcore.checkpoint.hub import HubOptions
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModel
 from bertcore.tasks.long_texts import MERGES, Cutting, MergedWindows
@@ -29,6 +30,22 @@ from bertcore.tasks.texts import (
     checked_texts,
     progress_bar,
 )
+
+
+class StreamOptions(TypedDict, total=False):
+    """Arguments of `SentenceEncoder.encode` that `encode_stream` takes."""
+
+    prompt: str | None
+    prompt_name: str | None
+    normalize: bool | None
+    truncate_dim: int | None
+    precision: str
+    ranges: np.ndarray | None
+    task: str | None
+    truncation: Any
+    stride: int | None
+    merge: str
+    batch_tokens: int
 
 
 class SentenceEncoder(PromptedReader):
@@ -76,7 +93,7 @@ class SentenceEncoder(PromptedReader):
         max_seq_length: int | None = None,
         truncate_dim: int | None = None,
         similarity_fn_name: str | None = None,
-        **hub: Any,
+        **hub: Unpack[HubOptions],
     ):
         self.task = task
         self.settings = settings = read_settings(resolve(folder, "sentence_encoder", **hub))
@@ -170,7 +187,7 @@ class SentenceEncoder(PromptedReader):
         return embeddings[0] if isinstance(texts, str) else embeddings
 
     def encode_stream(
-        self, texts: Iterable[str], *, show_progress: bool | None = None, **options: Any
+        self, texts: Iterable[str], *, show_progress: bool | None = None, **options: Unpack[StreamOptions]
     ) -> Iterator[np.ndarray]:
         """Embed texts as they come: an iterator over their float32 (dim,) embeddings, in their order.
 
