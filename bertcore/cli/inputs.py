@@ -146,7 +146,7 @@ def texts_from(file: str | None, literal: tuple[str, ...] = ()) -> Iterator[tupl
         return
     from bertcore.tasks.texts import read_lines
 
-    with input_stream(file or "-") as (stream, name):
+    with input_stream("-" if file is None else file) as (stream, name):
         yield read_lines(stream, name), name
 
 

@@ -91,7 +91,7 @@ class Answer(Pipeline):
     @contextlib.contextmanager
     def inputs(self) -> Iterator[Iterable[Any]]:
         """Return a block with the question beside each text."""
-        texts = self.text or [_whole_text(self.file or "-")]
+        texts = self.text or [_whole_text("-" if self.file is None else self.file)]
         yield ({"question": self.question, "context": text} for text in texts)
 
 

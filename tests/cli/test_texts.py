@@ -65,16 +65,17 @@ def test_every_source_gives_the_same_answer(command, models, tmp_path, monkeypat
     assert (tmp_path / "out.svg").is_file() == (command == "plot")
 
 
+@pytest.mark.parametrize("text", [ONE, ""])
 @pytest.mark.parametrize("command", sorted(set(COMMAND_LINES) - {"quantize", "search"}))
-def test_a_text_in_the_place_of_a_file_is_refused(command, models, tmp_path, monkeypatch, stdin, capsys):
+def test_a_text_in_the_place_of_a_file_is_refused(command, text, models, tmp_path, monkeypatch, stdin, capsys):
     monkeypatch.chdir(tmp_path)
     stdin(b"another text\n")
     words = line(command, "-", tmp_path, models)
-    words[words.index("-")] = ONE
+    words[words.index("-")] = text
     assert main(words) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.endswith(f"FILE is {ONE!r}, which does not exist; literal texts are given by --text\n")
+    assert captured.err.endswith(f"FILE is {text!r}, which does not exist; literal texts are given by --text\n")
 
 
 @pytest.mark.parametrize("command", sorted(set(COMMAND_LINES) - {"quantize"}))
