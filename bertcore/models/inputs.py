@@ -284,13 +284,14 @@ def pack_sequences(run: Pass, spec: EncoderSpec, input_ids: Sequence[Any]) -> tu
 def _ids(index: int, sequence: Any) -> np.ndarray:
     array = np.asarray(sequence)
     if array.dtype == object and not isinstance(sequence, np.ndarray | list | tuple):
-        raise ValueError(f"input_ids[{index}] is {type(sequence).__name__}, expected a list of integers or an array")
+        raise TypeError(f"input_ids[{index}] is {type(sequence).__name__}, expected a list of integers or an array")
     if isinstance(sequence, list | tuple) and _holds_flags(sequence):
-        raise ValueError(f"input_ids[{index}] holds bool, expected integers")
+        raise TypeError(f"input_ids[{index}] holds bool, expected integers")
     if array.shape == (0,):  # an empty list is floating point to NumPy
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ValueError(f"input_ids[{index}] is {array.dtype} of shape {array.shape}, expected integers, (tokens,)")
+        error = ValueError if array.dtype.kind in "iu" else TypeError
+        raise error(f"input_ids[{index}] is {array.dtype} of shape {array.shape}, expected integers, (tokens,)")
     return array.astype(np.int64, copy=False)  # joined, uint64 and int64 would become floating point
 
 

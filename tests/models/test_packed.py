@@ -41,24 +41,24 @@ def test_nothing(model, cpu_backend, sequences):
 
 
 @pytest.mark.parametrize(
-    ("sequences", "message"),
+    ("sequences", "error", "message"),
     [
-        ([[1], [2, 50]], r"input_ids\[1\]\[1\] is 50, expected 0 to 49: the model has 50 words"),
-        ([[], [-1]], r"input_ids\[1\]\[0\] is -1"),
-        ([[1], [1] * 17], r"input_ids\[1\] has 17 tokens, the model has 16 positions"),
-        ([[1.0]], r"input_ids\[0\] is float64 of shape \(1,\), expected integers"),
-        ([[1], 3], r"input_ids\[1\] is int64 of shape \(\)"),
-        ([[1], [True, 2]], r"input_ids\[1\] holds bool, expected integers"),
-        ([[1], None], r"input_ids\[1\] is NoneType, expected a list of integers or an array"),
-        ([[[1]]], r"input_ids\[0\] is int64 of shape \(1, 1\)"),
+        ([[1], [2, 50]], ValueError, r"input_ids\[1\]\[1\] is 50, expected 0 to 49: the model has 50 words"),
+        ([[], [-1]], ValueError, r"input_ids\[1\]\[0\] is -1"),
+        ([[1], [1] * 17], ValueError, r"input_ids\[1\] has 17 tokens, the model has 16 positions"),
+        ([[1.0]], TypeError, r"input_ids\[0\] is float64 of shape \(1,\), expected integers"),
+        ([[1], 3], ValueError, r"input_ids\[1\] is int64 of shape \(\)"),
+        ([[1], [True, 2]], TypeError, r"input_ids\[1\] holds bool, expected integers"),
+        ([[1], None], TypeError, r"input_ids\[1\] is NoneType, expected a list of integers or an array"),
+        ([[[1]]], ValueError, r"input_ids\[0\] is int64 of shape \(1, 1\)"),
     ],
 )
-def test_wrong_ids(model, sequences, message):
-    with pytest.raises(ValueError, match=message):
+def test_wrong_ids(model, sequences, error, message):
+    with pytest.raises(error, match=message):
         model.encode_packed(sequences)
 
 
-def test_dropout_is_that_of_the_padded_door():
+def test_dropout_is_that_of_padded_sequences():
     ids = np.arange(1, 6)
     model = AutoModel.from_config(CONFIG | {"hidden_dropout_prob": 0.5}).train(seed=3)
     padded = model(ids[None]).last_hidden_state[0]
