@@ -217,8 +217,11 @@ class Model(NamedParameters):
         return self
 
     def gradient_checkpointing_enable(self) -> None:
-        """From now on each layer keeps only its input for the backward, which runs it again: a third more time, and the
-        memory of one layer instead of all (Chen et al. 2016, arXiv:1604.06174). The gradients have the same bits."""
+        """Run each layer again in the backward instead of keeping its intermediate results.
+
+        A third more time, and the memory of one layer instead of all (Chen et al. 2016, arXiv:1604.06174). The
+        gradients have the same bits.
+        """
         self.encoder.recomputes_layers = True
 
     def gradient_checkpointing_disable(self) -> None:

@@ -119,7 +119,7 @@ def gelu(
     save: bool = False,
     backend: str | None = None,
 ) -> Any:
-    """x Phi(x) of x = input + bias, Phi being the distribution function of the standard normal.
+    """Compute x Phi(x) of x = input + bias, Phi being the distribution function of the standard normal.
 
     approximate="tanh" takes x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 instead (`gelu_new` in checkpoints).
     Source: Hendrycks and Gimpel 2016, arXiv:1606.08415.

@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Numbers(NamedTuple):
-    """The factors of a step, in the dtype of the arrays:
+    """The factors of a step, in the dtype of the arrays.
 
     g = grad_scale grad, m = keep1 m + take1 g, v = keep2 v + take2 g^2; m' = scale1 m, sqrt(v') = scale2 sqrt(v).
     """

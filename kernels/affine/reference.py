@@ -1,4 +1,4 @@
-"""A scale and a shift for each column: with x = input + residual,
+"""A scale and a shift for each column, with x = input + residual.
 
 output     = x * weight + bias
 grad_input = grad_output * weight, and the residual's is the same

@@ -1,5 +1,6 @@
-"""Scaled dot-product attention (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762), dense or over packed sequences,
-with terms of relative position (positions.py).
+"""Scaled dot-product attention, dense or over packed sequences, with terms of relative position (positions.py).
+
+Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762.
 
 For each sequence and head, with Q (queries, head_dim), K and V (keys, head_dim), the distances d = i + keys - queries -
 j and the rows r(d) of the tables A (position_key), B (position_query) and b (position_bias):

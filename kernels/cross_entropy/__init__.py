@@ -111,8 +111,10 @@ def cross_entropy(
 def cross_entropy_backward(
     grad_output: ArrayT, saved: CrossEntropySaved, *, out: ArrayT | None = None, backend: str | None = None
 ) -> ArrayT:
-    """The gradient of `cross_entropy` with respect to the logits: (softmax(input) - onehot(target)) * grad_output,
-    for "mean" divided by the number of rows that count; zeros for those that do not.
+    """Return the gradient of `cross_entropy` with respect to the logits.
+
+    It is (softmax(input) - onehot(target)) * grad_output, for "mean" divided by the number of rows that count, and
+    zeros for rows that do not count.
 
     Args:
         grad_output: the gradient with respect to the output, of its dtype: an array of no axes, or (rows,) for "none".

@@ -30,8 +30,10 @@ def cross_entropy(input, target, ignore_index):
 
 @ieee_arithmetic
 def cross_entropy_backward(grad_losses, input, target, lse, ignore_index, out):
-    """Gradient of the (rows, classes) logits from that of the (rows,) losses and the lse of the forward, in `out` if
-    that is not None, which may be the input."""
+    """Return the gradient of the (rows, classes) logits, in `out` if given, which may be the input.
+
+    It is computed from the gradient of the (rows,) losses and the lse of the forward.
+    """
     counted = np.flatnonzero(target != ignore_index)
     shift, log_total = widen(lse)[counted].T[:, :, None]
     difference = np.exp(widen(input)[counted] - shift - log_total)

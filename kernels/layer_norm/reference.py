@@ -31,8 +31,10 @@ def layer_norm(input, weight, bias, eps, residual):
 
 @ieee_arithmetic
 def layer_norm_backward(grad_output, input, weight, bias, eps, residual, dtype):
-    """(grad_input, grad_weight or None, grad_bias or None), the last two in `dtype`; mean and variance are computed
-    again from the input."""
+    """Return (grad_input, grad_weight or None, grad_bias or None), the last two in `dtype`.
+
+    Mean and variance are computed again from the input.
+    """
     normalised, inverse_deviation = normalise(sum_with_residual(input, residual), eps, centred=True)
     grad = widen(grad_output)
     grad_weight = None if weight is None else sum_rows(grad * normalised).astype(dtype)
@@ -45,7 +47,7 @@ def layer_norm_backward(grad_output, input, weight, bias, eps, residual, dtype):
 
 
 def sum_with_residual(input, residual):
-    """input + residual in the working dtype; residual may be None."""
+    """Return input + residual in the working dtype; residual may be None."""
     return widen(input) if residual is None else widen(input) + widen(residual)
 
 

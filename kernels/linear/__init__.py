@@ -293,8 +293,10 @@ def linear_backward(
 def linear_weight_gradient(
     grad_output: ArrayT, input: ArrayT, *, dtype: Any = None, add_to: ArrayT | None = None, backend: str | None = None
 ) -> ArrayT:
-    """grad_output.T @ input, the gradient of a weight of `linear`, summed in float32 (float64 for float64) and rounded
-    once: to that of parameters in float32 beside arrays of 16 bits not at all.
+    """Compute grad_output.T @ input, the gradient of a weight of `linear`.
+
+    It is summed in float32 (float64 for float64) and rounded once; for float32 parameters beside 16-bit arrays it is
+    not rounded.
 
     Args:
         grad_output: the gradient with respect to the output, (..., out_features), of the input's dtype.

@@ -44,8 +44,10 @@ class ReferenceWeight(PreparedWeight):
 
 
 def prepare_weight(weight, scale, input_scale):
-    """The prepared form of an (out_features, in_features) weight; with int8 `scale` is (out_features,) float32, and
-    `input_scale` (in_features,) or None."""
+    """Return the prepared form of an (out_features, in_features) weight.
+
+    For int8 `scale` is (out_features,) float32, and `input_scale` (in_features,) or None.
+    """
     return ReferenceWeight(weight, scale, input_scale)
 
 

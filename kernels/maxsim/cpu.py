@@ -110,7 +110,7 @@ def _sums(peaks, offsets, scores, task, tasks):
 
 @helper
 def _add(source, factor, width, target):
-    """target += factor * source, for `width` elements."""
+    """Add factor * source to target, for `width` elements."""
     for column in range(width):
         target[column] += factor * source[column]
 

@@ -1,4 +1,4 @@
-"""Late interaction: with q_1 .. q_n the token vectors of a query and d_1 .. d_m those of a document,
+"""Late interaction, with q_1 .. q_n the token vectors of a query and d_1 .. d_m those of a document.
 
     score = sum_i max_j q_i . d_j
 

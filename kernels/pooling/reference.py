@@ -1,4 +1,4 @@
-"""Pooling of packed sequences: with x_1 .. x_n the tokens of a sequence that count,
+"""Pooling of packed sequences, with x_1 .. x_n the tokens of a sequence that count.
 
     mean                  (x_1 + .. + x_n) / n
     mean_sqrt_len_tokens  (x_1 + .. + x_n) / sqrt(n)

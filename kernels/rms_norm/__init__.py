@@ -41,7 +41,7 @@ def rms_norm(
     save: bool = False,
     backend: str | None = None,
 ) -> Any:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, with x = input + residual.
+    """Compute x / sqrt(mean(x^2) + eps) * weight over the last axis, with x = input + residual.
 
     The sum with the residual is not rounded in between. Source: Zhang and Sennrich 2019, arXiv:1910.07467.
 

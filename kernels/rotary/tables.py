@@ -20,7 +20,7 @@ def rotary_tables(
     trained_length: int | None = None,
     dtype: np.dtype | type = np.float32,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of the angles by which `rotary` turns the pairs of the positions from 0 to length - 1.
+    """Return cos and sin of the angles by which `rotary` turns the pairs of the positions from 0 to length - 1.
 
     Pair i of position p turns by p * theta^(-2 i / d), d = rotary_dim; the angles are float64, and rounded as late as
     in cos and sin. To read texts that are longer than those trained on, `scaling` stretches the positions:
