@@ -1,24 +1,14 @@
-"""Hooks of MkDocs, which builds the site: inclusions, the layout of the package, and files for language models."""
+"""Hooks of MkDocs, which builds the site: inclusions, and files for language models."""
 
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # MkDocs loads this file alone
 
-from inclusions import REPOSITORY, included
+from inclusions import included
 
 _pages: list[tuple[str, str, str]] = []  # title, address, Markdown
-
-
-def on_startup(**_: Any) -> None:
-    """Lay out the package as it is installed, with kernels/ within bertcore/, for mkdocstrings."""
-    folder = REPOSITORY / "build" / "api" / "bertcore"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for path in [*(REPOSITORY / "bertcore").iterdir(), REPOSITORY / "kernels"]:
-        (folder / path.name).symlink_to(path)
 
 
 def on_pre_build(**_: Any) -> None:
