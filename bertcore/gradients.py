@@ -145,6 +145,8 @@ def value_and_grad(model: Any, loss: Loss | None = None) -> Callable[..., tuple[
         ValueError: if the batch has no labels, so that there is no loss; if the model is in bfloat16 or int8 on the
             CPU, which is for inference alone; and whatever the model raises, and `vjp` for gradients of `loss`.
     """
+    if not callable(model):
+        raise TypeError(f"model is {type(model).__qualname__}, expected a model")
     if loss is None:
         return lambda *args, **batch: differentiate(model, lambda: model(*args, **batch))
     return lambda *args, **batch: differentiate(model, lambda: with_loss(model(*args, **batch), loss))

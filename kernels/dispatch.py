@@ -166,7 +166,7 @@ def _usable(name: str, argument: str = "backend") -> str:
         return name
     if name not in IMPLEMENTATIONS:
         known = ", ".join(repr(known) for known in [*IMPLEMENTATIONS, AUTO])
-        raise ValueError(f"{argument}: unknown name {name!r}; known are {known}")
+        raise ValueError(f"{argument} is {name!r}, expected one of {known}")
     reason = unavailable_reason(name)
     if reason is not None:
         raise BackendUnavailable(f"backend {name!r} cannot run here: {reason}")

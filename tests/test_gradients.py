@@ -289,3 +289,9 @@ def test_layers_that_run_again_have_the_same_gradients(name):
         model.encoder.recomputes_layers = True
         found = vjp(model)(**BATCH, output_hidden_states=True)[1](seeds)
     assert_same_arrays(found, expected)
+
+
+@pytest.mark.parametrize("model", [3, "bert-base-uncased", None])
+def test_only_models_are_differentiated(model):
+    with pytest.raises(TypeError, match=f"model is {type(model).__qualname__}, expected a model"):
+        value_and_grad(model)
