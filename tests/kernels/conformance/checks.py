@@ -34,7 +34,9 @@ def assert_conforms(case, operation, backend, dtype, layouts=LAYOUTS):
         assert set(computed_by) == {backend}
         assert found and (found.keys() == exact.keys() or backend == "cupy"), "some results are missing"
         for key, array in found.items():
-            check(f"{case.name}: {key} of {layout} arrays", array, exact[key], dtype_of(operation, key, dtype))
+            # A training step of linear keeps the sum before an activation, in the arrays' dtype: two roundings.
+            factor = 2 if operation == "linear" and key.startswith("output") else 1
+            check(f"{case.name}: {key} of {layout} arrays", array, exact[key], dtype_of(operation, key, dtype), factor)
 
 
 def dtype_of(operation, name, dtype):
@@ -99,7 +101,7 @@ def to_host(array):
     return array if isinstance(array, np.ndarray) else array.get()
 
 
-def check(name, found, expected, dtype):
+def check(name, found, expected, dtype, factor=1):
     if expected is None:
         assert found is None, name
         return
@@ -107,4 +109,4 @@ def check(name, found, expected, dtype):
     assert found.dtype == dtype, name
     # Gradients may cancel to nothing, and start from outputs that were rounded already.
     is_gradient = ": grad" in name
-    assert_close(found, expected, name=name, at_least=1 if is_gradient else 0, factor=3 if is_gradient else 1)
+    assert_close(found, expected, name=name, at_least=1 if is_gradient else 0, factor=3 if is_gradient else factor)
