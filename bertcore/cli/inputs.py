@@ -172,7 +172,7 @@ def input_stream(path: str) -> Iterator[tuple[BinaryIO, str]]:
             if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
                 raise
             raise CommandError(
-                f"FILE is {path!r:.80}, which does not exist; literal texts are given by --text"
+                f"FILE is {path!r:.300}, which does not exist; literal texts are given by --text"
             ) from error
         with stream:
             yield stream, path
