@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says that the name is ours to give
-    from bertcore.execution.settings import autocast as autocast
     from bertcore.families.luke.models import AutoModelForEntityClassification as AutoModelForEntityClassification
     from bertcore.families.luke.models import (
         AutoModelForEntityPairClassification as AutoModelForEntityPairClassification,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says
     from bertcore.models.pretraining import AutoModelForSpanBoundary as AutoModelForSpanBoundary
     from bertcore.models.replaced_tokens import ReplacedTokenModel as ReplacedTokenModel
     from bertcore.models.student import student_from_teacher as student_from_teacher
+    from bertcore.passes import autocast as autocast
     from bertcore.tasks.cross_encoder import CrossEncoder as CrossEncoder
     from bertcore.tasks.pipelines import pipeline as pipeline
     from bertcore.tasks.sentence_encoder import SentenceEncoder as SentenceEncoder
@@ -68,7 +68,7 @@ _LAZY = {
     "ReplacedTokenModel": "bertcore.models.replaced_tokens",
     "SentenceEncoder": "bertcore.tasks.sentence_encoder",
     "SparseEncoder": "bertcore.tasks.sparse_encoder",
-    "autocast": "bertcore.execution.settings",
+    "autocast": "bertcore.passes",
     "get_backend": "bertcore.kernels",
     "get_num_threads": "bertcore.kernels",
     "is_batch_invariant": "bertcore.kernels",

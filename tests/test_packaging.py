@@ -9,6 +9,7 @@ import bertcore
 from bertcore import kernels
 
 PACKAGE = Path(bertcore.__file__).parent
+KERNELS = Path(kernels.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Imports point down: what each part of bertcore may import of the others (and of itself).
@@ -16,24 +17,35 @@ MAY_IMPORT = {
     "kernels": set(),
     "tape": {"kernels"},
     "arguments": set(),
-    # a pass needs kernels and the tape alone; the executors run the blocks, and name an encoder's type
-    "execution": {"arguments", "kernels", "models", "nn", "tape"},
-    "nn": {"arguments", "checkpoint", "execution", "kernels", "tape"},
-    "heads": {"execution", "kernels", "nn", "tape"},
+    "execution": {"arguments", "kernels", "models", "nn", "passes", "tape"},
+    "passes": {"kernels", "tape"},
+    "nn": {"arguments", "checkpoint", "kernels", "passes", "tape"},
+    "heads": {"kernels", "nn", "passes", "tape"},
     "checkpoint": set(),
     # the registry finds families
-    "models": {"arguments", "checkpoint", "execution", "families", "heads", "kernels", "nn", "presets", "tape"},
-    "families": {"checkpoint", "execution", "heads", "kernels", "models", "nn", "tape"},
+    "models": {
+        "arguments",
+        "checkpoint",
+        "execution",
+        "families",
+        "heads",
+        "kernels",
+        "nn",
+        "passes",
+        "presets",
+        "tape",
+    },
+    "families": {"checkpoint", "execution", "heads", "kernels", "models", "nn", "passes", "tape"},
     "presets": set(),
     "gradients": {"kernels", "nn", "tape"},
-    "training": {"arguments", "checkpoint", "execution", "gradients", "kernels", "models", "nn", "tape"},
+    "training": {"arguments", "checkpoint", "gradients", "kernels", "models", "nn", "passes", "tape"},
     "lora": {"arguments", "checkpoint", "kernels", "models", "nn"},
     "tokenization": {"arguments", "checkpoint", "kernels"},
     "demo_model": {"kernels"},
     "plots": {"kernels", "tasks", "training"},
     "plugins": {"arguments", "checkpoint", "kernels", "models", "tasks", "tokenization", "training"},
     "serving": {"checkpoint", "demo_model", "kernels", "tasks"},
-    "tasks": {"arguments", "checkpoint", "execution", "gradients", "kernels", "models", "nn", "tape", "tokenization"},
+    "tasks": {"arguments", "checkpoint", "gradients", "kernels", "models", "nn", "passes", "tape", "tokenization"},
 }
 ON_TOP = {"__init__", "__main__", "cli"}
 
@@ -71,3 +83,34 @@ def test_imports_point_down():
         part = part_of(file)
         if part not in ON_TOP:
             assert set(imported_parts(file)) <= MAY_IMPORT[part] | {part}, file
+
+
+def imports_by_module():
+    """The modules of bertcore and kernels, and the modules that each imports, wherever the statement stands."""
+    found = {}
+    for file in {*FILES, *KERNELS.rglob("*.py")}:
+        root, name = (KERNELS, "bertcore.kernels") if KERNELS in file.parents else (PACKAGE, "bertcore")
+        inner = file.relative_to(root).with_suffix("").parts
+        found[".".join((name, *inner)).removesuffix(".__init__")] = file
+    for module, file in found.items():
+        package, targets = module if file.name == "__init__.py" else module.rpartition(".")[0], set()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                targets |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                start = package.rsplit(".", node.level - 1)[0] if node.level else ""
+                base = ".".join(filter(None, (start, node.module)))
+                for alias in node.names:
+                    submodule = f"{base}.{alias.name}"
+                    targets.add(submodule if submodule in found else base)
+        yield module, targets & set(found) - {module}
+
+
+def test_no_modules_import_each_other():
+    """Take away, again and again, modules that import none of those left: a circle is what stays."""
+    left = dict(imports_by_module())
+    assert len(left) > 300
+    while free := [module for module, targets in left.items() if not targets & set(left)]:
+        for module in free:
+            del left[module]
+    assert not {module: targets & set(left) for module, targets in left.items()}

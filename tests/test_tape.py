@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForCausalLM, AutoModelForMaskedLM, kernels, value_and_grad
-from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.operation import operation
+from bertcore.passes import Pass
 from bertcore.tape import Tape, Variable, checkpoint, current_tape
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import tiny_config

@@ -27,12 +27,12 @@ from bertcore import (
     use_backend,
     value_and_grad,
 )
-from bertcore.execution import Pass
 from bertcore.gradients import differentiate
 from bertcore.heads.language_model import find_boundaries
 from bertcore.models import losses
 from bertcore.models.outputs import LogitsOutput
 from bertcore.models.student import with_layers
+from bertcore.passes import Pass
 from bertcore.presets import preset_config
 from bertcore.training import clip_grad_norm
 from bertcore.training.objectives import (

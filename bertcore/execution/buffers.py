@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertcore.execution import Pass
+from bertcore.passes import Pass
 
 FEWEST_TOKENS, FEWEST_SEQUENCES = 16, 1
 PER_LINE = 64  # integers of a part are rounded up to whole lines of 256 bytes

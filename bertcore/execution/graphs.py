@@ -15,21 +15,20 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import warn_caller
-from bertcore.execution import Pass, Seeds, Trace, eager, mixed_seed
+from bertcore.execution import eager
+from bertcore.execution.eager import Executable
 from bertcore.execution.graph_cache import InferenceGraphs, NotCaptured, TrainingGraphs
+from bertcore.models.inputs import Bounds, EncoderInput
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.passes import Pass, Seeds, Trace, mixed_seed
 from bertcore.tape import OwnGradient, Tape, Tensor, Variable, value_of
-
-if TYPE_CHECKING:
-    from bertcore.models.encoder import Encoder
-    from bertcore.models.inputs import Bounds, EncoderInput
 
 MOST_SEEDS = 1024  # of dropout in one pass: three a layer, and one for each adapter
 # Tokens times parameters of a pass whose products take a GPU as long as the Python of its step does: 20 ms at 400
@@ -49,7 +48,7 @@ class Graphs:
     def __init__(self) -> None:
         self._inference, self._training = InferenceGraphs(), TrainingGraphs()
 
-    def run(self, run: Pass, encoder: Encoder, inputs: EncoderInput) -> Tensor:
+    def run(self, run: Pass, encoder: Executable, inputs: EncoderInput) -> Tensor:
         """Return the last hidden state of a batch; what cannot be a graph runs operation by operation."""
         bounds = _bounds(run, encoder, inputs)
         if bounds is None:
@@ -59,7 +58,7 @@ class Graphs:
         replayed = self._replay(run, encoder, inputs, bounds)
         return eager.run(run, encoder, inputs) if replayed is None else replayed
 
-    def _replay(self, run: Pass, encoder: Encoder, inputs: EncoderInput, bounds: Bounds) -> Any:
+    def _replay(self, run: Pass, encoder: Executable, inputs: EncoderInput, bounds: Bounds) -> Any:
         """Return the last hidden state, and note the states that the trace notes; None without a graph."""
         trace = run.trace
 
@@ -85,7 +84,7 @@ class Graphs:
             trace.states.extend(results)
         return results[-1]
 
-    def _train(self, run: Pass, encoder: Encoder, inputs: EncoderInput, bounds: Bounds) -> Tensor:
+    def _train(self, run: Pass, encoder: Executable, inputs: EncoderInput, bounds: Bounds) -> Tensor:
         """Return the last hidden state of a batch under a tape, of layers that may be CUDA graphs."""
 
         def layers(run: Pass, hidden: Tensor, inputs: EncoderInput) -> tuple[Tensor, Any]:
@@ -110,7 +109,13 @@ class Graphs:
         return _first_rows(run, state, count=len(value_of(hidden)))
 
     def _trained(
-        self, run: Pass, encoder: Encoder, layers: Callable, hidden: Tensor, inputs: EncoderInput, bounds: Bounds
+        self,
+        run: Pass,
+        encoder: Executable,
+        layers: Callable,
+        hidden: Tensor,
+        inputs: EncoderInput,
+        bounds: Bounds,
     ) -> Variable | None:
         attributes = [pair for block in dict.fromkeys(_blocks(run, encoder)) for pair in _attributes(block)]
         parameters = dict.fromkeys(item for _, item in attributes if isinstance(item, Parameter))
@@ -131,7 +136,7 @@ class Graphs:
         return None if found is None else _recorded(run, found, hidden, (*given, _seeds(run, found.kept.seeds)))
 
 
-def _bounds(run: Pass, encoder: Encoder, inputs: EncoderInput) -> Bounds | None:
+def _bounds(run: Pass, encoder: Executable, inputs: EncoderInput) -> Bounds | None:
     """Return what the host may know of all batches of the graph that may hold this pass; None if none may.
 
     A graph cannot depend on masks, on inputs of a family's own that are read on the host, and with rotary layers on
@@ -152,7 +157,7 @@ def _bounds(run: Pass, encoder: Encoder, inputs: EncoderInput) -> Bounds | None:
     return inputs.bounds(adapter.reads_on_host(run))
 
 
-def _blocks(run: Pass, encoder: Encoder) -> list[Block]:
+def _blocks(run: Pass, encoder: Executable) -> list[Block]:
     """Return what runs between the embeddings and the last hidden state."""
     norm = [] if encoder.final_norm is None else [encoder.final_norm]
     return [encoder.adapter, *encoder.layers[: run.trace.layers], *norm]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass, eager
+from bertcore.execution import eager
 from bertcore.kernels.program import Recordings
+from bertcore.models.inputs import EncoderInput
 from bertcore.nn.parameter import PerVersion
-
-if TYPE_CHECKING:
-    from bertcore.models.encoder import Encoder
-    from bertcore.models.inputs import EncoderInput
+from bertcore.passes import Pass
 
 
 class Recorded:
@@ -24,11 +22,11 @@ class Recorded:
     def __init__(self) -> None:
         self._kept: PerVersion[Recordings] = PerVersion()
 
-    def run(self, run: Pass, encoder: Encoder, inputs: EncoderInput) -> Any:
+    def run(self, run: Pass, encoder: eager.Executable, inputs: EncoderInput) -> Any:
         """Return the last hidden state of a batch; what cannot be recorded runs operation by operation."""
         return eager.in_groups(encoder, inputs, partial(self._group, run, encoder))
 
-    def _group(self, run: Pass, encoder: Encoder, inputs: EncoderInput) -> Any:
+    def _group(self, run: Pass, encoder: eager.Executable, inputs: EncoderInput) -> Any:
         state, context = encoder.adapter.begin(run, inputs, encoder.embeddings)
         # Programs compute in float32.
         if not (context.can_be_recorded and isinstance(state, np.ndarray) and state.dtype == np.float32):

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.families.deberta import family as deberta
 from bertcore.families.deberta.blocks import DisentangledAttention, DisentangledContext, Disentanglement
 from bertcore.heads.classifier import ClassifierSpec
@@ -18,6 +17,7 @@ from bertcore.nn.layout import Layout
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.families.bert import BERT
 from bertcore.models.adapter import Adapter
 from bertcore.models.inputs import EncoderInput
@@ -18,6 +17,7 @@ from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.encoder_layer import LayerContext, SelfAttention, make_norm
 from bertcore.nn.layers import Linear
 from bertcore.nn.spec import EncoderSpec, LayerSpec
+from bertcore.passes import Pass
 from bertcore.tape import Tensor, value_of
 
 ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}

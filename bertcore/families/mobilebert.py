@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bertcore.execution import Pass
 from bertcore.families.bert import BERT
 from bertcore.models.registry import HeadSpec, register
 from bertcore.models.spec import MOST_LAYERS, ConfigReader, standard_spec
@@ -14,6 +13,7 @@ from bertcore.nn.encoder_layer import FeedForward, LayerContext, SelfAttention
 from bertcore.nn.layers import Embedding, LayerNorm, Linear, drop
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec, LayerSpec
+from bertcore.passes import Pass
 
 # Of layer norms for which the published code takes PyTorch's epsilon, not the config's.
 DEFAULT_EPS = 1e-5

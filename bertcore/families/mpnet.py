@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.families.roberta import ROBERTA, heads
 from bertcore.models.adapter import Adapter
 from bertcore.models.inputs import EncoderInput
@@ -17,6 +16,7 @@ from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.encoder_layer import LayerContext
 from bertcore.nn.parameter import Parameter, PerVersion
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
 from bertcore.tape import Tensor
 
 BUCKETS = 32

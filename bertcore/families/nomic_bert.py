@@ -14,7 +14,6 @@ from typing import Any
 from bertcore import kernels
 from bertcore.checkpoint import NameRules
 from bertcore.checkpoint.parameters import INDEX_BUFFERS
-from bertcore.execution import Pass
 from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
@@ -36,6 +35,7 @@ from bertcore.nn.layout import Layout
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec, LayerSpec
+from bertcore.passes import Pass
 
 
 @dataclass(frozen=True)

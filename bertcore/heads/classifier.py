@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
 from bertcore.tape import Tensor
 
 SOURCES = ("pooler", "first", "last", "last_word", "mean", "mean_of_dense", "tokens", "tokens_and_first", "entities")

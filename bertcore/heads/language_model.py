@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.functional.losses import IGNORED
 from bertcore.nn.layers import Embedding, LayerNorm, Linear
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
 from bertcore.tape import Variable, value_of
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.execution import Pass
 from bertcore.models.inputs import EncoderInput, pack, pack_sequences
 from bertcore.nn.encoder_layer import LayerContext
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.nn.rotary import RotaryTables
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
 from bertcore.tape import Tensor, value_of
 
 

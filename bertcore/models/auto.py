@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.execution import Pass, Trace
 from bertcore.heads.classifier import Classifier
 from bertcore.kernels import checks
 from bertcore.models import losses
@@ -23,6 +22,7 @@ from bertcore.models.spec import ConfigReader
 from bertcore.models.with_heads import ModelWithHeads, head_specs, with_labels
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
+from bertcore.passes import Pass, Trace
 
 
 class AutoModel(Model):

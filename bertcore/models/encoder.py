@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bertcore.execution import Pass, eager
+from bertcore.execution import eager
 from bertcore.execution.graphs import Graphs
 from bertcore.execution.recorded import Recorded
 from bertcore.models.inputs import EncoderInput
@@ -13,6 +13,7 @@ from bertcore.models.registry import Family
 from bertcore.nn.encoder_layer import LayerContext
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
 from bertcore.tape import Tensor
 
 

@@ -8,13 +8,13 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number
-from bertcore.execution import Pass
 from bertcore.kernels import checks
 from bertcore.models.adapter import Adapter
 from bertcore.models.inputs import EncoderInput, integer_batch, pack, places
 from bertcore.models.with_heads import ModelWithHeads
 from bertcore.nn.key_value_cache import KeyValueCache
 from bertcore.nn.packing import PackedBatch
+from bertcore.passes import Pass
 
 
 def generate(

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.execution.buffers import FEWEST_TOKENS, IntegerBuffer, capacity_for
 from bertcore.models.spec import MOST_POSITIONS
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
 
 INTEGERS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "first_tokens", "last_tokens")
 

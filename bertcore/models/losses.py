@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.models.inputs import integer_batch
 from bertcore.nn import functional
 from bertcore.nn.packing import PackedBatch
+from bertcore.passes import Pass
 from bertcore.tape import value_of
 
 IGNORED = functional.losses.IGNORED

@@ -14,7 +14,6 @@ import numpy as np
 
 from bertcore import checkpoint, kernels
 from bertcore.arguments import DTYPES, INT8, warn_caller
-from bertcore.execution import Pass, Seeds, Trace, mixed_seed
 from bertcore.kernels import checks
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.models.adapter import Encoded
@@ -25,6 +24,7 @@ from bertcore.models.registry import family_of
 from bertcore.models.spec import ConfigReader
 from bertcore.nn.forms import bfloat16
 from bertcore.nn.parameter import Parameter
+from bertcore.passes import Pass, Seeds, Trace, mixed_seed
 from bertcore.tape import value_of
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from bertcore import checkpoint, kernels
 from bertcore.checkpoint.files import made_folder
 from bertcore.checkpoint.safetensors_file import write_safetensors
-from bertcore.execution import Pass, mixed_seed
 from bertcore.kernels import checks
 from bertcore.models import losses
 from bertcore.models.auto import AutoModelForMaskedLM
@@ -29,6 +28,7 @@ from bertcore.nn import functional
 from bertcore.nn.layers import Embedding
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass, mixed_seed
 from bertcore.presets import preset_config
 from bertcore.tape import value_of
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.layers import Embedding, LayerNorm, Linear, drop
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
 from bertcore.tape import Tensor
 
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertcore.execution import Pass
 from bertcore.kernels import RelativePositions
 from bertcore.nn import functional
 from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.rotary import RotaryAngles, RotarySpec
 from bertcore.nn.spec import EncoderSpec, LayerSpec
+from bertcore.passes import Pass
 from bertcore.tape import Tensor, value_of
 
 

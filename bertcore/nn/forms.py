@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Sequence, Set
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +22,7 @@ from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.kernels.linear.prepared import dequantized, is_grouped
 from bertcore.kernels.precision import bfloat16
 from bertcore.nn.layout import Scales
-
-if TYPE_CHECKING:
-    from bertcore.execution import Place
+from bertcore.passes import Place
 
 QUANTIZED_ROWS = 2048  # of a weight at once
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.nn import functional
+from bertcore.passes import Pass
 
 
 class KeyValueCache:

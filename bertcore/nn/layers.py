@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.passes import Pass
 from bertcore.tape import Tensor
 
 

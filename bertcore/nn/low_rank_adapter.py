@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.nn.functional.dense import LowRankWeight
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter, PerVersion
+from bertcore.passes import Pass
 
 DOWN, UP = "lora_A", "lora_B"
 

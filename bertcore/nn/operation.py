@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bertcore.kernels.deferred import computed
 from bertcore.kernels.operation import Operation as Record
+from bertcore.passes import Pass
 from bertcore.tape import Pullback, Tensor, Variable
-
-if TYPE_CHECKING:
-    from bertcore.execution import Pass
 
 
 class Operation:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.nn.operation import operation
+from bertcore.passes import Pass
 
 
 class PackedBatch:

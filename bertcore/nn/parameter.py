@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -12,10 +12,8 @@ from bertcore.checkpoint.config import INPUT_SCALE, SCALE
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.nn.forms import Copies, Forms, refreshed_copies, release_pages, storage_dtype
 from bertcore.nn.layout import JoinedTensors, Layout, Scales
+from bertcore.passes import Pass
 from bertcore.tape import Tensor
-
-if TYPE_CHECKING:
-    from bertcore.execution import Pass
 
 INITIAL_NUMBERS = 1 << 17  # drawn at once: 1 MB
 

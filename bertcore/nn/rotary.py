@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass
+from bertcore.passes import Pass
 
 FEWEST_ROWS = 512  # of a table; it grows by doubling
 # Up to this many tokens a table has a row for each, so that a recorded program serves sequences of other lengths.

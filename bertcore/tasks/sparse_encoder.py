@@ -17,9 +17,9 @@ from bertcore.arguments import check_count, required
 from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
 from bertcore.checkpoint.hub import HubOptions
-from bertcore.execution import Pass
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModelForMaskedLM
+from bertcore.passes import Pass
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,

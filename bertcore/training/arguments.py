@@ -10,8 +10,8 @@ from dataclasses import KW_ONLY, asdict, dataclass, field, fields
 from typing import Any
 
 from bertcore.arguments import check_count, check_number
-from bertcore.execution.settings import autocast
 from bertcore.kernels import checks
+from bertcore.passes import autocast
 from bertcore.training.optimizers import LAMB, AdamW, Muon, StableAdamW
 from bertcore.training.schedules import SCHEDULES
 

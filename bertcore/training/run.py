@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import mixed_seed
 from bertcore.gradients import Gradients, multiplied_gradients, zero_gradients
-from bertcore.training.callbacks import TrainerControl, TrainerState
+from bertcore.passes import mixed_seed
+from bertcore.training.arguments import TrainingArguments
+from bertcore.training.callbacks import Callbacks, TrainerControl, TrainerState
 from bertcore.training.checkpoints import (
     checkpoint_folder,
     fingerprint_beyond_checkpoints,
@@ -23,8 +25,11 @@ from bertcore.training.checkpoints import (
     save_run,
     write_checkpoint,
 )
+from bertcore.training.collators import NumberedCollator
 from bertcore.training.data import Batches
+from bertcore.training.objectives.objective import Objective
 from bertcore.training.optimizers import Optimizer, clip_factor, grad_norm
+from bertcore.training.processes import Processes
 from bertcore.training.safeguards import (
     LossScale,
     PendingSteps,
@@ -35,13 +40,11 @@ from bertcore.training.safeguards import (
 )
 from bertcore.training.schedules import Schedule
 
-if TYPE_CHECKING:
-    from bertcore.training.trainer import Trainer
-
 Batch = Mapping[str, Any]
 Part = list[tuple[int, Batch]]  # the batches of a step that are this process's, each with its number
 
 
+@dataclass(eq=False)
 class Run:
     """The steps of a run, from its beginning or from a checkpoint.
 
@@ -49,27 +52,35 @@ class Run:
     if none has one there is no step. All randomness (dropout, masking, order of the examples) is a function of the seed
     and the number of the batch, so that a resumed run ends with the bits of an uninterrupted one.
 
-    Args:
-        args: its arguments.
-        trainer: gives the model, the objective, the tokenizer, the callbacks, the processes and the evaluation.
+    Attributes:
+        model, args, objective: the parts of the trainer.
         optimizer, schedule: how the model is trained.
         batches: of the dataset.
+        collate: makes a batch of examples and its number.
         length: the number of steps; None if time alone ends the run.
+        callbacks, processes, tokenizer: the parts of the trainer.
+        evaluate: returns the metrics of the evaluation.
     """
 
-    def __init__(
-        self, trainer: Trainer, optimizer: Optimizer, schedule: Schedule, batches: Batches, length: int | None
-    ):
-        self.args, self.model, self.objective = trainer.args, trainer.model, trainer.objective
-        self.optimizer, self.schedule = optimizer, schedule
-        self.batches, self.collate, self.callbacks = batches, trainer.numbered_collator(), trainer.callbacks
-        self._evaluate_model, self.tokenizer = trainer.evaluate, trainer.processing_class
-        self.processes = trainer.processes
+    model: Any
+    args: TrainingArguments
+    objective: Objective
+    optimizer: Optimizer
+    schedule: Schedule
+    batches: Batches
+    collate: NumberedCollator
+    length: int | None
+    callbacks: Callbacks
+    processes: Processes
+    tokenizer: Any
+    evaluate: Callable[[], Mapping[str, float]]
+
+    def __post_init__(self) -> None:
         self.state = TrainerState(
-            max_steps=length,
-            num_examples=batches.num_examples,
+            max_steps=self.length,
+            num_examples=self.batches.num_examples,
             num_processes=self.processes.count,
-            data=batches.fingerprint(),
+            data=self.batches.fingerprint(),
             masking=self.collate.masking,
             frozen=fingerprint_beyond_checkpoints(self.model),
             teacher=fingerprint_of(self.objective.teacher),
@@ -335,7 +346,7 @@ class Run:
 
     def _evaluate(self) -> None:
         self.model.eval()
-        metrics = self.processes.from_first(self._evaluate_model)
+        metrics = self.processes.from_first(self.evaluate)
         self.log({**metrics, "epoch": self.state.epoch})
         self._note_best(metrics)
         self._call("on_evaluate", metrics=metrics)

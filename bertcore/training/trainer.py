@@ -214,7 +214,20 @@ class Trainer:
             eps=args.adam_epsilon,
             weight_decay=args.weight_decay,
         )
-        return Run(self, optimizer, self.schedule or self._made_schedule(optimizer, length), batches, length)
+        return Run(
+            self.model,
+            args,
+            self.objective,
+            optimizer,
+            self.schedule or self._made_schedule(optimizer, length),
+            batches,
+            self._numbered_collator(),
+            length,
+            self.callbacks,
+            self.processes,
+            self.processing_class,
+            self.evaluate,
+        )
 
     def _made_schedule(self, optimizer: Optimizer, length: int | None) -> Schedule:
         args = self.args
@@ -238,7 +251,7 @@ class Trainer:
         steps = -(-count // (self.args.gradient_accumulation_steps * self.processes.count))
         return max(1, math.ceil(self.args.num_train_epochs * steps))
 
-    def numbered_collator(self) -> NumberedCollator:
+    def _numbered_collator(self) -> NumberedCollator:
         """Return the collator; one of ours does not see columns that neither model nor objective takes."""
         is_ours = self.args.remove_unused_columns and isinstance(self.data_collator, DataCollatorWithPadding)
         columns = {*self.model.arguments, *self.objective.targets, *LABELS, *LEFT_OUT} if is_ours else None
@@ -249,7 +262,7 @@ class Trainer:
     def _evaluated(self, dataset: Any, prefix: str, *, keep: bool) -> tuple[dict[str, float], EvalPrediction | None]:
         started, was_training = time.monotonic(), self.model.training
         batches = Batches(dataset, batch_size=self.args.per_device_eval_batch_size, shuffle=False)
-        collate = self.numbered_collator()
+        collate = self._numbered_collator()
         collated = (collate(examples, number) for number, examples in enumerate(batches.epoch(0)))
         self.model.eval()
         try:

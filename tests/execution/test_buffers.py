@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertcore.execution import Pass
 from bertcore.execution.buffers import FEWEST_TOKENS, IntegerBuffer, capacity_for, close_capacity_for
+from bertcore.passes import Pass
 from bertcore.tape import Tape
 
 

@@ -15,9 +15,9 @@ from bertcore import (
     use_backend,
     value_and_grad,
 )
-from bertcore.execution import Pass
 from bertcore.kernels._cuda import vectors
 from bertcore.nn.functional import losses
+from bertcore.passes import Pass
 from bertcore.training import AdamW, clip_grad_norm
 from tests.demo import demo_folder  # noqa: F401
 from tests.kernels.cuda_support import batch_invariance

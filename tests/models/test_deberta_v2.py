@@ -5,8 +5,8 @@ import pytest
 
 import bertcore
 from bertcore import AutoModel, AutoModelForMultipleChoice, AutoModelForTokenClassification
-from bertcore.execution import Pass
 from bertcore.families.deberta.blocks import Disentanglement, PositionsOfPass, distance_rows
+from bertcore.passes import Pass
 from bertcore.tape import Tape
 from tests.models.family_checks import check_gradients, check_recorded, check_refused, drawn_anew
 from tests.models.family_table import FAMILIES, V3

@@ -5,8 +5,8 @@ import pytest
 
 from bertcore import AutoModelForMaskedLM, load_model, use_backend, value_and_grad
 from bertcore.checkpoint import CheckpointError
-from bertcore.execution import Pass
 from bertcore.families.deberta.models import DebertaForMaskedLM
+from bertcore.passes import Pass
 from tests.kernels.oracles import gelu, layer_norm
 from tests.slopes import assert_slope
 from tests.tiny_families import drawn_anew, tiny_config

@@ -22,11 +22,10 @@ from bertcore import (
     value_and_grad,
     vjp,
 )
-from bertcore.execution import Pass
-from bertcore.execution.settings import autocast
 from bertcore.gradients import differentiate
 from bertcore.lora import LoraConfig, get_peft_model
 from bertcore.nn import functional
+from bertcore.passes import Pass, autocast
 from bertcore.training.optimizers import AdamW
 from tests.models.gpu_training import BATCHES, batch_of, by_operations, check, on_host, tiny_model
 from tests.tiny_families import drawn_anew, runnable, tiny_config

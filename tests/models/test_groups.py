@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel, use_backend
-from bertcore.execution import Pass, eager
+from bertcore.execution import eager
 from bertcore.kernels._numba import memory as arena
 from bertcore.models.inputs import EncoderInput
+from bertcore.passes import Pass
 
 CONFIG = {
     "model_type": "bert", "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 96,

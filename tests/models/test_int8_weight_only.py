@@ -7,8 +7,8 @@ import pytest
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
 from bertcore.checkpoint import CheckpointError, open_checkpoint, read_config
 from bertcore.cli import main
-from bertcore.execution import Pass
 from bertcore.nn.encoder_layer import attention_dtype
+from bertcore.passes import Pass
 from tests.checkpoint.files import write_tensors
 from tests.models.test_low_precision import QUANTIZATION
 from tests.tiny_bert import CONFIG

@@ -12,8 +12,8 @@ import pytest
 
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
 from bertcore.checkpoint import CheckpointError, open_checkpoint, read_config, save_checkpoint
-from bertcore.execution import Pass
 from bertcore.kernels import dispatch, unavailable_reason
+from bertcore.passes import Pass
 from tests.tiny_bert import CONFIG
 from tests.tolerances import assert_same_arrays
 

@@ -10,9 +10,9 @@ import pytest
 import bertcore
 from bertcore import AutoModel, AutoTokenizer, use_backend, value_and_grad
 from bertcore.checkpoint import save_checkpoint
-from bertcore.execution import Pass, Trace
 from bertcore.families.luke import blocks as operations
 from bertcore.models.model import NewlyInitialisedWarning
+from bertcore.passes import Pass, Trace
 from tests.models.family_checks import check_backends, check_loads, check_refused, check_spellings, drawn_anew
 from tests.models.family_parity import check, random_batch
 from tests.tokenization.family_folders import write_family

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel, AutoModelForMaskedLM, use_backend
-from bertcore.execution import Pass
 from bertcore.families.nomic_bert import MixtureOfExperts, MixtureSpec
 from bertcore.nn.spec import LayerSpec
+from bertcore.passes import Pass
 from tests.kernels.oracles import gelu
 from tests.models.family_checks import check_gradients, check_loads, check_recorded, drawn_anew
 from tests.models.family_parity import check, check_saved_config, random_batch

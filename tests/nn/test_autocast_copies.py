@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForMaskedLM, autocast, kernels, use_backend, value_and_grad
-from bertcore.execution import Pass
 from bertcore.gradients import vjp
 from bertcore.lora import LoraConfig, get_peft_model
 from bertcore.nn import parameter as parameters_module
 from bertcore.nn.parameter import change_together
+from bertcore.passes import Pass
 from bertcore.training import LAMB, AdamW, Muon
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.tiny_bert import CONFIG

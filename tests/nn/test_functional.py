@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bertcore import kernels, use_backend
-from bertcore.execution import Pass, Trace
 from bertcore.families.deberta import operations as deberta
 from bertcore.families.deberta_v2 import block_diagonal
 from bertcore.families.luke import blocks as luke
@@ -16,6 +15,7 @@ from bertcore.kernels.program import Program
 from bertcore.nn import functional
 from bertcore.nn.forms import bfloat16
 from bertcore.nn.operation import Operation
+from bertcore.passes import Pass, Trace
 from bertcore.tape import Tape, value_of
 from tests.kernels.finite_differences import assert_gradient
 

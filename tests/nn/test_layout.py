@@ -7,10 +7,10 @@ import pytest
 
 from bertcore import kernels
 from bertcore.checkpoint import NameRules, load_parameters, open_checkpoint, save_checkpoint
-from bertcore.execution import Pass
 from bertcore.nn.forms import storage_dtype
 from bertcore.nn.layout import JoinedTensors, Layout
 from bertcore.nn.parameter import Parameter
+from bertcore.passes import Pass
 from bertcore.tape import Tape
 
 RNG = np.random.default_rng(0)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from bertcore.execution import Pass
 from bertcore.nn.packing import PackedBatch
+from bertcore.passes import Pass
 from bertcore.tape import Tape
 
 masks = hnp.arrays(bool, hnp.array_shapes(min_dims=2, max_dims=2, min_side=0, max_side=9))

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.nn import forms, functional
 from bertcore.nn.forms import release_pages
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Parameter, PerVersion, change_together
+from bertcore.passes import Pass
 from bertcore.tape import Tape
 from tests.kernels.arrays import backward
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bertcore import kernels, use_backend
-from bertcore.execution import Pass
 from bertcore.nn.rotary import MOST_RECORDED, RotarySpec, RotaryTables
+from bertcore.passes import Pass
 
 SPEC = RotarySpec(4, 100.0)
 

@@ -13,7 +13,7 @@ from bertcore import (
     AutoModelForSequenceClassification,
     value_and_grad,
 )
-from bertcore.execution import mixed_seed
+from bertcore.passes import mixed_seed
 from bertcore.training import (
     AdamW,
     DataCollatorWithPadding,

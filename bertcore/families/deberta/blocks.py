@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.execution.buffers import FEWEST_TOKENS, capacity_for
 from bertcore.families.deberta.operations import mean_value_for_padding, spread_rows
 from bertcore.nn import functional
@@ -18,6 +17,7 @@ from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter, PerVersion
 from bertcore.nn.spec import EncoderSpec, LayerSpec
+from bertcore.passes import Pass
 from bertcore.tape import Tensor, value_of
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from bertcore.execution import Pass, Trace
 from bertcore.families.deberta.blocks import DisentangledContext, PositionsOfPass, RelativeEmbeddings, real_tokens
 from bertcore.families.deberta.operations import padding_of_sequences
 from bertcore.models.adapter import Adapter, Encoded
@@ -17,6 +16,7 @@ from bertcore.nn import functional
 from bertcore.nn.layers import Embedding
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass, Trace
 from bertcore.tape import Tensor
 
 COMPONENTS = "output_attention_components"

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.operation import operation
+from bertcore.passes import Pass
 
 
 @operation()

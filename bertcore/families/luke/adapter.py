@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.execution import Pass
 from bertcore.execution.buffers import IntegerBuffer, capacities_for, capacity_for, close_capacity_for, offsets_behind
 from bertcore.families.luke.blocks import Entities, EntityContext, TokenRows, split_rows
 from bertcore.models.adapter import Adapter, Encoded
@@ -16,6 +15,7 @@ from bertcore.nn import functional
 from bertcore.nn.encoder_layer import LayerContext
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
 from bertcore.tape import Tensor
 
 INPUTS = ("entity_ids", "entity_attention_mask", "entity_token_type_ids", "entity_position_ids")

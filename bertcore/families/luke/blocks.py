@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.kernels.precision import working_dtype
 from bertcore.nn import functional
 from bertcore.nn.embeddings import Embeddings
@@ -25,6 +24,7 @@ from bertcore.nn.operation import operation
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
 
 
 @operation()

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.execution import Pass
 from bertcore.families.luke.adapter import WordAndEntityInput
 from bertcore.families.luke.blocks import Entities
 from bertcore.heads.classifier import ClassifierSpec
@@ -27,6 +26,7 @@ from bertcore.nn import functional
 from bertcore.nn.layers import Linear, drop
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
 
 
 @dataclass(eq=False, kw_only=True)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.families.transfo_xl.blocks import PositionBiases, Relations, SharedBiasesContext, sinusoids
 from bertcore.models.adapter import Adapter, Encoded
 from bertcore.models.inputs import EncoderInput
 from bertcore.nn.layers import drop
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
 from bertcore.tape import Tensor, value_of
 
 RANGE_STEP = 32  # distances come in multiples of it

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.execution import Pass
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModelForCausalLM
@@ -14,6 +13,7 @@ from bertcore.models.outputs import LogitsOutput
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
 from bertcore.tape import value_of
 
 

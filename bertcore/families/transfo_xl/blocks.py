@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.encoder_layer import LayerContext, Sublayer, attention_dtype, make_norm
 from bertcore.nn.layers import Embedding, Linear, drop
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec, LayerSpec
+from bertcore.passes import Pass
 from bertcore.tape import value_of
 
 

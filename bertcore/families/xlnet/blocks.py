@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.families.transfo_xl.blocks import RecurrentContext, RelativeAttention
 from bertcore.nn import functional
 from bertcore.nn.encoder_layer import FeedForward, make_norm
@@ -15,6 +14,7 @@ from bertcore.nn.layout import Layout
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
 from bertcore.tape import value_of
 
 

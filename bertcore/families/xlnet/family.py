@@ -9,7 +9,6 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.checkpoint import NameRules
-from bertcore.execution import Pass
 from bertcore.families.transfo_xl.adapter import RecurrentAdapter, RecurrentInput
 from bertcore.families.transfo_xl.blocks import Half, RecurrentContext, Relations
 from bertcore.families.xlnet.blocks import (
@@ -27,6 +26,7 @@ from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, in_each_laye
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
 from bertcore.tape import Tensor, value_of
 
 

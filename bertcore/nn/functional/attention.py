@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.kernels import RelativePositions
 from bertcore.kernels.attention import ATTENTION, AttentionArguments
 from bertcore.kernels.attention.arguments import check_window
 from bertcore.kernels.attention.positions import TERMS
 from bertcore.kernels.rotary import ROTARY
 from bertcore.nn.operation import operation
+from bertcore.passes import Pass
 
 
 def attention(

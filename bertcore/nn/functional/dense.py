@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.kernels.activation import ACTIVATION, ActivationSaved
 from bertcore.kernels.affine import AFFINE
 from bertcore.kernels.dropout import DROPOUT
@@ -16,6 +15,7 @@ from bertcore.kernels.linear import LINEAR
 from bertcore.kernels.rms_norm import RMS_NORM
 from bertcore.nn.functional.rows import add
 from bertcore.nn.operation import differentiable, operation, parameter_dtype
+from bertcore.passes import Pass
 from bertcore.tape import Addend, Variable
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.kernels.cross_entropy import CROSS_ENTROPY
 from bertcore.kernels.linear import LINEAR
 from bertcore.nn.functional.rows import widened
 from bertcore.nn.operation import operation
+from bertcore.passes import Pass
 from bertcore.tape import Addend
 
 IGNORED = -100

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.kernels.embedding import EMBEDDING, EmbeddingSaved
 from bertcore.nn.operation import operation
+from bertcore.passes import Pass
 from bertcore.tape import Addend
 
 

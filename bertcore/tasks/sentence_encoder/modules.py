@@ -11,11 +11,11 @@ import numpy as np
 from bertcore import kernels
 from bertcore.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
-from bertcore.execution import Pass
 from bertcore.kernels.arrays import Array
 from bertcore.kernels.pooling import MODES as POOLING
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.passes import Pass
 from bertcore.tasks.folder import Module, flag, positive_integer
 from bertcore.tasks.sequence_scores import unchanged
 from bertcore.tasks.similarity import normalized

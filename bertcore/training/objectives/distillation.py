@@ -9,11 +9,10 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_number
-from bertcore.execution import Pass
-from bertcore.execution.settings import kept_scores
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Parameter
+from bertcore.passes import Pass, kept_scores
 from bertcore.tape import unrecorded
 from bertcore.training.objectives.distillation_terms import PROJECTIONS, Outputs, Term, total_of
 from bertcore.training.objectives.language_modeling import MaskedLM

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bertcore.arguments import check_count, check_number
-from bertcore.execution import Pass
 from bertcore.kernels import checks
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
 from bertcore.tape import value_of
 from bertcore.training.objectives.divergences import (
     cosine_distance,

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.kernels.arrays import Array
 from bertcore.nn.functional import sequence_spans
 from bertcore.nn.operation import operation
+from bertcore.passes import Pass
 from bertcore.training.objectives.similarity import cosines
 
 CHUNK = 1 << 16  # logits compared at once: intermediate results stay in the second-level cache

@@ -10,11 +10,10 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_numbers, check_share
-from bertcore.execution import Pass
-from bertcore.execution.settings import ClassOptions, use_class_options
 from bertcore.gradients import Gradients, differentiate, with_loss
 from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
+from bertcore.passes import ClassOptions, Pass, use_class_options
 from bertcore.training.collators import is_cut
 from bertcore.training.masking import IGNORED
 

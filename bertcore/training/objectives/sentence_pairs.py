@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution import Pass
 from bertcore.models import losses
+from bertcore.passes import Pass
 from bertcore.training.objectives.language_modeling import MaskedLM
 from bertcore.training.objectives.objective import (
     Batch,

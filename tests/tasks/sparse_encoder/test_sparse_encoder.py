@@ -7,7 +7,7 @@ import pytest
 
 from bertcore import SparseEncoder, use_backend
 from bertcore.checkpoint import CheckpointError
-from bertcore.execution import Pass
+from bertcore.passes import Pass
 from bertcore.tasks import sparse_encoder
 from bertcore.tasks.texts import TextsCutWarning
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade

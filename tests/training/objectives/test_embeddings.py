@@ -222,10 +222,10 @@ def test_chunks_have_the_same_gradients(chunk, is_training):
 
 def cut_up(objective, model, batch, chunk):
     """The gradients of the loss of a batch whose chunks pass one after another, all on one tape."""
-    from bertcore.execution import Pass
     from bertcore.gradients import differentiate, with_loss
     from bertcore.models.outputs import EncoderOutput
     from bertcore.nn import functional
+    from bertcore.passes import Pass
 
     texts, shape, labels = objective._checked(batch)
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel, AutoModelForMaskedLM, use_backend, value_and_grad
-from bertcore.execution import Pass
 from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
+from bertcore.passes import Pass
 from bertcore.training.objectives import CustomLoss, MaskedLM, MultipleNegativesRanking
 from tests.tiny_bert import CONFIG
 from tests.tolerances import assert_same_arrays

@@ -1,0 +1,241 @@
+"""A pass through a model: the settings that it depends on, mixed precision and options of losses among them.
+
+The public settings (`use_backend`, `autocast`, a tape, `Model.train`) are read once, where a model is called. From then
+on they are a `Pass`, the first argument, `run`, of every block, parameter read and operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.tape import Tape, current_tape
+
+Place = tuple[str, int, str | None]
+AUTOCAST = "bfloat16", "float16"
+_MASK = 2**64 - 1
+
+
+@dataclass
+class ClassOptions:
+    """Options of every loss that compares classes with their scores, within `use_class_options`.
+
+    Attributes:
+        label_smoothing, class_weights: as for `functional.cross_entropy`; weights in host memory.
+        were_used: whether any loss had such labels.
+    """
+
+    label_smoothing: float = 0.0
+    class_weights: np.ndarray | None = None
+    were_used: bool = False
+
+    def weights_for(self, logits: Any, to_backend: Callable[[Any], Any]) -> Any:
+        """Return the weights in the dtype and the memory of `logits`, (rows, classes); None if there are none."""
+        self.were_used = True
+        if self.class_weights is None:
+            return None
+        if self.class_weights.shape != logits.shape[1:]:
+            raise ValueError(f"class_weights has shape {self.class_weights.shape}, expected ({logits.shape[1]},)")
+        return to_backend(self.class_weights.astype(logits.dtype))
+
+
+_dtype: ContextVar[str | None] = ContextVar("bertcore_autocast", default=None)
+_options: ContextVar[ClassOptions | None] = ContextVar("bertcore_class_options", default=None)
+_scores: ContextVar[list[Any] | None] = ContextVar("bertcore_scores", default=None)
+
+autocast_dtype: Callable[[], str | None] = _dtype.get
+current_class_options: Callable[[], ClassOptions | None] = _options.get
+current_scores: Callable[[], list[Any] | None] = _scores.get
+
+
+@contextmanager
+def _set(variable: ContextVar[Any], value: Any) -> Iterator[Any]:
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
+
+
+@contextmanager
+def autocast(dtype: str) -> Iterator[None]:
+    """Compute in 16 bits with a model in float32 within a `with` block, for this thread or task alone.
+
+        with autocast("bfloat16"):
+            out, grads = value_and_grad(model)(**batch)
+
+    The parameters and their gradients stay float32 (Kalamkar et al. 2019, arXiv:1905.12322). On the CPU, "bfloat16"
+    alone, both factors of each product with the weight of a linear map, forward and backward, are rounded, and their
+    products summed in float32; all else is float32. A CPU that multiplies bfloat16 faster than float32 gains by it; on
+    others the backend numba rounds the weights alone. On a GPU all parameters are rounded, and activations and their
+    gradients are of `dtype`; sums of products, norms, softmaxes and losses are float32. Gradients in "float16" may
+    vanish: see `TrainingArguments(fp16=True)`.
+
+    Raises:
+        ValueError: for another dtype; from a model's call, for "float16" on the CPU.
+    """
+    if dtype not in AUTOCAST:
+        raise ValueError(f"dtype is {dtype!r}, expected {' or '.join(map(repr, AUTOCAST))}")
+    with _set(_dtype, dtype):
+        yield
+
+
+def use_class_options(options: ClassOptions) -> Any:
+    """Return a block in which models' losses follow `options`."""
+    return _set(_options, options)
+
+
+def kept_scores() -> Any:
+    """Return a block that keeps the scores of labelled tokens, (labels, words), that language models make, in a list.
+
+    A loss that compares them need not make them twice.
+    """
+    return _set(_scores, [])
+
+
+def mixed_seed(seed: int, number: int) -> int:
+    """Return a seed for each number, unlike those of other seeds: SplitMix64's finaliser (Steele et al. 2014)."""
+    mixed = (seed + number * 0x9E3779B97F4A7C15) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 31)
+
+
+class Seeds:
+    """The seeds of a pass's dropout, which follow from one seed of 64 bits.
+
+    A layer has a sequence of its own (`Pass.at_site`), so that, run again for the backward (`tape.checkpoint`), it
+    draws the same seeds.
+
+    Attributes:
+        seed: the seed from which the others follow.
+        count: how many were drawn.
+    """
+
+    def __init__(self, seed: int):
+        self.seed, self.count = seed, 0
+
+    def draw(self) -> Any:
+        """Return the next seed."""
+        self.count += 1
+        return mixed_seed(self.seed, self.count)
+
+    def of_site(self, number: int) -> Seeds:
+        """Return the sequence of the site of this number, at its beginning."""
+        return Seeds(mixed_seed(self.seed, -1 - number))
+
+
+@dataclass
+class Trace:
+    """The notes that one pass takes of its layers and heads.
+
+    Attributes:
+        states: the input of each layer and the output of the last; None if they are not noted.
+        attentions: each layer's probabilities; None if they are not noted.
+        projections: each layer's (query, key, value); None if they are not noted.
+        shown_projections: the numbers of the layers, from 1 on, whose projections the caller asked for; None for all.
+        shows_states: whether the caller asked for the states (an adapter may need them for itself).
+        layers: how many layers run, for a model that continues from there by itself; None for all.
+        scores: scores of labelled tokens, (labels, words), of language models; None if they are not noted.
+    """
+
+    states: list | None = None
+    attentions: list | None = None
+    shows_states: bool = False
+    projections: list | None = None
+    shown_projections: Collection[int] | None = None
+    layers: int | None = None
+    scores: list | None = None
+
+    @classmethod
+    def asked(cls, hidden_states: bool, attentions: bool, projections: bool | Collection[int]) -> Trace:
+        """Return the trace of what a caller asked for."""
+        states, probabilities = [] if hidden_states else None, [] if attentions else None
+        shown = None if isinstance(projections, bool) else projections
+        return cls(states, probabilities, hidden_states, [] if projections else None, shown)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing is noted of the layers."""
+        return self.states is None and self.attentions is None and self.projections is None
+
+
+class Cache(Protocol):
+    """The keys and values of a generation, as a layer uses them: `nn.key_value_cache.KeyValueCache`."""
+
+    def attend(
+        self, run: Pass, layer: int, qkv: Any, *, num_heads: int, scale: float | None, compute_dtype: str | None
+    ) -> Any:
+        """Keep the layer's new keys and values, and return the attention of the new tokens to all so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Everything that one pass depends on beside its inputs.
+
+    Attributes:
+        backend: "numpy", "numba" or "cupy".
+        gpu: the number of the GPU that computes; 0 on the CPU.
+        on_gpu: whether arrays are in the memory of a GPU.
+        autocast: the dtype of `autocast`, or None.
+        tape: the tape that records the pass, or None.
+        seeds: the source of dropout's seeds, or None if nothing is dropped.
+        trace: the notes that the pass takes.
+        cache: keys and values of a generation, or None.
+        class_options: how losses compare labels that are classes, or None.
+        is_noted: whether operations may be given Deferred arrays, by a program that is being recorded.
+        place: (backend, gpu, autocast); what is made of parameters is kept for one place.
+        is_inference: whether neither a tape records nor anything is dropped.
+    """
+
+    backend: str
+    gpu: int = 0
+    on_gpu: bool = False
+    autocast: str | None = None
+    tape: Tape | None = None
+    seeds: Seeds | None = None
+    trace: Trace = field(default_factory=Trace)
+    cache: Cache | None = None
+    class_options: ClassOptions | None = None
+    is_noted: bool = False
+    place: Place = field(init=False)
+    is_inference: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", (self.backend, self.gpu, self.autocast))
+        object.__setattr__(self, "is_inference", self.tape is None and self.seeds is None)
+
+    @classmethod
+    def begin(cls, like: Any = None, *, trace: Trace | None = None, seeds: Seeds | None = None) -> Pass:
+        """Return the pass that the settings in force ask for; nothing else reads them.
+
+        Args:
+            like: an array whose memory the backend "auto" follows; host memory by default.
+            trace: the notes to take; none by default.
+            seeds: of dropout, which is applied if they are given.
+
+        Raises:
+            BackendUnavailable: if the backend in force cannot run here.
+        """
+        is_cupy = like is not None and kernels.array_module(like) is not np
+        backend = kernels.resolve_backend(None, on_gpu=is_cupy)
+        on_gpu = backend == "cupy" and kernels.uses_gpu(backend)
+        trace = Trace() if trace is None else trace
+        trace.scores = current_scores()
+        gpu = kernels.current_gpu() if backend == "cupy" else 0
+        options = {"trace": trace, "seeds": seeds, "class_options": current_class_options()}
+        return cls(backend, gpu, on_gpu, autocast_dtype(), current_tape(), **options)
+
+    def to_backend(self, array: Any) -> Any:
+        """Return a NumPy array in the memory of the backend."""
+        return kernels.to_backend(array, self.backend) if self.on_gpu else array
+
+    def at_site(self, number: int) -> Pass:
+        """Return the pass whose seeds depend on this number and the seed alone, however many others were drawn."""
+        return self if self.seeds is None else replace(self, seeds=self.seeds.of_site(number))
