@@ -37,10 +37,23 @@ class Call(Protocol):
 
 
 class Argument:
-    """The constraint on one argument; `check` returns the value to compute with."""
+    """The constraint on one argument; `check` returns the value to compute with.
+
+    Attributes:
+        schema: the argument's type in a PyTorch operator; "" if only eager calls take another value than the default.
+    """
 
     is_array = False
+    schema = ""
     plain: tuple[type, ...] = ()  # classes beside arrays that an array argument takes
+
+    def __init__(self, schema: str | None = None):
+        if schema is not None:
+            self.schema = schema
+
+    def traced(self, name: str, value: Any) -> Any:
+        """Return the value as a PyTorch operator of this schema takes it."""
+        return value
 
     def check(self, name: str, value: Any, call: Call) -> Any:
         """Return the value to compute with."""
@@ -56,7 +69,7 @@ class _Array(Argument):
         optional: whether the argument may be None.
     """
 
-    is_array = True
+    is_array, schema = True, "Tensor?"
 
     def __init__(self, shape: str, *, optional: bool = False):
         self.axes, self.optional = tuple(shape.split()), optional
@@ -125,7 +138,7 @@ class Offsets(Argument):
     They become int32. On a GPU their values are not read.
     """
 
-    is_array = True
+    is_array, schema = True, "Tensor?"
 
     def __init__(self, of: str, *, optional: bool = False):
         self.of, self.optional = of, optional
@@ -141,8 +154,13 @@ class Offsets(Argument):
 class Seed(Argument):
     """A seed of dropout: an integer of 64 bits or, on CUDA, an array of one uint64."""
 
-    is_array = True
+    is_array, schema = True, "SymInt"
     plain = (int, float, str, np.generic)  # which `check` tells apart
+
+    def traced(self, name: str, value: Any) -> Any:
+        if isinstance(value, int) and 1 << 63 <= value < 1 << 64:  # an operator's integers have a sign
+            return value - (1 << 64)
+        return value
 
     def check(self, name: str, value: Any, call: Call) -> Any:
         if hasattr(value, "dtype") and not isinstance(value, np.generic):
@@ -153,6 +171,8 @@ class Seed(Argument):
 
 class Axis(Argument):
     """An axis of another argument, which becomes its number from the front."""
+
+    schema = "SymInt"
 
     def __init__(self, of: str):
         self.of = of
@@ -167,6 +187,8 @@ class Axis(Argument):
 class Number(Argument):
     """A number that arrays of the call's dtype can be computed with."""
 
+    schema = "float"
+
     def __init__(self, minimum: float | None = None):
         self.minimum = minimum
 
@@ -176,6 +198,8 @@ class Number(Argument):
 
 class Integer(Argument):
     """An integer, not below `minimum`; if `bits` is given, one that fits so many with a sign."""
+
+    schema = "SymInt"
 
     def __init__(self, minimum: int | None = None, bits: int | None = None):
         self.minimum, self.bits = minimum, bits
@@ -190,12 +214,16 @@ class Integer(Argument):
 class Probability(Argument):
     """A number of at least 0 and below 1."""
 
+    schema = "float"
+
     def check(self, name: str, value: Any, call: Call) -> float:
         return checks.probability(name, value)
 
 
 class Flag(Argument):
     """True or False."""
+
+    schema = "bool"
 
     def check(self, name: str, value: Any, call: Call) -> bool:
         return checks.boolean(name, value)
@@ -217,6 +245,8 @@ class ParameterDtype(Argument):
 
 class Choice(Argument):
     """One of several names, or None if that is among them."""
+
+    schema = "str?"
 
     def __init__(self, *options: str | None):
         self.options = options

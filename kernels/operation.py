@@ -61,6 +61,9 @@ class Operation:
         saves: the named tuple that the forward keeps for the backward: "output", and arguments by name; None for an
             operation that has no backward.
         kept: constraints on the fields of `saves` that are not arguments.
+        kept_shapes: of (arguments, as attributes): returns the shapes of arrays among `kept`, but "output",
+            by name; None for one that is None.
+        fields: the constraint on each field of `saves` by name.
         gradients: what the backward returns, by the names of arguments, in its order.
         same_gradient: {argument: another one, or "grad_output"}: arguments whose gradient equals that of another.
         output: the field of `saves` whose shape and dtype the output has; or a function of (saved) that returns the
@@ -77,6 +80,7 @@ class Operation:
         *,
         saves: Any = None,
         kept: Mapping[str, Argument] | None = None,
+        kept_shapes: Callable[[Any], dict[str, Any]] = lambda given: {},
         gradients: tuple[str, ...] = (),
         same_gradient: Mapping[str, str] | None = None,
         output: str | Callable[[Any], tuple[Any, Any]] = "",
@@ -88,7 +92,8 @@ class Operation:
         self.package, self.name, self.arguments = package, name, dict(arguments)
         self.saves, self.gradients, self.same_gradient = saves, gradients, dict(same_gradient or {})
         self.options = dict(options or {})
-        self._output, self._forward, self._backward = output, forward, backward
+        self.output, self.kept_shapes = output, kept_shapes
+        self._forward, self._backward = forward, backward
         self._function = function or name
         self._backward_function = f"{self._function}_backward"
         self._names = tuple(self.arguments)
@@ -96,7 +101,7 @@ class Operation:
         self._checked = tuple(self.arguments.items())
         fields = () if saves is None else saves._fields
         constraints = self.arguments | dict(kept or {})
-        self._checked_fields = tuple((field, constraints.get(field, Argument())) for field in fields)
+        self.fields = {field: constraints.get(field, Argument()) for field in fields}
         self._kept = tuple(-1 if field == "output" else self._names.index(field) for field in fields if not forward)
         OPERATIONS[name] = self
 
@@ -188,7 +193,7 @@ class Operation:
         if not hasattr(grad_output, "dtype") or isinstance(grad_output, np.generic):
             raise TypeError(f"grad_output is {type(grad_output).__qualname__}, {MISSING}")
         call.saved = saved = self._check_saved(call)
-        like = self._output
+        like = self.output
         if callable(like):
             shape, dtype = like(saved)
         else:
@@ -205,7 +210,7 @@ class Operation:
         saved, checked = call.saved, []
         if hasattr(saved, "dtype"):
             call.dtype, call.first = checks.floating_dtype("saved.dtype", saved.dtype), "saved.dtype"
-        for value, (field, argument) in zip(saved, self._checked_fields, strict=True):
+        for value, (field, argument) in zip(saved, self.fields.items(), strict=True):
             name = f"saved.{field}"
             if argument.is_array and not (value is None or _is_array(value) or isinstance(value, argument.plain)):
                 raise TypeError(f"{name} is {type(value).__qualname__}, {MISSING}")

@@ -9,6 +9,9 @@ refused; other arrays than tensors raise TypeError.
     hidden = F.gelu(F.linear(x, weight, bias))
     F.layer_norm(hidden, scale).sum().backward()
 
+Under torch.compile each function is an operator of PyTorch, which a graph contains whole. Arguments that are only for
+eager calls are refused there: `return_probs`, `return_components`, `compute_dtype` and pooling's `dtype`.
+
 On a GPU they run on PyTorch's current stream. `on_current_stream` and `share_memory` are for what calls CuPy beside
 PyTorch in another way, as models do: they make CuPy use PyTorch's stream and PyTorch's pool of memory.
 """
@@ -17,24 +20,29 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from functools import wraps
+from types import SimpleNamespace
 from typing import Any, ParamSpec
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from .attention.positions import TERMS, RelativePositions
+from .arguments import Integers, Seed, Wide
+from .attention.arguments import terms_of
+from .attention.positions import OF_RELATIVE, TERMS, RelativePositions
+from .dispatch import AUTO, IMPLEMENTATIONS
 from .operation import OPERATIONS, Operation
 
 _kernels = importlib.import_module(__package__)  # by whatever name the folder goes
+_NAMESPACE = __package__.replace(".", "_")
+_BACKENDS = (*IMPLEMENTATIONS, AUTO)
 
 Tensor = torch.Tensor
 Arguments = ParamSpec("Arguments")
 
 
 class _Function(torch.autograd.Function):
-    """One call of an operation, whose tensors that have a gradient are `tensors`, in the order of `names`."""
+    """One eager call of an operation, whose tensors that have a gradient are `tensors`, in the order of `names`."""
 
     @staticmethod
     def forward(
@@ -42,7 +50,7 @@ class _Function(torch.autograd.Function):
     ) -> Any:
         with _stream_of(tensors):
             detached = {name: None if it is None else it.detach() for name, it in zip(names, tensors, strict=True)}
-            result, saved = _call(getattr(_kernels, record.name), given | detached, save=True)
+            result, saved = _call(record, given | detached, save=True)
         own = {id(new): old for new, old in zip(detached.values(), tensors, strict=True) if old is not None}
         ctx.record, ctx.names, ctx.backend, ctx.saved = record, names, given["backend"], list(saved)
         ctx.places = [place for place, value in enumerate(saved) if isinstance(value, Tensor)]
@@ -57,65 +65,224 @@ class _Function(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
-        record, fields = ctx.record, list(ctx.saved)
+        fields = list(ctx.saved)
         for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
             fields[place] = tensor.detach()
         needed = dict(zip(ctx.names, ctx.needs_input_grad[3:], strict=True))
-        options = {"needs_weight": needed["weight"]} if "needs_weight" in record.options else {}
-        grad_output = grad_output.contiguous()
-        with _stream_of([grad_output]):
-            backward = getattr(_kernels, f"{record.name}_backward")
-            found = backward(grad_output, record.saves(*fields), backend=ctx.backend, **options)
-        gradients = {"grad_output": grad_output, **_by_name(record, found)}
-        gradients |= {name: gradients[source] for name, source in record.same_gradient.items()}
+        gradients = _gradients(ctx.record, grad_output, fields, ctx.backend, needed.get("weight", False))
         return None, None, None, *[gradients.get(name) if is_needed else None for name, is_needed in needed.items()]
 
 
-def _by_name(record: Operation, found: Any) -> dict[str, Any]:
+def _call(record: Operation, given: dict[str, Any], **options: Any) -> Any:
+    """Call the kernel with the record's arguments by name; the fields of `relative` stand among them."""
+    if "distance_rows" in given:
+        terms = {name: given[name] for name in (*OF_RELATIVE, "longest")}
+        given = {name: value for name, value in given.items() if name not in terms}
+        given["relative"] = None if terms["distance_rows"] is None else RelativePositions(**terms)
+    return getattr(_kernels, record.name)(**given, **options)
+
+
+def _gradients(
+    record: Operation, grad_output: Tensor, fields: Sequence[Any], backend: str, needs_weight: bool
+) -> dict[str, Any]:
     """Return the gradients by the names of arguments, the fields of `relative` among them."""
+    options = {"needs_weight": needs_weight} if "needs_weight" in record.options else {}
+    grad_output = grad_output.contiguous()
+    with _stream_of([grad_output]):
+        backward = getattr(_kernels, f"{record.name}_backward")
+        found = backward(grad_output, record.saves(*fields), backend=backend, **options)
     if isinstance(found, _kernels.Gradients):
         *found, relative = found
         found += [getattr(relative, name, None) for name in TERMS]
-    return dict(zip(record.gradients, found if isinstance(found, list | tuple) else [found], strict=True))
+    named = dict(zip(record.gradients, found if isinstance(found, list | tuple) else [found], strict=True))
+    return _with_equal(record, grad_output, named)
 
 
-def _call(function: Callable[..., Any], given: dict[str, Any], **options: Any) -> Any:
-    """Call with the arguments by name; fields of `relative` that stand among them go there."""
-    given = dict(given)
-    if isinstance(given.get("relative"), RelativePositions):
-        terms = {name: given.pop(name) for name in TERMS if name in given}
-        given["relative"] = replace(given["relative"], **terms)
-    return function(**given, **options)
+def _with_equal(record: Operation, grad_output: Tensor, gradients: dict[str, Any]) -> dict[str, Any]:
+    known = {"grad_output": grad_output, **gradients}
+    return gradients | {name: known.get(source) for name, source in record.same_gradient.items()}
+
+
+class _Operator:
+    """An operation as operators of PyTorch for what traces calls: one for the forward, one for the backward.
+
+    The forward returns its output and, if `keep`, the arrays among the record's `kept` and the number of the backend,
+    which is chosen when the operator runs. Shapes and the operators' schemas follow from the record.
+    """
+
+    def __init__(self, record: Operation):
+        self.record = record
+        self.names = tuple(name for name, argument in record.arguments.items() if argument.schema)
+        self.fields = {name: argument.schema for name, argument in record.fields.items() if argument.schema}
+        if "output" in record.fields:
+            self.fields["output"] = "Tensor?"
+        given = ", ".join(f"{record.arguments[name].schema} {name}" for name in self.names)
+        saved = ", ".join(f"{schema} {name}" for name, schema in self.fields.items())
+        shapes = "SymInt[] sizes, int[] ndims, ScalarType dtype"
+        schema = f"(Tensor grad_output, {saved}, {shapes}, str[] wanted, Tensor backend) -> Tensor[]"
+        self.forward = self._operator(
+            "", f"({given}, str backend, bool keep) -> Tensor[]", self._compute, self._fake_result
+        )
+        self.backward = self._operator("_backward", schema, self._compute_gradients, self._fake_gradients)
+        self.forward.register_autograd(self._pull_back, setup_context=self._keep)
+
+    def _operator(self, suffix: str, schema: str, compute: Any, fake: Any) -> Any:
+        name = f"{_NAMESPACE}::{self.record.name}{suffix}"
+        operator = torch.library.custom_op(name, compute, mutates_args=(), schema=schema)
+        operator.register_fake(fake)
+        return operator
+
+    def __call__(self, given: dict[str, Any]) -> Any:
+        """Call the operator with the arguments by name."""
+        record, backend = self.record, given["backend"] or ""
+        for name, argument in record.arguments.items():
+            if not argument.schema and name != "return_lse" and given[name]:
+                raise ValueError(f"{name} is {given[name]!r}, expected {given[name].__class__()!r} under torch.compile")
+        values = [record.arguments[name].traced(name, given[name]) for name in self.names]
+        requires = any(value.requires_grad for value in values if isinstance(value, Tensor))
+        returns_lse = given.get("return_lse", False)
+        keep = returns_lse or (requires and torch.is_grad_enabled())
+        output, *kept = self.forward(*values, backend, keep)
+        return (output, kept[0].detach()) if returns_lse else output
+
+    def _compute(self, *values: Any) -> list[Tensor]:
+        record, (*given, backend, keep) = self.record, values
+        backend = backend or _kernels.get_backend()
+        named = {
+            name: value.detach() if isinstance(value, Tensor) else value
+            for name, value in zip(self.names, given, strict=True)
+        }
+        named |= {name: value % (1 << 64) for name, value in named.items() if isinstance(record.arguments[name], Seed)}
+        tensors = [value for value in named.values() if isinstance(value, Tensor)]
+        with _stream_of(tensors):
+            result = _call(record, named | {"backend": backend}, save=keep)
+            if not keep:
+                return [_apart(result, tensors)]
+            output, saved = result
+            kept = [getattr(saved, name) for name in self._kept_names(named)]
+            return [*(_apart(it, tensors) for it in (output, *kept)), torch.tensor(_BACKENDS.index(backend))]
+
+    def _kept_names(self, given: dict[str, Any]) -> list[str]:
+        return [name for name, shape in self.record.kept_shapes(SimpleNamespace(**given)).items() if shape is not None]
+
+    def _fake_result(self, *values: Any) -> list[Tensor]:
+        *given, _, keep = values
+        named = dict(zip(self.names, given, strict=True))
+        first = next(value for value in given if isinstance(value, Tensor) and value.is_floating_point())
+        kept, output = {}, self.record.output
+        for name, shape in self.record.kept_shapes(SimpleNamespace(**named)).items():
+            if shape is not None:
+                kept[name] = first.new_empty(shape, dtype=_dtype_of(self.record.fields[name], first))
+        if isinstance(output, str):
+            result = torch.empty_like(first, memory_format=torch.contiguous_format)
+        else:
+            saved = {"shape": first.shape, "dtype": first.dtype} | named | kept
+            shape, dtype = output(SimpleNamespace(**saved))
+            shape = [first.shape[-1] if size is None else size for size in shape]  # of embedding, which keeps no weight
+            result = first.new_empty(shape, dtype=dtype or first.dtype)
+        return [result, *kept.values(), torch.empty((), dtype=torch.int64)] if keep else [result]
+
+    def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+        given = dict(zip(self.names, inputs, strict=False))
+        result, *kept, backend = output
+        saved = given | dict(zip(self._kept_names(given), kept, strict=True)) | {"output": result}
+        if "num_embeddings" in self.fields:
+            saved["num_embeddings"] = given["weight"].shape[0]
+        ctx.fields = [saved[name] for name in self.fields]
+        ctx.places = [place for place, value in enumerate(ctx.fields) if isinstance(value, Tensor)]
+        ctx.save_for_backward(*[ctx.fields[place] for place in ctx.places], backend)
+        ctx.fields = [None if isinstance(value, Tensor) else value for value in ctx.fields]
+        gradients = {name: given[name] for name in self.record.gradients if given[name] is not None}
+        ctx.shapes = {name: tensor.shape for name, tensor in gradients.items()}
+        ctx.dtype = next(iter(gradients.values())).dtype
+        ctx.mark_non_differentiable(*kept, backend)
+        ctx.set_materialize_grads(False)
+
+    def _pull_back(self, ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        grad_output, (*tensors, backend) = grads[0], ctx.saved_tensors
+        needed = dict(zip(self.names, ctx.needs_input_grad, strict=False))
+        if grad_output is None:
+            return (None,) * (len(self.names) + 2)
+        fields = list(ctx.fields)
+        for place, tensor in zip(ctx.places, tensors, strict=True):
+            fields[place] = tensor
+        wanted = [name for name in ctx.shapes if name != "weight" or needed[name]]
+        sizes = [size for name in wanted for size in ctx.shapes[name]]
+        ndims = [len(ctx.shapes[name]) for name in wanted]
+        found = self.backward(grad_output, *fields, sizes, ndims, ctx.dtype, wanted, backend)
+        gradients = _with_equal(self.record, grad_output, dict(zip(wanted, found, strict=True)))
+        return *[gradients.get(name) if is_needed else None for name, is_needed in needed.items()], None, None
+
+    def _compute_gradients(self, grad_output: Tensor, *values: Any) -> list[Tensor]:
+        *fields, _, _, _, wanted, backend = values
+        saved = {"shape": tuple(grad_output.shape), "dtype": str(grad_output.dtype).removeprefix("torch.")}
+        saved |= {
+            name: it.detach() if isinstance(it, Tensor) else it for name, it in zip(self.fields, fields, strict=True)
+        }
+        saved |= {name: it % (1 << 64) for name, it in saved.items() if isinstance(self.record.fields.get(name), Seed)}
+        ordered = [saved[name] for name in self.record.fields]
+        needs_weight = "weight" in wanted
+        found = _gradients(self.record, grad_output.detach(), ordered, _BACKENDS[int(backend)], needs_weight)
+        return [_apart(found[name], [grad_output]) for name in wanted]
+
+    def _fake_gradients(self, grad_output: Tensor, *values: Any) -> list[Tensor]:
+        *_, sizes, ndims, dtype, _, _ = values
+        starts = [sum(ndims[:n]) for n in range(len(ndims))]
+        return [
+            grad_output.new_empty(sizes[at : at + ndim], dtype=dtype) for at, ndim in zip(starts, ndims, strict=True)
+        ]
+
+
+def _apart(result: Tensor, given: Sequence[Tensor]) -> Tensor:
+    """Return the result as an operator must: contiguous, and in memory of its own."""
+    result = result.contiguous()
+    return result.clone() if any(result.data_ptr() == it.data_ptr() for it in given) else result
+
+
+def _dtype_of(argument: Any, first: Tensor) -> torch.dtype:
+    if isinstance(argument, Integers):
+        return torch.int32
+    return torch.float32 if isinstance(argument, Wide) and first.dtype != torch.float64 else first.dtype
 
 
 def _differentiable(function: Callable[Arguments, Any]) -> Callable[Arguments, Tensor]:
     """Return the operation with its gradients in PyTorch; it takes no `save`."""
     record, signature = OPERATIONS[function.__name__], inspect.signature(function)
-    has_gradient = {*record.gradients, *record.same_gradient}
+    has_gradient = frozenset((*record.gradients, *record.same_gradient))
+    operator = _Operator(record)
+    parameters = signature.parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    positional = tuple(each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD)
+    names = frozenset(signature.parameters)
 
     @wraps(function)
     def differentiable(*args: Arguments.args, **options: Arguments.kwargs) -> Tensor:
-        bound = signature.bind(*args, **options)
-        bound.apply_defaults()
-        given = bound.arguments
+        given: dict[str, Any] = {**defaults, **dict(zip(positional, args)), **options}  # noqa: B905
+        if (
+            len(args) > len(positional)
+            or given.keys() != names
+            or any(name in options for name in positional[: len(args)])
+        ):
+            signature.bind(*args, **options)  # raises TypeError
         if given.pop("save") or given.get("inplace"):
             raise ValueError("save or inplace is True, expected False beside PyTorch's autograd")
-        relative = given.get("relative")
-        if isinstance(relative, RelativePositions):
-            given |= {name: getattr(relative, name) for name in TERMS}
-        # The block that is in force at the call may be over at the backward.
-        given["backend"] = given["backend"] or _kernels.get_backend()
-        names = []
+        if "relative" in given:
+            given |= dict(zip((*OF_RELATIVE, "longest"), terms_of(given.pop("relative")), strict=True))
+        gradients = []
         for name, value in given.items():
             if name not in has_gradient:
                 if isinstance(value, Tensor) and value.requires_grad:
                     raise ValueError(f"{name} requires a gradient, and there is none for it: pass {name}.detach()")
             elif value is None or isinstance(value, Tensor):
-                names.append(name)
+                gradients.append(name)
             else:
                 raise TypeError(f"{name} is of type {type(value).__name__}, expected a PyTorch tensor")
-        tensors = [given.pop(name) for name in names]
-        return _Function.apply(record, given, tuple(names), *tensors)
+        if torch.compiler.is_compiling():
+            return operator(given)
+        # The block that is in force at the call may be over at the backward.
+        given["backend"] = given["backend"] or _kernels.get_backend()
+        tensors = [given.pop(name) for name in gradients]
+        return _Function.apply(record, given, tuple(gradients), *tensors)
 
     return differentiable
 

@@ -112,11 +112,21 @@ def _backward(
     return *grads, grad_bias, *[getattr(grad_relative, name, None) for name in TERMS]
 
 
+def _kept_shapes(given: Any) -> dict[str, Any]:
+    *rows, _ = given.query.shape
+    return {"lse": (*(rows if given.cu_seqlens is None else reversed(rows)), 2)}
+
+
 _KEPT = tuple(name for name in AttentionArguments._fields if name in AttentionSaved._fields)
 
 
 class _Window(Argument):
     """The number of keys a query sees before and after its own position: a pair, one integer for both, or None."""
+
+    schema = "SymInt[]"
+
+    def traced(self, name: str, value: Any) -> list[int]:
+        return list(check_window(value))
 
     def check(self, name: str, value: Any, call: Call) -> tuple[int, int]:
         return check_window(value)
@@ -135,13 +145,13 @@ ATTENTION = Operation(
         "bias": Floats("", optional=True),
         "is_causal": Flag(),
         "window": _Window(),
-        "scale": Argument(),
+        "scale": Argument("float?"),
         "dropout_p": Probability(),
         "dropout_seed": Seed(),
         "compute_dtype": Argument(),
-        "return_lse": Flag(),
-        "return_probs": Flag(),
-        "return_components": Flag(),
+        "return_lse": Flag(schema=""),
+        "return_probs": Flag(schema=""),
+        "return_components": Flag(schema=""),
         "distance_rows": AnyArray("", optional=True),
         "position_key": Floats("", optional=True),
         "position_query": Floats("", optional=True),
@@ -150,10 +160,11 @@ ATTENTION = Operation(
         "segment_ids": AnyArray("", optional=True),
         "segment_ids_k": AnyArray("", optional=True),
         "segment_scores": Floats("", optional=True),
-        "longest": Argument(),
+        "longest": Argument("SymInt?"),
     },
     saves=AttentionSaved,
     kept={"output": Floats(""), "lse": Wide("")},
+    kept_shapes=_kept_shapes,
     gradients=("query", "key", "value", "bias", *TERMS),
     output="query",
     forward=_forward,

@@ -31,7 +31,7 @@ class LinearSaved(NamedTuple):
 class _Weight(Argument):
     """(out_features, in_features): an array of the input's dtype, or a prepared weight that takes that."""
 
-    is_array = True
+    is_array, schema = True, "Tensor?"
     plain = (PreparedWeight,)
 
     def check(self, name: str, weight: Any, call: Call) -> Any:
@@ -87,6 +87,7 @@ LINEAR = Operation(
     },
     saves=LinearSaved,
     kept={"before": Floats("... out_features", optional=True)},
+    kept_shapes=lambda given: {"before": given.activation and (*given.input.shape[:-1], given.weight.shape[0])},
     gradients=("input", "weight", "bias"),
     same_gradient={"residual": "grad_output"},
     output=lambda saved: ((*saved.input.shape[:-1], saved.weight.shape[0]), saved.input.dtype),

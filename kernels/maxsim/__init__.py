@@ -1,5 +1,6 @@
 """Late interaction: the score of queries and documents by the best match of each query token, forward and backward."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -61,6 +62,7 @@ MAXSIM = Operation(
     },
     saves=MaxsimSaved,
     kept={"best": Integers("documents query_tokens")},
+    kept_shapes=lambda given: {"best": (given.cu_seqlens.shape[0] - 1, math.prod(given.query.shape[:-1]))},
     gradients=("query", "document"),
     output=_output,
     forward=_forward,

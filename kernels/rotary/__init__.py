@@ -45,7 +45,7 @@ ROTARY = Operation(
         "cu_seqlens": Offsets(of="input", optional=True),
         "positions": Integers("tokens", optional=True),
         "interleaved": Flag(),
-        "inplace": Flag(),
+        "inplace": Flag(schema=""),
     },
     saves=RotarySaved,
     gradients=("input",),
