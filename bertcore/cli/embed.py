@@ -11,14 +11,15 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
-from bertcore.checkpoint.files import read_json_object
 from bertcore.cli import TERMINATED
 from bertcore.cli.inputs import Reading, Texts, model_folder
 from bertcore.cli.options import CommandError, File, Positive
 from bertcore.cli.outputs import output_stream, write_jsonl, write_npy
-from bertcore.plugins.corpus import Part, corpus_files, parts_of, texts_of
+
+if TYPE_CHECKING:
+    from bertcore.plugins.corpus import Part
 
 NOTE = "embed.json"  # beside the parts: the model, corpus and options that they were made with
 RETRIES = 2  # of a worker that died: out of memory, or with its machine
@@ -146,8 +147,10 @@ class PartEmbedder:
         """Load the model, and check the options by it."""
         self._encoder.encode([], **self._args.encoding_options())
 
-    def embed(self, part: Part, target: Path) -> int:
+    def embed(self, part: "Part", target: Path) -> int:
         """Write a part's embeddings and return the number of its rows."""
+        from bertcore.plugins.corpus import texts_of
+
         as_npy = self._args.format == "npy"
         with output_stream(str(target), seekable=as_npy) as output, self._args.chosen_backend():
             self._args.write(output, self._encoder, texts_of(part, self._args.column or "text"), as_npy=as_npy)
@@ -156,6 +159,8 @@ class PartEmbedder:
 
 def embed_on_ray(folder: Path, args: Embed) -> None:
     """Embed the corpus FILE into the folder --output; parts that are there already are kept."""
+    from bertcore.plugins.corpus import corpus_files, parts_of
+
     root, out = Path(args.file or "").absolute(), Path(args.output).absolute()
     files = corpus_files(root)
     parts = [part for file in files for part in parts_of(file, args.part_rows, args.column)]
@@ -173,7 +178,7 @@ def embed_on_ray(folder: Path, args: Embed) -> None:
         _embed_all(ray, workers, missing, args.progress)
 
 
-def _embed_all(ray: Any, workers: list[Any], missing: list[tuple[Part, Path]], progress: bool | None) -> None:
+def _embed_all(ray: Any, workers: list[Any], missing: list[tuple["Part", Path]], progress: bool | None) -> None:
     from bertcore.tasks.texts import progress_bar
 
     pool = ray.util.ActorPool(workers)
@@ -239,6 +244,8 @@ def _check_folder(out: Path, facts: Mapping[str, Any]) -> None:
         raise CommandError(f"{out} holds files and no {NOTE}, expected a new or empty folder")
     if not any(name.startswith("part-") for name in held):
         return
+    from bertcore.checkpoint.files import read_json_object
+
     found = read_json_object(note)
     changed = [name for name, value in facts.items() if found.get(name) != value]
     if changed:
