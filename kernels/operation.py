@@ -61,8 +61,8 @@ class Operation:
         saves: the named tuple that the forward keeps for the backward: "output", and arguments by name; None for an
             operation that has no backward.
         kept: constraints on the fields of `saves` that are not arguments.
-        kept_shapes: of (arguments, as attributes): returns the shapes of arrays among `kept`, but "output",
-            by name; None for one that is None.
+        kept_shapes: function of (arguments, as attributes): the shapes of the arrays among `kept`, except "output", by
+            name, None for an array that is not kept.
         fields: the constraint on each field of `saves` by name.
         gradients: what the backward returns, by the names of arguments, in its order.
         same_gradient: {argument: another one, or "grad_output"}: arguments whose gradient equals that of another.

@@ -215,7 +215,8 @@ class _Operator:
 
     def _compute_gradients(self, grad_output: Tensor, *values: Any) -> list[Tensor]:
         *fields, _, _, _, wanted, backend = values
-        saved = {"shape": tuple(grad_output.shape), "dtype": str(grad_output.dtype).removeprefix("torch.")}
+        dtype = str(grad_output.dtype).removeprefix("torch.")
+        saved: dict[str, Any] = {"shape": tuple(grad_output.shape), "dtype": dtype}
         saved |= {
             name: it.detach() if isinstance(it, Tensor) else it for name, it in zip(self.fields, fields, strict=True)
         }

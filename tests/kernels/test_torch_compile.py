@@ -48,7 +48,6 @@ def every_operation(x):
 
 
 def test_every_operation_is_called():
-    assert {name for name, it in vars(F).items() if getattr(it, "__module__", "") and name in CALLS} <= set(CALLS)
     assert {name.removesuffix("_backward") for name in kernels.__all__ if name.endswith("_backward")} <= set(CALLS)
 
 
