@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ class Executable(Protocol):
     spec: EncoderSpec
     embeddings: Block
     adapter: Adapter
-    layers: Sequence[Block]
+    layers: list[Block]
     final_norm: Block | None
     recomputes_layers: bool
 
