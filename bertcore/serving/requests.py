@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 REQUIRED = object()
+LONGEST = 500
 
 
 @dataclass
@@ -15,33 +16,36 @@ class RequestError(Exception):
     Attributes:
         status: of HTTP.
         kind: "validation", "overloaded", ...
-        message: what is wrong, and what was expected.
-        is_body_unread: whether the client may still be sending.
+        message: what is wrong, and what was expected; cut to LONGEST characters, as it may quote the request.
     """
 
     status: int
     kind: str
     message: str
-    is_body_unread: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.message) > LONGEST:
+            self.message = f"{self.message[:LONGEST]}..."
 
     def __str__(self) -> str:
         return self.message
 
 
-def _kind(status: int, kind: str, *, is_body_unread: bool = False) -> Callable[[str], RequestError]:
-    return partial(RequestError, status, kind, is_body_unread=is_body_unread)
+def _kind(status: int, kind: str) -> Callable[[str], RequestError]:
+    return partial(RequestError, status, kind)
 
 
 malformed = _kind(400, "malformed")  # a body that is not a JSON object
 invalid = _kind(422, "validation")  # a missing or wrong field
-encoded = _kind(415, "malformed", is_body_unread=True)  # a compressed body
+encoded = _kind(415, "malformed")  # a compressed body
 too_large = _kind(413, "validation")  # a batch or a text beyond the limits
-body_too_large = _kind(413, "validation", is_body_unread=True)
-body_too_slow = _kind(408, "timeout", is_body_unread=True)
+body_too_slow = _kind(408, "timeout")
 overloaded = _kind(429, "overloaded")  # more work than the queue holds
 unsupported = _kind(424, "backend")  # something that no served model can do
 no_model = _kind(404, "model_not_found")  # a model that is not served
 timed_out = _kind(504, "timeout")  # work that took too long
+failed = _kind(500, "backend")  # an unexpected exception
+stopped = _kind(503, "unhealthy")  # the server stops
 
 
 def text(body: Mapping[str, Any], name: str, default: Any = REQUIRED) -> Any:
@@ -102,5 +106,10 @@ def truncation(body: Mapping[str, Any], default: bool) -> bool:
 
 
 def _shown(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 40 else f"{shown[:40]}..."
+    """Describe a value briefly: lists and objects by type, as they may be huge or deeply nested."""
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, dict):
+        return "an object"
+    shown = repr(value[:40] if isinstance(value, str) else value)
+    return f"{shown}..." if isinstance(value, str) and len(value) > 40 else shown

@@ -190,7 +190,7 @@ def test_health_metrics_and_page(client):
         ("/embed", {"inputs": "a", "dimensions": 40}, "dimensions is 40, the model has 39"),
         ("/embed", {"inputs": "a", "prompt_name": "none"}, "prompt_name is 'none', this model has query"),
         ("/embed", {"inputs": "a", "truncation_direction": "left"}, "truncation_direction is 'left', supported is"),
-        ("/embed_sparse", {"inputs": {}}, "inputs is {}, expected"),
+        ("/embed_sparse", {"inputs": {}}, "inputs is an object, expected"),
         ("/rerank", {"texts": ["a"]}, "query is missing, expected a string"),
         ("/rerank", {"query": "a", "texts": "b"}, "texts is 'b', expected a list of strings"),
         ("/predict", {"inputs": [["a", "b", "c"]]}, "inputs[0] is not a text or a pair; expected a string"),

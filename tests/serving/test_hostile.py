@@ -201,3 +201,13 @@ def test_sigterm_under_load(folders):
         assert all(answer.status_code == 200 and len(answer.json()) == 20 for answer in answers)
         with pytest.raises(httpx.ConnectError):
             post(port, **GOOD)
+
+
+def test_sigterm_beyond_the_grace_is_a_503(folders):
+    """A request that still sends its body when the time is over gets JSON, not the text of a failed application."""
+    with served(folders["encoder"], options=("--graceful-timeout", "1")) as (process, port):
+        with raw(port, head(1000), b"{") as connection:
+            process.send_signal(signal.SIGTERM)
+            answer = b"".join(iter(lambda: connection.recv(10_000), b""))
+        assert answer.startswith(b"HTTP/1.1 503") and b'"the server is stopping"' in answer
+        process.wait(30)

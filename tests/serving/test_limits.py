@@ -40,6 +40,48 @@ def test_a_compressed_body_is_told_of_as_such(client):
     assert client.post("/embed", json={"inputs": "a"}, headers={"Content-Encoding": "identity"}).status_code == 200
 
 
+def nested(depth):
+    return ("[" * depth + "]" * depth).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "message"),
+    [
+        ("/embed", b'{"inputs": [' + nested(900) + b"]}", "inputs[0] is a list of 1, expected a string"),
+        ("/embed", b'{"inputs": [[' + b"1," * 500_000 + b"1]]}", "inputs[0] is a list of 500001, expected a string"),
+        ("/embed", b'{"inputs": "a", "normalize": ' + nested(900) + b"}", "normalize is a list of 1, expected true"),
+        ("/similarity", b'{"inputs": ' + nested(900) + b"}", "inputs is not an object"),
+        ("/embed", b'{"inputs": "a", "prompt_name": "' + b"x" * 3_000_000 + b'"}', "prompt_name is 'xxx"),
+        ("/v1/embeddings", b'{"input": "a", "model": "' + b"x" * 3_000_000 + b'"}', "is called 'xxx"),
+    ],
+)
+def test_nested_and_giant_bodies_are_described_briefly(client, path, content, message):
+    answer = client.post(path, content=content)
+    assert answer.status_code in (404, 422) and message in answer.text and len(answer.text) < 1000
+
+
+def test_an_unexpected_error_is_json_and_counted(server, monkeypatch, caplog):
+    async def fail(self, what, rows):
+        raise TypeError("a private text")
+
+    client = server()
+    monkeypatch.setattr(ServedModel, "compute", fail)
+    for path, name in (("/embed", "inputs"), ("/v1/embeddings", "input")):
+        answer = client.post(path, json={name: "a"})
+        assert answer.status_code == 500 and "TypeError" in answer.text and "error" in answer.json()
+        assert f'requests_total{{path="{path}",status="500"}} 1.0' in client.get("/metrics").text
+    logged = [record for record in caplog.records if record.name.startswith("bertcore")]
+    assert len(logged) == 2 and not any(record.exc_info for record in logged)
+    assert logged[0].getMessage().startswith("POST /embed: TypeError at ") and "private" not in caplog.text
+
+
+def test_unknown_paths_are_counted_together(server):
+    client = server()
+    for number in range(3):
+        client.get(f"/{number}")
+    assert 'bertcore_requests_total{path="other",status="404"} 3.0' in client.get("/metrics").text
+
+
 def test_unknown_paths_and_methods(client):
     assert client.post("/embed/", json={"inputs": "a"}, follow_redirects=False).status_code == 404
     assert client.get("/nothing").json() == {"error": "Not Found", "error_type": "not_found"}
