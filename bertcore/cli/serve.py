@@ -64,8 +64,12 @@ class Serve(Command):
         except ModuleNotFoundError as error:
             raise CommandError(f'{error.name} is not installed: pip install "bertcore[serve]"') from error
         limits = {name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None}
-        key = os.environ.get("BERTCORE_API_KEY") or None
-        settings = ServerSettings(**limits, api_key=key, auto_truncate=self.auto_truncate)
+        try:
+            settings = ServerSettings(
+                **limits, api_key=os.environ.get("BERTCORE_API_KEY"), auto_truncate=self.auto_truncate
+            )
+        except ValueError as error:
+            raise CommandError(str(error).replace("api_key", "BERTCORE_API_KEY")) from error
         with self.chosen_backend():
             app = create_app(self.models, settings, dtype=self.dtype)
         options: Any = {"timeout_keep_alive": KEEP_ALIVE, "timeout_graceful_shutdown": self.graceful_timeout}

@@ -120,8 +120,8 @@ def _page(make: Callable[[Models, Metrics], Response], models: Models, metrics: 
 def _check_key(request: Request, key: str | None) -> None:
     if key is None:
         return
-    given = request.headers.get("authorization", "")
-    if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
         raise RequestError(401, "unauthorized", "expected the header Authorization: Bearer KEY, with this server's key")
 
 

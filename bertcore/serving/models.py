@@ -1,10 +1,11 @@
 """The models of a server, by kind, and its limits."""
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,11 @@ class ServerSettings:
         max_body_bytes: how long a request's body may be (413 beyond).
         body_timeout: seconds in which a request's body has to arrive (408 beyond).
         timeout: seconds that a request may wait and compute (504 beyond).
-        api_key: the key that requests must bring as `Authorization: Bearer KEY` (401 without); None for no key.
+        api_key: the key that requests must bring as `Authorization: Bearer KEY` (401 without), printable ASCII
+            without spaces; None for no key.
         auto_truncate: whether texts that are too long are cut if a request does not ask for it; otherwise they get 413.
 
-    Raises ValueError for a limit that is not positive.
+    Raises ValueError for a limit that is not positive and a key that no request could bring.
     """
 
     max_batch_tokens: int = 4096
@@ -49,7 +51,7 @@ class ServerSettings:
     max_body_bytes: int = 4 << 20
     body_timeout: float = 30.0
     timeout: float = 60.0
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     auto_truncate: bool = False
 
     def __post_init__(self) -> None:
@@ -58,8 +60,9 @@ class ServerSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{name} is {value!r}, expected a positive number")
-        if self.api_key == "":
-            raise ValueError("api_key is empty, expected a key or None")
+        if self.api_key is not None and not re.fullmatch("[!-~]+", self.api_key):
+            wrong = "has other characters" if self.api_key else "is empty"
+            raise ValueError(f"api_key {wrong}, expected printable ASCII without spaces, or no key at all")
 
 
 def kind_of(folder: Path) -> str:

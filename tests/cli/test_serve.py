@@ -35,6 +35,13 @@ def test_idle_connections_outlive_those_of_load_balancers(monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("bertcore: listening at http://[::1]:")
 
 
+@pytest.mark.parametrize(("key", "wrong"), [("", "is empty"), ("a\n", "has other characters"), ("é", "has other")])
+def test_a_key_that_cannot_work_is_refused_at_start(monkeypatch, capsys, key, wrong):
+    monkeypatch.setenv("BERTCORE_API_KEY", key)
+    assert main(["serve", "demo", "--port", "0", "--backend", "numpy"]) == 1
+    assert f"BERTCORE_API_KEY {wrong}" in capsys.readouterr().err
+
+
 def test_answers_are_sent_at_once():
     """Without TCP_NODELAY the second part of an answer waits 40 ms for the acknowledgement of the first."""
     with listening_socket("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):

@@ -203,6 +203,14 @@ def test_sigterm_under_load(folders):
             post(port, **GOOD)
 
 
+def test_a_large_body_without_the_key_is_answered(folders, monkeypatch):
+    monkeypatch.setenv("BERTCORE_API_KEY", "secret")
+    with served(folders["encoder"]) as (_, port):
+        for _ in range(10):  # a reset would win by chance
+            with raw(port, head(3_000_000), b" " * 3_000_000) as connection:
+                assert connection.recv(1000).startswith(b"HTTP/1.1 401")
+
+
 def test_sigterm_beyond_the_grace_is_a_503(folders):
     """A request that still sends its body when the time is over gets JSON, not the text of a failed application."""
     with served(folders["encoder"], options=("--graceful-timeout", "1")) as (process, port):

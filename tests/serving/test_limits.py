@@ -125,7 +125,8 @@ def test_api_key(server):
         assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
         answer = client.get("/v1/models", headers=[(k, v.encode()) for k, v in headers.items()])
         assert answer.status_code == 401 and answer.json()["error"]["code"] == "unauthorized"
-    assert client.post("/embed", json={"inputs": "a"}, headers={"Authorization": "Bearer secret"}).status_code == 200
+    for right in ("Bearer secret", "bearer secret", "BEARER  secret"):
+        assert client.post("/embed", json={"inputs": "a"}, headers={"Authorization": right}).status_code == 200
     assert client.get("/health").status_code == 200
 
 
@@ -208,8 +209,10 @@ def test_settings_are_checked(folders):
     for wrong in ({"max_batch_tokens": 0}, {"timeout": -1}, {"max_body_bytes": True}, {"body_timeout": float("nan")}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*, expected a positive number"):
             ServerSettings(**wrong)
-    with pytest.raises(ValueError, match="api_key is empty"):
-        ServerSettings(api_key="")
+    for key, wrong in (("", "is empty"), ("a\n", "has other"), ("a b", "has other"), ("clé", "has other")):
+        with pytest.raises(ValueError, match=f"^api_key {wrong}.*, expected printable ASCII without spaces"):
+            ServerSettings(api_key=key)
+    assert "secret" not in repr(ServerSettings(api_key="secret"))
     with pytest.raises(ValueError, match="models is empty"):
         create_app([])
     with pytest.raises(CheckpointError, match="two models are called 'encoder'"):
