@@ -1,7 +1,10 @@
 """The command serve: models over HTTP."""
 
+import json
+import logging
 import os
 import socket
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from bertcore.cli.inputs import Dtype
@@ -11,6 +14,8 @@ BACKLOG = 2048  # connections that wait to be accepted, as in uvicorn
 # Seconds that an idle connection stays open: longer than the 60 for which nginx and other load balancers keep one, or a
 # request is sent on a connection that is being closed, and its client gets 502.
 KEEP_ALIVE = 75
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+PLAIN = "%(asctime)s %(levelname)s %(message)s"
 LIMITS = ("max_batch_tokens", "max_queue_tokens", "max_client_batch_size", "max_body_bytes", "timeout")
 
 
@@ -26,7 +31,7 @@ class Serve(Command):
     Examples:
         bertcore serve demo
         bertcore serve all-MiniLM-L6-v2/ ms-marco-MiniLM-L6-v2/ --host 0.0.0.0 --port 8000
-        curl localhost:8080/embed -d '{"inputs": ["one text", "or many"]}'
+        curl localhost:8080/embed --json '{"inputs": ["one text", "or many"]}'
 
     Attributes:
         models: folders of models, their ids on the Hugging Face hub, or demo.
@@ -40,6 +45,11 @@ class Serve(Command):
         timeout: seconds that a request may take (default: 60).
         auto_truncate: cut texts that are too long, instead of refusing them.
         graceful_timeout: seconds that requests have to end when the server is stopped.
+        allowed_host: name that the header Host may have, beside localhost, or "*" for any; may be repeated (default:
+            any, unless host is a loopback address).
+        cors_origin: origin whose pages may call the server, such as https://example.com, or "*"; may be repeated.
+        log_level: least level of what is logged; info has a line for each request.
+        log_format: format of the log, lines of text or JSON. Texts and keys are never logged.
     """
 
     positions = ("models",)
@@ -55,6 +65,10 @@ class Serve(Command):
     timeout: Positive | None = None
     auto_truncate: bool = False
     graceful_timeout: Positive = 30
+    allowed_host: tuple[str, ...] = ()
+    cors_origin: tuple[str, ...] = ()
+    log_level: Annotated[str, ("debug", "info", "warning", "error")] = "info"
+    log_format: Annotated[str, ("plain", "json")] = "plain"
 
     def run(self) -> None:
         try:
@@ -64,19 +78,41 @@ class Serve(Command):
         except ModuleNotFoundError as error:
             raise CommandError(f'{error.name} is not installed: pip install "bertcore[serve]"') from error
         limits = {name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None}
+        limits |= {"auto_truncate": self.auto_truncate, "cors_origins": self.cors_origin}
+        hosts, key = allowed_hosts(self.host, self.allowed_host), os.environ.get("BERTCORE_API_KEY")
         try:
-            settings = ServerSettings(
-                **limits, api_key=os.environ.get("BERTCORE_API_KEY"), auto_truncate=self.auto_truncate
-            )
+            settings = ServerSettings(**limits, allowed_hosts=hosts, api_key=key)
         except ValueError as error:
             raise CommandError(str(error).replace("api_key", "BERTCORE_API_KEY")) from error
+        handler = logging.StreamHandler()
+        handler.setFormatter(JSONLines() if self.log_format == "json" else logging.Formatter(PLAIN))
+        logging.basicConfig(level=self.log_level.upper(), handlers=[handler])
         with self.chosen_backend():
             app = create_app(self.models, settings, dtype=self.dtype)
         options: Any = {"timeout_keep_alive": KEEP_ALIVE, "timeout_graceful_shutdown": self.graceful_timeout}
         with listening_socket(self.host, self.port) as listening:
             host = f"[{self.host}]" if ":" in self.host else self.host
             print(f"bertcore: listening at http://{host}:{listening.getsockname()[1]}", flush=True)
-            uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", **options)).run([listening])
+            options |= {"log_config": None, "log_level": self.log_level, "access_log": False, "ws": "none"}
+            uvicorn.Server(uvicorn.Config(app, **options)).run([listening])
+
+
+class JSONLines(logging.Formatter):
+    """A formatter that writes an object in a line; the fields of a line of the access log are its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        fields = record.args if isinstance(record.args, Mapping) else {"message": super().format(record)}
+        head = {"time": self.formatTime(record), "level": record.levelname.lower(), "logger": record.name}
+        return json.dumps(head | dict(fields))
+
+
+def allowed_hosts(host: str, names: Sequence[str]) -> set[str] | None:
+    """Return the names that the header Host may have for a server that listens at `host`; None for any."""
+    is_loopback = host == "localhost" or host == "::1" or host.startswith("127.")
+    if "*" in names or not (names or is_loopback):
+        return None
+    return {*LOOPBACK, host.lower(), *(name.lower().strip("[]") for name in names)}
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

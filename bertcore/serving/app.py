@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -88,8 +89,12 @@ def create_app(
                 await asyncio.get_running_loop().run_in_executor(executor, model.warm_up)
             yield
 
-    guard = Middleware(Guard, metrics=metrics, paths={route.endpoint: route.path for route in routes})
-    app = Starlette(routes=routes, lifespan=lifespan, middleware=[guard], exception_handlers=HANDLERS)
+    paths = {route.endpoint: route.path for route in routes}
+    middleware = [Middleware(Guard, settings=settings, metrics=metrics, paths=paths)]
+    if settings.cors_origins:
+        allowed: Any = {"allow_origins": settings.cors_origins, "allow_methods": "*", "allow_headers": "*"}
+        middleware.append(Middleware(CORSMiddleware, **allowed))
+    app = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=HANDLERS)
     app.router.redirect_slashes = False  # a redirect from "/embed/" would lead out of TLS behind a proxy that ends it
     return app
 
@@ -127,6 +132,8 @@ def _check_key(request: Request, key: str | None) -> None:
 
 async def _read_body(request: Request, settings: ServerSettings) -> dict[str, Any]:
     """Return the JSON object of a request; no more than the limit is ever in memory."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise encoded("the header Content-Type is missing or another, expected application/json")
     most, stated = settings.max_body_bytes, request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > most:
         raise too_large(f"the body has {stated} bytes, the limit is {most}")

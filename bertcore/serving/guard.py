@@ -1,4 +1,4 @@
-"""The outermost layer of a server: every request ends in one counted answer, and every error is JSON."""
+"""The outermost layer of a server: hosts and origins are checked, every request ends in one counted answer."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -14,15 +15,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from bertcore.serving.metrics import Metrics
-from bertcore.serving.requests import RequestError, failed, stopped
+from bertcore.serving.models import ServerSettings
+from bertcore.serving.requests import RequestError, failed, forbidden, stopped
 
 CLIENT_GONE = 499  # nginx's status for a client that closed the connection
 LINGER = 2.0  # seconds for a client to finish sending a body that is not read
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 log = logging.getLogger(__name__)
+access_log = logging.getLogger("bertcore.access")
 
 
 class Guard:
-    """ASGI middleware that answers what the application raises, and counts each request once.
+    """ASGI middleware that checks hosts and origins, answers what the application raises, and counts and logs requests.
+
+    The Host of a request must be allowed, or a web page whose name is made to lead to this machine (DNS rebinding)
+    could read answers; so must the Origin, which browsers add to requests of other sites' pages.
 
     An unexpected exception becomes a 500, a request that is cancelled because the server stops a 503. The log names the
     exception's type and place but not its message, which may quote a text.
@@ -32,12 +39,14 @@ class Guard:
 
     Args:
         app: the application inside.
+        settings: the hosts and origins that are allowed.
         metrics: counts the requests.
-        paths: endpoint -> path of its route; other requests are counted as "other", which bounds the counters.
+        paths: endpoint -> path of its route; other requests are counted and logged as "other", which bounds the
+            counters and keeps what clients write in a path out of the log.
     """
 
-    def __init__(self, app: Any, metrics: Metrics, paths: Mapping[Any, str]):
-        self._app, self._metrics, self._paths = app, metrics, paths
+    def __init__(self, app: Any, settings: ServerSettings, metrics: Metrics, paths: Mapping[Any, str]):
+        self._app, self._settings, self._metrics, self._paths = app, settings, metrics, paths
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass one request on to the application."""
@@ -46,19 +55,52 @@ class Guard:
             return
         exchange, start = Exchange(scope, receive, send), time.perf_counter()
         try:
+            self._check_sender(scope)
             await self._app(scope, exchange.receive, exchange.send)
+        except RequestError as error:
+            await exchange.answer(error)
         except asyncio.CancelledError:  # uvicorn's, when the time to end is over
             await exchange.answer(stopped("the server is stopping"))
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             described = f"{type(error).__name__} at {place.filename}:{place.lineno}"
-            log.error("%s %s: %s", scope["method"], self._path(scope), described)
+            log.error("%.20s %s: %s", scope["method"], self._path(scope), described)
             await exchange.answer(failed(f"the server failed ({type(error).__name__}), which its log describes"))
         finally:
-            self._metrics.request(self._path(scope), exchange.status, time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            self._metrics.request(self._path(scope), exchange.status, seconds)
+            fields = {
+                "client": (scope.get("client") or ("-",))[0],
+                "method": scope["method"][:20],
+                "path": self._path(scope),
+                "status": exchange.status,
+                "ms": round(1000 * seconds, 1),
+            }
+            access_log.info("%(client)s %(method)s %(path)s %(status)d %(ms).1f ms", fields)
+
+    def _check_sender(self, scope: Any) -> None:
+        headers = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
+        host, origin = headers.get(b"host", ""), headers.get(b"origin")
+        hosts, origins = self._settings.allowed_hosts, self._settings.cors_origins
+        if hosts is not None and _name_of(f"//{host}") not in hosts:
+            raise forbidden(
+                f"the header Host is {host!r:.100}, expected a name that this server allows (--allowed-host)"
+            )
+        if origin is None or scope["method"] in ("GET", "HEAD") or not {"*", origin}.isdisjoint(origins):
+            return
+        if origin.partition("://")[2] != host:
+            raise forbidden(f"the header Origin is {origin!r:.100}, expected this server's or one of --cors-origin")
 
     def _path(self, scope: Any) -> str:
         return self._paths.get(scope.get("endpoint"), "other")
+
+
+def _name_of(address: str) -> str | None:
+    """Return the name in "//NAME" or "//NAME:PORT", without the brackets of IPv6; None if there is none."""
+    try:
+        return urlsplit(address).hostname
+    except ValueError:
+        return None
 
 
 class Exchange:
@@ -84,8 +126,8 @@ class Exchange:
         """Send a part of the answer."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            if self._is_sending:
-                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            close = [(b"connection", b"close")] if self._is_sending else []
+            message = {**message, "headers": [*message["headers"], NO_SNIFFING, *close]}
         elif self._is_sending and not message.get("more_body", False):
             await self._send({**message, "more_body": True})
             with contextlib.suppress(TimeoutError):

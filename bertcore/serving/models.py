@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -41,8 +41,10 @@ class ServerSettings:
         api_key: the key that requests must bring as `Authorization: Bearer KEY` (401 without), printable ASCII
             without spaces; None for no key.
         auto_truncate: whether texts that are too long are cut if a request does not ask for it; otherwise they get 413.
+        allowed_hosts: names, in lower case and without ports, that the header Host may have (403 beyond); None for any.
+        cors_origins: origins whose pages may call the server from a browser, such as https://example.com, or "*".
 
-    Raises ValueError for a limit that is not positive and a key that no request could bring.
+    Raises ValueError for a limit that is not positive, and for a key or an origin that no request could have.
     """
 
     max_batch_tokens: int = 4096
@@ -53,13 +55,19 @@ class ServerSettings:
     timeout: float = 60.0
     api_key: str | None = field(default=None, repr=False)
     auto_truncate: bool = False
+    allowed_hosts: Collection[str] | None = None
+    cors_origins: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        limits = [entry.name for entry in fields(self) if entry.name not in ("api_key", "auto_truncate")]
-        for name in limits:
+        for name in (entry.name for entry in fields(self) if entry.type in (int, float)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{name} is {value!r}, expected a positive number")
+        for origin in self.cors_origins:
+            if not re.fullmatch(r"\*|https?://[^/?#A-Z]+", origin):
+                raise ValueError(
+                    f"cors_origins has {origin!r}, expected SCHEME://HOST in lower case, without a path, or *"
+                )
         if self.api_key is not None and not re.fullmatch("[!-~]+", self.api_key):
             wrong = "has other characters" if self.api_key else "is empty"
             raise ValueError(f"api_key {wrong}, expected printable ASCII without spaces, or no key at all")

@@ -1,5 +1,7 @@
 """Pages that need no key: / to try the server, /health and /metrics."""
 
+import base64
+import hashlib
 import json
 from html import escape
 
@@ -23,6 +25,8 @@ EXAMPLES = {
     },
 }
 
+NONE = ("default-src", "base-uri", "form-action", "frame-ancestors")
+POLICY = "; ".join([*(f"{name} 'none'" for name in NONE), "connect-src 'self'", "img-src data:"])
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>bertcore</title>
 <meta name="viewport" content="width=device-width">
@@ -84,7 +88,18 @@ def trial_page(models: Models, metrics: Metrics) -> Response:
     examples = {path: body for kind in EXAMPLES if kind in kinds for path, body in EXAMPLES[kind].items()}
     listed = "".join(f"<li>{escape(model.name)} {WHAT[model.kind]}</li>" for model in models.all)
     options = "".join(f"<option>{escape(path)}</option>" for path in examples)
-    return HTMLResponse(PAGE.format(models=listed, options=options, examples=json.dumps(examples)))
+    made = PAGE.format(models=listed, options=options, examples=json.dumps(examples))
+    headers = {"Content-Security-Policy": f"{POLICY}; {_allowed(made)}", "X-Frame-Options": "DENY"}
+    return HTMLResponse(made, headers=headers)
+
+
+def _allowed(made: str) -> str:
+    """Return the part of the policy that allows the page's own style and script, by their hashes."""
+    parts = []
+    for name in ("style", "script"):
+        digest = hashlib.sha256(made.partition(f"<{name}>")[2].partition(f"</{name}>")[0].encode()).digest()
+        parts.append(f"{name}-src 'sha256-{base64.b64encode(digest).decode()}'")
+    return "; ".join(parts)
 
 
 def health(models: Models, metrics: Metrics) -> Response:

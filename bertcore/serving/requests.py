@@ -37,7 +37,8 @@ def _kind(status: int, kind: str) -> Callable[[str], RequestError]:
 
 malformed = _kind(400, "malformed")  # a body that is not a JSON object
 invalid = _kind(422, "validation")  # a missing or wrong field
-encoded = _kind(415, "malformed")  # a compressed body
+encoded = _kind(415, "malformed")  # a compressed body, or another type of content than JSON
+forbidden = _kind(403, "forbidden")  # a host or an origin that is not allowed
 too_large = _kind(413, "validation")  # a batch or a text beyond the limits
 body_too_slow = _kind(408, "timeout")
 overloaded = _kind(429, "overloaded")  # more work than the queue holds

@@ -10,6 +10,8 @@ from tests.tiny_bert import save_tiny_encoder, write_json
 pytest.importorskip("starlette")
 pytest.importorskip("orjson")
 
+JSON = {"Content-Type": "application/json"}
+
 
 @pytest.fixture(autouse=True)
 def on_numpy(on_numpy):
@@ -39,5 +41,5 @@ def client(folders):
 
     with use_backend("numpy"):  # which the server keeps
         app = create_app([folders[name] for name in ("encoder", "splade", "reranker")])
-    with TestClient(app) as client:
+    with TestClient(app, headers=JSON) as client:
         yield client

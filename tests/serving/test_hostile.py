@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from bench.memory import resident
+from tests.serving.conftest import JSON
 from tests.serving.process import served
 
 pytestmark = pytest.mark.slow
@@ -22,7 +23,7 @@ GOOD = {"inputs": "the cat"}
 MOST_BYTES = 100_000
 # For what is well-behaved: one client, as each takes 30 ms to begin; each request on a connection of its own, as one
 # that is kept alive may be closed by the server just when it is used again.
-CLIENT = httpx.Client(timeout=300, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
+CLIENT = httpx.Client(headers=JSON, timeout=300, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,8 @@ def raw(port, *parts, pause=0.0):
 
 
 def head(length, path="/embed", more=""):
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n{more}\r\n".encode()
+    lines = (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {length}")
+    return ("\r\n".join(lines) + f"\r\n{more}\r\n").encode()
 
 
 def kill(connection):

@@ -1,7 +1,11 @@
 """Refusals of a server: bodies, keys, queues, time, clients that go away."""
 
 import asyncio
+import base64
 import gzip
+import hashlib
+import json
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,10 +14,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from bertcore.checkpoint import CheckpointError
+from bertcore.cli.serve import PLAIN, JSONLines, allowed_hosts
 from bertcore.serving import ServerSettings, create_app
 from bertcore.serving.batcher import Batcher
 from bertcore.serving.models import ServedModel
 from bertcore.serving.requests import RequestError
+from tests.serving.conftest import JSON
 
 
 @pytest.mark.parametrize(
@@ -38,6 +44,97 @@ def test_a_compressed_body_is_told_of_as_such(client):
     assert answer.status_code == 415
     assert answer.json()["error"] == "content-encoding is 'gzip', expected a body that is not compressed"
     assert client.post("/embed", json={"inputs": "a"}, headers={"Content-Encoding": "identity"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("application/json; charset=utf-8", 200),
+        ("Application/JSON", 200),
+        ("text/plain", 415),  # what a page of another site may send without asking
+        ("application/x-www-form-urlencoded", 415),
+        ("", 415),
+    ],
+)
+def test_content_type(client, kind, status):
+    answer = client.post("/embed", content=b'{"inputs": "a"}', headers={"Content-Type": kind})
+    assert answer.status_code == status
+    assert status == 200 or "expected application/json" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8080", 200),
+        ("[::1]:8080", 200),
+        ("models.example.com", 200),
+        ("evil.example.com", 403),
+        ("localhost.evil.example.com", 403),
+        ("[", 403),
+        ("", 403),
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/metrics", "/v1/models", "/nothing"])
+def test_hosts(server, path, host, status):
+    client = server(allowed_hosts=allowed_hosts("127.0.0.1", ["models.example.com"]))
+    answer = client.get(path, headers={"Host": host})
+    assert answer.status_code == (404 if path == "/nothing" and status == 200 else status)
+    assert status == 200 or ("the header Host is" in answer.text and "error" in answer.json())
+
+
+def test_hosts_by_default():
+    assert allowed_hosts("0.0.0.0", []) is None is allowed_hosts("localhost", ["*"])
+    assert allowed_hosts("127.0.0.2", []) == {"localhost", "127.0.0.1", "::1", "127.0.0.2"}
+    assert "10.0.0.1" in allowed_hosts("10.0.0.1", ["[2001:DB8::1]"])
+
+
+def test_origins(server):
+    own, other = {"Origin": "http://testserver"}, {"Origin": "https://example.com"}
+    client = server()
+    assert client.post("/embed", json={"inputs": "a"}, headers=own).status_code == 200
+    assert client.get("/health", headers=other).status_code == 200
+    for origin in (*other.values(), "null", "http://testserver:81", "http://testserver.example.com"):
+        answer = client.post("/embed", json={"inputs": "a"}, headers={"Origin": origin})
+        assert answer.status_code == 403 and "the header Origin is" in answer.json()["error"]
+    for origins in (["https://example.com"], ["*"]):
+        client = server(cors_origins=origins)
+        answer = client.post("/embed", json={"inputs": "a"}, headers=other)
+        assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] in ("*", *other.values())
+        asked = {
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,content-type",
+        }
+        assert client.options("/embed", headers=other | asked).status_code == 200
+    assert server(cors_origins=["https://a.org"]).post("/embed", json={}, headers=other).status_code == 403
+
+
+def test_headers_of_the_page(client):
+    answer = client.get("/")
+    policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == policy["frame-ancestors"] == "'none'" and "unsafe" not in str(policy)
+    script = answer.text.partition("<script>")[2].partition("</script>")[0]
+    assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in policy["script-src"]
+    assert answer.headers["x-frame-options"] == "DENY"
+    for each in (answer, client.get("/v1/models"), client.get("/nothing")):
+        assert each.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("style", ["plain", "json"])
+def test_access_log(server, caplog, style):
+    caplog.set_level("INFO", "bertcore.access")
+    client = server(api_key="a-key")
+    client.post("/embed?private", json={"inputs": "private"}, headers={"Authorization": "Bearer a-key"})
+    client.get("/private")
+    formatter = JSONLines() if style == "json" else logging.Formatter(PLAIN)
+    lines = [formatter.format(record) for record in caplog.records if record.name == "bertcore.access"]
+    if style == "json":
+        found = [json.loads(line) for line in lines]
+        assert [(each["path"], each["status"]) for each in found] == [("/embed", 200), ("other", 404)]
+        assert set(found[0]) == {"time", "level", "logger", "client", "method", "path", "status", "ms"}
+    else:
+        assert "INFO testclient POST /embed 200 " in lines[0] and "GET other 404 " in lines[1]
+    assert not any(secret in line for secret in ("private", "a-key") for line in lines)
 
 
 def nested(depth):
@@ -97,7 +194,7 @@ def server(folders):
     clients = []
 
     def start(**settings):
-        client = TestClient(create_app([folders["encoder"]], ServerSettings(**settings)))
+        client = TestClient(create_app([folders["encoder"]], ServerSettings(**settings)), headers=JSON)
         clients.append(client)
         return client.__enter__()
 
@@ -199,7 +296,7 @@ def test_slow_bodies(folders):
     async def call():
         app = create_app([folders["encoder"]], ServerSettings(body_timeout=0.1))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
-            return await client.post("/embed", content=body())
+            return await client.post("/embed", content=body(), headers=JSON)
 
     answer = asyncio.run(call())
     assert answer.status_code == 408 and "did not arrive within 0.1 s" in answer.json()["error"]
@@ -212,6 +309,9 @@ def test_settings_are_checked(folders):
     for key, wrong in (("", "is empty"), ("a\n", "has other"), ("a b", "has other"), ("clé", "has other")):
         with pytest.raises(ValueError, match=f"^api_key {wrong}.*, expected printable ASCII without spaces"):
             ServerSettings(api_key=key)
+    for origin in ("https://example.com/", "example.com", "https://Example.com"):
+        with pytest.raises(ValueError, match=r"cors_origins has .*, expected SCHEME://HOST"):
+            ServerSettings(cors_origins=[origin])
     assert "secret" not in repr(ServerSettings(api_key="secret"))
     with pytest.raises(ValueError, match="models is empty"):
         create_app([])
