@@ -209,7 +209,7 @@ def test_a_large_body_without_the_key_is_answered(folders, monkeypatch):
     monkeypatch.setenv("BERTCORE_API_KEY", "secret")
     with served(folders["encoder"]) as (_, port):
         for _ in range(10):  # a reset would win by chance
-            with raw(port, head(3_000_000), b" " * 3_000_000) as connection:
+            with raw(port, head(3_000_000, more="Connection: close\r\n"), b" " * 3_000_000) as connection:
                 assert connection.recv(1000).startswith(b"HTTP/1.1 401")
 
 
