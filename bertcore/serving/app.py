@@ -24,13 +24,13 @@ from bertcore.serving.guard import HANDLERS, Guard, json_response
 from bertcore.serving.metrics import Metrics
 from bertcore.serving.models import Models, ServedModel, ServerSettings
 from bertcore.serving.requests import (
-    RequestError,
     body_too_slow,
     encoded,
     invalid,
     malformed,
     timed_out,
     too_large,
+    unauthorized,
 )
 
 Answer = Callable[[dict[str, Any], Models, ServerSettings], Awaitable[Any]]
@@ -127,7 +127,7 @@ def _check_key(request: Request, key: str | None) -> None:
         return
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
-        raise RequestError(401, "unauthorized", "expected the header Authorization: Bearer KEY, with this server's key")
+        raise unauthorized("expected the header Authorization: Bearer KEY, with this server's key")
 
 
 async def _read_body(request: Request, settings: ServerSettings) -> dict[str, Any]:

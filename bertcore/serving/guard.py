@@ -20,6 +20,7 @@ from bertcore.serving.requests import RequestError, failed, forbidden, stopped
 
 CLIENT_GONE = 499  # nginx's status for a client that closed the connection
 LINGER = 2.0  # seconds for a client to finish sending a body that is not read
+OPENAI_PATHS = ("/v1/", "/v2/", "/embeddings")
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("bertcore.access")
@@ -149,13 +150,21 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 
 def error_response(error: RequestError, path: str) -> Response:
-    """Return an error as OpenAI's clients read it, or those of text-embeddings-inference."""
-    if path.startswith("/v1/"):
-        kind = "invalid_request_error" if error.status < 500 else "server_error"
-        value: Any = {"error": {"message": error.message, "type": kind, "param": None, "code": error.kind}}
+    """Return an error as the path's clients read it.
+
+    On OpenAI's paths: OpenAI's object, and beside it what text-embeddings-inference answers there. Elsewhere: as
+    text-embeddings-inference.
+    """
+    status = error.status
+    if path.startswith(OPENAI_PATHS):
+        status = error.openai_status or status
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        described = {"message": error.message, "type": kind, "param": None, "code": error.code}
+        value: Any = {"error": described, "message": error.message, "code": status}
+        value |= {"type": error.kind, "error_type": error.kind}  # its server has the one, its schema the other
     else:
         value = {"error": error.message, "error_type": error.kind}
-    response = json_response(value, error.status)
+    response = json_response(value, status)
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     if error.status == 429:
@@ -168,8 +177,7 @@ async def _request_error(request: Request, error: RequestError) -> Response:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    kind = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "error")
-    response = error_response(RequestError(error.status_code, kind, error.detail), request.url.path)
+    response = error_response(RequestError(error.status_code, "Validation", error.detail), request.url.path)
     response.headers.update(error.headers or {})
     return response
 

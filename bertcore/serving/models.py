@@ -14,7 +14,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.serving.batcher import Batcher
-from bertcore.serving.requests import no_model, too_large, unsupported
+from bertcore.serving.requests import no_model, too_long, unsupported
 from bertcore.tasks.cross_encoder import CrossEncoder
 from bertcore.tasks.folder import opened_folder, read_modules
 from bertcore.tasks.sentence_encoder import SentenceEncoder
@@ -140,7 +140,7 @@ class ServedModel:
         for index, (_, was_cut) in enumerate(found):
             if was_cut and not truncate:
                 most = self.engine.max_seq_length
-                raise too_large(f"{name}[{index}] has more than {most} tokens, the limit; truncate cuts it")
+                raise too_long(f"{name}[{index}] has more than {most} tokens, the limit; truncate cuts it")
         return [row for row, _ in found]
 
     async def compute(self, what: str, rows: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Reading a request's JSON object, and the errors that answer it, named as text-embeddings-inference names them."""
+"""Reading a request's JSON object, and the errors that answer it, as text-embeddings-inference and OpenAI have them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any
 
 REQUIRED = object()
-LONGEST = 500
+LONGEST = 400
+KINDS = ("Backend", "Empty", "Overloaded", "Tokenizer", "Unhealthy", "Validation")
 
 
 @dataclass
@@ -15,13 +16,17 @@ class RequestError(Exception):
 
     Attributes:
         status: of HTTP.
-        kind: "validation", "overloaded", ...
+        kind: text-embeddings-inference's error_type: one of KINDS.
         message: what is wrong, and what was expected; cut to LONGEST characters, as it may quote the request.
+        code: OpenAI's code, if it has one.
+        openai_status: of HTTP on OpenAI's paths, if it is another.
     """
 
     status: int
     kind: str
     message: str
+    code: str | None = None
+    openai_status: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.message) > LONGEST:
@@ -31,22 +36,28 @@ class RequestError(Exception):
         return self.message
 
 
-def _kind(status: int, kind: str) -> Callable[[str], RequestError]:
-    return partial(RequestError, status, kind)
+def _error(status: int, kind: str, code: str | None = None, openai_status: int | None = None) -> Any:
+    return partial(RequestError, status, kind, code=code, openai_status=openai_status)
 
 
-malformed = _kind(400, "malformed")  # a body that is not a JSON object
-invalid = _kind(422, "validation")  # a missing or wrong field
-encoded = _kind(415, "malformed")  # a compressed body, or another type of content than JSON
-forbidden = _kind(403, "forbidden")  # a host or an origin that is not allowed
-too_large = _kind(413, "validation")  # a batch or a text beyond the limits
-body_too_slow = _kind(408, "timeout")
-overloaded = _kind(429, "overloaded")  # more work than the queue holds
-unsupported = _kind(424, "backend")  # something that no served model can do
-no_model = _kind(404, "model_not_found")  # a model that is not served
-timed_out = _kind(504, "timeout")  # work that took too long
-failed = _kind(500, "backend")  # an unexpected exception
-stopped = _kind(503, "unhealthy")  # the server stops
+Make = Callable[[str], RequestError]  # of the message
+malformed: Make = _error(400, "Validation")  # a body that is not a JSON object
+empty: Make = _error(400, "Empty")  # no text, or a text without characters
+invalid: Make = _error(422, "Validation", openai_status=400)  # a missing or wrong field
+unknown_token: Make = _error(422, "Tokenizer", openai_status=400)
+encoded: Make = _error(415, "Validation")  # a compressed body, or another type of content than JSON
+unauthorized: Make = _error(401, "Validation", "invalid_api_key")
+forbidden: Make = _error(403, "Validation")  # a host or an origin that is not allowed
+too_large: Make = _error(413, "Validation")  # a body beyond the limit
+too_many: Make = _error(413, "Validation", openai_status=400)  # more texts than the limit
+too_long: Make = _error(413, "Validation", "context_length_exceeded", 400)  # a text beyond the limit
+body_too_slow: Make = _error(408, "Validation")
+overloaded: Make = _error(429, "Overloaded", "rate_limit_exceeded")  # more work than the queue holds
+unsupported: Make = _error(424, "Backend")  # something that no served model can do
+no_model: Make = _error(404, "Validation", "model_not_found")  # a model that is not served
+timed_out: Make = _error(504, "Backend")  # work that took too long
+failed: Make = _error(500, "Backend")  # an unexpected exception
+stopped: Make = _error(503, "Unhealthy")  # the server stops
 
 
 def text(body: Mapping[str, Any], name: str, default: Any = REQUIRED) -> Any:
@@ -83,9 +94,9 @@ def texts(body: Mapping[str, Any], name: str, most: int, expected: str = "a list
     if not isinstance(values, list):
         raise invalid(f"{name} is {_shown(values) if name in body else 'missing'}, expected {expected}")
     if not values:
-        raise invalid(f"{name} is empty, expected at least one string")
+        raise empty(f"{name} is empty, expected at least one string")
     if len(values) > most:
-        raise too_large(f"{name} has {len(values)} texts, the limit is {most}")
+        raise too_many(f"{name} has {len(values)} texts, the limit is {most}")
     for index, value in enumerate(values):
         if not isinstance(value, str):
             raise invalid(f"{name}[{index}] is {_shown(value)}, expected a string")

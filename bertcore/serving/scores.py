@@ -7,7 +7,7 @@ import numpy as np
 from bertcore.serving import requests
 from bertcore.serving.embeddings import pooled_embeddings, prompt_of
 from bertcore.serving.models import Models, ServerSettings, finite
-from bertcore.serving.requests import invalid, too_large, unsupported
+from bertcore.serving.requests import invalid, too_many, unsupported
 from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, sigmoid
 
 EXPECTED = "expected a string, a pair of strings, or a list of lists of one or two strings"
@@ -82,7 +82,7 @@ def _inputs(body: dict[str, Any], most: int) -> tuple[list[tuple[str, ...]], boo
     if not isinstance(value, list) or not value:
         raise invalid(f"inputs is not a text; {EXPECTED}")
     if len(value) > most:
-        raise too_large(f"inputs has {len(value)} texts, the limit is {most}")
+        raise too_many(f"inputs has {len(value)} texts, the limit is {most}")
     is_one = all(isinstance(entry, str) for entry in value)
     rows = [value] if is_one else value
     for index, row in enumerate(rows):

@@ -63,8 +63,8 @@ def test_typed_texts_are_embedded(page):
     ("body", "status", "message"),
     [
         ("", "400", "the body is not valid JSON"),
-        ('{"inputs": []}', "422", "inputs is empty, expected at least one string"),
-        ('{"input": []}', "422", "input is empty, expected at least one string"),
+        ('{"inputs": []}', "400", "inputs is empty, expected at least one string"),
+        ('{"input": []}', "400", "input is empty, expected at least one string"),
     ],
 )
 def test_empty_input_shows_the_error(page, body, status, message):

@@ -38,7 +38,7 @@ def test_embed(client, encoder):
     error = post(client, "/embed", 413, inputs=["a", LONG])
     assert error == {
         "error": "inputs[1] has more than 40 tokens, the limit; truncate cuts it",
-        "error_type": "validation",
+        "error_type": "Validation",
     }
 
 
@@ -107,8 +107,8 @@ def test_openai(client, encoder):
     found = post(client, "/v1/embeddings", input=TEXTS[0], model=None, encoding_format="base64", dimensions=5)
     row = np.frombuffer(base64.b64decode(found["data"][0]["embedding"]), "<f4")
     close(row, encoder.encode(TEXTS[0], normalize=True, truncate_dim=5))
-    error = post(client, "/v1/embeddings", 422, input=TEXTS, encoding_format="hex")["error"]
-    assert error["code"] == "validation" and error["type"] == "invalid_request_error"
+    error = post(client, "/v1/embeddings", 400, input=TEXTS, encoding_format="hex")["error"]
+    assert error["code"] is None and error["type"] == "invalid_request_error"
     assert "encoding_format is 'hex', expected one of float, base64" in error["message"]
     null = {"encoding_format": None, "dimensions": None, "user": None}
     assert post(client, "/v1/embeddings", input=TEXTS, model="encoder", **null)["data"] == found_floats
@@ -183,7 +183,6 @@ def test_health_metrics_and_page(client):
     [
         ("/embed", {}, "inputs is missing, expected a string or a list of strings"),
         ("/embed", {"inputs": 3}, "inputs is 3, expected a string or a list of strings"),
-        ("/embed", {"inputs": []}, "inputs is empty"),
         ("/embed", {"inputs": ["a", None]}, "inputs[1] is None, expected a string"),
         ("/embed", {"inputs": "a", "normalize": "yes"}, "normalize is 'yes', expected true or false"),
         ("/embed", {"inputs": "a", "dimensions": 0}, "dimensions is 0, expected a positive integer"),
@@ -201,4 +200,9 @@ def test_health_metrics_and_page(client):
 )
 def test_wrong_fields(client, path, body, message):
     found = post(client, path, 422, **body)
-    assert message in found["error"] and found["error_type"] == "validation"
+    assert message in found["error"] and found["error_type"] == "Validation"
+
+
+def test_no_text_is_an_error_of_its_own(client):
+    error = post(client, "/embed", 400, inputs=[])
+    assert error == {"error": "inputs is empty, expected at least one string", "error_type": "Empty"}
