@@ -136,7 +136,7 @@ class ServedModel:
         Raises RequestError (413) for a text that is too long, unless `truncate`.
         """
         options = [] if self.kind == "classifier" else [prompt]
-        found = list(self._part.tokenize(list(texts), *options))
+        found = list(self._part.token_rows(list(texts), *options))
         for index, (_, was_cut) in enumerate(found):
             if was_cut and not truncate:
                 most = self.engine.max_seq_length

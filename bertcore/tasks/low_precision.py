@@ -326,7 +326,7 @@ def _nearest(embeddings: Any) -> Any:
 
 
 def _ids(encoder: Any, texts: list[str]) -> list[Any]:
-    return [ids for ids, _ in encoder.tokenize(texts)]
+    return [ids for ids, _ in encoder.token_rows(texts)]
 
 
 def _hidden_error(exact: Any, low: Any, texts: list[str]) -> float:

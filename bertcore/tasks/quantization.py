@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_numbers
+from bertcore.arguments import check_numbers, warn_caller
 from bertcore.kernels import checks
 
+FEW = 100  # fewer embeddings give unstable ranges; the number at which sentence-transformers warns
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 
 
@@ -24,7 +25,8 @@ def quantize_embeddings(
         precision: "float32"; "int8" or "uint8": the range of each dimension in 256 steps; "ubinary" or "binary": the
             sign of each dimension, eight in a byte, shifted by -128 for "binary".
         ranges: (2, dim), minimum and maximum of each dimension, for int8 and uint8.
-        calibration_embeddings: (m, dim), the source of ranges that are not given; by default the embeddings.
+        calibration_embeddings: (m, dim), the source of ranges that are not given; by default the embeddings,
+            with a warning below 100: embeddings of other ranges are not comparable.
 
     Returns:
         float32, int8 or uint8 (n, dim); int8 ("binary") or uint8 ("ubinary") (n, ceil(dim / 8)).
@@ -64,6 +66,11 @@ def _steps(embeddings: np.ndarray, ranges: Any, calibration: Any) -> tuple[np.nd
         if source.ndim != 2 or source.shape[1] != width or len(source) < (2 if calibration is None else 1):
             raise ValueError(
                 f"{name} has shape {source.shape}, expected several rows of {width} to take ranges from: give "
+                "ranges, or calibration_embeddings"
+            )
+        if calibration is None and len(source) < FEW:
+            warn_caller(
+                f"the ranges come from {len(source)} embeddings, and those of other calls are not comparable: give "
                 "ranges, or calibration_embeddings"
             )
         ranges = np.stack([source.min(axis=0), source.max(axis=0)])

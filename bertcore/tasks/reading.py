@@ -13,8 +13,8 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.folder import with_prompt
 from bertcore.tasks.long_texts import Cutting, MergedWindows, Text, Window, merged_vectors
-from bertcore.tasks.texts import CutTexts, grouped, in_batches, lower_cased, sequence_length, uncut
-from bertcore.tokenization import AutoTokenizer
+from bertcore.tasks.texts import CutTexts, checked_texts, grouped, in_batches, lower_cased, sequence_length, uncut
+from bertcore.tokenization import AutoTokenizer, BatchEncoding
 
 
 class TextReader:
@@ -22,14 +22,12 @@ class TextReader:
 
     Attributes:
         model, tokenizer: the parts.
-        max_seq_length: length that texts are cut to, in tokens.
         has_warned: whether it has warned that texts were cut.
     """
 
     model: Any
     tokenizer: Any
-    max_seq_length: int
-    tokenize: Callable[..., Iterable[tuple[Any, bool]]]  # (texts, prompt) -> (tokens, was cut) of each text
+    token_rows: Callable[..., Iterable[tuple[Any, bool]]]  # (texts, prompt) -> (tokens, was cut) of each text
     has_warned = False
 
     _text: Callable[[Any, str], Text]  # (text, prompt) -> the text that is read in windows
@@ -51,10 +49,20 @@ class TextReader:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         special = 0 if row == "bare" else self.tokenizer.num_special_tokens_to_add(pair=row == "pair")
         published, positions = published or self.tokenizer.model_max_length, self.model.spec.longest_sequence
-        self.max_seq_length = sequence_length(wanted, published, positions, special, folder)
+        self._lengths = published, positions, special, folder
+        self.max_seq_length = wanted
+
+    @property
+    def max_seq_length(self) -> int:
+        """Length that texts are cut to, in tokens, special ones included; None sets the published one."""
+        return self._length
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int | None) -> None:
+        self._length = sequence_length(value, *self._lengths)
 
     def _row(self, window: Window) -> Any:
-        """Return the tokens of a window, as `tokenize` returns those of a text."""
+        """Return the tokens of a window, as `token_rows` returns those of a text."""
         return np.array(window.ids, np.int32)
 
     def _size(self, text: Any) -> int:
@@ -97,7 +105,7 @@ class TextReader:
                 yield found
             return
         cut, groups = self._cut_texts(), grouped(texts, self._size)
-        rows = chain.from_iterable(self.tokenize(group, prompt) for group in groups)
+        rows = chain.from_iterable(self.token_rows(group, prompt) for group in groups)
         kept = cut.counted(uncut(rows, self.max_seq_length, self._name) if cutting.truncation == "error" else rows)
         yield from in_batches(kept, batch_tokens, of_batch, advance)
         if cutting.truncation == "warn":
@@ -142,7 +150,16 @@ class PromptedReader(TextReader):
     def _text(self, text: Any, prompt: str) -> Text:
         return Text(self.prepared(text, prompt))
 
-    def tokenize(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
+    def tokenize(self, texts: Iterable[str], prompt: str = "") -> BatchEncoding:
+        """Return the model's inputs for texts: input_ids, attention_mask, ... by name, int64 (texts, tokens).
+
+        Rows are cut to `max_seq_length` and padded to the longest, as by sentence-transformers' method of this name.
+        """
+        given = [self.prepared(text, prompt) for text in checked_texts(texts)]
+        how = {"padding": True, "truncation": True, "max_length": self.max_seq_length}
+        return self.tokenizer(given, add_special_tokens=self._lengths[2] > 0, return_tensors="np", **how)
+
+    def token_rows(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
         """Return for each text the token ids of prompt and text, cut to `max_seq_length`, and whether they were cut."""
         found = self.tokenizer.encode_beginnings([self.prepared(text, prompt) for text in texts], self.max_seq_length)
         return [(np.array(ids, np.int32), was_cut) for ids, was_cut in found]

@@ -84,7 +84,7 @@ class SequenceScores(TextReader):
         has_types = "token_type_ids" in self.tokenizer.model_input_names
         return Tokens(window.ids, window.encoding.type_ids if has_types else None)
 
-    def tokenize(self, rows: list[Sequence[str]], prompt: str = "") -> Iterator[tuple[Tokens, bool]]:
+    def token_rows(self, rows: list[Sequence[str]], prompt: str = "") -> Iterator[tuple[Tokens, bool]]:
         """Yield the tokens of each text or pair, cut to `max_seq_length`, and whether it was cut."""
         for _, same in groupby(rows, key=len):
             columns = [list(column) for column in zip(*same, strict=True)]

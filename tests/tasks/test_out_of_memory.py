@@ -104,7 +104,7 @@ def test_embeddings_are_those_of_the_whole_batch(small_gpu, demo_folder):  # noq
     with use_backend("numpy"):
         expected = SentenceEncoder(demo_folder).encode(TEXTS)
     encoder.encode(TEXTS[:1])  # the parameters are there
-    tokens = max(len(ids) for ids, _ in encoder.tokenize(TEXTS))
+    tokens = max(len(ids) for ids, _ in encoder.token_rows(TEXTS))
     small_gpu.most = 2 * tokens * encoder.model.spec.layers[0].intermediate_size * 4  # the widest array of two texts
     with pytest.warns(BatchHalvedWarning, match="Out of memory"):
         np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=1e-5)

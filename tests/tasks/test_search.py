@@ -1,6 +1,7 @@
 """Search, mining, communities, similarities and quantisation, beside what their definitions say."""
 
 import itertools
+import warnings
 
 import numpy as np
 import pytest
@@ -83,10 +84,14 @@ def test_bytes():
     assert (np.abs(found - steps) <= 1).all() and (found == steps).mean() > 0.98 and found.dtype == np.uint8
     signed = quantize_embeddings(ROWS, "int8", ranges=ranges)
     assert signed.dtype == np.int8 and (signed.astype(int) + 128 == found).all()
-    own = quantize_embeddings(ROWS, "uint8")
+    with pytest.warns(UserWarning, match="the ranges come from 37 embeddings, .*: give ranges"):
+        own = quantize_embeddings(ROWS, "uint8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quantize_embeddings(np.tile(ROWS, (3, 1)), "uint8")
     assert (own.min(axis=0) == 0).all() and (own.max(axis=0) >= 254).all()
     np.testing.assert_array_equal(own[:3], quantize_embeddings(ROWS[:3], "uint8", calibration_embeddings=ROWS))
-    constant = quantize_embeddings(np.ones((3, 2), np.float32), "uint8")
+    constant = quantize_embeddings(np.ones((100, 2), np.float32), "uint8")
     assert not constant.any()
 
 

@@ -15,6 +15,7 @@ from bertcore.arguments import check_count
 from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.checkpoint.hub import HubOptions
 from bertcore.kernels import checks
+from bertcore.kernels.arrays import Array
 from bertcore.models.auto import AutoModel
 from bertcore.tasks.long_texts import MERGES, Cutting, MergedWindows
 from bertcore.tasks.quantization import PRECISIONS, quantize_embeddings
@@ -259,7 +260,10 @@ class SentenceEncoder(PromptedReader):
 
         The first `skipped` tokens of each text are not pooled.
         """
-        hidden, cu_seqlens = self.model.encode_packed(batch)
+        return self.pooled_states(*self.model.encode_packed(batch), skipped)
+
+    def pooled_states(self, hidden: Array, cu_seqlens: np.ndarray, skipped: int) -> np.ndarray:
+        """Return the vectors that `pooled` makes of packed hidden states, (tokens, hidden), and their offsets."""
         rows = pool(hidden, cu_seqlens, self.settings.pooling, skipped)
         for apply in self._maps:
             rows = apply(rows)
@@ -284,10 +288,10 @@ class SentenceEncoder(PromptedReader):
         positions, is_static = self.model.spec.longest_sequence, self.settings.is_static
         return CutTexts(self, self.max_seq_length, positions, reads_windows=not is_static)
 
-    def tokenize(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
+    def token_rows(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
         """Return for each text the token ids of prompt and text, cut to `max_seq_length`, and whether they were cut."""
         if not self.settings.is_static:
-            return super().tokenize(texts, prompt)
+            return super().token_rows(texts, prompt)
         rows = self.tokenizer([self.prepared(text, prompt) for text in texts], add_special_tokens=False)["input_ids"]
         return [(np.array(row[: self.max_seq_length], np.int32), len(row) > self.max_seq_length) for row in rows]
 

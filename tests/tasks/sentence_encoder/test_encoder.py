@@ -258,3 +258,24 @@ def test_the_name_of_one_text_and_the_options_of_tokens(encoder):
             encode("\ud800")
     with pytest.raises(TypeError, match=r"encode_tokens\(\) got an unexpected keyword argument 'truncation'"):
         encoder.encode_tokens("a", truncation="chunk")
+
+
+def test_tokenize_returns_the_model_s_inputs(encoder):
+    found = encoder.tokenize(["the cat", "a"], "paris ")
+    assert list(found) == ["input_ids", "token_type_ids", "attention_mask"]
+    for row, (ids, _) in zip(found["input_ids"], encoder.token_rows(["the cat", "a"], "paris "), strict=True):
+        assert row[: len(ids)].tolist() == ids.tolist()
+    assert found["attention_mask"].sum(axis=1).tolist() == [5, 4] and found["input_ids"].dtype == np.int64
+    with pytest.raises(TypeError, match=r"texts\[0\] is NoneType, expected str"):
+        encoder.tokenize([None])
+
+
+def test_max_seq_length_can_be_set(folder):
+    encoder = SentenceEncoder(folder)
+    published, encoder.max_seq_length = encoder.max_seq_length, 4
+    assert encoder.tokenize(["the cat sat on"])["input_ids"].shape == (1, 4)
+    for wrong in (1, 10**6, "9"):
+        with pytest.raises(ValueError, match=r"max_seq_length is .*, expected 2"):
+            encoder.max_seq_length = wrong
+    encoder.max_seq_length = None
+    assert encoder.max_seq_length == published
