@@ -8,7 +8,7 @@
     first.similarity(second)
 
 `doc._.embedding` is the embedding, float32 (dim,), which `DocBin` and `to_bytes` keep; `doc.vector`, and with it
-`doc.similarity`, and the vectors of spans follow the model as well.
+`doc.similarity`, and the vectors of spans and tokens (embeddings of their texts alone) follow the model as well.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from spacy.language import Language
-from spacy.tokens import Doc, Span
+from spacy.tokens import Doc, Span, Token
 from spacy.util import minibatch
 
 from bertcore.plugins import opened
@@ -56,11 +56,12 @@ class Component:
             for doc, row in zip(docs, self._embedded([doc.text for doc in docs]), strict=True):
                 doc._.embedding = row
                 doc.user_hooks["vector"] = _embedding
-                doc.user_span_hooks["vector"] = self._of_span
+                doc.user_span_hooks["vector"] = doc.user_token_hooks["vector"] = self._of_part
+                doc.user_token_hooks["has_vector"] = lambda token: True
                 yield doc
 
-    def _of_span(self, span: Span) -> np.ndarray:
-        return self._embedded([span.text])[0]
+    def _of_part(self, part: Span | Token) -> np.ndarray:
+        return self._embedded([part.text])[0]
 
     def _embedded(self, texts: list[str]) -> np.ndarray:
         return self._encoder.encode(texts, truncation=self._truncation)

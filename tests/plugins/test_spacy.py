@@ -26,6 +26,8 @@ def test_embeddings(nlp, encoder):
     close(nlp(TEXTS[0])._.embedding, expected[0])
     close(docs[0].similarity(docs[2]), encoder.similarity(expected[:1], expected[2:3])[0, 0])
     close(docs[0][1:3].vector, encoder.encode("cat sat"))
+    close(docs[0][1].vector, encoder.encode("cat"))
+    assert docs[0][1].has_vector and docs[0][1].similarity(docs[3][1]) == pytest.approx(1)
 
 
 def test_what_is_kept(nlp, encoder, tmp_path):
