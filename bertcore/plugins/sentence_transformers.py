@@ -20,9 +20,15 @@ import numpy as np
 import torch
 from sentence_transformers.base.modules import InputModule
 
+from bertcore import kernels
 from bertcore.checkpoint import resolve
+from bertcore.kernels import checks
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sentence_encoder.encoder import checked_options
+from bertcore.tasks.texts import checked_text
+from bertcore.tokenization import Tokenizer
+
+MODEL_INPUTS = "input_ids", "attention_mask", "token_type_ids"
 
 
 class EncoderModule(InputModule):
@@ -45,24 +51,59 @@ class EncoderModule(InputModule):
         """Length that texts are cut to, in tokens."""
         return self.encoder.max_seq_length
 
+    @max_seq_length.setter
+    def max_seq_length(self, value: int) -> None:
+        self.encoder.max_seq_length = value
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The encoder's tokenizer."""
+        return self.encoder.tokenizer
+
     def get_embedding_dimension(self) -> int:
         """Return the width of an embedding."""
         return self.encoder.embedding_dimension
 
-    def preprocess(self, inputs: Sequence[str], prompt: str | None = None, **options: Any) -> dict[str, Any]:
-        """Return the token ids of texts, padded on the right, and the number of first tokens that are not pooled."""
-        rows = [ids for ids, _ in self.encoder.tokenize(list(inputs), prompt or "")]
-        lengths = torch.tensor([len(row) for row in rows])
-        ids = torch.nn.utils.rnn.pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True)
-        mask = torch.arange(ids.shape[1]) < lengths[:, None]
-        skipped = checked_options(self.encoder, prompt or "").skipped
-        return {"input_ids": ids, "attention_mask": mask.long(), "prompt_length": skipped}
+    def preprocess(
+        self, inputs: Sequence[Any], prompt: str | None = None, processing_kwargs: Any = None, **options: Any
+    ) -> dict[str, Any]:
+        """Return the model's inputs for texts or pairs of texts, padded, and the number of first tokens not pooled.
+
+        `processing_kwargs` has arguments of the tokenizer's call: {"text": {"max_length": 256, "truncation": True}}.
+
+        Raises TypeError for other inputs, ValueError for other keys than "text" and "common".
+        """
+        call: dict[str, Any] = {"padding": True, "truncation": True, "max_length": self.max_seq_length}
+        call["add_special_tokens"] = not self.encoder.settings.is_static
+        for key, more in (processing_kwargs or {}).items():
+            checks.choice("a key of processing_kwargs", key, ("text", "common"))
+            call |= more
+        rows = [list(each) if isinstance(each, list | tuple) else [each] for each in inputs]
+        for number, row in enumerate(rows):
+            if not len(row) == len(rows[0]) <= 2:
+                raise TypeError(f"inputs[{number}] has {len(row)} texts, expected one each, or two each")
+            for part, text in enumerate(row):
+                checked_text(f"inputs[{number}]", text, "a string or a pair of strings")
+                row[part] = self.encoder.prepared(text, "" if part or not prompt else prompt)
+        found = self.tokenizer(*(list(column) for column in zip(*rows, strict=True)), **call | {"return_tensors": "np"})
+        features = {name: torch.from_numpy(column) for name, column in found.items()}
+        return {**features, "prompt_length": checked_options(self.encoder, prompt or "").skipped}
 
     def forward(self, features: dict[str, Any], **options: Any) -> dict[str, Any]:
-        """Add "sentence_embedding", (texts, dim) float32."""
-        ids, lengths = features["input_ids"].numpy(), features["attention_mask"].sum(dim=1).tolist()
-        rows = [np.ascontiguousarray(row[:length], np.int32) for row, length in zip(ids, lengths, strict=True)]
-        pooled = self.encoder.pooled(rows, int(features.get("prompt_length", 0)))
+        """Add "token_embeddings", (texts, tokens, hidden), and "sentence_embedding", (texts, dim), both float32."""
+        arrays = {name: features[name].numpy() for name in MODEL_INPUTS if name in features}
+        mask, types = arrays["attention_mask"] > 0, arrays.get("token_type_ids")
+        lengths = mask.sum(axis=1)
+        if types is not None and types[mask].any():
+            hidden = self.encoder.model(**arrays).last_hidden_state[mask]
+            offsets = np.cumsum([0, *lengths]).astype(np.int32)
+        else:
+            rows = [ids[kept].astype(np.int32) for ids, kept in zip(arrays["input_ids"], mask, strict=True)]
+            hidden, offsets = self.encoder.model.encode_packed(rows)
+        pooled = self.encoder.pooled_states(hidden, offsets, int(features.get("prompt_length", 0)))
+        states = np.zeros((*mask.shape, hidden.shape[1]), np.float32)
+        states[mask] = kernels.to_host(hidden)
+        features["token_embeddings"] = torch.from_numpy(states)
         features["sentence_embedding"] = torch.from_numpy(self.encoder.finished(pooled, None, None))
         return features
 

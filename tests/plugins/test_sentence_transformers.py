@@ -27,6 +27,45 @@ def test_embeddings(model, encoder, folder):
     assert model.max_seq_length == encoder.max_seq_length
 
 
+PAIRS = [["the cat", "a mat"], ["paris is", "the capital of france ."]]
+SHORT = {"text": {"max_length": 3, "truncation": True}}
+
+
+def test_inputs_and_outputs_are_theirs(model, folder):
+    theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    for texts in (TEXTS, PAIRS):
+        close(model.encode(texts), theirs.encode(texts))
+        for ours, expected in zip(
+            *(m.encode(texts, output_value="token_embeddings") for m in (model, theirs)), strict=True
+        ):
+            close(ours, expected)
+    close(model.encode(PAIRS, prompt="paris is "), theirs.encode(PAIRS, prompt="paris is "))
+    cut = [each.encode(TEXTS, processing_kwargs=SHORT) for each in (model, theirs)]
+    close(*cut)
+    assert np.abs(cut[0] - model.encode(TEXTS)).max() > 0.01
+    assert model.tokenizer is model[0].encoder.tokenizer
+    published = model.max_seq_length
+    for each in (model, theirs):
+        each.max_seq_length = 4
+    close(model.encode(TEXTS), theirs.encode(TEXTS))
+    model.max_seq_length = published
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "error", "message"),
+    [
+        ([None], {}, TypeError, r"inputs\[0\] is NoneType, expected a string or a pair of strings"),
+        ([["a", "b"], "c"], {}, TypeError, r"inputs\[\d\] has . texts, expected one each, or two each"),
+        ([["a", "b", "c"]], {}, TypeError, r"inputs\[0\] has 3 texts"),
+        (["a"], {"processing_kwargs": {"image": {}}}, ValueError, "a key of processing_kwargs is 'image', expected"),
+        (["a"], {"processing_kwargs": {"text": {"longest": 3}}}, TypeError, "longest"),
+    ],
+)
+def test_wrong_inputs(model, inputs, options, error, message):
+    with pytest.raises(error, match=message):
+        model.encode(inputs, **options)
+
+
 def test_a_folder_that_is_loaded_again(model, tmp_path):
     model.save_pretrained(str(tmp_path / "saved"))
     loaded = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu", trust_remote_code=True)
