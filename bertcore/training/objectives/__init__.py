@@ -1,10 +1,17 @@
 """Objectives: what a model learns from, each a class with its loss, its examples and its weight.
 
 objective.py has the base, sums, labels, losses of the caller's own, and texts; language_modeling.py, sentence_pairs.py
-and entities.py learn from raw texts; embeddings.py from pairs of texts; distillation.py from a teacher, by the terms of
-distillation_terms.py. preview.py shows what objectives ask of a model.
+and entities.py learn from raw texts; embeddings.py, embedding_losses.py and batch_triplets.py make embeddings;
+distillation.py learns from a teacher, by the terms of distillation_terms.py.
+preview.py shows what objectives ask of a model.
 """
 
+from bertcore.training.objectives.batch_triplets import (
+    BatchAllTriplet,
+    BatchHardSoftMarginTriplet,
+    BatchHardTriplet,
+    BatchSemiHardTriplet,
+)
 from bertcore.training.objectives.distillation import Distillation
 from bertcore.training.objectives.distillation_terms import (
     AttentionDistributions,
@@ -13,6 +20,16 @@ from bertcore.training.objectives.distillation_terms import (
     HiddenStates,
     Relations,
     SoftTargets,
+)
+from bertcore.training.objectives.embedding_losses import (
+    MSE,
+    AdaptiveLayer,
+    AnglE,
+    Contrastive,
+    DistillKLDiv,
+    GISTEmbed,
+    OnlineContrastive,
+    Softmax,
 )
 from bertcore.training.objectives.embeddings import (
     CoSENT,
@@ -36,16 +53,26 @@ from bertcore.training.objectives.preview import preview
 from bertcore.training.objectives.sentence_pairs import NextSentence, SentenceOrder, TranslationLM
 
 __all__ = [
+    "MSE",
+    "AdaptiveLayer",
+    "AnglE",
     "AttentionDistributions",
     "AttentionScores",
+    "BatchAllTriplet",
+    "BatchHardSoftMarginTriplet",
+    "BatchHardTriplet",
+    "BatchSemiHardTriplet",
     "CausalLM",
     "CoSENT",
     "ColumnCollator",
+    "Contrastive",
     "CosineSimilarity",
     "CustomLoss",
+    "DistillKLDiv",
     "Distillation",
     "EmbeddingObjective",
     "EntityMaskedLM",
+    "GISTEmbed",
     "HiddenCosine",
     "HiddenStates",
     "MarginMSE",
@@ -54,11 +81,13 @@ __all__ = [
     "MultipleNegativesRanking",
     "NextSentence",
     "Objective",
+    "OnlineContrastive",
     "PermutationLM",
     "Relations",
     "ReplacedToken",
     "SentenceOrder",
     "SoftTargets",
+    "Softmax",
     "SpanBoundary",
     "Supervised",
     "TranslationLM",

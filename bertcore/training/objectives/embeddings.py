@@ -19,6 +19,7 @@ from bertcore.kernels.arrays import Array
 from bertcore.training.objectives.objective import Batch, ColumnCollator, Objective
 from bertcore.training.objectives.similarity import (
     DISTANCES,
+    all_cosines,
     cosines,
     dot_products,
     normalized,
@@ -27,27 +28,86 @@ from bertcore.training.objectives.similarity import (
 )
 
 
-class EmbeddingObjective(Objective):
+class ChunkedObjective(Objective):
+    """Base of objectives whose loss is a function of one array of the model's output, a row for each text.
+
+    Subclasses define `prepared` and `rows_of`; `field` is the output's array. With `chunk`, so many texts pass through
+    the model at once in training: all rows are computed first, then the gradient of the loss with respect to them, then
+    the parameters' gradients chunk by chunk (Gao et al. 2021, arXiv:2101.06983, "GradCache"): one more forward pass, in
+    the memory of one chunk. The gradients are the same.
+    """
+
+    field = ""
+
+    def __init__(self, *, chunk: int | None = None, max_length: int | None = None):
+        if chunk is not None:
+            check_count("chunk", chunk)
+        self.chunk, self.max_length = chunk, max_length
+
+    def prepared(self, batch: Batch) -> tuple[dict[str, Any], Callable[[Array], tuple[Array, Array]]]:
+        """Return the model's batch, and the function from the rows of its output to the loss and their gradient."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+
+    def rows_of(self, out: Any, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
+        """Return the rows of an output, and the function from their gradient to that of the field."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        texts, of_rows = self.prepared(batch)
+
+        def of_output(out: Any) -> tuple[Any, Mapping[str, Any]]:
+            rows, spread = self.rows_of(out, texts)
+            value, grad = of_rows(rows)
+            return value, {self.field: spread(grad)}
+
+        return with_loss(model(**texts), of_output)
+
+    def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
+        texts, of_rows = self.prepared(batch)
+        if self.chunk is None or self.chunk >= len(texts["input_ids"]):
+            return super().value_and_grad(model, batch)
+        starts = range(0, len(texts["input_ids"]), self.chunk)
+        chunks = [{name: array[start : start + self.chunk] for name, array in texts.items()} for start in starts]
+        before = model.passes
+        rows = [self.rows_of(model(**chunk), chunk)[0] for chunk in chunks]
+        value, grad = of_rows(kernels.array_module(rows[0]).concatenate(rows))
+        model.passes = before  # the second pass drops what the first dropped
+        total: Gradients | None = None
+        for start, chunk in zip(starts, chunks, strict=True):
+            out, pullback = vjp(model)(**chunk)
+            _, spread = self.rows_of(out, chunk)
+            grads = pullback({self.field: spread(grad[start : start + self.chunk])})
+            if total is None:
+                total = grads
+            else:
+                total.accumulate(grads)
+        return type(out)(**{self.field: None}, loss=value), total  # the outputs of all texts are not kept
+
+
+class EmbeddingObjective(ChunkedObjective):
     """Base of objectives of sentence encoders; subclasses define their loss in `of_embeddings`.
 
     Args:
         pooling: "mean" of a text's last hidden states, or "cls", the first of them.
-        chunk: the number of texts that pass through the model at once in training; all by default. All vectors are
-            computed first, then the gradient of the loss with respect to them, then the parameters' gradients chunk by
-            chunk (Gao et al. 2021, arXiv:2101.06983, "GradCache"): one more forward pass, in the memory of one chunk.
-            The gradients are the same.
+        chunk: the number of texts that pass through the model at once in training; all by default.
         max_length: where the collator cuts texts, in tokens; see `ColumnCollator`.
+
+    Attributes:
+        columns: the fewest and the most texts of an example; None for any number.
+        has_labels: whether batches have labels; None if they may.
+        label_axes: the most axes of labels.
     """
 
     model_class = "AutoModel"
-    columns = (2, 2)  # the fewest and the most; None for any number
-    has_labels = False
+    field = "last_hidden_state"
+    columns: tuple[int, int | None] = (2, 2)
+    has_labels: bool | None = False
+    label_axes = 2
 
     def __init__(self, *, pooling: str = "mean", chunk: int | None = None, max_length: int | None = None):
+        super().__init__(chunk=chunk, max_length=max_length)
         checks.choice("pooling", pooling, POOLING)
-        if chunk is not None:
-            check_count("chunk", chunk)
-        self.pooling, self.chunk, self.max_length = pooling, chunk, max_length
+        self.pooling = pooling
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         """Return the loss and its gradient with respect to the embeddings, (examples, columns, dim), in float64."""
@@ -59,41 +119,21 @@ class EmbeddingObjective(Objective):
     def weight(self, batch: Batch) -> float:
         return float(len(batch["input_ids"]))
 
-    def loss(self, model: Any, batch: Batch) -> Any:
-        texts, shape, labels = self._checked(batch)
+    def prepared(self, batch: Batch) -> tuple[dict[str, Any], Callable[[Array], tuple[Array, Array]]]:
+        texts, shape, labels = self.checked(batch)
 
-        def of_output(out: Any) -> tuple[Any, Mapping[str, Any]]:
-            vectors, spread = self._pooled(out, texts)
-            value, grad = self._value_and_grad(vectors, shape, labels)
-            return value, {"last_hidden_state": spread(grad)}
+        def of_rows(vectors: Array) -> tuple[Array, Array]:
+            xp = kernels.array_module(vectors)
+            wide = vectors.astype("float64").reshape(*shape, -1)
+            value, grad = self.of_embeddings(wide, None if labels is None else xp.asarray(labels))
+            return xp.asarray(value, vectors.dtype), grad.reshape(vectors.shape).astype(vectors.dtype)
 
-        return with_loss(model(**texts), of_output)
+        return texts, of_rows
 
-    def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
-        texts, shape, labels = self._checked(batch)
-        if self.chunk is None or self.chunk >= len(texts["input_ids"]):
-            return super().value_and_grad(model, batch)
-        starts = range(0, len(texts["input_ids"]), self.chunk)
-        chunks = [{name: array[start : start + self.chunk] for name, array in texts.items()} for start in starts]
-        before = model.passes
-        vectors = [self._pooled(model(**chunk), chunk)[0] for chunk in chunks]
-        value, grad = self._value_and_grad(kernels.array_module(vectors[0]).concatenate(vectors), shape, labels)
-        model.passes = before  # the second pass drops what the first dropped
-        total: Gradients | None = None
-        for start, chunk in zip(starts, chunks, strict=True):
-            out, pullback = vjp(model)(**chunk)
-            _, spread = self._pooled(out, chunk)
-            grads = pullback({"last_hidden_state": spread(grad[start : start + self.chunk])})
-            if total is None:
-                total = grads
-            else:
-                total.accumulate(grads)
-        return type(out)(last_hidden_state=None, loss=value), total  # the hidden states of all are not kept
-
-    def _pooled(self, out: Any, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
+    def rows_of(self, out: Any, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
         return pooled(out.last_hidden_state, texts.get("attention_mask"), self.pooling)
 
-    def _checked(self, batch: Batch) -> tuple[dict[str, Any], tuple[int, int], Any]:
+    def checked(self, batch: Batch) -> tuple[dict[str, Any], tuple[int, int], Any]:
         """Return the model's batch, (examples * columns, ...); the numbers of both; the labels or None."""
         texts = {name: value for name, value in batch.items() if name != "labels"}
         shape = np.shape(texts["input_ids"])
@@ -105,18 +145,11 @@ class EmbeddingObjective(Objective):
                 f"{type(self).__name__}"
             )
         labels = batch.get("labels")
-        if (labels is not None) != self.has_labels:
+        if self.has_labels not in (None, labels is not None):
             state, wanted = ("no labels", "some") if self.has_labels else ("labels", "none")
             raise ValueError(f"batch has {state}, expected {wanted} for {type(self).__name__}")
         flat = {name: _flat(name, array, shape[:2]) for name, array in texts.items()}
-        return flat, shape[:2], None if labels is None else _labels(labels, shape)
-
-    def _value_and_grad(self, vectors: Array, shape: tuple[int, int], labels: Array | None) -> tuple[Array, Array]:
-        """Return the loss and the gradient of the vectors, (texts, dim), both in their dtype."""
-        xp = kernels.array_module(vectors)
-        wide = vectors.astype("float64").reshape(*shape, -1)
-        value, grad = self.of_embeddings(wide, None if labels is None else xp.asarray(labels))
-        return xp.asarray(value, vectors.dtype), grad.reshape(vectors.shape).astype(vectors.dtype)
+        return flat, shape[:2], None if labels is None else checked_labels(labels, shape[0], self.label_axes)
 
 
 class MultipleNegativesRanking(EmbeddingObjective):
@@ -139,22 +172,20 @@ class MultipleNegativesRanking(EmbeddingObjective):
         self.scale, self.symmetric = check_number("scale", scale, above_zero=True), symmetric
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
-        unit, pullback = normalized(embeddings)
-        count, _, dim = unit.shape
-        anchors, candidates = unit[:, 0], unit[:, 1:].transpose(1, 0, 2).reshape(-1, dim)
-        scores = self.scale * anchors @ candidates.T
-        value, grad = ranking_loss(scores)
+        count, _, dim = embeddings.shape
+        candidates = embeddings[:, 1:].transpose(1, 0, 2).reshape(-1, dim)
+        scores, pullback = all_cosines(embeddings[:, 0], candidates)
+        value, grad = ranking_loss(self.scale * scores)
         if self.symmetric:
-            back, grad_back = ranking_loss(scores[:, :count].T)
+            back, grad_back = ranking_loss(self.scale * scores[:, :count].T)
             value, grad = (value + back) / 2, grad / 2
             grad[:, :count] += grad_back.T / 2
-        grad_unit = kernels.array_module(unit).empty_like(unit)
-        grad_unit[:, 0] = self.scale * grad @ candidates
-        grad_unit[:, 1:] = (self.scale * grad.T @ anchors).reshape(-1, count, dim).transpose(1, 0, 2)
-        return value, pullback(grad_unit)
+        of_anchors, of_candidates = pullback(self.scale * grad)
+        of_candidates = of_candidates.reshape(-1, count, dim).transpose(1, 0, 2)
+        return value, kernels.array_module(grad).concatenate([of_anchors[:, None], of_candidates], axis=1)
 
 
-class _Pairs(EmbeddingObjective):
+class Pairs(EmbeddingObjective):
     """Base of objectives of the cosine of two texts and a label."""
 
     has_labels = True
@@ -168,7 +199,7 @@ class _Pairs(EmbeddingObjective):
         raise NotImplementedError
 
 
-class CoSENT(_Pairs):
+class CoSENT(Pairs):
     """Pairs with a higher label get a higher cosine (Su 2022, https://kexue.fm/archives/8847).
 
     The loss is log(1 + sum of exp(scale * (cosine_i - cosine_j)) over all i, j with label_i < label_j), over the whole
@@ -188,7 +219,7 @@ class CoSENT(_Pairs):
         return value, self.scale * grad
 
 
-class CosineSimilarity(_Pairs):
+class CosineSimilarity(Pairs):
     """The cosine of two texts approaches their label: the mean squared error (Reimers and Gurevych 2019, section 3).
 
     Source: arXiv:1908.10084.
@@ -233,7 +264,8 @@ class MarginMSE(EmbeddingObjective):
     """The difference of two similarities approaches a teacher's: the mean squared error of dot products.
 
     The similarities are those of the first text with the second and with the third (Hofstätter et al. 2020,
-    arXiv:2010.02666). Labels are (examples,), or with more than one negative (examples, negatives).
+    arXiv:2010.02666). Labels are the differences, (examples,), or with more than one negative (examples, negatives); or
+    all similarities, (examples, 1 + negatives), the second text's first.
     """
 
     columns = (3, None)
@@ -241,9 +273,7 @@ class MarginMSE(EmbeddingObjective):
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         xp, (count, columns, _) = kernels.array_module(embeddings), embeddings.shape
-        labels = labels.reshape(count, -1)
-        if labels.shape[1] != columns - 2:
-            raise ValueError(f"labels has shape {labels.shape}, expected ({count}, {columns - 2}): one each negative")
+        labels = margins(labels, count, columns - 2)
         products = [dot_products(embeddings[:, 0], embeddings[:, column]) for column in range(1, columns)]
         scores = xp.stack([score for score, _ in products], axis=1)
         difference = scores[:, :1] - scores[:, 1:] - labels
@@ -256,7 +286,7 @@ class MarginMSE(EmbeddingObjective):
 class Matryoshka(EmbeddingObjective):
     """The sum of another objective's losses over prefixes of each vector, so that vectors can be cut.
 
-    Source: Kusupati et al. 2022, arXiv:2205.13147. Cut vectors are not normalised; cosines do not depend on it.
+    Source: Kusupati et al. 2022, arXiv:2205.13147. Cut vectors are scaled to length 1.
 
     Args:
         inner: an `EmbeddingObjective`; its pooling, chunk and max_length apply.
@@ -270,17 +300,31 @@ class Matryoshka(EmbeddingObjective):
         if not dims or len(weights) != len(dims):
             raise ValueError(f"dims has {len(dims)} and weights {len(weights)} entries, expected as many, at least one")
         self.inner, self.dims, self.weights = inner, tuple(dims), tuple(weights)
-        self.columns, self.has_labels = inner.columns, inner.has_labels
+        self.columns, self.has_labels, self.label_axes = inner.columns, inner.has_labels, inner.label_axes
+
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> ColumnCollator:
+        return self.inner.collator(tokenizer, seed=seed)
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         total, grads = 0.0, kernels.array_module(embeddings).zeros_like(embeddings)
         for dim, weight in zip(self.dims, self.weights, strict=True):
             if not 0 < dim <= embeddings.shape[2]:
                 raise ValueError(f"dims has {dim}, expected 1 to {embeddings.shape[2]}, the length of a vector")
-            value, grad = self.inner.of_embeddings(embeddings[:, :, :dim], labels)
+            cut, pullback = normalized(embeddings[:, :, :dim])
+            value, grad = self.inner.of_embeddings(cut, labels)
             total = total + weight * value
-            grads[:, :, :dim] += weight * grad
+            grads[:, :, :dim] += weight * pullback(grad)
         return total, grads
+
+
+def margins(labels: Array, count: int, negatives: int) -> Array:
+    """Return a teacher's margins, (examples, negatives), from margins or from all similarities of each example."""
+    labels = labels.reshape(count, -1)
+    if labels.shape[1] == negatives + 1:
+        labels = labels[:, :1] - labels[:, 1:]
+    if labels.shape[1] != negatives:
+        raise ValueError(f"labels has shape {labels.shape}, expected ({count}, {negatives}): one each negative")
+    return labels
 
 
 def _flat(name: str, array: Array, shape: tuple[int, int]) -> Any:
@@ -291,12 +335,13 @@ def _flat(name: str, array: Array, shape: tuple[int, int]) -> Any:
     return array.reshape(-1, *array.shape[2:])
 
 
-def _labels(labels: Array, shape: tuple[int, ...]) -> Any:
+def checked_labels(labels: Array, count: int, most_axes: int = 2) -> Any:
+    """Return labels of `count` examples in float64; a last axis of one number is left out."""
     array = np.asarray(labels) if kernels.array_module(labels) is np else labels
     if array.dtype.kind not in "iuf":
         raise TypeError(f"labels holds {array.dtype}, expected numbers")
-    if array.shape[:1] != shape[:1] or array.ndim > 2:
-        raise ValueError(f"labels has shape {array.shape}, expected ({shape[0]},): one for each example")
+    if array.shape[:1] != (count,) or array.ndim > most_axes:
+        raise ValueError(f"labels has shape {array.shape}, expected ({count},): one for each example")
     array = array.astype("float64")
     if not np.isfinite(array).all():
         raise ValueError("labels holds inf or NaN, expected finite numbers")

@@ -68,7 +68,62 @@ def manhattan_distances(left: Array, right: Array) -> tuple[Array, Pullback]:
     return xp.abs(difference).sum(axis=-1), pullback
 
 
+def angles(left: Array, right: Array) -> tuple[Array, Pullback]:
+    """Return |cosine + sine| of rows, as `cosines` does, where the second half of a vector is its imaginary part.
+
+    Source: Li and Li 2024, "AoE: Angle-optimized Embeddings for Semantic Textual Similarity".
+    """
+    (unit, of_left), (other, of_right) = normalized(left), normalized(right)
+    middle = (unit.shape[1] + 1) // 2
+    rest = unit.shape[1] - middle
+
+    def turned(rows, sign):
+        found = rows.copy()
+        found[:, :rest] -= sign * rows[:, middle:]
+        found[:, middle:] += sign * rows[:, :rest]
+        return found
+
+    around = turned(other, 1)
+    sums = (unit * around).sum(axis=-1)
+    xp = kernels.array_module(left)
+
+    def pullback(grad):
+        grad = (grad * xp.sign(sums))[:, None]
+        return of_left(grad * around), of_right(turned(grad * unit, -1))
+
+    return xp.abs(sums), pullback
+
+
 DISTANCES = {"euclidean": euclidean_distances, "cosine": cosine_distances, "manhattan": manhattan_distances}
+
+
+def all_cosines(left: Array, right: Array) -> tuple[Array, Pullback]:
+    """Return the cosine of each row of `left` with each of `right`, (rows, rows), and the pullback to both."""
+    (unit, of_left), (other, of_right) = normalized(left), normalized(right)
+    return unit @ other.T, lambda grad: (of_left(grad @ other), of_right(grad.T @ unit))
+
+
+def all_cosine_distances(rows: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """Return 1 - cosine of each row with each, (rows, rows), and the pullback."""
+    found, pullback = all_cosines(rows, rows)
+    return 1 - found, lambda grad: sum(pullback(-grad))
+
+
+def all_euclidean_distances(rows: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """Return the distance of each row from each, as `all_cosine_distances` does; equal rows have no gradient."""
+    xp, products = kernels.array_module(rows), rows @ rows.T
+    squares = products.diagonal()
+    distances = xp.sqrt(xp.maximum(squares[:, None] - 2 * products + squares, 0))
+
+    def pullback(grad):
+        part = xp.where(distances > 0, grad / xp.where(distances > 0, distances, 1), 0)
+        part = part + part.T
+        return part.sum(axis=1, keepdims=True) * rows - part @ rows
+
+    return distances, pullback
+
+
+ALL_DISTANCES = {"euclidean": all_euclidean_distances, "cosine": all_cosine_distances}
 
 
 def ranking_loss(scores: Array) -> tuple[Array, Array]:

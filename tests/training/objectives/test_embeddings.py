@@ -227,7 +227,7 @@ def cut_up(objective, model, batch, chunk):
     from bertcore.nn import functional
     from bertcore.passes import Pass
 
-    texts, shape, labels = objective._checked(batch)
+    texts, of_rows = objective.prepared(batch)
 
     def run():
         starts = range(0, len(texts["input_ids"]), chunk)
@@ -235,10 +235,8 @@ def cut_up(objective, model, batch, chunk):
         whole = functional.concatenate(Pass.begin(), *(out.last_hidden_state for out in outs))
 
         def loss(out):
-            from bertcore.training.objectives.embeddings import pooled
-
-            vectors, spread = pooled(out.last_hidden_state, texts["attention_mask"], objective.pooling)
-            value, grad = objective._value_and_grad(vectors, shape, labels)
+            vectors, spread = objective.rows_of(out, texts)
+            value, grad = of_rows(vectors)
             return value, {"last_hidden_state": spread(grad)}
 
         return with_loss(EncoderOutput(last_hidden_state=whole), loss)

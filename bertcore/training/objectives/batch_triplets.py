@@ -1,0 +1,119 @@
+"""Losses over the triplets of a batch of labelled texts.
+
+Names, arguments and values are those of sentence-transformers' losses of the same names with "Loss" at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bertcore import kernels
+from bertcore.arguments import check_number
+from bertcore.kernels import checks
+from bertcore.kernels.arrays import Array
+from bertcore.training.objectives.embeddings import EmbeddingObjective
+from bertcore.training.objectives.similarity import ALL_DISTANCES
+
+
+class _BatchTriplets(EmbeddingObjective):
+    """Base of losses over triplets of a batch of single texts whose labels are classes.
+
+    A triplet has two texts of one class and a third of another; its loss is max(0, distance of the first two - distance
+    of the first and the third + margin). (Hermans et al. 2017, arXiv:1703.07737; Schroff et al. 2015, arXiv:1503.03832)
+
+    Args:
+        distance_metric: "euclidean" or "cosine" (1 - cosine).
+        margin: in units of the distance.
+        more: as for `EmbeddingObjective`.
+    """
+
+    columns = (1, 1)
+    has_labels = True
+
+    def __init__(self, distance_metric: str = "euclidean", margin: float = 5.0, **more: Any):
+        super().__init__(**more)
+        checks.choice("distance_metric", distance_metric, ALL_DISTANCES)
+        self.distance_metric, self.margin = distance_metric, check_number("margin", margin)
+
+    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
+        distances, pullback = ALL_DISTANCES[self.distance_metric](embeddings[:, 0])
+        same = labels[:, None] == labels
+        positives = same & ~kernels.array_module(labels).eye(len(labels), dtype=bool)
+        value, grad = self.of_distances(distances, positives, ~same)
+        return value, pullback(grad)[:, None]
+
+    def of_distances(self, distances: Array, positives: Array, negatives: Array) -> tuple[Array, Array]:
+        raise NotImplementedError
+
+
+class BatchHardTriplet(_BatchTriplets):
+    """The triplet of each text with the farthest of its class and the nearest of another: the mean over texts.
+
+    Without another text of its class the first distance is 0; without one of another class the second is the largest.
+    """
+
+    def of_distances(self, distances: Array, positives: Array, negatives: Array) -> tuple[Array, Array]:
+        xp = kernels.array_module(distances)
+        rows, among = xp.arange(len(distances)), xp.where(positives, distances, 0)
+        far = among.argmax(axis=1)
+        near = xp.where(negatives, distances, xp.inf).argmin(axis=1)
+        near = xp.where(negatives.any(axis=1), near, distances.argmax(axis=1))
+        loss, slope = self.of_differences(among[rows, far] - distances[rows, near])
+        grad = xp.zeros_like(distances)
+        grad[rows, far] += slope / len(rows) * positives[rows, far]
+        grad[rows, near] -= slope / len(rows)
+        return loss.mean(), grad
+
+    def of_differences(self, differences: Array) -> tuple[Array, Array]:
+        """Return the loss of each difference, and its derivative."""
+        excess = differences + self.margin
+        return kernels.array_module(excess).maximum(excess, 0), excess >= 0
+
+
+class BatchHardSoftMarginTriplet(BatchHardTriplet):
+    """`BatchHardTriplet` with log(1 + exp(difference)) in the place of a margin."""
+
+    def __init__(self, distance_metric: str = "euclidean", **more: Any):
+        super().__init__(distance_metric, 0.0, **more)
+
+    def of_differences(self, differences: Array) -> tuple[Array, Array]:
+        xp = kernels.array_module(differences)
+        return xp.logaddexp(0, differences), 0.5 + xp.tanh(differences / 2) / 2
+
+
+class BatchSemiHardTriplet(_BatchTriplets):
+    """All pairs of a class with the nearest text of another that is farther than they are apart: the mean over pairs.
+
+    Without such a text it is the farthest one of another class.
+    """
+
+    def of_distances(self, distances: Array, positives: Array, negatives: Array) -> tuple[Array, Array]:
+        xp = kernels.array_module(distances)
+        order = xp.where(negatives, distances, xp.inf).argsort(axis=1, kind="stable")
+        farthest = xp.where(negatives, distances, -xp.inf).argmax(axis=1)
+        columns = xp.empty_like(order)
+        for row, (own, nearest) in enumerate(zip(distances, order, strict=True)):
+            nearest = nearest[: int(negatives[row].sum())]
+            places = xp.searchsorted(own[nearest], own, side="right")
+            columns[row] = xp.concatenate([nearest, farthest[row : row + 1]])[places]
+        rows, has_any = xp.arange(len(distances))[:, None], negatives.any(axis=1, keepdims=True)
+        excess = distances - xp.where(has_any, distances[rows, columns], 0) + self.margin
+        slope = (positives & (excess > 0)) / xp.maximum(positives.sum(), 1)
+        grad = slope.copy()
+        xp.add.at(grad, (rows, columns), -slope * has_any)
+        return (slope * excess).sum(), grad
+
+
+class BatchAllTriplet(_BatchTriplets):
+    """All triplets of a batch: the mean over those whose loss is not 0."""
+
+    def of_distances(self, distances: Array, positives: Array, negatives: Array) -> tuple[Array, Array]:
+        xp = kernels.array_module(distances)
+        first, second = positives.nonzero()
+        excess = distances[first, second][:, None] - distances[first] + self.margin
+        slope = (negatives[first] & (excess > 0)).astype(distances.dtype)
+        slope /= xp.maximum(slope.sum(), 1)
+        grad = xp.zeros_like(distances)
+        grad[first, second] = slope.sum(axis=1)
+        xp.add.at(grad, first, -slope)
+        return (slope * excess).sum(), grad

@@ -1,0 +1,396 @@
+"""Further losses of sentence embeddings: classes, contrasts, layers, and learning from other models.
+
+Names, arguments and values are those of sentence-transformers' losses of the same names with "Loss" at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.arguments import check_count, check_number
+from bertcore.gradients import with_loss
+from bertcore.kernels import checks
+from bertcore.kernels.arrays import Array
+from bertcore.models import losses
+from bertcore.nn.layers import Linear
+from bertcore.nn.operation import operation
+from bertcore.nn.parameter import Parameter
+from bertcore.passes import Pass
+from bertcore.training.objectives.divergences import divergence_of_scores
+from bertcore.training.objectives.embeddings import CoSENT, EmbeddingObjective, pooled
+from bertcore.training.objectives.objective import Batch, ColumnCollator
+from bertcore.training.objectives.similarity import (
+    DISTANCES,
+    all_cosines,
+    angles,
+    ranking_loss,
+)
+
+
+class AnglE(CoSENT):
+    """`CoSENT` of the angle between two vectors of complex numbers in the place of their cosine.
+
+    The halves of a vector are real and imaginary parts (Li and Li 2024, "AoE: Angle-optimized Embeddings for Semantic
+    Textual Similarity"). Of more than two texts each later one makes a pair with the first: the second has the
+    example's label, 1 without labels, and those after it 1 minus that.
+    """
+
+    columns = (2, None)
+    has_labels = None
+
+    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
+        xp, (count, columns, dim) = kernels.array_module(embeddings), embeddings.shape
+        if labels is None and columns == 2:
+            raise ValueError("batch has no labels, expected some for AnglE of two texts")
+        labels = xp.ones(count) if labels is None else labels
+        others = embeddings[:, 1:].transpose(1, 0, 2).reshape(-1, dim)
+        scores, pullback = angles(xp.tile(embeddings[:, 0], (columns - 1, 1)), others)
+        value, grad = self.of_cosines(scores, xp.concatenate([labels, *[1 - labels] * (columns - 2)]))
+        of_first, of_others = (part.reshape(columns - 1, count, dim) for part in pullback(grad))
+        return value, xp.stack([of_first.sum(axis=0), *of_others], axis=1)
+
+
+class Contrastive(EmbeddingObjective):
+    """Pairs with label 1 get near, pairs with label 0 at least a margin apart (Hadsell et al. 2006, section 2.1).
+
+    The loss of a pair is (label * distance^2 + (1 - label) * max(0, margin - distance)^2) / 2.
+
+    Args:
+        distance_metric: "cosine" (1 - cosine), "euclidean" or "manhattan".
+        margin: in units of the distance.
+        size_average: whether the loss is the mean over pairs, or their sum.
+        more: as for `EmbeddingObjective`.
+    """
+
+    has_labels = True
+
+    def __init__(self, distance_metric: str = "cosine", margin: float = 0.5, size_average: bool = True, **more: Any):
+        super().__init__(**more)
+        checks.choice("distance_metric", distance_metric, DISTANCES)
+        self.distance_metric, self.margin = distance_metric, check_number("margin", margin)
+        self.size_average = checks.boolean("size_average", size_average)
+
+    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
+        distances, pullback = DISTANCES[self.distance_metric](embeddings[:, 0], embeddings[:, 1])
+        xp = kernels.array_module(embeddings)
+        near, far, factor = self.weights(distances, labels)
+        missing = xp.maximum(self.margin - distances, 0)
+        grad = 2 * factor * (near * distances - far * missing)
+        return factor * (near * distances**2 + far * missing**2).sum(), xp.stack(pullback(grad), axis=1)
+
+    def weights(self, distances: Array, labels: Array) -> tuple[Array, Array, float]:
+        """Return how much each pair counts as a near one and as a far one, and the factor on all."""
+        return labels, 1 - labels, 0.5 / len(labels) if self.size_average else 0.5
+
+
+class OnlineContrastive(Contrastive):
+    """`Contrastive` of the hard pairs of a batch alone, summed, without the half.
+
+    Those are pairs with label 1 farther than the nearest pair with label 0, and pairs with label 0 nearer than the
+    farthest one with label 1; if a label does not occur, than the mean of the others.
+    """
+
+    def __init__(self, distance_metric: str = "cosine", margin: float = 0.5, **more: Any):
+        super().__init__(distance_metric, margin, **more)
+
+    def weights(self, distances: Array, labels: Array) -> tuple[Array, Array, float]:
+        is_near, is_far = labels == 1, labels == 0
+        near, far = distances[is_near], distances[is_far]
+        if len(near):
+            is_near &= distances > (far.min() if len(far) else near.mean())
+        if len(far):
+            is_far &= distances < (near.max() if len(near) else far.mean())
+        return is_near, is_far, 1.0
+
+
+class MSE(EmbeddingObjective):
+    """The embeddings approach those of a teacher, which are the labels: the mean squared error.
+
+    Labels are (examples, dim), the same for all texts of an example (a sentence and its translations), or (examples,
+    columns, dim) (Reimers and Gurevych 2020, arXiv:2004.09813).
+    """
+
+    columns = (1, None)
+    has_labels = True
+    label_axes = 3
+
+    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
+        count, columns, dim = embeddings.shape
+        if labels.size not in (count * dim, count * columns * dim):
+            raise ValueError(
+                f"labels has shape {labels.shape}, expected ({count}, {dim}) or ({count}, {columns}, {dim})"
+            )
+        difference = embeddings - labels.reshape(count, -1, dim)
+        return (difference**2).mean(), 2 * difference / difference.size
+
+
+class DistillKLDiv(EmbeddingObjective):
+    """The distribution of a first text's dot products with the others approaches a teacher's scores' (Lin et al. 2020).
+
+    The loss is student_temperature^2 times the mean over examples of KL(softmax(labels / teacher_temperature) ||
+    softmax(dot products / student_temperature)). Labels are (examples, columns - 1). Source: arXiv:2010.11386.
+
+    Args:
+        temperature: of both distributions.
+        student_temperature, teacher_temperature: of one of them, by default `temperature`.
+        more: as for `EmbeddingObjective`.
+    """
+
+    columns = (3, None)
+    has_labels = True
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        student_temperature: float | None = None,
+        teacher_temperature: float | None = None,
+        **more: Any,
+    ):
+        super().__init__(**more)
+        given = {"student_temperature": student_temperature, "teacher_temperature": teacher_temperature}
+        temperature = check_number("temperature", temperature, above_zero=True)
+        self.student_temperature, self.teacher_temperature = (
+            temperature if value is None else check_number(name, value, above_zero=True)
+            for name, value in given.items()
+        )
+
+    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
+        count, columns, _ = embeddings.shape
+        if labels.shape != (count, columns - 1):
+            raise ValueError(f"labels has shape {labels.shape}, expected ({count}, {columns - 1}): one each later text")
+        xp, temperature = kernels.array_module(embeddings), self.student_temperature
+        scores = (embeddings[:, :1] * embeddings[:, 1:]).sum(axis=2)
+        value, grad = divergence_of_scores(scores / temperature, labels / self.teacher_temperature)
+        grad = grad[:, :, None] * temperature / count
+        of_first = (grad * embeddings[:, 1:]).sum(axis=1, keepdims=True)
+        return value * temperature**2 / count, xp.concatenate([of_first, grad * embeddings[:, :1]], axis=1)
+
+
+class GISTEmbed(EmbeddingObjective):
+    """`MultipleNegativesRanking` without the candidates that a guide finds nearer than the right one.
+
+    An example has an anchor, a positive and perhaps a negative. The candidates of an anchor are all positives,
+    negatives and other anchors; positives are compared with its own, too (Solatorio 2024, arXiv:2402.16829). Labels are
+    the guide's embeddings, (examples, columns, dim); the collator computes them.
+
+    Args:
+        guide: a `SentenceEncoder`; it reads the texts themselves.
+        temperature: the divisor of cosines.
+        margin_strategy: a candidate is left out if the guide's cosine exceeds the right one's by more than `-margin`
+            ("absolute"), or than -margin times the right one's size ("relative").
+        margin: see there.
+        contrast_anchors, contrast_positives: whether anchors and positives are compared among themselves.
+        more: as for `EmbeddingObjective`.
+    """
+
+    columns = (2, 3)
+    has_labels = True
+    label_axes = 3
+
+    def __init__(
+        self,
+        guide: Any,
+        temperature: float = 0.01,
+        margin_strategy: str = "absolute",
+        margin: float = 0.0,
+        contrast_anchors: bool = True,
+        contrast_positives: bool = True,
+        **more: Any,
+    ):
+        super().__init__(**more)
+        if not hasattr(guide, "encode"):
+            raise TypeError(f"guide is {type(guide).__name__}, expected a SentenceEncoder")
+        checks.choice("margin_strategy", margin_strategy, ("absolute", "relative"))
+        self.guide, self.margin_strategy, self.margin = guide, margin_strategy, check_number("margin", margin)
+        self.temperature = check_number("temperature", temperature, above_zero=True)
+        self._among = [
+            *([(0, 0)] if checks.boolean("contrast_anchors", contrast_anchors) else []),
+            *([(1, 1)] if checks.boolean("contrast_positives", contrast_positives) else []),
+        ]
+
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> ColumnCollator:
+        return _Guided(tokenizer, self.max_length, self.guide)
+
+    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
+        xp, (count, columns, _) = kernels.array_module(embeddings), embeddings.shape
+        if labels.shape[:-1] != (count, columns):
+            expected = f"({count}, {columns}, dim), the guide's embeddings"
+            raise ValueError(f"labels has shape {labels.shape}, expected {expected}")
+        compared = [(0, 1), *self._among, *([(0, 2)] if columns == 3 else [])]
+        made = [all_cosines(embeddings[:, left], embeddings[:, right]) for left, right in compared]
+        scores = xp.concatenate([block for block, _ in made], axis=1) / self.temperature
+        guided = xp.concatenate([all_cosines(labels[:, left], labels[:, right])[0] for left, right in compared], axis=1)
+        right = guided.diagonal()[:, None]
+        too_near = guided > right - (self.margin if self.margin_strategy == "absolute" else abs(right) * self.margin)
+        too_near[:, :count] &= ~xp.eye(count, dtype=bool)
+        value, grad = ranking_loss(xp.where(too_near, -xp.inf, scores))
+        total = xp.zeros_like(embeddings)
+        parts = xp.split(grad / self.temperature, len(compared), axis=1)
+        for (left, other), (_, pullback), part in zip(compared, made, parts, strict=True):
+            of_left, of_other = pullback(part)
+            total[:, left] += of_left
+            total[:, other] += of_other
+        return value, total
+
+
+class _Guided(ColumnCollator):
+    """A `ColumnCollator` whose labels are the embeddings of a guide."""
+
+    def __init__(self, tokenizer: Any, max_length: int | None, guide: Any):
+        super().__init__(tokenizer, max_length)
+        self._guide = guide
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        batch = super().__call__(examples)
+        if "labels" in batch:
+            raise ValueError("examples has labels, expected none for GISTEmbed")
+        found = self._guide.encode([text for example in examples for text in example.values()], show_progress=False)
+        return batch | {"labels": found.reshape(*batch["input_ids"].shape[:2], -1)}
+
+
+class Softmax(EmbeddingObjective):
+    """A linear classifier of two texts' embeddings, trained beside the model (Reimers and Gurevych 2019, section 3).
+
+    Labels are classes, (examples,). Source: arXiv:1908.10084.
+
+    Args:
+        num_labels: the number of classes.
+        concatenation_sent_rep: whether the classifier reads both embeddings.
+        concatenation_sent_difference: whether it reads the absolute values of their difference.
+        concatenation_sent_multiplication: whether it reads their product by elements.
+        more: as for `EmbeddingObjective`, without chunk: the loss is one of single examples.
+    """
+
+    has_labels = True
+
+    def __init__(
+        self,
+        num_labels: int,
+        *,
+        concatenation_sent_rep: bool = True,
+        concatenation_sent_difference: bool = True,
+        concatenation_sent_multiplication: bool = False,
+        **more: Any,
+    ):
+        super().__init__(**more)
+        if self.chunk is not None:
+            raise ValueError(f"chunk is {self.chunk}, expected None: take smaller batches, and accumulate them")
+        self.num_labels = check_count("num_labels", num_labels)
+        self.parts = concatenation_sent_rep, concatenation_sent_difference, concatenation_sent_multiplication
+        if not any(self.parts):
+            raise ValueError("concatenation_sent_rep, _difference and _multiplication are False, expected one at least")
+        self._model: Any = None
+        self._classifier: Any = None
+
+    def parameters(self, model: Any) -> Sequence[Parameter]:
+        """Return the classifier's, made for the first model."""
+        if self._model is not model:
+            width = model.spec.hidden_size * (sum(self.parts) + self.parts[0])
+            self._classifier = Linear("softmax.classifier", in_features=width, out_features=self.num_labels)
+            for parameter in self._classifier.parameters():
+                parameter.initialise(np.random.default_rng(0), (3 * width) ** -0.5, model.dtype)
+            self._model = model
+        return list(self._classifier.parameters())
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        texts, _, labels = self.checked(batch)
+        self.parameters(model)
+        out, run = model(**texts), Pass.begin(texts["input_ids"])
+        mask = texts.get("attention_mask")
+        features = _features_of_pairs(run, out.last_hidden_state, mask=mask, pooling=self.pooling, parts=self.parts)
+        classes = labels.astype("int64")
+        if (classes != labels).any():
+            raise ValueError("labels holds fractions, expected classes")
+        out.loss = losses.sequence_loss(run, self._classifier(run, features), classes, self.num_labels)
+        return out
+
+
+@operation()
+def _features_of_pairs(run: Pass, hidden: Array, *, mask: Any, pooling: str, parts: tuple[bool, bool, bool]) -> Any:
+    """Return (pairs, features): two neighbours, their absolute difference and their product, as `parts` asks."""
+    xp, (vectors, spread) = kernels.array_module(hidden), pooled(hidden, mask, pooling)
+    first, second = vectors[::2], vectors[1::2]
+    kept = (parts[0], parts[0], *parts[1:])
+    made = [
+        each
+        for each, is_kept in zip((first, second, abs(first - second), first * second), kept, strict=True)
+        if is_kept
+    ]
+
+    def pullback(grad):
+        given = iter(xp.split(grad, len(made), axis=1))
+        of_first, of_second, of_size, of_product = (next(given) if is_kept else 0 for is_kept in kept)
+        of_size = of_size * xp.sign(first - second)
+        both = of_first + of_size + of_product * second, of_second - of_size + of_product * first
+        return (spread(xp.stack(both, axis=1).reshape(vectors.shape)),)
+
+    return xp.concatenate(made, axis=1), pullback
+
+
+class AdaptiveLayer(EmbeddingObjective):
+    """The sum of another objective's losses over the vectors of several layers, so that layers can be cut off.
+
+    Each training step takes some of the layers before the last one, chosen at random, and adds the Kullback-Leibler
+    divergence of their vectors' softmax from the last layer's (Li et al. 2024, arXiv:2402.14776, section 3).
+
+    Args:
+        inner: an `EmbeddingObjective`; its pooling and max_length apply.
+        n_layers_per_step: how many earlier layers a step takes; all if it is not 1 to their number less one. The
+            embeddings before the first layer count as one.
+        last_layer_weight, prior_layers_weight, kl_div_weight: factors on the last layer's loss, on the mean of the
+            others' and on the divergences.
+        kl_temperature: of both softmaxes; 0 for no divergence.
+    """
+
+    def __init__(
+        self,
+        inner: EmbeddingObjective,
+        n_layers_per_step: int = 1,
+        last_layer_weight: float = 1.0,
+        prior_layers_weight: float = 1.0,
+        kl_div_weight: float = 1.0,
+        kl_temperature: float = 0.3,
+    ):
+        super().__init__(pooling=inner.pooling, max_length=inner.max_length)
+        if inner.chunk is not None or isinstance(inner, Softmax):
+            raise ValueError(f"inner is {type(inner).__name__} with chunk {inner.chunk}, expected no Softmax, no chunk")
+        self.inner, self.n_layers_per_step = inner, n_layers_per_step
+        self.weights = last_layer_weight, prior_layers_weight, kl_div_weight
+        self.kl_temperature = check_number("kl_temperature", kl_temperature)
+        self.columns, self.has_labels, self.label_axes = inner.columns, inner.has_labels, inner.label_axes
+
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> ColumnCollator:
+        return self.inner.collator(tokenizer, seed=seed)
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        texts, of_rows = self.inner.prepared(batch)
+        last, prior, divergence = self.weights
+        heat, mask = self.kl_temperature, texts.get("attention_mask")
+        number = model.passes
+
+        def of_output(out: Any) -> tuple[Any, Mapping[str, Any]]:
+            final, spread = pooled(out.last_hidden_state, mask, self.pooling)
+            value, grad = of_rows(final)
+            value, gradients = last * value, {"last_hidden_state": spread(last * grad)}
+            layers = np.arange(len(out.hidden_states) - 1)
+            if 0 < self.n_layers_per_step < len(layers):
+                layers = np.random.default_rng(number).permutation(layers)[: self.n_layers_per_step]
+            of_layers: list[Any] = [None] * len(out.hidden_states)
+            for layer in layers.tolist():
+                vectors, spread = pooled(out.hidden_states[layer], mask, self.pooling)
+                part, grad = of_rows(vectors)
+                value, grad = value + prior / len(layers) * part, prior / len(layers) * grad
+                if heat:
+                    part, slope = divergence_of_scores(vectors / heat, final / heat)
+                    value, grad = (
+                        value + divergence * heat / len(vectors) * part,
+                        grad + divergence / len(vectors) * slope,
+                    )
+                of_layers[layer] = spread(grad)
+            return value, gradients | ({"hidden_states": tuple(of_layers)} if len(layers) else {})
+
+        return with_loss(model(**texts, output_hidden_states=True), of_output)

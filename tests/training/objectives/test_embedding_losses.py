@@ -1,0 +1,308 @@
+"""Further losses of sentence embeddings: sentence-transformers' values and gradients, slopes, guides, classifiers."""
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModel
+from bertcore.training.objectives import (
+    MSE,
+    AdaptiveLayer,
+    AnglE,
+    BatchAllTriplet,
+    BatchHardSoftMarginTriplet,
+    BatchHardTriplet,
+    BatchSemiHardTriplet,
+    Contrastive,
+    CoSENT,
+    DistillKLDiv,
+    GISTEmbed,
+    MarginMSE,
+    Matryoshka,
+    MultipleNegativesRanking,
+    OnlineContrastive,
+    Softmax,
+    Triplet,
+)
+from tests.slopes import assert_slope
+from tests.tiny_bert import CONFIG, save_tiny_bert
+
+DIM = 6
+pytestmark = pytest.mark.usefixtures("on_numpy")
+
+
+class Guide:
+    def encode(self, texts, **options):
+        return np.array([[len(text), text.count("a"), 1.0] for text in texts], np.float32)
+
+
+def classes(count):
+    return np.arange(count) % 3
+
+
+def numbers(*shape):
+    return lambda count: np.random.default_rng(3).normal(size=(count, *shape))
+
+
+TRIPLETS = (BatchHardTriplet, BatchSemiHardTriplet, BatchAllTriplet)
+CASES = {  # name: (objective, columns, labels of so many examples, arguments of theirs)
+    "AnglELoss": (AnglE(), 2, numbers(), {}),
+    "AnglELoss of triplets": (AnglE(scale=5.0), 3, lambda count: None, {"scale": 5.0}),
+    "AnglELoss of four texts": (AnglE(), 4, numbers(), {}),
+    "ContrastiveLoss": (Contrastive(), 2, lambda count: np.arange(count) % 2, {}),
+    "ContrastiveLoss summed": (
+        Contrastive("euclidean", 3.0, size_average=False), 2, lambda count: np.arange(count) % 2,
+        {"distance_metric": "EUCLIDEAN", "margin": 3.0, "size_average": False},
+    ),
+    "OnlineContrastiveLoss": (OnlineContrastive(margin=1.2), 2, lambda count: np.arange(count) % 2, {"margin": 1.2}),
+    "OnlineContrastiveLoss by manhattan": (
+        OnlineContrastive("manhattan", margin=9.0), 2, lambda count: np.arange(count) % 2,
+        {"distance_metric": "MANHATTAN", "margin": 9.0},
+    ),
+    "OnlineContrastiveLoss of near pairs": (OnlineContrastive(), 2, np.ones, {}),
+    "OnlineContrastiveLoss of far pairs": (OnlineContrastive(margin=2.0), 2, np.zeros, {"margin": 2.0}),
+    **{
+        f"{kind.__name__}Loss {what}": (kind(margin=margin), 1, labels, {"margin": margin})
+        for kind in TRIPLETS
+        for what, labels, margin in (
+            ("", classes, 5.0),
+            ("of a small margin", classes, 0.3),
+            ("of one class", np.zeros, 5.0),
+            ("of all classes", np.arange, 5.0),
+        )
+    },
+    **{
+        f"{kind.__name__}Loss by cosine": (
+            kind("cosine", 0.5), 1, classes, {"distance_metric": "cosine_distance", "margin": 0.5}
+        )
+        for kind in TRIPLETS
+    },
+    "BatchHardSoftMarginTripletLoss": (BatchHardSoftMarginTriplet(), 1, classes, {}),
+    "MSELoss": (MSE(), 1, numbers(DIM), {}),
+    "MSELoss of translations": (MSE(), 3, numbers(DIM), {}),
+    "MSELoss of columns": (MSE(), 2, numbers(2, DIM), {}),
+    "DistillKLDivLoss": (DistillKLDiv(), 4, numbers(3), {}),
+    "DistillKLDivLoss of temperatures": (
+        DistillKLDiv(2.0, teacher_temperature=0.5), 3, numbers(2), {"temperature": 2.0, "teacher_temperature": 0.5}
+    ),
+    "MarginMSELoss of similarities": (MarginMSE(), 4, numbers(3), {}),
+    **{
+        f"GISTEmbedLoss {columns} {options}": (GISTEmbed(Guide(), **options), columns, numbers(columns, 4), options)
+        for columns in (2, 3)
+        for options in (
+            {"temperature": 0.5},
+            {"margin": 0.3, "contrast_anchors": False},
+            {"margin_strategy": "relative", "margin": 0.9, "contrast_positives": False},
+        )
+    },
+    "MatryoshkaLoss": (
+        Matryoshka(Triplet(0.5), [6, 3], [1.0, 0.5]), 3, lambda count: None,
+        {"matryoshka_dims": [6, 3], "matryoshka_weights": [1.0, 0.5]},
+    ),
+}  # fmt: skip
+
+
+def vectors_of(columns, count, tied=False):
+    vectors = np.random.default_rng(8).normal(size=(count, columns, DIM))
+    if tied:
+        vectors[1::2] = vectors[: count // 2]  # equal rows
+    return vectors
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_gradient_is_the_slope_of_the_value(name, count):
+    objective, columns, labels, _ = CASES[name]
+    vectors, labels = vectors_of(columns, count), labels(count)
+    _, grad = objective.of_embeddings(vectors, labels)
+    for direction in np.random.default_rng(5).normal(size=(3, *vectors.shape)):
+        ends = [objective.of_embeddings(vectors + step * direction, labels)[0] for step in (1e-6, -1e-6)]
+        assert (grad * direction).sum() == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("count, tied", [(1, False), (2, False), (7, False), (8, True)])
+def test_values_and_gradients_are_those_of_sentence_transformers(name, count, tied):
+    torch, peer = pytest.importorskip("torch"), pytest.importorskip("sentence_transformers.losses")
+    objective, columns, labels, options = CASES[name]
+    vectors, labels = vectors_of(columns, count, tied), labels(count)
+    given = [torch.from_numpy(vectors[:, column]).requires_grad_() for column in range(columns)]
+    targets = None if labels is None else torch.from_numpy(np.asarray(labels))
+    loss = THEIRS.get(name.split()[0], of_columns)(peer, name.split()[0], dict(options), given, targets)
+    loss.backward()
+    value, grad = objective.of_embeddings(vectors, labels)
+    assert value == pytest.approx(loss.item(), rel=2e-6, abs=1e-9)  # they add 1e-6 to differences
+    expected = np.stack([np.zeros_like(vectors[:, 0]) if it.grad is None else it.grad.numpy() for it in given], axis=1)
+    np.testing.assert_allclose(grad, expected, rtol=2e-6, atol=2e-6 * max(np.abs(expected).max(), 1))
+
+
+def of_columns(peer, name, options, columns, labels):
+    if "distance_metric" in options:
+        kinds = peer.SiameseDistanceMetric, peer.BatchHardTripletLossDistanceFunction
+        key = options["distance_metric"]
+        options["distance_metric"] = next(getattr(kind, key) for kind in kinds if hasattr(kind, key))
+    return getattr(peer, name)(None, **options).compute_loss_from_embeddings(columns, labels)
+
+
+def of_teachers(peer, name, options, columns, labels):
+    """Of labels that are embeddings, of texts or of columns."""
+    teachers = [labels] * len(columns) if labels.dim() == 2 else list(labels.unbind(1))
+    return peer.MSELoss(None).compute_loss_from_embeddings(columns, teachers)
+
+
+def of_guide(peer, name, options, columns, labels):
+    """By calling a model on features that are its vectors."""
+    import torch
+
+    class Model(torch.nn.Module):
+        def forward(self, features):
+            return {"sentence_embedding": features["vectors"]}
+
+    loss = peer.GISTEmbedLoss.__new__(peer.GISTEmbedLoss)
+    torch.nn.Module.__init__(loss)
+    loss.model, loss.guide = Model(), lambda features: {"sentence_embedding": features["guide"]}
+    defaults = {
+        "temperature": 0.01, "margin_strategy": "absolute", "margin": 0.0, "contrast_anchors": True,
+        "contrast_positives": True, "gather_across_devices": False, "must_retokenize": False,
+        "similarity_fct": torch.nn.CosineSimilarity(dim=-1), "cross_entropy_loss": torch.nn.CrossEntropyLoss(),
+    }  # fmt: skip
+    for key, value in (defaults | options).items():
+        setattr(loss, key, value)
+    module = __import__(type(loss).__module__, fromlist=["embed_columns"])
+    before, module.embed_columns = (
+        module.embed_columns,
+        lambda model, rows: [model(row)["sentence_embedding"] for row in rows],
+    )
+    try:
+        return loss([{"vectors": row, "guide": labels[:, at]} for at, row in enumerate(columns)], None)
+    finally:
+        module.embed_columns = before
+
+
+def of_prefixes(peer, name, options, columns, labels):
+    import torch
+
+    inner = peer.TripletLoss(None, triplet_margin=0.5)
+    return sum(
+        weight
+        * inner.compute_loss_from_embeddings([torch.nn.functional.normalize(it[:, :dim]) for it in columns], None)
+        for dim, weight in zip(options["matryoshka_dims"], options["matryoshka_weights"], strict=True)
+    )
+
+
+THEIRS = {"MSELoss": of_teachers, "GISTEmbedLoss": of_guide, "MatryoshkaLoss": of_prefixes}
+
+
+def batch_of(columns, labels=None, count=5):
+    rng = np.random.default_rng(0)
+    real = np.arange(6) < rng.integers(1, 7, (count, columns, 1))
+    batch = {"input_ids": np.where(real, rng.integers(5, 40, real.shape), 0), "attention_mask": real.astype(int)}
+    return batch if labels is None else batch | {"labels": labels}
+
+
+SCORES = [0.1, 0.9, 0.3, 0.3, 0.2]
+WHOLE = {  # objectives that read more than one vector of each text, with a batch
+    "softmax": (Softmax(3, concatenation_sent_multiplication=True), batch_of(2, [0, 2, 1, 1, 0])),
+    "softmax of differences": (Softmax(2, concatenation_sent_rep=False, pooling="cls"), batch_of(2, [0, 1, 1, 1, 0])),
+    "one layer": (AdaptiveLayer(MultipleNegativesRanking(), kl_temperature=0), batch_of(3)),
+    "all layers": (AdaptiveLayer(CoSENT(pooling="cls"), 0, 0.5, 2.0, kl_temperature=0), batch_of(2, SCORES)),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_gradients_of_parameters(name):
+    model = AutoModel.from_config(CONFIG, dtype="float64", add_pooling_layer=False)
+    objective, batch = WHOLE[name]
+    out, grads = objective.value_and_grad(model, batch)
+    assert objective.forward(model, batch).loss == pytest.approx(out.loss, rel=1e-12)
+    assert_slope(model, grads, lambda: objective.forward(model, batch).loss)
+    for parameter in objective.parameters(model):
+        start, ends = parameter.array(), []
+        way = np.random.default_rng(1).normal(size=start.shape)
+        for step in (1e-6, -1e-6):
+            parameter.update(start + step * way)
+            ends.append(objective.forward(model, batch).loss)
+        parameter.update(start)
+        assert (grads[parameter.names[0]] * way).sum() == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5)
+
+
+def test_a_step_takes_some_layers():
+    """Others in the next one; each is drawn from the number of the pass."""
+    model = AutoModel.from_config(CONFIG | {"num_hidden_layers": 5}, dtype="float64", add_pooling_layer=False)
+    objective, batch = AdaptiveLayer(CoSENT()), batch_of(2, SCORES)
+    model.train(seed=1)
+    found = [objective.value_and_grad(model, batch)[0].loss for _ in range(8)]
+    model.train(seed=1)
+    assert found == [objective.value_and_grad(model, batch)[0].loss for _ in range(8)]
+    assert len({round(float(loss), 9) for loss in found}) > 2
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", ["softmax", "all layers"])
+def test_whole_models_are_those_of_sentence_transformers(name, tmp_path):
+    torch, peer = pytest.importorskip("torch"), pytest.importorskip("sentence_transformers.losses")
+    from sentence_transformers import SentenceTransformer, models
+
+    folder = save_tiny_bert(tmp_path)
+    model, transformer = AutoModel.from_pretrained(folder), models.Transformer(str(folder))
+    theirs = SentenceTransformer(modules=[transformer, models.Pooling(CONFIG["hidden_size"])], device="cpu").eval()
+    if name == "softmax":
+        objective, batch = Softmax(3, concatenation_sent_multiplication=True), batch_of(2, [0, 2, 1, 1, 0])
+        loss = peer.SoftmaxLoss(theirs, CONFIG["hidden_size"], 3, concatenation_sent_multiplication=True)
+        for own, other in zip(objective.parameters(model), loss.classifier.parameters(), strict=True):
+            other.data = torch.from_numpy(own.array().copy())
+    else:
+        objective, batch = AdaptiveLayer(CoSENT(), 0, 0.5, 2.0, 0.7), batch_of(2, SCORES)
+        loss = peer.AdaptiveLayerLoss(theirs, peer.CoSENTLoss(theirs), 0, 0.5, 2.0, 0.7)
+    features = [
+        {key: torch.from_numpy(batch[key][:, column]) for key in ("input_ids", "attention_mask")} for column in (0, 1)
+    ]
+    value = loss(features, torch.tensor(batch["labels"]))
+    value.backward()
+    out, grads = objective.value_and_grad(model, batch)
+    assert out.loss == pytest.approx(value.item(), rel=1e-5)
+    for key, parameter in theirs[0].auto_model.named_parameters():
+        if parameter.grad is not None:
+            expected = parameter.grad.numpy()
+            np.testing.assert_allclose(grads[key], expected, rtol=1e-3, atol=1e-5, err_msg=key)
+
+
+def test_a_guide_reads_the_texts(tokenizer):
+    objective = GISTEmbed(Guide(), temperature=0.5)
+    examples = [{"anchor": "the cat", "positive": "a mat"}, {"anchor": "paris", "positive": "is a capital"}]
+    batch = Matryoshka(objective, [39, 5]).collator(tokenizer)(examples)
+    assert batch["labels"].tolist() == [[[7, 1, 1], [5, 2, 1]], [[5, 1, 1], [12, 3, 1]]]
+    model = AutoModel.from_config(CONFIG, dtype="float64", add_pooling_layer=False)
+    assert np.isfinite(objective.value_and_grad(model, batch)[0].loss)
+    with pytest.raises(ValueError, match="examples has labels, expected none for GISTEmbed"):
+        objective.collator(tokenizer)([example | {"label": 1} for example in examples])
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: AnglE().of_embeddings(vectors_of(2, 3), None), "batch has no labels, expected some for AnglE"),
+        (lambda: Contrastive("far"), "distance_metric is 'far', expected one of 'euclidean', 'cosine'"),
+        (lambda: BatchHardTriplet("manhattan"), "distance_metric is 'manhattan', expected one of 'euclidean'"),
+        (lambda: MSE().of_embeddings(vectors_of(1, 3), np.ones((3, 5))), r"shape \(3, 5\), expected \(3, 6\)"),
+        (lambda: DistillKLDiv(teacher_temperature=0), "teacher_temperature is 0, expected a finite number above 0"),
+        (lambda: DistillKLDiv().of_embeddings(vectors_of(3, 2), np.ones(2)), r"labels has shape \(2,\), expected"),
+        (lambda: GISTEmbed(Guide(), margin_strategy="mild"), "margin_strategy is 'mild', expected one of 'absolute'"),
+        (lambda: GISTEmbed(Guide()).of_embeddings(vectors_of(2, 3), np.ones(3)), "expected .3, 2, dim., the guide's"),
+        (lambda: Softmax(2, chunk=4), "chunk is 4, expected None"),
+        (lambda: Softmax(2, concatenation_sent_rep=False, concatenation_sent_difference=False), "expected one"),
+        (lambda: AdaptiveLayer(CoSENT(chunk=2)), "inner is CoSENT with chunk 2"),
+        (
+            lambda: Softmax(3).loss(AutoModel.from_config(CONFIG), batch_of(2, SCORES)),
+            "labels holds fractions, expected classes",
+        ),
+    ],
+)  # fmt: skip
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_guide_encodes():
+    with pytest.raises(TypeError, match="guide is int, expected a SentenceEncoder"):
+        GISTEmbed(1)
