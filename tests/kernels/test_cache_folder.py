@@ -1,11 +1,18 @@
 import os
+import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from bertcore.kernels import cache_folder
-from bertcore.kernels.cache_folder import cache_candidates, usable_cache_folder, writable_cache_folder
+from bertcore.kernels.cache_folder import (
+    cache_candidates,
+    check_private,
+    read_private,
+    usable_cache_folder,
+    writable_cache_folder,
+    write_private,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -43,26 +50,115 @@ def test_unwritable_home(monkeypatch, tmp_path):
     assert writable_cache_folder() == cache_candidates()[-1]
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs POSIX users")
+# --- other users --------------------------------------------------------------------------------------------------
+
+posix = pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs POSIX users")
+
+
+@pytest.fixture
+def users(monkeypatch):
+    """Paths -> the user that lstat and fstat report as their owner."""
+    owners, lstat = {}, Path.lstat
+
+    def owned(path):
+        found = lstat(path)
+        return os.stat_result([*found[:4], owners.get(path, found.st_uid), *found[5:10]])
+
+    monkeypatch.setattr(Path, "lstat", owned)
+    return owners
+
+
+@posix
 @pytest.mark.parametrize("explicit", [False, True])
-def test_folder_of_another_user_is_rejected(monkeypatch, tmp_path, explicit):
+def test_folder_of_another_user_is_rejected(monkeypatch, tmp_path, users, explicit):
     (tmp_path / "home").write_text("not a folder")
-    monkeypatch.setattr(os, "getuid", lambda: 77)
     folder = Path(cache_candidates()[-1])
     if explicit:
         folder = tmp_path / "mine"
         monkeypatch.setenv("BERTCORE_CACHE_DIR", str(folder))
     (folder / "kernels").mkdir(parents=True)
-    owners = {folder: 4242, folder / "kernels": 4242}
-    monkeypatch.setattr(cache_folder, "_owner", owners.get)
-    with pytest.raises(OSError, match="belongs to another user"):
+    users |= {folder: 4242, folder / "kernels": 4242}
+    with pytest.raises(OSError, match="belongs to user 4242, expected this user or root"):
         writable_cache_folder()
     for owner in (4242, 0):
-        owners[folder] = owner
+        users[folder] = owner
         if explicit:
-            with pytest.raises(OSError, match="belongs to another user"):
+            with pytest.raises(OSError, match="belongs to user 4242, expected this user or root"):
                 usable_cache_folder("kernels")
         else:  # the home's, where nothing can be kept
             assert usable_cache_folder("kernels") == cache_candidates()[0]
-    owners[folder / "kernels"] = 77
+    users[folder / "kernels"] = os.getuid()
     assert usable_cache_folder("kernels") == folder
+
+
+WRITABLE = [  # level of a/b/file -> its mode, and whether the file is private
+    ("a", 0o775, False),
+    ("a", 0o757, False),
+    ("a", 0o1777, True),  # as /tmp
+    ("a/b", 0o770, False),
+    ("a/b/file", 0o620, False),
+    ("a/b/file", 0o644, True),
+]
+
+
+@posix
+@pytest.mark.parametrize("level, mode, is_private", WRITABLE)
+def test_what_others_can_write_is_not_read(tmp_path, level, mode, is_private):
+    file = tmp_path / "a" / "b" / "file"
+    write_private(file, b"content")
+    assert [oct(path.stat().st_mode & 0o777) for path in (file, *file.parents[:2])] == ["0o600", "0o700", "0o700"]
+    (tmp_path / level).chmod(mode)
+    if is_private:
+        assert read_private(file) == b"content"
+        return
+    with pytest.raises(
+        PermissionError, match=f"{tmp_path / level} has the mode 0{mode:o}, expected one that lets only"
+    ):
+        read_private(file)
+
+
+@posix
+def test_a_sticky_folder_holds_nothing_itself(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a").chmod(0o1777)
+    with pytest.raises(PermissionError, match="has the mode 1777"):
+        write_private(tmp_path / "a" / "file", b"")
+
+
+@posix
+def test_links_are_looked_at_like_folders(tmp_path, users):
+    write_private(tmp_path / "real" / "folder" / "file", b"content")
+    (tmp_path / "link").symlink_to("real/../real/folder")
+    assert read_private(tmp_path / "link" / "file") == b"content"
+    users[tmp_path / "link"] = 4242
+    with pytest.raises(PermissionError, match=f"{tmp_path / 'link'} belongs to user 4242"):
+        read_private(tmp_path / "link" / "file")
+    del users[tmp_path / "link"]
+    (tmp_path / "real").chmod(0o777)
+    with pytest.raises(PermissionError, match=f"{tmp_path / 'real'} has the mode 0777"):
+        check_private(tmp_path / "link" / "file")
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(OSError, match="Too many levels"):
+        check_private(tmp_path / "circle")
+    (tmp_path / "real").chmod(0o700)
+    (tmp_path / "file").symlink_to("link/file")  # a file is never a link
+    with pytest.raises(OSError, match="Too many levels"):
+        read_private(tmp_path / "file")
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root, to be two users")
+def test_another_user_in_a_shared_folder():
+    """The other user makes each level before this one does: as a folder, and as a link to its own."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as shared:
+        os.chmod(shared, 0o1777)
+        theirs, links = Path(shared, "theirs"), Path(shared, "links")
+        command = f"mkdir {theirs} && touch {theirs}/file && ln -s {theirs} {links}"
+        subprocess.run(["/bin/sh", "-c", command], user=4242, check=True)
+        for folder in (theirs, links):
+            with pytest.raises(PermissionError, match=f"{folder} belongs to user 4242"):
+                read_private(folder / "file")
+            with pytest.raises(PermissionError, match=f"{folder} belongs to user 4242"):
+                write_private(folder / "new", b"")
+        assert [path.name for path in theirs.iterdir()] == ["file"]
+        write_private(Path(shared, "mine", "file"), b"content")
+        assert read_private(Path(shared, "mine", "file")) == b"content"

@@ -84,6 +84,24 @@ def test_damaged_files_are_compiled_again(file, tmp_path):
     assert call(file, **in_folder(tmp_path))[1:] == (0, "")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX users")
+@pytest.mark.parametrize("variable", ["BERTCORE_CACHE_DIR", "NUMBA_CACHE_DIR"])
+def test_kernels_that_others_can_write_are_not_run(file, tmp_path, variable):
+    places = {"BERTCORE_CACHE_DIR": "", variable: str(tmp_path / "cache")}
+    call(file, **places)
+    (stored,) = tmp_path.rglob("*.nbc")
+    assert (stored.stat().st_mode & 0o777, stored.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert call(file, **places)[1:] == (0, "")
+    for changed in (stored, stored.parent):
+        mode = changed.stat().st_mode
+        changed.chmod(mode | 0o020)
+        _, count, err = call(file, **places)
+        assert count == 1
+        if changed == stored.parent:
+            assert f"compiled kernels are not kept: {stored.parents[1]}: {changed} has the mode 0720, expected" in err
+            changed.chmod(mode)
+
+
 # --- dependencies of compiled code -- --------------------------------------------------------------------------------
 
 

@@ -3,13 +3,13 @@
 Each kernel and signature has a file of its own, named by a digest of what it depends on: the code of its module and all
 modules that it imports (sources.py; Numba itself would miss changes in other files), argument types, CPU and features,
 level, and versions of Python, Numba and llvmlite. Any number of processes may fill one cache, machines and versions of
-this package may share it, and a read-only cache works as well. Files unused for UNUSED_DAYS are deleted.
+this package may share it, and a read-only cache works as well. What another user could have written is neither read nor
+replaced. Files unused for UNUSED_DAYS are deleted.
 """
 
 import hashlib
 import os
 import pickle
-import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ import numba
 from numba.core import caching, config, event
 from numba.core.serialize import dumps
 
-from ...cache_folder import usable_cache_folder
+from ...cache_folder import make_private, read_private, usable_cache_folder, write_private
 from ...own_name import PACKAGE, PROJECT, setting
 from ..threads import size_pool
 from .isa import LEVEL
@@ -61,6 +61,9 @@ class _Locator(caching._CacheLocator):
     def get_cache_path(self):
         return str(cache_folder() / self._function.__module__)
 
+    def ensure_cache_path(self):
+        make_private(Path(self.get_cache_path()))
+
     def get_source_stamp(self):
         return _digest(Path(self._py_file)), sys.implementation.cache_tag, numba.__version__, llvmlite.__version__
 
@@ -86,7 +89,7 @@ class _Files:
         """Return the data saved under `key`, or None if there is none or the file is damaged."""
         file, made_from = self._file(key)
         try:
-            content = file.read_bytes()
+            content = read_private(file)  # whoever can write it can run code here: unpickling does
         except OSError:
             return None
         if content[:32] != hashlib.sha256(content[32:]).digest():
@@ -101,12 +104,7 @@ class _Files:
         """Write the data; raises OSError if that is impossible."""
         file, made_from = self._file(key)
         content = dumps((made_from, data))
-        temporary = file.with_suffix(f".{secrets.token_hex(8)}.tmp")
-        try:
-            temporary.write_bytes(hashlib.sha256(content).digest() + content)
-            os.replace(temporary, file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_private(file, hashlib.sha256(content).digest() + content)
 
 
 class KernelCache(caching.FunctionCache):

@@ -8,13 +8,12 @@ a digest of the text of all files.
 import ast
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from ...cache_folder import read_private, write_private
 from ...own_name import PACKAGE
 
 ROOT = Path(__file__).parents[2]
@@ -110,14 +109,11 @@ def package_digests(folder: Path) -> dict[str, str]:
     texts = {file.relative_to(ROOT).as_posix(): file.read_bytes() for file in sorted(ROOT.rglob("*.py"))}
     kept = folder / f"sources-{hashlib.sha256(repr(texts).encode()).hexdigest()[:20]}.json"
     with suppress(OSError, ValueError):  # missing or damaged
-        found = json.loads(kept.read_text())
+        found = json.loads(read_private(kept))
         if found.keys() == texts.keys():
             return found
     sources = Sources()
     digests = {name: sources.digest(ROOT / name) for name in texts}
-    temporary = kept.with_suffix(f".{secrets.token_hex(8)}.tmp")
     with suppress(OSError):  # a read-only folder
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary.write_text(json.dumps(digests))
-        os.replace(temporary, kept)
+        write_private(kept, json.dumps(digests).encode())
     return digests
