@@ -38,9 +38,10 @@ class Serve(Command):
         host: address to listen at.
         port: port to listen at; 0 is any free one.
         dtype: dtype of the weights (default: the dtype of a quantized checkpoint, else float32).
-        max_batch_tokens: tokens computed at once (default: 4096).
-        max_queue_tokens: tokens that may wait; beyond, requests are refused with 429 (default: 262144).
-        max_client_batch_size: texts of a request (default: 1024).
+        max_batch_tokens: tokens computed at once (default: 4096; on a CPU at most 1024).
+        max_queue_tokens: tokens that may wait, of short requests and of long ones each; beyond, requests are refused
+            with 429 (default: 262144).
+        max_client_batch_size: texts of a request; beyond, it is refused with 413 (default: 32).
         max_body_bytes: bytes of a request (default: 4194304).
         timeout: seconds that a request may take (default: 60).
         auto_truncate: cut texts that are too long, instead of refusing them.

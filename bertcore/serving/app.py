@@ -82,11 +82,11 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
-        # One batch at a time: its kernels use all the cores.
-        with ThreadPoolExecutor(1, "bertcore-compute") as executor:
+        # One batch at a time, and one of short requests beside it: its kernels use all the cores.
+        with ThreadPoolExecutor(1, "bertcore-short") as short, ThreadPoolExecutor(1, "bertcore-long") as long:
             for model in loaded.all:
-                model.start(executor, settings, metrics.batch)
-                await asyncio.get_running_loop().run_in_executor(executor, model.warm_up)
+                model.start((short, long), settings, metrics.batch)
+                await asyncio.get_running_loop().run_in_executor(long, model.warm_up)
             yield
 
     paths = {route.endpoint: route.path for route in routes}

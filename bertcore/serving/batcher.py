@@ -1,4 +1,4 @@
-"""Dynamic batching: rows of several requests are computed together, in the order in which they came."""
+"""Dynamic batching: rows of several requests are computed together, and each request has its turn."""
 
 import asyncio
 from collections import deque
@@ -14,13 +14,14 @@ Compute = Callable[[list[Any]], Sequence[Any]]
 class Batcher:
     """Collects rows and computes them in batches of a bounded number of tokens.
 
-    While a batch computes, rows wait; the next batch takes as many as fit. A row alone is computed at once. Rows beyond
-    the queue's limit are rejected.
+    While a batch computes, rows wait; the next batch takes as many as fit, one row of each request after the other, so
+    that a short request does not wait for the whole of a long one. A row alone is computed at once. Rows beyond the
+    queue's limit are rejected.
 
     Args:
         compute: takes the rows of a batch (each has a length, in tokens), and returns a result for each; it runs in
             `executor`.
-        executor: of one thread, which all batchers share, since a batch uses all the cores.
+        executor: of one thread, which other batchers share, since a batch uses all the cores.
         batch_tokens: of a batch.
         queue_tokens: how many tokens may wait.
         observe: is called with the rows and tokens of each batch.
@@ -38,7 +39,7 @@ class Batcher:
         self._compute, self._executor = compute, executor
         self._batch_tokens, self._queue_tokens = batch_tokens, queue_tokens
         self._observe = observe
-        self._rows: deque[tuple[Any, asyncio.Future]] = deque()
+        self._requests: deque[deque[tuple[Any, asyncio.Future]]] = deque()
         self._worker: asyncio.Task | None = None
         self.waiting_tokens = 0
 
@@ -56,7 +57,7 @@ class Batcher:
             raise overloaded(f"{self.waiting_tokens} tokens are waiting, the limit is {self._queue_tokens}: try again")
         loop = asyncio.get_running_loop()
         entries = [(row, loop.create_future()) for row in rows]
-        self._rows.extend(entries)
+        self._requests.append(deque(entries))
         self.waiting_tokens += tokens
         if self._worker is None:
             self._worker = loop.create_task(self._work())
@@ -87,15 +88,19 @@ class Batcher:
 
     def _next_batch(self) -> list[tuple[Any, asyncio.Future]]:
         batch, tokens = [], 0
-        while self._rows:
-            row, future = self._rows[0]
+        while self._requests:
+            rows = self._requests[0]
+            row, future = rows[0]
             if not future.done():  # done: its caller has gone
                 if batch and tokens + len(row) > self._batch_tokens:
                     break
                 batch.append((row, future))
                 tokens += len(row)
-            self._rows.popleft()
+            rows.popleft()
             self.waiting_tokens -= len(row)
+            self._requests.rotate(-1)
+            if not rows:
+                self._requests.pop()
         if batch:
             self._observe(len(batch), tokens)
         return batch

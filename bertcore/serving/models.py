@@ -24,6 +24,11 @@ from bertcore.tasks.texts import by_halves
 CLASSES: dict[str, Any] = {"dense": SentenceEncoder, "sparse": SparseEncoder, "classifier": CrossEncoder}
 # Characters tokenized on the event loop: a thread makes a short request 0.4 ms longer (2.0 ms beyond `encode`).
 SHORT = 2000
+# On a CPU larger batches are not faster, and requests wait for them.
+LARGEST_ON_CPU = 1024
+# Requests of at most this part of a batch's tokens are computed beside the longer ones, in a second thread: waiting for
+# the batch that computes would take many times as long as they do.
+SHARE = 4
 WHAT = {"dense": "embeds texts", "sparse": "embeds texts into sparse vectors", "classifier": "classifies texts"}
 
 
@@ -32,8 +37,8 @@ class ServerSettings:
     """Limits of a server.
 
     Attributes:
-        max_batch_tokens: tokens computed at once; a longer text is computed alone.
-        max_queue_tokens: tokens that may wait; requests beyond get 429.
+        max_batch_tokens: tokens computed at once, on a CPU at most LARGEST_ON_CPU; a longer text is computed alone.
+        max_queue_tokens: tokens that may wait, of short requests and of long ones each; requests beyond get 429.
         max_client_batch_size: texts that a request may have (413 beyond).
         max_body_bytes: how long a request's body may be (413 beyond).
         body_timeout: seconds in which a request's body has to arrive (408 beyond).
@@ -49,7 +54,7 @@ class ServerSettings:
 
     max_batch_tokens: int = 4096
     max_queue_tokens: int = 1 << 18
-    max_client_batch_size: int = 1024
+    max_client_batch_size: int = 32
     max_body_bytes: int = 4 << 20
     body_timeout: float = 30.0
     timeout: float = 60.0
@@ -98,19 +103,24 @@ class ServedModel:
         self.engine = CLASSES[self.kind](folder, dtype=dtype)
         self.loaded_at = int(time.time())
         self._backend = kernels.get_backend()
-        self._batchers: dict[str, Batcher] = {}
+        self._on_gpu = kernels.resolve_backend(None, on_gpu=False) == "cupy"
+        self._batchers: dict[str, tuple[Batcher, Batcher]] = {}  # of short and of long requests
 
-    def start(self, executor: Executor, settings: ServerSettings, observe: Callable[[int, int], None]) -> None:
-        """Make the queues; their batches run in `executor`."""
+    def start(
+        self, executors: tuple[Executor, Executor], settings: ServerSettings, observe: Callable[[int, int], None]
+    ) -> None:
+        """Make the queues; batches of short requests run in the first of `executors`, others in the second."""
         computed = {
             "dense": {"pooled": "pooled", "tokens": "hidden_states"},
             "sparse": {"words": "words"},
             "classifier": {"logits": "scored"},
         }[self.kind]
-        sizes = {"batch_tokens": settings.max_batch_tokens, "queue_tokens": settings.max_queue_tokens}
+        most = settings.max_batch_tokens if self._on_gpu else min(settings.max_batch_tokens, LARGEST_ON_CPU)
+        self._short, short, long = most // SHARE, *((executors[1],) * 2 if self._on_gpu else executors)
+        options: Any = {"batch_tokens": most, "queue_tokens": settings.max_queue_tokens, "observe": observe}
         for what, method in computed.items():
             compute = self._on_backend(getattr(self._part, method))
-            self._batchers[what] = Batcher(compute, executor, **sizes, observe=observe)
+            self._batchers[what] = Batcher(compute, short, **options), Batcher(compute, long, **options)
 
     @property
     def _part(self) -> Any:
@@ -145,12 +155,12 @@ class ServedModel:
 
     async def compute(self, what: str, rows: list[Any]) -> list[Any]:
         """Return `what` (dense: "pooled" or "tokens"; sparse: "words"; classifier: "logits") for rows of tokens."""
-        return await self._batchers[what].submit(rows)
+        return await self._batchers[what][sum(map(len, rows)) > self._short].submit(rows)
 
     @property
     def waiting_tokens(self) -> int:
         """The number of waiting tokens."""
-        return sum(batcher.waiting_tokens for batcher in self._batchers.values())
+        return sum(batcher.waiting_tokens for both in self._batchers.values() for batcher in both)
 
     @property
     def labels(self) -> list[str]:
@@ -161,7 +171,7 @@ class ServedModel:
         """Compute a text, so that no request waits for kernels to compile."""
         row = ("warm", "up") if self.kind == "classifier" else "warm up"
         rows = self.read([row], truncate=True)
-        for batcher in self._batchers.values():
+        for batcher, _ in self._batchers.values():
             batcher._compute(rows)
 
 

@@ -65,7 +65,7 @@ def killed_in_the_body(port):
 
 
 def killed_while_it_waits(port):
-    body = json.dumps({"inputs": ["the cat"] * 50}).encode()
+    body = json.dumps({"inputs": ["the cat"] * 30}).encode()
     kill(raw(port, head(len(body)), body))
 
 
@@ -166,7 +166,10 @@ def test_memory_is_flat_after_2000_of_them(server):
 
 
 def test_a_full_queue_under_load(folders):
-    with served(folders["encoder"], options=("--max-queue-tokens", "500")) as (_, port):
+    with served(folders["encoder"], options=("--max-queue-tokens", "500", "--max-client-batch-size", "60")) as (
+        _,
+        port,
+    ):
         body = {"inputs": ["the cat sat on an mat"] * 60}
         with ThreadPoolExecutor(16) as pool:
             answers = list(pool.map(lambda _: post(port, **body), range(200)))

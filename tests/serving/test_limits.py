@@ -6,7 +6,9 @@ import gzip
 import hashlib
 import json
 import logging
+import statistics
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -258,7 +260,7 @@ def test_a_full_queue_is_told(server, monkeypatch):
         first = pool.submit(client.post, "/embed", json={"inputs": ["a b"] * 4})  # one row computes, three wait
         while "waiting_tokens 12.0" not in client.get("/metrics").text:
             pass
-        answer = client.post("/embed", json={"inputs": "a b"})
+        answer = client.post("/embed", json={"inputs": ["a b"] * 2})
         go_on.set()
         assert first.result().status_code == 200
     assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
@@ -336,6 +338,54 @@ def run_batcher(scenario, compute, **sizes):
             return await scenario(Batcher(noted, executor, **{"batch_tokens": 10, "queue_tokens": 100, **sizes}))
 
     return asyncio.run(main()), batches
+
+
+@pytest.mark.parametrize("small", [["a"], ["a b", "c"], ["a"] * 10])
+def test_a_small_request_beside_giants_takes_at_most_three_times_its_time_alone(server, monkeypatch, small):
+    """A model that takes 2 ms for a text and 1 ms for a token: a giant request takes seconds."""
+    whole = ServedModel._on_backend
+
+    def slow(self, compute):
+        def call(rows):
+            time.sleep(0.002 * len(rows) + 0.001 * sum(map(len, rows)))
+            return whole(self, compute)(rows)
+
+        return call
+
+    monkeypatch.setattr(ServedModel, "_on_backend", slow)
+    client = server(max_client_batch_size=500)
+
+    def seconds():
+        times = []
+        for _ in range(7):
+            start = time.perf_counter()
+            assert client.post("/embed", json={"inputs": small}).status_code == 200
+            times.append(time.perf_counter() - start)
+        return times
+
+    alone = statistics.median(seconds())
+    with ThreadPoolExecutor(2) as pool:
+        body = {"inputs": ["the cat sat on an mat"] * 120}
+        giants = [pool.submit(client.post, "/embed", json=body) for _ in range(2)]
+        while "waiting_tokens 0.0" in client.get("/metrics").text:
+            pass
+        beside = seconds()
+        assert not any(giant.done() for giant in giants) and statistics.median(beside) < 3 * alone
+        assert [giant.result().status_code for giant in giants] == [200, 200]
+
+
+def test_requests_have_their_turn_in_each_batch():
+    async def scenario(batcher):
+        giants = [asyncio.create_task(batcher.submit([[n] * 2] * 30)) for n in (1, 2)]
+        await asyncio.sleep(0)
+        await batcher.submit([[3] * 4])
+        done = [giant.done() for giant in giants]
+        return done, [await giant for giant in giants]
+
+    seen = []
+    (done, found), _ = run_batcher(scenario, lambda rows: seen.append(rows) or rows, queue_tokens=1000)
+    assert done == [False, False] and found == [[[1] * 2] * 30, [[2] * 2] * 30]
+    assert seen[0] == [[1] * 2, [2] * 2, [3] * 4, [1] * 2]
 
 
 def test_rows_of_several_requests_are_computed_together():
