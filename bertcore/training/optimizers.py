@@ -29,11 +29,13 @@ class Group:
         lr: the learning rate of the next step, set by a schedule.
         initial_lr: the rate that a schedule's factors multiply.
         weight_decay: the weight of the parameter itself in its update.
+        is_excluded: from weight decay, as biases and norms are; LAMB does not scale its rate by the norms then.
     """
 
     parameters: list[Parameter] = field(repr=False)
     lr: float
     weight_decay: float
+    is_excluded: bool = False
     initial_lr: float = 0.0
 
     def __post_init__(self) -> None:
@@ -137,14 +139,15 @@ class Optimizer:
     def _change(self, group: Group, parts: list[Part], number: Any, scale: Array | None) -> None:
         """Change the arrays of a group's parameters in place, at the step of this number."""
         sets: list[tuple[Array, ...]] = []
+        rule = "adamw" if self.rule == "lamb" and group.is_excluded else self.rule
         for parameter, array, grad in parts:
             whole = array, grad, *(self._moments.get(parameter) or self._moments_of(parameter, array))
-            if self.rule == "adamw":  # element by element
+            if rule == "adamw":  # element by element
                 sets.append(whole)
             else:  # by the norms of the tensors
                 sets += zip(*map(parameter.pieces, whole), strict=True)
         if sets:
-            options = {"lr": group.lr, "weight_decay": group.weight_decay, "step": number, "rule": self.rule}
+            options = {"lr": group.lr, "weight_decay": group.weight_decay, "step": number, "rule": rule}
             lists = map(list, zip(*sets, strict=True))
             kernels.adam_update(*lists, betas=self.betas, eps=self.eps, grad_scale=scale, **options)
 
@@ -214,7 +217,11 @@ class StableAdamW(Optimizer):
 
 
 class LAMB(Optimizer):
-    """Steps in proportion to each parameter's norm, for large batches (You et al. 2020, arXiv:1904.00962)."""
+    """Steps in proportion to each tensor's norm, for large batches (You et al. 2020, arXiv:1904.00962).
+
+    As in the authors' code, tensors that are excluded from weight decay (biases and norms, and groups whose
+    "weight_decay" is 0) are also excluded from the proportion: their rate is `lr` itself.
+    """
 
     rule = "lamb"
 
@@ -289,10 +296,12 @@ def _make_groups(
 def _with_decay(parameters: list[Parameter], lr: float, decay: float | None, default: float) -> list[Group]:
     """Make one group if `decay` is given; else biases and norms without decay, and the rest with the default."""
     if decay is not None:
-        return [Group(parameters, lr, decay)]
+        return [Group(parameters, lr, decay, is_excluded=decay == 0)]
     vectors = [parameter for parameter in parameters if parameter.uses == {"vector"}]
     others = [parameter for parameter in parameters if parameter.uses != {"vector"}]
-    return [Group(some, lr, rate) for some, rate in ((vectors, 0.0), (others, default)) if some]
+    return [
+        group for group in (Group(vectors, lr, 0.0, is_excluded=True), Group(others, lr, default)) if group.parameters
+    ]
 
 
 def _check_group(label: str, given: Mapping[str, Any]) -> None:

@@ -84,7 +84,34 @@ def test_each_tensor_of_a_checkpoint_is_updated_by_its_own_norm(kind):
     for name, array in model.state_dict().items():
         expected, moments = before[name], np.zeros((2, *array.shape))
         decay = {"weight_decay": 0.3 if array.ndim > 1 else 0.0}
-        adam_update(expected, grads[name], *moments, lr=0.1, **decay, step=1, rule=kind.rule, backend="numpy")
+        rule = "adamw" if kind is LAMB and array.ndim == 1 else kind.rule
+        adam_update(expected, grads[name], *moments, lr=0.1, **decay, step=1, rule=rule, backend="numpy")
+        np.testing.assert_allclose(array, expected, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def reference_lamb(array, grad, decay, is_excluded, lr=0.1, betas=(0.9, 0.999), eps=1e-8):
+    """The first step of LAMB, as its authors' code has it: what is excluded from decay has a ratio of 1."""
+    first, second = (1 - betas[0]) * grad, (1 - betas[1]) * grad**2
+    update = first / (1 - betas[0]) / (np.sqrt(second / (1 - betas[1])) + eps) + decay * array
+    norm, size = np.linalg.norm(array), np.linalg.norm(update)
+    ratio = norm / size if norm and size and not is_excluded else 1.0
+    return array - lr * ratio * update
+
+
+@pytest.mark.usefixtures("on_numpy")
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_lamb_has_a_trust_ratio_of_1_for_what_does_not_decay(decay):
+    """Biases begin at 0: in proportion to their norm they would barely move."""
+    model, table = new_model("float64"), "bert.embeddings.position_embeddings.weight"
+    before = {name: array.copy() for name, array in model.state_dict().items()}
+    _, grads = value_and_grad(model)(**BATCH)
+    groups = [{"names": [table], "weight_decay": 0}, {"names": ["*.layer.0.*bias"], "weight_decay": 0.2}]
+    LAMB(model, lr=0.1, weight_decay=decay, groups=groups).step(grads)
+    for name, array in model.state_dict().items():
+        has_own = ".layer.0." in name and name.endswith("bias")
+        is_excluded = name == table or (array.ndim == 1 and not has_own)
+        weight = 0.2 if has_own else 0.0 if is_excluded else decay
+        expected = reference_lamb(before[name], grads[name], weight, is_excluded)
         np.testing.assert_allclose(array, expected, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
