@@ -94,14 +94,13 @@ class NextSentence(SentencePairs):
     def pairs(
         self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator
     ) -> Iterator[tuple[list[int], list[int], int]]:
-        """A document's only sentence, and a single one left over, get a segment of another document."""
+        """A single sentence left over is left out: it has no next one, so that the labels would not be balanced."""
         if not others:
             raise ValueError("documents holds a single one, expected others to take sentences from")
         start = 0
-        while start < len(document):
+        while start + 1 < len(document):
             some = document[start : max(_end(document, start, limit), start + 2)]
-            middle = int(rng.integers(1, len(some))) if len(some) > 1 else 1
-            follows = len(some) > 1 and rng.random() < 0.5
+            middle, follows = int(rng.integers(1, len(some))), rng.random() < 0.5
             first = _joined(some[:middle])
             if follows:
                 second = _joined(some[middle:])
