@@ -13,13 +13,10 @@ from bertcore.arguments import check_count, check_number
 from bertcore.kernels import checks
 from bertcore.passes import autocast
 from bertcore.training.optimizers import LAMB, AdamW, Muon, StableAdamW
-from bertcore.training.schedules import SCHEDULES
+from bertcore.training.schedules import PLATEAU, SCHEDULES, STEPS_OF_SCHEDULES
 
 OPTIMIZERS = {"adamw": AdamW, "stable_adamw": StableAdamW, "lamb": LAMB, "muon": Muon}
-SPELLINGS = {  # of transformers
-    "optim": {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"},
-    "lr_scheduler_type": {"constant_with_warmup": "constant"},
-}
+SPELLINGS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"}  # of transformers
 STRATEGIES = "no", "steps", "epoch"
 REPORTS = "plot", "tensorboard"
 MOST_SEED = 2**32 - 1
@@ -41,9 +38,10 @@ class TrainingArguments:
         max_steps: the number of steps, in place of epochs; -1 for none.
         max_seconds: in place of epochs: the run, its schedule included, ends after this many seconds, with evaluations
             and checkpoints; `max_steps` may end it earlier.
-        lr_scheduler_type, lr_scheduler_kwargs: the schedule and its options, see `get_scheduler`.
-        warmup_steps: the steps of the warm-up; a number below 1 is a fraction of the run. With `max_seconds` only a
-            fraction.
+        lr_scheduler_type, lr_scheduler_kwargs: the schedule and its options, see `get_scheduler`;
+            "reduce_lr_on_plateau" follows `metric_for_best_model` at each evaluation.
+        warmup_steps: the steps of the warm-up; a number below 1 is a fraction of the run, rounded up to whole steps.
+            With `max_seconds` only a fraction.
         label_smoothing_factor: the probability that labels spread evenly over all classes.
         eval_strategy, eval_steps: "no", "steps" or "epoch": when to evaluate; every `eval_steps` (by default
             `logging_steps`).
@@ -113,9 +111,7 @@ class TrainingArguments:
     remove_unused_columns: bool = True
 
     def __post_init__(self) -> None:
-        for name, ours in SPELLINGS.items():
-            given = getattr(self, name)
-            setattr(self, name, ours.get(given, given) if isinstance(given, str) else given)
+        self.optim = SPELLINGS.get(self.optim, self.optim) if isinstance(self.optim, str) else self.optim
         for name in _TYPES:
             self._check_type(name)
         for name in ("seed",) if self.data_seed is None else ("seed", "data_seed"):
@@ -164,14 +160,18 @@ class TrainingArguments:
             self.max_steps = check_count("max_steps", self.max_steps)
         if self.max_seconds == 0:
             raise ValueError("max_seconds is 0.0, expected more")
-        if self.max_seconds is not None and self.warmup_steps >= 1 and self.lr_scheduler_type != "constant":
-            expected = "a share of the run, below 1, as max_seconds is given"
-            raise ValueError(f"warmup_steps is {self.warmup_steps}, expected {expected}")
+        counts = {"warmup_steps": 0 if self.lr_scheduler_type == "constant" else self.warmup_steps}
+        counts |= {name: self.lr_scheduler_kwargs.get(name) for name in STEPS_OF_SCHEDULES}
+        for name, count in counts.items() if self.max_seconds is not None else ():
+            if isinstance(count, int | float) and count >= 1:
+                raise ValueError(f"{name} is {count}, expected a share of the run, below 1, as max_seconds is given")
         if self.warmup_steps >= 1 and self.warmup_steps != int(self.warmup_steps):
             expected = "a number of steps, or a share of the run below 1"
             raise ValueError(f"warmup_steps is {self.warmup_steps}, expected {expected}")
 
     def _check_best(self) -> None:
+        if self.lr_scheduler_type == PLATEAU and self.eval_strategy == "no":
+            raise ValueError(f"lr_scheduler_type is {PLATEAU!r}, which needs an eval_strategy other than 'no'")
         if not self.load_best_model_at_end:
             return
         if self.eval_strategy == "no" or self.save_strategy != self.eval_strategy:

@@ -349,6 +349,8 @@ class Run:
         metrics = self.processes.from_first(self.evaluate)
         self.log({**metrics, "epoch": self.state.epoch})
         self._note_best(metrics)
+        if self.schedule.metrics is not None:
+            self.schedule.step(self.args.deciding_value(metrics))
         self._call("on_evaluate", metrics=metrics)
 
     def _note_best(self, metrics: Mapping[str, float]) -> None:

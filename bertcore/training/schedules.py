@@ -1,52 +1,155 @@
-"""Learning-rate schedules: a factor from 0 to 1 on the optimiser's rates for each step."""
+"""Learning-rate schedules under transformers' names: a factor on the optimiser's rates for each step."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bertcore.arguments import check_number
+from bertcore.arguments import check_count, check_number
 from bertcore.kernels import checks
 from bertcore.training.optimizers import Optimizer
 
+# A schedule maps a position, the warm-up, the total (steps or seconds) and the optimiser's rate to a factor. After the
+# total the last factor stays, unlike in transformers: a run by seconds may go beyond.
 
-def _progress(position: float, total: float) -> float:
-    return min(1.0, position / total) if total > 0 else float(position > 0)
+
+def _progress(position: float, warmup: float, total: float) -> float:
+    """Return the fraction of the run after the warm-up."""
+    return min(1.0, (position - warmup) / (total - warmup)) if total > warmup else float(position > warmup)
 
 
-def _constant(position: float, total: float) -> float:
+def _constant(position: float, warmup: float, total: float, lr: float) -> float:
     return 1.0
 
 
-def _linear(position: float, total: float) -> float:
-    return 1 - _progress(position, total)
+def _linear(position: float, warmup: float, total: float, lr: float) -> float:
+    return 1 - _progress(position, warmup, total)
 
 
-def _cosine(position: float, total: float, *, num_cycles: float = 0.5) -> float:
-    return max(0.0, 0.5 * (1 + math.cos(2 * math.pi * num_cycles * _progress(position, total))))
+def _cosine(position: float, warmup: float, total: float, lr: float, *, num_cycles: float = 0.5) -> float:
+    return max(0.0, _wave(num_cycles * _progress(position, warmup, total)))
 
 
-def _polynomial(position: float, total: float, *, power: float = 1.0, end: float = 0.0) -> float:
-    return end + (1 - end) * (1 - _progress(position, total)) ** power
+def _cosine_with_restarts(position: float, warmup: float, total: float, lr: float, *, num_cycles: int = 1) -> float:
+    progress = _progress(position, warmup, total)
+    return 0.0 if progress >= 1 else max(0.0, _wave(num_cycles * progress % 1 / 2))
 
 
-def _warmup_stable_decay(position: float, total: float, *, decay: float = 0.1, end: float = 0.0) -> float:
-    """Return 1 until the last fraction `decay`, then fall linearly (Hu et al. 2024, arXiv:2404.06395)."""
-    first = (1 - decay) * total
-    return 1.0 if position < first else end + (1 - end) * (1 - _progress(position - first, total - first))
+def _cosine_with_min_lr(
+    position: float,
+    warmup: float,
+    total: float,
+    lr: float,
+    *,
+    num_cycles: float = 0.5,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
+) -> float:
+    if (min_lr is None) == (min_lr_rate is None):
+        raise ValueError(f"min_lr is {min_lr} and min_lr_rate is {min_lr_rate}, expected one of them")
+    if min_lr is not None and min_lr >= lr:
+        raise ValueError(f"min_lr is {min_lr}, expected less than the learning rate, {lr}")
+    least = min_lr / lr if min_lr_rate is None else min_lr_rate
+    return max(0.0, least + (1 - least) * _wave(num_cycles * _progress(position, warmup, total)))
+
+
+def _polynomial(
+    position: float, warmup: float, total: float, lr: float, *, lr_end: float = 1e-7, power: float = 1.0
+) -> float:
+    if lr_end >= lr:
+        raise ValueError(f"lr_end is {lr_end}, expected less than the learning rate, {lr}")
+    return (lr_end + (lr - lr_end) * (1 - _progress(position, warmup, total)) ** power) / lr
+
+
+def _inverse_sqrt(position: float, warmup: float, total: float, lr: float, *, timescale: float | None = None) -> float:
+    scale = timescale or warmup or 10_000
+    return 1 / math.sqrt((position - warmup + scale) / scale)
+
+
+def _warmup_stable_decay(
+    position: float,
+    warmup: float,
+    total: float,
+    lr: float,
+    *,
+    num_decay_steps: float = 0.1,
+    num_stable_steps: float | None = None,
+    warmup_type: str = "linear",
+    decay_type: str = "cosine",
+    min_lr_ratio: float = 0.0,
+    num_cycles: float = 0.5,
+) -> float:
+    """Hu et al. 2024, arXiv:2404.06395."""
+    decay = steps_of(num_decay_steps, total)
+    stable = total - warmup - decay if num_stable_steps is None else steps_of(num_stable_steps, total)
+    if warmup <= position < warmup + stable:
+        return 1.0
+    if position < warmup:
+        done = position / warmup
+        factor = {"linear": done, "cosine": 1 - _wave(done / 2), "1-sqrt": 1 - math.sqrt(1 - done)}[warmup_type]
+    elif position < warmup + stable + decay:
+        done = (position - warmup - stable) / decay
+        factor = {"linear": 1 - done, "cosine": _wave(num_cycles * done), "1-sqrt": 1 - math.sqrt(done)}[decay_type]
+    else:
+        factor = 0.0
+    return max(0.0, min_lr_ratio + (1 - min_lr_ratio) * factor)
+
+
+def _reduce_lr_on_plateau(
+    metrics: Sequence[float],
+    warmup: float,
+    total: float,
+    lr: float,
+    *,
+    mode: str = "min",
+    factor: float = 0.1,
+    patience: int = 10,
+    threshold: float = 1e-4,
+    threshold_mode: str = "rel",
+    cooldown: int = 0,
+    min_lr: float = 0.0,
+    eps: float = 1e-8,
+) -> float:
+    """Return the factor after these values of a metric, as torch.optim.lr_scheduler.ReduceLROnPlateau."""
+    sign = 1 if mode == "min" else -1
+    best, failures, resting, rate = sign * math.inf, 0, 0, lr
+    for value in metrics:
+        bar = best * (1 - sign * threshold) if threshold_mode == "rel" else best - sign * threshold
+        best, failures = (value, 0) if sign * value < sign * bar else (best, failures + 1)
+        if resting:
+            resting, failures = resting - 1, 0
+        if failures > patience:
+            lower = max(rate * factor, min_lr)
+            rate, resting, failures = lower if rate - lower > eps else rate, cooldown, 0
+    return rate / lr if lr else 1.0
+
+
+def _wave(turns: float) -> float:
+    """Return a cosine from 1 over 0, at half a turn, to 1."""
+    return 0.5 * (1 + math.cos(2 * math.pi * turns))
 
 
 SCHEDULES: Mapping[str, Callable[..., float]] = {
     "constant": _constant,
+    "constant_with_warmup": _constant,
     "linear": _linear,
     "cosine": _cosine,
+    "cosine_with_restarts": _cosine_with_restarts,
+    "cosine_with_min_lr": _cosine_with_min_lr,
     "polynomial": _polynomial,
+    "inverse_sqrt": _inverse_sqrt,
     "warmup_stable_decay": _warmup_stable_decay,
+    "reduce_lr_on_plateau": _reduce_lr_on_plateau,
 }
-
-_RANGES = {"num_cycles": (0, 1000), "power": (0, 1000), "decay": (0, 1), "end": (0, 1)}
+PLATEAU = "reduce_lr_on_plateau"
+ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt", PLATEAU)  # they do not depend on the total
+_OWN_WARMUP = ("constant", "warmup_stable_decay", PLATEAU)  # the others have a linear one
+STEPS_OF_SCHEDULES = ("num_decay_steps", "num_stable_steps", "timescale")
+_SHAPES = ("linear", "cosine", "1-sqrt")
+_CHOICES = {"warmup_type": _SHAPES, "decay_type": _SHAPES, "mode": ("min", "max"), "threshold_mode": ("rel", "abs")}
+_MOST = {"min_lr_rate": 1, "min_lr_ratio": 1, "factor": 1, "num_cycles": 1000, "power": 1000}
 
 
 class Schedule:
@@ -56,81 +159,124 @@ class Schedule:
 
     Args:
         optimizer: its groups' `lr` are set at once and at every `step`.
-        factor: maps a position to the factor.
+        factor: maps a position to the factor; or, with `by_metrics`, the list of the metrics so far.
+        by_metrics: whether the rates depend on the metrics given to `step`.
 
     Attributes:
         position: the number of steps made, or another measure of progress (seconds, see `move_to`).
+        metrics: the metrics given to `step`; None unless the rates depend on them.
     """
 
-    def __init__(self, optimizer: Optimizer, factor: Callable[[float], float]):
+    def __init__(self, optimizer: Optimizer, factor: Callable[[Any], float], *, by_metrics: bool = False):
         self.optimizer, self.factor = optimizer, factor
+        self.metrics: list[float] | None = [] if by_metrics else None
         self.move_to(0)
 
-    def step(self) -> None:
-        """Set the rates of the next step; called after the optimiser's step."""
-        self.move_to(self.position + 1)
+    def step(self, metrics: float | None = None) -> None:
+        """Set the rates of the next step, after the optimiser's; or, `by_metrics`, those after another metric."""
+        if self.metrics is not None and metrics is not None:
+            self.metrics.append(float(metrics))
+            self.move_to(self.position)
+        else:
+            self.move_to(self.position + 1)
 
     def move_to(self, position: float) -> None:
         """Set the rates of this position."""
         self.position = position
+        factor = self.factor(position if self.metrics is None else self.metrics)
         for group in self.optimizer.groups:
-            group.lr = group.initial_lr * self.factor(position)
+            group.lr = group.initial_lr * factor
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs."""
-        return {"position": self.position}
+        return {"position": self.position} | ({} if self.metrics is None else {"metrics": self.metrics})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned. Raises TypeError or ValueError for an invalid position."""
-        self.move_to(check_number("position", state.get("position")))
+        """Restore what `state_dict` returned. Raises TypeError or ValueError for an invalid state."""
+        position = check_number("position", state.get("position"))
+        if self.metrics is not None:
+            metrics = state.get("metrics")
+            if not isinstance(metrics, list) or not all(isinstance(value, int | float) for value in metrics):
+                raise TypeError(f"metrics is {metrics!r:.80}, expected a list of numbers")
+            self.metrics = list(metrics)
+        self.move_to(position)
 
 
 def get_scheduler(
-    name: str, optimizer: Optimizer, *, num_warmup_steps: int = 0, num_training_steps: int | None = None, **options: Any
+    name: str,
+    optimizer: Optimizer,
+    num_warmup_steps: int | None = None,
+    num_training_steps: int | None = None,
+    scheduler_specific_kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Schedule:
-    """Return a schedule by name, after a linear warm-up from 0.
+    """Return a schedule by name, after a linear warm-up from 0. Names, options and defaults are transformers'.
 
     Args:
-        name: "constant"; "linear", down to 0; "cosine" (`num_cycles`, 0.5 by default: down to 0); "polynomial"
-            (`power`, 1 by default, and `end`, the last factor); "warmup_stable_decay", full until the last fraction
-            (`decay`, 0.1 by default) of the steps after the warm-up, then down to `end`.
-        optimizer: its rates are set.
+        name: one of these; options in brackets.
+            "constant", which has no warm-up; "constant_with_warmup".
+            "linear", down to 0; "polynomial", down to the rate lr_end (lr_end, power).
+            "cosine", down to 0 (num_cycles); "cosine_with_restarts" (num_cycles); "cosine_with_min_lr", down to a rate
+            or a fraction (min_lr or min_lr_rate, num_cycles).
+            "inverse_sqrt" (timescale).
+            "warmup_stable_decay", full until the last num_decay_steps, then down to a fraction (num_decay_steps,
+            num_stable_steps, warmup_type, decay_type, min_lr_ratio, num_cycles). A number of steps below 1 is a
+            fraction of all; num_decay_steps is 0.1 by default, which transformers demands.
+            "reduce_lr_on_plateau", lower after metrics, given to `Schedule.step`, without improvement (mode, factor,
+            patience, threshold, threshold_mode, cooldown, min_lr, eps), no warm-up.
+        optimizer: its rates are set. Rates among the options are compared with that of its last group; the other
+            groups keep their proportion to it.
         num_warmup_steps: the steps of the warm-up.
-        num_training_steps: all steps, the warm-up included; "constant" needs none.
-        options: of the schedule.
+        num_training_steps: all steps, the warm-up included; schedules without an end need none.
+        scheduler_specific_kwargs: the options as a mapping.
+        options: the options by name.
 
     Raises:
         TypeError, ValueError: for an unknown name or option, and wrong numbers of steps.
     """
-    if num_training_steps is None:
-        if name in SCHEDULES and name != "constant":
-            raise ValueError(f"num_training_steps is missing: {name} ends with them")
-        num_training_steps = num_warmup_steps
-    for label, steps in (("num_warmup_steps", num_warmup_steps), ("num_training_steps", num_training_steps)):
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
-            raise ValueError(f"{label} is {steps!r}, expected an integer of at least 0")
-    return Schedule(optimizer, schedule_factor(name, num_warmup_steps, num_training_steps, **options))
+    options = {**(scheduler_specific_kwargs or {}), **options}
+    warmup = check_count("num_warmup_steps", num_warmup_steps or 0, 0)
+    if num_training_steps is not None:
+        check_count("num_training_steps", num_training_steps, 0)
+    elif name in SCHEDULES and name not in ENDLESS and options.get("num_stable_steps") is None:
+        raise ValueError(f"num_training_steps is missing: {name} ends with them")
+    return make_schedule(name, optimizer, warmup, num_training_steps, options)
 
 
-def schedule_factor(name: str, warmup: float, total: float, **options: Any) -> Callable[[float], float]:
-    """Return the factor of a schedule by the position in a run of `total` steps or seconds; see `get_scheduler`."""
+def make_schedule(
+    name: str, optimizer: Optimizer, warmup: float, total: float | None, options: Mapping[str, Any]
+) -> Schedule:
+    """Return a schedule of a run of `total` steps (int) or seconds (float); see `get_scheduler`."""
     checks.choice("name", name, SCHEDULES)
-    schedule = SCHEDULES[name]
-    known = schedule.__kwdefaults__ or {}
-    unknown = [option for option in options if option not in known]
-    if unknown:
-        raise TypeError(f"{name} has no option {unknown[0]!r}{'; it has ' + ', '.join(known) if known else ''}")
+    known = SCHEDULES[name].__kwdefaults__ or {}
     for option, value in options.items():
-        least, most = _RANGES[option]
-        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-            raise ValueError(f"{option} is {value!r}, expected a number from {least} to {most}")
+        if option not in known:
+            raise TypeError(f"{name} has no option {option!r}{'; it has ' + ', '.join(known) if known else ''}")
+        if option in _CHOICES:
+            checks.choice(option, value, _CHOICES[option])
+        elif (value is not None or known[option] is not None) and check_number(option, value) > _MOST.get(
+            option, math.inf
+        ):
+            raise ValueError(f"{option} is {value!r}, expected a number from 0 to {_MOST[option]}")
+    # unlike a closure, a partial function can be pickled
+    factor = functools.partial(_factor, name, warmup, total, optimizer.groups[-1].initial_lr, dict(options))
+    factor([] if name == PLATEAU else warmup)  # raises for options that contradict each other
+    return Schedule(optimizer, factor, by_metrics=name == PLATEAU)
 
-    return functools.partial(_factor, schedule, warmup, total, options)  # unlike a closure it can be pickled
+
+def steps_of(value: float, total: float | None) -> float:
+    """Return a number of steps or seconds, of which `value` is the number or, below 1, the fraction of `total`.
+
+    Fractions of steps are rounded up, as transformers does.
+    """
+    if value >= 1 or value == 0:
+        return value
+    if total is None:
+        raise ValueError(f"num_training_steps is missing, of which {value} is to be a fraction")
+    return math.ceil(value * total) if isinstance(total, int) else value * total
 
 
-def _factor(
-    schedule: Callable[..., float], warmup: float, total: float, options: Mapping[str, float], position: float
-) -> float:
-    if position < warmup:
+def _factor(name: str, warmup: float, total: float, lr: float, options: Mapping[str, Any], position: Any) -> float:
+    if name not in _OWN_WARMUP and position < warmup:
         return position / warmup
-    return schedule(position - warmup, total - warmup, **options)
+    return SCHEDULES[name](position, warmup, total, lr, **options)

@@ -23,7 +23,7 @@ from bertcore.training.optimizers import Optimizer
 from bertcore.training.processes import started_together
 from bertcore.training.run import Run
 from bertcore.training.safeguards import held_back
-from bertcore.training.schedules import Schedule, schedule_factor
+from bertcore.training.schedules import PLATEAU, Schedule, make_schedule, steps_of
 
 
 class TrainOutput(NamedTuple):
@@ -231,9 +231,11 @@ class Trainer:
 
     def _made_schedule(self, optimizer: Optimizer, length: int | None) -> Schedule:
         args = self.args
-        total = args.max_seconds if args.max_seconds is not None else length
-        warmup = args.warmup_steps if args.warmup_steps >= 1 else args.warmup_steps * total
-        return Schedule(optimizer, schedule_factor(args.lr_scheduler_type, warmup, total, **args.lr_scheduler_kwargs))
+        total = length if args.max_seconds is None else float(args.max_seconds)
+        options = dict(args.lr_scheduler_kwargs)
+        if args.lr_scheduler_type == PLATEAU:
+            options.setdefault("mode", "max" if args.more_is_better else "min")
+        return make_schedule(args.lr_scheduler_type, optimizer, steps_of(args.warmup_steps, total), total, options)
 
     def _length(self, batches: Batches) -> int | None:
         """Return the number of steps of a run; None if only time ends it."""

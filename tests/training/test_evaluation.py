@@ -27,6 +27,19 @@ def scored_trainer(folder, values, callbacks=(), every=1, **settings):
     return class_trainer(folder, callbacks, compute_metrics=lambda prediction: {"score": next(coming)}, **given)
 
 
+def test_rates_fall_when_the_evaluations_no_longer_improve(tmp_path):
+    """A score, of which more is better; a run that goes on remembers the evaluations."""
+    options = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
+    options |= {"learning_rate": 1.0, "max_grad_norm": 1e-6, "save_strategy": "steps", "save_steps": 3}
+    first = scored_trainer(tmp_path, [0.5, 0.6, 0.6], **options, max_steps=3)
+    first.train()
+    assert first.state.log_history[-1]["learning_rate"] == 0.5
+    again = scored_trainer(tmp_path, [0.55, 0.7, 0.8], **options, logging_steps=1)
+    again.train(resume_from_checkpoint=True)
+    rates = [logs["learning_rate"] for logs in again.state.log_history if "learning_rate" in logs]
+    assert rates == [0.5, 0.25, 0.25]
+
+
 def test_evaluate_and_predict(tmp_path):
     trainer = class_trainer(tmp_path, compute_metrics=accuracy, per_device_eval_batch_size=4)
     batch = collate(LABELLED[:9])

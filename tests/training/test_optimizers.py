@@ -9,6 +9,7 @@ from bertcore import AutoModelForCausalLM, AutoModelForMaskedLM, use_backend, va
 from bertcore.kernels import adam_update
 from bertcore.tape import Tape, value_of
 from bertcore.training import LAMB, AdamW, Muon, StableAdamW, clip_grad_norm, get_scheduler
+from bertcore.training.schedules import steps_of
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import tiny_config
 from tests.tolerances import assert_same_arrays
@@ -294,10 +295,28 @@ def test_a_change_that_fails_is_a_change():
     assert (model(IDS).logits != before).any()
 
 
-@pytest.mark.parametrize("name", ["constant", "linear", "cosine", "polynomial", "warmup_stable_decay"])
+SCHEDULES = {
+    "constant_with_warmup": {},
+    "linear": {},
+    "cosine": {},
+    "polynomial": {"lr_end": 0},
+    "warmup_stable_decay": {},
+}
+
+
+def rates_of(schedule, steps):
+    """The rate of each step."""
+    rates = []
+    for _ in range(steps):
+        rates.append(schedule.optimizer.lr)
+        schedule.step()
+    return rates
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules(name):
     optimizer = AdamW(new_model(), lr=2.0, groups=[{"names": ["*LayerNorm*"], "lr": 4.0}])
-    schedule = get_scheduler(name, optimizer, num_warmup_steps=3, num_training_steps=13)
+    schedule = get_scheduler(name, optimizer, 3, 13, SCHEDULES[name])
     rates = []
     for _ in range(16):
         assert optimizer.groups[0].lr == 2 * optimizer.lr
@@ -305,10 +324,28 @@ def test_schedules(name):
         schedule.step()
     np.testing.assert_allclose(rates[:4], [0, 2 / 3, 4 / 3, 2])
     assert rates == sorted(rates[:4]) + sorted(rates[4:], reverse=True)
-    assert rates[-1] == (2 if name == "constant" else 0)
-    again = get_scheduler(name, optimizer, num_warmup_steps=3, num_training_steps=13)
+    assert rates[-1] == (2 if name == "constant_with_warmup" else 0)
+    again = get_scheduler(name, optimizer, num_warmup_steps=3, num_training_steps=13, **SCHEDULES[name])
     again.load_state_dict({"position": 5})
     assert optimizer.lr == rates[5]
+
+
+def test_a_schedule_by_metrics_goes_on():
+    """Lower after two evaluations without improvement; a resumed schedule remembers them."""
+    optimizer = AdamW(new_model(), lr=2.0)
+    options = {"patience": 1, "factor": 0.5, "mode": "max"}
+    schedule, found = get_scheduler("reduce_lr_on_plateau", optimizer, **options), []
+    for value in (0.5, 0.6, 0.6, 0.4, 0.7, 0.1):
+        schedule.step()  # without a metric nothing changes
+        schedule.step(value)
+        found.append(optimizer.lr)
+    assert found == [2, 2, 2, 1, 1, 1]
+    again = get_scheduler("reduce_lr_on_plateau", AdamW(new_model(), lr=2.0), **options)
+    again.load_state_dict(schedule.state_dict())
+    again.step(0.2)
+    assert again.optimizer.lr == 0.5
+    with pytest.raises(TypeError, match="metrics is None, expected a list of numbers"):
+        again.load_state_dict({"position": 1})
 
 
 @pytest.mark.parametrize(
@@ -318,11 +355,22 @@ def test_schedules(name):
         ({"name": "linear"}, "num_training_steps is missing"),
         ({"name": "linear", "num_training_steps": 3, "power": 2}, "linear has no option 'power'"),
         ({"name": "constant", "num_warmup_steps": -1}, "num_warmup_steps is -1"),
+        ({"name": "constant", "power": 2}, "constant has no option 'power'$"),
         ({"name": "cosine", "num_training_steps": 9, "num_cycles": float("nan")}, "num_cycles is nan"),
         ({"name": "polynomial", "num_training_steps": 9, "power": -1}, "power is -1"),
-        ({"name": "polynomial", "num_training_steps": 9, "end": 2}, "end is 2, expected a number from 0 to 1"),
-        ({"name": "warmup_stable_decay", "num_training_steps": 9, "decay": 1.5}, "decay is 1.5"),
-        ({"name": "warmup_stable_decay", "num_training_steps": 9, "end": "0"}, "end is '0'"),
+        ({"name": "polynomial", "num_training_steps": 9, "lr_end": 1}, "lr_end is 1, expected less than the learning"),
+        (
+            {"name": "cosine_with_min_lr", "num_training_steps": 9},
+            "min_lr is None and min_lr_rate is None, expected one",
+        ),
+        ({"name": "cosine_with_min_lr", "num_training_steps": 9, "min_lr": 1}, "min_lr is 1, expected less than the"),
+        (
+            {"name": "warmup_stable_decay", "num_training_steps": 9, "min_lr_ratio": 1.5},
+            "min_lr_ratio is 1.5, expected",
+        ),
+        ({"name": "warmup_stable_decay", "num_training_steps": 9, "decay_type": "flat"}, "decay_type is 'flat'"),
+        ({"name": "warmup_stable_decay", "num_stable_steps": 9}, "num_training_steps is missing, of which 0.1"),
+        ({"name": "reduce_lr_on_plateau", "factor": "0"}, "factor is '0'"),
     ],
 )
 def test_invalid_schedules(options, error):
@@ -331,29 +379,63 @@ def test_invalid_schedules(options, error):
 
 
 def test_a_schedule_that_is_shorter_than_its_warm_up_ends_at_0():
-    optimizer = AdamW(new_model(), lr=0.5)
-    schedule = get_scheduler("linear", optimizer, num_warmup_steps=4, num_training_steps=2)
-    rates = []
-    for _ in range(7):
-        rates.append(optimizer.lr)
-        schedule.step()
-    assert rates == [0, 0.125, 0.25, 0.375, 0.5, 0, 0]
+    schedule = get_scheduler("linear", AdamW(new_model(), lr=0.5), num_warmup_steps=4, num_training_steps=2)
+    assert rates_of(schedule, 7) == [0, 0.125, 0.25, 0.375, 0.5, 0, 0]
+
+
+OF_TRANSFORMERS = [
+    *((name, {}) for name in ("constant", "constant_with_warmup", "linear", "cosine", "polynomial", "inverse_sqrt")),
+    ("cosine", {"num_cycles": 1.25}),
+    ("cosine_with_restarts", {}),
+    ("cosine_with_restarts", {"num_cycles": 3}),
+    ("cosine_with_min_lr", {"min_lr": 0.3}),
+    ("cosine_with_min_lr", {"min_lr_rate": 0.1, "num_cycles": 0.4}),
+    ("polynomial", {"lr_end": 0.1, "power": 2.0}),
+    ("inverse_sqrt", {"timescale": 7}),
+    ("warmup_stable_decay", {"num_decay_steps": 9}),
+    (
+        "warmup_stable_decay",
+        {"num_decay_steps": 9, "num_stable_steps": 11, "min_lr_ratio": 0.2, "decay_type": "linear"},
+    ),
+    ("warmup_stable_decay", {"num_decay_steps": 30, "warmup_type": "cosine", "decay_type": "1-sqrt"}),
+    ("warmup_stable_decay", {"num_decay_steps": 20, "warmup_type": "1-sqrt", "num_cycles": 1.5, "min_lr_ratio": 0.5}),
+    ("reduce_lr_on_plateau", {"patience": 1, "factor": 0.6}),
+    (
+        "reduce_lr_on_plateau",
+        {"patience": 0, "factor": 0.5, "cooldown": 2, "min_lr": 0.1, "threshold": 0.2, "threshold_mode": "abs"},
+    ),
+    ("reduce_lr_on_plateau", {"patience": 0, "mode": "max", "threshold": 0.3, "eps": 0.02}),
+]
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("name", ["constant_with_warmup", "linear", "cosine", "polynomial"])
-def test_schedules_of_transformers(name):
+@pytest.mark.filterwarnings("ignore:Both num_training_steps and num_stable_steps")
+@pytest.mark.parametrize("warmup", [5, 0])
+@pytest.mark.parametrize("name, options", OF_TRANSFORMERS)
+def test_schedules_of_transformers(name, options, warmup):
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    steps = {"num_warmup_steps": 5, "num_training_steps": 39}
-    peer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    peer_schedule = transformers.get_scheduler(name, peer, **steps)
-    optimizer = AdamW(new_model(), lr=1.0)
-    schedule = get_scheduler(name.removesuffix("_with_warmup"), optimizer, **steps)
-    for _ in range(39):
-        np.testing.assert_allclose(optimizer.lr, peer.param_groups[0]["lr"], atol=2e-7)  # polynomial ends at 1e-7 there
+    peer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.8)
+    peer_schedule = transformers.get_scheduler(name, peer, warmup, 39, options)
+    schedule = get_scheduler(name, AdamW(new_model(), lr=0.8), warmup, 39, options)
+    rng, rates, expected = np.random.default_rng(4), [], []
+    for step in range(40):
+        rates.append(schedule.optimizer.lr)
+        expected.append(peer.param_groups[0]["lr"])
         peer.step()
-        peer_schedule.step()
-        schedule.step()
+        given = [rng.random() + 10 / (10 + step)] if name == "reduce_lr_on_plateau" else []
+        peer_schedule.step(*given)
+        schedule.step(*given)
+    np.testing.assert_allclose(rates, expected, rtol=1e-12, atol=1e-15)
+    assert len(set(rates)) > 2 or name.startswith("constant")
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("share", [0.0, 0.06, 0.1, 0.999])
+def test_a_warm_up_as_a_share_is_rounded_up_as_transformers_does(share, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    args = transformers.TrainingArguments(tmp_path, warmup_steps=share, report_to="none")
+    for total in (1, 7, 10, 39, 100):
+        assert steps_of(share, total) == args.get_warmup_steps(total)
 
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "luke-base", "gpt2", "albert-base-v2"])

@@ -31,6 +31,7 @@ from tests.tiny_bert import CONFIG
 from tests.training.tiny_runs import (
     LABELLED,
     TEXTS,
+    At,
     MaskingCollator,
     assert_same_weights,
     class_trainer,
@@ -166,6 +167,8 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
         ({"warmup_steps": 2.5}, "warmup_steps is 2.5"),
         ({"max_seconds": 0}, "max_seconds is 0"),
         ({"max_seconds": 9, "warmup_steps": 10}, "warmup_steps is 10"),
+        ({"max_seconds": 9, "lr_scheduler_kwargs": {"num_decay_steps": 10}}, "num_decay_steps is 10, expected a share"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "which needs an eval_strategy other than 'no'"),
         ({"load_best_model_at_end": True}, "load_best_model_at_end needs an eval_strategy"),
         ({"report_to": "wandb"}, "report_to has 'wandb'"),
         ({"report_to": None}, "report_to is None, expected a string"),
@@ -263,9 +266,16 @@ def test_batches_without_labels_do_not_lengthen_a_run(tmp_path):
 
 
 def test_spellings_of_transformers():
-    args = TrainingArguments("out", optim="adamw_torch", lr_scheduler_type="constant_with_warmup")
-    assert (args.optim, args.lr_scheduler_type) == ("adamw", "constant")
+    assert TrainingArguments("out", optim="adamw_torch").optim == "adamw"
     with pytest.raises(ValueError, match="optim is 'adafactor', expected one of 'adamw'"):
         TrainingArguments("out", optim="adafactor")
-    with pytest.raises(ValueError, match="lr_scheduler_type is 'inverse_sqrt', expected one of 'constant', 'linear'"):
-        TrainingArguments("out", lr_scheduler_type="inverse_sqrt")
+
+
+@pytest.mark.parametrize("kind, rates", [("constant_with_warmup", [0, 1, 1, 1]), ("constant", [1, 1, 1, 1])])
+def test_a_share_of_the_steps_as_warm_up_is_rounded_up(tmp_path, kind, rates):
+    found, note = [], lambda event: found.append(event["optimizer"].lr)
+    settings = {"learning_rate": 1.0, "max_grad_norm": 1e-6, "lr_scheduler_type": kind, "save_strategy": "no"}
+    trainer = language_trainer(
+        tmp_path, [At(step, note) for step in (1, 2, 3)], max_steps=4, warmup_steps=0.1, **settings
+    )
+    assert (trainer.train().global_step, found) == (4, rates[1:])
