@@ -1,11 +1,12 @@
 """Objectives: what a model learns from, each a class with its loss, its examples and its weight.
 
 objective.py has the base, sums, labels, losses of the caller's own, and texts; language_modeling.py, sentence_pairs.py
-and entities.py learn from raw texts; embeddings.py, embedding_losses.py and batch_triplets.py make embeddings;
-distillation.py learns from a teacher, by the terms of distillation_terms.py.
+and entities.py learn from raw texts; embeddings.py, embedding_losses.py and batch_triplets.py make embeddings,
+cross_encoder.py scores of pairs; distillation.py learns from a teacher, by the terms of distillation_terms.py.
 preview.py shows what objectives ask of a model.
 """
 
+from bertcore.training.objectives import cross_encoder
 from bertcore.training.objectives.batch_triplets import (
     BatchAllTriplet,
     BatchHardSoftMarginTriplet,
@@ -92,5 +93,6 @@ __all__ = [
     "Supervised",
     "TranslationLM",
     "Triplet",
+    "cross_encoder",
     "preview",
 ]

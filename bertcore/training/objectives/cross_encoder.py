@@ -1,0 +1,404 @@
+"""Cross-encoders: losses over the scores of pairs of texts, alone or in lists of documents for one query.
+
+A batch is a sequence classifier's; `labels` has a number for each pair, and `lists` the number of the query that a pair
+belongs to, in order. Names, arguments and values are those of sentence-transformers' losses for cross-encoders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.arguments import check_count, check_number
+from bertcore.kernels import checks
+from bertcore.kernels.arrays import Array
+from bertcore.training.collators import is_cut
+from bertcore.training.objectives.embeddings import ChunkedObjective, checked_labels, margins
+from bertcore.training.objectives.objective import LABELS, Batch
+from bertcore.training.objectives.similarity import ranking_loss
+
+ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Any]]] = {  # and derivatives, of the values
+    "identity": (lambda logits: logits, lambda found: 1.0),
+    "sigmoid": (lambda logits: 0.5 + np.tanh(logits / 2) / 2, lambda found: found * (1 - found)),
+    "tanh": (np.tanh, lambda found: 1 - found**2),
+    "relu": (lambda logits: logits.clip(0), lambda found: found > 0),
+}
+
+
+class CrossEncoderObjective(ChunkedObjective):
+    """Base of objectives of cross-encoders; subclasses define their loss in `of_scores`.
+
+    Args:
+        activation_fn: the function applied to the logits first: "identity", "sigmoid", "tanh" or "relu".
+        chunk: the number of pairs that pass through the model at once in training; all by default.
+        max_length: where the collator cuts pairs, in tokens; see `PairCollator`.
+    """
+
+    model_class = "AutoModelForSequenceClassification"
+    field = "logits"
+    targets = ("labels", "lists")
+    num_labels: int | None = 1  # None for any number
+    has_labels = True
+    is_of_lists = False
+
+    def __init__(self, *, activation_fn: str = "identity", chunk: int | None = None, max_length: int | None = None):
+        super().__init__(chunk=chunk, max_length=max_length)
+        checks.choice("activation_fn", activation_fn, ACTIVATIONS)
+        self.activation_fn = activation_fn
+
+    def of_scores(self, scores: Array, labels: Any, lists: list[slice]) -> tuple[Array, Array]:
+        """Return the loss and its gradient with respect to the scores, (pairs,), in float64; `lists` are of pairs."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> PairCollator:
+        return PairCollator(tokenizer, self.max_length)
+
+    def weight(self, batch: Batch) -> float:
+        """Return the number of lists, or of pairs."""
+        return float(len(_spans(batch)) if self.is_of_lists else len(batch["input_ids"]))
+
+    def rows_of(self, out: Any, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
+        return out.logits, lambda grad: grad
+
+    def prepared(self, batch: Batch) -> tuple[dict[str, Any], Callable[[Array], tuple[Array, Array]]]:
+        labels, lists = batch.get("labels"), _spans(batch)
+        if self.has_labels and labels is None:
+            raise ValueError(f"batch has no labels, expected some for {type(self).__name__}")
+        activate, derivative = ACTIVATIONS[self.activation_fn]
+
+        def of_rows(logits: Array) -> tuple[Array, Array]:
+            if self.num_labels not in (None, logits.shape[1]):
+                name = type(self).__name__
+                raise ValueError(f"model has {logits.shape[1]} labels, expected {self.num_labels} for {name}")
+            xp, scores = kernels.array_module(logits), activate(logits.astype("float64"))
+            given = None if labels is None else xp.asarray(self.checked(labels, len(logits)))
+            value, grad = self.of_scores(scores[:, 0] if self.num_labels == 1 else scores, given, lists)
+            grad = grad.reshape(scores.shape) * derivative(scores)
+            return xp.asarray(value, logits.dtype), grad.astype(logits.dtype)
+
+        return {name: array for name, array in batch.items() if name not in self.targets}, of_rows
+
+    def checked(self, labels: Any, count: int) -> Any:
+        """Return the labels of `count` pairs in float64."""
+        return checked_labels(labels, count)
+
+
+class BinaryCrossEntropy(CrossEncoderObjective):
+    """The mean binary cross entropy of labels from 0 to 1; `pos_weight` is the factor on the loss of ones."""
+
+    def __init__(self, *, pos_weight: float = 1.0, **more: Any):
+        super().__init__(**more)
+        self.pos_weight = check_number("pos_weight", pos_weight, above_zero=True)
+
+    def of_scores(self, scores: Array, labels: Any, lists: list[slice]) -> tuple[Array, Array]:
+        ones, zeros = self.pos_weight * labels, 1 - labels
+        value = (ones * np.logaddexp(0, -scores) + zeros * np.logaddexp(0, scores)).mean()
+        share = ACTIVATIONS["sigmoid"][0](scores)
+        return value, (zeros * share - ones * (1 - share)) / len(scores)
+
+
+class CrossEntropy(CrossEncoderObjective):
+    """The mean cross entropy of classes, (pairs,), or of probabilities of classes, (pairs, classes)."""
+
+    num_labels = None
+
+    def of_scores(self, scores: Array, labels: Any, lists: list[slice]) -> tuple[Array, Array]:
+        if labels.ndim == 1:
+            labels = kernels.array_module(scores).eye(scores.shape[1])[labels.astype("int64")]
+        value, grad = _cross_entropy(scores, labels)
+        return value / len(scores), grad / len(scores)
+
+
+class MSE(CrossEncoderObjective):
+    """The mean squared error of scores and labels."""
+
+    def of_scores(self, scores: Array, labels: Any, lists: list[slice]) -> tuple[Array, Array]:
+        difference = scores - labels
+        return (difference**2).mean(), 2 * difference / len(scores)
+
+
+class MarginMSE(CrossEncoderObjective):
+    """The difference of a first document's score and each later one's approaches a teacher's: the mean squared error.
+
+    All lists have one length. Labels are the differences of each list in turn, or all scores (Hofstätter et al. 2020,
+    arXiv:2010.02666).
+    """
+
+    is_of_lists = True
+
+    def checked(self, labels: Any, count: int) -> Any:
+        return checked_labels(labels, len(labels))
+
+    def of_scores(self, scores: Array, labels: Any, lists: list[slice]) -> tuple[Array, Array]:
+        table = scores.reshape(len(lists), -1)
+        difference = table[:, :1] - table[:, 1:] - margins(labels, len(lists), table.shape[1] - 1)
+        grad = 2 * difference / difference.size
+        xp = kernels.array_module(scores)
+        return (difference**2).mean(), xp.concatenate([grad.sum(axis=1, keepdims=True), -grad], axis=1).reshape(-1)
+
+
+class _Lists(CrossEncoderObjective):
+    """Base of losses that are sums over lists, each divided by the sum of what it counts, 1 for a mean over lists."""
+
+    is_of_lists = True
+
+    def of_scores(self, scores: Array, labels: Any, lists: list[slice]) -> tuple[Array, Array]:
+        grad, total, count = kernels.array_module(scores).zeros_like(scores), 0.0, 0
+        for rows in lists:
+            value, grad[rows], counted = self.of_list(scores[rows], None if labels is None else labels[rows])
+            total, count = total + value, count + counted
+        return total / max(count, 1), grad / max(count, 1)
+
+    def of_list(self, scores: Array, labels: Any) -> tuple[Array, Array, int]:
+        raise NotImplementedError
+
+
+class MultipleNegativesRanking(_Lists):
+    """Each query ranks its first document above the others of its list: the mean cross entropy of their softmax.
+
+    The collator makes the lists: an example's first text is the query and the second the right document; the others are
+    wrong ones, as are some documents of the batch's other examples.
+
+    Args:
+        num_negatives: how many of those, drawn at random; None for all.
+        scale: the factor on scores.
+        activation_fn: as for `CrossEncoderObjective`.
+        more: likewise; `chunk` makes it CachedMultipleNegativesRankingLoss.
+    """
+
+    has_labels = False
+
+    def __init__(self, num_negatives: int | None = 4, scale: float = 10.0, activation_fn: str = "sigmoid", **more: Any):
+        super().__init__(activation_fn=activation_fn, **more)
+        self.num_negatives = None if num_negatives is None else check_count("num_negatives", num_negatives, 0)
+        self.scale = check_number("scale", scale, above_zero=True)
+
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> PairCollator:
+        return _InBatch(tokenizer, self.max_length, self.num_negatives, seed)
+
+    def of_list(self, scores: Array, labels: Any) -> tuple[Array, Array, int]:
+        value, grad = ranking_loss(self.scale * scores[None])
+        return value, self.scale * grad[0], 1
+
+
+class ListNet(_Lists):
+    """The cross entropy of softmax(labels) and softmax(scores), the mean over lists (Cao et al. 2007)."""
+
+    def of_list(self, scores: Array, labels: Any) -> tuple[Array, Array, int]:
+        return *_cross_entropy(scores, kernels.softmax(labels)), 1
+
+
+def position_weights(documents: int) -> Array:
+    """Return 2^(documents - rank) - 1 for ranks from 1, scaled down for more documents than float32 can hold."""
+    beyond = max(documents - 127, 0)
+    return 2.0 ** (documents - np.arange(1, documents + 1) - beyond) - 2.0**-beyond
+
+
+class PListMLE(_Lists):
+    """The negative log-probability of the right order, position by position: the mean over lists (Lan et al. 2014).
+
+    Args:
+        lambda_weight: the function from the number of documents to the weights of positions, which are scaled to a sum
+            of 1; None for 1 each (Xia et al. 2008).
+        respect_input_order: whether documents stand in the right order; otherwise their labels decide.
+        more: as for `CrossEncoderObjective`.
+    """
+
+    def __init__(
+        self,
+        lambda_weight: Callable[[int], Any] | None = position_weights,
+        *,
+        respect_input_order: bool = True,
+        **more: Any,
+    ):
+        super().__init__(**more)
+        self.lambda_weight = lambda_weight
+        self.respect_input_order = checks.boolean("respect_input_order", respect_input_order)
+
+    def of_list(self, scores: Array, labels: Any) -> tuple[Array, Array, int]:
+        xp, count = kernels.array_module(scores), len(scores)
+        order = xp.arange(count) if self.respect_input_order else (-labels).argsort(kind="stable")
+        ranked, weights = scores[order], xp.ones(count)
+        if self.lambda_weight is not None:
+            weights = xp.asarray(self.lambda_weight(count), "float64")
+            weights = weights / (weights.sum() + 1e-10)
+        left = xp.where(xp.tri(count, dtype=bool).T, ranked, -xp.inf)  # of each position those from there on
+        shares = kernels.softmax(left)
+        peaks = left.max(axis=1, keepdims=True)
+        normalisers = peaks[:, 0] + xp.log(xp.exp(left - peaks).sum(axis=1))
+        grad = xp.empty_like(scores)
+        grad[order] = weights @ shares - weights
+        return (weights * (normalisers - ranked)).sum(), grad, 1
+
+
+class ListMLE(PListMLE):
+    """`PListMLE` with a weight of 1 for each position (Xia et al. 2008)."""
+
+    def __init__(self, *, respect_input_order: bool = True, **more: Any):
+        super().__init__(None, respect_input_order=respect_input_order, **more)
+
+
+def _differences(rows: Array) -> Array:
+    return abs(rows[:, None] - rows)
+
+
+def _ndcg_2(gain: Array, discount: Array, mu: float) -> Array:
+    xp = kernels.array_module(gain)
+    apart = _differences(xp.arange(len(gain)))
+    inverse = 1 / discount
+    return xp.where(apart > 0, abs(inverse[apart - 1] - inverse[apart]), 0) * _differences(gain)
+
+
+# Functions of the gains and discounts of a list's documents, (documents,), in the order of their scores.
+WEIGHTING_SCHEMES: dict[str, Callable[[Array, Array, float], Any]] = {
+    "NoWeightingScheme": lambda gain, discount, mu: 1.0,
+    "NDCGLoss1Scheme": lambda gain, discount, mu: (gain / discount)[:, None],
+    "NDCGLoss2Scheme": _ndcg_2,
+    "LambdaRankScheme": lambda gain, discount, mu: _differences(1 / discount) * _differences(gain),
+}
+WEIGHTING_SCHEMES["NDCGLoss2PPScheme"] = lambda gain, discount, mu: (
+    mu * _ndcg_2(gain, discount, mu) + WEIGHTING_SCHEMES["LambdaRankScheme"](gain, discount, mu)
+)
+
+
+class LambdaLoss(_Lists):
+    """Documents with a higher label get a higher score, pair by pair: the mean over such pairs (Wang et al. 2018).
+
+    The loss of a pair is its weight times -log2 sigmoid(sigma * (score_i - score_j)). Labels are from 0 on. Source:
+    "The LambdaLoss Framework for Ranking Metric Optimization", CIKM 2018.
+
+    Args:
+        weighting_scheme: the weight of a pair: "NDCGLoss2PPScheme", "NDCGLoss2Scheme", "LambdaRankScheme",
+            "NDCGLoss1Scheme", which takes all pairs, or "NoWeightingScheme".
+        k: pairs without a document among the k best scores are left out; all count by default.
+        sigma: the factor on differences.
+        eps: the least ideal gain of a list.
+        reduction_log: "binary" or "natural".
+        mu: the factor of "NDCGLoss2PPScheme" on "NDCGLoss2Scheme".
+        more: as for `CrossEncoderObjective`.
+    """
+
+    def __init__(
+        self,
+        weighting_scheme: str | None = "NDCGLoss2PPScheme",
+        *,
+        k: int | None = None,
+        sigma: float = 1.0,
+        eps: float = 1e-10,
+        reduction_log: str = "binary",
+        mu: float = 10.0,
+        **more: Any,
+    ):
+        super().__init__(**more)
+        self.weighting_scheme = weighting_scheme or "NoWeightingScheme"
+        checks.choice("weighting_scheme", self.weighting_scheme, WEIGHTING_SCHEMES)
+        checks.choice("reduction_log", reduction_log, ("binary", "natural"))
+        self.k = None if k is None else check_count("k", k)
+        self.sigma, self.eps = check_number("sigma", sigma), check_number("eps", eps)
+        self.mu, self.base = check_number("mu", mu), np.log(2) if reduction_log == "binary" else 1.0
+
+    def of_list(self, scores: Array, labels: Any) -> tuple[Array, Array, int]:
+        xp, count = kernels.array_module(scores), len(scores)
+        order = (-scores).argsort(kind="stable")
+        ranked, wanted = scores[order], labels[order]
+        discount = xp.log2(2.0 + xp.arange(count))
+        ideal = ((2 ** -xp.sort(-labels).clip(None, 0) - 1) / discount)[: self.k].sum()
+        gain = (2 ** wanted.clip(0) - 1) / max(ideal, self.eps)
+        is_pair = wanted[:, None] > wanted
+        if self.weighting_scheme == "NDCGLoss1Scheme":
+            is_pair = xp.ones_like(is_pair)
+        if self.k is not None:
+            is_pair[self.k :, self.k :] = False
+        weights = is_pair * WEIGHTING_SCHEMES[self.weighting_scheme](gain, discount, self.mu) / self.base
+        lead = self.sigma * (ranked[:, None] - ranked)
+        pull = self.sigma * weights * ACTIVATIONS["sigmoid"][0](-lead)
+        grad = xp.empty_like(scores)
+        grad[order] = pull.sum(axis=0) - pull.sum(axis=1)
+        return (weights * xp.logaddexp(0, -lead)).sum(), grad, int(is_pair.sum())
+
+
+class RankNet(LambdaLoss):
+    """`LambdaLoss` without weights (Burges et al. 2005)."""
+
+    def __init__(self, **more: Any):
+        super().__init__(None, **more)
+
+
+def _cross_entropy(scores: Array, targets: Array) -> tuple[Array, Array]:
+    """Return the sum over rows of the cross entropy of `targets` and softmax(scores), and its gradient."""
+    peaks = scores.max(axis=-1, keepdims=True)
+    logs = scores - peaks - np.log(np.exp(scores - peaks).sum(axis=-1, keepdims=True))
+    return -(targets * logs).sum(), np.exp(logs) * targets.sum(axis=-1, keepdims=True) - targets
+
+
+def _spans(batch: Batch) -> list[slice]:
+    """Return the pairs of each list; without `lists` each pair is one."""
+    count = len(batch["input_ids"])
+    lists = kernels.to_host(batch.get("lists", np.arange(count)))
+    if lists.shape != (count,):
+        raise ValueError(f"lists has shape {lists.shape}, expected ({count},): one for each pair")
+    starts = [*np.flatnonzero(np.diff(lists, prepend=lists[:1] - 1)).tolist(), count]
+    return [slice(*ends) for ends in pairwise(starts)]
+
+
+class PairCollator:
+    """Batches of pairs for cross-encoders, from examples of a query and documents.
+
+    Examples are mappings whose first text is the query; other columns are documents, or lists of documents. "label",
+    "labels", "score" or "scores" is a number, or a list of numbers, as many as documents for most losses.
+
+    Args:
+        tokenizer: joins and cuts the pairs, and pads them to the longest.
+        max_length: in tokens, special ones included; by default the tokenizer's model_max_length, if it has one.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int | None = None):
+        self.tokenizer, self.max_length = tokenizer, max_length
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        """Return the batch; raises ValueError without examples or documents, TypeError for other values than texts."""
+        if not examples:
+            raise ValueError("examples is empty, expected at least one")
+        queries, documents = zip(*(self._texts(index, example) for index, example in enumerate(examples)), strict=True)
+        rows = list(self.lists(documents))
+        pairs = [(query, text) for query, texts in zip(queries, rows, strict=True) for text in texts]
+        cuts = {"truncation": is_cut(self.tokenizer, self.max_length), "max_length": self.max_length}
+        batch = dict(self.tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="np", **cuts))
+        labels = [example[name] for example in examples for name in LABELS if name in example]
+        if labels:
+            batch["labels"] = np.concatenate([np.atleast_1d(label) for label in labels])
+        return batch | {"lists": np.repeat(np.arange(len(rows)), [len(texts) for texts in rows])}
+
+    def lists(self, documents: Sequence[list[str]]) -> Iterator[list[str]]:
+        """Yield the documents of each example."""
+        yield from documents
+
+    def _texts(self, index: int, example: Mapping[str, Any]) -> tuple[str, list[str]]:
+        query, *columns = [value for name, value in example.items() if name not in LABELS]
+        documents = [text for value in columns for text in ([value] if isinstance(value, str) else value)]
+        for text in (query, *documents):
+            if not isinstance(text, str):
+                raise TypeError(f"examples[{index}] has {type(text).__name__} {text!r:.60}, expected texts")
+        if not documents:
+            raise ValueError(f"examples[{index}] has no document, expected one at least")
+        return query, documents
+
+
+class _InBatch(PairCollator):
+    """A `PairCollator` that adds documents of other examples after the right one of each."""
+
+    def __init__(self, tokenizer: Any, max_length: int | None, num_negatives: int | None, seed: int):
+        super().__init__(tokenizer, max_length)
+        self._num_negatives, self.rng = num_negatives, np.random.default_rng(seed)
+
+    def lists(self, documents: Sequence[list[str]]) -> Iterator[list[str]]:
+        for index, (right, *wrong) in enumerate(documents):
+            others = [text for other, texts in enumerate(documents) if other != index for text in texts]
+            if self._num_negatives is not None and self._num_negatives < len(others):
+                chosen = self.rng.choice(len(others), self._num_negatives, replace=False)
+                others = [others[place] for place in chosen.tolist()]
+            yield [right, *others, *wrong]
