@@ -21,6 +21,7 @@ import numpy as np
 
 from bertcore import checkpoint
 from bertcore.arguments import INT8, check_count, check_number
+from bertcore.checkpoint.files import locked
 from bertcore.kernels import checks
 from bertcore.models.model import Model
 from bertcore.nn.forms import storage_dtype
@@ -94,8 +95,9 @@ class PeftModel(Block):
             ValueError: for adapters of another kind.
         """
         file = Path(folder) / CONFIG_NAME
-        adapted = cls(model, LoraConfig.from_file(checkpoint.read_config(folder, CONFIG_NAME), file))
-        adapted.load_weights(folder)
+        with locked(Path(folder), shared=True):  # both files of one save
+            adapted = cls(model, LoraConfig.from_file(checkpoint.read_config(folder, CONFIG_NAME), file))
+            adapted.load_weights(folder)
         return adapted._attached(is_trainable=is_trainable)
 
     def _attached(self, *, is_trainable: bool = True) -> Self:

@@ -26,10 +26,10 @@ def _obey_permissions() -> None:
         ctypes.CDLL(None).prctl(24, 1, 0, 0, 0)  # PR_CAPBSET_DROP
 
 
-def start_python(code: str, *arguments: str, **variables: str) -> subprocess.Popen:
-    """Start a new Python that runs `code` at the root of the repository; its outputs are piped."""
+def start_python(code: str, *arguments: str, before: tuple[str, ...] = (), **variables: str) -> subprocess.Popen:
+    """Start a new Python, by the command `before`, that runs `code` at the repository's root; outputs are piped."""
     return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
+        [*before, sys.executable, "-c", code, *arguments],
         env=environment(**variables),
         cwd=ROOT,
         stdout=subprocess.PIPE,

@@ -23,7 +23,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from .files import CONFIG_NAME, CheckpointError, check_complete, checkpoint_folder, missing_file, read_json_object
+from .files import CONFIG_NAME, CheckpointError, checkpoint_folder, missing_file, read_json_object
 
 
 @contextlib.contextmanager
@@ -46,7 +46,6 @@ def read_config(folder: str | os.PathLike, name: str = CONFIG_NAME) -> dict[str,
     file = folder / name
     if not file.is_file():
         raise missing_file(file, f"has no {name}")
-    check_complete(file)
     return read_json_object(file)
 
 

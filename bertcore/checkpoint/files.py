@@ -1,6 +1,8 @@
 """Files of a checkpoint: the error that names them, reading JSON, and replacing files that belong together.
 
-A file that is written appears complete or not at all, and files that belong together appear at once.
+A file that is written appears complete or not at all, and files that belong together appear at once. Who saves holds a
+lock on the folder while files take their places; who loads shares one, and so waits. The lock is the folder's own
+(flock): it holds between containers, and on file systems that support it.
 """
 
 import contextlib
@@ -21,7 +23,7 @@ if os.name == "posix":
 CONFIG_NAME = "config.json"
 WEIGHTS_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
 MOST_DEPTH = 64  # of nested objects and lists: an error that showed a value 990 deep would fail itself
-STALE_SECONDS = 3600  # a temporary file that was last written to so long ago is abandoned
+STALE_SECONDS = 3600  # where folders cannot be locked, a temporary one last written to so long ago is abandoned
 
 # Takes the place of a file while the files beside it are replaced. No reader takes it for a config or a tokenizer.
 NOTE = b'{"bertcore_saving": "the files beside this one are being replaced; this one comes last"}\n'
@@ -70,9 +72,9 @@ def missing_file(file: Path, otherwise: str) -> CheckpointError:
 def read_json_object(file: Path) -> dict[str, Any]:
     """Read the JSON object in `file`. Raises CheckpointError if it is not readable, not JSON or not an object."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
+        value = json.loads(read_complete(file).decode("utf-8"))
+    except CheckpointError:
+        raise
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
         raise CheckpointError(f"{file} is not valid JSON: {error}") from error
     except RecursionError as error:
@@ -94,10 +96,21 @@ def _is_too_deep(value: Any) -> bool:
     return True
 
 
-def check_complete(file: Path) -> None:
-    """Raise CheckpointError if `file` is the note that `replace_files` leaves when its process is killed."""
-    if file.is_file() and file.stat().st_size == len(NOTE) and file.read_bytes() == NOTE:
+def read_complete(file: Path) -> bytes:
+    """Return the content of a file that belongs to others beside it; waits for a process that replaces them.
+
+    Raises CheckpointError if the file cannot be read, or is the note that `replace_files` leaves when it is killed.
+    """
+    try:
+        content = file.read_bytes()
+        if content == NOTE:
+            with locked(file.parent, shared=True):
+                content = file.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
+    if content == NOTE:
         raise CheckpointError(f"{file.parent}: saving was interrupted before {file.name} was in place; save again")
+    return content
 
 
 def made_folder(folder: str | os.PathLike) -> Path:
@@ -112,28 +125,28 @@ def made_folder(folder: str | os.PathLike) -> Path:
 def replace_files(folder: Path, writers: Mapping[str, Callable[[Path], object]]) -> None:
     """Write files that belong together into `folder`, name -> function that writes the path it is given.
 
-    All files are written under temporary names first. Then a note takes the place of the first one (`check_complete`
+    All files are written into a temporary folder first. Then a note takes the place of the first one (`read_complete`
     detects it), the others are replaced, and the first one last. A process that is killed at any moment leaves the old
     files, the new ones, or the note; an error or an interrupt leaves the old ones. Processes and threads that save at
     the same time each leave a consistent set; the last one stays. OSError names the file, not the temporary one.
     """
     guard, *others = targets = [folder / name for name in writers]
     for target in targets:
-        sweep(target)
         if target.is_dir() and not target.is_symlink():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-    with contextlib.ExitStack() as cleanup:
-        new = {target: _temporary(target, cleanup) for target in targets}
-        old = {target: _temporary(target, cleanup) for target in targets}
-        note = _temporary(guard, cleanup)
+    with temporary_beside(guard) as work:
+        new, old = ({target: work / name / target.name for target in targets} for name in ("new", "old"))
+        note = work / "note"
         with naming(guard):
+            for path in (work, work / "new", work / "old"):
+                path.mkdir()
             note.write_bytes(NOTE)
         for target, write in zip(targets, writers.values(), strict=True):
             with naming(target):
                 write(new[target])
                 shutil.copymode(note, new[target])  # safetensors makes files that only their owner may read
                 sync(new[target])
-        with _alone_in(folder):
+        with locked(folder):
             if os.path.lexists(guard):
                 shutil.copy2(guard, old[guard], follow_symlinks=False)
             try:
@@ -145,21 +158,32 @@ def replace_files(folder: Path, writers: Mapping[str, Callable[[Path], object]])
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold a lock on `folder` against other threads and processes, where the system locks folders."""
+def locked(folder: Path, *, shared: bool = False, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock on `folder` against other threads and processes; `shared` ones do not exclude each other.
+
+    The lock is yielded as True, or as False where the system does not lock this folder. Raises BlockingIOError if
+    another holds it and `wait` is False.
+    """
     with contextlib.ExitStack() as stack:
+        is_held = False
         if os.name == "posix":
-            with contextlib.suppress(OSError):  # unreadable folders, file systems without locks (some of NFS)
-                descriptor = os.open(folder, os.O_RDONLY)
+            try:  # unreadable folders, and file systems without locks (some of NFS)
+                descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
                 stack.callback(os.close, descriptor)  # releases the lock, as the end of the process does
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+                fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+                is_held = True
+            except BlockingIOError:
+                raise
+            except OSError:
+                pass
+        yield is_held
 
 
 def _switch(guard: Path, others: list[Path], new: Mapping[Path, Path], old: Mapping[Path, Path], note: Path) -> None:
-    with naming(guard):
-        os.replace(note, guard)
-    sync(guard.parent)
+    if others:
+        with naming(guard):
+            os.replace(note, guard)
+        sync(guard.parent)
     for target in others:
         with naming(target):
             if os.path.lexists(target):
@@ -181,48 +205,32 @@ def _restore(targets: list[Path], new: Mapping[Path, Path], old: Mapping[Path, P
 
 @contextlib.contextmanager
 def temporary_beside(target: Path) -> Iterator[Path]:
-    """Yield a fresh name beside `target`, as os.replace cannot cross file systems; remove what is left there.
+    """Yield a fresh path in a temporary folder beside `target`, as os.replace cannot cross file systems.
 
-    Temporary files that killed processes have left beside `target` are removed, too.
+    The folder is removed with all that is left in it, and so are those that killed processes have left. It stays locked
+    while its process lives: `sweep` could not tell by a number, which is another process's in another container.
     """
     sweep(target)
     with contextlib.ExitStack() as cleanup:
-        yield _temporary(target, cleanup)
-
-
-def _temporary(target: Path, cleanup: contextlib.ExitStack) -> Path:
-    file = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    cleanup.callback(_remove, file)
-    return file
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    elif os.path.lexists(path):  # on a read-only file system, unlinking a missing file is an error, too
-        path.unlink(missing_ok=True)
+        folder = target
+        while folder == target or not folder.is_dir():  # swept between its making and its lock
+            folder = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+            cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+            with naming(target):
+                folder.mkdir()
+            cleanup.enter_context(locked(folder))
+        yield folder / target.name
 
 
 def sweep(target: Path) -> None:
-    """Remove temporary files beside `target` whose processes are gone, or that are no longer written to."""
-    form = re.compile(rf"\.{re.escape(target.name)}\.(\d+)\.[0-9a-f]{{8}}\.tmp")
-    with contextlib.suppress(OSError):  # files of other users, or swept by another process: not the caller's concern
-        for path in target.parent.iterdir():
-            match = form.fullmatch(path.name)
-            if match and (not _is_alive(int(match[1])) or time.time() - path.lstat().st_mtime > STALE_SECONDS):
-                _remove(path)
-
-
-def _is_alive(process: int) -> bool:
-    if os.name != "posix":
-        return True  # signal 0 is no query there
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+    """Remove temporary folders beside `target` whose processes are gone; without locks, those long not written to."""
+    form = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.tmp")
+    with contextlib.suppress(OSError):  # there is no folder
+        for path in [path for path in target.parent.iterdir() if form.fullmatch(path.name)]:
+            with contextlib.suppress(OSError), locked(path, wait=False) as is_held:  # another's, or swept by another
+                last = max(each.lstat().st_mtime for each in (path, *path.rglob("*")))
+                if is_held or time.time() - last > STALE_SECONDS:
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 def sync(path: Path) -> None:

@@ -68,6 +68,8 @@ class SafetensorsFile:
             with file.open("rb") as stream:
                 _check_header_size(file, int.from_bytes(stream.read(8), "little"))
                 _check_intact(file)
+                if not os.path.samestat(os.fstat(stream.fileno()), file.stat()):
+                    raise CheckpointError(f"{file} was replaced while it was opened; load it again")
                 self._bytes = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error

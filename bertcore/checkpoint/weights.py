@@ -15,6 +15,7 @@ from .files import (
     CheckpointError,
     checkpoint_folder,
     listed,
+    locked,
     made_folder,
     missing_file,
     read_json_object,
@@ -83,12 +84,13 @@ def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
     is truncated, corrupt, or holds something other than tensors.
     """
     path = Path(path)
-    if not path.is_file():
-        path = _weights_in(checkpoint_folder(path))
-    if path.name.endswith(".json"):
-        return _open_shards(path)
-    file = _open_file(path)
-    return Checkpoint(path, [file], dict.fromkeys(file.info, file))
+    with locked(path.parent if path.is_file() else path, shared=True):
+        if not path.is_file():
+            path = _weights_in(checkpoint_folder(path))
+        if path.name.endswith(".json"):
+            return _open_shards(path)
+        file = _open_file(path)
+        return Checkpoint(path, [file], dict.fromkeys(file.info, file))
 
 
 def _weights_in(folder: Path) -> Path:

@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -79,7 +79,11 @@ def _naming(name: str) -> Iterator[None]:
 def _replaced(target: Path) -> Iterator[BinaryIO]:
     from bertcore.checkpoint.files import temporary_beside
 
-    with temporary_beside(target) as temporary:
+    with ExitStack() as stack:
+        try:
+            temporary = stack.enter_context(temporary_beside(target))
+        except OSError as error:
+            raise CommandError(f"{target} cannot be written: {error.strerror or error}") from error
         with _opened(temporary, target, "xb") as stream:
             yield stream
         os.replace(temporary, target)

@@ -14,6 +14,7 @@ import numpy as np
 
 from bertcore import checkpoint, kernels
 from bertcore.arguments import DTYPES, INT8, warn_caller
+from bertcore.checkpoint.files import checkpoint_folder, locked
 from bertcore.kernels import checks
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.models.adapter import Encoded
@@ -113,11 +114,12 @@ class Model(NamedParameters):
         """
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         folder = checkpoint.resolve(folder, **hub)
-        config, stored_dtype = checkpoint.split_dtype(folder, checkpoint.read_config(folder))
-        with checkpoint.naming_config(folder):
-            model = cls._made(config, options, Model.from_pretrained)
+        with locked(checkpoint_folder(folder), shared=True):  # both files of one save
+            config, stored_dtype = checkpoint.split_dtype(folder, checkpoint.read_config(folder))
+            with checkpoint.naming_config(folder):
+                model = cls._made(config, options, Model.from_pretrained)
+            opened = model._with_adapter(checkpoint.open_checkpoint(folder), task)
         rules, expected = model.family.name_rules, model.expected_tensors()
-        opened = model._with_adapter(checkpoint.open_checkpoint(folder), task)
         grouped = stored_dtype == "int8_weight_only"
         scales = {
             "scales": model.expected_scales(grouped=grouped),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from bertcore import checkpoint, kernels
-from bertcore.checkpoint.files import made_folder
+from bertcore.checkpoint.files import made_folder, replace_files
 from bertcore.checkpoint.safetensors_file import write_safetensors
 from bertcore.kernels import checks
 from bertcore.models import losses
@@ -179,15 +180,17 @@ class ReplacedTokenModel(NamedParameters):
         bertcore and transformers load both folders as models of their own.
         """
         folder = made_folder(folder)
+        settings = json.dumps({"embeddings": self.embeddings}) + "\n"
+        files = {SETTINGS: lambda file: file.write_text(settings, encoding="utf-8")}
         for part in PARTS:
             model = getattr(self, part)
             arrays = {_own_name(name): array for name, array in model.state_dict().items()}
             for name in [name for name in arrays if name.endswith(DELTA_ENDING)]:
                 table, delta = name.removesuffix(DELTA_ENDING), arrays.pop(name)
-                write_safetensors(folder / DELTA, {table: np.require(delta, requirements="C")})
+                files[DELTA] = partial(write_safetensors, arrays={table: np.require(delta, requirements="C")})
                 arrays[table] = arrays[table] + delta
             checkpoint.save_checkpoint(folder / part, model.config_to_save(), arrays)
-        (folder / SETTINGS).write_text(json.dumps({"embeddings": self.embeddings}) + "\n", encoding="utf-8")
+        replace_files(folder, files)
 
     def _stored(self, folder: str | os.PathLike) -> dict[str, Any]:
         folder = Path(folder)

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from bertcore.checkpoint import resolve
-from bertcore.checkpoint.files import checkpoint_folder
+from bertcore.checkpoint.files import checkpoint_folder, locked
 
 from .luke import LukeTokenizer
 from .settings import naming_files, read_settings
@@ -56,7 +56,7 @@ class AutoTokenizer:
 
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         folder = checkpoint_folder(resolve(folder, "tokenizer", **hub))
-        with naming_files(folder, settings):
+        with naming_files(folder, settings), locked(folder, shared=True):
             read = read_settings(folder, settings)
             built = build_backend(folder, read)
             return LukeTokenizer(built, read, folder) if built.family.entities else Tokenizer(built, read)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, models, processors
 
-from bertcore.checkpoint.files import CheckpointError, check_complete, listed
+from bertcore.checkpoint.files import CheckpointError, listed, read_complete
 
 from .builders import MODELS, build, set_options
 from .engine import library_errors
@@ -56,10 +56,10 @@ def completed(backend: Tokenizer, extra: list[str], family: TokenizerFamily, set
 
 
 def _from_tokenizer_json(file: Path) -> Tokenizer:
-    check_complete(file)
+    content = read_complete(file)
     try:
         with library_errors():
-            backend = Tokenizer.from_file(str(file))
+            backend = Tokenizer.from_buffer(content)
     except Exception as error:
         raise CheckpointError(f"{file} cannot be read by the tokenizers library: {error.__cause__ or error}") from error
     if isinstance(backend.model, models.WordPiece | models.WordLevel):

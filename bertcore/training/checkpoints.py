@@ -28,7 +28,7 @@ from bertcore.training.optimizers import Optimizer
 from bertcore.training.schedules import Schedule
 
 _NAME = re.compile(r"checkpoint-\d+")
-_LEFT = re.compile(r"\.(checkpoint-\d+)\.\d+\.[0-9a-f]+\.tmp")
+_LEFT = re.compile(r"\.(checkpoint-\d+)\.[0-9a-f]+\.tmp")
 _ASIDE = re.compile(r"\.(checkpoint-\d+)\.old")
 
 

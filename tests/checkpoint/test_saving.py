@@ -2,10 +2,10 @@ import errno
 import itertools
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,7 +15,8 @@ import pytest
 from bertcore.checkpoint import CheckpointError, open_checkpoint, read_config, save_checkpoint
 from bertcore.checkpoint.files import temporary_beside
 from tests.checkpoint.files import write_shards
-from tests.processes import run_python
+from tests.processes import finish, run_python, start_python
+from tests.tiny_bert import save_tiny_bert
 
 CONFIG = {"model_type": "bert", "hidden_size": 39}
 ARRAYS = {"a.weight": np.arange(15, dtype=np.float32).reshape(3, 5), "b.bias": np.zeros(0), "c": np.full((), 2.0)}
@@ -222,24 +223,82 @@ def test_a_failure_to_write_leaves_everything(tmp_path, monkeypatch, target):
     assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == before
 
 
-def test_temporary_files_of_dead_processes_are_removed(tmp_path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    names = {
-        f".model.safetensors.{dead.pid}.0123abcd.tmp": True,
-        f".config.json.{dead.pid}.0123abcd.tmp": True,
-        f".model.safetensors.{os.getpid()}.0123abcd.tmp": False,  # another thread's
-        f".other.{dead.pid}.0123abcd.tmp": False,
-        "model.safetensors.tmp": False,
-    }
-    for name in names:
-        (tmp_path / name).write_text("")
-    save_checkpoint(tmp_path, CONFIG, ARRAYS)
-    assert {name: not (tmp_path / name).exists() for name in names} == names
-    (old,) = tmp_path.glob(f".model.safetensors.{os.getpid()}*")
-    os.utime(old, (0, 0))  # of a process whose number is in use again
-    save_checkpoint(tmp_path, CONFIG, ARRAYS)
-    assert not old.exists()
+KILLED_IN_WRITING = """
+import os, signal, sys
+from bertcore.checkpoint import safetensors_file
+from tests.checkpoint import test_saving as test
+import safetensors.numpy
+
+def killed(arrays, file, metadata):
+    file.with_name(".tmpAb12Cd").write_bytes(b"w" * 1000)  # as safetensors names what it has not finished
+    os.kill(os.getpid(), signal.SIGKILL)
+
+safetensors.numpy.save_file = killed
+test.save_checkpoint(sys.argv[1], test.CONFIG, test.ARRAYS)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX locks and signals")
+def test_a_killed_save_leaves_nothing_beyond_the_next(tmp_path):
+    assert start_python(KILLED_IN_WRITING, str(tmp_path)).wait() == -signal.SIGKILL
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) > 1000
+    with temporary_beside(tmp_path / "config.json") as another:
+        save_checkpoint(tmp_path, CONFIG, ARRAYS)
+        assert another.parent.is_dir()  # of a save that goes on
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_without_locks_old_temporary_folders_are_removed(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("bertcore.checkpoint.files.fcntl.flock", refuse)
+    fresh, old, other = (tmp_path / f".{name}.0123456789abcde{number}.tmp" for number, name in enumerate("aab"))
+    for folder in (fresh, old, other):
+        folder.mkdir()
+        (folder / "half").write_text("")
+    for path in (old / "half", old, other / "half", other):
+        os.utime(path, (0, 0))
+    with temporary_beside(tmp_path / "a"):
+        assert fresh.exists() and other.exists() and not old.exists()
+
+
+# Saves two models of different widths by turns, or loads whichever is there; any mixture of two is an error.
+SAVER_OR_LOADER = """
+import sys, time
+from bertcore import AutoModel, AutoTokenizer
+from tests.tiny_bert import CONFIG
+
+folder, is_loader = sys.argv[1], sys.argv[2] == "loader"
+models = [AutoModel.from_config(CONFIG | {"hidden_size": width}) for width in (39, 27)]
+tokenizer, count = AutoTokenizer.from_pretrained(folder), 0
+end = time.monotonic() + 3
+while time.monotonic() < end:
+    if is_loader:
+        model, tokenizer = AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        assert model.state_dict()["pooler.dense.bias"].shape == (model.config["hidden_size"],)
+    else:
+        models[count % 2].save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    count += 1
+print(count)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX locks")
+def test_loading_beside_saving(tmp_path):
+    """The savers each have a process namespace of their own where root makes one: as in two containers."""
+    save_tiny_bert(tmp_path)
+    apart = ("unshare", "--pid", "--fork")
+    can_unshare = (
+        shutil.which("unshare") and subprocess.run([*apart, "true"], stderr=subprocess.DEVNULL).returncode == 0
+    )
+    processes = [
+        start_python(SAVER_OR_LOADER, str(tmp_path), kind, before=apart if can_unshare and kind == "saver" else ())
+        for kind in ("saver", "saver", "loader", "loader")
+    ]
+    assert all(int(finish(process)[0]) > 2 for process in processes)
+    assert not [entry.name for entry in tmp_path.iterdir() if entry.name.endswith(".tmp")]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])

@@ -89,7 +89,7 @@ def test_pairs_of_sentences(inputs, tmp_path, capsys, objective, config):
 
 
 def test_remains_of_a_run_without_checkpoints(inputs, tmp_path):
-    (tmp_path / "out" / ".examples.999999999.0123abcd.tmp").mkdir(parents=True)  # no such process
+    (tmp_path / "out" / ".examples.0123456789abcdef.tmp").mkdir(parents=True)  # of a process that is gone
     (tmp_path / "out" / "examples").mkdir()
     (tmp_path / "out" / "examples" / "examples.json").write_text("{}")
     (tmp_path / "out" / "log.jsonl").write_text("{}\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertcore.checkpoint import CheckpointError
-from bertcore.checkpoint.files import read_json_object, replace_files
+from bertcore.checkpoint.files import locked, read_json_object, replace_files
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,
@@ -85,7 +85,8 @@ def read_settings(folder: Any) -> Settings:
     Raises CheckpointError for an invalid file or an unsupported module.
     """
     folder = opened_folder(folder, "sentence encoder")
-    modules, options = read_modules(folder), {"prompts": read_prompts(folder), **_read_whole(folder)}
+    with locked(folder, shared=True):
+        modules, options = read_modules(folder), {"prompts": read_prompts(folder), **_read_whole(folder)}
     if modules is None:
         return Settings(folder, (folder,), **read_transformer(folder, "feature-extraction"), **options)
     is_static = _check_order(folder, modules)
