@@ -202,15 +202,17 @@ def windows(sequences: Iterable[Tokens], batch_tokens: int) -> Iterator[list[Tok
         yield window
 
 
-def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndarray]:
+def batches(lengths: Sequence[int], batch_tokens: int, batch_size: int | None = None) -> Iterator[np.ndarray]:
     """Yield the indices of texts that are computed together: at most `batch_tokens` tokens, or one longer text.
+
+    `batch_size` is the greatest number of texts.
 
     The longest texts come first, so that a lack of memory shows at once.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
     start, tokens = 0, 0
     for stop, index in enumerate(order):
-        if stop > start and tokens + lengths[index] > batch_tokens:
+        if stop > start and (tokens + lengths[index] > batch_tokens or stop - start == batch_size):
             yield order[start:stop]
             start, tokens = stop, 0
         tokens += lengths[index]

@@ -14,6 +14,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.checkpoint import resolve
+from bertcore.kernels import checks
 from bertcore.models import auto
 from bertcore.models.model import Model, NewlyInitialisedWarning
 from bertcore.models.spec import ConfigReader
@@ -30,6 +31,7 @@ from bertcore.tasks.texts import (
 )
 from bertcore.tokenization import AutoTokenizer
 
+PADDINGS = "longest", "max_length", "do_not_pad"
 CLASSIFIERS = "ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice"
 
 
@@ -42,18 +44,27 @@ class CallOptions:
             True cuts them; "error" refuses them; "chunk" reads them whole, in overlapping windows.
         max_length: tokens of a row, special tokens included; by default the model's maximum.
         stride: for "chunk", tokens shared by two neighbouring windows; by default a quarter of a window.
-        batch_tokens: most tokens computed at once; bounds memory, does not change the result.
+        padding: "max_length" pads rows to `max_length`; otherwise they are padded to the longest of their batch.
+        batch_tokens, batch_size: most tokens, and most rows, computed at once; they do not change the result.
         show_progress: whether to show a bar; by default on a terminal, if the work takes long.
+
+    As in transformers, `tokenizer_kwargs` (or `tokenize_kwargs`) is a dictionary of such options.
     """
 
     truncation: Any = "warn"
     max_length: int | None = None
     stride: int | None = None
+    padding: bool | str = True
     batch_tokens: int = BATCH_TOKENS
+    batch_size: int | None = None
     show_progress: bool | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.padding, bool):
+            checks.choice("padding", self.padding, PADDINGS)
         check_count("batch_tokens", self.batch_tokens)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
         Cutting(self.truncation, self.max_length, self.stride)
 
 
@@ -218,7 +229,9 @@ class Pipeline:
     # From inputs to answers.
 
     def _options(self, given: Mapping[str, Any]) -> Any:
-        names = [field.name for field in fields(self.options_class)]
+        names, given = [field.name for field in fields(self.options_class)], dict(given)
+        for name in ("tokenizer_kwargs", "tokenize_kwargs"):
+            given = dict(given.pop(name, None) or {}) | given
         unknown = [name for name in given if name not in names]
         if unknown:
             raise TypeError(f"{self.task} got an unexpected option {unknown[0]!r}; it takes {', '.join(names)}")
@@ -248,7 +261,7 @@ class Pipeline:
         texts = self._item_texts(items, options, pending, one)
         with progress_bar(total, options.show_progress) as advance:
             for rows in windows(self._rows(texts, cutting, cut), options.batch_tokens):
-                for indices in batches([len(row) for row in rows], options.batch_tokens):
+                for indices in batches([len(row) for row in rows], options.batch_tokens, options.batch_size):
                     # Set for each batch: a with block open across a yield would change the caller's backend.
                     with kernels.use_backend(backend):
                         self._compute([rows[index] for index in indices], options)
@@ -285,17 +298,19 @@ class Pipeline:
                 each.item.unread_texts -= 1
 
     def _compute(self, rows: Sequence[_Row], options: Any) -> None:
+        least = self._cutting(options).max_length if options.padding == "max_length" else None
+
         def read(some: list[_Row]) -> Sequence[Any]:
             found = [row.window for row in some]
-            return self._read(found, self._arrays(found), options)
+            return self._read(found, self._arrays(found, least or 0), options)
 
         for row, kept in zip(rows, by_halves(read, list(rows)), strict=True):
             row.item.kept[row.text][row.place] = kept
             row.item.in_work -= 1
 
-    def _arrays(self, found: Sequence[Window]) -> dict[str, np.ndarray]:
-        """Return the rows as the model's arguments, padded on the right, int64 (rows, longest)."""
-        shape = len(found), max(map(len, found))
+    def _arrays(self, found: Sequence[Window], least: int = 0) -> dict[str, np.ndarray]:
+        """Return the rows as the model's arguments, padded on the right, int64 (rows, longest or `least`)."""
+        shape = len(found), max(least, *map(len, found))
         padding = self.tokenizer.pad_token_id
         arrays = {
             "input_ids": np.full(shape, 0 if padding is None else padding, np.int64),

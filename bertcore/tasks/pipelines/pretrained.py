@@ -50,8 +50,9 @@ class FillMaskPipeline(Pipeline):
     """Predict the words of each mask: [{"score", "token", "token_str", "sequence"}], most probable first.
 
     A text with several masks gets one such list per mask, from left to right; each mask is predicted separately, with
-    the others masked. score is the probability over the model's whole vocabulary; sequence is the text with the word
-    inserted (with truncation "chunk", the window that the mask is read in). Options: `FillMaskOptions`.
+    the others masked. A list of one text is answered like the text, as in transformers. score is the probability over
+    the model's whole vocabulary; sequence is the text with the word inserted (with truncation "chunk", the window that
+    the mask is read in). Options: `FillMaskOptions`.
     """
 
     task = "fill-mask"
@@ -63,6 +64,10 @@ class FillMaskPipeline(Pipeline):
         if tokenizer.mask_token is None:
             raise ValueError("this model's tokenizer has no mask token, so it cannot do fill-mask")
         super().__init__(model, tokenizer, **options)
+
+    def _call(self, inputs: Any, options: Any) -> Any:
+        answers = super()._call(inputs, options)
+        return answers[0] if isinstance(inputs, list) and len(inputs) == 1 else answers
 
     def _options(self, given: Mapping[str, Any]) -> Any:
         options = super()._options(given)
@@ -271,7 +276,12 @@ class FeatureExtractionPipeline(Pipeline):
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
         hidden = kernels.to_host(self.model(**arrays).last_hidden_state)
         return [
-            (hidden[row, : len(window)].copy(), window.content, window.shared) for row, window in enumerate(windows)
+            (
+                hidden[row, : None if options.padding == "max_length" else len(window)].copy(),
+                window.content,
+                window.shared,
+            )
+            for row, window in enumerate(windows)
         ]
 
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:

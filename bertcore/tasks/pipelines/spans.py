@@ -28,15 +28,18 @@ class TaggingOptions(CallOptions):
             prefixes B- and I- of class names; "first", "average" and "max" join whole words, classified by their first
             token, by their tokens' mean probabilities, or by their most probable token.
         ignore_labels: classes that are left out of the answer.
+        is_split_into_words: an input is a list of words, and characters are those of the words joined by spaces.
     """
 
     aggregation_strategy: str = "none"
     ignore_labels: Sequence[str] = ("O",)
+    is_split_into_words: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.choice("aggregation_strategy", self.aggregation_strategy, STRATEGIES)
         check_words("ignore_labels", self.ignore_labels)
+        checks.boolean("is_split_into_words", self.is_split_into_words)
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,15 @@ class TokenClassificationPipeline(Pipeline):
     options_class = TaggingOptions
     _model_class = "AutoModelForTokenClassification"
     _head = "classifier of tokens"
+
+    def _call(self, inputs: Any, options: Any) -> Any:
+        if options.is_split_into_words:
+            if isinstance(inputs, list) and all(isinstance(word, str) for word in inputs):
+                inputs = [inputs]
+            self._check_several(inputs)
+            joined = (_joined(words, f"inputs[{number}]") for number, words in enumerate(inputs))
+            inputs = list(joined) if hasattr(inputs, "__len__") else joined
+        return super()._call(inputs, options)
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
         logits = kernels.to_host(self.model(**arrays).logits)
@@ -155,6 +167,11 @@ class TokenClassificationPipeline(Pipeline):
             "start": group[0]["start"],
             "end": group[-1]["end"],
         }
+
+
+def _joined(words: Any, name: str) -> str:
+    check_words(name, words)
+    return " ".join(words)
 
 
 def _groups(tagged: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:

@@ -64,6 +64,8 @@ def test_answers_are_those_of_transformers(masked_folder):
 
     theirs = transformers.pipeline("fill-mask", str(masked_folder), device="cpu")
     ours = pipeline("fill-mask", masked_folder)
-    for inputs in (ONE, TWO, [ONE, TWO]):
+    for inputs in (ONE, TWO, [ONE], [TWO], [ONE, TWO]):
         for options in ({}, {"top_k": 2}, {"targets": ["cat", "capital"]}):
             assert_same_form(ours(inputs, **options), theirs(inputs, **options))
+    cut = {"tokenizer_kwargs": {"truncation": True, "max_length": 9, "padding": "max_length"}}
+    assert_same_form(ours([ONE + " the cat"] * 3, **cut), theirs([ONE + " the cat"] * 3, **cut, batch_size=2))

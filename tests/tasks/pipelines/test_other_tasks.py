@@ -84,6 +84,32 @@ def test_features_are_those_of_transformers(tmp_path):
     theirs = transformers.pipeline("feature-extraction", str(folder), device="cpu")
     for inputs in (TEXTS[0], TEXTS[:2]):
         assert_same_form(pipeline("feature-extraction", folder)(inputs), theirs(inputs))
+    padded = {"tokenize_kwargs": {"padding": "max_length", "max_length": 12, "truncation": True}}
+    ours, expected = (extract(TEXTS[0], **padded)[0] for extract in (pipeline("feature-extraction", folder), theirs))
+    assert_same_form(ours[:9], expected[:9])
+    assert len(ours) == len(expected) == 12 and not np.any(ours[9:])  # where transformers' states are meaningless
+
+
+def test_batches_and_padding(judge, monkeypatch):
+    shapes, model = [], type(judge.model)
+    call = model.__call__
+    monkeypatch.setattr(
+        model, "__call__", lambda *a, **given: shapes.append(given["input_ids"].shape) or call(*a, **given)
+    )
+    expected = judge(TEXTS[:2], CANDIDATES)
+    assert (
+        judge(TEXTS[:2], CANDIDATES, batch_size=2, tokenizer_kwargs={"padding": "max_length", "max_length": 30})
+        == expected
+    )
+    assert [shape[0] for shape in shapes] == [6, 2, 2, 2] and {shape[1] for shape in shapes[1:]} == {30}
+    for options, error in (
+        ({"batch_size": 0}, ValueError),
+        ({"padding": "left"}, ValueError),
+        ({"padding": 3}, TypeError),
+        ({"tokenizer_kwargs": {"pad": 1}}, TypeError),
+    ):
+        with pytest.raises(error, match=r"batch_size is 0|padding is|unexpected option 'pad'"):
+            judge("a", CANDIDATES, **options)
 
 
 @pytest.mark.parametrize(

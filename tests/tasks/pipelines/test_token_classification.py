@@ -53,6 +53,15 @@ def test_every_token_of_a_long_text_once(tag, stride):
         assert each["score"] == pytest.approx(expected.max(), rel=1e-5), (number, rows, edge)
 
 
+def test_words(tag):
+    words = ["the", "cat's", "catmat,"]
+    assert tag(words, is_split_into_words=True, **ALL) == [tag("the cat's catmat,", **ALL)]
+    assert list(tag(iter([words]), is_split_into_words=True)) == tag([words], is_split_into_words=True)
+    for wrong in ("the cat", ["the", 3], 3):
+        with pytest.raises(TypeError, match=r"inputs.* is "):
+            tag(wrong, is_split_into_words=True)
+
+
 def test_bad_options(tag):
     with pytest.raises(ValueError, match="aggregation_strategy is 'words', expected one of 'none', 'simple'"):
         tag("a", aggregation_strategy="words")
@@ -70,6 +79,10 @@ def test_answers_are_those_of_transformers(tagger_folder, strategy):
     theirs = transformers.pipeline("ner", str(tagger_folder), device="cpu", **options)
     ours = pipeline("ner", tagger_folder, **options)
     texts = [*TEXTS[:4], TEXTS[5], "Upper, catmat.paris zq the the capital"]
+    words = [text.split() for text in texts[:3]]
+    for given in (words, words[1]):
+        split = {"is_split_into_words": True}
+        assert_same_form(ours(given, **split), plain(theirs(given, **split)))
     for more in ({}, ALL):
         assert_same_form(ours(texts, **more), plain(theirs(texts, **more)))
         assert_same_form(ours(texts[0], **more), plain(theirs(texts[0], **more)))
