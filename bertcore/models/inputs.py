@@ -160,7 +160,7 @@ def _host_array(name: str, values: Any) -> np.ndarray:
     if kernels.array_module(values) is not np:
         return kernels.to_host(values)
     array = np.asarray(values)
-    if array.dtype == object and not isinstance(values, np.ndarray):  # None, a generator, a set: NumPy takes anything
+    if (array.dtype == object or not array.ndim) and not isinstance(values, np.ndarray):  # NumPy takes anything
         raise TypeError(f"{name} is {type(values).__name__}, expected (sequences, length): lists or an array")
     return array
 
@@ -181,7 +181,7 @@ def _holds_flags(row: Any) -> bool:
 def _check_rectangular(name: str, rows: Any) -> None:
     for index, row in enumerate(rows):
         if not hasattr(row, "__len__") or isinstance(row, str):
-            raise ValueError(f"{name}[{index}] is {row!r}, expected a list of integers: {name} is a list of sequences")
+            raise TypeError(f"{name}[{index}] is {row!r}, expected a list of integers: {name} is a list of sequences")
         if len(row) != len(rows[0]):
             raise ValueError(
                 f"{name} is ragged: {name}[0] has {len(rows[0])} entries, {name}[{index}] has {len(row)}; "
@@ -262,6 +262,8 @@ def pack_sequences(run: Pass, spec: EncoderSpec, input_ids: Sequence[Any]) -> tu
 
     Returns the encoder's input, in the memory of the backend in force, and the offsets of the sequences in host memory.
     """
+    if isinstance(input_ids, str | bytes | Mapping) or not np.iterable(input_ids):
+        raise TypeError(f"input_ids is {type(input_ids).__name__}, expected a list of sequences of integers")
     rows = [_ids(index, sequence) for index, sequence in enumerate(input_ids)]
     lengths = np.array([row.size for row in rows], np.int64)
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -290,7 +292,7 @@ def _ids(index: int, sequence: Any) -> np.ndarray:
     if array.shape == (0,):  # an empty list is floating point to NumPy
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        error = ValueError if array.dtype.kind in "iu" else TypeError
+        error = ValueError if array.dtype.kind in "iu" and array.ndim else TypeError
         raise error(f"input_ids[{index}] is {array.dtype} of shape {array.shape}, expected integers, (tokens,)")
     return array.astype(np.int64, copy=False)  # joined, uint64 and int64 would become floating point
 

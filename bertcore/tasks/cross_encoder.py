@@ -233,12 +233,13 @@ def _model_folder(folder: Path) -> Path:
 
 
 def _is_pair(pairs: Any) -> bool:
-    return isinstance(pairs, list | tuple) and len(pairs) > 0 and isinstance(pairs[0], str)
+    is_row = isinstance(pairs, list | tuple) or (isinstance(pairs, np.ndarray) and pairs.ndim)
+    return is_row and len(pairs) > 0 and isinstance(pairs[0], str)
 
 
 def _checked(pairs: Any) -> Iterator[tuple[str, str]]:
     """Yield the pairs one by one after checking that each is two strings."""
-    if isinstance(pairs, str | bytes | dict) or not isinstance(pairs, Iterable):
+    if isinstance(pairs, str | bytes | dict) or not np.iterable(pairs):
         raise TypeError(f"pairs is {type(pairs).__name__}, expected a list of pairs of strings")
 
     def checked() -> Iterator[tuple[str, str]]:

@@ -109,9 +109,10 @@ def check_kinds(folder: Path, modules: list[Module], supported: tuple[str, ...])
     """Raise CheckpointError for the first module of an unsupported kind."""
     for module in modules:
         if module.kind not in supported:
+            kind = {"Pooling": ": this is a sentence encoder", "SpladePooling": ": this is a sparse encoder"}
             raise CheckpointError(
                 f"{folder / MODULES_NAME} has the module {module.type}, which is not supported; supported are "
-                f"{', '.join(supported)}"
+                f"{', '.join(supported)}{kind.get(module.kind, '')}"
             )
 
 

@@ -62,7 +62,8 @@ class Cutting:
 
     def __post_init__(self) -> None:
         if not (self.truncation is True or (isinstance(self.truncation, str) and self.truncation in TRUNCATIONS)):
-            raise ValueError(f"truncation is {self.truncation!r}, expected one of {', '.join(map(repr, TRUNCATIONS))}")
+            error = ValueError if isinstance(self.truncation, str | bool) else TypeError
+            raise error(f"truncation is {self.truncation!r}, expected one of {', '.join(map(repr, TRUNCATIONS))}")
         for name, least in (("max_length", 1), ("stride", 0)):
             value = getattr(self, name)
             if value is not None:

@@ -100,17 +100,18 @@ class SparseEncoder(PromptedReader):
         )
         self.embedding_dimension = self.model.spec.vocab_size
 
-    def encode(self, texts: Iterable[str], **options: Unpack[TextOptions]) -> csr_array:
-        """Embed texts into a sparse matrix (texts, vocabulary), float32.
+    def encode(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> csr_array:
+        """Embed texts into a sparse matrix (texts, vocabulary), float32; one text into its row, (vocabulary,).
 
         Arguments and errors as for `encode_stream`; raises ImportError if SciPy, which only this needs, is missing.
         """
         sparse = required("scipy.sparse")  # fail before the work
-        rows = list(self.encode_stream(texts, **options))
+        rows = list(self.encode_stream([texts] if isinstance(texts, str) else texts, **options))
         offsets = np.cumsum([0, *(len(row.indices) for row in rows)])
         indices = np.concatenate([np.zeros(0, np.int32), *(row.indices for row in rows)])
         values = np.concatenate([np.zeros(0, np.float32), *(row.values for row in rows)])
-        return sparse.csr_array((values, indices, offsets), shape=(len(rows), self.embedding_dimension))
+        matrix = sparse.csr_array((values, indices, offsets), shape=(len(rows), self.embedding_dimension))
+        return matrix[0] if isinstance(texts, str) else matrix
 
     def encode_stream(
         self,
@@ -192,6 +193,7 @@ class SparseEncoder(PromptedReader):
 
     def similarity(self, left: Any, right: Any) -> np.ndarray:
         """Return the dot products (n, m) of the rows of `left` (n, vocabulary) and `right` (m, vocabulary)."""
+        left, right = (rows.reshape(1, -1) if rows.ndim == 1 else rows for rows in (left, right))
         return (left @ right.T).toarray()
 
     def words(self, batch: list[np.ndarray], max_active_dims: int | None = None) -> list[SparseRow]:

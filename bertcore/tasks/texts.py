@@ -105,8 +105,9 @@ def sequence_length(wanted: int | None, published: int, positions: int | None, s
         if min(published, most) < least:
             raise CheckpointError(f"{where}: max_seq_length is {published}, {expected}")
         return min(published, most)
-    if isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or not least <= wanted <= most:
-        raise ValueError(f"max_seq_length is {wanted!r}, {expected}")
+    is_integer = isinstance(wanted, int | np.integer) and not isinstance(wanted, bool)
+    if not is_integer or not least <= wanted <= most:
+        raise (ValueError if is_integer else TypeError)(f"max_seq_length is {wanted!r}, {expected}")
     return int(wanted)
 
 

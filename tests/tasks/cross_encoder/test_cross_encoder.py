@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertcore import CrossEncoder, use_backend
+from bertcore import CrossEncoder, SparseEncoder, use_backend
 from bertcore.checkpoint import CheckpointError
 from bertcore.tasks.texts import TextsCutWarning
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
@@ -154,6 +154,13 @@ def test_a_module_list(tmp_path, reranker):
     assert encoder.max_seq_length == 9
     assert encoder.predict(("the", "cat")) == reranker.predict(("the", "cat"))
     write_modules(folder, {"": "x.Transformer", "1_Dense": "x.Dense"})
+    assert encoder.predict(np.array(["the", "cat"])) == reranker.predict(("the", "cat"))
+    write_modules(folder, {"": "x.Transformer", "1_": "x.Pooling"})
+    with pytest.raises(CheckpointError, match=r"supported are Transformer: this is a sentence encoder"):
+        CrossEncoder(folder)
+    with pytest.raises(CheckpointError, match=r"SpladePooling: this is a sentence encoder"):
+        SparseEncoder(folder)
+    write_modules(folder, {"": "x.Transformer", "1_Dense": "x.Dense"})
     with pytest.raises(CheckpointError, match=r"module x\.Dense, which is not supported; supported are Transformer"):
         CrossEncoder(folder)
 
@@ -162,6 +169,7 @@ def test_a_module_list(tmp_path, reranker):
     ("call", "error", "message"),
     [
         (lambda encoder: encoder.predict("text"), TypeError, "pairs is str, expected a list of pairs"),
+        (lambda encoder: encoder.predict(np.array("text")), TypeError, "pairs is ndarray, expected a list of pairs"),
         (lambda encoder: encoder.predict(["a", "b", "c"]), TypeError, r"pairs\[0\] is .* expected two strings"),
         (lambda encoder: encoder.predict([("a", "b"), ("c",)]), TypeError, r"pairs\[1\] is \('c',\), expected two"),
         (lambda encoder: encoder.predict([("a", 3)]), TypeError, r"pairs\[0\]\[1\] is int, expected str"),

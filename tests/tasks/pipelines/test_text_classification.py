@@ -199,6 +199,7 @@ class Table(list):
         ("a", {"merge": "sum"}, ValueError, "merge is 'sum'"),
         ("a", {"truncation": "yes"}, ValueError, "truncation is 'yes', expected one of True, 'warn'"),
         ("a", {"truncation": False}, ValueError, "truncation is False"),
+        ("a", {"truncation": 3}, TypeError, "truncation is 3, expected one of"),
         ("a", {"stride": 3}, ValueError, "windows are for 'chunk'"),
         ("a", {"stride": -1, "truncation": "chunk"}, ValueError, "stride is -1"),
         ("a", {"stride": 38, "truncation": "chunk"}, ValueError, "stride is 38, expected less than the 38 tokens"),

@@ -274,8 +274,8 @@ def test_max_seq_length_can_be_set(folder):
     encoder = SentenceEncoder(folder)
     published, encoder.max_seq_length = encoder.max_seq_length, 4
     assert encoder.tokenize(["the cat sat on"])["input_ids"].shape == (1, 4)
-    for wrong in (1, 10**6, "9"):
-        with pytest.raises(ValueError, match=r"max_seq_length is .*, expected 2"):
+    for wrong, error in ((1, ValueError), (10**6, ValueError), ("9", TypeError)):
+        with pytest.raises(error, match=r"max_seq_length is .*, expected 2"):
             encoder.max_seq_length = wrong
     encoder.max_seq_length = None
     assert encoder.max_seq_length == published

@@ -129,6 +129,13 @@ def test_texts_are_cut_in_silence(tmp_path, recwarn):
     assert caught[0].filename == __file__
 
 
+def test_one_text(encoder):
+    row, rows = encoder.encode(TEXTS[0]), encoder.encode(TEXTS[:1])
+    assert row.shape == (encoder.embedding_dimension,) and encoder.decode(row) == encoder.decode(rows)[0]
+    np.testing.assert_array_equal(row.toarray(), rows[0].toarray())
+    np.testing.assert_allclose(encoder.similarity(row, rows), encoder.similarity(rows, rows))
+
+
 def test_no_texts(encoder):
     assert encoder.encode([]).shape == (0, encoder.embedding_dimension)
     assert list(encoder.encode_stream(iter([]))) == [] and encoder.decode(encoder.encode([])) == []
@@ -141,7 +148,7 @@ def test_no_texts(encoder):
         ({"truncation": "chunk", "stride": 38}, ValueError, "stride is 38, expected less than the 38 tokens"),
         ({"truncation": "error"}, ValueError, r"texts\[3\] has more than the 40 tokens"),
         ({"prompt_name": "q"}, ValueError, "prompt_name is 'q', this model has none"),
-        ({"texts": "text"}, TypeError, "texts is str, expected a list of strings"),
+        ({"texts": None}, TypeError, "texts is NoneType, expected a string or a list of strings"),
     ],
 )
 def test_bad_arguments(encoder, options, error, message):
