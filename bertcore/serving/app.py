@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hmac
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from starlette.routing import Route
 
 from bertcore.checkpoint import resolve
 from bertcore.demo_model import demo_model_folder
-from bertcore.serving import embeddings, page, scores
+from bertcore.serving import embeddings, information, page, schema, scores
 from bertcore.serving.guard import HANDLERS, Guard, json_response
 from bertcore.serving.metrics import Metrics
 from bertcore.serving.models import Models, ServedModel, ServerSettings
 from bertcore.serving.requests import (
+    Endpoint,
     body_too_slow,
+    checked,
     encoded,
     invalid,
     malformed,
@@ -33,24 +35,29 @@ from bertcore.serving.requests import (
     unauthorized,
 )
 
-Answer = Callable[[dict[str, Any], Models, ServerSettings], Awaitable[Any]]
-# POST: the request's object, the models and the settings give the answer as JSON.
-ENDPOINTS: dict[str, Answer] = {
+# POST, which takes an object. "/" is added, for the first model's kind.
+ENDPOINTS: dict[str, Endpoint] = {
     "/embed": embeddings.embed,
-    "/embed_all": embeddings.embed_all,
-    "/embed_sparse": embeddings.embed_sparse,
-    "/predict": scores.predict,
-    "/rerank": scores.rerank,
     "/similarity": scores.similarity,
     "/v1/embeddings": embeddings.openai_embeddings,
+    "/embeddings": embeddings.openai_embeddings,
+    "/embed_all": embeddings.embed_all,
+    "/embed_sparse": embeddings.embed_sparse,
+    "/rerank": scores.rerank,
+    "/v1/rerank": scores.jina_rerank,
+    "/v2/rerank": scores.cohere_rerank,
+    "/predict": scores.predict,
+    "/tokenize": information.tokenize,
+    "/decode": information.decode,
 }
-# GET: likewise, with the named parts of the path as the object.
-LISTS: dict[str, Answer] = {
-    "/v1/models": embeddings.openai_models,
-    "/v1/models/{model:path}": embeddings.openai_models,
+# GET: the answer is given the named parts of the path as its body.
+LISTS: dict[str, Endpoint] = {
+    "/info": information.info,
+    "/v1/models": information.openai_models,
+    "/v1/models/{model:path}": information.openai_model,
 }
 # GET, without a key: the models and the metrics give the response.
-PAGES = {"/": page.trial_page, "/health": page.health, "/metrics": page.counters}
+PAGES = {"/health": page.health, "/ping": page.health, "/metrics": page.counters}
 
 
 def create_app(
@@ -73,12 +80,23 @@ def create_app(
         raise ValueError("models is empty, expected at least one folder or id")
     loaded = Models([_load(name, dtype) for name in models])
     metrics = Metrics(lambda: sum(model.waiting_tokens for model in loaded.all))
+    first = loaded.all[0]
+    roots = {"dense": embeddings.embed, "sparse": embeddings.embed_sparse, "classifier": scores.predict}
+    is_reranker = first.kind == "classifier" and len(first.labels) == 1
+    endpoints = ENDPOINTS | {"/": scores.rerank if is_reranker else roots[first.kind]}
     routes = [
-        Route(path, _handler(answer, loaded, settings), methods=[method])
-        for method, answers in (("POST", ENDPOINTS), ("GET", LISTS))
-        for path, answer in answers.items()
+        Route(path, _handler(endpoint, loaded, settings), methods=[method])
+        for method, group in (("POST", endpoints), ("GET", LISTS))
+        for path, endpoint in group.items()
     ]
     routes += [Route(path, _page(make, loaded, metrics), methods=["GET"]) for path, make in PAGES.items()]
+    api = schema.openapi(endpoints, LISTS, has_key=settings.api_key is not None)
+    for path, response in {
+        "/": page.trial_page(loaded, endpoints),
+        "/docs": page.docs_page(api),
+        "/openapi.json": json_response(api),
+    }.items():
+        routes.append(Route(path, _fixed(response), methods=["GET"]))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
@@ -104,13 +122,16 @@ def _load(name: str | os.PathLike, dtype: str | None) -> ServedModel:
     return ServedModel(folder, Path(os.fspath(name)).name or Path(folder).resolve().name, dtype=dtype)
 
 
-def _handler(answer: Answer, models: Models, settings: ServerSettings) -> Any:
+def _handler(endpoint: Endpoint, models: Models, settings: ServerSettings) -> Any:
     """Make a route that reads the body of a POST within the limits, and answers the request."""
 
     async def handle(request: Request) -> Response:
         _check_key(request, settings.api_key)
-        body = await _read_body(request, settings) if request.method == "POST" else request.path_params
-        return json_response(await _answered(request, answer(body, models, settings), settings.timeout))
+        if request.method == "POST":
+            body = checked(endpoint.body, await _read_body(request, settings), "", settings.max_client_batch_size)
+        else:
+            body = request.path_params
+        return json_response(await _answered(request, endpoint.answer(body, models, settings), settings.timeout))
 
     return handle
 
@@ -118,6 +139,13 @@ def _handler(answer: Answer, models: Models, settings: ServerSettings) -> Any:
 def _page(make: Callable[[Models, Metrics], Response], models: Models, metrics: Metrics) -> Any:
     async def handle(request: Request) -> Response:
         return make(models, metrics)
+
+    return handle
+
+
+def _fixed(response: Response) -> Any:
+    async def handle(request: Request) -> Response:
+        return response
 
     return handle
 

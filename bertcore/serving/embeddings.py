@@ -1,43 +1,63 @@
 """Endpoints of embeddings: text-embeddings-inference's /embed, /embed_all, /embed_sparse, and OpenAI's."""
 
 import base64
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from bertcore.serving import requests
 from bertcore.serving.models import Models, ServedModel, ServerSettings, finite
-from bertcore.serving.requests import invalid, no_model
+from bertcore.serving.requests import (
+    COUNT,
+    CUT,
+    FLAG,
+    INPUT,
+    MODEL,
+    PROMPT,
+    TEXT,
+    choice,
+    endpoint,
+    invalid,
+    many,
+    optional,
+    record,
+)
 
-FORMATS = ("float", "base64")
+NUMBER = {"type": "number"}
+INTEGER = {"type": "integer"}
+READ = {"inputs": INPUT} | CUT | PROMPT | MODEL
+USAGE = record(prompt_tokens=INTEGER, total_tokens=INTEGER)
 
 
+@endpoint(
+    kind="dense",
+    example={"inputs": ["the cat sat on the mat"]},
+    result=many(many(NUMBER)),
+    **READ,
+    normalize=optional(FLAG, True),
+    dimensions=optional(COUNT),
+)
 async def embed(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the embedding of each text of `inputs`, of length 1 unless `normalize` is false.
-
-    {inputs, truncate, truncation_direction, prompt_name, normalize, dimensions} -> [[number]].
-    """
-    model, rows = await _rows("dense", body, models, settings)
-    options = {"normalize": requests.flag(body, "normalize", True), "dimensions": requests.count(body, "dimensions")}
-    return await pooled_embeddings(model, rows, **options)
+    """Return the embedding of each text of `inputs`, of length 1 unless `normalize` is false."""
+    model, rows = await _read("dense", body, models, settings)
+    return await pooled_embeddings(model, rows, normalize=body["normalize"], dimensions=body["dimensions"])
 
 
+@endpoint(kind="dense", example={"inputs": "the cat"}, result=many(many(many(NUMBER))), **READ)
 async def embed_all(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the hidden states of the tokens of each text of `inputs`, without pooling.
-
-    {inputs, truncate, truncation_direction, prompt_name} -> [[[number]]].
-    """
-    model, rows = await _rows("dense", body, models, settings)
+    """Return the hidden states of the tokens of each text of `inputs`, without pooling."""
+    model, rows = await _read("dense", body, models, settings)
     return [finite(states) for states in await model.compute("tokens", rows)]
 
 
+@endpoint(
+    kind="sparse",
+    example={"inputs": ["the cat sat on the mat"]},
+    result=many(many(record(index=INTEGER, value=NUMBER))),
+    **READ,
+)
 async def embed_sparse(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the words of each text of `inputs` that have a weight, and their weights.
-
-    {inputs, truncate, truncation_direction, prompt_name} -> [[{index, value}]].
-    """
-    model, rows = await _rows("sparse", body, models, settings)
+    """Return the tokens of the vocabulary that have a weight for each text of `inputs`, and their weights."""
+    model, rows = await _read("sparse", body, models, settings)
     return [
         [
             {"index": index, "value": value}
@@ -47,50 +67,52 @@ async def embed_sparse(body: dict[str, Any], models: Models, settings: ServerSet
     ]
 
 
+@endpoint(
+    kind="dense",
+    example={"input": "the cat sat on the mat"},
+    result=record(
+        object=TEXT,
+        data=many(record(object=TEXT, index=INTEGER, embedding={"anyOf": [many(NUMBER), TEXT]})),
+        model=TEXT,
+        usage=USAGE,
+    ),
+    input=INPUT,
+    **MODEL,
+    encoding_format=optional(choice("float", "base64"), "float"),
+    dimensions=optional(COUNT),
+    user=optional(TEXT),
+)
 async def openai_embeddings(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the embedding of each text of `input`, of length 1; in base64 the bytes of little-endian float32.
 
-    {input, model, user, encoding_format, dimensions} -> {object, data, model, usage}. `model` names a served model (404
-    for any other); the first one answers by default.
+    `model` names a served model (404 for any other); the first one answers by default.
     """
-    model = models.of_kind("dense", requests.text(body, "model", None))
-    texts = requests.one_or_more(body, "input", settings.max_client_batch_size)
-    form = requests.text(body, "encoding_format", "float")
-    if form not in FORMATS:
-        raise invalid(f"encoding_format is {form!r}, expected one of {', '.join(FORMATS)}")
-    requests.text(body, "user", None)
-    dimensions = requests.count(body, "dimensions")
-    rows = await model.tokens(texts, truncate=settings.auto_truncate, prompt=prompt_of(model, {}), name="input")
-    found = await pooled_embeddings(model, rows, normalize=True, dimensions=dimensions)
-    data = [
-        {"object": "embedding", "embedding": row if form == "float" else _base64(row), "index": index}
-        for index, row in enumerate(found)
-    ]
+    model = models.of_kind("dense", body["model"])
+    prompt, texts = prompt_of(model, None), listed(body["input"])
+    rows = await model.tokens(texts, truncate=settings.auto_truncate, prompt=prompt, name="input", advice="")
+    found = await pooled_embeddings(model, rows, normalize=True, dimensions=body["dimensions"])
+    form: Any = (lambda row: row) if body["encoding_format"] == "float" else _base64
+    data = [{"object": "embedding", "embedding": form(row), "index": index} for index, row in enumerate(found)]
+    return {"object": "list", "data": data, "model": model.name, "usage": usage(rows)}
+
+
+def usage(rows: list[Any]) -> dict[str, int]:
+    """Return OpenAI's count of the tokens of a request."""
     tokens = sum(map(len, rows))
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "data": data, "model": model.name, "usage": usage}
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-async def openai_models(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the served models, or the one that `model` names (404 for any other).
-
-    {object: "list", data: [{id, object, created, owned_by}]}, or one of these objects.
-    """
-    served = {model.name: model for model in models.all}
-    found = {
-        name: {"id": name, "object": "model", "created": model.loaded_at, "owned_by": "bertcore"}
-        for name, model in served.items()
-    }
-    if "model" not in body:
-        return {"object": "list", "data": list(found.values())}
-    if body["model"] not in found:
-        raise no_model(f"no model here is called {body['model']!r}: there is {', '.join(found)}")
-    return found[body["model"]]
+def listed(inputs: Any) -> list[Any]:
+    """Return a text, the token ids of a text, or a list of these as a list."""
+    return [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else inputs
 
 
-def prompt_of(model: ServedModel, body: Mapping[str, Any]) -> str:
-    """Return the prompt that a request names, or the model's default."""
-    name = requests.text(body, "prompt_name", None)
+def prompt_of(model: ServedModel, name: str | None) -> str:
+    """Return the prompt of this name, or the model's default; a classifier has none."""
+    if model.kind == "classifier":
+        if name is not None:
+            raise invalid(f"prompt_name is {name!r}, but {model.name} takes no prompts")
+        return ""
     try:
         return model.engine.prompt(None, name)
     except ValueError as error:
@@ -108,14 +130,13 @@ async def pooled_embeddings(
     return finite(model.engine.finished(pooled, normalize, dimensions or width))
 
 
-async def _rows(
+async def _read(
     kind: str, body: dict[str, Any], models: Models, settings: ServerSettings
 ) -> tuple[ServedModel, list[Any]]:
     """Return the model of this kind and the tokens of the texts of `inputs`."""
-    model = models.of_kind(kind)
-    texts = requests.one_or_more(body, "inputs", settings.max_client_batch_size)
-    truncate, prompt = requests.truncation(body, settings.auto_truncate), prompt_of(model, body)
-    return model, await model.tokens(texts, truncate=truncate, prompt=prompt, name="inputs")
+    model = models.of_kind(kind, body["model"])
+    cut, prompt = settings.cutting(body), prompt_of(model, body["prompt_name"])
+    return model, await model.tokens(listed(body["inputs"]), **cut, prompt=prompt)
 
 
 def _base64(row: Any) -> str:

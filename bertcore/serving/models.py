@@ -1,9 +1,10 @@
 """The models of a server, by kind, and its limits."""
 
 import asyncio
+import copy
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,12 +15,12 @@ import numpy as np
 from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.serving.batcher import Batcher
-from bertcore.serving.requests import no_model, too_long, unsupported
+from bertcore.serving.requests import no_model, too_long, unknown_token, unsupported
 from bertcore.tasks.cross_encoder import CrossEncoder
 from bertcore.tasks.folder import opened_folder, read_modules
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sparse_encoder import SparseEncoder
-from bertcore.tasks.texts import by_halves
+from bertcore.tasks.texts import by_halves, lower_cased
 
 CLASSES: dict[str, Any] = {"dense": SentenceEncoder, "sparse": SparseEncoder, "classifier": CrossEncoder}
 # Characters tokenized on the event loop: a thread makes a short request 0.4 ms longer (2.0 ms beyond `encode`).
@@ -77,6 +78,11 @@ class ServerSettings:
             wrong = "has other characters" if self.api_key else "is empty"
             raise ValueError(f"api_key {wrong}, expected printable ASCII without spaces, or no key at all")
 
+    def cutting(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return whether and on which side long texts are cut, as `ServedModel.read` takes it."""
+        truncate = self.auto_truncate if body["truncate"] is None else body["truncate"]
+        return {"truncate": truncate, "side": body["truncation_direction"].lower()}
+
 
 def kind_of(folder: Path) -> str:
     """Return the kind of the model in `folder`: "dense" (a sentence encoder), "sparse" or "classifier"."""
@@ -101,6 +107,11 @@ class ServedModel:
     def __init__(self, folder: Path, name: str, *, dtype: str | None = None):
         self.name, self.kind = name, kind_of(folder)
         self.engine = CLASSES[self.kind](folder, dtype=dtype)
+        self.tokenizer = self._part.tokenizer
+        self._readers = {side: copy.copy(self._part) for side in ("left", "right")}
+        for side, reader in self._readers.items():
+            reader.tokenizer = copy.copy(self.tokenizer)
+            reader.tokenizer.truncation_side = side
         self.loaded_at = int(time.time())
         self._backend = kernels.get_backend()
         self._on_gpu = kernels.resolve_backend(None, on_gpu=False) == "cupy"
@@ -136,22 +147,53 @@ class ServedModel:
 
     async def tokens(self, texts: Sequence[Any], **options: Any) -> list[Any]:
         """Call `read`, for long texts in a thread of their own, so that they do not hold up other requests."""
-        if sum(len(part) for text in texts for part in ([text] if isinstance(text, str) else text)) <= SHORT:
+        if sum(sum(map(len, text)) if isinstance(text, tuple) else len(text) for text in texts) <= SHORT:
             return self.read(texts, **options)
         return await asyncio.to_thread(self.read, texts, **options)
 
-    def read(self, texts: Sequence[Any], *, truncate: bool, prompt: str = "", name: str = "inputs") -> list[Any]:
+    def read(
+        self,
+        texts: Sequence[Any],
+        *,
+        truncate: bool,
+        side: str = "right",
+        prompt: str = "",
+        name: str = "inputs",
+        advice: str = "; truncate cuts it",
+    ) -> list[Any]:
         """Return the tokens of texts, or of rows of one or two texts for a classifier.
 
-        Raises RequestError (413) for a text that is too long, unless `truncate`.
+        A text may be a list of token ids, special ones included; with a prompt it is decoded first.
+
+        Raises RequestError: 413 for a text that is too long, unless `truncate`; 422 for an unknown token id.
         """
+        most, size = self.engine.max_seq_length, len(self.tokenizer)
+        ids = {index: text for index, text in enumerate(texts) if isinstance(text, list)}
+        for index, row in ids.items():
+            if max(row) >= size:
+                raise unknown_token(f"{name}[{index}] has the token id {max(row)}, the model has {size} tokens")
+        if prompt:
+            texts = [self.tokenizer.decode(text, True) if isinstance(text, list) else text for text in texts]
+            ids = {}
         options = [] if self.kind == "classifier" else [prompt]
-        found = list(self._part.token_rows(list(texts), *options))
-        for index, (_, was_cut) in enumerate(found):
+        found = iter(self._readers[side].token_rows([text for text in texts if not isinstance(text, list)], *options))
+        rows = []
+        for index in range(len(texts)):
+            row, was_cut = self._cut(ids[index], side) if index in ids else next(found)
             if was_cut and not truncate:
-                most = self.engine.max_seq_length
-                raise too_long(f"{name}[{index}] has more than {most} tokens, the limit; truncate cuts it")
-        return [row for row, _ in found]
+                raise too_long(f"{name}[{index}] has more than {most} tokens, the limit{advice}")
+            rows.append(row)
+        return rows
+
+    def _cut(self, ids: list[int], side: str) -> tuple[np.ndarray, bool]:
+        most = self.engine.max_seq_length
+        return np.array(ids[-most:] if side == "left" else ids[:most], np.int32), len(ids) > most
+
+    def prepared(self, texts: list[str], prompt: str) -> list[str]:
+        """Return what the tokenizer is given for each text."""
+        if self.kind == "classifier":
+            return [lower_cased(text) for text in texts] if self.engine.scores.do_lower_case else texts
+        return [self.engine.prepared(text, prompt) for text in texts]
 
     async def compute(self, what: str, rows: list[Any]) -> list[Any]:
         """Return `what` (dense: "pooled" or "tokens"; sparse: "words"; classifier: "logits") for rows of tokens."""
@@ -188,18 +230,19 @@ class Models:
             if names.count(name) > 1:
                 raise CheckpointError(f"two models are called {name!r}, expected different names of folders")
 
-    def of_kind(self, kind: str, name: str | None = None) -> ServedModel:
-        """Return the model of this kind and name; without a name, the first of the kind.
+    def of_kind(self, kind: str | None, name: str | None = None) -> ServedModel:
+        """Return the model of this kind (None for any) and name; without a name, the first of the kind.
 
         Raises RequestError: 424 if no model has the kind, 404 if no such model is called `name`.
         """
-        found = {model.name: model for model in self.all if model.kind == kind}
+        found = {model.name: model for model in self.all if kind in (None, model.kind)}
         if not found:
-            raise unsupported(f"no model here {WHAT[kind]}")
+            raise unsupported(f"no model here {WHAT[str(kind)]}")
         if name is None:
             return next(iter(found.values()))
         if name not in found:
-            raise no_model(f"no model here that {WHAT[kind]} is called {name!r}: there is {', '.join(found)}")
+            what = f" that {WHAT[kind]}" if kind else ""
+            raise no_model(f"no model here{what} is called {name!r}: there is {', '.join(found)}")
         return found[name]
 
 

@@ -1,29 +1,18 @@
-"""Pages that need no key: / to try the server, /health and /metrics."""
+"""Pages that need no key: / to try the server, /docs, /health and /metrics."""
 
 import base64
 import hashlib
 import json
+from collections.abc import Mapping
 from html import escape
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import HTMLResponse, Response
 
 from bertcore.serving.metrics import Metrics
 from bertcore.serving.models import WHAT, Models
-
-EXAMPLES = {
-    "dense": {
-        "/embed": {"inputs": ["the cat sat on the mat"]},
-        "/similarity": {"inputs": {"source_sentence": "a cat", "sentences": ["a kitten", "a train"]}},
-        "/v1/embeddings": {"input": "the cat sat on the mat"},
-        "/embed_all": {"inputs": "the cat"},
-    },
-    "sparse": {"/embed_sparse": {"inputs": ["the cat sat on the mat"]}},
-    "classifier": {
-        "/rerank": {"query": "what is a cat", "texts": ["an animal", "a train"], "return_text": True},
-        "/predict": {"inputs": "the cat sat on the mat"},
-    },
-}
+from bertcore.serving.requests import Endpoint
 
 NONE = ("default-src", "base-uri", "form-action", "frame-ancestors")
 POLICY = "; ".join([*(f"{name} 'none'" for name in NONE), "connect-src 'self'", "img-src data:"])
@@ -45,6 +34,7 @@ pre:empty {{ display: none }}
 </style>
 <h1>bertcore</h1>
 <ul>{models}</ul>
+<p><a href="docs">All requests and their fields</a></p>
 <div class="row"><label>Request <select id="path">{options}</select></label>
 <label>API key, if it asks for one <input id="key" type="password" autocomplete="off"></label></div>
 <label>Body<textarea id="body" rows="10" spellcheck="false"></textarea></label>
@@ -82,13 +72,57 @@ show();
 """
 
 
-def trial_page(models: Models, metrics: Metrics) -> Response:
+DOCS = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>bertcore: requests</title>
+<meta name="viewport" content="width=device-width">
+<link rel="icon" href="data:,">
+<style>
+:root {{ color-scheme: light dark }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }}
+h2 {{ font: bold 16px/1.5 ui-monospace, monospace; margin-top: 2rem }}
+td {{ padding-right: 1.5rem; vertical-align: top }}
+td:first-child, pre {{ font-family: ui-monospace, monospace }}
+pre {{ background: #8882; padding: .5rem; white-space: pre-wrap }}
+</style>
+<h1>Requests</h1>
+<p>As a document for programs: <a href="openapi.json">openapi.json</a></p>
+{parts}
+"""
+
+
+def trial_page(models: Models, endpoints: Mapping[str, Endpoint]) -> Response:
     """Return a page with an example of each request that a served model answers."""
     kinds = {model.kind for model in models.all}
-    examples = {path: body for kind in EXAMPLES if kind in kinds for path, body in EXAMPLES[kind].items()}
+    paths = {endpoint: path for path, endpoint in reversed(endpoints.items())}  # the first of several
+    shown = {path: endpoint for path, endpoint in endpoints.items() if endpoint.kind in (None, *kinds)}
+    examples = {path: endpoint.example for path, endpoint in shown.items() if paths[endpoint] == path}
     listed = "".join(f"<li>{escape(model.name)} {WHAT[model.kind]}</li>" for model in models.all)
     options = "".join(f"<option>{escape(path)}</option>" for path in examples)
-    made = PAGE.format(models=listed, options=options, examples=json.dumps(examples))
+    return _page(PAGE.format(models=listed, options=options, examples=json.dumps(examples)))
+
+
+def docs_page(api: Mapping[str, Any]) -> Response:
+    """Return a page that lists the requests of an OpenAPI document."""
+    parts = []
+    for path, operations in api["paths"].items():
+        for method, operation in operations.items():
+            parts.append(f"<h2>{method.upper()} {escape(path)}</h2>")
+            parts.append(f"<p>{escape(operation['summary'])} {escape(operation.get('description', ''))}</p>")
+            body = operation.get("requestBody", {}).get("content", {}).get("application/json")
+            if body:
+                fields = body["schema"]["properties"].items()
+                rows = [(name, field["description"], _default(field)) for name, field in fields]
+                cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+                parts.append(f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>")
+                parts.append(f"<pre>{escape(json.dumps(body['example']))}</pre>")
+    return _page(DOCS.format(parts="\n".join(parts)))
+
+
+def _default(field: Mapping[str, Any]) -> str:
+    return f"default: {json.dumps(field['default'])}" if "default" in field else "required"
+
+
+def _page(made: str) -> Response:
     headers = {"Content-Security-Policy": f"{POLICY}; {_allowed(made)}", "X-Frame-Options": "DENY"}
     return HTMLResponse(made, headers=headers)
 

@@ -1,11 +1,11 @@
-"""Reading a request's JSON object, and the errors that answer it, as text-embeddings-inference and OpenAI have them."""
+"""Declarations of endpoints, which check requests; and the errors that answer them, in the clients' formats."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-REQUIRED = object()
+Schema = dict[str, Any]  # JSON Schema
 LONGEST = 400
 KINDS = ("Backend", "Empty", "Overloaded", "Tokenizer", "Unhealthy", "Validation")
 
@@ -60,61 +60,134 @@ failed: Make = _error(500, "Backend")  # an unexpected exception
 stopped: Make = _error(503, "Unhealthy")  # the server stops
 
 
-def text(body: Mapping[str, Any], name: str, default: Any = REQUIRED) -> Any:
-    """Return a string, or the default if the field is absent or null. Raises RequestError (422) for other values."""
-    value = body.get(name, default)
-    if value is REQUIRED:
-        raise invalid(f"{name} is missing, expected a string")
-    if value is None and default is not REQUIRED:
-        return default
-    if not isinstance(value, str):
-        raise invalid(f"{name} is {_shown(value)}, expected a string")
-    return value
+@dataclass(frozen=True, eq=False)
+class Endpoint:
+    """A request that takes an object, declared once: for its checks, its errors and /openapi.json.
+
+    Attributes:
+        answer: (body, models, settings) -> the answer, as JSON. The body has every field.
+        kind: of the model that answers; None for any.
+        body, result: schemas of the request and the answer.
+        example: a request.
+    """
+
+    answer: Callable[[dict[str, Any], Any, Any], Awaitable[Any]]
+    kind: str | None
+    body: Schema
+    result: Schema
+    example: dict[str, Any]
 
 
-def flag(body: Mapping[str, Any], name: str, default: bool) -> bool:
-    """Return a boolean, or the default if the field is absent or null."""
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise invalid(f"{name} is {_shown(value)}, expected true or false")
-    return default if value is None else value
+def endpoint(kind: str | None, result: Schema, example: dict[str, Any], **fields: Schema) -> Any:
+    """Make an `Endpoint` of a function; a field without a default is required."""
+    return partial(Endpoint, kind=kind, body=record(**fields), result=result, example=example)
 
 
-def count(body: Mapping[str, Any], name: str) -> int | None:
-    """Return a positive integer, or None if the field is absent or null."""
-    value = body.get(name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise invalid(f"{name} is {_shown(value)}, expected a positive integer")
-    return value
+def record(**fields: Schema) -> Schema:
+    """Return the schema of an object with these fields, and any others."""
+    required = [name for name, schema in fields.items() if "default" not in schema]
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": required,
+        "description": f"an object of {', '.join(fields)}",
+    }
 
 
-def texts(body: Mapping[str, Any], name: str, most: int, expected: str = "a list of strings") -> list[str]:
-    """Return a list of strings. Raises RequestError for anything else (422) and for more than `most` (413)."""
-    values = body.get(name)
-    if not isinstance(values, list):
-        raise invalid(f"{name} is {_shown(values) if name in body else 'missing'}, expected {expected}")
-    if not values:
-        raise empty(f"{name} is empty, expected at least one string")
-    if len(values) > most:
-        raise too_many(f"{name} has {len(values)} texts, the limit is {most}")
-    for index, value in enumerate(values):
-        if not isinstance(value, str):
-            raise invalid(f"{name}[{index}] is {_shown(value)}, expected a string")
-    return values
+def optional(schema: Schema, default: Any = None) -> Schema:
+    """Return the schema of a field that may be absent or null, which mean `default`."""
+    made = {**schema, "type": [schema["type"], "null"], "default": default}
+    return made | ({"enum": [*schema["enum"], None]} if "enum" in schema else {})
 
 
-def one_or_more(body: Mapping[str, Any], name: str, most: int) -> list[str]:
-    """Return a string or a list of strings as a list."""
-    value = body.get(name)
-    return [value] if isinstance(value, str) else texts(body, name, most, "a string or a list of strings")
+def many(items: Schema, description: str = "", **more: Any) -> Schema:
+    """Return the schema of a list, of at least one entry where `description` is given: a list in a request."""
+    return (
+        {"type": "array", "items": items} | ({"minItems": 1, "description": description} if description else {}) | more
+    )
 
 
-def truncation(body: Mapping[str, Any], default: bool) -> bool:
-    """Return whether long texts are cut, which happens on the right only."""
-    side = body.get("truncation_direction")
-    if side is not None and (not isinstance(side, str) or side.lower() != "right"):
-        raise invalid(f"truncation_direction is {_shown(side)}, supported is 'right'")
-    return flag(body, "truncate", default)
+def choice(*names: str) -> Schema:
+    """Return the schema of one of these strings."""
+    return {"type": "string", "enum": list(names), "description": f"one of {', '.join(names)}"}
+
+
+BATCH = "x-batch"  # of a list: it may have as many entries as a client's batch (413 beyond)
+TEXT: Schema = {"type": "string", "description": "a string"}
+FILLED: Schema = TEXT | {"minLength": 1}
+FLAG: Schema = {"type": "boolean", "description": "true or false"}
+COUNT: Schema = {"type": "integer", "minimum": 1, "description": "a positive integer"}
+IDS = many({"type": "integer", "minimum": 0, "description": "a token id"}, "a list of token ids")
+TEXTS = many(TEXT, "a list of strings", **{BATCH: True})
+FILLED_TEXTS = many(FILLED, "a list of strings", **{BATCH: True})
+INPUT: Schema = {
+    "anyOf": [
+        FILLED,
+        many({"anyOf": [FILLED, IDS], "description": "a string"}, "a list of strings", **{BATCH: True}),
+        IDS,
+    ],
+    "description": "a string or a list of strings, each of which may be a list of token ids",
+}
+# Fields of text-embeddings-inference's requests. It serves one model; `model` chooses among several.
+MODEL = {"model": optional(TEXT)}
+CUT = {"truncate": optional(FLAG), "truncation_direction": optional(choice("Right", "Left", "right", "left"), "right")}
+PROMPT = {"prompt_name": optional(TEXT)}
+
+TYPES = {"string": str, "boolean": bool, "integer": int, "array": list, "object": dict, "null": type(None)}
+
+
+def checked(schema: Schema, value: Any, name: str, most: int) -> Any:
+    """Return a value that fits its schema, with the defaults of absent fields and without unknown ones.
+
+    Args:
+        schema: of `endpoint`'s fields.
+        value: from JSON.
+        name: of the value in errors.
+        most: the limit of a client's batch.
+
+    Raises RequestError: 400 for an empty text or list, 413 for a batch beyond the limit, 422 for any other mismatch.
+    """
+    found = _option(schema, value)
+    if found is None or (isinstance(value, list) and len(value) > found.get("maxItems", len(value))):
+        raise invalid(f"{name} is {_shown(value)}, expected {(found or schema)['description']}")
+    if isinstance(value, str | list) and len(value) < found.get("minLength", found.get("minItems", 0)):
+        raise empty(f"{name} is empty, expected {'a text' if value == '' else 'at least one entry'}")
+    if isinstance(value, list):
+        if BATCH in found and len(value) > most:
+            raise too_many(f"{name} has {len(value)} texts, the limit is {most}")
+        entries: Any = enumerate(value)
+        if found is IDS:  # there may be a million
+            entries = [(index, each) for index, each in entries if type(each) is not int or each < 0][:1]
+        made = [checked(found["items"], each, f"{name}[{index}]", most) for index, each in entries]
+        return value if found is IDS else made
+    if not isinstance(value, dict):
+        return value
+    result = {}
+    for field, part in found["properties"].items():
+        where, given = f"{name}.{field}" if name else field, value.get(field)
+        if field not in value and "default" not in part:
+            raise invalid(f"{where} is missing, expected {part['description']}")
+        result[field] = checked(part, part.get("default") if given is None else given, where, most)
+    return result
+
+
+def _option(schema: Schema, value: Any) -> Schema | None:
+    """Return the schema, or its alternative, that the value fits best; None if not even its type fits."""
+    fitting = [option for option in schema.get("anyOf", [schema]) if _fits(option, value)]
+    if len(fitting) > 1 and value:  # lists: their first entries decide
+        fitting.sort(key=lambda option: _option(option["items"], value[0]) is None)
+    return fitting[0] if fitting else None
+
+
+def _fits(schema: Schema, value: Any) -> bool:
+    """Return whether a value has the schema's type and range."""
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    is_right = any(isinstance(value, TYPES[kind]) and (kind == "boolean") == isinstance(value, bool) for kind in kinds)
+    return (
+        is_right
+        and value in schema.get("enum", [value])
+        and ("minimum" not in schema or value is None or value >= schema["minimum"])
+    )
 
 
 def _shown(value: Any) -> str:

@@ -1,92 +1,163 @@
-"""Endpoints of scores: text-embeddings-inference's /predict, /rerank and /similarity."""
+"""Endpoints of scores: text-embeddings-inference's /predict, /rerank, /similarity, and rerank as Jina and Cohere."""
 
+import uuid
 from typing import Any
 
 import numpy as np
 
-from bertcore.serving import requests
-from bertcore.serving.embeddings import pooled_embeddings, prompt_of
-from bertcore.serving.models import Models, ServerSettings, finite
-from bertcore.serving.requests import invalid, too_many, unsupported
+from bertcore.serving.embeddings import INTEGER, NUMBER, USAGE, pooled_embeddings, prompt_of, usage
+from bertcore.serving.models import Models, ServedModel, ServerSettings, finite
+from bertcore.serving.requests import (
+    BATCH,
+    COUNT,
+    CUT,
+    FILLED,
+    FILLED_TEXTS,
+    FLAG,
+    MODEL,
+    PROMPT,
+    TEXT,
+    TEXTS,
+    empty,
+    endpoint,
+    many,
+    optional,
+    record,
+    unsupported,
+)
 from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, sigmoid
 
-EXPECTED = "expected a string, a pair of strings, or a list of lists of one or two strings"
+PAIR = many(TEXT, "one or two strings", maxItems=2)
+LABELS = many(record(score=NUMBER, label=TEXT))
 
 
+@endpoint(
+    kind="classifier",
+    example={"inputs": "the cat sat on the mat"},
+    result={"anyOf": [LABELS, many(LABELS)]},
+    inputs={
+        "anyOf": [TEXT, PAIR, many(PAIR, "a list of texts and pairs", **{BATCH: True})],
+        "description": "a string, a pair of strings, or a list of lists of one or two strings",
+    },
+    **CUT,
+    **MODEL,
+    raw_scores=optional(FLAG, False),
+)
 async def predict(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the labels of a text, of a pair ([text, text]), or of each of several ([[text], [text, text]]).
 
-    {inputs, truncate, raw_scores} -> [{score, label}], the most probable first, or a list of such lists. Scores are
-    probabilities, as the model's config says (`published_function`): the softmax of the logits, the sigmoid for one
-    label or for texts with several labels, the number itself for regression. With `raw_scores` they are the logits.
+    The most probable is the first. Scores are probabilities, as the model's config says (`published_function`): the
+    softmax of the logits, the sigmoid for one label or for texts with several labels, the number itself for regression.
+    With `raw_scores` they are the logits.
     """
-    model = models.of_kind("classifier")
-    inputs, is_one = _inputs(body, settings.max_client_batch_size)
-    truncate, raw = requests.truncation(body, settings.auto_truncate), requests.flag(body, "raw_scores", False)
-    rows = await model.tokens(inputs, truncate=truncate)
-    scores = finite(np.stack(await model.compute("logits", rows)))
-    if not raw:
+    model, inputs = models.of_kind("classifier", body["model"]), body["inputs"]
+    rows = [(inputs,)] if isinstance(inputs, str) else [inputs] if isinstance(inputs[0], str) else inputs
+    _, scores = await _logits(model, [tuple(row) for row in rows], "inputs", settings.cutting(body))
+    if not body["raw_scores"]:
         config = model.engine.model.config
         scores = FUNCTIONS[published_function(config.get("problem_type"), scores.shape[1])](scores)
-    labels = model.labels
     answers = [
-        [{"score": float(row[index]), "label": labels[index]} for index in np.argsort(-row, kind="stable").tolist()]
-        for row in scores
+        [{"score": float(row[index]), "label": model.labels[index]} for index in _best_first(row)] for row in scores
     ]
-    return answers[0] if is_one else answers
+    return answers if rows is inputs else answers[0]
 
 
+@endpoint(
+    kind="classifier",
+    example={"query": "what is a cat", "texts": ["an animal", "a train"], "return_text": True},
+    result=many(record(index=INTEGER, score=NUMBER, text=optional(TEXT))),
+    query=TEXT,
+    texts=TEXTS,
+    **CUT,
+    **MODEL,
+    raw_scores=optional(FLAG, False),
+    return_text=optional(FLAG, False),
+)
 async def rerank(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the texts by how well they answer the query; scores are the sigmoid of the logits unless `raw_scores`.
-
-    {query, texts, truncate, raw_scores, return_text} -> [{index, score, text?}], the best first.
-    """
-    model = models.of_kind("classifier")
-    if model.engine.num_labels != 1:
-        raise unsupported(f"{model.name} has {model.engine.num_labels} labels; a reranker has one")
-    query, texts = requests.text(body, "query"), requests.texts(body, "texts", settings.max_client_batch_size)
-    truncate = requests.truncation(body, settings.auto_truncate)
-    raw, with_text = requests.flag(body, "raw_scores", False), requests.flag(body, "return_text", False)
-    rows = await model.tokens([(query, text) for text in texts], truncate=truncate, name="texts")
-    scores = finite(np.stack(await model.compute("logits", rows))[:, 0])
-    scores = scores if raw else sigmoid(scores)
+    """Return the texts by how well they answer the query; scores are the sigmoid of the logits unless `raw_scores`."""
+    model, texts = _reranker(models, body["model"]), body["texts"]
+    _, logits = await _logits(model, [(body["query"], text) for text in texts], "texts", settings.cutting(body))
+    scores = logits[:, 0] if body["raw_scores"] else sigmoid(logits[:, 0])
     return [
-        {"index": index, "score": float(scores[index])} | ({"text": texts[index]} if with_text else {})
-        for index in np.argsort(-scores, kind="stable").tolist()
+        {"index": index, "score": float(scores[index])} | ({"text": texts[index]} if body["return_text"] else {})
+        for index in _best_first(scores)
     ]
 
 
-async def similarity(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the cosine of the source sentence with each of the sentences.
+def _documents(return_documents: bool) -> Any:
+    """Declare Jina's and Cohere's interface: they differ in whether documents are returned by default."""
+    document = {"anyOf": [TEXT, record(text=TEXT)], "description": "a string or an object of text"}
+    return endpoint(
+        kind="classifier",
+        example={"query": "what is a cat", "documents": ["an animal", "a train"], "top_n": 1},
+        result=record(
+            id=TEXT,
+            model=TEXT,
+            results=many(record(index=INTEGER, relevance_score=NUMBER, document=record(text=TEXT) | {"default": None})),
+            usage=USAGE,
+            meta=record(tokens=record(input_tokens=INTEGER)),
+        ),
+        query=FILLED,
+        documents=many(document, "a list of strings or of objects of text", **{BATCH: True}),
+        **MODEL,
+        top_n=optional(COUNT),
+        return_documents=optional(FLAG, return_documents),
+    )
 
-    {inputs: {source_sentence, sentences}, parameters} -> [number].
-    """
-    model = models.of_kind("dense")
-    inputs, parameters = body.get("inputs"), body.get("parameters") or {}
-    for name, value in (("inputs", inputs), ("parameters", parameters)):
-        if not isinstance(value, dict):
-            raise invalid(f"{name} is not an object, expected source_sentence and sentences in inputs")
-    source = requests.text(inputs, "source_sentence")
-    sentences = requests.texts(inputs, "sentences", settings.max_client_batch_size)
-    truncate, prompt = requests.truncation(parameters, settings.auto_truncate), prompt_of(model, parameters)
-    rows = await model.tokens([source, *sentences], truncate=truncate, prompt=prompt, name="sentences")
+
+async def _ranked_documents(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+    """Return the documents by how well they answer the query, the `top_n` best; long ones are cut."""
+    model = _reranker(models, body["model"])
+    texts = [document if isinstance(document, str) else document["text"] for document in body["documents"]]
+    rows, logits = await _logits(model, [(body["query"], text) for text in texts], "documents", {"truncate": True})
+    scores, count = sigmoid(logits[:, 0]), usage(rows)
+    results: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": float(scores[index])} for index in _best_first(scores)[: body["top_n"]]
+    ]
+    for entry in results if body["return_documents"] else ():
+        entry["document"] = {"text": texts[entry["index"]]}
+    meta = {"tokens": {"input_tokens": count["prompt_tokens"]}}
+    return {"id": str(uuid.uuid4()), "model": model.name, "results": results, "usage": count, "meta": meta}
+
+
+jina_rerank = _documents(return_documents=True)(_ranked_documents)
+cohere_rerank = _documents(return_documents=False)(_ranked_documents)
+
+
+@endpoint(
+    kind="dense",
+    example={"inputs": {"source_sentence": "a cat", "sentences": ["a kitten", "a train"]}},
+    result=many(NUMBER),
+    inputs=record(source_sentence=FILLED, sentences=FILLED_TEXTS),
+    parameters=optional(record(**CUT, **PROMPT), {}),
+    **MODEL,
+)
+async def similarity(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+    """Return the cosine of the source sentence with each of the sentences."""
+    model, inputs, parameters = models.of_kind("dense", body["model"]), body["inputs"], body["parameters"]
+    cut, prompt = settings.cutting(parameters), prompt_of(model, parameters["prompt_name"])
+    rows = await model.tokens([inputs["source_sentence"], *inputs["sentences"]], **cut, prompt=prompt, name="sentences")
     found = await pooled_embeddings(model, rows, normalize=True, dimensions=None)
     return found[1:] @ found[0]
 
 
-def _inputs(body: dict[str, Any], most: int) -> tuple[list[tuple[str, ...]], bool]:
-    """Return the texts and pairs, and whether the request has a single one outside a list."""
-    value = body.get("inputs")
-    if isinstance(value, str):
-        return [(value,)], True
-    if not isinstance(value, list) or not value:
-        raise invalid(f"inputs is not a text; {EXPECTED}")
-    if len(value) > most:
-        raise too_many(f"inputs has {len(value)} texts, the limit is {most}")
-    is_one = all(isinstance(entry, str) for entry in value)
-    rows = [value] if is_one else value
-    for index, row in enumerate(rows):
-        is_row = isinstance(row, list) and len(row) in (1, 2) and all(isinstance(entry, str) for entry in row)
-        if not is_row:
-            raise invalid(f"inputs[{index}] is not a text or a pair; {EXPECTED}")
-    return [tuple(row) for row in rows], is_one
+def _reranker(models: Models, name: str | None) -> ServedModel:
+    model = models.of_kind("classifier", name)
+    if model.engine.num_labels != 1:
+        raise unsupported(f"{model.name} has {model.engine.num_labels} labels; a reranker has one")
+    return model
+
+
+async def _logits(
+    model: ServedModel, texts: list[tuple[str, ...]], name: str, cut: dict[str, Any]
+) -> tuple[list[Any], np.ndarray]:
+    """Return the tokens of texts or pairs, and their logits, (rows, labels)."""
+    for index, row in enumerate(texts):
+        if not any(row):
+            raise empty(f"{name}[{index}] is empty, expected a text")
+    rows = await model.tokens(texts, **cut, name=name)
+    return rows, finite(np.stack(await model.compute("logits", rows)))
+
+
+def _best_first(scores: np.ndarray) -> list[int]:
+    return np.argsort(-scores, kind="stable").tolist()

@@ -9,7 +9,7 @@ import pytest
 from bertcore import CrossEncoder, SentenceEncoder, SparseEncoder
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 
-TEXTS = ["the cat sat on a mat.", "", "paris is the capital of france."]
+TEXTS = ["the cat sat on a mat.", "a", "paris is the capital of france."]
 LONG = "the cat " * 60
 
 
@@ -188,14 +188,25 @@ def test_health_metrics_and_page(client):
         ("/embed", {"inputs": "a", "dimensions": 0}, "dimensions is 0, expected a positive integer"),
         ("/embed", {"inputs": "a", "dimensions": 40}, "dimensions is 40, the model has 39"),
         ("/embed", {"inputs": "a", "prompt_name": "none"}, "prompt_name is 'none', this model has query"),
-        ("/embed", {"inputs": "a", "truncation_direction": "left"}, "truncation_direction is 'left', supported is"),
+        (
+            "/embed",
+            {"inputs": "a", "truncation_direction": "up"},
+            "truncation_direction is 'up', expected one of Right",
+        ),
+        ("/embed", {"inputs": [3, "a"]}, "inputs[1] is 'a', expected a token id"),
+        ("/embed", {"inputs": [3, -1]}, "inputs[1] is -1, expected a token id"),
+        ("/embed", {"inputs": [True]}, "inputs[0] is True, expected a string"),
         ("/embed_sparse", {"inputs": {}}, "inputs is an object, expected"),
         ("/rerank", {"texts": ["a"]}, "query is missing, expected a string"),
         ("/rerank", {"query": "a", "texts": "b"}, "texts is 'b', expected a list of strings"),
-        ("/predict", {"inputs": [["a", "b", "c"]]}, "inputs[0] is not a text or a pair; expected a string"),
-        ("/predict", {"inputs": []}, "inputs is not a text"),
-        ("/similarity", {"inputs": "a"}, "inputs is not an object"),
-        ("/similarity", {"inputs": {"source_sentence": 1, "sentences": ["a"]}}, "source_sentence is 1, expected a"),
+        ("/predict", {"inputs": [["a", "b", "c"]]}, "inputs[0] is a list of 3, expected one or two strings"),
+        ("/predict", {"inputs": ["a", "b", "c"]}, "inputs is a list of 3, expected one or two strings"),
+        ("/similarity", {"inputs": "a"}, "inputs is 'a', expected an object of source_sentence, sentences"),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": 1, "sentences": ["a"]}},
+            "inputs.source_sentence is 1, expected a",
+        ),
     ],
 )
 def test_wrong_fields(client, path, body, message):
@@ -203,6 +214,23 @@ def test_wrong_fields(client, path, body, message):
     assert message in found["error"] and found["error_type"] == "Validation"
 
 
-def test_no_text_is_an_error_of_its_own(client):
-    error = post(client, "/embed", 400, inputs=[])
-    assert error == {"error": "inputs is empty, expected at least one string", "error_type": "Empty"}
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/embed", {"inputs": []}, "inputs is empty, expected at least one entry"),
+        ("/embed", {"inputs": ["a", ""]}, "inputs[1] is empty, expected a text"),
+        ("/embed_all", {"inputs": [[]]}, "inputs[0] is empty, expected at least one entry"),
+        ("/tokenize", {"inputs": ""}, "inputs is empty, expected a text"),
+        ("/decode", {"ids": []}, "ids is empty, expected at least one entry"),
+        ("/predict", {"inputs": [["a"], [""]]}, "inputs[1] is empty, expected a text"),
+        ("/rerank", {"query": "", "texts": [""]}, "texts[0] is empty, expected a text"),
+        (
+            "/similarity",
+            {"inputs": {"source_sentence": "a", "sentences": [""]}},
+            "inputs.sentences[0] is empty, expected",
+        ),
+    ],
+)
+def test_no_text_is_an_error_of_its_own(client, path, body, message):
+    error = post(client, path, 400, **body)
+    assert message in error["error"] and error["error_type"] == "Empty"

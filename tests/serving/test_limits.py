@@ -146,10 +146,10 @@ def nested(depth):
 @pytest.mark.parametrize(
     ("path", "content", "message"),
     [
-        ("/embed", b'{"inputs": [' + nested(900) + b"]}", "inputs[0] is a list of 1, expected a string"),
-        ("/embed", b'{"inputs": [[' + b"1," * 500_000 + b"1]]}", "inputs[0] is a list of 500001, expected a string"),
+        ("/embed", b'{"inputs": [' + nested(900) + b"]}", "inputs[0][0] is a list of 1, expected a token id"),
+        ("/embed", b'{"inputs": [{"a": [' + b"1," * 500_000 + b"1]}]}", "inputs[0] is an object, expected a string"),
         ("/embed", b'{"inputs": "a", "normalize": ' + nested(900) + b"}", "normalize is a list of 1, expected true"),
-        ("/similarity", b'{"inputs": ' + nested(900) + b"}", "inputs is not an object"),
+        ("/similarity", b'{"inputs": ' + nested(900) + b"}", "inputs is a list of 1, expected an object"),
         ("/embed", b'{"inputs": "a", "prompt_name": "' + b"x" * 3_000_000 + b'"}', "prompt_name is 'xxx"),
         ("/v1/embeddings", b'{"input": "a", "model": "' + b"x" * 3_000_000 + b'"}', "is called 'xxx"),
     ],

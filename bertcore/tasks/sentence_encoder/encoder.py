@@ -293,7 +293,9 @@ class SentenceEncoder(PromptedReader):
         if not self.settings.is_static:
             return super().token_rows(texts, prompt)
         rows = self.tokenizer([self.prepared(text, prompt) for text in texts], add_special_tokens=False)["input_ids"]
-        return [(np.array(row[: self.max_seq_length], np.int32), len(row) > self.max_seq_length) for row in rows]
+        most = self.max_seq_length
+        kept = slice(-most, None) if self.tokenizer.truncation_side == "left" else slice(most)
+        return [(np.array(row[kept], np.int32), len(row) > most) for row in rows]
 
 
 @dataclass(frozen=True)

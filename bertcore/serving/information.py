@@ -1,0 +1,151 @@
+"""Endpoints about the served models: text-embeddings-inference's /info, /tokenize and /decode, OpenAI's list."""
+
+import asyncio
+import os
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import bertcore
+from bertcore.serving.embeddings import INTEGER, listed, prompt_of
+from bertcore.serving.models import Models, ServerSettings
+from bertcore.serving.requests import (
+    BATCH,
+    FILLED,
+    FILLED_TEXTS,
+    FLAG,
+    IDS,
+    MODEL,
+    PROMPT,
+    TEXT,
+    endpoint,
+    many,
+    optional,
+    record,
+    unknown_token,
+)
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+NULL = {"type": "null"}
+PLACE = INTEGER | {"type": ["integer", "null"]}
+
+
+@endpoint(
+    kind=None,
+    example={"inputs": "the cat"},
+    result=many(many(record(id=INTEGER, text=TEXT, special=FLAG, start=PLACE, stop=PLACE))),
+    inputs={"anyOf": [FILLED, FILLED_TEXTS], "description": "a string or a list of strings"},
+    add_special_tokens=optional(FLAG, True),
+    **PROMPT,
+    **MODEL,
+)
+async def tokenize(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+    """Return the tokens of each text of `inputs`, uncut, with the bytes that they stand for."""
+    model = models.of_kind(None, body["model"])
+    texts = model.prepared(listed(body["inputs"]), prompt_of(model, body["prompt_name"]))
+    options = {"add_special_tokens": body["add_special_tokens"]}
+    found = await asyncio.to_thread(model.tokenizer, texts, **options)
+    return [_tokens(text, encoding) for text, encoding in zip(texts, found.encodings, strict=True)]
+
+
+def _tokens(text: str, encoding: "Encoding") -> list[dict[str, Any]]:
+    if text.isascii():
+        bytes_before: Any = range(len(text) + 1)
+    else:
+        bytes_before = list(accumulate((len(character.encode()) for character in text), initial=0))
+    columns = (encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets)
+    return [
+        {"id": number, "text": token, "special": True, "start": None, "stop": None}
+        if special
+        else {
+            "id": number,
+            "text": text[start:stop],
+            "special": False,
+            "start": bytes_before[start],
+            "stop": bytes_before[stop],
+        }
+        for number, token, special, (start, stop) in zip(*columns, strict=True)
+    ]
+
+
+@endpoint(
+    kind=None,
+    example={"ids": [101, 102]},
+    result=many(TEXT),
+    ids={
+        "anyOf": [IDS, many(IDS, "lists of token ids", **{BATCH: True})],
+        "description": "a list of token ids, or a list of these",
+    },
+    skip_special_tokens=optional(FLAG, True),
+    **MODEL,
+)
+async def decode(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+    """Return the text of each list of token ids."""
+    model = models.of_kind(None, body["model"])
+    try:
+        return await asyncio.to_thread(model.tokenizer.decode, listed(body["ids"]), body["skip_special_tokens"])
+    except ValueError as error:
+        raise unknown_token(str(error)) from error
+
+
+LABEL_IDS = {"id2label": {"type": "object"}, "label2id": {"type": "object"}}
+KINDS = {"embedding": record(pooling=TEXT), "classifier": record(**LABEL_IDS), "reranker": record(**LABEL_IDS)}
+COUNTS = ("max_concurrent_requests", "max_input_length", "max_batch_tokens", "max_client_batch_size")
+
+
+@endpoint(
+    kind=None,
+    example={},
+    result=record(
+        **dict.fromkeys(("model_id", "model_dtype", "served_model_name", "version"), TEXT),
+        **dict.fromkeys((*COUNTS, "tokenization_workers"), INTEGER),
+        **dict.fromkeys(("model_sha", "max_batch_requests", "sha", "docker_label"), NULL),
+        model_type={"anyOf": [record(**{name: kind}) for name, kind in KINDS.items()]},
+        auto_truncate=FLAG,
+    ),
+)
+async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+    """Return what the first model is, and the limits of the server."""
+    model = models.all[0]
+    if model.kind == "classifier":
+        names = dict(enumerate(model.labels))
+        labels = {"id2label": {str(index): name for index, name in names.items()}}
+        labels["label2id"] = {name: index for index, name in names.items()}
+        kind: dict[str, Any] = {"reranker" if len(names) == 1 else "classifier": labels}
+    else:
+        pooling = "splade" if model.kind == "sparse" else "+".join(model.engine.settings.pooling)
+        kind = {"embedding": {"pooling": pooling}}
+    return {
+        "model_id": model.name,
+        "model_sha": None,
+        "model_dtype": model.engine.model.dtype,
+        "served_model_name": model.name,
+        "model_type": kind,
+        "max_concurrent_requests": settings.max_queue_tokens,  # of one token each
+        "max_input_length": model.engine.max_seq_length,
+        "max_batch_tokens": settings.max_batch_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": settings.max_client_batch_size,
+        "auto_truncate": settings.auto_truncate,
+        "tokenization_workers": os.cpu_count() or 1,
+        "version": bertcore.__version__,
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+ONE = record(id=TEXT, object=TEXT, created=INTEGER, owned_by=TEXT)
+
+
+async def _openai_models(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+    """Return the served models, or the one that `model` names (404 for any other)."""
+    found = models.all if "model" not in body else [models.of_kind(None, body["model"])]
+    data = [
+        {"id": model.name, "object": "model", "created": model.loaded_at, "owned_by": "bertcore"} for model in found
+    ]
+    return data[0] if "model" in body else {"object": "list", "data": data}
+
+
+openai_models = endpoint(kind=None, example={}, result=record(object=TEXT, data=many(ONE)))(_openai_models)
+openai_model = endpoint(kind=None, example={}, result=ONE)(_openai_models)

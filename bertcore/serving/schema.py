@@ -1,0 +1,86 @@
+"""The OpenAPI document of a server, made from the declarations of its endpoints."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import bertcore
+from bertcore.serving.guard import OPENAI_PATHS
+from bertcore.serving.requests import KINDS, TEXT, Endpoint, Schema, choice, record
+
+STATUSES = {
+    400: "The body is not JSON, or has no text; on OpenAI's paths, a field is wrong or a text too long",
+    401: "The key is missing or wrong",
+    403: "The host or the origin is not allowed",
+    404: "No such model is served",
+    408: "The body arrived too slowly",
+    413: "The body, the batch or a text is beyond the limits",
+    415: "The body is not declared as JSON, or compressed",
+    422: "A field is wrong",
+    424: "No served model can do this",
+    429: "The queue is full",
+    500: "The server failed",
+    503: "The server is stopping",
+    504: "The time is over",
+}
+OF_LISTS = (401, 403, 404, 500, 503, 504)
+OF_PAGES = (403, 500)
+NULL_OR_TEXT = TEXT | {"type": ["string", "null"]}
+ERROR = record(error=TEXT, error_type=choice(*KINDS))
+OPENAI_ERROR = record(
+    error=record(message=TEXT, type=TEXT, param=NULL_OR_TEXT, code=NULL_OR_TEXT),
+    message=TEXT,
+    code={"type": "integer"},
+    type=choice(*KINDS),
+    error_type=choice(*KINDS),
+)
+PAGES = {
+    "/": ("A page to try the server", "text/html"),
+    "/docs": ("A page about all requests", "text/html"),
+    "/health": ("Answer 200 while the server takes requests", None),
+    "/ping": ("Answer 200 while the server takes requests", None),
+    "/metrics": ("The counters, for Prometheus", "text/plain"),
+    "/openapi.json": ("This document", "application/json"),
+}
+
+
+def openapi(endpoints: Mapping[str, Endpoint], lists: Mapping[str, Endpoint], *, has_key: bool) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document of these endpoints, POST and GET, and of the pages."""
+    paths: dict[str, dict[str, Any]] = {}
+    for group, method in ((endpoints, "post"), (lists, "get")):
+        for path, endpoint in group.items():
+            summary, _, more = (endpoint.answer.__doc__ or "").partition("\n")
+            statuses = [status for status in (STATUSES if method == "post" else OF_LISTS) if has_key or status != 401]
+            path = path.replace(":path}", "}")
+            operation = {"summary": summary, "description": " ".join(more.split())} | _responses(
+                path, "application/json", endpoint.result, statuses
+            )
+            if method == "post":
+                content = {"schema": endpoint.body, "example": endpoint.example}
+                operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+            if "{model}" in path:
+                operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": TEXT}]
+            if has_key:
+                operation["security"] = [{"key": []}]
+            paths.setdefault(path, {})[method] = operation
+    for path, (summary, media) in PAGES.items():
+        paths.setdefault(path, {})["get"] = {"summary": summary} | _responses(path, media, {}, OF_PAGES)
+    schemas = {"Error": ERROR, "OpenAIError": OPENAI_ERROR}
+    keys = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}} if has_key else {}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "bertcore", "version": bertcore.__version__},
+        "paths": paths,
+        "components": {"schemas": schemas} | keys,
+    }
+
+
+def _responses(path: str, media: str | None, result: Schema, statuses: Iterable[int]) -> dict[str, Any]:
+    """Return the responses of an operation: 200 and these statuses of errors."""
+    right = {"description": "OK"} | ({"content": {media: {"schema": result}}} if media else {})
+    is_openai = path.startswith(OPENAI_PATHS)
+    name = "OpenAIError" if is_openai else "Error"
+    wrong = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+    found = {str(status): {"description": STATUSES[status], "content": wrong} for status in statuses}
+    if is_openai:
+        found.pop("422", None)
+    return {"responses": {"200": right} | found}
