@@ -111,8 +111,8 @@ async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -
     if model.kind == "classifier":
         names = dict(enumerate(model.labels))
         labels = {"id2label": {str(index): name for index, name in names.items()}}
-        labels["label2id"] = {name: index for index, name in names.items()}
-        kind: dict[str, Any] = {"reranker" if len(names) == 1 else "classifier": labels}
+        ids = {"label2id": {name: index for index, name in names.items()}}
+        kind: dict[str, Any] = {"reranker" if len(names) == 1 else "classifier": labels | ids}
     else:
         pooling = "splade" if model.kind == "sparse" else "+".join(model.engine.settings.pooling)
         kind = {"embedding": {"pooling": pooling}}

@@ -169,15 +169,15 @@ class ServedModel:
         """
         most, size = self.engine.max_seq_length, len(self.tokenizer)
         ids = {index: text for index, text in enumerate(texts) if isinstance(text, list)}
-        for index, row in ids.items():
-            if max(row) >= size:
-                raise unknown_token(f"{name}[{index}] has the token id {max(row)}, the model has {size} tokens")
+        for index, largest in ((index, max(row)) for index, row in ids.items()):
+            if largest >= size:
+                raise unknown_token(f"{name}[{index}] has the token id {largest}, the model has {size} tokens")
         if prompt:
             texts = [self.tokenizer.decode(text, True) if isinstance(text, list) else text for text in texts]
             ids = {}
         options = [] if self.kind == "classifier" else [prompt]
         found = iter(self._readers[side].token_rows([text for text in texts if not isinstance(text, list)], *options))
-        rows = []
+        rows: list[Any] = []
         for index in range(len(texts)):
             row, was_cut = self._cut(ids[index], side) if index in ids else next(found)
             if was_cut and not truncate:

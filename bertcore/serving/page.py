@@ -90,7 +90,7 @@ pre {{ background: #8882; padding: .5rem; white-space: pre-wrap }}
 """
 
 
-def trial_page(models: Models, endpoints: Mapping[str, Endpoint]) -> Response:
+def trial_page(models: Models, endpoints: dict[str, Endpoint]) -> Response:
     """Return a page with an example of each request that a served model answers."""
     kinds = {model.kind for model in models.all}
     paths = {endpoint: path for path, endpoint in reversed(endpoints.items())}  # the first of several

@@ -150,7 +150,7 @@ def checked(schema: Schema, value: Any, name: str, most: int) -> Any:
     found = _option(schema, value)
     if found is None or (isinstance(value, list) and len(value) > found.get("maxItems", len(value))):
         raise invalid(f"{name} is {_shown(value)}, expected {(found or schema)['description']}")
-    if isinstance(value, str | list) and len(value) < found.get("minLength", found.get("minItems", 0)):
+    if value in ("", []) and ("minLength" in found or "minItems" in found):
         raise empty(f"{name} is empty, expected {'a text' if value == '' else 'at least one entry'}")
     if isinstance(value, list):
         if BATCH in found and len(value) > most:
