@@ -4,6 +4,7 @@ Each error names the argument, what came and what was expected: TypeError for a 
 value. Imports nothing but the standard library, because `bertcore --help` reads it.
 """
 
+import functools
 import importlib
 import math
 import numbers
@@ -11,13 +12,17 @@ import operator
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
 
 INT8 = ("int8", "int8_weight_only")
 DTYPES = ("float32", "float64", "float16", "bfloat16", *INT8)  # that a model can be loaded in
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 _PACKAGE = os.path.dirname(__file__) + os.sep
 
@@ -82,6 +87,32 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+def naming_nearest(*more: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Decorate a function whose error for an unknown argument is to name the nearest one of its own.
+
+    `more` are names that it takes beside those of its signature.
+    """
+
+    def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        code = function.__code__
+        known = list(dict.fromkeys([*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], *more]))
+
+        @functools.wraps(function)
+        def call(*args: Arguments.args, **given: Arguments.kwargs) -> Result:
+            for name in given:
+                if name not in known:
+                    import difflib  # for an error alone
+
+                    near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+                    hint = f"; did you mean {near[0]}?" if near else f", it takes {', '.join(known[1:])}"
+                    raise TypeError(f"{function.__qualname__} has no argument {name}{hint}")
+            return function(*args, **given)
+
+        return call
+
+    return decorate
 
 
 def required(name: str) -> Any:

@@ -45,7 +45,7 @@ def learn_words(pairs: list[dict[str, str]], tokenizer: Any, seconds: float, see
 def search(folder: Path, pairs: list[dict[str, str]]) -> Found:
     """Let docstrings find code by the vectors of the encoder in a folder."""
     encoder = SentenceEncoder(folder, max_seq_length=MAX_LENGTH)
-    return found(*(encoder.encode([pair[name] for pair in pairs], normalize=True) for name in pairs[0]))
+    return found(*(encoder.encode([pair[name] for pair in pairs], normalize_embeddings=True) for name in pairs[0]))
 
 
 def search_by_words(learnt: list[dict[str, str]], pairs: list[dict[str, str]]) -> Found:

@@ -27,7 +27,7 @@ HELD_OUT, MAX_LENGTH = 2000, 64
 def search(folder: Path, pairs: list[dict]) -> Found:
     """Let short descriptions find their long ones by the vectors of the encoder in a folder."""
     encoder = SentenceEncoder(folder, max_seq_length=MAX_LENGTH)
-    return found(*(encoder.encode([pair[name] for pair in pairs], normalize=True) for name in pairs[0]))
+    return found(*(encoder.encode([pair[name] for pair in pairs], normalize_embeddings=True) for name in pairs[0]))
 
 
 def main() -> None:

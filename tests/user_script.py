@@ -26,7 +26,7 @@ with use_backend("numpy"):
     print(model([[101, 102]]).last_hidden_state.mean())
 
 encoder = SentenceEncoder(folder)
-vectors = encoder.encode(["one text", "or many"], normalize=True)
+vectors = encoder.encode(["one text", "or many"], normalize_embeddings=True)
 print(vectors @ vectors.T, encoder.similarity(vectors, vectors))
 print(CrossEncoder(folder).rank("query", ["one document"])[0]["score"])
 for answer in pipeline("fill-mask", folder)("Paris is the [MASK] of France."):

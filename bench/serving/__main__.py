@@ -82,7 +82,7 @@ def model_folder(chosen: Path | None, folder: Path) -> tuple[str, Path]:
 def _compare(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for each server and number of clients; a server with wrong embeddings has no times."""
     texts, encoder = list(short_texts(TEXTS)), SentenceEncoder(folder)
-    truth = encoder.encode(texts, normalize=True)
+    truth = encoder.encode(texts, normalize_embeddings=True)
     with contextlib.ExitStack() as stack:
         servers = {name: stack.enter_context(running(name, folder, options.threads)) for name in SERVERS}
         errors = {name: error_of(server, texts, truth) for name, server in servers.items()}

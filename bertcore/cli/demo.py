@@ -90,7 +90,7 @@ def _texts_per_second(encoder: Any) -> float:
     encoder.encode(texts[: len(SENTENCES)])
     start, done = time.perf_counter(), 0
     while not done or time.perf_counter() - start < BENCHMARK_SECONDS:
-        encoder.encode(texts, show_progress=False)
+        encoder.encode(texts, show_progress_bar=False)
         done += len(texts)
     return done / (time.perf_counter() - start)
 

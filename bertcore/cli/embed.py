@@ -52,7 +52,7 @@ class Embed(Texts, Reading):
     Attributes:
         output: the file to write, or - for standard output; with --ray a folder.
         format: format of the output (default: by the ending of --output, else jsonl).
-        normalize: scale embeddings to length 1, or do not (default: as the model was published).
+        normalize: scale embeddings to length 1, also where the model was published without.
         prompt: text to put before every line.
         prompt_name: name of one of the model's own prompts.
         progress: show progress, or do not (default: on a terminal, when it takes long).
@@ -65,7 +65,7 @@ class Embed(Texts, Reading):
 
     output: File = "-"
     format: Annotated[str | None, ("npy", "jsonl")] = None
-    normalize: bool | None = None
+    normalize: bool = False
     prompt: str | None = None
     prompt_name: str | None = None
     progress: bool | None = None
@@ -117,13 +117,14 @@ class Embed(Texts, Reading):
 
     def encoding_options(self) -> dict[str, Any]:
         """Return the arguments of `SentenceEncoder.encode`."""
-        return {name: getattr(self, name) for name in ("prompt", "prompt_name", "normalize")} | self.reading_options()
+        names = {"prompt": self.prompt, "prompt_name": self.prompt_name, "normalize_embeddings": self.normalize}
+        return names | self.reading_options()
 
     def write(
         self, output: BinaryIO, encoder: Any, texts: Iterable[str], *, as_npy: bool, progress: bool | None = False
     ) -> None:
         """Write the embeddings of texts as they come: a NumPy array, or JSON lines."""
-        rows = encoder.encode_stream(texts, show_progress=progress, **self.encoding_options())
+        rows = encoder.encode_stream(texts, show_progress_bar=progress, **self.encoding_options())
         if as_npy:
             write_npy(output, rows, encoder.embedding_dimension)
         else:

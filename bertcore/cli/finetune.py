@@ -193,6 +193,7 @@ class Finetune(Labels, Adapters):
         """Train a sentence encoder on pairs of texts, and print the results."""
         from bertcore import AutoModel, AutoTokenizer
         from bertcore.arguments import required
+        from bertcore.tasks.folder import read_prompts
         from bertcore.tasks.sentence_encoder import save_sentence_encoder
         from bertcore.tasks.sentence_encoder.settings import read_settings
         from bertcore.training import objectives
@@ -221,7 +222,8 @@ class Finetune(Labels, Adapters):
 
         def measure(out: Path) -> dict[str, float]:
             options = {name: getattr(settings, name) for name in ("pooling", "normalize", "do_lower_case")}
-            options |= {"prompts": settings.prompts.by_name, "default_prompt_name": settings.prompts.default}
+            prompts = read_prompts(settings.folders[0])
+            options |= {"prompts": prompts.by_name, "default_prompt_name": prompts.default}
             save_sentence_encoder(out, trainer.model, tokenizer, max_seq_length=length, **options)
             return figures(out, measured, columns) if measured else {}
 
@@ -250,7 +252,7 @@ def figures(folder: Path, examples: list[Any], columns: Any) -> dict[str, float]
 
     encoder = SentenceEncoder(folder)
     first, second = (
-        encoder.encode([example[name] for example in examples], normalize=True) for name in columns.columns
+        encoder.encode([example[name] for example in examples], normalize_embeddings=True) for name in columns.columns
     )
     if columns.label is None:
         nearest = (first @ second.T).argmax(axis=1)

@@ -35,7 +35,7 @@ class Pipeline(Texts, Reading, Output):
         """Return the pipeline of a task with the model in `folder`."""
         from bertcore.tasks.pipelines import pipeline
 
-        return pipeline(task, folder, dtype=self.dtype, show_progress=False)
+        return pipeline(task, folder, dtype=self.dtype, show_progress_bar=False)
 
     def answer(self, task: str, show: Callable[[Any], str], **options: Any) -> None:
         """Answer the inputs by the pipeline of a task; the rest is as for `write_answers`."""

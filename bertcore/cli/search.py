@@ -145,7 +145,7 @@ class Rerank(Texts, Reading):
             lines, _ = stack.enter_context(self.texts())
             output = stack.enter_context(output_stream("-", seekable=False))
             stack.enter_context(self.chosen_backend())
-            encoder = CrossEncoder(folder, dtype=self.dtype, max_seq_length=self.max_length)
+            encoder = CrossEncoder(folder, dtype=self.dtype, max_length=self.max_length)
             for score, index, text in best_lines(encoder, self.query, lines, self.top_k, self.reading_options()):
                 if self.json:
                     line = json.dumps({"corpus_id": index, "score": score, "text": text}, ensure_ascii=False)

@@ -26,7 +26,7 @@ class BertcoreEmbeddings(Embeddings):
 
     Args:
         model: a folder, an id on the Hugging Face hub, or a SentenceEncoder.
-        options: options of `SentenceEncoder.encode`: normalize, truncate_dim, truncation, ...
+        options: options of `SentenceEncoder.encode`: normalize_embeddings, truncate_dim, truncation, ...
 
     Raises the errors of SentenceEncoder and its `encode`.
     """

@@ -29,7 +29,7 @@ class TextEmbedder:
         model: a folder that exists on every node, or an id on the Hugging Face hub.
         text_column: name of the column of texts.
         embedding_column: name of the added column.
-        options: options of `SentenceEncoder.encode`: prompt_name, normalize, truncate_dim, truncation, ...
+        options: options of `SentenceEncoder.encode`: prompt_name, normalize_embeddings, truncate_dim, truncation, ...
 
     Raises the errors of SentenceEncoder.
     """

@@ -68,7 +68,7 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         model: folder of a sentence encoder, or its id on the Hugging Face hub.
         dtype: dtype of the weights, as for AutoModel.
         prompt_name: name of one of the model's prompts.
-        normalize, truncate_dim, truncation, batch_tokens: as for `SentenceEncoder.encode`.
+        normalize_embeddings, truncate_dim, truncation, batch_tokens: as for `SentenceEncoder.encode`.
 
     Pickling stores these settings, not the model.
     """
@@ -79,7 +79,7 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         *,
         dtype: str | None = None,
         prompt_name: str | None = None,
-        normalize: bool | None = None,
+        normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
         truncation: Any = "warn",
         batch_tokens: int = BATCH_TOKENS,
@@ -87,7 +87,7 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         self.model = model
         self.dtype = dtype
         self.prompt_name = prompt_name
-        self.normalize = normalize
+        self.normalize_embeddings = normalize_embeddings
         self.truncate_dim = truncate_dim
         self.truncation = truncation
         self.batch_tokens = batch_tokens
@@ -105,7 +105,7 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
     def transform(self, X: Any) -> np.ndarray:
         """Return the embeddings of texts (a list, an array or a column of strings), (texts, dim) float32."""
-        names = ("prompt_name", "normalize", "truncate_dim", "truncation", "batch_tokens")
+        names = ("prompt_name", "normalize_embeddings", "truncate_dim", "truncation", "batch_tokens")
         texts = list(checked_texts(X, "X"))
         return self._opened.encode(texts, **{name: getattr(self, name) for name in names})
 

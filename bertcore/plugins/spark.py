@@ -34,7 +34,7 @@ def embedding_udf(model: str | os.PathLike, *, batch_size: int = 1024, **options
     Args:
         model: a folder that exists on every node, or an id on the Hugging Face hub.
         batch_size: rows of one call of `encode`; bounds the memory of their embeddings.
-        options: options of `SentenceEncoder.encode`: prompt_name, normalize, truncate_dim, truncation, ...
+        options: options of `SentenceEncoder.encode`: prompt_name, normalize_embeddings, truncate_dim, truncation, ...
 
     A null or a non-string ends the job with pyspark.errors.PythonException.
     """

@@ -9,20 +9,17 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from bertcore import kernels
-from bertcore.arguments import check_count
-from bertcore.checkpoint import CheckpointError, read_config, resolve
+from bertcore.arguments import check_count, naming_nearest
+from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.checkpoint.files import CONFIG_NAME
-from bertcore.checkpoint.hub import HubOptions
 from bertcore.kernels import checks
 from bertcore.models.spec import ConfigReader
+from bertcore.tasks.encoders import Encoder, EncoderOptions, EncoderPool, backend_of, converted
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,
     check_kinds,
-    opened_folder,
     read_modules,
-    read_prompts,
     read_saved_settings,
     read_transformer,
 )
@@ -38,65 +35,73 @@ class PairOptions(TypedDict, total=False):
 
     prompt: str | None
     prompt_name: str | None
+    batch_size: int | None
+    device: str | None
     activation_fn: str | Activation | None
     truncation: Any
     stride: int | None
     merge: str
     batch_tokens: int
-    show_progress: bool | None
+    show_progress_bar: bool | None
 
 
-class CrossEncoder:
+class CrossEncoder(Encoder):
     """Score pairs of texts, as sentence-transformers does: both texts go through the model together.
 
     Args:
-        folder: a sequence classifier (config.json, weights, a tokenizer), or its id on the Hugging Face hub.
+        model_name_or_path: a sequence classifier (config.json, weights, a tokenizer), or its id on the Hugging Face
+            hub.
         dtype: dtype of weights and computation, as for AutoModel; scores are float32.
-        max_seq_length: cut pairs to this many tokens, special ones included, from the longer text first; by default as
+        max_length: cut pairs to this many tokens, special ones included, from the longer text first; by default as
             published.
         activation_fn: function applied to the logits: "identity", "sigmoid", "softmax", "relu", "tanh", or a function
             of (pairs, labels) float32. By default as published, otherwise the sigmoid for one label and the identity
             for several.
-        hub: revision, token, cache_dir, local_files_only for an id on the hub, as for `checkpoint.resolve`.
+        options: device, prompts, default_prompt_name, cache_folder, revision, token, local_files_only,
+            trust_remote_code; see `Encoder`.
 
     Attributes:
         num_labels, labels: number of scores of a pair, and their names.
-        max_seq_length: length that pairs are cut to, in tokens.
+        max_length: length that pairs are cut to, in tokens.
         activation_fn: the function in force.
-        prompts: texts to put before the first text of a pair, by name.
         model, tokenizer, scores: the parts; `scores` computes the logits of texts and pairs.
 
     Raises:
         CheckpointError: a file is invalid, the checkpoint has no classifier's head, or its activation is unknown.
-        ValueError: `max_seq_length` is out of range, or the activation is unknown.
+        ValueError: `max_length` is out of range, or the activation is unknown.
 
     The first call that cuts pairs ends with a TextsCutWarning that counts them. Several threads may use one
     CrossEncoder at once.
     """
 
+    _method = "predict"
+
+    @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,
-        folder: str | os.PathLike,
+        model_name_or_path: str | os.PathLike,
         *,
         dtype: str | None = None,
-        max_seq_length: int | None = None,
+        max_length: int | None = None,
         activation_fn: str | Activation | None = None,
-        **hub: Unpack[HubOptions],
+        **options: Unpack[EncoderOptions],
     ):
-        opened = opened_folder(resolve(folder, "sentence_encoder", **hub), "cross-encoder")
-        self._prompts = read_prompts(opened)
-        self.prompts = self._prompts.by_name
-        where = _model_folder(opened)
+        opened = self._open(model_name_or_path, "cross-encoder", options)
+        self._arguments = {
+            "model_name_or_path": opened, "dtype": dtype, "max_length": max_length, "activation_fn": activation_fn,
+            **options,
+        }  # fmt: skip
+        self._where = where = _model_folder(opened)
         settings = read_transformer(where, "sequence-classification")
         self.scores = SequenceScores(
             where,
             dtype=dtype,
-            max_seq_length=max_seq_length,
+            max_seq_length=max_length,
             published_length=settings["max_seq_length"],
             do_lower_case=settings["do_lower_case"],
         )
         self.model, self.tokenizer = self.scores.model, self.scores.tokenizer
-        self.num_labels, self.max_seq_length = self.scores.num_labels, self.scores.max_seq_length
+        self.num_labels = self.scores.num_labels
         self.labels = ConfigReader(self.model.config).label_names()
         if activation_fn is None:
             saved = opened / SETTINGS_NAME, read_saved_settings(opened)
@@ -104,49 +109,89 @@ class CrossEncoder:
             activation_fn = published_activation(saved, config, self.num_labels)
         self.activation_fn = chosen_activation(activation_fn)
 
+    @property
+    def max_length(self) -> int:
+        """Length that pairs are cut to, in tokens."""
+        return self.scores.max_seq_length
+
+    @max_length.setter
+    def max_length(self, length: int) -> None:
+        self.scores.max_seq_length = check_count("max_length", length)
+
+    max_seq_length = max_length
+
+    def _model_folder(self) -> Path:
+        return self._where
+
+    @naming_nearest(*PairOptions.__annotations__)
     def predict(
-        self, pairs: Pair | Iterable[Pair], *, apply_softmax: bool = False, **options: Unpack[PairOptions]
-    ) -> np.ndarray:
+        self,
+        inputs: Pair | Iterable[Pair],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *,
+        apply_softmax: bool = False,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        pool: EncoderPool | None = None,
+        chunk_size: int | None = None,
+        **options: Unpack[PairOptions],
+    ) -> Any:
         """Score one pair of texts or many.
 
         Args:
-            pairs: (text, text), or several of them.
+            inputs: (text, text), or several of them.
+            prompt_name, prompt, options: arguments of `predict_stream`, which also documents the errors.
             apply_softmax: whether to apply a softmax to the scores of several labels, after the activation.
-            options: arguments of `predict_stream`, which also documents the errors.
+            convert_to_numpy: False gives a list of the scores.
+            convert_to_tensor: True gives a tensor of PyTorch.
+            pool: processes of `start_multi_process_pool` that compute; a list as `device` starts some.
+            chunk_size: pairs that a process of the pool is given at once.
 
         Returns:
             float32 (pairs,) for a model of one label, else (pairs, labels), in the order of the pairs; for one pair a
             scalar, or (labels,).
         """
         checks.boolean("apply_softmax", apply_softmax)
-        is_one = _is_pair(pairs)
-        many = list(_checked([pairs] if is_one else pairs))
+        is_one = _is_pair(inputs)
+        many = list(_checked([inputs] if is_one else inputs))
+        given = {"prompt": prompt, "prompt_name": prompt_name, "device": None, **options}
         scores = np.empty((len(many),) if self.num_labels == 1 else (len(many), self.num_labels), np.float32)
-        for index, score in enumerate(self.predict_stream(many, **options)):
-            scores[index] = softmax(score) if apply_softmax and self.num_labels > 1 else score
-        return scores[0] if is_one else scores
+        if pool is not None or isinstance(given["device"], list | tuple):
+            found = self._in_processes(many, pool, chunk_size, given | {"show_progress_bar": False})
+            scores = np.concatenate(found) if found else scores
+        else:
+            for index, score in enumerate(self.predict_stream(many, **given)):
+                scores[index] = score
+        if apply_softmax and self.num_labels > 1:
+            scores = softmax(scores).astype(np.float32)
+        return scores[0] if is_one and not convert_to_tensor else converted(scores, convert_to_numpy, convert_to_tensor)
 
     def predict_stream(
         self,
-        pairs: Iterable[Pair],
+        inputs: Iterable[Pair],
         *,
         prompt: str | None = None,
         prompt_name: str | None = None,
+        batch_size: int | None = None,
+        device: str | None = None,
         activation_fn: str | Activation | None = None,
         truncation: Any = "warn",
         stride: int | None = None,
         merge: str = "max",
         batch_tokens: int = BATCH_TOKENS,
-        show_progress: bool | None = None,
+        show_progress_bar: bool | None = None,
     ) -> Iterator[np.ndarray]:
         """Score pairs as they come: an iterator over their float32 scores, (labels,) or scalars, in their order.
 
         Memory is bounded by `batch_tokens`, however many pairs there are. The backend is the one in force at this call.
 
         Args:
-            pairs: pairs (text, text).
+            inputs: pairs (text, text).
             prompt, prompt_name: text to put before the first of each pair, or the name of one of the model's own; by
                 default the model's default prompt, if it has one.
+            batch_size: most pairs computed at once, beside `batch_tokens`; neither changes the result.
+            device: "cpu" or "cuda"; by default the encoder's.
             activation_fn: replaces the model's, for this call.
             truncation: treatment of pairs longer than `max_seq_length`: "warn" cuts them and warns once, with
                 counts; True cuts them; "error" refuses them; "chunk" reads the whole longer text of a pair, in
@@ -154,25 +199,27 @@ class CrossEncoder:
             stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
             merge: for "chunk", merge of the logits of a pair's windows: the "max" of each label (Dai and
                 Callan 2019, arXiv:1905.09217), or their "mean", weighted by tokens.
-            batch_tokens: most tokens computed at once; bounds memory, does not change the result.
-            show_progress: whether to show a bar; by default on a terminal, if the work takes long.
+            batch_tokens: most tokens computed at once; bounds memory.
+            show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
 
         Raises:
-            TypeError: an entry of `pairs` is not a pair of strings.
+            TypeError: an entry of `inputs` is not a pair of strings.
             ValueError: a text is not valid Unicode, a prompt name or activation is unknown, `batch_tokens`,
                 `truncation`, `stride` or `merge` is invalid, or a pair is too long for truncation "error".
         """
-        cutting, checked = Cutting(truncation, self.max_seq_length, stride), _checked(pairs)
+        cutting, checked = Cutting(truncation, self.max_length, stride), _checked(inputs)
         batch_tokens = check_count("batch_tokens", batch_tokens)
+        batch_size = None if batch_size is None else check_count("batch_size", batch_size)
         checks.choice("merge", merge, MERGES)
-        count = len(pairs) if isinstance(pairs, Sequence) else None
+        count = len(inputs) if isinstance(inputs, Sequence) else None
         activation = self.activation_fn if activation_fn is None else chosen_activation(activation_fn)
-        before, backend = self._prompts.resolve(prompt, prompt_name), kernels.get_backend()
+        before = self._prompts.resolve(prompt, prompt_name)
+        how, backend = (merge, batch_tokens), backend_of(self._device if device is None else device)
 
         def scores() -> Iterator[np.ndarray]:
             rows = ((before + first, second) for first, second in checked)
-            with progress_bar(count, show_progress) as advance:
-                for logits in self.scores.logits(rows, cutting, merge, batch_tokens, advance, backend):
+            with progress_bar(count, show_progress_bar) as advance:
+                for logits in self.scores.logits(rows, cutting, *how, advance, backend, batch_size):
                     found = np.asarray(activation(logits[None]), np.float32)
                     if found.shape != (1, self.num_labels):
                         raise ValueError(
@@ -183,13 +230,18 @@ class CrossEncoder:
 
         return scores()
 
+    @naming_nearest(*PairOptions.__annotations__)
     def rank(
         self,
         query: str,
         documents: Sequence[str],
-        *,
         top_k: int | None = None,
         return_documents: bool = False,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *,
+        pool: EncoderPool | None = None,
+        chunk_size: int | None = None,
         **options: Unpack[PairOptions],
     ) -> list[dict[str, Any]]:
         """Rank documents by how well they answer the query, best first; equal ones keep their order.
@@ -199,7 +251,7 @@ class CrossEncoder:
             documents: the texts to rank.
             top_k: number of documents to return; all by default.
             return_documents: whether to return the texts as well.
-            options: as for `predict`.
+            prompt_name, prompt, pool, chunk_size, options: as for `predict`.
 
         Returns:
             {"corpus_id": index in `documents`, "score": float} and, with `return_documents`, "text", for each.
@@ -213,7 +265,8 @@ class CrossEncoder:
         if top_k is not None:
             check_count("top_k", top_k)
         query, texts = checked_text("query", query), list(checked_texts(documents, "documents"))
-        scores = self.predict([(query, text) for text in texts], **options)
+        pairs = [(query, text) for text in texts]
+        scores = self.predict(pairs, prompt_name, prompt, pool=pool, chunk_size=chunk_size, **options)
         best = np.argsort(-scores, kind="stable")[:top_k].tolist()
         return [
             {"corpus_id": index, "score": float(scores[index])} | ({"text": texts[index]} if return_documents else {})
@@ -232,21 +285,21 @@ def _model_folder(folder: Path) -> Path:
     return modules[0].folder
 
 
-def _is_pair(pairs: Any) -> bool:
-    is_row = isinstance(pairs, list | tuple) or (isinstance(pairs, np.ndarray) and pairs.ndim)
-    return is_row and len(pairs) > 0 and isinstance(pairs[0], str)
+def _is_pair(inputs: Any) -> bool:
+    is_row = isinstance(inputs, list | tuple) or (isinstance(inputs, np.ndarray) and inputs.ndim)
+    return is_row and len(inputs) > 0 and isinstance(inputs[0], str)
 
 
-def _checked(pairs: Any) -> Iterator[tuple[str, str]]:
+def _checked(inputs: Any) -> Iterator[tuple[str, str]]:
     """Yield the pairs one by one after checking that each is two strings."""
-    if isinstance(pairs, str | bytes | dict) or not np.iterable(pairs):
-        raise TypeError(f"pairs is {type(pairs).__name__}, expected a list of pairs of strings")
+    if isinstance(inputs, str | bytes | dict) or not np.iterable(inputs):
+        raise TypeError(f"inputs is {type(inputs).__name__}, expected a list of pairs of strings")
 
     def checked() -> Iterator[tuple[str, str]]:
-        for index, pair in enumerate(pairs):
+        for index, pair in enumerate(inputs):
             if isinstance(pair, str | bytes) or not isinstance(pair, Sequence | np.ndarray) or len(pair) != 2:
-                raise TypeError(f"pairs[{index}] is {pair!r}, expected two strings")
-            first, second = (checked_text(f"pairs[{index}][{side}]", text) for side, text in enumerate(pair))
+                raise TypeError(f"inputs[{index}] is {pair!r}, expected two strings")
+            first, second = (checked_text(f"inputs[{index}][{side}]", text) for side, text in enumerate(pair))
             yield first, second
 
     return checked()

@@ -317,6 +317,7 @@ def merged_vectors(
     whole: MergedWindows,
     compute: Callable[[list[Window]], Iterable[Any]],
     batch_tokens: int,
+    batch_size: int | None = None,
 ) -> Iterator[list[Any]]:
     """Yield a vector for each text, in their order, in lists of those completed by the latest batches.
 
@@ -325,7 +326,7 @@ def merged_vectors(
     """
     marks: deque[tuple[int, bool]] = deque()  # (tokens, is the last of its text) for each window
     windows = _all_windows(texts, tokenizer, cutting, marks)
-    for vectors in in_batches(windows, batch_tokens, compute, lambda count: None):
+    for vectors in in_batches(windows, batch_tokens, compute, lambda count: None, batch_size):
         done = []
         for vector in vectors:
             tokens, is_last = marks.popleft()

@@ -101,7 +101,7 @@ def _encode_all(encoder: Any, texts: Iterable[str]) -> int:
     """Encode texts, some at a time, and return their number."""
     count, texts = 0, iter(texts)
     while some := list(itertools.islice(texts, CALIBRATED_AT_ONCE)):
-        encoder.encode(some, show_progress=False)
+        encoder.encode(some, show_progress_bar=False)
         count += len(some)
     return count
 
@@ -300,14 +300,14 @@ def _megabytes(model: Any) -> float:
 def _embed_in_turns(exact: Any, low: Any, texts: list[str]) -> tuple[float, Any, Any]:
     """Return the speed of `low` in multiples of the speed of `exact`, and the embeddings of both in float64."""
     for encoder in (exact, low):
-        encoder.encode(texts[:GROUP], show_progress=False)  # preparation and compilation are not timed
+        encoder.encode(texts[:GROUP], show_progress_bar=False)  # preparation and compilation are not timed
     embeddings: tuple[list, list] = ([], [])
     ratios = []
     for group in _grouped(texts):
         seconds = []
         for encoder, found in zip((exact, low), embeddings, strict=True):
             start = time.perf_counter()
-            found.append(encoder.encode(group, show_progress=False))
+            found.append(encoder.encode(group, show_progress_bar=False))
             seconds.append(time.perf_counter() - start)
         ratios.append(seconds[0] / seconds[1])
     return statistics.median(ratios), *(np.concatenate(found).astype(np.float64) for found in embeddings)

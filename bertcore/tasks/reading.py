@@ -11,6 +11,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.checkpoint import CheckpointError
 from bertcore.models.model import NewlyInitialisedWarning
+from bertcore.tasks.encoders import Encoder
 from bertcore.tasks.folder import with_prompt
 from bertcore.tasks.long_texts import Cutting, MergedWindows, Text, Window, merged_vectors
 from bertcore.tasks.texts import CutTexts, checked_texts, grouped, in_batches, lower_cased, sequence_length, uncut
@@ -31,7 +32,7 @@ class TextReader:
     has_warned = False
 
     _text: Callable[[Any, str], Text]  # (text, prompt) -> the text that is read in windows
-    _name = "texts"  # name of the texts in errors
+    _name = "inputs"  # name of the texts in errors
 
     def _load_trained(self, model_class: Any, folder: Path, dtype: str | None, kind: str) -> None:
         """Load a model whose head the checkpoint must have."""
@@ -82,6 +83,7 @@ class TextReader:
         backend: str,
         advance: Callable[[int], object],
         prompt: str = "",
+        batch_size: int | None = None,
     ) -> Iterator[list[Any]]:
         """Yield the results of `compute` for the tokens of the texts, in their order, in lists of neighbours.
 
@@ -100,48 +102,54 @@ class TextReader:
             def of_windows(windows: list[Window]) -> Iterable[Any]:
                 return of_batch([self._row(window) for window in windows])
 
-            for found in merged_vectors(given, self.tokenizer, cutting, whole, of_windows, batch_tokens):
+            for found in merged_vectors(given, self.tokenizer, cutting, whole, of_windows, batch_tokens, batch_size):
                 advance(len(found))
                 yield found
             return
         cut, groups = self._cut_texts(), grouped(texts, self._size)
         rows = chain.from_iterable(self.token_rows(group, prompt) for group in groups)
         kept = cut.counted(uncut(rows, self.max_seq_length, self._name) if cutting.truncation == "error" else rows)
-        yield from in_batches(kept, batch_tokens, of_batch, advance)
+        yield from in_batches(kept, batch_tokens, of_batch, advance, batch_size)
         if cutting.truncation == "warn":
             cut.warn()
 
 
-class PromptedReader(TextReader):
+class PromptedReader(TextReader, Encoder):
     """A reader that puts prompts before texts, as sentence-transformers does; its `settings` have them."""
 
     settings: Any
     encode: Callable[..., Any]
 
-    def encode_query(self, texts: Any, **options: Any) -> Any:
+    def encode_query(self, inputs: Any, **options: Any) -> Any:
         """Encode with the model's prompt for queries ("query"), if any; `prompt` and `prompt_name` replace it."""
-        return self.encode(texts, **with_prompt(options, self.query_prompt))
+        return self.encode(inputs, **with_prompt(options, self.query_prompt))
 
-    def encode_document(self, texts: Any, **options: Any) -> Any:
+    def encode_document(self, inputs: Any, **options: Any) -> Any:
         """Encode with the model's prompt for documents ("document", "passage" or "corpus"), if it has one.
 
         `prompt` and `prompt_name` replace it.
         """
-        return self.encode(texts, **with_prompt(options, self.document_prompt))
+        return self.encode(inputs, **with_prompt(options, self.document_prompt))
 
     def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
         """Return the text that `encode` puts before each text, given these arguments; raises as `encode` does."""
-        return self.settings.prompts.resolve(prompt, prompt_name)
+        return self._prompts.resolve(prompt, prompt_name)
 
     @property
     def query_prompt(self) -> str:
         """The text that `encode_query` puts before each text."""
-        return self.settings.prompts.for_queries
+        return self._prompts.for_queries
 
     @property
     def document_prompt(self) -> str:
         """The text that `encode_document` puts before each text."""
-        return self.settings.prompts.for_documents
+        return self._prompts.for_documents
+
+    def get_embedding_dimension(self) -> int:
+        """Return the length of an embedding."""
+        return self.embedding_dimension
+
+    get_sentence_embedding_dimension = get_embedding_dimension  # the name before sentence-transformers 6
 
     def prepared(self, text: str, prompt: str) -> str:
         """Return the tokenizer's input: prompt and text, in lower case if the model asks for it."""

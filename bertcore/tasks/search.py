@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.arguments import check_count, check_numbers
-from bertcore.tasks.similarity import cosine_similarity, floating, normalized
+from bertcore.tasks.similarity import cos_sim, floating, normalized
 
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -54,7 +54,7 @@ def semantic_search(
     corpus_embeddings: np.ndarray,
     *,
     top_k: int = 10,
-    score_function: Score = cosine_similarity,
+    score_function: Score = cos_sim,
     query_chunk_size: int = 100,
     corpus_chunk_size: int = 50_000,
 ) -> list[list[dict[str, Any]]]:
@@ -113,7 +113,7 @@ def paraphrase_mining_embeddings(
     *,
     top_k: int = 100,
     max_pairs: int = 500_000,
-    score_function: Score = cosine_similarity,
+    score_function: Score = cos_sim,
     query_chunk_size: int = 1000,
     corpus_chunk_size: int = 50_000,
 ) -> list[list[Any]]:

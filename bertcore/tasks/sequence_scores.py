@@ -41,8 +41,6 @@ class SequenceScores(TextReader):
         ValueError: `max_seq_length` is out of range.
     """
 
-    _name = "pairs"
-
     def __init__(
         self,
         folder: Path,
@@ -65,6 +63,7 @@ class SequenceScores(TextReader):
         batch_tokens: int,
         advance: Callable[[int], object],
         backend: str,
+        batch_size: int | None = None,
     ) -> Iterator[np.ndarray]:
         """Yield the logits, (labels,) float32, of each row, in their order: one text, (text,), or a pair of texts.
 
@@ -72,7 +71,8 @@ class SequenceScores(TextReader):
         the treatment of rows that are too long, `merge` that of the logits of their windows.
         """
         whole = MergedWindows(merge)
-        yield from chain.from_iterable(self._read(rows, self.scored, whole, cutting, batch_tokens, backend, advance))
+        how = cutting, batch_tokens, backend, advance
+        yield from chain.from_iterable(self._read(rows, self.scored, whole, *how, batch_size=batch_size))
 
     def _text(self, text: Sequence[str], prompt: str) -> Text:
         return Text(*map(lower_cased, text) if self.do_lower_case else text)

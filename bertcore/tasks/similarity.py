@@ -17,7 +17,7 @@ def normalized(rows: Any) -> Any:
     return rows / lengths.clip(1e-12)  # the floor of torch.nn.functional.normalize
 
 
-def cosine_similarity(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def cos_sim(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return the cosines (n, m) of the rows of `left` (n, dim) and `right` (m, dim).
 
     A vector (dim,) is one row. Raises ValueError for other shapes, as all functions here do.
@@ -32,12 +32,12 @@ def dot_score(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return left @ right.T
 
 
-def euclidean_similarity(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def euclidean_sim(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return minus the Euclidean distances (n, m) between the rows of `left` and `right`."""
     return _distances(left, right, lambda difference: (difference * difference).sum(axis=-1) ** 0.5)
 
 
-def manhattan_similarity(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def manhattan_sim(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return minus the Manhattan distances (n, m) between the rows of `left` and `right`."""
     return _distances(left, right, lambda difference: np.abs(difference).sum(axis=-1))
 
@@ -65,10 +65,10 @@ class Similarity:
 
 
 SIMILARITIES = {
-    "cosine": Similarity(cosine_similarity, _cosine_pairs),
+    "cosine": Similarity(cos_sim, _cosine_pairs),
     "dot": Similarity(dot_score, lambda left, right: (left * right).sum(axis=-1)),
-    "euclidean": Similarity(euclidean_similarity, lambda left, right: -(((left - right) ** 2).sum(axis=-1) ** 0.5)),
-    "manhattan": Similarity(manhattan_similarity, lambda left, right: -np.abs(left - right).sum(axis=-1)),
+    "euclidean": Similarity(euclidean_sim, lambda left, right: -(((left - right) ** 2).sum(axis=-1) ** 0.5)),
+    "manhattan": Similarity(manhattan_sim, lambda left, right: -np.abs(left - right).sum(axis=-1)),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
@@ -13,28 +13,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, required
-from bertcore.checkpoint import CheckpointError, resolve
+from bertcore.arguments import check_count, naming_nearest, required
+from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
-from bertcore.checkpoint.hub import HubOptions
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.passes import Pass
+from bertcore.tasks.encoders import EncoderOptions, EncoderPool, backend_of
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,
-    Prompts,
     check_kinds,
     opened_folder,
     positive_integer,
     read_modules,
-    read_prompts,
     read_saved_settings,
     read_transformer,
 )
 from bertcore.tasks.long_texts import MERGES, Cutting, MergedWindows
 from bertcore.tasks.reading import PromptedReader
-from bertcore.tasks.texts import BATCH_TOKENS, checked_texts, progress_bar
+from bertcore.tasks.texts import BATCH_TOKENS, checked_text, checked_texts, progress_bar
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -45,12 +43,14 @@ class TextOptions(TypedDict, total=False):
 
     prompt: str | None
     prompt_name: str | None
+    batch_size: int | None
+    device: str | None
     max_active_dims: int | None
     truncation: Any
     stride: int | None
     merge: str
     batch_tokens: int
-    show_progress: bool | None
+    show_progress_bar: bool | None
 
 
 class SparseEncoder(PromptedReader):
@@ -61,12 +61,13 @@ class SparseEncoder(PromptedReader):
     time, never those of a batch.
 
     Args:
-        folder: a model as sentence-transformers publishes it (modules.json: MLMTransformer and SpladePooling), a plain
+        model_name_or_path: a model as sentence-transformers publishes it (MLMTransformer and SpladePooling), a plain
             masked language model's folder, or its id on the Hugging Face hub.
         dtype: dtype of weights and computation, as for AutoModel; embeddings are float32.
         max_seq_length: cut texts to this many tokens, special ones included; by default as published.
         max_active_dims: keep this many of the greatest weights of each text; by default as published, or all.
-        hub: revision, token, cache_dir, local_files_only for an id on the hub, as for `checkpoint.resolve`.
+        options: device, prompts, default_prompt_name, cache_folder, revision, token, local_files_only,
+            trust_remote_code; see `Encoder`.
 
     Attributes:
         settings: settings of the folder.
@@ -82,16 +83,21 @@ class SparseEncoder(PromptedReader):
     once.
     """
 
+    @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,
-        folder: str | os.PathLike,
+        model_name_or_path: str | os.PathLike,
         *,
         dtype: str | None = None,
         max_seq_length: int | None = None,
         max_active_dims: int | None = None,
-        **hub: Unpack[HubOptions],
+        **options: Unpack[EncoderOptions],
     ):
-        self.settings = settings = read_sparse_settings(resolve(folder, "sentence_encoder", **hub))
+        self.settings = settings = read_sparse_settings(self._open(model_name_or_path, "sparse encoder", options))
+        self._arguments = {
+            "model_name_or_path": self.folder, "dtype": dtype, "max_seq_length": max_seq_length,
+            "max_active_dims": max_active_dims, **options,
+        }  # fmt: skip
         where = settings.model_folder
         self._load_trained(AutoModelForMaskedLM, where, dtype, "masked language model")
         self._load_tokenizer(where, max_seq_length, settings.max_seq_length)
@@ -100,13 +106,43 @@ class SparseEncoder(PromptedReader):
         )
         self.embedding_dimension = self.model.spec.vocab_size
 
-    def encode(self, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> csr_array:
-        """Embed texts into a sparse matrix (texts, vocabulary), float32; one text into its row, (vocabulary,).
+    @naming_nearest(*TextOptions.__annotations__)
+    def encode(
+        self,
+        inputs: str | Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *,
+        convert_to_tensor: bool = False,
+        convert_to_sparse_tensor: bool = True,
+        pool: EncoderPool | None = None,
+        chunk_size: int | None = None,
+        **options: Unpack[TextOptions],
+    ) -> csr_array:
+        """Embed texts into a sparse matrix (texts, vocabulary), float32; one text into a row, (vocabulary,).
 
-        Arguments and errors as for `encode_stream`; raises ImportError if SciPy, which only this needs, is missing.
+        Args:
+            inputs: one string or several.
+            prompt_name, prompt, options: as for `encode_stream`, whose errors this raises, too.
+            convert_to_tensor: True gives a tensor of PyTorch, a sparse one unless `convert_to_sparse_tensor` is False.
+            convert_to_sparse_tensor: see above.
+            pool: processes of `start_multi_process_pool` that compute; a list as `device` starts some.
+            chunk_size: texts that a process of the pool is given at once.
+
+        Raises ImportError if SciPy is missing, or PyTorch for a tensor.
         """
         sparse = required("scipy.sparse")  # fail before the work
-        rows = list(self.encode_stream([texts] if isinstance(texts, str) else texts, **options))
+        many = [checked_text("inputs", inputs)] if isinstance(inputs, str) else list(checked_texts(inputs, "inputs"))
+        given = {"prompt": prompt, "prompt_name": prompt_name, "device": None, **options}
+        if pool is not None or isinstance(given["device"], list | tuple):
+            parts = self._in_processes(many, pool, chunk_size, given | {"show_progress_bar": False})
+            found = sparse.vstack(parts, format="csr") if parts else self._matrix(sparse, [])
+        else:
+            found = self._matrix(sparse, list(self.encode_stream(many, **given)))
+        found = found[0] if isinstance(inputs, str) else found
+        return as_tensor(found, convert_to_sparse_tensor) if convert_to_tensor else found
+
+    def _matrix(self, sparse: Any, rows: list[SparseRow]) -> csr_array:
         offsets = np.cumsum([0, *(len(row.indices) for row in rows)])
         indices = np.concatenate([np.zeros(0, np.int32), *(row.indices for row in rows)])
         values = np.concatenate([np.zeros(0, np.float32), *(row.values for row in rows)])
@@ -115,51 +151,57 @@ class SparseEncoder(PromptedReader):
 
     def encode_stream(
         self,
-        texts: Iterable[str],
+        inputs: Iterable[str],
         *,
         prompt: str | None = None,
         prompt_name: str | None = None,
+        batch_size: int | None = None,
+        device: str | None = None,
         max_active_dims: int | None = None,
         truncation: Any = "warn",
         stride: int | None = None,
         merge: str = "max",
         batch_tokens: int = BATCH_TOKENS,
-        show_progress: bool | None = None,
+        show_progress_bar: bool | None = None,
     ) -> Iterator[SparseRow]:
         """Embed texts as they come: an iterator over their `SparseRow`s, in their order.
 
         Memory is bounded, however many texts there are. The backend is the one in force at this call.
 
         Args:
-            texts: strings; an empty one is allowed.
+            inputs: strings; an empty one is allowed.
             prompt, prompt_name: text to put before each, or the name of one of the model's prompts; by default the
                 model's default prompt, if it has one.
+            batch_size: most texts computed at once, beside `batch_tokens`; neither changes the result.
+            device: "cpu" or "cuda"; by default the encoder's.
             max_active_dims: replaces the encoder's value for this call.
             truncation: treatment of texts longer than `max_seq_length`: "warn" cuts them and warns once, with
                 counts; True cuts them; "error" refuses them; "chunk" reads them whole, in overlapping windows.
             stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
             merge: for "chunk", merge of the weights of a text's windows: their "max", or their "mean", weighted by
                 tokens.
-            batch_tokens: most tokens computed at once; bounds memory, does not change the result.
-            show_progress: whether to show a bar; by default on a terminal, if the work takes long.
+            batch_tokens: most tokens computed at once; bounds memory.
+            show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
 
         Raises:
             TypeError: a text is not a string.
             ValueError: a text is not valid Unicode, a prompt name is unknown, an argument is out of range, or a text is
                 too long for truncation "error".
         """
-        checked, batch_tokens = checked_texts(texts), check_count("batch_tokens", batch_tokens)
+        checked, batch_tokens = checked_texts(inputs, "inputs"), check_count("batch_tokens", batch_tokens)
+        batch_size = None if batch_size is None else check_count("batch_size", batch_size)
         before = self.prompt(prompt, prompt_name)
         most = self._max_active if max_active_dims is None else check_count("max_active_dims", max_active_dims)
-        cutting, backend = Cutting(truncation, self.max_seq_length, stride), kernels.get_backend()
+        cutting = Cutting(truncation, self.max_seq_length, stride)
+        backend = backend_of(self._device if device is None else device)
         checks.choice("merge", merge, MERGES)
         whole = MergedWords(merge, self.embedding_dimension, most)
         kept = None if cutting.reads_all else most  # of a text in windows all weights are merged first
         how = whole, cutting, batch_tokens, backend
 
         def rows() -> Iterator[SparseRow]:
-            with progress_bar(None, show_progress) as advance:
-                found = self._read(checked, lambda batch: self.words(batch, kept), *how, advance, before)
+            with progress_bar(None, show_progress_bar) as advance:
+                found = self._read(checked, lambda batch: self.words(batch, kept), *how, advance, before, batch_size)
                 yield from chain.from_iterable(found)
 
         return rows()
@@ -191,10 +233,36 @@ class SparseEncoder(PromptedReader):
         parts = (SparseRow(embeddings.indices[a:b], embeddings.data[a:b]) for a, b in rows)
         return [self.decode(part, top_k) for part in parts]
 
-    def similarity(self, left: Any, right: Any) -> np.ndarray:
-        """Return the dot products (n, m) of the rows of `left` (n, vocabulary) and `right` (m, vocabulary)."""
-        left, right = (rows.reshape(1, -1) if rows.ndim == 1 else rows for rows in (left, right))
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
+        """Return the dot products (n, m) of the rows of two sparse matrices, (n, vocabulary) and (m, vocabulary)."""
+        left, right = (rows.reshape(1, -1) if rows.ndim == 1 else rows for rows in (embeddings1, embeddings2))
         return (left @ right.T).toarray()
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
+        """Return the dot products (n,) of the rows at the same index."""
+        return embeddings1.multiply(embeddings2).sum(axis=-1)
+
+    @staticmethod
+    def intersection(embeddings_1: Any, embeddings_2: Any) -> Any:
+        """Return the products of the weights that two embeddings share: of a row, or of each row of a matrix."""
+        return embeddings_1.multiply(embeddings_2).tocsr()
+
+    @staticmethod
+    def sparsity(embeddings: Any) -> dict[str, float]:
+        """Return the mean number of weights that are not zero, "active_dims", and the "sparsity_ratio" of the zeros."""
+        rows = embeddings.shape[0] if embeddings.ndim == 2 else 1
+        active = embeddings.nnz / rows
+        return {"active_dims": active, "sparsity_ratio": 1 - active / embeddings.shape[-1]}
+
+    def _model_folder(self) -> Path:
+        return self.settings.model_folder
+
+    def _module_folders(self) -> tuple[Path, ...]:
+        modules = read_modules(self.folder) or []
+        return tuple(module.folder for module in modules)
+
+    def _saved_settings(self) -> dict[str, Any]:
+        return {"max_active_dims": self._max_active}
 
     def words(self, batch: list[np.ndarray], max_active_dims: int | None = None) -> list[SparseRow]:
         """Return the weights of each text of a batch of token ids, at most `max_active_dims` of them."""
@@ -257,6 +325,17 @@ def _activated(logits: Any, activation: str) -> Any:
     return xp.log1p(weights) if activation == "log1p_relu" else weights
 
 
+def as_tensor(embeddings: csr_array, is_sparse: bool) -> Any:
+    """Return a tensor of PyTorch of a sparse array: sparse in coordinates, or dense."""
+    import torch
+
+    if not is_sparse:
+        return torch.from_numpy(embeddings.toarray())
+    found = embeddings.tocoo()
+    places = torch.from_numpy(np.stack([np.asarray(axis, np.int64) for axis in found.coords]))
+    return torch.sparse_coo_tensor(places, torch.from_numpy(found.data), found.shape).coalesce()
+
+
 class SparseRow(NamedTuple):
     """The weights of one text: ascending vocabulary ids, int32, and their weights, float32."""
 
@@ -304,7 +383,6 @@ class SparseSettings:
         activation: "relu", log(1 + relu(logit)), or "log1p_relu", the logarithm twice.
         max_active_dims: most weights of a text; None for no limit.
         max_seq_length, do_lower_case: as in a sentence encoder's settings.
-        prompts: texts to put before an input.
     """
 
     model_folder: Path
@@ -313,7 +391,6 @@ class SparseSettings:
     max_active_dims: int | None = None
     max_seq_length: int | None = None
     do_lower_case: bool = False
-    prompts: Prompts = field(default_factory=Prompts)
 
 
 def read_sparse_settings(folder: Any) -> SparseSettings:
@@ -334,7 +411,7 @@ def read_sparse_settings(folder: Any) -> SparseSettings:
         where, pooling = modules[0].folder, _read_pooling(modules[1].folder / CONFIG_NAME)
     most = positive_integer(folder / SETTINGS_NAME, read_saved_settings(folder), "max_active_dims")
     texts = read_transformer(where, "fill-mask")
-    return SparseSettings(where, **pooling, max_active_dims=most, **texts, prompts=read_prompts(folder))
+    return SparseSettings(where, **pooling, max_active_dims=most, **texts)
 
 
 def _read_pooling(file: Path) -> dict[str, str]:

@@ -249,6 +249,7 @@ def in_batches(
     batch_tokens: int,
     compute: Callable[[list[Tokens]], Iterable[Any]],
     advance: Callable[[int], object],
+    batch_size: int | None = None,
 ) -> Iterator[list[Any]]:
     """Yield the results of `compute` for the sequences, in their order, in one list per window.
 
@@ -257,10 +258,11 @@ def in_batches(
         batch_tokens: most tokens computed at once.
         compute: returns a result for each row of a batch.
         advance: called with the number of rows just completed.
+        batch_size: most rows computed at once; None for no limit.
     """
     for window in windows(sequences, batch_tokens):
         results: list[Any] = [None] * len(window)
-        for indices in batches([len(sequence) for sequence in window], batch_tokens):
+        for indices in batches([len(sequence) for sequence in window], batch_tokens, batch_size):
             for index, result in zip(indices, by_halves(compute, [window[index] for index in indices]), strict=True):
                 results[index] = result
             advance(len(indices))
@@ -280,7 +282,7 @@ def progress_bar(total: int | None, wanted: bool | None) -> Iterator[Callable[[i
         wanted: True shows a bar at once, False none, None one on a terminal if the work takes long.
     """
     if wanted is not None:
-        wanted = checks.boolean("show_progress", wanted)
+        wanted = checks.boolean("show_progress_bar", wanted)
     on_terminal = sys.stderr is not None and sys.stderr.isatty()
     if wanted is False or (wanted is None and not on_terminal):
         yield lambda count: None

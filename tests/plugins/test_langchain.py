@@ -17,8 +17,8 @@ def test_embeddings(folder, encoder):
     close(embeddings.embed_query(TEXTS[0]), encoder.encode_query(TEXTS[0]))
     close(asyncio.run(embeddings.aembed_documents(TEXTS[:2])), encoder.encode(TEXTS[:2]))
     assert isinstance(embeddings.embed_query("a")[0], float) and embeddings.embed_documents([]) == []
-    short = BertcoreEmbeddings(encoder, truncate_dim=7, normalize=True)
-    close(short.embed_documents(TEXTS), encoder.encode(TEXTS, truncate_dim=7, normalize=True))
+    short = BertcoreEmbeddings(encoder, truncate_dim=7, normalize_embeddings=True)
+    close(short.embed_documents(TEXTS), encoder.encode(TEXTS, truncate_dim=7, normalize_embeddings=True))
 
 
 def test_one_text_in_the_place_of_several(folder):

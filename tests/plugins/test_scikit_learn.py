@@ -36,8 +36,8 @@ def test_embeddings(folder, encoder):
     embedder = TextEmbedder(folder)
     close(embedder.transform(TEXTS), encoder.encode(TEXTS))
     close(embedder.fit_transform(np.array(TEXTS)), encoder.encode(TEXTS))
-    short = clone(embedder).set_params(truncate_dim=7, normalize=True, prompt_name="query")
-    close(short.transform(TEXTS), encoder.encode_query(TEXTS, truncate_dim=7, normalize=True))
+    short = clone(embedder).set_params(truncate_dim=7, normalize_embeddings=True, prompt_name="query")
+    close(short.transform(TEXTS), encoder.encode_query(TEXTS, truncate_dim=7, normalize_embeddings=True))
     assert short.get_feature_names_out().tolist() == [f"textembedder{number}" for number in range(7)]
     close(pickle.loads(pickle.dumps(short)).transform(TEXTS), short.transform(TEXTS))
     assert len(pickle.dumps(short)) < 2000

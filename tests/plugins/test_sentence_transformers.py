@@ -22,7 +22,9 @@ def test_embeddings(model, encoder, folder):
     close(model.encode(TEXTS), encoder.encode(TEXTS))
     close(model.encode(TEXTS), theirs.encode(TEXTS))
     close(model.encode_query(TEXTS), theirs.encode_query(TEXTS))
-    close(model.encode(TEXTS, normalize_embeddings=True, batch_size=2), encoder.encode(TEXTS, normalize=True))
+    close(
+        model.encode(TEXTS, normalize_embeddings=True, batch_size=2), encoder.encode(TEXTS, normalize_embeddings=True)
+    )
     assert model.get_embedding_dimension() == encoder.embedding_dimension == 39
     assert model.max_seq_length == encoder.max_seq_length
 

@@ -29,11 +29,11 @@ def close(found, expected):
 
 
 def test_embed(client, encoder):
-    close(post(client, "/embed", inputs=TEXTS), encoder.encode(TEXTS, normalize=True))
-    close(post(client, "/embed", inputs=TEXTS[0]), encoder.encode(TEXTS[:1], normalize=True))
+    close(post(client, "/embed", inputs=TEXTS), encoder.encode(TEXTS, normalize_embeddings=True))
+    close(post(client, "/embed", inputs=TEXTS[0]), encoder.encode(TEXTS[:1], normalize_embeddings=True))
     close(post(client, "/embed", inputs=TEXTS, normalize=False), encoder.encode(TEXTS))
     found = post(client, "/embed", inputs=TEXTS, prompt_name="query", dimensions=7, truncate=None)
-    close(found, encoder.encode_query(TEXTS, normalize=True, truncate_dim=7))
+    close(found, encoder.encode_query(TEXTS, normalize_embeddings=True, truncate_dim=7))
     close(post(client, "/embed", inputs=[LONG], truncate=True, normalize=False), encoder.encode([LONG]))
     error = post(client, "/embed", 413, inputs=["a", LONG])
     assert error == {
@@ -44,7 +44,7 @@ def test_embed(client, encoder):
 
 def test_embed_all(client, encoder):
     found = post(client, "/embed_all", inputs=TEXTS)
-    for states, expected in zip(found, encoder.encode_tokens(TEXTS), strict=True):
+    for states, expected in zip(found, encoder.encode(TEXTS, output_value="token_embeddings"), strict=True):
         close(states, expected)
     assert len({len(states) for states in found}) > 1
 
@@ -96,7 +96,7 @@ def test_similarity(client, encoder):
 
 
 def test_openai(client, encoder):
-    expected = encoder.encode(TEXTS, normalize=True)
+    expected = encoder.encode(TEXTS, normalize_embeddings=True)
     found = post(client, "/v1/embeddings", input=TEXTS, model="encoder", user="me")
     assert found["object"] == "list" and found["model"] == "encoder"
     assert [(entry["object"], entry["index"]) for entry in found["data"]] == [("embedding", n) for n in range(3)]
@@ -106,7 +106,7 @@ def test_openai(client, encoder):
     assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
     found = post(client, "/v1/embeddings", input=TEXTS[0], model=None, encoding_format="base64", dimensions=5)
     row = np.frombuffer(base64.b64decode(found["data"][0]["embedding"]), "<f4")
-    close(row, encoder.encode(TEXTS[0], normalize=True, truncate_dim=5))
+    close(row, encoder.encode(TEXTS[0], normalize_embeddings=True, truncate_dim=5))
     error = post(client, "/v1/embeddings", 400, input=TEXTS, encoding_format="hex")["error"]
     assert error["code"] is None and error["type"] == "invalid_request_error"
     assert "encoding_format is 'hex', expected one of float, base64" in error["message"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bertcore.tasks.quantization import quantize_embeddings
 from bertcore.tasks.search import community_detection, largest, paraphrase_mining_embeddings, semantic_search
-from bertcore.tasks.similarity import SIMILARITIES, cosine_similarity, dot_score, pairwise_similarity
+from bertcore.tasks.similarity import SIMILARITIES, cos_sim, dot_score, pairwise_similarity
 
 ROWS = np.random.default_rng(0).normal(size=(37, 5)).astype(np.float32)
 
@@ -34,7 +34,7 @@ def test_semantic_search(sizes):
 
 
 def test_paraphrase_mining():
-    scores = cosine_similarity(ROWS, ROWS)
+    scores = cos_sim(ROWS, ROWS)
     pairs = sorted(([float(scores[i, j]), i, j] for i, j in itertools.combinations(range(37), 2)), reverse=True)
     found = paraphrase_mining_embeddings(ROWS, max_pairs=20, query_chunk_size=5, corpus_chunk_size=7)
     assert [pair[1:] for pair in found] == [pair[1:] for pair in pairs[:20]]
@@ -157,6 +157,6 @@ def test_what_is_not_finite_or_no_number():
 def test_squares_beyond_the_dtype(dtype):
     rows = (ROWS * (40 if dtype == "int8" else 1e4)).clip(-60000, 60000).astype(dtype)
     wide = rows.astype(np.float32)
-    np.testing.assert_allclose(cosine_similarity(rows, rows), cosine_similarity(wide, wide), atol=1e-6)
+    np.testing.assert_allclose(cos_sim(rows, rows), cos_sim(wide, wide), atol=1e-6)
     options = {"threshold": 0.5, "min_community_size": 2}
     assert community_detection(rows, **options) == community_detection(wide, **options) != []

@@ -46,7 +46,7 @@ class CallOptions:
         stride: for "chunk", tokens shared by two neighbouring windows; by default a quarter of a window.
         padding: "max_length" pads rows to `max_length`; otherwise they are padded to the longest of their batch.
         batch_tokens, batch_size: most tokens, and most rows, computed at once; they do not change the result.
-        show_progress: whether to show a bar; by default on a terminal, if the work takes long.
+        show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
 
     As in transformers, `tokenizer_kwargs` (or `tokenize_kwargs`) is a dictionary of such options.
     """
@@ -57,7 +57,7 @@ class CallOptions:
     padding: bool | str = True
     batch_tokens: int = BATCH_TOKENS
     batch_size: int | None = None
-    show_progress: bool | None = None
+    show_progress_bar: bool | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.padding, bool):
@@ -259,7 +259,7 @@ class Pipeline:
             self, cutting.max_length, self.model.spec.longest_sequence, argument="max_length", reads_windows=True
         )
         texts = self._item_texts(items, options, pending, one)
-        with progress_bar(total, options.show_progress) as advance:
+        with progress_bar(total, options.show_progress_bar) as advance:
             for rows in windows(self._rows(texts, cutting, cut), options.batch_tokens):
                 for indices in batches([len(row) for row in rows], options.batch_tokens, options.batch_size):
                     # Set for each batch: a with block open across a yield would change the caller's backend.

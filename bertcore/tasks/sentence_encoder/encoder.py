@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count
-from bertcore.checkpoint import CheckpointError, resolve
-from bertcore.checkpoint.hub import HubOptions
+from bertcore.arguments import check_count, naming_nearest
+from bertcore.checkpoint import CheckpointError
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models.auto import AutoModel
+from bertcore.tasks.encoders import EncoderOptions, EncoderPool, backend_of, converted
 from bertcore.tasks.long_texts import MERGES, Cutting, MergedWindows
 from bertcore.tasks.quantization import PRECISIONS, quantize_embeddings
 from bertcore.tasks.reading import PromptedReader
@@ -38,7 +41,9 @@ class StreamOptions(TypedDict, total=False):
 
     prompt: str | None
     prompt_name: str | None
-    normalize: bool | None
+    batch_size: int | None
+    device: str | None
+    normalize_embeddings: bool
     truncate_dim: int | None
     precision: str
     ranges: np.ndarray | None
@@ -53,7 +58,7 @@ class SentenceEncoder(PromptedReader):
     """Turn each text into one vector, as sentence-transformers does.
 
     Args:
-        folder: a model as sentence-transformers publishes it (modules.json: Transformer and Pooling, or a
+        model_name_or_path: a model as sentence-transformers publishes it (modules.json: Transformer and Pooling, or a
             StaticEmbedding, then any of Dense, LayerNorm and Normalize). A plain model's folder, without modules.json,
             gets mean pooling and no normalisation, as it does in sentence-transformers. Or its id on the Hugging Face
             hub ("ORGANISATION/NAME").
@@ -65,13 +70,13 @@ class SentenceEncoder(PromptedReader):
             number of special tokens, at most the model's positions.
         truncate_dim: keep only the first dimensions (Matryoshka embeddings); by default as published, or all.
         similarity_fn_name: "cosine", "dot", "euclidean" or "manhattan"; by default as published, or "cosine".
-        hub: revision, token, cache_dir, local_files_only for an id on the hub, as for `checkpoint.resolve`.
+        options: device, prompts, default_prompt_name, cache_folder, revision, token, local_files_only,
+            trust_remote_code; see `Encoder`.
 
     Attributes:
-        settings: settings of the folder (pooling, normalize, prompts, ...).
+        settings: settings of the folder (pooling, normalize, ...).
         max_seq_length: length that texts are cut to, in tokens.
         truncate_dim: number of first dimensions that are kept by default; None for all.
-        embedding_dimension: the length of an embedding.
         similarity_fn_name: the similarity that `similarity` computes.
         task: the task, as given.
         has_warned: whether this encoder has warned that texts were cut.
@@ -85,19 +90,24 @@ class SentenceEncoder(PromptedReader):
     once.
     """
 
+    @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,
-        folder: str | os.PathLike,
+        model_name_or_path: str | os.PathLike,
         *,
         dtype: str | None = None,
         task: str | None = None,
         max_seq_length: int | None = None,
         truncate_dim: int | None = None,
         similarity_fn_name: str | None = None,
-        **hub: Unpack[HubOptions],
+        **options: Unpack[EncoderOptions],
     ):
         self.task = task
-        self.settings = settings = read_settings(resolve(folder, "sentence_encoder", **hub))
+        self.settings = settings = read_settings(self._open(model_name_or_path, "sentence encoder", options))
+        self._arguments = {
+            "model_name_or_path": self.folder, "dtype": dtype, "task": task, "max_seq_length": max_seq_length,
+            "truncate_dim": truncate_dim, "similarity_fn_name": similarity_fn_name, **options,
+        }  # fmt: skip
         self.similarity_fn_name = settings.similarity if similarity_fn_name is None else similarity_fn_name
         checks.choice("similarity_fn_name", self.similarity_fn_name, SIMILARITIES)
         self.model: Any = self._load_model(dtype)
@@ -113,7 +123,6 @@ class SentenceEncoder(PromptedReader):
         of_maps = "float64" if self.model.dtype == "float64" else "float32"
         self._maps, self._width = read_maps(settings.maps, width, of_maps)
         self.truncate_dim = settings.truncate_dim if truncate_dim is None else check_count("truncate_dim", truncate_dim)
-        self.embedding_dimension = min(self._width, self.truncate_dim or self._width)
 
     def _load_model(self, dtype: str | None) -> Any:
         folder = self.settings.model_folder
@@ -124,34 +133,50 @@ class SentenceEncoder(PromptedReader):
                 raise ValueError(f"{name} is {value!r}, expected {only or 'None'}: these are static embeddings")
         return StaticModel(folder)
 
+    @naming_nearest()
     def encode(
         self,
-        texts: str | Iterable[str],
-        *,
-        prompt: str | None = None,
+        inputs: str | Iterable[str],
         prompt_name: str | None = None,
-        normalize: bool | None = None,
-        truncate_dim: int | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        output_value: str | None = "sentence_embedding",
         precision: str = "float32",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | Sequence[str] | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        pool: EncoderPool | None = None,
+        chunk_size: int | None = None,
+        *,
         ranges: np.ndarray | None = None,
         task: str | None = None,
         truncation: Any = "warn",
         stride: int | None = None,
         merge: str = "mean",
         batch_tokens: int = BATCH_TOKENS,
-        show_progress: bool | None = None,
-    ) -> np.ndarray:
+    ) -> Any:
         """Embed one text or many.
 
         Args:
-            texts: one string or several; an empty string is allowed.
+            inputs: one string or several; an empty string is allowed.
+            prompt_name: name of one of `prompts`; by default the model's default prompt, if it has one.
             prompt: text to put before each.
-            prompt_name: name of one of the model's prompts (`settings.prompts.by_name`); by default the model's default
-                prompt, if it has one.
-            normalize: whether to scale embeddings to length 1; by default as published.
-            truncate_dim: keep only the first dimensions; by default the encoder's value. Published scaling to length 1
-                happens before the cut; `normalize=True` scales again.
+            batch_size: most texts computed at once, beside `batch_tokens`; neither changes the result.
+            show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
+            output_value: "sentence_embedding"; "token_embeddings" for the hidden states of a text's tokens, special
+                ones included, (tokens, hidden); None for both and the "input_ids", in a dict for each text.
             precision: "float32", "int8", "uint8", "binary" or "ubinary"; see `quantize_embeddings`.
+            convert_to_numpy: False gives a list of the embeddings.
+            convert_to_tensor: True gives a tensor of PyTorch.
+            device: "cpu" or "cuda"; by default the encoder's. A list of them starts a process for each.
+            normalize_embeddings: whether to scale embeddings to length 1, also where that was not published.
+            truncate_dim: keep only the first dimensions; by default the encoder's value. Published scaling to length 1
+                happens before the cut; `normalize_embeddings=True` scales again.
+            pool: processes of `start_multi_process_pool` that compute.
+            chunk_size: texts that a process of the pool is given at once.
             ranges: (2, dim), minimum and maximum of each dimension, for int8 and uint8; by default those of this call's
                 embeddings.
             task: the task of the texts, which must be the encoder's.
@@ -160,35 +185,50 @@ class SentenceEncoder(PromptedReader):
             stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
             merge: for "chunk", merge of the vectors of a text's windows: their "mean", weighted by tokens, or the
                 "max" of each dimension.
-            batch_tokens: most tokens computed at once; bounds memory, does not change the result.
-            show_progress: whether to show a bar; by default on a terminal, if the work takes long.
+            batch_tokens: most tokens computed at once; bounds memory.
 
         Returns:
             float32 (dim,) for one string, (texts, dim) for several, in their order; int8 or uint8 in another precision,
-            with ceil(dim / 8) columns for "binary" and "ubinary".
+            with ceil(dim / 8) columns for "binary" and "ubinary". A list of hidden states or of dicts for several texts
+            with another `output_value`.
 
         Raises:
-            TypeError: a text is not a string, or an argument has another type.
+            TypeError: a text is not a string, or an argument has another type or is unknown.
             ValueError: a text has a lone surrogate, a prompt name or precision is unknown, a number is not positive,
                 ranges would come from a single text, or the task is not the encoder's.
         """
-        many = [checked_text("texts", texts)] if isinstance(texts, str) else list(checked_texts(texts))
-        checked = checked_options(
-            self, prompt, prompt_name, task=task, truncation=truncation, stride=stride, truncate_dim=truncate_dim,
-            normalize=normalize, precision=precision, ranges=ranges, merge=merge, batch_tokens=batch_tokens,
-        )  # fmt: skip
-        embeddings = np.empty((len(many), self._kept(checked)), np.float32)
-        done = 0
-        with progress_bar(len(many), show_progress) as advance:
-            for rows in self._windows_of_rows(many, advance, checked):
-                embeddings[done : done + len(rows)] = rows
-                done += len(rows)
-        if checked.precision != "float32":
-            embeddings = quantize_embeddings(embeddings, checked.precision, ranges=checked.ranges)
-        return embeddings[0] if isinstance(texts, str) else embeddings
+        many = [checked_text("inputs", inputs)] if isinstance(inputs, str) else list(checked_texts(inputs, "inputs"))
+        options = {
+            "prompt": prompt, "prompt_name": prompt_name, "batch_size": batch_size, "device": device, "task": task,
+            "normalize_embeddings": normalize_embeddings, "truncate_dim": truncate_dim, "truncation": truncation,
+            "stride": stride, "merge": merge, "batch_tokens": batch_tokens,
+        }  # fmt: skip
+        checks.choice("precision", precision, PRECISIONS)
+        checks.choice("output_value", output_value, ("sentence_embedding", "token_embeddings", None))
+        is_one, in_processes = isinstance(inputs, str), pool is not None or isinstance(device, list | tuple)
+        if output_value != "sentence_embedding":
+            found = self._token_embeddings(many, output_value is None, options)
+            return found[0] if is_one else found
+        if in_processes:
+            rows = self._in_processes(many, pool, chunk_size, options | {"show_progress_bar": False})
+            embeddings = np.concatenate(rows) if rows else np.empty((0, self.embedding_dimension), np.float32)
+        else:
+            checked = checked_options(self, precision=precision, ranges=ranges, **options)
+            embeddings, done = np.empty((len(many), self._kept(checked)), np.float32), 0
+            with progress_bar(len(many), show_progress_bar) as advance:
+                for rows in self._windows_of_rows(many, advance, checked):
+                    embeddings[done : done + len(rows)] = rows
+                    done += len(rows)
+        if precision != "float32":
+            embeddings = quantize_embeddings(embeddings, precision, ranges=ranges)
+        return converted(embeddings[0] if is_one else embeddings, convert_to_numpy, convert_to_tensor)
+
+    def encode_multi_process(self, sentences: list[str], pool: EncoderPool, **options: Any) -> np.ndarray:
+        """Embed texts in the processes of a pool; `options` as for `encode`."""
+        return self.encode(sentences, pool=pool, **options)
 
     def encode_stream(
-        self, texts: Iterable[str], *, show_progress: bool | None = None, **options: Unpack[StreamOptions]
+        self, inputs: Iterable[str], *, show_progress_bar: bool | None = None, **options: Unpack[StreamOptions]
     ) -> Iterator[np.ndarray]:
         """Embed texts as they come: an iterator over their float32 (dim,) embeddings, in their order.
 
@@ -196,47 +236,71 @@ class SentenceEncoder(PromptedReader):
         computed and returned before the next are read. The backend is the current one at this call. Arguments and
         errors as for `encode`, except that int8 and uint8 need `ranges`.
         """
-        given, checked = checked_texts(texts), checked_options(self, **options)
+        given, checked = checked_texts(inputs, "inputs"), checked_options(self, **options)
         precision, ranges = checked.precision, checked.ranges
         if precision in ("int8", "uint8") and ranges is None:
             raise ValueError(f"precision is {precision!r}, for which a stream needs ranges, (2, dim)")
 
         def embeddings() -> Iterator[np.ndarray]:
-            with progress_bar(None, show_progress) as advance:
+            with progress_bar(None, show_progress_bar) as advance:
                 for rows in self._windows_of_rows(given, advance, checked):
                     yield from rows if precision == "float32" else quantize_embeddings(rows, precision, ranges=ranges)
 
         return embeddings()
 
-    def encode_tokens(
-        self,
-        texts: str | Iterable[str],
-        *,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
-        batch_tokens: int = BATCH_TOKENS,
-    ) -> Any:
-        """Return the hidden states of one text's tokens, (tokens, hidden) float32, or a list of them for several texts.
+    def _token_embeddings(self, texts: list[str], with_all: bool, options: dict[str, Any]) -> list[Any]:
+        """Return the hidden states of each text, or a dict of them, the embedding and the token ids."""
+        checked = checked_options(self, **options)
+        found = list(chain.from_iterable(self._of_texts(texts, self.hidden_states, lambda count: None, checked)))
+        if not with_all:
+            return found
+        ids, embeddings = [row for row, _ in self.tokenize(texts, checked.prompt)], self.encode(texts, **options)
+        return [
+            {"token_embeddings": states, "sentence_embedding": embedding, "input_ids": row}
+            for states, embedding, row in zip(found, embeddings, ids, strict=True)
+        ]
 
-        Special tokens are included; nothing is pooled. Arguments and errors as for `encode`.
-        """
-        many = [checked_text("texts", texts)] if isinstance(texts, str) else list(checked_texts(texts))
-        checked = checked_options(self, prompt, prompt_name, batch_tokens=batch_tokens)
-        states = self._of_texts(many, self.hidden_states, lambda count: None, checked)
-        found = list(chain.from_iterable(states))
-        return found[0] if isinstance(texts, str) else found
-
-    def similarity(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Return the similarity (n, m) of every embedding in `left` (n, dim) with every one in `right` (m, dim).
+    def similarity(self, embeddings1: np.ndarray, embeddings2: np.ndarray) -> np.ndarray:
+        """Return the similarity (n, m) of every row of `embeddings1` (n, dim) with every one of `embeddings2` (m, dim).
 
         `similarity_fn_name` selects "cosine", "dot", or minus the "euclidean" or "manhattan" distance. Raises
         ValueError for other shapes.
         """
-        return SIMILARITIES[self.similarity_fn_name].of_all(left, right)
+        return SIMILARITIES[self.similarity_fn_name].of_all(embeddings1, embeddings2)
 
-    def similarity_pairwise(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Return the similarity (n,) of left[i] and right[i], both (n, dim). Raises ValueError for other shapes."""
-        return pairwise_similarity(self.similarity_fn_name, left, right)
+    def similarity_pairwise(self, embeddings1: np.ndarray, embeddings2: np.ndarray) -> np.ndarray:
+        """Return the similarity (n,) of the rows at the same index, both (n, dim); ValueError for other shapes."""
+        return pairwise_similarity(self.similarity_fn_name, embeddings1, embeddings2)
+
+    @contextmanager
+    def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
+        """Keep only the first dimensions within a with block."""
+        before = self.truncate_dim
+        self.truncate_dim = None if truncate_dim is None else check_count("truncate_dim", truncate_dim)
+        try:
+            yield
+        finally:
+            self.truncate_dim = before
+
+    @property
+    def embedding_dimension(self) -> int:
+        """The length of an embedding."""
+        return min(self._width, self.truncate_dim or self._width)
+
+    def _model_folder(self) -> Path:
+        return self.settings.model_folder
+
+    def _module_folders(self) -> tuple[Path, ...]:
+        return self.settings.folders
+
+    def _saved_settings(self) -> dict[str, Any]:
+        return {"similarity_fn_name": self.similarity_fn_name, "truncate_dim": self.truncate_dim}
+
+    def _save_model(self, folder: Path) -> None:
+        if self.settings.is_static:
+            shutil.copytree(self.settings.model_folder, folder, dirs_exist_ok=True)
+        else:
+            super()._save_model(folder)
 
     def _kept(self, options: Options) -> int:
         """Return the number of dimensions of a call's embeddings."""
@@ -247,13 +311,13 @@ class SentenceEncoder(PromptedReader):
     ) -> Iterator[np.ndarray]:
         """Yield the embeddings of neighbouring texts, (texts, dim) float32, window by window."""
         for rows in self._of_texts(texts, lambda batch: self.pooled(batch, options.skipped), advance, options):
-            yield self.finished(np.stack(rows), options.normalize, options.dimensions)
+            yield self.finished(np.stack(rows), options.normalize_embeddings or None, options.dimensions)
 
     def _of_texts(
         self, texts: Iterable[str], compute: Callable[[Any], Any], advance: Callable[[int], object], options: Options
     ) -> Iterator[list[np.ndarray]]:
         whole, how = MergedWindows(options.merge), (options.cutting, options.batch_tokens, options.backend)
-        return self._read(texts, compute, whole, *how, advance, options.prompt)
+        return self._read(texts, compute, whole, *how, advance, options.prompt, options.batch_size)
 
     def pooled(self, batch: list[np.ndarray], skipped: int = 0) -> np.ndarray:
         """Return the vectors of a batch of token ids after pooling and the modules that follow it, (texts, dim).
@@ -305,10 +369,11 @@ class Options:
     Attributes:
         prompt: text before each input.
         skipped: number of first tokens that are not pooled.
-        normalize: whether embeddings are scaled to length 1 at the end; None for as published.
+        normalize_embeddings: whether embeddings are scaled to length 1 at the end.
         dimensions: number of first dimensions that are kept; None for all.
         precision, ranges: see `quantize_embeddings`.
-        batch_tokens, backend: most tokens computed at once, and the backend that computes them.
+        batch_tokens, batch_size: most tokens and texts computed at once.
+        backend: what computes them.
         cutting: treatment of texts that are too long.
         merge: merge of the vectors of a text's windows.
     """
@@ -318,16 +383,18 @@ class Options:
     dimensions: int | None
     backend: str
     cutting: Cutting
-    normalize: bool | None = None
+    normalize_embeddings: bool = False
     precision: str = "float32"
     ranges: np.ndarray | None = None
     batch_tokens: int = BATCH_TOKENS
+    batch_size: int | None = None
     merge: str = "mean"
 
     def __post_init__(self) -> None:
         check_count("batch_tokens", self.batch_tokens)
-        if self.normalize is not None and not isinstance(self.normalize, bool | np.bool_):
-            raise TypeError(f"normalize is {self.normalize!r}, expected True, False or None")
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+        checks.boolean("normalize_embeddings", self.normalize_embeddings)
         checks.choice("precision", self.precision, PRECISIONS)
         checks.choice("merge", self.merge, MERGES)
 
@@ -341,6 +408,7 @@ def checked_options(
     truncation: Any = "warn",
     stride: int | None = None,
     truncate_dim: int | None = None,
+    device: str | None = None,
     **others: Any,
 ) -> Options:
     """Check the options of a call of `encoder`, a SentenceEncoder; raises as its `encode` does.
@@ -358,7 +426,7 @@ def checked_options(
         prompt=before,
         skipped=0 if encoder.settings.include_prompt else _prompt_tokens(encoder, before),
         dimensions=encoder.truncate_dim if truncate_dim is None else check_count("truncate_dim", truncate_dim),
-        backend=kernels.get_backend(),
+        backend=backend_of(encoder._device if device is None else device),
         cutting=_cutting(encoder, truncation, stride, before),
         **others,
     )

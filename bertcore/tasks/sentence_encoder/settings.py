@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,11 @@ from bertcore.tasks.folder import (
     SETTINGS_NAME,
     TRANSFORMER_NAMES,
     Module,
-    Prompts,
     check_kinds,
     flag,
     opened_folder,
     positive_integer,
     read_modules,
-    read_prompts,
     read_saved_settings,
     read_transformer,
 )
@@ -56,7 +54,6 @@ class Settings:
         normalize: whether a final Normalize scales embeddings to length 1.
         max_seq_length: texts are cut to this many tokens; None leaves it to the tokenizer and the model.
         do_lower_case: whether texts are lower-cased before they are tokenized.
-        prompts: texts to put before an input.
         similarity: name of the similarity that the model was trained for.
         truncate_dim: number of first dimensions that are kept; None for all.
     """
@@ -72,7 +69,6 @@ class Settings:
     normalize: bool = False
     max_seq_length: int | None = None
     do_lower_case: bool = False
-    prompts: Prompts = field(default_factory=Prompts)
     similarity: str = "cosine"
     truncate_dim: int | None = None
 
@@ -86,7 +82,7 @@ def read_settings(folder: Any) -> Settings:
     """
     folder = opened_folder(folder, "sentence encoder")
     with locked(folder, shared=True):
-        modules, options = read_modules(folder), {"prompts": read_prompts(folder), **_read_whole(folder)}
+        modules, options = read_modules(folder), _read_whole(folder)
     if modules is None:
         return Settings(folder, (folder,), **read_transformer(folder, "feature-extraction"), **options)
     is_static = _check_order(folder, modules)

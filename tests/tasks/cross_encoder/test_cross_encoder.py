@@ -114,7 +114,7 @@ def test_prompts_stand_before_the_first_text(tmp_path, reranker):
 
 
 def test_long_pairs_are_cut_and_told_of(folder):
-    encoder = CrossEncoder(folder, max_seq_length=6)
+    encoder = CrossEncoder(folder, max_length=6)
     with pytest.warns(TextsCutWarning, match="1 of 2 texts were cut to 6 tokens; the model takes up to 40") as caught:
         cut = encoder.predict([("the cat sat", "on a mat"), ("a", "b")])
     assert caught[0].filename == __file__
@@ -139,8 +139,8 @@ def test_long_pairs_are_read_in_windows(reranker, merge, combined):
 
 
 def test_long_pairs_are_refused_or_cut_in_silence(folder, recwarn):
-    encoder, pairs = CrossEncoder(folder, max_seq_length=6), [("a", "b"), ("the cat sat", "on a mat")]
-    with pytest.raises(ValueError, match=r"pairs\[1\] has more than the 6 tokens"):
+    encoder, pairs = CrossEncoder(folder, max_length=6), [("a", "b"), ("the cat sat", "on a mat")]
+    with pytest.raises(ValueError, match=r"inputs\[1\] has more than the 6 tokens"):
         encoder.predict(pairs, truncation="error")
     assert np.isfinite(encoder.predict(pairs, truncation=True)).all() and not recwarn.list
 
@@ -168,12 +168,12 @@ def test_a_module_list(tmp_path, reranker):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda encoder: encoder.predict("text"), TypeError, "pairs is str, expected a list of pairs"),
-        (lambda encoder: encoder.predict(np.array("text")), TypeError, "pairs is ndarray, expected a list of pairs"),
-        (lambda encoder: encoder.predict(["a", "b", "c"]), TypeError, r"pairs\[0\] is .* expected two strings"),
-        (lambda encoder: encoder.predict([("a", "b"), ("c",)]), TypeError, r"pairs\[1\] is \('c',\), expected two"),
-        (lambda encoder: encoder.predict([("a", 3)]), TypeError, r"pairs\[0\]\[1\] is int, expected str"),
-        (lambda encoder: encoder.predict([("a", "\ud800")]), ValueError, r"pairs\[0\]\[1\] is not valid Unicode"),
+        (lambda encoder: encoder.predict("text"), TypeError, "inputs is str, expected a list of pairs"),
+        (lambda encoder: encoder.predict(np.array("text")), TypeError, "inputs is ndarray, expected a list of pairs"),
+        (lambda encoder: encoder.predict(["a", "b", "c"]), TypeError, r"inputs\[0\] is .* expected two strings"),
+        (lambda encoder: encoder.predict([("a", "b"), ("c",)]), TypeError, r"inputs\[1\] is \('c',\), expected two"),
+        (lambda encoder: encoder.predict([("a", 3)]), TypeError, r"inputs\[0\]\[1\] is int, expected str"),
+        (lambda encoder: encoder.predict([("a", "\ud800")]), ValueError, r"inputs\[0\]\[1\] is not valid Unicode"),
         (lambda encoder: encoder.predict(PAIRS, stride=3), ValueError, "stride is 3"),
         (lambda encoder: encoder.predict(PAIRS, activation_fn="gelu"), ValueError, "activation_fn is 'gelu'"),
         (lambda encoder: encoder.predict(PAIRS, prompt_name="q"), ValueError, "prompt_name is 'q', this model has no"),

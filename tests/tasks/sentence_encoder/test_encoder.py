@@ -36,20 +36,20 @@ def test_any_iterable_of_texts(encoder, kind):
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (None, "texts is NoneType, expected a string or a list of strings"),
-        (b"bytes", "texts is bytes, expected .*; decode it first"),
-        (3, "texts is int"),
-        ({"a": "b"}, "texts is dict"),
-        ({"a"}, "texts is set"),
-        (["a", None], r"texts\[1\] is NoneType, expected str"),
-        (["a", "b", 3.5], r"texts\[2\] is float, expected str"),
-        ([b"bytes"], r"texts\[0\] is bytes, expected str: decode it first"),
-        (np.array("the cat"), "texts is an array without axes, expected a string or a list of strings"),
+        (None, "inputs is NoneType, expected a string or a list of strings"),
+        (b"bytes", "inputs is bytes, expected .*; decode it first"),
+        (3, "inputs is int"),
+        ({"a": "b"}, "inputs is dict"),
+        ({"a"}, "inputs is set"),
+        (["a", None], r"inputs\[1\] is NoneType, expected str"),
+        (["a", "b", 3.5], r"inputs\[2\] is float, expected str"),
+        ([b"bytes"], r"inputs\[0\] is bytes, expected str: decode it first"),
+        (np.array("the cat"), "inputs is an array without axes, expected a string or a list of strings"),
         (
             np.array([["the cat"]]),
-            "texts is ndarray of 2 axes, expected a string or a list of strings: take one column",
+            "inputs is ndarray of 2 axes, expected a string or a list of strings: take one column",
         ),
-        ([["a", "b"]], r"texts\[0\] is list, expected str"),
+        ([["a", "b"]], r"inputs\[0\] is list, expected str"),
     ],
 )
 def test_what_is_not_text(encoder, texts, message):
@@ -59,7 +59,7 @@ def test_what_is_not_text(encoder, texts, message):
 
 
 def test_a_lone_surrogate_is_told(encoder):
-    with pytest.raises(ValueError, match=r"texts\[300\] is not valid Unicode: a lone surrogate at 1"):
+    with pytest.raises(ValueError, match=r"inputs\[300\] is not valid Unicode: a lone surrogate at 1"):
         encoder.encode([*["é"] * 300, "a\ud800"])
 
 
@@ -68,8 +68,15 @@ def test_a_lone_surrogate_is_told(encoder):
     [
         *(({"batch_tokens": wrong}, "batch_tokens is .*, expected a positive integer") for wrong in (0, -1, 2.5, True)),
         ({"batch_tokens": None}, "batch_tokens is None, expected a positive integer"),
-        ({"normalize": "no"}, "normalize is 'no', expected True, False or None"),
-        ({"normalize": 1}, "normalize is 1, expected True, False or None"),
+        ({"normalize_embeddings": "no"}, "normalize_embeddings is 'no', expected True or False"),
+        ({"normalize_embeddings": None}, "normalize_embeddings is None, expected True or False"),
+        ({"batch_size": 0}, "batch_size is 0, expected a positive integer"),
+        ({"device": "tpu"}, "device is 'tpu', expected 'cpu', 'cuda' or None"),
+        ({"output_value": "tokens"}, "output_value is 'tokens'"),
+        (
+            {"normalize_embedding": True},
+            "encode has no argument normalize_embedding; did you mean normalize_embeddings",
+        ),
         ({"prompt": 3}, "prompt is 3, expected a string or None"),
         ({"prompt_name": ["q"]}, r"prompt_name is \['q'\], expected a string or None"),
         ({"truncate_dim": 0}, "truncate_dim is 0, expected a positive integer"),
@@ -117,7 +124,7 @@ def test_stream_reads_only_a_window_ahead(encoder):
 def test_stream_tells_a_wrong_text_when_it_comes(encoder):
     stream = encoder.encode_stream(itertools.chain(["a"] * 5000, [None]), batch_tokens=32)
     assert next(stream).shape == (WIDTH,)
-    with pytest.raises(TypeError, match=r"texts\[5000\] is NoneType"):
+    with pytest.raises(TypeError, match=r"inputs\[5000\] is NoneType"):
         list(stream)
 
 
@@ -200,12 +207,12 @@ def test_progress_on_request_and_not_by_itself(encoder, capsys):
     encoder.encode(TEXTS)
     list(encoder.encode_stream(TEXTS))
     assert capsys.readouterr().err == ""
-    encoder.encode(TEXTS, show_progress=True)
+    encoder.encode(TEXTS, show_progress_bar=True)
     assert f"{len(TEXTS)}/{len(TEXTS)}" in capsys.readouterr().err
-    list(encoder.encode_stream(TEXTS, show_progress=True))
+    list(encoder.encode_stream(TEXTS, show_progress_bar=True))
     assert f"{len(TEXTS)} texts" in capsys.readouterr().err
-    with pytest.raises(TypeError, match="show_progress is 0, expected True or False"):
-        encoder.encode(TEXTS, show_progress=0)
+    with pytest.raises(TypeError, match="show_progress_bar is 0, expected True or False"):
+        encoder.encode(TEXTS, show_progress_bar=0)
 
 
 def test_progress_on_a_terminal_only_for_long_work(encoder, capsys, monkeypatch):
@@ -216,7 +223,7 @@ def test_progress_on_a_terminal_only_for_long_work(encoder, capsys, monkeypatch)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     encoder.encode(TEXTS)
     assert "texts" in capsys.readouterr().err
-    encoder.encode(TEXTS, show_progress=False)
+    encoder.encode(TEXTS, show_progress_bar=False)
     assert capsys.readouterr().err == ""
 
 
@@ -252,12 +259,9 @@ def test_dtypes(folder, dtype):
     np.testing.assert_allclose(embeddings, SentenceEncoder(folder).encode(TEXTS), atol=1e-5)
 
 
-def test_the_name_of_one_text_and_the_options_of_tokens(encoder):
-    for encode in (encoder.encode, encoder.encode_tokens):
-        with pytest.raises(ValueError, match=r"^texts is not valid Unicode"):
-            encode("\ud800")
-    with pytest.raises(TypeError, match=r"encode_tokens\(\) got an unexpected keyword argument 'truncation'"):
-        encoder.encode_tokens("a", truncation="chunk")
+def test_the_name_of_one_text(encoder):
+    with pytest.raises(ValueError, match=r"^inputs is not valid Unicode"):
+        encoder.encode("\ud800")
 
 
 def test_tokenize_returns_the_model_s_inputs(encoder):

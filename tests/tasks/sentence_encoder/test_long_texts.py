@@ -40,7 +40,7 @@ def test_texts_that_are_cut(encoder):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         cut = encoder.encode(TEXTS, truncation=True)
-        with pytest.raises(ValueError, match=r"texts\[1\] has more than the 40 tokens that are read"):
+        with pytest.raises(ValueError, match=r"inputs\[1\] has more than the 40 tokens that are read"):
             encoder.encode(TEXTS, truncation="error")
         encoder.encode(TEXTS[:1], truncation="error")
     encoder.has_warned = False

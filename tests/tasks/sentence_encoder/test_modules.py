@@ -86,7 +86,8 @@ def test_static_embeddings(static_folder, encoder, is_model2vec):
     ids = encoder.tokenizer(texts, add_special_tokens=False)["input_ids"]
     expected = [rows[row].mean(axis=0) if row else np.zeros(6) for row in ids]
     np.testing.assert_allclose(static.encode(texts), expected, atol=1e-5)
-    assert static.embedding_dimension == 6 and [len(row) for row in ids] == list(map(len, static.encode_tokens(texts)))
+    states = static.encode(texts, output_value="token_embeddings")
+    assert static.embedding_dimension == 6 and [len(row) for row in ids] == list(map(len, states))
     with pytest.raises(ValueError, match="dtype is 'int8', expected float32: these are static embeddings"):
         SentenceEncoder(static_folder, dtype="int8")
 
@@ -113,7 +114,7 @@ def test_dimensions(folder, encoder):
     assert short.embedding_dimension == 5
     assert_same(short.encode(TEXTS), whole[:, :5])
     assert_same(short.encode(TEXTS, truncate_dim=8), whole[:, :8])
-    scaled = encoder.encode(TEXTS, truncate_dim=5, normalize=True)
+    scaled = encoder.encode(TEXTS, truncate_dim=5, normalize_embeddings=True)
     assert_same(scaled, whole[:, :5] / np.linalg.norm(whole[:, :5], axis=1, keepdims=True))
     assert encoder.encode([], truncate_dim=5).shape == (0, 5) and encoder.encode("a", truncate_dim=99).shape == (WIDTH,)
 

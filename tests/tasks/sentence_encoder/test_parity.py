@@ -92,7 +92,7 @@ def test_static_embeddings(tmp_path):
     ours, peer = both(tmp_path / "saved")
     texts = [*TEXTS, "", "the cat " * 500]
     close(ours.encode(texts), peer.encode(texts))
-    close(ours.encode(texts, normalize=True), peer.encode(texts, normalize_embeddings=True))
+    close(ours.encode(texts, normalize_embeddings=True), peer.encode(texts, normalize_embeddings=True))
 
 
 @pytest.mark.parametrize("normalized", [False, True])
@@ -109,7 +109,10 @@ def test_options(tmp_path, normalized):
     close(ours.encode(TEXTS, prompt_name="query"), peer.encode(TEXTS, prompt_name="query"))
     close(ours.encode(TEXTS, truncate_dim=10), peer.encode(TEXTS, truncate_dim=10))
     options = {"truncate_dim": 10, "prompt": ""}
-    close(ours.encode(TEXTS, normalize=True, **options), peer.encode(TEXTS, normalize_embeddings=True, **options))
+    close(
+        ours.encode(TEXTS, normalize_embeddings=True, **options),
+        peer.encode(TEXTS, normalize_embeddings=True, **options),
+    )
     found = ours.encode(TEXTS)
     for precision in ("int8", "uint8", "binary", "ubinary"):
         quantized = ours.encode(TEXTS, precision=precision)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel, AutoTokenizer, SentenceEncoder
-from bertcore.tasks.folder import Prompts
 from bertcore.tasks.sentence_encoder import save_sentence_encoder
 from bertcore.tasks.sentence_encoder.settings import POOLING_FLAGS
 from bertcore.tasks.similarity import normalized
@@ -44,9 +43,10 @@ def test_all_that_can_be_said_comes_back(tokenizer, tmp_path):
     said = {"max_seq_length": 7, "do_lower_case": True, "prompts": prompts, "default_prompt_name": "query"}
     pooling = ("cls", "max", "mean", "mean_sqrt_len_tokens")
     save_sentence_encoder(tmp_path / "new", AutoModel.from_config(CONFIG), tokenizer, pooling=pooling, **said)
-    settings = SentenceEncoder(tmp_path / "new").settings
+    encoder = SentenceEncoder(tmp_path / "new")
+    settings = encoder.settings
     assert (settings.max_seq_length, settings.do_lower_case, settings.pooling) == (7, True, pooling)
-    assert settings.prompts == Prompts(prompts, "query")
+    assert (encoder.prompts, encoder.default_prompt_name) == (prompts, "query")
     assert not settings.normalize
     config = json.loads((tmp_path / "new" / "1_Pooling" / "config.json").read_text())
     assert config["word_embedding_dimension"] == CONFIG["hidden_size"]

@@ -146,14 +146,15 @@ def test_no_texts(encoder):
     [
         ({"max_active_dims": 0}, ValueError, "max_active_dims is 0, expected a positive"),
         ({"truncation": "chunk", "stride": 38}, ValueError, "stride is 38, expected less than the 38 tokens"),
-        ({"truncation": "error"}, ValueError, r"texts\[3\] has more than the 40 tokens"),
+        ({"truncation": "error"}, ValueError, r"inputs\[3\] has more than the 40 tokens"),
         ({"prompt_name": "q"}, ValueError, "prompt_name is 'q', this model has none"),
-        ({"texts": None}, TypeError, "texts is NoneType, expected a string or a list of strings"),
+        ({"inputs": 3}, TypeError, "inputs is int, expected a string or a list of strings"),
+        ({"max_active_dim": 3}, TypeError, "has no argument max_active_dim; did you mean max_active_dims?"),
     ],
 )
 def test_bad_arguments(encoder, options, error, message):
     with pytest.raises(error, match=message):
-        encoder.encode(**{"texts": TEXTS, **options})
+        encoder.encode(**{"inputs": TEXTS, **options})
 
 
 def test_folders_that_are_refused(tmp_path):

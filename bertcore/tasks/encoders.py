@@ -1,0 +1,284 @@
+"""The interface that SentenceEncoder, CrossEncoder and SparseEncoder share: sentence-transformers' names."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, TypedDict
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.arguments import check_count
+from bertcore.checkpoint import resolve
+from bertcore.kernels import checks
+from bertcore.tasks.folder import MODULES_NAME, SETTINGS_NAME, TRANSFORMER_NAMES, Prompts, opened_folder, read_prompts
+
+
+class EncoderOptions(TypedDict, total=False):
+    """Keyword arguments that all encoders take; see `Encoder`."""
+
+    device: str | None
+    prompts: Mapping[str, str] | None
+    default_prompt_name: str | None
+    cache_folder: str | os.PathLike | None
+    revision: str | None
+    token: str | bool | None
+    local_files_only: bool
+    trust_remote_code: bool
+
+
+class Encoder:
+    """A published model that reads texts.
+
+    Args:
+        model_name_or_path: folder of the model, or its id on the Hugging Face hub ("ORGANISATION/NAME").
+        kind: name of what the folder should hold, for errors.
+        options: device: "cpu" or "cuda", where calls compute; by default the backend in force.
+            prompts: texts to put before an input, by name; by default as published.
+            default_prompt_name: the name of the prompt that is used when a call asks for none.
+            cache_folder, revision, token, local_files_only: for an id on the hub, as `checkpoint.resolve` has them.
+            trust_remote_code: accepted either way, for calls written for sentence-transformers. A checkpoint's own code
+            is never run.
+
+    Attributes:
+        folder: the folder that was read.
+        model, tokenizer: the parts.
+    """
+
+    folder: Path
+    model: Any
+    tokenizer: Any
+    max_seq_length: int
+
+    _prompts: Prompts
+    _device: str | None
+    _arguments: dict[str, Any]  # that make the same encoder in another process
+    _method: ClassVar[str] = "encode"
+
+    def _open(self, model_name_or_path: str | os.PathLike, kind: str, options: EncoderOptions) -> Path:
+        hub = {name: options[name] for name in ("revision", "token", "local_files_only") if name in options}
+        checks.boolean("trust_remote_code", options.get("trust_remote_code", False))
+        found = resolve(model_name_or_path, "sentence_encoder", cache_dir=options.get("cache_folder"), **hub)
+        self.folder = opened_folder(found, kind)
+        self._device = options.get("device")
+        backend_of(self._device)
+        published = read_prompts(self.folder)
+        prompts, default = options.get("prompts"), options.get("default_prompt_name")
+        self._prompts = Prompts(
+            published.by_name if prompts is None else dict(prompts), published.default if default is None else default
+        )
+        if default is not None or prompts is not None:
+            self._prompts.resolve(None, None)
+        return self.folder
+
+    @property
+    def device(self) -> str:
+        """Where calls compute: "cpu" or "cuda"."""
+        return "cuda" if backend_of(self._device) == "cupy" else "cpu"
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the weights."""
+        return self.model.dtype
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """Texts to put before an input, by name."""
+        return self._prompts.by_name
+
+    @prompts.setter
+    def prompts(self, prompts: Mapping[str, str]) -> None:
+        self._prompts = replace(self._prompts, by_name=dict(prompts))
+
+    @property
+    def default_prompt_name(self) -> str | None:
+        """The name of the prompt that is used when a call asks for none."""
+        return self._prompts.default
+
+    @default_prompt_name.setter
+    def default_prompt_name(self, name: str | None) -> None:
+        self._prompts = replace(self._prompts, default=name)
+
+    def get_max_seq_length(self) -> int:
+        """Return the length that inputs are cut to, in tokens."""
+        return self.max_seq_length
+
+    def evaluate(self, evaluator: Callable[..., Any], output_path: str | None = None) -> Any:
+        """Return evaluator(self, output_path); evaluators of sentence-transformers can be given."""
+        if output_path is not None:
+            Path(output_path).mkdir(parents=True, exist_ok=True)
+        return evaluator(self, output_path)
+
+    def save_pretrained(self, path: str | os.PathLike) -> None:
+        """Write the encoder into the folder `path`, as sentence-transformers and this class load it.
+
+        Published modules are copied; weights, tokenizer, prompts, lengths and dimensions are written as they are now.
+        """
+        target, source = Path(path), self.folder
+        where = self._model_folder().relative_to(source)
+        (target / where).mkdir(parents=True, exist_ok=True)
+        files = [SETTINGS_NAME, MODULES_NAME, *(where / name for name in TRANSFORMER_NAMES)]
+        for name in [name for name in files if (source / name).is_file()]:
+            shutil.copyfile(source / name, target / name)
+        for folder in self._module_folders():
+            if folder not in (source, source / where):
+                shutil.copytree(folder, target / folder.relative_to(source), dirs_exist_ok=True)
+        self._save_model(target / where)
+        said = {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt_name} | self._saved_settings()
+        _update(target / SETTINGS_NAME, said)
+        lengths = next((name for name in TRANSFORMER_NAMES if (target / where / name).is_file()), TRANSFORMER_NAMES[0])
+        _update(target / where / lengths, {"max_seq_length": self.max_seq_length})
+
+    def _model_folder(self) -> Path:
+        """Return the folder of config.json and the weights, within `folder`."""
+        return self.folder
+
+    def _module_folders(self) -> Sequence[Path]:
+        """Return the folders of the modules beside the model, within `folder`."""
+        return ()
+
+    def _saved_settings(self) -> dict[str, Any]:
+        """Return what the settings of the whole model say of this encoder."""
+        return {}
+
+    def _save_model(self, folder: Path) -> None:
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    save = save_pretrained
+
+    def push_to_hub(self, repo_id: str, *, token: str | None = None, private: bool | None = None) -> str:
+        """Upload what `save_pretrained` writes to a model of the Hugging Face hub; return the address of the commit."""
+        import tempfile
+
+        from huggingface_hub import HfApi
+
+        api = HfApi(token=token)
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return str(api.upload_folder(repo_id=repo_id, folder_path=folder))
+
+    def start_multi_process_pool(self, target_devices: Sequence[str] | None = None) -> EncoderPool:
+        """Start a process for each of `target_devices`, "cpu" or "cuda"; by default up to 4 on the CPU.
+
+        Each reads the folder again and computes with its share of the threads. The result is the argument `pool` of
+        `encode` or `predict`, and of `stop_multi_process_pool`.
+        """
+        devices = ["cpu"] * min(4, os.cpu_count() or 1) if target_devices is None else list(target_devices)
+        return EncoderPool(type(self), self._arguments, devices)
+
+    @staticmethod
+    def stop_multi_process_pool(pool: EncoderPool) -> None:
+        """End the processes of a pool."""
+        pool.close()
+
+    def _in_processes(
+        self, inputs: Sequence[Any], pool: EncoderPool | None, chunk_size: int | None, options: dict[str, Any]
+    ) -> list[Any]:
+        """Return the results of the chunks of the inputs, computed by a pool, or by one of this call's devices."""
+        own = pool is None
+        pool = self.start_multi_process_pool(options.pop("device")) if pool is None else pool
+        try:
+            return pool.run(self._method, inputs, chunk_size, options | {"device": None})
+        finally:
+            if own:
+                pool.close()
+
+
+class EncoderPool:
+    """Processes that hold the same encoder each.
+
+    Args:
+        kind: class of the encoder.
+        arguments: its constructor's.
+        devices: "cpu" or "cuda", one for each process.
+    """
+
+    def __init__(self, kind: type[Encoder], arguments: dict[str, Any], devices: Sequence[str]):
+        if not devices:
+            raise ValueError("target_devices is empty, expected at least one")
+        for device in devices:
+            backend_of(device)
+        context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+        queue = context.SimpleQueue()
+        for device in devices:
+            queue.put(device)
+        threads = max(1, kernels.get_num_threads() // len(devices))
+        given = kind, arguments, queue, threads
+        self.processes = len(devices)
+        self._executor = ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=given)
+
+    def run(self, method: str, inputs: Sequence[Any], chunk_size: int | None, options: dict[str, Any]) -> list[Any]:
+        """Return what the encoders' `method` makes of each chunk of the inputs, in their order."""
+        size = -(-len(inputs) // (10 * self.processes)) if chunk_size is None else check_count("chunk_size", chunk_size)
+        size, rest = min(max(size, 1), 5000), iter(inputs)
+        chunks = iter(lambda: list(islice(rest, size)), [])
+        jobs = [self._executor.submit(_of_chunk, method, chunk, options) for chunk in chunks]
+        return [job.result() for job in jobs]
+
+    def close(self) -> None:
+        """End the processes."""
+        self._executor.shutdown(cancel_futures=True)
+
+
+_encoder: Encoder | None = None  # of a process of a pool
+
+
+def _begin_process(kind: type[Encoder], arguments: dict[str, Any], devices: Any, threads: int) -> None:
+    global _encoder
+    kernels.set_num_threads(threads)
+    _encoder = kind(**(arguments | {"device": devices.get()}))
+
+
+def _of_chunk(method: str, chunk: list[Any], options: dict[str, Any]) -> Any:
+    return getattr(_encoder, method)(chunk, **options)
+
+
+def _update(file: Path, values: dict[str, Any]) -> None:
+    """Write `values` into a JSON object, which may not exist yet."""
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    file.write_text(json.dumps(known | values, indent=2) + "\n", encoding="utf-8")
+
+
+def backend_of(device: str | None) -> str:
+    """Return the backend that computes on `device`: for None the one in force, for "cpu" it unless that is a GPU's."""
+    current = kernels.get_backend()
+    if device is None:
+        return current
+    if not isinstance(device, str):
+        device = getattr(device, "type", device)  # torch.device
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device is {device!r}, expected 'cpu', 'cuda' or None")
+    if device == "cuda":
+        return "cupy"
+    return "numba" if current == "cupy" else current
+
+
+@contextmanager
+def on_device(device: str | None) -> Iterator[None]:
+    """Compute on `device` within a with block."""
+    with kernels.use_backend(backend_of(device)):
+        yield
+
+
+def converted(rows: Any, convert_to_numpy: bool, convert_to_tensor: bool) -> Any:
+    """Return an array as a call asks for it: a tensor of PyTorch, the array, or a list of its rows.
+
+    Raises ImportError for a tensor where PyTorch is missing.
+    """
+    checks.boolean("convert_to_numpy", convert_to_numpy)
+    if checks.boolean("convert_to_tensor", convert_to_tensor):
+        import torch
+
+        return torch.from_numpy(np.ascontiguousarray(rows))
+    return rows if convert_to_numpy or rows.ndim < 2 else list(rows)
