@@ -87,8 +87,8 @@ __all__ = sorted(_LAZY)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "kernels":
-        return importlib.import_module("bertcore.kernels")
+    if name in ("kernels", "util"):
+        return importlib.import_module(f"bertcore.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'bertcore' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LAZY[name]), name)

@@ -46,6 +46,7 @@ MAY_IMPORT = {
     "plugins": {"arguments", "checkpoint", "kernels", "models", "tasks", "tokenization", "training"},
     "serving": {"checkpoint", "demo_model", "kernels", "tasks"},
     "tasks": {"arguments", "checkpoint", "gradients", "kernels", "models", "nn", "passes", "tape", "tokenization"},
+    "util": {"tasks"},
 }
 ON_TOP = {"__init__", "__main__", "cli"}
 

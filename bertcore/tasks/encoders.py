@@ -6,12 +6,12 @@ import json
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, TypedDict
 
 import numpy as np
@@ -19,8 +19,18 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.checkpoint import resolve
+from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
 from bertcore.kernels import checks
-from bertcore.tasks.folder import MODULES_NAME, SETTINGS_NAME, TRANSFORMER_NAMES, Prompts, opened_folder, read_prompts
+from bertcore.tasks.folder import (
+    MODULES_NAME,
+    SETTINGS_NAME,
+    TRANSFORMER_NAMES,
+    Module,
+    Prompts,
+    opened_folder,
+    read_modules,
+    read_prompts,
+)
 
 
 class EncoderOptions(TypedDict, total=False):
@@ -82,7 +92,7 @@ class Encoder:
 
     @property
     def device(self) -> str:
-        """Where calls compute: "cpu" or "cuda"."""
+        """The device that calls compute on, "cpu" or "cuda"."""
         return "cuda" if backend_of(self._device) == "cupy" else "cpu"
 
     @property
@@ -108,6 +118,21 @@ class Encoder:
     def default_prompt_name(self, name: str | None) -> None:
         self._prompts = replace(self._prompts, default=name)
 
+    @property
+    def modules(self) -> list[SimpleNamespace]:
+        """The published modules: the kind and the settings of each; the first one has auto_model and tokenizer, too."""
+        given = {"auto_model": self.model, "tokenizer": self.tokenizer, "max_seq_length": self.max_seq_length}
+        published = read_modules(self.folder) or [Module("Transformer", "", self.folder)]
+        others = [(each.kind, each.folder / CONFIG_NAME) for each in published[1:]]
+        settings = [(kind, read_json_object(file) if file.is_file() else {}) for kind, file in others]
+        return [SimpleNamespace(kind=published[0].kind, **given), *(SimpleNamespace(kind=k, **s) for k, s in settings)]
+
+    def __len__(self) -> int:
+        return len(self.modules)
+
+    def __getitem__(self, index: int) -> SimpleNamespace:
+        return self.modules[index]
+
     def get_max_seq_length(self) -> int:
         """Return the length that inputs are cut to, in tokens."""
         return self.max_seq_length
@@ -130,7 +155,7 @@ class Encoder:
         for name in [name for name in files if (source / name).is_file()]:
             shutil.copyfile(source / name, target / name)
         for folder in self._module_folders():
-            if folder not in (source, source / where):
+            if folder not in (source, source / where) and folder.is_dir():  # Normalize has no files
                 shutil.copytree(folder, target / folder.relative_to(source), dirs_exist_ok=True)
         self._save_model(target / where)
         said = {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt_name} | self._saved_settings()
@@ -262,13 +287,6 @@ def backend_of(device: str | None) -> str:
     if device == "cuda":
         return "cupy"
     return "numba" if current == "cupy" else current
-
-
-@contextmanager
-def on_device(device: str | None) -> Iterator[None]:
-    """Compute on `device` within a with block."""
-    with kernels.use_backend(backend_of(device)):
-        yield
 
 
 def converted(rows: Any, convert_to_numpy: bool, convert_to_tensor: bool) -> Any:

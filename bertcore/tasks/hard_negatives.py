@@ -130,7 +130,9 @@ def _pairs(dataset: Any, *given: str | None) -> tuple[list[str], list[tuple[str,
 
 def _embeddings(encode: Any, texts: list[str], prompt_name: str | None, prompt: str | None) -> np.ndarray:
     given = {"prompt_name": prompt_name, "prompt": prompt}
-    return encode(texts, normalize=True, **{name: value for name, value in given.items() if value is not None})
+    return encode(
+        texts, normalize_embeddings=True, **{name: value for name, value in given.items() if value is not None}
+    )
 
 
 class _Candidates:

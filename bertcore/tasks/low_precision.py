@@ -28,7 +28,7 @@ from bertcore.models.with_heads import head_specs
 from bertcore.tasks.search import semantic_search
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sentence_encoder.settings import read_settings
-from bertcore.tasks.similarity import pairwise_similarity
+from bertcore.tasks.similarity import pairwise_cos_sim
 
 CALIBRATED_AT_ONCE = 32  # texts
 COPIED = (".json", ".txt", ".model", ".md")  # tokenizers, settings of sentence encoders, model cards
@@ -277,7 +277,7 @@ def compare_precision(folder: Any, texts: list[str], dtypes: list[str]) -> tuple
 def _comparison(folder: Any, exact: Any, dtype: str, texts: list[str]) -> Comparison:
     low = SentenceEncoder(folder, dtype=dtype)
     speed, expected, found = _embed_in_turns(exact, low, texts)
-    cosines = pairwise_similarity("cosine", expected, found)
+    cosines = pairwise_cos_sim(expected, found)
     worst = int(cosines.argmin())
     return Comparison(
         dtype=dtype,

@@ -1,4 +1,4 @@
-"""Similarities of embeddings: the four functions of sentence-transformers, and scaling to length 1."""
+"""Similarities of embeddings, and scaling to length 1."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_numbers
+from bertcore.arguments import check_count, check_numbers
 
 BLOCK = 1 << 22  # differences computed at once
 
@@ -17,43 +17,74 @@ def normalized(rows: Any) -> Any:
     return rows / lengths.clip(1e-12)  # the floor of torch.nn.functional.normalize
 
 
-def cos_sim(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return the cosines (n, m) of the rows of `left` (n, dim) and `right` (m, dim).
+def normalize_embeddings(embeddings: np.ndarray) -> np.ndarray:
+    """Return embeddings, (n, dim) or (dim,), scaled to length 1."""
+    return normalized(floating(check_numbers("embeddings", embeddings)))
+
+
+def truncate_embeddings(embeddings: np.ndarray, truncate_dim: int | None) -> np.ndarray:
+    """Return the first `truncate_dim` dimensions of embeddings, (n, dim) or (dim,); all for None."""
+    count = None if truncate_dim is None else check_count("truncate_dim", truncate_dim)
+    return check_numbers("embeddings", embeddings)[..., :count]
+
+
+def cos_sim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the cosines (n, m) of the rows of `a` (n, dim) and `b` (m, dim).
 
     A vector (dim,) is one row. Raises ValueError for other shapes, as all functions here do.
     """
-    left, right = _tables(left, right)
-    return normalized(left) @ normalized(right).T
+    a, b = _tables(a, b)
+    return normalized(a) @ normalized(b).T
 
 
-def dot_score(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return the dot products (n, m) of the rows of `left` and `right`."""
-    left, right = _tables(left, right)
-    return left @ right.T
+def dot_score(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the dot products (n, m) of the rows of `a` and `b`."""
+    a, b = _tables(a, b)
+    return a @ b.T
 
 
-def euclidean_sim(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return minus the Euclidean distances (n, m) between the rows of `left` and `right`."""
-    return _distances(left, right, lambda difference: (difference * difference).sum(axis=-1) ** 0.5)
+def euclidean_sim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return minus the Euclidean distances (n, m) between the rows of `a` and `b`."""
+    return _distances(a, b, lambda difference: (difference * difference).sum(axis=-1) ** 0.5)
 
 
-def manhattan_sim(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return minus the Manhattan distances (n, m) between the rows of `left` and `right`."""
-    return _distances(left, right, lambda difference: np.abs(difference).sum(axis=-1))
+def manhattan_sim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return minus the Manhattan distances (n, m) between the rows of `a` and `b`."""
+    return _distances(a, b, lambda difference: np.abs(difference).sum(axis=-1))
 
 
-def _distances(left: np.ndarray, right: np.ndarray, length: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """Return minus the lengths of all differences; a few rows of `left` at a time bound the memory."""
-    left, right = _tables(left, right)
-    scores = np.empty((len(left), len(right)), np.result_type(left, right))
-    step = max(1, BLOCK // max(1, right.size))
-    for start in range(0, len(left), step):
-        scores[start : start + step] = -length(left[start : start + step, None] - right)
+def _distances(a: np.ndarray, b: np.ndarray, length: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return minus the lengths of all differences; a few rows of `a` at a time bound the memory."""
+    a, b = _tables(a, b)
+    scores = np.empty((len(a), len(b)), np.result_type(a, b))
+    step = max(1, BLOCK // max(1, b.size))
+    for start in range(0, len(a), step):
+        scores[start : start + step] = -length(a[start : start + step, None] - b)
     return scores
 
 
-def _cosine_pairs(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    return (normalized(left) * normalized(right)).sum(axis=-1)
+def pairwise_cos_sim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the cosines (n,) of a[i] and b[i], both (n, dim)."""
+    a, b = _pairs(a, b)
+    return (normalized(a) * normalized(b)).sum(axis=-1)
+
+
+def pairwise_dot_score(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the dot products (n,) of a[i] and b[i], both (n, dim)."""
+    a, b = _pairs(a, b)
+    return (a * b).sum(axis=-1)
+
+
+def pairwise_euclidean_sim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return minus the Euclidean distances (n,) between a[i] and b[i], both (n, dim)."""
+    a, b = _pairs(a, b)
+    return -(((a - b) ** 2).sum(axis=-1) ** 0.5)
+
+
+def pairwise_manhattan_sim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return minus the Manhattan distances (n,) between a[i] and b[i], both (n, dim)."""
+    a, b = _pairs(a, b)
+    return -np.abs(a - b).sum(axis=-1)
 
 
 @dataclass(frozen=True)
@@ -65,31 +96,27 @@ class Similarity:
 
 
 SIMILARITIES = {
-    "cosine": Similarity(cos_sim, _cosine_pairs),
-    "dot": Similarity(dot_score, lambda left, right: (left * right).sum(axis=-1)),
-    "euclidean": Similarity(euclidean_sim, lambda left, right: -(((left - right) ** 2).sum(axis=-1) ** 0.5)),
-    "manhattan": Similarity(manhattan_sim, lambda left, right: -np.abs(left - right).sum(axis=-1)),
+    "cosine": Similarity(cos_sim, pairwise_cos_sim),
+    "dot": Similarity(dot_score, pairwise_dot_score),
+    "euclidean": Similarity(euclidean_sim, pairwise_euclidean_sim),
+    "manhattan": Similarity(manhattan_sim, pairwise_manhattan_sim),
 }
 
 
-def pairwise_similarity(name: str, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return the similarity (n,) of that name between left[i] and right[i], both (n, dim).
-
-    Raises ValueError for other shapes.
-    """
-    left, right = _tables(left, right)
-    if left.shape != right.shape:
-        raise ValueError(f"left has shape {left.shape}, right {right.shape}, expected the same")
-    return SIMILARITIES[name].of_pairs(left, right)
+def _pairs(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return both as floating-point tables of the same shape."""
+    a, b = _tables(a, b)
+    if a.shape != b.shape:
+        raise ValueError(f"a has shape {a.shape}, b {b.shape}, expected the same")
+    return a, b
 
 
-def _tables(left: Any, right: Any) -> tuple[np.ndarray, np.ndarray]:
+def _tables(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return both as floating-point tables of the same width."""
-    left, right = check_numbers("left", left), check_numbers("right", right)
-    if not {left.ndim, right.ndim} <= {1, 2} or left.shape[-1] != right.shape[-1]:
-        raise ValueError(f"left has shape {left.shape}, right {right.shape}, expected (n, dim) and (m, dim)")
-    left, right = np.atleast_2d(left), np.atleast_2d(right)
-    return floating(left), floating(right)
+    a, b = check_numbers("a", a), check_numbers("b", b)
+    if not {a.ndim, b.ndim} <= {1, 2} or a.shape[-1] != b.shape[-1]:
+        raise ValueError(f"a has shape {a.shape}, b {b.shape}, expected (n, dim) and (m, dim)")
+    return floating(np.atleast_2d(a)), floating(np.atleast_2d(b))
 
 
 def floating(rows: np.ndarray) -> np.ndarray:

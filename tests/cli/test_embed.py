@@ -112,13 +112,13 @@ def test_lines(encoder_folder, content, texts, suffix, stdin, tmp_path):
 
 
 def test_options_reach_the_encoder(tmp_path, texts_file):
-    folder = save_tiny_encoder(tmp_path / "model", normalize=True)
+    folder = save_tiny_encoder(tmp_path / "model")
     write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "paris is "}})
     encoder, out = SentenceEncoder(folder, max_seq_length=4), tmp_path / "out.npy"
     common = [folder, texts_file, "-o", out, "--max-seq-length", 4, "--batch-tokens", 9]
     common += ["--dtype", "float64", "--backend", "numpy"]
     for arguments, options in [
-        (["--no-normalize"], {"normalize": False}),
+        (["--normalize"], {"normalize_embeddings": True}),
         (["--prompt", "a "], {"prompt": "a "}),
         (["--prompt-name", "query"], {"prompt_name": "query"}),
     ]:

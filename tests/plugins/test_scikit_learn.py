@@ -68,7 +68,7 @@ def test_columns_of_tables(folder, encoder):
 
 def test_a_search_over_a_pipeline(folder):
     pipeline = make_pipeline(TextEmbedder(folder), LogisticRegression(max_iter=1000))
-    grid = {"logisticregression__C": [0.01, 100.0], "textembedder__normalize": [None, True]}
+    grid = {"logisticregression__C": [0.01, 100.0], "textembedder__normalize_embeddings": [False, True]}
     search = GridSearchCV(pipeline, grid, cv=3).fit(WORDS, LABELS)
     assert search.best_score_ > np.mean(LABELS == "none") + 0.1 > 0.6
     restored = pickle.loads(pickle.dumps(search))

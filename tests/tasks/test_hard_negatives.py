@@ -18,7 +18,7 @@ class Model:
 
     device, has_prompts = "cpu", []
 
-    def encode(self, texts, normalize=False, normalize_embeddings=False, prompt=None, **options):
+    def encode(self, texts, normalize_embeddings=False, prompt=None, **options):
         self.has_prompts = [*self.has_prompts, prompt]
         return normalized(np.stack([VECTORS[text] for text in texts]))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bertcore.tasks.quantization import quantize_embeddings
 from bertcore.tasks.search import community_detection, largest, paraphrase_mining_embeddings, semantic_search
-from bertcore.tasks.similarity import SIMILARITIES, cos_sim, dot_score, pairwise_similarity
+from bertcore.tasks.similarity import SIMILARITIES, cos_sim, dot_score
 
 ROWS = np.random.default_rng(0).normal(size=(37, 5)).astype(np.float32)
 
@@ -66,15 +66,15 @@ def test_similarities(name, monkeypatch):
     expected = [[exact(a, b) for b in rows[:9]] for a in rows]
     np.testing.assert_allclose(SIMILARITIES[name].of_all(ROWS, ROWS[:9]), expected, atol=1e-5)
     pairs = [exact(a, b) for a, b in zip(rows, rows[::-1], strict=True)]
-    np.testing.assert_allclose(pairwise_similarity(name, ROWS, ROWS[::-1]), pairs, atol=1e-5)
-    with pytest.raises(ValueError, match=r"left has shape \(37, 5\), right \(3, 4\)"):
+    np.testing.assert_allclose(SIMILARITIES[name].of_pairs(ROWS, ROWS[::-1]), pairs, atol=1e-5)
+    with pytest.raises(ValueError, match=r"a has shape \(37, 5\), b \(3, 4\)"):
         SIMILARITIES[name].of_all(ROWS, np.zeros((3, 4)))
-    with pytest.raises(ValueError, match="right has rows of different lengths"):
+    with pytest.raises(ValueError, match="b has rows of different lengths"):
         SIMILARITIES[name].of_all(ROWS, [[1.0], [1.0, 2.0]])
-    with pytest.raises(TypeError, match="left has dtype <U1, expected numbers"):
-        pairwise_similarity(name, ["a"], ROWS)
-    with pytest.raises(ValueError, match=r"left has shape \(37, 5\), right \(36, 5\), expected the same"):
-        pairwise_similarity(name, ROWS, ROWS[1:])
+    with pytest.raises(TypeError, match="a has dtype <U1, expected numbers"):
+        SIMILARITIES[name].of_pairs(["a"], ROWS)
+    with pytest.raises(ValueError, match=r"a has shape \(37, 5\), b \(36, 5\), expected the same"):
+        SIMILARITIES[name].of_pairs(ROWS, ROWS[1:])
 
 
 def test_bytes():

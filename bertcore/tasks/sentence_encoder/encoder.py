@@ -25,7 +25,7 @@ from bertcore.tasks.quantization import PRECISIONS, quantize_embeddings
 from bertcore.tasks.reading import PromptedReader
 from bertcore.tasks.sentence_encoder.modules import StaticModel, pool, read_maps
 from bertcore.tasks.sentence_encoder.settings import read_settings
-from bertcore.tasks.similarity import SIMILARITIES, normalized, pairwise_similarity
+from bertcore.tasks.similarity import SIMILARITIES, normalized
 from bertcore.tasks.texts import (
     BATCH_TOKENS,
     MOST_TOKENS,
@@ -227,6 +227,7 @@ class SentenceEncoder(PromptedReader):
         """Embed texts in the processes of a pool; `options` as for `encode`."""
         return self.encode(sentences, pool=pool, **options)
 
+    @naming_nearest(*StreamOptions.__annotations__)
     def encode_stream(
         self, inputs: Iterable[str], *, show_progress_bar: bool | None = None, **options: Unpack[StreamOptions]
     ) -> Iterator[np.ndarray]:
@@ -254,7 +255,7 @@ class SentenceEncoder(PromptedReader):
         found = list(chain.from_iterable(self._of_texts(texts, self.hidden_states, lambda count: None, checked)))
         if not with_all:
             return found
-        ids, embeddings = [row for row, _ in self.tokenize(texts, checked.prompt)], self.encode(texts, **options)
+        ids, embeddings = [row for row, _ in self.token_rows(texts, checked.prompt)], self.encode(texts, **options)
         return [
             {"token_embeddings": states, "sentence_embedding": embedding, "input_ids": row}
             for states, embedding, row in zip(found, embeddings, ids, strict=True)
@@ -270,7 +271,7 @@ class SentenceEncoder(PromptedReader):
 
     def similarity_pairwise(self, embeddings1: np.ndarray, embeddings2: np.ndarray) -> np.ndarray:
         """Return the similarity (n,) of the rows at the same index, both (n, dim); ValueError for other shapes."""
-        return pairwise_similarity(self.similarity_fn_name, embeddings1, embeddings2)
+        return SIMILARITIES[self.similarity_fn_name].of_pairs(embeddings1, embeddings2)
 
     @contextmanager
     def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:

@@ -248,7 +248,7 @@ class _Guided(ColumnCollator):
         batch = super().__call__(examples)
         if "labels" in batch:
             raise ValueError("examples has labels, expected none for GISTEmbed")
-        found = self._guide.encode([text for example in examples for text in example.values()], show_progress=False)
+        found = self._guide.encode([text for example in examples for text in example.values()], show_progress_bar=False)
         return batch | {"labels": found.reshape(*batch["input_ids"].shape[:2], -1)}
 
 

@@ -89,7 +89,7 @@ class _Files:
         """Return the data saved under `key`, or None if there is none or the file is damaged."""
         file, made_from = self._file(key)
         try:
-            content = read_private(file)  # whoever can write it can run code here: unpickling does
+            content = read_private(file)  # unpickling it runs code: a stranger must not have written it
         except OSError:
             return None
         if content[:32] != hashlib.sha256(content[32:]).digest():

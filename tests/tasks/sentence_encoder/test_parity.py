@@ -1,8 +1,12 @@
 """SentenceEncoder beside sentence-transformers' own, on random models; each module and option."""
 
+import inspect
+import re
+
 import numpy as np
 import pytest
 
+import bertcore
 from bertcore import SentenceEncoder, use_backend
 from tests.tiny_bert import WIDTH, random_texts, save_tiny_encoder, write_json
 
@@ -155,3 +159,42 @@ def test_search_mining_and_communities(tmp_path):
         found = search.community_detection(rows, threshold=threshold, min_community_size=2, batch_size=13)
         expected = util.community_detection(rows, threshold=threshold, min_community_size=2)
         assert sorted(map(sorted, found)) == sorted(map(sorted, expected)) and found
+
+
+# Names that sentence-transformers has and this package does not, with the reason.
+LEFT_OUT = {
+    "use_auth_token": "its older name of token",
+    "modules": "a folder or an id is read",
+    "model_kwargs": "dtype is an argument",
+    "processor_kwargs": "the tokenizer is as published",
+    "config_kwargs": "the config is as published",
+    "model_card_data": "model cards are written by finetune",
+    "backend": "use_backend chooses",
+    "keep_in_fp32_modules": "dtype is that of all weights",
+    "num_labels": "a head without weights is refused",
+    "save_to_cpu": "embeddings are in host memory",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        *((kind, "__init__") for kind in ("SentenceEncoder", "CrossEncoder", "SparseEncoder")),
+        *(("SentenceEncoder", name) for name in ("encode", "similarity", "similarity_pairwise")),
+        *(("CrossEncoder", name) for name in ("predict", "rank")),
+        *(("SparseEncoder", name) for name in ("encode", "similarity", "similarity_pairwise", "decode")),
+    ],
+)
+def test_arguments_have_the_same_names(kind, method):
+    import sentence_transformers
+
+    peer = getattr(sentence_transformers, kind.replace("SentenceEncoder", "SentenceTransformer"))
+    theirs = inspect.signature(getattr(peer, method)).parameters
+    known = set(theirs) - set(LEFT_OUT) - {"self", "kwargs"}
+    if kind == "SparseEncoder":
+        known -= {"similarity_fn_name"}  # the dot product alone
+    function = getattr(getattr(bertcore, kind), method)
+    with pytest.raises(TypeError, match=r"has no argument|unexpected") as raised:
+        function(None, zzzzzzzz=1)
+    ours = {*inspect.signature(function).parameters, *re.findall(r"\w+", str(raised.value).partition("it takes")[2])}
+    assert known <= ours, sorted(known - ours)

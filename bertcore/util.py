@@ -1,0 +1,28 @@
+"""Functions of embeddings, with the names and arguments of `sentence_transformers.util`; arrays are NumPy's."""
+
+from bertcore.tasks.hard_negatives import mine_hard_negatives
+from bertcore.tasks.quantization import quantize_embeddings
+from bertcore.tasks.search import (
+    community_detection,
+    paraphrase_mining,
+    paraphrase_mining_embeddings,
+    semantic_search,
+)
+from bertcore.tasks.similarity import (
+    cos_sim,
+    dot_score,
+    euclidean_sim,
+    manhattan_sim,
+    normalize_embeddings,
+    pairwise_cos_sim,
+    pairwise_dot_score,
+    pairwise_euclidean_sim,
+    pairwise_manhattan_sim,
+    truncate_embeddings,
+)
+
+__all__ = (
+    "community_detection", "cos_sim", "dot_score", "euclidean_sim", "manhattan_sim", "mine_hard_negatives",
+    "normalize_embeddings", "pairwise_cos_sim", "pairwise_dot_score", "pairwise_euclidean_sim", "pairwise_manhattan_sim", "paraphrase_mining",
+    "paraphrase_mining_embeddings", "quantize_embeddings", "semantic_search", "truncate_embeddings",
+)  # fmt: skip
