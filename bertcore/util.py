@@ -23,6 +23,7 @@ from bertcore.tasks.similarity import (
 
 __all__ = (
     "community_detection", "cos_sim", "dot_score", "euclidean_sim", "manhattan_sim", "mine_hard_negatives",
-    "normalize_embeddings", "pairwise_cos_sim", "pairwise_dot_score", "pairwise_euclidean_sim", "pairwise_manhattan_sim", "paraphrase_mining",
-    "paraphrase_mining_embeddings", "quantize_embeddings", "semantic_search", "truncate_embeddings",
+    "normalize_embeddings", "pairwise_cos_sim", "pairwise_dot_score", "pairwise_euclidean_sim",
+    "pairwise_manhattan_sim", "paraphrase_mining", "paraphrase_mining_embeddings", "quantize_embeddings",
+    "semantic_search", "truncate_embeddings",
 )  # fmt: skip

@@ -126,7 +126,7 @@ INPUT: Schema = {
         many({"anyOf": [FILLED, IDS], "description": "a string"}, "a list of strings", **{BATCH: True}),
         IDS,
     ],
-    "description": "a string or a list of strings, each of which may be a list of token ids",
+    "description": "a string or a list of strings, or token ids in place of a string",
 }
 # Fields of text-embeddings-inference's requests. It serves one model; `model` chooses among several.
 MODEL = {"model": optional(TEXT)}

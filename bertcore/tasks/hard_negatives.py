@@ -12,7 +12,7 @@ from bertcore.tasks.search import semantic_search
 from bertcore.tasks.texts import checked_texts
 
 FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list")
-GONE = -np.inf  # the score of what is no candidate
+GONE = -np.inf  # the score of a document that is excluded
 
 
 def mine_hard_negatives(
@@ -130,9 +130,8 @@ def _pairs(dataset: Any, *given: str | None) -> tuple[list[str], list[tuple[str,
 
 def _embeddings(encode: Any, texts: list[str], prompt_name: str | None, prompt: str | None) -> np.ndarray:
     given = {"prompt_name": prompt_name, "prompt": prompt}
-    return encode(
-        texts, normalize_embeddings=True, **{name: value for name, value in given.items() if value is not None}
-    )
+    asked = {name: value for name, value in given.items() if value is not None}
+    return encode(texts, normalize_embeddings=True, **asked)
 
 
 class _Candidates:

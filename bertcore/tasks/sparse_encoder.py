@@ -146,8 +146,7 @@ class SparseEncoder(PromptedReader):
         offsets = np.cumsum([0, *(len(row.indices) for row in rows)])
         indices = np.concatenate([np.zeros(0, np.int32), *(row.indices for row in rows)])
         values = np.concatenate([np.zeros(0, np.float32), *(row.values for row in rows)])
-        matrix = sparse.csr_array((values, indices, offsets), shape=(len(rows), self.embedding_dimension))
-        return matrix[0] if isinstance(texts, str) else matrix
+        return sparse.csr_array((values, indices, offsets), shape=(len(rows), self.embedding_dimension))
 
     def encode_stream(
         self,

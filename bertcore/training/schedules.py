@@ -265,14 +265,14 @@ def make_schedule(
 
 
 def steps_of(value: float, total: float | None) -> float:
-    """Return a number of steps or seconds, of which `value` is the number or, below 1, the fraction of `total`.
+    """Return a number of steps or seconds: `value` or, below 1, that fraction of `total`.
 
     Fractions of steps are rounded up, as transformers does.
     """
     if value >= 1 or value == 0:
         return value
     if total is None:
-        raise ValueError(f"num_training_steps is missing, of which {value} is to be a fraction")
+        raise ValueError(f"num_training_steps is missing, expected it for the fraction {value}")
     return math.ceil(value * total) if isinstance(total, int) else value * total
 
 

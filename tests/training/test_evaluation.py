@@ -28,7 +28,7 @@ def scored_trainer(folder, values, callbacks=(), every=1, **settings):
 
 
 def test_rates_fall_when_the_evaluations_no_longer_improve(tmp_path):
-    """A score, of which more is better; a run that goes on remembers the evaluations."""
+    """The more the score, the better; a run that goes on remembers the evaluations."""
     options = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
     options |= {"learning_rate": 1.0, "max_grad_norm": 1e-6, "save_strategy": "steps", "save_steps": 3}
     first = scored_trainer(tmp_path, [0.5, 0.6, 0.6], **options, max_steps=3)
