@@ -3,6 +3,13 @@
 import pytest
 
 
+def refuses(error, message, call, /, *arguments, **options):
+    """The call with these arguments raises `error`, whose text matches `message`; None matches any."""
+    __tracebackhide__ = True
+    with pytest.raises(error, match=message):
+        call(*arguments, **options)
+
+
 def check_refused(call, error, fragments):
     """`call` raises `error`, whose message has the words of `fragments` in their order; parentheses keep one word."""
     with pytest.raises(error) as caught:
