@@ -1,10 +1,8 @@
 """bench.gpu: the command runs from a copied folder on a bare machine, and reports wrong results."""
 
 import os
-import signal
 import subprocess
 import sys
-import threading
 from collections import deque
 from pathlib import Path
 
@@ -13,9 +11,9 @@ import numpy as np
 import pytest
 
 from bench.gpu import __main__ as command
-from bench.gpu import checks, models, operations, timings, worker
-from bench.gpu.__main__ import SHARES, ends, main
-from bench.gpu.timings import Step, by_graph
+from bench.gpu import checks, operations, timings, worker
+from bench.gpu.__main__ import SHARES, main
+from bench.gpu.timings import by_graph
 from bench.gpu.worker import rows_of
 from bench.report import read_csv
 from bertcore import kernels
@@ -23,7 +21,6 @@ from bertcore.kernels.layer_norm import cuda as layer_norm_cuda
 from bertcore.kernels.softmax import cuda as softmax_cuda
 from tests.bench.gpu_worker import TorchOnCPU
 from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
-from tests.cuda_emulator.streams import CaptureError, Stream
 
 ROOT = Path(__file__).parents[2]
 BARE = """
@@ -117,39 +114,6 @@ def test_a_lost_process_costs_one_step(monkeypatch, csv, capsys):
     assert [line.split()[1] for line in bad.splitlines() if line.startswith("kernel")] == ["ends", "waits"]
 
 
-def test_steps_without_time_are_reported(csv, capsys):
-    for kinds, status, rows in ((["family"], 0, []), (["family", "kernel"], 3, ["not run"] * 6)):
-        assert hostile(csv, "--minutes", "0", "--kinds", *kinds) == status
-        assert [row["status"] for row in read_csv(csv)] == rows
-    assert "kernel right : not run" in capsys.readouterr().err
-
-
-def test_chosen_parts_share_the_whole_time():
-    found = ends(["rows", "kernel"])
-    assert found["kernel", False] == pytest.approx(34 / 44) and found["rows", False] == pytest.approx(39 / 44)
-    assert found["rows", True] == list(ends(SHARES).values())[-1] == 1
-
-
-def test_sigterm_prints_the_finished_rows(csv, capsys):
-    threading.Timer(3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    with pytest.raises(SystemExit, match="143"):
-        hostile(csv)
-    assert "ended with status -11" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-def test_an_unwritable_home_is_replaced_for_the_run(monkeypatch, tmp_path, capsys, is_there):
-    """CuPy does not import if it can make no folder there."""
-    home = tmp_path if is_there else tmp_path / "none"
-    monkeypatch.setenv("HOME", str(home))
-    message = '{"unavailable": f"{os.path.isdir(home)} {home}"}'
-    assert (
-        main([], ["-c", f'import json, os; home = os.environ["HOME"]; print(json.dumps({message}), flush=True)']) == 2
-    )
-    *_, was_there, found = capsys.readouterr().err.split()
-    assert was_there == "True" and Path(found).is_dir() == (Path(found) == home) == is_there
-
-
 def test_the_command_ends_at_once_without_an_answer_or_a_csv(monkeypatch, csv, tmp_path, capsys):
     csv.write_text("name,median\n")
     for path, reason in ((csv, "has the columns name, median"), (tmp_path, "Is a directory")):
@@ -162,35 +126,12 @@ def test_the_command_ends_at_once_without_an_answer_or_a_csv(monkeypatch, csv, t
 # ---- steps -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "error, is_beside, status",
-    [(RuntimeError, True, "left out"), (RuntimeError, False, "failed"), (AssertionError, True, "failed")],
-)
-def test_steps_that_a_peer_cannot_do_are_left_out(error, is_beside, status):
-    def run():
-        raise error("out of\nmemory")
-        yield
-
-    (row,) = rows_of(Step("rows", "softmax", "float16", run, is_beside))
-    assert row == {"status": status, "note": f"{error.__name__}: out of memory"}
-
-
 def test_a_gpu_that_answers_with_errors_is_given_up(monkeypatch, capsys):
     with driverless(emulated=False):
         assert worker._is_usable(None)
         monkeypatch.setattr(cupy.cuda.runtime, "deviceSynchronize", lambda: 1 / 0)
         assert not worker._is_usable(None)
     assert "the GPU is given up: ZeroDivisionError" in capsys.readouterr().err
-
-
-def test_models_are_timed_alone_without_transformers(monkeypatch):
-    monkeypatch.setattr(TorchOnCPU, "__init__", lambda self: None)
-    monkeypatch.setattr(TorchOnCPU, "has_transformers", lambda self: False)
-    assert [*models.steps(timings.tiny(), TorchOnCPU())] == []
-    with driverless(emulated=False) as gpu:
-        gpu.launches = deque(maxlen=0)
-        *_, one_text, _, _ = models.steps(timings.tiny(), None)
-        assert [row.get("against") for row in one_text.run()] == [None, "1 ms"]
 
 
 @pytest.mark.parity
@@ -201,16 +142,6 @@ def test_a_wrong_result_is_not_timed(monkeypatch):
         (row,) = rows_of(step)
     assert row["status"] == "failed" and "median_s" not in row
     assert "ours is off from the other's result by" in row["note"]
-
-
-def test_calls_that_cannot_be_captured_are_timed_by_events():
-    with driverless(emulated=False):
-        seen = []
-        timed = by_graph([lambda: seen.append(1), lambda: cupy.asarray(np.ones(3))])
-        assert (timed.method.partition(":")[0], timed.calls) == ("events; no graph", 2)
-        seen.clear()
-        timed.variant.call()
-    assert seen == [1]
 
 
 def test_a_graph_uses_the_memory_of_its_first_run():
@@ -233,18 +164,6 @@ def checked(every, families, *names):
         gpu.launches = deque(maxlen=0)  # a longer one would keep their arguments alive
         steps = [step for step in checks.steps(every, families) if step.name in names]
         return {(step.name, step.dtype): row for step in steps for row in step.run()}
-
-
-def test_a_family_that_cannot_be_captured_is_wrong(monkeypatch):
-    """Though its results are right."""
-
-    def refuse(stream, mode):
-        raise CaptureError("no graphs here")
-
-    monkeypatch.setattr(Stream, "begin_capture", refuse)
-    (row,) = checked(1, ["bert-base-uncased"], "bert-base-uncased").values()
-    assert row["status"] == "wrong"
-    assert row["note"].startswith("1 wrong; captured: NotCapturedWarning") and "no graphs here" in row["note"]
 
 
 @pytest.mark.slow  # a quarter of a minute: a model in every dtype

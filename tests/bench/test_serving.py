@@ -15,7 +15,8 @@ import pytest
 from bench import footprint
 from bench.report import read_csv
 from bench.serving import __main__ as command
-from bench.serving.load import Client, Load, put_load
+from bench.serving.load import Client, put_load
+from tests.refusals import refuses
 from tests.tiny_bert import save_tiny_encoder
 
 NEEDED = ("starlette", "uvicorn", "fastapi", "sentence_transformers")
@@ -62,8 +63,7 @@ def test_clients_ask_at_once_and_wait_for_their_answers(server):
     assert len(found.seconds) == len(server.asked) - 3  # the first of each connects
     assert found.seconds.min() >= 0.01 and found.duration >= 0.3
     assert found.per_second == len(found.seconds) / found.duration <= 3 / 0.01
-    with pytest.raises(RuntimeError, match="POST /embed: 500"):
-        put_load(server.port, ["a", "fails"], 4, 5)
+    refuses(RuntimeError, "POST /embed: 500", put_load, server.port, ["a", "fails"], 4, 5)
 
 
 def test_embeddings_of_a_server_are_compared(server):
@@ -73,16 +73,6 @@ def test_embeddings_of_a_server_are_compared(server):
     assert command.error_of(server, texts, truth * [[1], [np.nan]]) == np.inf
     with contextlib.closing(Client(server.port)) as client:
         assert client.embed("abc").tolist() == [3]
-
-
-def test_figures_are_medians_over_the_rounds():
-    ours = [Load(np.full(100, 0.01), 1.0), Load(np.full(50, 0.02), 1.0), Load(np.full(200, 0.005), 1.0)]
-    other = [Load(np.full(50, 0.03), 1.0), Load(np.full(25, 0.06), 1.0), Load(np.full(100, 0.01), 1.0)]
-    row = command.figures(other, ours)
-    assert (row["p50_s"], row["p99_s"], row["texts_per_s"]) == (0.03, 0.03, 50)
-    assert (row["p50_vs_ours"], row["texts_per_s_vs_ours"]) == (3, 0.5)
-    assert (row["requests"], row["rounds"], row["spread"]) == (175, 3, 0.75)
-    assert command.figures(ours, ours)["p99_vs_ours"] == 1 and set(row) <= set(command.COLUMNS)
 
 
 @pytest.mark.slow
@@ -105,15 +95,3 @@ def test_installed_sizes_are_of_the_requirements_without_extras():
     assert sizes["llvmlite"][0] > 50 and 1 < sizes["bertcore"][0] < 10
     on_disk = sum(file.locate().stat().st_size for file in metadata.files("safetensors")) / 1e6
     assert sum(sizes["safetensors"]) == pytest.approx(on_disk)
-
-
-@pytest.mark.slow
-def test_memory_of_texts_and_of_embed(tmp_path):
-    folder = save_tiny_encoder(tmp_path / "tiny")
-    before, loaded, warm, peak = footprint.memory_of_texts(folder, 30)
-    assert 10 < before < loaded < warm <= peak < 1000
-    found = dict(footprint.memory_of_embed(folder, 3000))
-    assert tuple(found) == footprint.SHARES and all(50 < megabytes < 1000 for megabytes in found.values())
-    assert found[1.0] < 1.1 * found[0.1]
-    with pytest.raises(RuntimeError, match="ended with 1 after 0 of 10 texts"):
-        list(footprint.memory_of_embed(tmp_path, 10))

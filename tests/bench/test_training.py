@@ -5,14 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from bench.memory import peak_of
 from bench.training import objectives
 from bench.training.__main__ import COLUMNS, TOLERANCE, _compare, _parse, loss_errors
 from bench.training.cases import (
     CASES,
     CLASSIFICATION,
     LABELLED,
-    LOOPS,
     MASKED_LM,
     OURS,
     RECOMPUTING,
@@ -60,15 +58,6 @@ def test_losses_tell_whether_loops_train_alike(tmp_path):
     assert loss_errors({"broken": broken, OURS: ours(SMALL, folder)}, batches)["broken"] == math.inf
 
 
-def test_options():
-    options = _parse([])
-    assert (options.threads, options.libraries) == (2, list(LOOPS))
-    assert options.case == [case.name for case in CASES]
-    assert options.csv.name == "training.csv"
-    options = _parse(["--quick", "--case", "mini-bert/8x64", "--libraries", OURS])
-    assert (options.csv, options.case, options.libraries) == (None, ["mini-bert/8x64"], [OURS])
-
-
 @pytest.mark.parity
 def test_rows_of_a_case(tmp_path):
     options = _parse(["--quick", "--threads", "1"])
@@ -78,12 +67,6 @@ def test_rows_of_a_case(tmp_path):
         assert tuple(row) == COLUMNS and None not in row.values()
         assert row["status"] == "ok" and row["loss_error"] <= TOLERANCE
     assert rows[0]["time_vs_ours"] == 1
-
-
-@pytest.mark.slow
-def test_memory_is_that_of_a_process_of_its_own(tmp_path):
-    checkpoint_of(SMALL, tmp_path)
-    assert 50 < peak_of(OURS, SMALL.name, tmp_path, 1, quick=True) < 500
 
 
 @pytest.mark.slow
