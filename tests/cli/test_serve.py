@@ -8,6 +8,7 @@ import pytest
 from bertcore.cli import main
 from bertcore.cli.options import CommandError
 from bertcore.cli.serve import listening_socket
+from tests.refusals import refuses
 
 
 def test_address_in_use():
@@ -20,8 +21,7 @@ def test_address_in_use():
 
 
 def test_invalid_host_name():
-    with pytest.raises(CommandError, match=r"cannot listen at a\.\.b:0: 'a\.\.b' is not the name of a host"):
-        listening_socket("a..b", 0)
+    refuses(CommandError, r"cannot listen at a\.\.b:0: 'a\.\.b' is not the name of a host", listening_socket, "a..b", 0)
 
 
 def test_idle_connections_outlive_those_of_load_balancers(monkeypatch, capsys):

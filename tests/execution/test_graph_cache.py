@@ -15,6 +15,7 @@ from bertcore.execution.graph_cache import InferenceGraphs, NotCaptured, Trainin
 from bertcore.kernels._cuda.capture import ALIGNMENT
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.cuda_emulator.streams import CaptureError, Graph, Stream
+from tests.refusals import refuses
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -134,8 +135,7 @@ def test_a_replay_launches_nothing_else_and_waits_for_nothing(gpu, table):
 )
 def test_what_a_graph_cannot_hold_is_an_error(gpu, table, extra, message):
     made = InferenceGraphs()
-    with pytest.raises(NotCaptured, match=message):
-        run(made, build_of(table, extra), [1, 2])
+    refuses(NotCaptured, message, run, made, build_of(table, extra), [1, 2])
     (workspace,) = workspaces(made)
     assert gpu.capture is None and workspace.block is None
     for version in (1, 1, 2, 2):  # none is tried again
@@ -179,8 +179,7 @@ def test_memory_from_elsewhere_is_refused_within_a_capture(gpu, table):
 
 
 def test_the_default_stream_cannot_be_captured(gpu):
-    with pytest.raises(CaptureError, match="default stream"):
-        cupy.cuda.get_current_stream().begin_capture()
+    refuses(CaptureError, "default stream", cupy.cuda.get_current_stream().begin_capture)
 
 
 def test_a_pass_that_changes_between_its_runs_is_an_error(gpu, table):

@@ -13,6 +13,7 @@ import pytest
 
 from bertcore import kernels
 from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
+from tests.refusals import refuses
 
 from .cuda_support import batch_invariance
 
@@ -23,8 +24,7 @@ def test_the_mode_is_set_for_the_process():
         assert kernels.is_batch_invariant()
         kernels.set_batch_invariant(False)
         assert not kernels.is_batch_invariant()
-        with pytest.raises(TypeError, match="wanted is 'batch', expected True or False"):
-            kernels.set_batch_invariant("batch")
+        refuses(TypeError, "wanted is 'batch', expected True or False", kernels.set_batch_invariant, "batch")
 
 
 @pytest.mark.parametrize("value, said", [("1", "True"), ("0", "False"), ("", "False"), ("yes", "expected 1 or 0")])

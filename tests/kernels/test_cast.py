@@ -8,6 +8,7 @@ import pytest
 from bertcore.kernels import cast
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.kernels.arrays import normal, to_gpu
+from tests.refusals import refuses
 
 SHAPES = [(0,), (1,), (7,), (3, 39), (67, 131), (2, 4099), (4096,), ()]
 DTYPES = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
@@ -90,8 +91,7 @@ def test_cuda_rounds_float32_to_sixteen_bits():
     with driverless(emulated=False):
         arrays = {name: to_gpu(np.ones(3, name)) for name in ("float16", "float32")}
         for array, output in (("float16", "float16"), ("float32", "float32")):
-            with pytest.raises(TypeError, match="expected float32 and float16 or bfloat16"):
-                cast([arrays[array]], [arrays[output]])
+            refuses(TypeError, "expected float32 and float16 or bfloat16", cast, [arrays[array]], [arrays[output]])
 
 
 def test_what_is_refused(cpu_backend):
@@ -112,6 +112,5 @@ def test_what_is_refused(cpu_backend):
         ([one], [one.view(np.float16)[:3]], ValueError, r"arrays\[0\] and outputs\[0\] share memory"),
         ([[1.0]], [half], TypeError, r"arrays\[0\] is list, expected a NumPy, CuPy or PyTorch array"),
     ):
-        with pytest.raises(kind, match=message):
-            cast(arrays, outputs, backend=cpu_backend)
+        refuses(kind, message, cast, arrays, outputs, backend=cpu_backend)
     assert not half.any()

@@ -10,6 +10,7 @@ from bertcore.kernels.clip_norm import cpu, reference
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.kernels.arrays import to_gpu
 from tests.kernels.strategies import NUMBA_DTYPES, normal
+from tests.refusals import refuses
 
 SHAPES = [(0,), (1,), (7,), (3, 5), (67, 131), (2, 4099), ()]
 
@@ -107,8 +108,7 @@ def test_what_is_refused(cpu_backend):
         ([[1.0]], 1.0, TypeError, r"arrays\[0\] is list, expected"),
         (arrays[4], 1.0, TypeError, "arrays is ndarray, expected a list of arrays"),
     ):
-        with pytest.raises(kind, match=message):
-            kernels.clip_norm(given, limit, backend=cpu_backend)
+        refuses(kind, message, kernels.clip_norm, given, limit, backend=cpu_backend)
 
 
 def test_the_norm_alone(cpu_backend):
@@ -116,10 +116,8 @@ def test_the_norm_alone(cpu_backend):
     norm = kernels.joint_norm(arrays, backend=cpu_backend)
     assert norm.shape == () and norm.dtype == np.float64
     assert norm == kernels.clip_norm(arrays, np.inf, backend=cpu_backend)
-    with pytest.raises(ValueError, match="arrays is empty"):
-        kernels.joint_norm([], backend=cpu_backend)
-    with pytest.raises(TypeError, match="arrays is NoneType, expected a list of arrays"):
-        kernels.joint_norm(None, backend=cpu_backend)
+    refuses(ValueError, "arrays is empty", kernels.joint_norm, [], backend=cpu_backend)
+    refuses(TypeError, "arrays is NoneType, expected a list of arrays", kernels.joint_norm, None, backend=cpu_backend)
 
 
 @pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))

@@ -12,6 +12,7 @@ from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, valu
 from bertcore.training import LAMB, AdamW, clip_grad_norm
 from tests.cuda_emulator.driverless import OtherDevice, unavailable_reason
 from tests.kernels.arrays import DTYPES
+from tests.refusals import refuses
 from tests.tiny_families import runnable, tiny_config
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
@@ -108,5 +109,4 @@ def test_arrays_of_two_gpus_are_refused(gpu):
     one, other = cupy.zeros((2, 3), np.float32), on_second(lambda: cupy.zeros((2, 3), np.float32))
     with pytest.raises(ValueError, match="the arrays are on 2 GPUs, expected all of them on one"):
         kernels.layer_norm(one, residual=other)
-    with pytest.raises(OtherDevice, match="astype on GPU 0: memory of GPU 1"):
-        other.astype(np.float16)
+    refuses(OtherDevice, "astype on GPU 0: memory of GPU 1", other.astype, np.float16)

@@ -18,6 +18,7 @@ from tests.kernels.arrays import backward
 from tests.kernels.cuda_support import DTYPES, wide
 from tests.kernels.strategies import normal
 from tests.kernels.test_cuda_backward import widened_terms
+from tests.refusals import refuses
 from tests.tolerances import assert_close
 
 TERMS = ("position_key", "position_query", "query_for_position", "segment_scores")
@@ -188,7 +189,6 @@ def test_a_longest_sequence_that_is_given(gpu, dtype):
 def test_a_longest_sequence_that_is_wrong():
     for longest, message in ((-1, "longest is -1"), (159, "longest is 159, expected at least 160")):
         arrays, relative = with_tables(np.dtype(np.float32), 2, 2, RAGGED)
-        with pytest.raises(ValueError, match=message):
-            on_backend("numpy", arrays, replace(relative, longest=longest), RAGGED)
+        refuses(ValueError, message, on_backend, "numpy", arrays, replace(relative, longest=longest), RAGGED)
     with pytest.raises(TypeError, match=r"longest is 1\.5, expected an integer"):
         on_backend("numpy", arrays, replace(relative, longest=1.5), RAGGED)

@@ -11,6 +11,7 @@ import pytest
 from bertcore.kernels import _cuda
 from tests.cuda_emulator import EmulatorError
 from tests.cuda_emulator.streams import CaptureError
+from tests.refusals import refuses
 
 
 @pytest.fixture
@@ -34,8 +35,7 @@ def test_arguments_and_extents(gpu, module):
     assert null == 0 and null.dtype.itemsize == 8
     assert type(number) is np.int32
     assert others[0] is array and others[1].tobytes() == struct.tobytes()
-    with pytest.raises(TypeError, match="Unsupported type"):
-        module.launch("sum", (3,), (64,), ([1.0],))
+    refuses(TypeError, "Unsupported type", module.launch, "sum", (3,), (64,), ([1.0],))
 
 
 def test_shared_memory_is_asked_for_when_it_grows(gpu, module):
@@ -49,8 +49,7 @@ def test_shared_memory_is_asked_for_when_it_grows(gpu, module):
     [((0,), (1,)), ((1, 65536), (1,)), ((1, 1, 65536), (1,)), ((2**31,), (1,)), ((1,), (0,)), ((1,), (64, 32))],
 )
 def test_launches_beyond_cudas_limits_are_refused(gpu, module, grid, block):
-    with pytest.raises(EmulatorError, match=r"sum: .*expected at"):
-        module.launch("sum", grid, block, ())
+    refuses(EmulatorError, r"sum: .*expected at", module.launch, "sum", grid, block, ())
 
 
 @pytest.mark.parametrize("join", [cupy.concatenate, cupy.stack])
@@ -58,8 +57,7 @@ def test_more_arrays_than_cupy_joins_without_a_table_are_refused_under_capture(g
     name, arrays = join.__name__, [cupy.zeros(3) for _ in range(9)]
     with cupy.cuda.Stream(non_blocking=True) as stream:
         stream.begin_capture()
-        with pytest.raises(CaptureError, match=f"{name} of more than 8 arrays"):
-            getattr(cupy, name)(arrays)
+        refuses(CaptureError, f"{name} of more than 8 arrays", getattr(cupy, name), arrays)
 
 
 def test_device(gpu):
@@ -68,14 +66,12 @@ def test_device(gpu):
 
 
 def test_unknown_kernels_are_refused(gpu, module):
-    with pytest.raises(ValueError, match="'product' is not among the instantiations"):
-        module.launch("product", (1,), (1,), ())
+    refuses(ValueError, "'product' is not among the instantiations", module.launch, "product", (1,), (1,), ())
 
 
 def test_c_types():
     assert [_cuda.c_type(name) for name in ("float32", np.float16)] == ["float", "__half"]
-    with pytest.raises(TypeError, match="float64"):
-        _cuda.c_type(np.float64)
+    refuses(TypeError, "float64", _cuda.c_type, np.float64)
 
 
 def test_runtimes_are_replaced_for_a_block():
@@ -136,8 +132,7 @@ def test_headers_of_another_folder_are_inlined_once(tmp_path):
 
 def test_missing_headers_are_named(tmp_path):
     (tmp_path / "kernel.cu").write_text('#include "nowhere.cuh"\n')
-    with pytest.raises(FileNotFoundError, match=r"kernel\.cu.*nowhere\.cuh"):
-        _cuda.inline_includes(tmp_path / "kernel.cu")
+    refuses(FileNotFoundError, r"kernel\.cu.*nowhere\.cuh", _cuda.inline_includes, tmp_path / "kernel.cu")
 
 
 def test_no_launcher_imports_cupy():

@@ -8,6 +8,7 @@ from bertcore import kernels
 from tests.cuda_emulator.driverless import host
 from tests.kernels.arrays import backward
 from tests.kernels.strategies import normal
+from tests.refusals import refuses
 
 SEEDS = (2**64 - 1, 5 << 33 | 7)
 
@@ -85,12 +86,10 @@ def test_arrays_that_are_no_seed(emulated_gpu, call):
             (1.0, TypeError, "seed is 1.0, expected an integer"),
             (-1, ValueError, "seed is -1"),
         ):
-            with pytest.raises(kind, match=error):
-                call(x, seed)
+            refuses(kind, error, call, x, seed)
         with cupy.cuda.Device(1):
             other = cupy.zeros(1, np.uint64)
-        with pytest.raises(ValueError, match="the arrays are on 2 GPUs"):
-            call(x, other)
+        refuses(ValueError, "the arrays are on 2 GPUs", call, x, other)
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])

@@ -9,6 +9,7 @@ from bertcore.cli import doctor
 from bertcore.kernels import _numba
 from bertcore.kernels._numba.amx import permission
 from bertcore.kernels._numba.compile import isa
+from tests.refusals import refuses
 
 WITH_AMX = dict.fromkeys(isa.FEATURES, True)
 x86_only = pytest.mark.skipif(not isa.IS_X86, reason="levels of x86")
@@ -71,8 +72,7 @@ def test_emulated_tiles_are_never_the_default(machine, features):
 @x86_only
 def test_forced_level_that_linux_refuses(machine):
     machine(answer="Linux refused the tiles: why", forced="amx")
-    with pytest.raises(ValueError, match=r"BERTCORE_ISA='amx', but Linux refused the tiles: why"):
-        isa._choose_level()
+    refuses(ValueError, r"BERTCORE_ISA='amx', but Linux refused the tiles: why", isa._choose_level)
     assert config.CPU_NAME is None
 
 

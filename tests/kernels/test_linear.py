@@ -11,6 +11,7 @@ from bertcore.kernels.linear import reference
 from tests.kernels import oracles
 from tests.kernels.arrays import backward
 from tests.kernels.strategies import QUICK, normal, seeds, sizes
+from tests.refusals import refuses
 from tests.tolerances import assert_close
 
 SIZES = [(5, 7, 3), (1, 39, 160), (13, 1, 1), (0, 4, 5), (3, 0, 5), (3, 4, 0)]  # rows, in_features, out_features
@@ -133,8 +134,7 @@ def test_a_quantized_weight():
     assert (np.abs(values.astype(int)).max(axis=1)[[0, 3, 4, 5]] == 127).all() and not values[1].any()
     assert (np.abs(values * scale[:, None] - weight) <= 0.5001 * scale[:, None] + 1e-44).all()
     weight[4, 3] = np.nan
-    with pytest.raises(ValueError, match=r"weight\[4\] holds inf or NaN"):
-        kernels.quantize_weight(weight)
+    refuses(ValueError, r"weight\[4\] holds inf or NaN", kernels.quantize_weight, weight)
 
 
 @pytest.mark.parametrize("columns", [0, 1, 31, 32, 33, 97])
@@ -169,23 +169,19 @@ def test_int8_weight_only_is_the_product_of_the_weight_it_stands_for(backend):
         found = kernels.linear(x, prepared, bias, activation="gelu", residual=residual)
         assert found.dtype == np.float32
         assert_close(found, oracles.linear(x, stands_for, bias, "gelu", residual))
-        with pytest.raises(TypeError, match="which has no gradients"):
-            backward("linear", grad, x, prepared)
-        with pytest.raises(TypeError, match="input has dtype float64, expected float32"):
-            kernels.linear(x.astype(np.float64), prepared)
+        refuses(TypeError, "which has no gradients", backward, "linear", grad, x, prepared)
+        refuses(TypeError, "input has dtype float64, expected float32", kernels.linear, x.astype(np.float64), prepared)
 
 
 def test_scales_of_groups_are_checked():
     values, scale = kernels.quantize_weight(normal(8, (6, 39), np.float32), per_group=True)
-    with pytest.raises(ValueError, match=r"scale has shape \(6, 1\), expected \(6, 2\)"):
-        kernels.prepare_weight(values, scale[:, :1])
+    refuses(ValueError, r"scale has shape \(6, 1\), expected \(6, 2\)", kernels.prepare_weight, values, scale[:, :1])
     with pytest.raises(ValueError, match="dtype is 'int8', but weight is int8 already"):
         kernels.prepare_weight(values, scale, dtype="int8")
     with pytest.raises(ValueError, match="input_scale belongs to rounded inputs, but scale is of groups"):
         kernels.prepare_weight(values, scale, np.ones(39, np.float32))
     scale[3, 1] = np.nan
-    with pytest.raises(ValueError, match=r"scale\[3, 1\] is nan"):
-        kernels.prepare_weight(values, scale)
+    refuses(ValueError, r"scale\[3, 1\] is nan", kernels.prepare_weight, values, scale)
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
@@ -202,8 +198,7 @@ def test_weights_of_low_precision_without_a_number(dtype, shape, backend):
 def test_scales_are_checked(wrong):
     values, scale = kernels.quantize_weight(normal(8, (6, 39), np.float32))
     scale[3] = wrong
-    with pytest.raises(ValueError, match=r"scale\[3\] is"):
-        kernels.prepare_weight(values, scale)
+    refuses(ValueError, r"scale\[3\] is", kernels.prepare_weight, values, scale)
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
@@ -228,14 +223,11 @@ def test_scales_of_the_input_are_checked():
     for wrong in (0, -1, np.nan, np.inf):
         bad = good.copy()
         bad[3] = wrong
-        with pytest.raises(ValueError, match=r"input_scale\[3\] is"):
-            kernels.prepare_weight(values, scale, bad)
-    with pytest.raises(ValueError, match="input_scale has shape"):
-        kernels.prepare_weight(values, scale, good[1:])
+        refuses(ValueError, r"input_scale\[3\] is", kernels.prepare_weight, values, scale, bad)
+    refuses(ValueError, "input_scale has shape", kernels.prepare_weight, values, scale, good[1:])
     with pytest.raises(TypeError, match="input_scale has dtype float64, expected float32"):
         kernels.prepare_weight(values, scale, good.astype(np.float64))
-    with pytest.raises(ValueError, match="input_scale belongs to an int8 weight"):
-        kernels.prepare_weight(weight, None, good)
+    refuses(ValueError, "input_scale belongs to an int8 weight", kernels.prepare_weight, weight, None, good)
 
 
 @pytest.mark.parametrize("activation", [None, "gelu"])

@@ -9,6 +9,7 @@ import pytest
 from bertcore.kernels import adam_update, cast, checks, lists
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.kernels.arrays import to_gpu
+from tests.refusals import refuses
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
@@ -63,8 +64,7 @@ def test_what_takes_an_arrays_place_is_checked(gpu):
             with pytest.raises((TypeError, ValueError), match=rf"^{place}\[3\]"):
                 step(given["parameter"], arrays(), [given["first_moment"], given["second_moment"]])
     wrong = [*arrays(count=2), cupy.zeros((2, 2), np.float32), *arrays(count=2)]
-    with pytest.raises(ValueError, match=r"^grad\[2\] has shape"):
-        step(parameters, wrong, moments)
+    refuses(ValueError, r"^grad\[2\] has shape", step, parameters, wrong, moments)
 
 
 def test_what_an_operation_has_checked_holds_for_that_one_alone(gpu):
@@ -81,8 +81,7 @@ def test_a_list_on_two_gpus_stays_refused(gpu):
     with cupy.cuda.Device(1):
         given[2] = cupy.empty((3, 4), np.float32)
     for _ in range(2):
-        with pytest.raises(ValueError, match="on 2 GPUs"):
-            step(given, arrays(), (arrays(), arrays()))
+        refuses(ValueError, "on 2 GPUs", step, given, arrays(), (arrays(), arrays()))
 
 
 def test_none_does_not_stand_for_an_array_that_is_gone(gpu):
@@ -90,8 +89,7 @@ def test_none_does_not_stand_for_an_array_that_is_gone(gpu):
     step(parameters, arrays(), moments)
     gpu.launches.clear()
     parameters[3] = None
-    with pytest.raises(TypeError, match=r"^parameter\[3\] is NoneType"):
-        step(parameters, arrays(), moments)
+    refuses(TypeError, r"^parameter\[3\] is NoneType", step, parameters, arrays(), moments)
 
 
 def test_no_array_is_kept_alive(gpu):

@@ -17,6 +17,7 @@ from tests.kernels.attention_forms import FORMS, arguments, attend, in_float64, 
 from tests.kernels.forced_isa import FORCED
 from tests.kernels.strategies import QUICK, normal, seeds
 from tests.kernels.test_attention import log_buckets
+from tests.refusals import refuses
 from tests.tolerances import TOLERANCES, assert_close, assert_same_arrays
 
 # A lesser CPU gets the dtype that makes its vectors most different: compiling is what takes the time here.
@@ -300,10 +301,8 @@ def test_out_of_memory_for_scratch(monkeypatch):
     problem = arguments("plain", [9], dtype=np.float32)
     output, saved = attend(problem, save=True, backend="numba")
     monkeypatch.setattr(records, "empty", refuse)
-    with pytest.raises(MemoryError, match="bytes"):
-        attend(problem, backend="numba")
-    with pytest.raises(MemoryError, match="bytes"):
-        attention_backward(output, saved, backend="numba")
+    refuses(MemoryError, "bytes", attend, problem, backend="numba")
+    refuses(MemoryError, "bytes", attention_backward, output, saved, backend="numba")
 
 
 def test_scratch_size_is_bounded():

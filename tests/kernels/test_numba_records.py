@@ -10,6 +10,7 @@ from bertcore.kernels._numba import address_of, helper, kernel, parallel_kernel
 from bertcore.kernels._numba.compile import cache
 from bertcore.kernels._numba.steps import filled, record
 from bertcore.kernels.attention.cpu.records import VIEW
+from tests.refusals import refuses
 
 KIND = record(("flag", np.bool_), ("view", VIEW), ("scale", np.float64), ("count", np.intp), ("last", np.bool_))
 VALUES = [(True, (2**40, -1, 0, 3), 0.1, -7, False), (False, (0, 0, 0, 0), np.float64(-np.inf), np.int64(2), True)]
@@ -24,8 +25,7 @@ def test_filled_equals_numpy(count):
 
 def test_short_records():
     assert filled(KIND, [VALUES[0][:2]]).tolist() == [(True, (2**40, -1, 0, 3), 0, 0, False)]
-    with pytest.raises(Exception, match="pack_into expected 8 items"):
-        filled(KIND, [(*VALUES[0], 1)])
+    refuses(Exception, "pack_into expected 8 items", filled, KIND, [(*VALUES[0], 1)])
 
 
 @pytest.mark.parametrize(

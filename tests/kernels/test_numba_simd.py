@@ -29,6 +29,7 @@ from bertcore.kernels._numba.simd import (
     store_masked,
 )
 from bertcore.kernels._numba.simd import math as simd_math
+from tests.refusals import refuses
 
 from .forced_isa import FORCED
 
@@ -238,8 +239,7 @@ def test_typing_error():
     def strided(x):
         return reduce_add(load(x, 0))
 
-    with pytest.raises(TypingError, match="C-contiguous"):
-        strided(np.zeros(64, np.float32)[::2])
+    refuses(TypingError, "C-contiguous", strided, np.zeros(64, np.float32)[::2])
 
 
 def test_vector_width_of_forced_isa():

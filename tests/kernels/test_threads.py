@@ -9,6 +9,7 @@ import pytest
 
 from bertcore.kernels import threads
 from tests.processes import run_python
+from tests.refusals import refuses
 
 
 @pytest.fixture(autouse=True)
@@ -81,16 +82,14 @@ def test_set_num_threads(count):
 )
 def test_invalid_thread_counts(count, error, message):
     threads.set_num_threads(3)
-    with pytest.raises(error, match=re.escape(message)):
-        threads.set_num_threads(count)
+    refuses(error, re.escape(message), threads.set_num_threads, count)
     assert threads.get_num_threads() == 3
 
 
 def test_process_limited_to_one_thread():
     threads.use_only_one("an example")
     threads.set_num_threads(1)
-    with pytest.raises(RuntimeError, match=r"count is 2, but this process has one thread \(an example\)"):
-        threads.set_num_threads(2)
+    refuses(RuntimeError, r"count is 2, but this process has one thread \(an example\)", threads.set_num_threads, 2)
     assert threads.get_num_threads() == 1
 
 

@@ -11,6 +11,7 @@ from bertcore.lora import LoraConfig, PeftModel, get_peft_model
 from bertcore.training import AdamW, Trainer, TrainingArguments
 from bertcore.training.objectives import MultipleNegativesRanking
 from tests.checkpoint.files import write_tensors
+from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import drawn_anew, runnable, tiny_config
 from tests.tolerances import assert_same_arrays
@@ -160,8 +161,7 @@ def test_modules_to_save_are_trained_and_saved(tmp_path):
     adapted.save_pretrained(tmp_path)
     again = PeftModel.from_pretrained(new_model(AutoModelForSequenceClassification, num_labels=3), tmp_path)
     np.testing.assert_array_equal(again(IDS).logits, adapted(IDS).logits)
-    with pytest.raises(ValueError, match="frozen"):
-        value_and_grad(again)(input_ids=IDS, labels=labels)
+    refuses(ValueError, "frozen", value_and_grad(again), input_ids=IDS, labels=labels)
     fresh = new_model(AutoModelForSequenceClassification, num_labels=3)
     again = PeftModel.from_pretrained(fresh, tmp_path, is_trainable=True)
     assert value_and_grad(again)(input_ids=IDS, labels=labels)[1].keys() == grads.keys()
@@ -226,8 +226,7 @@ def test_counts(capsys):
 )
 def test_invalid_settings(options, error):
     model = new_model()
-    with pytest.raises((TypeError, ValueError), match=error):
-        get_peft_model(model, query_and_value(**options))
+    refuses((TypeError, ValueError), error, get_peft_model, model, query_and_value(**options))
     assert not any(parameter.is_frozen or parameter.adapter for parameter in model.parameters())
 
 
@@ -236,12 +235,9 @@ def test_an_adapted_model_is_adapted_once_and_trained_as_one():
     adapted = get_peft_model(model, query_and_value(target_modules=r".*layer\.1.*(query|dense)"))
     assert len(adapted.state_dict()) == 8
     for given in (model, adapted):
-        with pytest.raises(ValueError, match="adapters already"):
-            get_peft_model(given, query_and_value())
-    with pytest.raises(TypeError, match="peft_config is dict, expected a LoraConfig"):
-        get_peft_model(new_model(), {"r": 8})
-    with pytest.raises(ValueError, match="differentiated as the PeftModel"):
-        value_and_grad(model)(**BATCH)
+        refuses(ValueError, "adapters already", get_peft_model, given, query_and_value())
+    refuses(TypeError, "peft_config is dict, expected a LoraConfig", get_peft_model, new_model(), {"r": 8})
+    refuses(ValueError, "differentiated as the PeftModel", value_and_grad(model), **BATCH)
     with pytest.raises(ValueError, match="model is in int8, whose maps have no gradients"):
         get_peft_model(new_model(dtype="int8"), query_and_value())
 
@@ -254,15 +250,13 @@ def test_files_and_states_that_do_not_fit_change_nothing(tmp_path, damage):
     state[name + "x" * (damage == "unknown")] = np.ones((2, 2))
     if damage == "missing":
         del state[name]
-    with pytest.raises(ValueError, match=name):
-        adapted.load_state_dict(state)
+    refuses(ValueError, name, adapted.load_state_dict, state)
     assert_same_arrays(adapted.state_dict(), before)
     adapted.save_pretrained(tmp_path)
     tensors = {f"base_model.model.{name}": array for name, array in state.items()}
     write_tensors(tmp_path / "adapter_model.safetensors", tensors)
     model = new_model()
-    with pytest.raises(CheckpointError, match=name):
-        PeftModel.from_pretrained(model, tmp_path)
+    refuses(CheckpointError, name, PeftModel.from_pretrained, model, tmp_path)
     assert not any(parameter.is_frozen or parameter.adapter for parameter in model.parameters())
 
 
@@ -284,8 +278,7 @@ def test_files_of_other_adapters(tmp_path, changes, error):
     get_peft_model(new_model(), query_and_value()).save_pretrained(tmp_path)
     file = tmp_path / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    with pytest.raises(ValueError, match=error):
-        PeftModel.from_pretrained(new_model(), tmp_path)
+    refuses(ValueError, error, PeftModel.from_pretrained, new_model(), tmp_path)
 
 
 def test_a_run_of_adapters_goes_on_from_its_checkpoint(tmp_path):

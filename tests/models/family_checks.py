@@ -13,6 +13,7 @@ from bertcore.checkpoint import save_checkpoint
 from bertcore.kernels import _cuda
 from bertcore.models.model import Model
 from tests import cuda_emulator
+from tests.refusals import refuses
 from tests.slopes import assert_slope
 from tests.tiny_families import drawn_anew
 from tests.tolerances import assert_same_arrays
@@ -131,5 +132,4 @@ def check_recorded(model: Model, *, is_recorded: bool = True) -> None:
 def check_refused(make: Callable[[Mapping[str, Any]], Any], config: Mapping[str, Any], refused: Mapping[str, Any]):
     """Each of `refused`, key -> value, is an error that names the key."""
     for key, value in refused.items():
-        with pytest.raises(ValueError, match=rf"config: {key} is"):
-            make({**config, key: value})
+        refuses(ValueError, rf"config: {key} is", make, {**config, key: value})

@@ -3,6 +3,7 @@
 import pytest
 
 from bertcore import AutoModelForSequenceClassification
+from tests.refusals import refuses
 from tests.tiny_families import tiny_config
 
 WORDS, POSITIONS = 2**24, 2**20
@@ -27,8 +28,7 @@ WORDS, POSITIONS = 2**24, 2**20
     ],
 )  # fmt: skip
 def test_a_size_beyond_all_measure(name, changes, message):
-    with pytest.raises(ValueError, match=f"config: {message}"):
-        AutoModelForSequenceClassification(tiny_config(name) | changes)
+    refuses(ValueError, f"config: {message}", AutoModelForSequenceClassification, tiny_config(name) | changes)
 
 
 def test_labels_by_name_are_counted():

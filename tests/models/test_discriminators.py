@@ -11,6 +11,7 @@ from bertcore.models.pretraining import Discriminator
 from bertcore.models.replaced_tokens import generator_config
 from bertcore.presets import PRESETS, preset_config
 from tests.kernels.oracles import gelu, layer_norm
+from tests.refusals import refuses
 from tests.tiny_families import drawn_anew, runnable, tiny_config
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
@@ -54,8 +55,7 @@ def test_every_family_tells_replaced_tokens_or_refuses(name):
         return
     message = f"models of type '{config['model_type']}' have no head for replaced_tokens"
     for make in (generator_config, Discriminator.from_config, ReplacedTokenModel.from_config):
-        with pytest.raises(ValueError, match=message):
-            make(config)
+        refuses(ValueError, message, make, config)
 
 
 @pytest.mark.parametrize("name, own", [("deberta-v3-small", "mask_predictions"), ("codebert", "discriminator")])

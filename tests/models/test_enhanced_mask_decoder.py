@@ -8,6 +8,7 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.families.deberta.models import DebertaForMaskedLM
 from bertcore.passes import Pass
 from tests.kernels.oracles import gelu, layer_norm
+from tests.refusals import refuses
 from tests.slopes import assert_slope
 from tests.tiny_families import drawn_anew, tiny_config
 from tests.tolerances import assert_same_arrays
@@ -165,8 +166,7 @@ def test_a_checkpoint_has_the_positions(tmp_path):
 
 
 def test_what_it_is_not_for():
-    with pytest.raises(ValueError, match="position_biased_input is True, "):
-        model_of("deberta-v3-small", position_biased_input=True)
+    refuses(ValueError, "position_biased_input is True, ", model_of, "deberta-v3-small", position_biased_input=True)
     with pytest.raises(ValueError, match="embedding_size is 24, expected hidden_size 48"):
         model_of("deberta-v3-small", embedding_size=24)
     with pytest.raises(ValueError, match="a text of 17 tokens, enhanced_mask_decoder has positions for 16"):

@@ -10,6 +10,7 @@ from bertcore import AutoModel, use_backend, value_and_grad
 from bertcore.models.architectures import models_of
 from tests.models.family_checks import check_backends, check_recorded, check_spellings, dtypes_with_tables
 from tests.models.family_table import FAMILIES, WITH_OWN_LAYERS
+from tests.refusals import refuses
 from tests.tiny_families import drawn_anew
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
@@ -103,5 +104,4 @@ def test_configs_that_are_refused(name, key):
     """By the key's name, whatever class asks."""
     case = FAMILIES[name]
     own = case.keys.get(key, key)
-    with pytest.raises(ValueError, match=rf"config: {own}\b"):
-        models_of({**case.with_changes(case.everything), key: case.refused[key]})
+    refuses(ValueError, rf"config: {own}\b", models_of, {**case.with_changes(case.everything), key: case.refused[key]})

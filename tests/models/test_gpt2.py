@@ -19,6 +19,7 @@ from bertcore.nn.rotary import RotarySpec
 from tests import cuda_emulator
 from tests.models.family_parity import check, random_batch
 from tests.models.family_table import FAMILIES
+from tests.refusals import refuses
 
 CONFIG = FAMILIES["gpt2"].config
 IDS = np.array([[4, 8, 15, 16, 23, 42, 7], [60, 60, 3, 1, 4, 1, 5], [60, 60, 60, 60, 60, 60, 9]])
@@ -238,8 +239,7 @@ def test_generation_that_is_refused(options, message):
     ],
 )  # fmt: skip
 def test_families_that_cannot_generate(config, message):
-    with pytest.raises(TypeError, match=f"models of type {message}"):
-        AutoModelForCausalLM.from_config(config).generate([[3, 4]])
+    refuses(TypeError, f"models of type {message}", AutoModelForCausalLM.from_config(config).generate, [[3, 4]])
 
 
 @pytest.mark.parametrize(
@@ -282,5 +282,4 @@ def test_a_seed_that_is_no_number_from_0_on(seed):
     model = AutoModelForCausalLM.from_config(
         {"model_type": "gpt2", "n_embd": 6, "n_head": 1, "n_layer": 1, "n_positions": 8, "vocab_size": 9}
     )
-    with pytest.raises((TypeError, ValueError), match=r"seed is "):
-        model.generate([[1, 2]], max_new_tokens=2, do_sample=True, seed=seed)
+    refuses((TypeError, ValueError), r"seed is ", model.generate, [[1, 2]], max_new_tokens=2, do_sample=True, seed=seed)

@@ -8,6 +8,7 @@ import pytest
 from bertcore import AutoModel, AutoModelForSequenceClassification, load_model, use_backend
 from tests.models.family_checks import check_loads, drawn_anew
 from tests.models.family_parity import check_saved_config
+from tests.refusals import refuses
 from tests.tiny_families import tiny_config
 
 TINY = {
@@ -47,8 +48,7 @@ def test_configs_that_are_refused():
         ({"type": "yarn"}, "rope_scaling.type"),
         ({"type": "ntk", "mixed_b": 1.0}, "rope_scaling.mixed_b"),
     ):
-        with pytest.raises(ValueError, match=rf"config: {key} is"):
-            AutoModel(TINY | {"rope_scaling": {"factor": 2.0} | scaling})
+        refuses(ValueError, rf"config: {key} is", AutoModel, TINY | {"rope_scaling": {"factor": 2.0} | scaling})
 
 
 @pytest.mark.parity

@@ -10,6 +10,7 @@ import bertcore
 from bertcore.checkpoint import CheckpointError
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.models.spec import ConfigReader
+from tests.refusals import refuses
 from tests.tolerances import assert_same_arrays
 
 CONFIG = {
@@ -85,8 +86,7 @@ def test_pretraining_needs_both_labels():
     ],
 )  # fmt: skip
 def test_wrong_targets_are_named(task, targets, error, message):
-    with pytest.raises(error, match=message):
-        model(task)(IDS, MASK, **targets)
+    refuses(error, message, model(task), IDS, MASK, **targets)
 
 
 def test_a_text_without_tokens_has_no_label():
@@ -106,8 +106,7 @@ def test_multiple_choice_wants_a_third_axis():
 
 @pytest.mark.parametrize("ids", [None, [[1, 2], [3]]])
 def test_multiple_choice_wants_a_table(ids):
-    with pytest.raises((TypeError, ValueError), match=r"input_ids is (None|not a table of integers)"):
-        model("MultipleChoice")(ids)
+    refuses((TypeError, ValueError), r"input_ids is (None|not a table of integers)", model("MultipleChoice"), ids)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 3, 0)])
@@ -116,8 +115,7 @@ def test_multiple_choice_of_nothing(shape):
 
 
 def test_a_family_without_the_head_is_named():
-    with pytest.raises(ValueError, match="type 'bert' have no head for causal_lm; they have"):
-        model("CausalLM")
+    refuses(ValueError, "type 'bert' have no head for causal_lm; they have", model, "CausalLM")
 
 
 @pytest.mark.parametrize(
@@ -172,8 +170,7 @@ def test_an_unknown_architecture_is_named(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     for names in (["BertForSomethingElse"], 5):
         (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": names}))
-        with pytest.raises(ValueError, match=r"architectures is .* expected one that ends in ForMaskedLM"):
-            bertcore.load_model(tmp_path)
+        refuses(ValueError, r"architectures is .* expected one that ends in ForMaskedLM", bertcore.load_model, tmp_path)
 
 
 def test_a_head_of_another_task_under_the_same_name_is_left(tmp_path):
@@ -187,23 +184,19 @@ def test_a_head_of_another_task_under_the_same_name_is_left(tmp_path):
 
 @pytest.mark.parametrize("config", [5, None, ["a"]])
 def test_no_config_at_all(config):
-    with pytest.raises(TypeError, match=r"config is .*, expected a mapping"):
-        bertcore.AutoModel.from_config(config)
+    refuses(TypeError, r"config is .*, expected a mapping", bertcore.AutoModel.from_config, config)
     for kind in (bertcore.AutoModelForQuestionAnswering, bertcore.AutoModelForSequenceClassification):
-        with pytest.raises(TypeError, match=r"config is .*, expected a mapping"):
-            kind(config)
+        refuses(TypeError, r"config is .*, expected a mapping", kind, config)
 
 
 def test_electra_labels_are_flags():
     config = CONFIG | {"model_type": "electra", "embedding_size": 4}
     electra = bertcore.AutoModelForPreTraining.from_config(config)
-    with pytest.raises(ValueError, match=r"labels\[2\] is -100, expected 0 to 1"):
-        electra(IDS, labels=[[0, 1, -100, 1]] * 2)
+    refuses(ValueError, r"labels\[2\] is -100, expected 0 to 1", electra, IDS, labels=[[0, 1, -100, 1]] * 2)
 
 
 def test_a_source_that_there_is_not_is_refused():
-    with pytest.raises(ValueError, match="source is 'frist', known are pooler, first"):
-        ClassifierSpec("classifier", "frist")
+    refuses(ValueError, "source is 'frist', known are pooler, first", ClassifierSpec, "classifier", "frist")
 
 
 @pytest.mark.parametrize("load", [bertcore.AutoModel.from_pretrained, bertcore.load_model], ids=["AutoModel", "load"])
@@ -215,8 +208,7 @@ def test_a_wrong_config_is_named_with_its_folder(load, tmp_path):
         ({"model_type": "lstm"}, "model_type is 'lstm', known are"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | changes))
-        with pytest.raises(CheckpointError, match=f"^{re.escape(str(tmp_path))}: config: {message}"):
-            load(tmp_path)
+        refuses(CheckpointError, f"^{re.escape(str(tmp_path))}: config: {message}", load, tmp_path)
 
 
 def test_a_head_that_the_family_lacks_is_told_of_with_the_folder(tmp_path):
@@ -263,8 +255,7 @@ def test_an_option_that_there_is_not_is_told_of_with_those_that_there_are(tmp_pa
 )
 def test_names_of_labels_that_are_none(labels, message):
     """A class with the name of another, or with none, would be a wrong answer."""
-    with pytest.raises(ValueError, match=f"config: {message}"):
-        ConfigReader({"id2label": labels}).label_names()
+    refuses(ValueError, f"config: {message}", ConfigReader({"id2label": labels}).label_names)
 
 
 def test_floats_that_were_meant_as_classes():

@@ -14,6 +14,7 @@ from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, valu
 from bertcore.checkpoint import CheckpointError, open_checkpoint, read_config, save_checkpoint
 from bertcore.kernels import dispatch, unavailable_reason
 from bertcore.passes import Pass
+from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 from tests.tolerances import assert_same_arrays
 
@@ -77,8 +78,7 @@ def test_what_is_stored(cpu_backend, dtype):
 
 
 def test_an_empty_dtype_is_not_the_default():
-    with pytest.raises(ValueError, match="dtype is '', expected one of"):
-        AutoModelForMaskedLM.from_pretrained(TIED, dtype="")
+    refuses(ValueError, "dtype is '', expected one of", AutoModelForMaskedLM.from_pretrained, TIED, dtype="")
 
 
 def test_a_tied_decoder_has_a_table_and_a_weight_of_it(cpu_backend):
@@ -213,8 +213,7 @@ def test_weights_that_int8_cannot_stand_for_are_named(cpu_backend):
     state = {name: array.copy() for name, array in model.state_dict().items()}
     state["encoder.layer.1.attention.self.key.weight"][2, 3] = np.nan
     low = AutoModel.from_config(CONFIG, dtype="int8")
-    with pytest.raises(ValueError, match=r"layer\.1\.attention\.self\.key\.weight.*holds inf or NaN"):
-        low.load_state_dict(state)
+    refuses(ValueError, r"layer\.1\.attention\.self\.key\.weight.*holds inf or NaN", low.load_state_dict, state)
 
 
 QUANTIZATION = {"quant_method": "compressed-tensors", "format": "int-quantized"}
@@ -247,8 +246,7 @@ GROUPS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", 
 def test_other_quantisations_are_refused(tmp_path, change, problem):
     AutoModel.from_config(CONFIG).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **change}))
-    with pytest.raises(CheckpointError, match=problem):
-        AutoModel.from_pretrained(tmp_path)
+    refuses(CheckpointError, problem, AutoModel.from_pretrained, tmp_path)
 
 
 MEMORY = """
@@ -299,8 +297,7 @@ def test_float16_is_refused_where_nothing_computes_in_it(backend, tmp_path):
     AutoModel.from_config(CONFIG).save_pretrained(tmp_path)
     with use_backend(backend):
         for load in (lambda: AutoModel.from_pretrained(tmp_path, dtype="float16"), half_from_config):
-            with pytest.raises(ValueError, match="dtype is 'float16', in which backend 'numba' does not compute"):
-                load()
+            refuses(ValueError, "dtype is 'float16', in which backend 'numba' does not compute", load)
     with use_backend("numpy"):
         assert half_from_config()([[1, 2, 3]]).last_hidden_state.dtype == np.float16
 

@@ -15,6 +15,7 @@ from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.passes import Pass, Trace
 from tests.models.family_checks import check_backends, check_loads, check_refused, check_spellings, drawn_anew
 from tests.models.family_parity import check, random_batch
+from tests.refusals import refuses
 from tests.tokenization.family_folders import write_family
 
 TASKS = (
@@ -376,10 +377,8 @@ def test_heads_say_what_they_lack():
     pair = bertcore.AutoModelForEntityPairClassification.from_config(TINY)
     span = bertcore.AutoModelForEntitySpanClassification.from_config(TINY)
     with use_backend("numpy"):
-        with pytest.raises(ValueError, match="entity_ids is None; AutoModelForEntityPairClassification needs them"):
-            pair(**words)
-        with pytest.raises(ValueError, match=r"entity_attention_mask\[1, 1\] is 0, expected 1: .* first 2"):
-            pair(**batch)
+        refuses(ValueError, "entity_ids is None; AutoModelForEntityPairClassification needs them", pair, **words)
+        refuses(ValueError, r"entity_attention_mask\[1, 1\] is 0, expected 1: .* first 2", pair, **batch)
         with pytest.raises(ValueError, match="entity_end_positions is None"):
             span(**batch, entity_start_positions=ends["entity_start_positions"])
         with pytest.raises(ValueError, match=r"entity_start_positions\[1, 0\] is 6, expected the column of a real"):

@@ -7,6 +7,7 @@ from bertcore import AutoModel, AutoModelForMaskedLM, use_backend
 from tests.conftest import CPU_BACKENDS
 from tests.models.family_checks import check_loads, check_refused, drawn_anew
 from tests.models.family_table import FAMILIES
+from tests.refusals import refuses
 
 TINY = FAMILIES["modernbert"].config
 
@@ -35,10 +36,8 @@ def test_configs_that_are_refused():
         ({"rope_theta": 0}, r"rope_parameters\.full_attention\.rope_theta is 0"),
         ({"rope_type": "linear", "factor": 0.5}, r"rope_parameters\.full_attention\.factor is 0\.5"),
     ):
-        with pytest.raises(ValueError, match=message):
-            AutoModel(TINY | {"rope_parameters": {"full_attention": section}})
-    with pytest.raises(ValueError, match="heads are 3 wide, expected an even width"):
-        AutoModel(TINY | {"num_attention_heads": 12})
+        refuses(ValueError, message, AutoModel, TINY | {"rope_parameters": {"full_attention": section}})
+    refuses(ValueError, "heads are 3 wide, expected an even width", AutoModel, TINY | {"num_attention_heads": 12})
 
 
 @pytest.mark.parity

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel
+from tests.refusals import refuses
 from tests.tolerances import assert_close
 
 CONFIG = {
@@ -55,8 +56,7 @@ def test_nothing(model, cpu_backend, sequences):
     ],
 )
 def test_wrong_ids(model, sequences, error, message):
-    with pytest.raises(error, match=message):
-        model.encode_packed(sequences)
+    refuses(error, message, model.encode_packed, sequences)
 
 
 def test_dropout_is_that_of_padded_sequences():

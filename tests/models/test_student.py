@@ -6,6 +6,7 @@ import pytest
 import bertcore
 from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, student_from_teacher
 from bertcore.models.student import with_layers
+from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import drawn_anew, tiny_config
 
@@ -150,12 +151,10 @@ def test_configs_with_other_names_of_the_number_of_layers(name, key):
     ],
 )
 def test_what_does_not_fit(config, layers, message):
-    with pytest.raises(ValueError, match=message):
-        student_from_teacher(config, AutoModel.from_config(TWELVE), layers)
+    refuses(ValueError, message, student_from_teacher, config, AutoModel.from_config(TWELVE), layers)
 
 
 def test_a_teacher_is_a_model():
-    with pytest.raises(TypeError, match="teacher is dict, expected a model"):
-        student_from_teacher(CONFIG, {})
+    refuses(TypeError, "teacher is dict, expected a model", student_from_teacher, CONFIG, {})
     with pytest.raises(TypeError, match="layers is 3, expected a list of the teacher's layers"):
         student_from_teacher(CONFIG, AutoModel.from_config(CONFIG), 3)

@@ -21,6 +21,7 @@ from bertcore.nn.parameter import Parameter, PerVersion, change_together
 from bertcore.passes import Pass
 from bertcore.tape import Tape
 from tests.kernels.arrays import backward
+from tests.refusals import refuses
 
 RNG = np.random.default_rng(0)
 NAMES = ("query.weight", "key.weight")
@@ -181,10 +182,8 @@ def test_what_cannot_be_taken_replaces_nothing(cpu_backend):
     before = parameter.array()
     with pytest.raises(ValueError, match=r"shape \(7, 5\), expected \(14, 5\) for query.weight, key.weight"):
         parameter.update(before[:7])
-    with pytest.raises(TypeError, match="array is list, expected a NumPy or CuPy array"):
-        parameter.update([[1.0]])
-    with pytest.raises(ValueError, match="inf or NaN"):
-        parameter.update(np.full((14, 5), np.nan, np.float32))
+    refuses(TypeError, "array is list, expected a NumPy or CuPy array", parameter.update, [[1.0]])
+    refuses(ValueError, "inf or NaN", parameter.update, np.full((14, 5), np.nan, np.float32))
     np.testing.assert_array_equal(parameter.array(), before)
     assert parameter.version == 1
 
@@ -210,10 +209,8 @@ def test_uses_are_declared_before_there_are_values():
     parameter = Parameter("table", shape=(2, 3), use="table").used_as("weight")
     assert parameter.uses == {"table", "weight"}
     parameter.fill({"table": np.zeros((2, 3), np.float32)}, "float32")
-    with pytest.raises(RuntimeError, match="table has values already"):
-        parameter.used_as("vector")
-    with pytest.raises(RuntimeError, match="table has no values yet"):
-        Parameter("table", shape=(2, 3)).array()
+    refuses(RuntimeError, "table has values already", parameter.used_as, "vector")
+    refuses(RuntimeError, "table has no values yet", Parameter("table", shape=(2, 3)).array)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])

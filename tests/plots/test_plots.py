@@ -18,6 +18,7 @@ from bertcore.plots.curves import training_curves
 from bertcore.plots.embeddings import embeddings_in_two_dimensions
 from bertcore.plots.masking import masking
 from bertcore.plots.temperature import distillation_temperature
+from tests.refusals import refuses
 
 TEXT = "the cat sat on an upper mat."
 MASKED = "paris is the [MASK] of france."
@@ -49,8 +50,7 @@ def test_attention(folder):
     expected = model(tokenizer([TEXT])["input_ids"], output_attentions=True).attentions[1][0]
     assert list(found) == ["layer 2, head 1", "layer 2, head 2", "layer 2, head 3"]
     np.testing.assert_array_equal(list(found.values()), expected)
-    with pytest.raises(ValueError, match="layer is 3, expected 1 to 2"):
-        attention_maps(model, tokenizer, TEXT, 3)
+    refuses(ValueError, "layer is 3, expected 1 to 2", attention_maps, model, tokenizer, TEXT, 3)
     with pytest.raises(ValueError, match="the model is of type 'bert', expected a DeBERTa"):
         attention_components(model, tokenizer, TEXT, 1)
 
@@ -88,8 +88,7 @@ def test_temperature(folder):
         (MASKED, [0], r"temperatures is \[0\], expected numbers above 0"),
         (MASKED, [1, np.nan], r"temperatures is \[1, nan\], expected numbers above 0"),
     ):
-        with pytest.raises(ValueError, match=message):
-            distillation_temperature(model, tokenizer, text, temperatures=wrong)
+        refuses(ValueError, message, distillation_temperature, model, tokenizer, text, temperatures=wrong)
 
 
 @pytest.mark.filterwarnings("ignore::bertcore.models.model.NewlyInitialisedWarning")
@@ -106,8 +105,7 @@ def test_long_texts_are_refused(folder):  # not cut in silence
     assert longest < 128
     with pytest.raises(ValueError, match=f"text has {longest + 1} tokens, expected at most {longest}"):
         attention_maps(model, tokenizer, "cat " * (longest - 1), 1)
-    with pytest.raises(ValueError, match="text has 129 tokens, expected at most 128"):
-        masking(tokenizer, "cat " * 127, epochs=2)
+    refuses(ValueError, "text has 129 tokens, expected at most 128", masking, tokenizer, "cat " * 127, epochs=2)
 
 
 def test_reliability():
@@ -132,18 +130,14 @@ def test_curves(tmp_path):
     assert rate.lines[0].get_xydata().tolist() == [[1, 1e-3]]
     for name, wrong in (("loss", "3.0"), ("eval_loss", [1]), ("learning_rate", {}), ("step", "1"), ("loss", True)):
         log.write_text(json.dumps({"step": 1, "loss": 1.0}) + "\n" + json.dumps({"step": 2, "loss": 1} | {name: wrong}))
-        with pytest.raises(ValueError, match=rf"log\.jsonl, line 2: {name} is .*, expected a number"):
-            training_curves(log)
+        refuses(ValueError, rf"log\.jsonl, line 2: {name} is .*, expected a number", training_curves, log)
     log.write_bytes(b"\x93NUMPY")
-    with pytest.raises(ValueError, match=r"log\.jsonl is not UTF-8 at byte 1, expected a log\.jsonl"):
-        training_curves(log)
+    refuses(ValueError, r"log\.jsonl is not UTF-8 at byte 1, expected a log\.jsonl", training_curves, log)
     log.write_text('{"eval_loss": 1}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match="has no line with step and loss"):
-        training_curves(log)
+    refuses(ValueError, "has no line with step and loss", training_curves, log)
     for wrong in ("step 1", "[1]"):
         log.write_text('{"step": 1, "loss": 1}\n' + wrong, encoding="utf-8")
-        with pytest.raises(ValueError, match=r"log\.jsonl, line 2: .*, expected a JSON object"):
-            training_curves(log)
+        refuses(ValueError, r"log\.jsonl, line 2: .*, expected a JSON object", training_curves, log)
 
 
 def test_embeddings():
@@ -152,8 +146,7 @@ def test_embeddings():
     points = np.asarray(place.collections[0].get_offsets())
     first = np.abs(np.corrcoef(points[:, 0], rows[:, 0])[0, 1])
     assert first > 0.99 and points.shape == (9, 2) and len(place.texts) == 9
-    with pytest.raises(ValueError, match="texts has 2, expected at least 3"):
-        embeddings_in_two_dimensions(["a", "b"], rows[:2])
+    refuses(ValueError, "texts has 2, expected at least 3", embeddings_in_two_dimensions, ["a", "b"], rows[:2])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.engine import _copy
 from bertcore.tokenization.families import CLASS_OF_MODEL_TYPE, FAMILIES
+from tests.refusals import refuses
 from tests.tokenization.corpus import HARD_TEXTS, write_json
 from tests.tokenization.family_folders import (
     BYTE_BPE,
@@ -116,8 +117,7 @@ class TestFamilies:
         wanted = FAMILIES[name].vocabulary_files
         (folder / wanted[-1]).unlink()
         message = f"has neither tokenizer.json nor {' and '.join(wanted)}, which make a {name}; it holds"
-        with pytest.raises(CheckpointError, match=message):
-            load(folder)
+        refuses(CheckpointError, message, load, folder)
 
     def test_truncation_keeps_the_special_tokens(self, family):
         name, folder = family

@@ -8,6 +8,7 @@ import pytest
 
 from bertcore.checkpoint import CheckpointError
 from bertcore.tokenization import AutoTokenizer
+from tests.refusals import refuses
 from tests.tokenization.corpus import HARD_TEXTS, write_json
 
 
@@ -53,8 +54,7 @@ def test_tokenizer_json_of_another_kind_is_taken_as_it_is(tmp_path):
     assert list(tokenizer("the", "value")) == ["input_ids", "attention_mask"]
     assert tokenizer("the", "value", return_token_type_ids=True).token_type_ids == [0, 1]
     assert tokenizer.pad_token is None and tokenizer.unk_token_id == 0
-    with pytest.raises(ValueError, match="padding needs a pad token"):
-        tokenizer(["the"], padding=True)
+    refuses(ValueError, "padding needs a pad token", tokenizer, ["the"], padding=True)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,7 @@ def test_broken_files(folder, name, content, message):
         (folder / name).write_bytes(content)
     else:
         write_json(folder / name, content)
-    with pytest.raises(CheckpointError, match=message):
-        load(folder)
+    refuses(CheckpointError, message, load, folder)
 
 
 @pytest.mark.parametrize(
@@ -224,25 +223,19 @@ def test_broken_files(folder, name, content, message):
     ],
 )
 def test_errors_name_files_only_for_their_own_settings(folder, setting, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        AutoTokenizer.from_pretrained(folder, **setting)
+    refuses(ValueError, f"^{message}", AutoTokenizer.from_pretrained, folder, **setting)
     write_json(folder / "tokenizer_config.json", setting)
-    with pytest.raises(CheckpointError, match=f"^tokenizer files of {re.escape(str(folder))}: {message}"):
-        load(folder)
+    refuses(CheckpointError, f"^tokenizer files of {re.escape(str(folder))}: {message}", load, folder)
 
 
 def test_missing_files_and_folders(tmp_path):
-    with pytest.raises(CheckpointError, match="nowhere does not exist"):
-        load(tmp_path / "nowhere")
+    refuses(CheckpointError, "nowhere does not exist", load, tmp_path / "nowhere")
     (tmp_path / "vocab.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"neither tokenizer\.json nor vocab\.txt nor .*; it holds vocab\.json"):
-        load(tmp_path)
-    with pytest.raises(TypeError, match="from_pretrained"):
-        AutoTokenizer()
+    refuses(CheckpointError, r"neither tokenizer\.json nor vocab\.txt nor .*; it holds vocab\.json", load, tmp_path)
+    refuses(TypeError, "from_pretrained", AutoTokenizer)
 
 
 def test_unknown_piece_without_a_token(tmp_path):
     model = {"type": "Unigram", "unk_id": None, "vocab": [["the", 0.0]], "byte_fallback": False}
     write_json(tmp_path / "tokenizer.json", tokenizer_json(model))
-    with pytest.raises(RuntimeError, match="the tokenizers library failed, as it does on a broken tokenizer"):
-        load(tmp_path)("z")
+    refuses(RuntimeError, "the tokenizers library failed, as it does on a broken tokenizer", load(tmp_path), "z")

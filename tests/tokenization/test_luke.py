@@ -7,6 +7,7 @@ import pytest
 
 from bertcore.checkpoint import CheckpointError
 from bertcore.tokenization import AutoTokenizer, LukeTokenizer
+from tests.refusals import refuses
 from tests.tokenization.corpus import train_byte_bpe, write_json
 from tests.tokenization.family_folders import ANGLES, write_family
 
@@ -85,8 +86,7 @@ class TestEntities:
 
     def test_text_too_short_to_cut(self, folder):
         options = {"truncation": "only_first", "max_length": 8, "entity_spans": [FIRST]}
-        with pytest.raises(ValueError, match="a text cannot be cut as truncation asks"):
-            load(folder)("the", TEXT * 5, **options)
+        refuses(ValueError, "a text cannot be cut as truncation asks", load(folder), "the", TEXT * 5, **options)
 
 
 class TestTasks:
@@ -118,8 +118,7 @@ class TestTasks:
         ],
     )
     def test_wrong_spans(self, folder, task, spans, message):
-        with pytest.raises(ValueError, match=message):
-            load(folder, task=task)(TEXT, entity_spans=spans)
+        refuses(ValueError, message, load(folder, task=task), TEXT, entity_spans=spans)
 
     def test_saved(self, folder, tmp_path):
         tokenizer = load(folder, task="entity_pair_classification", max_mention_length=7)
@@ -150,26 +149,21 @@ class TestBadInput:
         ],
     )
     def test_call(self, folder, options, error, message):
-        with pytest.raises(error, match=message):
-            load(folder)(TEXT, **options)
+        refuses(error, message, load(folder), TEXT, **options)
 
     def test_rows(self, folder):
         with pytest.raises(ValueError, match="entity_spans has 1 lists, expected 2, one for each text"):
             load(folder)(["the", "the"], entity_spans=[[FIRST]])
 
     def test_files(self, folder):
-        with pytest.raises(ValueError, match="task is 'ner', expected one of None, 'entity_classification'"):
-            load(folder, task="ner")
+        refuses(ValueError, "task is 'ner', expected one of None, 'entity_classification'", load, folder, task="ner")
         write_json(folder / "entity_vocab.json", {"[PAD]": 0, "[UNK]": 1})
-        with pytest.raises(CheckpointError, match=r"entity_vocab\.json lacks the special entities \[MASK\], \[MASK2\]"):
-            load(folder)
+        refuses(CheckpointError, r"entity_vocab\.json lacks the special entities \[MASK\], \[MASK2\]", load, folder)
         write_json(folder / "entity_vocab.json", {"[PAD]": "0"})
-        with pytest.raises(CheckpointError, match=r"entity_vocab\.json has values other than ids"):
-            load(folder)
+        refuses(CheckpointError, r"entity_vocab\.json has values other than ids", load, folder)
         (folder / "entity_vocab.json").unlink()
         assert load(folder)("the").input_ids
-        with pytest.raises(ValueError, match=r"entities need the file entity_vocab\.json"):
-            load(folder)("the", entity_spans=[FIRST])
+        refuses(ValueError, r"entities need the file entity_vocab\.json", load(folder), "the", entity_spans=[FIRST])
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import pytest
 
 from bertcore.tokenization import AutoTokenizer, BatchEncoding
 from bertcore.tokenization.engine import MOST_COPIES, PARALLEL_TEXTS
+from tests.refusals import refuses
 from tests.tokenization.corpus import HARD_TEXTS
 
 CLS, SEP, PAD, UNK, MASK = 2, 3, 0, 1, 4
@@ -78,10 +79,8 @@ class TestBackToText:
     def test_ids_outside_the_vocabulary(self, tokenizer, wrong):
         message = rf"token id {wrong} at position 2 is not in the vocabulary \(0 to {len(tokenizer) - 1}\)"
         for convert in (tokenizer.decode, tokenizer.convert_ids_to_tokens):
-            with pytest.raises(ValueError, match=message):
-                convert([CLS, SEP, wrong])
-        with pytest.raises(ValueError, match=f"token id {wrong} is not"):
-            tokenizer.convert_ids_to_tokens(wrong)
+            refuses(ValueError, message, convert, [CLS, SEP, wrong])
+        refuses(ValueError, f"token id {wrong} is not", tokenizer.convert_ids_to_tokens, wrong)
 
     @pytest.mark.parametrize(
         ("ids", "came"),
@@ -97,27 +96,21 @@ class TestBackToText:
         ],
     )
     def test_wrong_ids(self, tokenizer, ids, came):
-        with pytest.raises(TypeError, match=f"^ids{came}"):
-            tokenizer.convert_ids_to_tokens(ids)
-        with pytest.raises(TypeError, match=f"^token_ids{came}"):
-            tokenizer.decode(ids)
+        refuses(TypeError, f"^ids{came}", tokenizer.convert_ids_to_tokens, ids)
+        refuses(TypeError, f"^token_ids{came}", tokenizer.decode, ids)
 
     def test_non_iterables(self, tokenizer):
         with pytest.raises(TypeError, match="sequences is NoneType, expected a list of sequences of integers"):
             tokenizer.batch_decode(None)
-        with pytest.raises(TypeError, match="tokens is int, expected a list of strings"):
-            tokenizer.convert_tokens_to_ids(["the", 5])
+        refuses(TypeError, "tokens is int, expected a list of strings", tokenizer.convert_tokens_to_ids, ["the", 5])
 
     @pytest.mark.parametrize("flag", ["add_special_tokens", "is_split_into_words"])
     def test_non_boolean_flags(self, tokenizer, flag):
-        with pytest.raises(TypeError, match=f"{flag} is None, expected True or False"):
-            tokenizer("the", **{flag: None})
+        refuses(TypeError, f"{flag} is None, expected True or False", tokenizer, "the", **{flag: None})
 
     def test_wrong_batches_of_ids(self, tokenizer):
-        with pytest.raises(TypeError, match=r"token_ids\[1\]\[0\] is str, expected an integer"):
-            tokenizer.decode([[1], ["a"]])
-        with pytest.raises(TypeError, match=r"token_ids\[0\]\[0\] is list, expected an integer"):
-            tokenizer.decode([[[1]]])
+        refuses(TypeError, r"token_ids\[1\]\[0\] is str, expected an integer", tokenizer.decode, [[1], ["a"]])
+        refuses(TypeError, r"token_ids\[0\]\[0\] is list, expected an integer", tokenizer.decode, [[[1]]])
 
     def test_arrays_of_ids(self, tokenizer):
         assert tokenizer.convert_ids_to_tokens(np.array([CLS, MASK])) == ["[CLS]", "[MASK]"]
@@ -152,14 +145,12 @@ class TestBadInput:
         ],
     )
     def test_texts(self, tokenizer, arguments, error, message):
-        with pytest.raises(error, match=message):
-            tokenizer(*arguments)
+        refuses(error, message, tokenizer, *arguments)
 
     @pytest.mark.parametrize("count", [2, PARALLEL_TEXTS + 1])
     def test_lone_surrogate(self, tokenizer, count):
         texts = ["the"] * count
-        with pytest.raises(ValueError, match=r"^text is not valid Unicode: a lone surrogate at character 2"):
-            tokenizer("a \ud800 b")
+        refuses(ValueError, r"^text is not valid Unicode: a lone surrogate at character 2", tokenizer, "a \ud800 b")
         with pytest.raises(ValueError, match=r"^text\[1\] is not valid Unicode: a lone surrogate at character 0"):
             tokenizer(["the", "\udfff", *texts])
         with pytest.raises(ValueError, match=rf"^text_pair\[{count - 1}\] is not valid Unicode"):
@@ -189,8 +180,7 @@ class TestBadInput:
         ],
     )
     def test_options(self, tokenizer, options, message):
-        with pytest.raises(ValueError, match=message):
-            tokenizer(["the value", "the"], **options)
+        refuses(ValueError, message, tokenizer, ["the value", "the"], **options)
 
     @pytest.mark.parametrize("value", [5.0, "5", True, np.array([5])])
     def test_non_integer_max_length(self, tokenizer, value):
@@ -210,8 +200,7 @@ class TestBadInput:
         ],
     )
     def test_limits_of_a_pair(self, tokenizer, options, message):
-        with pytest.raises(ValueError, match=message):
-            tokenizer("the", "value", **options)
+        refuses(ValueError, message, tokenizer, "the", "value", **options)
 
     @pytest.mark.parametrize("strategy", ["only_first", "only_second"])
     @pytest.mark.parametrize("stride, kept", [(0, 0), (0, -4), (3, 3), (3, 1)])
@@ -220,8 +209,7 @@ class TestBadInput:
         part = "text" if strategy == "only_first" else "text_pair"
         arguments = (["the", long], ["the", whole]) if strategy == "only_first" else (["the", whole], ["the", long])
         message = rf"^{part}\[1\] would have to be cut to {max(kept, 0)} tokens.* has {20 - kept}"
-        with pytest.raises(ValueError, match=message):
-            tokenizer(*arguments, truncation=strategy, max_length=23, stride=stride)
+        refuses(ValueError, message, tokenizer, *arguments, truncation=strategy, max_length=23, stride=stride)
 
     @pytest.mark.parametrize("strategy", ["only_first", "only_second"])
     def test_text_that_needs_no_cut(self, tokenizer, strategy):

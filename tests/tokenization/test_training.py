@@ -8,6 +8,7 @@ import pytest
 
 from bertcore.tokenization import AutoTokenizer, train_tokenizer
 from bertcore.tokenization import training as module
+from tests.refusals import refuses
 from tests.tokenization.corpus import HARD_TEXTS, training_texts
 from tests.tokenization.parity import check_same
 
@@ -120,5 +121,4 @@ def test_case():
 def test_wrong_arguments(kind, options, error, message):
     if kind and (set(options) != {"texts"}):
         pytest.skip("the case is about one kind")
-    with pytest.raises(error, match=message):
-        train_tokenizer(**{"texts": TEXTS, "kind": kind} | options)
+    refuses(error, message, train_tokenizer, **{"texts": TEXTS, "kind": kind} | options)

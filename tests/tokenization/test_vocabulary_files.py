@@ -8,6 +8,7 @@ import pytest
 from bertcore.checkpoint import CheckpointError
 from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.families import FAMILIES
+from tests.refusals import refuses
 from tests.tokenization.corpus import HARD_TEXTS, write_json
 from tests.tokenization.family_folders import (
     sentencepiece_model,
@@ -53,8 +54,7 @@ class TestByteBpe:
         ],
     )
     def test_wrong_words(self, roberta, text, pair, message):
-        with pytest.raises(TypeError, match=message):
-            load(roberta)(text, pair, is_split_into_words=True)
+        refuses(TypeError, message, load(roberta), text, pair, is_split_into_words=True)
 
     def test_lone_surrogate_among_words(self, roberta):
         with pytest.raises(ValueError, match=r"text\[1\]\[0\] is not valid Unicode"):
@@ -89,14 +89,12 @@ class TestByteBpe:
     )
     def test_broken(self, roberta, name, content, message):
         (roberta / name).write_bytes(content)
-        with pytest.raises(CheckpointError, match=message):
-            load(roberta)
+        refuses(CheckpointError, message, load, roberta)
 
     def test_invalid_unicode_token(self, tmp_path):
         write_byte_bpe(tmp_path, ["<s>", "\ud800"])
         write_json(tmp_path / "config.json", {"model_type": "roberta"})
-        with pytest.raises(CheckpointError, match=r"vocab\.json cannot be read by the tokenizers library"):
-            load(tmp_path)
+        refuses(CheckpointError, r"vocab\.json cannot be read by the tokenizers library", load, tmp_path)
 
 
 class TestSentencePiece:
@@ -163,8 +161,7 @@ class TestSentencePiece:
         data = charsmap({"ﬁ": "fi"})
         step["precompiled_charsmap"] = base64.b64encode(data[:4] + b"\0\0\xff\xff" + data[8:]).decode()
         write_json(albert / "tokenizer.json", content)
-        with pytest.raises(RuntimeError, match="the tokenizers library failed, as it does on a broken tokenizer"):
-            load(albert)("ﬁ")
+        refuses(RuntimeError, "the tokenizers library failed, as it does on a broken tokenizer", load(albert), "ﬁ")
 
     @pytest.mark.parametrize("name", ["AlbertTokenizer", "XLMRobertaTokenizer", "DebertaV2Tokenizer"])
     def test_broken(self, tmp_path, name):
@@ -173,12 +170,10 @@ class TestSentencePiece:
         content = file.read_bytes()
         for wrong in (b"", b"\0", content[:-1], b'{"model": 1}', content[:7]):
             file.write_bytes(wrong)
-            with pytest.raises(CheckpointError, match=rf"{file.name} is not a SentencePiece model: "):
-                load(tmp_path)
+            refuses(CheckpointError, rf"{file.name} is not a SentencePiece model: ", load, tmp_path)
 
     def test_pieces_in_another_order(self, tmp_path):
         write_family(tmp_path, "XLMRobertaTokenizer")
         file = tmp_path / "sentencepiece.bpe.model"
         file.write_bytes(sentencepiece_model(["a", "b"], ("<unk>", 0), words=["<s>", "</s>"]))
-        with pytest.raises(CheckpointError, match=r"sentencepiece\.bpe\.model has other first pieces than"):
-            load(tmp_path)
+        refuses(CheckpointError, r"sentencepiece\.bpe\.model has other first pieces than", load, tmp_path)
