@@ -1,9 +1,10 @@
-"""Python code in a process of its own, with an environment of its own."""
+"""Python code in a process of its own, with an environment of its own; calls in threads of their own."""
 
 import ctypes
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -54,3 +55,12 @@ def finish(process: subprocess.Popen, timeout: float = 300) -> tuple[str, str]:
 def run_python(code: str, *arguments: str, timeout: float = 300, **variables: str) -> tuple[str, str]:
     """Run `code` in a new Python that must succeed; return (stdout, stderr)."""
     return finish(start_python(code, *arguments, **variables), timeout)
+
+
+def in_threads(work, arguments) -> None:
+    """Call `work` with each argument in a thread of its own, all at once."""
+    threads = [threading.Thread(target=work, args=(argument,)) for argument in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

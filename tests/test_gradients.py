@@ -67,7 +67,6 @@ def product(field, seed):
 
 @pytest.mark.parametrize("case", MODELS)
 def test_gradients_through_every_field(case):
-    """Along a random direction of all parameters, for a random gradient of every field."""
     name, kind, more = MODELS[case]
     model, rng = new_model(name, kind), np.random.default_rng(0)
     batch = BATCH | TRACED | more
@@ -123,7 +122,6 @@ def test_a_loss_of_the_callers_own():
 
 
 def test_the_models_own_loss_may_be_a_part():
-    """The loss of the labels beside one of the logits, as in distillation."""
     model = new_model("bert-base-uncased", "AutoModelForMaskedLM")
     labels = np.where(MASK, IDS, -100)
     labels[0] = -100
@@ -156,9 +154,6 @@ def test_float32_takes_any_real_gradient():
     for name, gradient in found.items():
         assert gradient.dtype == np.float32
         np.testing.assert_array_equal(gradient, expected[name])
-
-
-# --- frozen parameters ---------------------------------------------------------------------------------
 
 
 def freeze(model, prefix):
@@ -204,9 +199,6 @@ def test_what_depends_on_frozen_parameters_alone_is_an_error():
     refuses(ValueError, "frozen", pullback, {"hidden_states": out.hidden_states})
     grads = pullback({"logits": out.logits})  # an error uses nothing up
     assert set(grads) == {"classifier.weight", "classifier.bias"}
-
-
-# --- what is refused -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -271,19 +263,6 @@ def test_logits_that_are_read_late_have_no_tape():
     out, _ = value_and_grad(model)(**BATCH, labels=np.where(MASK, IDS, -100))
     np.testing.assert_allclose(out.logits, model(**BATCH).logits, rtol=1e-12)
     assert isinstance(AutoModel.from_config(tiny_config("bert-base-uncased"))(**BATCH).loss, type(None))
-
-
-@pytest.mark.parametrize("name", ["bert-base-uncased", "xlnet-base-cased"])
-def test_layers_that_run_again_have_the_same_gradients(name):
-    """Of hidden states, which stand between the layers."""
-    model, rng = new_model(name, "AutoModel"), np.random.default_rng(0)
-    with use_backend("numpy"):
-        out, pullback = vjp(model)(**BATCH, output_hidden_states=True)
-        seeds = {key: random_like(value, rng) for key, value in out.items()}
-        expected = pullback(seeds)
-        model.encoder.recomputes_layers = True
-        found = vjp(model)(**BATCH, output_hidden_states=True)[1](seeds)
-    assert_same_arrays(found, expected)
 
 
 @pytest.mark.parametrize("model", [3, "bert-base-uncased", None])

@@ -156,7 +156,6 @@ def test_pyright_finds_nothing_in_what_a_user_writes(installed, tmp_path):
 
 @pytest.mark.slow
 def test_type_checkers_follow_an_editable_installation(source, tmp_path):
-    """mypy and pyright find bertcore and bertcore.kernels after `pip install -e .`, and see a wrong argument."""
     folder, _ = environment(tmp_path / "venv", "--no-build-isolation", "--editable", source)
     script, wrong = tmp_path / "user_script.py", "SentenceEncoder(folder, no_such_argument=1)\nsoftmax(rows, axis=1)\n"
     text = Path(__file__).with_name("user_script.py").read_text(encoding="utf-8")
@@ -183,6 +182,5 @@ def test_the_citation_names_this_version():
 
 @pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="no repository of git")
 def test_no_source_is_ignored():
-    """By git; ruff leaves out what git ignores."""
     command = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
     assert subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout == ""

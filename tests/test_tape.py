@@ -136,9 +136,6 @@ def test_forms_of_one_leaf_sum_their_gradients():
     assert tape.gradients(output, np.float64(1)) == {"x": 2 * 2 * 7 + 2 * 2}
 
 
-# --- checkpoints ---------------------------------------------------------------------------------------
-
-
 class Chain:
     """Layers that multiply by one shared parameter and by one of their own, and count their calls."""
 

@@ -24,8 +24,16 @@ def assert_close(found, expected, *, name="result", factor=1.0, at_least=0.0):
     )
 
 
+def assert_all_close(found, expected, **options):
+    """`assert_close` of each array."""
+    for one, other in zip(found, expected, strict=True):
+        assert_close(one, other, **options)
+
+
 def assert_same_arrays(found, expected):
-    """Two mappings of names to arrays (weights, gradients) have the same names and the same bits."""
+    """Two sequences of arrays, or mappings of names to them, have the same names and the same bits."""
+    if not hasattr(found, "keys"):
+        found, expected = dict(enumerate(found)), dict(enumerate(expected))
     assert found.keys() == expected.keys()
     for name, array in found.items():
         np.testing.assert_array_equal(array, expected[name], err_msg=name)

@@ -59,12 +59,8 @@ def hostile(csv, *arguments):
     return main(["--csv", str(csv), *arguments], ["-c", HOSTILE])
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow  # two minutes: every kernel and every model
 def test_the_command_runs_from_a_copied_folder(csv, tmp_path):
-    """A folder as someone copies it to a machine with a GPU; built files stay."""
     (ROOT / "build").mkdir(exist_ok=True)  # absent in a fresh clone
     for name in ("bench", "tests", "build", "kernels", "bertcore"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -123,9 +119,6 @@ def test_the_command_ends_at_once_without_an_answer_or_a_csv(monkeypatch, csv, t
     assert "no answer in time" in capsys.readouterr().err
 
 
-# ---- steps -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_gpu_that_answers_with_errors_is_given_up(monkeypatch, capsys):
     with driverless(emulated=False):
         assert worker._is_usable(None)
@@ -153,9 +146,6 @@ def test_a_graph_uses_the_memory_of_its_first_run():
         host(x)[...] = 0
         timed.variant.call()
         np.testing.assert_allclose([host(output) for output in outputs], 1 / 3, rtol=1e-6)
-
-
-# ---- checks ----------------------------------------------------------------------------------------------------------
 
 
 def checked(every, families, *names):

@@ -76,9 +76,6 @@ def test_settle_waits_for_running_threads_but_not_for_ever(monkeypatch):
     assert not settle()
 
 
-# ---- machine, memory, texts ------------------------------------------------------------------------------------------
-
-
 def test_machine_is_described_under_its_columns():
     described = machine.describe()
     assert tuple(described) == machine.COLUMNS
@@ -94,9 +91,6 @@ def test_texts_have_the_stated_lengths():
     assert texts[:5] == list(short_texts(5)) != list(short_texts(5, seed=1))
     counts = [len(text.split()) for text in texts]
     assert len(set(texts)) == 2000 and 3 <= min(counts) < max(counts) <= 20 and 8 < np.mean(counts) < 10
-
-
-# ---- table and CSV ---------------------------------------------------------------------------------------------------
 
 
 def test_csv_grows_and_refuses_other_columns(tmp_path):

@@ -52,9 +52,6 @@ def raising(error):
     return load
 
 
-# ---- cases -----------------------------------------------------------------------------------------------------------
-
-
 def test_flops_are_twice_the_multiply_adds_of_real_tokens():
     size = Size(layers=3, hidden=10, heads=2, intermediate=7)
     per_token = 4 * 10 * 10 + 2 * 10 * 7
@@ -79,9 +76,6 @@ def test_members_are_presets_that_transformers_has():
     assert set(members.MEMBERS) <= set(members.comparable()) <= set(PRESETS)
     for parse, arguments in ((command._parse, ["--shape", "3x3"]), (members._parse, ["--models", "transfo-xl-wt103"])):
         refuses(SystemExit, None, parse, arguments)
-
-
-# ---- checked, then timed ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -148,8 +142,6 @@ def test_an_interrupted_conversion_is_made_again(tmp_path):
     made = cached(tmp_path / "a", lambda folder: (folder / "whole").write_text("1"))
     assert [path.name for path in made.iterdir()] == ["whole"] and cached(made, fails) == made
 
-
-# ---- the commands ----------------------------------------------------------------------------------------------------
 
 TINY = ["--model", "tiny", "--shape", "1x16", "ragged", "--precision", "float32", "--peers", OURS, "torch"]
 MINI = ["--quick", "--models", "mini-bert", "--shapes", "1x16"]

@@ -67,7 +67,6 @@ def test_a_wrong_config_is_named(command, tmp_path, encoder_folder, capsys):
 
 
 def test_the_head_of_a_folder(tmp_path, encoder_folder, capsys):
-    """The head of the checkpoint stands beside the heads of its family."""
     assert "its head    none\n" in shown(capsys, encoder_folder)
     config = {**CONFIG, "id2label": {"0": "good", "1": "bad"}, "architectures": ["BertForSequenceClassification"]}
     AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "classifier")

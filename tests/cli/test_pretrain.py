@@ -176,7 +176,6 @@ def test_entities(inputs, mentions, tmp_path, capsys):
 
 @pytest.mark.parametrize("options", [["--embeddings", "gradient_disentangled"], ["--generator-size", "0.5"]])
 def test_replaced_tokens(inputs, tmp_path, capsys, options):
-    """Two models, each with the tokenizer; beside each figure what it is without looking at the text."""
     options = ["--objective", "rtd", "--vocab-size", "70", "--save-steps", "2", *options]
     assert pretrain(inputs, tmp_path / "out", *options, model="electra.json") == 0
     shown = capsys.readouterr().out
@@ -195,7 +194,6 @@ def test_replaced_tokens(inputs, tmp_path, capsys, options):
 
 
 def test_published_pairs_are_trained_on(inputs, masked_lm_folder, tmp_path, capsys):
-    """From the folder of both, and from the folders of each: all start from the same weights."""
     options, first = ["--objective", "rtd", "--lr", "1e-3"], tmp_path / "first"
     assert pretrain(inputs, first, *options, "--vocab-size", "70", model="electra.json") == 0
     pair = ["--generator", str(first / "generator")]

@@ -62,7 +62,6 @@ def test_heads_without_a_class_stay_and_copies_of_tied_tensors_go(masked_lm_fold
 
 
 def test_calibrated_on_texts(encoder_folder, tmp_path):
-    """Calibrated weights are nearer to float32, and keep their bits when loaded and saved on every backend."""
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(TEXTS * 4) + "\n", encoding="utf-8")
     assert run(encoder_folder, tmp_path / "plain") == 0

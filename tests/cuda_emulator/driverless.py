@@ -225,9 +225,6 @@ def _as_kernel_gets_it(arg):
     raise TypeError(f"Unsupported type {type(arg)}")
 
 
-# ---- CuPy's own kernels, by NumPy ------------------------------------------------------------------------------------
-
-
 def host(array):
     """Return the memory of a CuPy array as a NumPy array."""
     if array.size == 0:

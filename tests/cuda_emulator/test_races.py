@@ -82,7 +82,6 @@ def linear():
     ids=["layer_norm", "linear"],
 )
 def test_each_barrier_of_a_real_kernel_is_missed(run, module, begin, barriers, monkeypatch, tmp_path):
-    """The first barriers behind `begin`: without any one of them there is a race, with all of them none."""
     text = module.KERNELS.text
     with _cuda.use_runtime(Emulator()) as emulator:
         run()

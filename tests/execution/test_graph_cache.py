@@ -1,7 +1,6 @@
 """Passes that are captured as CUDA graphs, and the memory that they share."""
 
 import copy
-import threading
 import weakref
 from collections import deque
 
@@ -15,6 +14,7 @@ from bertcore.execution.graph_cache import InferenceGraphs, NotCaptured, Trainin
 from bertcore.kernels._cuda.capture import ALIGNMENT
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.cuda_emulator.streams import CaptureError, Graph, Stream
+from tests.processes import in_threads
 from tests.refusals import refuses
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -143,7 +143,6 @@ def test_what_a_graph_cannot_hold_is_an_error(gpu, table, extra, message):
 
 
 def test_a_pass_that_fails_says_so_itself(gpu, table):
-    """A failure that occurs without a graph, too."""
 
     def fail(array):
         raise RuntimeError("not here")
@@ -249,7 +248,6 @@ def test_the_graphs_used_last_are_kept(gpu, table, monkeypatch):
 
 
 def test_graphs_that_go_are_waited_for(gpu, table):
-    """Their memory, and what they read, may be used by others from then on."""
     made, ids = InferenceGraphs(), cupy.asarray(np.array([1], np.int32))
     with cupy.cuda.Stream():
         run(made, build_of(table), [1])
@@ -300,7 +298,6 @@ def test_passes_that_are_under_way_at_once_have_memory_of_their_own(gpu, table):
 
 
 def test_a_pass_under_way_keeps_its_graphs(gpu, table):
-    """Also when they are dropped meanwhile, and until no stream runs them."""
     made, factor = TrainingGraphs(), cupy.asarray(np.array([1, 2, 3], np.float32))
     pass_ = begun(made, training_build(factor), table)
     graph = weakref.ref(pass_._graph)
@@ -342,7 +339,6 @@ def test_a_graph_is_launched_on_the_callers_stream_after_the_pass_before(gpu, ta
 
 
 def test_threads_share_graphs(gpu, table):
-    """One at a time gives a batch to the GPU: what one reads is not what another computes."""
     made, wrong = InferenceGraphs(), []
     run(made, build_of(table), [0, 0])
 
@@ -352,9 +348,5 @@ def test_threads_share_graphs(gpu, table):
             if not np.allclose(found.get(), expected([first, second])):
                 wrong.append((first, second))
 
-    threads = [threading.Thread(target=kernels.use_backend("cupy")(work), args=(first,)) for first in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(kernels.use_backend("cupy")(work), range(4))
     assert not wrong

@@ -11,7 +11,7 @@ from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.kernels.arrays import normal, to_gpu
 from tests.kernels.strategies import NUMBA_DTYPES
 from tests.refusals import refuses
-from tests.tolerances import assert_close
+from tests.tolerances import assert_all_close, assert_same_arrays
 
 SHAPES = [(0,), (1,), (39,), (7, 160), (131, 97)]
 MEMORY = np.ones((3, 3))
@@ -37,8 +37,7 @@ def steps(backend, shape, dtype, rule, count=3):
 @pytest.mark.parametrize("dtype", NUMBA_DTYPES)
 def test_numba(rule, shape, dtype):
     exact = steps("numpy", shape, np.float64, rule)
-    for found, expected in zip(steps("numba", shape, dtype, rule), exact, strict=True):
-        assert_close(found, expected)
+    assert_all_close(steps("numba", shape, dtype, rule), exact)
 
 
 has_emulator = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
@@ -47,7 +46,6 @@ has_emulator = pytest.mark.skipif(unavailable_reason() is not None, reason=str(u
 @has_emulator
 @pytest.mark.parametrize("rule", RULES)
 def test_cuda(rule):
-    """All parameters at once, one not aligned to a vector; the memory beside them stays as it is."""
     shapes = [*SHAPES, (4097,), (2, 4096)]
     exact = [steps("numpy", shape, np.float64, rule) for shape in shapes]
     with driverless() as gpu:
@@ -63,8 +61,7 @@ def test_cuda(rule):
         assert around[0] == around[-1] == 7
         assert len(gpu.launches) == (3 if rule == "adamw" else 9)
     for one, expected in zip(found, exact, strict=True):
-        for ours, array in zip(one, expected, strict=True):
-            assert_close(ours, array)
+        assert_all_close(one, expected)
 
 
 @has_emulator
@@ -79,7 +76,6 @@ def test_16_bits_are_refused(memory):
 @pytest.mark.parametrize("backend", ["numpy", "numba", pytest.param("cupy", marks=has_emulator)])
 @pytest.mark.parametrize("rule", RULES)
 def test_the_scale_of_gradients(backend, rule):
-    """The bits of gradients that were scaled before; nothing happens where the scale is not finite."""
     scale, found = np.float32(0.37), []
     with driverless() if backend == "cupy" else nullcontext():
         moved = to_gpu if backend == "cupy" else np.array
@@ -133,8 +129,7 @@ def test_several_at_once_have_the_bits_of_one_by_one(rule, backend):
         parameters, *moments = map(list, zip(*together, strict=True))
         adam_update(parameters, grads, *moments, **OPTIONS, step=step, rule=rule, backend=backend)
     for one, other in zip(alone, together, strict=True):
-        for expected, found in zip(one, other, strict=True):
-            np.testing.assert_array_equal(found, expected)
+        assert_same_arrays(one, other)
     adam_update([], [], [], [], **OPTIONS, step=1, rule=rule, backend=backend)
 
 
@@ -191,7 +186,6 @@ def test_extremes(rule, value):
 
 
 def test_numbers_of_float32():
-    """Numbers beyond the range raise an error; a rate that has decayed to nothing is 0."""
     given = {name: np.ones(3, np.float32) for name in ("parameter", "grad", "first_moment", "second_moment")}
     for change in ({"lr": 1e39}, {"eps": 1e-60}, {"weight_decay": 1e300}):
         refuses(ValueError, "as float32 has it", adam_update, **given | {"lr": 0.1, "step": 1} | change)

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,6 @@ pytestmark = pytest.mark.skipif(not isa.IS_X86, reason="LLVM makes code for x86 
 
 
 TILES = r"(?:tdp|tile|ldtile|sttile|vdpbf16)\w+"
-LOADED_FOR = {
-    "%tmm4": "%tmm6, %tmm4, %tmm0",
-    "%tmm6": "%tmm6, %tmm4, %tmm0",
-    "%tmm7": "%tmm7, %tmm4, %tmm1",
-    "%tmm5": "%tmm6, %tmm5, %tmm2",
-}
-# Of attention's softmax, for 16 weights: one FMA scales and shifts, four are the power's polynomial.
-FOR_WEIGHTS = {"vfmadd": 5, "vsubps": 1, "vrndscaleps": 1, "vcmp": 1, "vmulps": 0}
 
 
 def assembly(kernel, folder):
@@ -57,50 +48,6 @@ def check(functions, product):
     return [operands for name, operands in found if name == product]
 
 
-def check_loads(functions, products):
-    """Check that a step of the depth loads each operand once: 4 loads for a block of 2 x 2 tiles."""
-    found = [each for instructions in functions.values() for each in instructions]
-    loaded = Counter(operands[-5:] for name, operands in found if name == "tileloadd")
-    for tile, its in LOADED_FOR.items():
-        assert loaded[tile] == products.count(its), tile
-
-
 def test_operations_are_instructions(tmp_path):
     found = check(instructions(assembly("operations", tmp_path)), "tdpbf16ps")
     assert found and set(found) == {"%tmm7, %tmm4, %tmm0"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kernel", "product"), [("bfloat16", "tdpbf16ps"), ("int8", "tdpbusd")])
-def test_linear_keeps_its_sums_in_tiles(kernel, product, tmp_path):
-    functions = instructions(assembly(kernel, tmp_path))
-    found = check(functions, product)
-    check_loads(functions, found)
-    two_by_two = ["%tmm6, %tmm4, %tmm0", "%tmm7, %tmm4, %tmm1", "%tmm6, %tmm5, %tmm2", "%tmm7, %tmm5, %tmm3"]
-    assert set(found) == set(two_by_two)
-    assert len(found) % 6 == 0  # of blocks of two tiles of rows, and of one
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", ["attention", "relative"])
-def test_attention_keeps_its_sums_in_tiles(kernel, tmp_path):
-    code = assembly(kernel, tmp_path)
-    functions = instructions(code)
-    names = {name for own in functions.values() for name, _ in own}
-    assert "vdpbf16ps" not in names  # all products are on tiles
-    found = check(functions, "tdpbf16ps")
-    check_loads(functions, found)
-    assert set(found) == {"%tmm6, %tmm4, %tmm0", "%tmm7, %tmm4, %tmm1", "%tmm6, %tmm5, %tmm2", "%tmm7, %tmm5, %tmm3"}
-    check_softmax(code)
-
-
-def check_softmax(code):
-    """Check that the weights, from the first power of two to the last, take few instructions and no stack."""
-    (own,) = (own for own in instructions(code, r"v\w+").values() if any(name == "vscalefps" for name, _ in own))
-    places = [i for i, (name, _) in enumerate(own) if name == "vscalefps"]
-    part = own[places[0] : places[-1]]
-    assert not [operands for _, operands in part if "(%rsp)" in operands]
-    taken = Counter(name for name, _ in part)
-    for prefix, most in FOR_WEIGHTS.items():
-        count = sum(times for name, times in taken.items() if name.startswith(prefix))
-        assert count <= most * len(places), (prefix, count)

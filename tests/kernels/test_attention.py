@@ -1,16 +1,13 @@
 """Attention in every form: the reference against a naive oracle and finite differences, and what backends promise."""
 
-import math
-
 import numpy as np
 import pytest
 
 from bertcore.kernels import RelativePositions, alibi_positions, attention, bucketed_distances
 from bertcore.kernels.attention.positions import _alibi_slopes
 from tests.kernels import oracles
-from tests.kernels.attention_forms import FORMS, OF_KEYS, OF_QUERIES, SCALE, arguments, attend, only, results
+from tests.kernels.attention_forms import FORMS, OF_KEYS, OF_QUERIES, arguments, attend, results
 from tests.kernels.finite_differences import assert_gradient
-from tests.kernels.parity import torch_gradients
 from tests.kernels.strategies import normal
 from tests.tolerances import assert_close
 
@@ -26,9 +23,6 @@ LENGTHS = {  # of the queries and of the keys
 WITH_GRADIENT = (OF_QUERIES | OF_KEYS | {"bias", "position_bias", "position_key", "position_query"}) - {
     "segment_ids", "segment_ids_k",
 }  # fmt: skip
-
-
-# --- the definition -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -87,63 +81,6 @@ def test_dense_equals_packed(cpu_backend, sizes, form):
             assert_close(array, unpacked(name, expected[name]), name=name, factor=3, at_least=1)
 
 
-@pytest.mark.parity
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("lengths", [(5, 5), (2, 7), (1, 39)])
-def test_torch(lengths, is_causal):
-    torch = pytest.importorskip("torch")
-    query, key, value = (normal(seed, (2, 3, lengths[seed > 0], 5)) for seed in range(3))
-    bias, grad = normal(4, (2, 3, *lengths)), normal(5, query.shape)
-    visible = np.random.default_rng(6).random(bias.shape) < 0.7
-    visible[..., 0] = True
-    seen = visible & np.tri(*lengths, dtype=bool) if is_causal else visible
-
-    def function(query, key, value, bias):
-        mask = bias.masked_fill(~torch.tensor(seen), -torch.inf)
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=SCALE)
-
-    output, *expected = torch_gradients(function, grad, query, key, value, bias)
-    given = {"query": query, "key": key, "value": value, "attn_mask": visible, "bias": bias, "scale": SCALE}
-    found = results(given | {"is_causal": is_causal}, "numpy", grad)
-    assert_close(found["output"], output)
-    for name, gradient in zip(("query", "key", "value", "bias"), expected, strict=True):
-        assert_close(found[f"grad_{name}"], gradient, name=name, at_least=1)
-
-
-# --- numbers --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", [form for form in FORMS if "dropout" not in form])
-def test_a_sequence_is_computed_as_if_it_were_alone(form):
-    given = arguments(form, [5, 13, 2], dtype=np.float32)
-    together, lse = attend(given, return_lse=True, backend="numpy")
-    for sequence in range(3):
-        own, queries, _ = only(given, sequence)
-        alone, own_lse = attend(own, return_lse=True, backend="numpy")
-        np.testing.assert_array_equal(alone, together[queries])
-        np.testing.assert_array_equal(own_lse, lse[:, queries])
-
-
-def test_a_nan_reaches_the_queries_that_see_it_and_no_other(cpu_backend):
-    for form, blind in (("plain", 39), ("deberta", 39), ("causal", 45)):
-        given = arguments(form, [39, 20], dtype=np.float32)
-        given.pop("attn_mask", None)
-        given["key"][45] = np.nan  # the seventh of the second sequence
-        output, lse = attend(given, return_lse=True, backend=cpu_backend)
-        assert np.isfinite(output[:blind]).all() and np.isnan(output[blind:]).all(), form
-        assert np.isfinite(lse[:, :blind]).all() and np.isnan(lse[:, blind:, 1]).all(), form
-
-
-def test_large_scores_do_not_overflow(cpu_backend):
-    query, key = np.full((1, 1, 1, 1), 1e4, np.float32), np.array([1e4, 1e4, -1e4], np.float32).reshape(1, 1, 3, 1)
-    value = np.array([1, 3, 100], np.float32).reshape(1, 1, 3, 1)
-    asked = {"scale": 1.0, "return_lse": True, "return_probs": True, "backend": cpu_backend}
-    output, lse, probs = attention(query, key, value, **asked)
-    np.testing.assert_array_equal(probs.ravel(), [0.5, 0.5, 0])
-    assert output.item() == 2
-    assert_close(lse.ravel(), np.array([1e8, np.log(2)]))
-
-
 def test_scores_in_the_thousands_keep_their_digits(cpu_backend):
     """lse as one float32 would lose the logarithm of the sum: gradients 100 times worse."""
     given = arguments("plain", [5, 0, 39], [9, 3, 39], np.float32, head_dim=8)
@@ -167,14 +104,6 @@ def test_a_large_finite_mask_on_every_key_counts_the_keys(cpu_backend, lowest):
     assert (found["lse"][..., 0] < -9e8).all()
 
 
-@pytest.mark.parametrize("scale", [0.0, -0.7])
-@pytest.mark.parametrize("keys", [5, 16, 37])
-def test_scales_that_are_not_positive(scale, keys):
-    query, key, value = np.random.default_rng(6).normal(size=(3, 1, 2, keys, 8)).astype(np.float32)
-    expected = attention(query, key, value, scale=scale, backend="numpy")
-    assert_close(attention(query, key, value, scale=scale, backend="numba"), expected)
-
-
 def test_bfloat16_rounds_what_is_multiplied():
     """A score, an exponential and a value that bfloat16 cannot hold; their sums are not rounded."""
     one_and_bits = 1 + 2.0**-10  # rounds to 1
@@ -193,9 +122,6 @@ def test_bfloat16_rounds_what_is_multiplied():
     assert tuple(lse.ravel()) == (3, 0) and [component.item() for component in components] == [1, 1, 1]
 
 
-# --- relative positions ---------------------------------------------------------------------------
-
-
 def test_slopes_of_alibi():
     np.testing.assert_array_equal(_alibi_slopes(8), 0.5 ** np.arange(1, 9))
     np.testing.assert_array_equal(_alibi_slopes(6), [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3])
@@ -210,36 +136,6 @@ def test_buckets_are_those_of_transformers():
     distances = np.arange(-600, 601)
     expected = mpnet.MPNetEncoder.relative_position_bucket(torch.from_numpy(-distances), 32, 128).numpy()
     np.testing.assert_array_equal(bucketed_distances()[np.clip(distances, -128, 128) + 128], expected)
-
-
-def log_buckets(bucket_size, max_position, length):
-    """DeBERTa v2's rows for all distances below `length`: the first half of each side as they are, then logarithmic."""
-    rows, half = [], bucket_size // 2
-    for distance in range(1 - length, length):
-        bucket = distance
-        if abs(distance) > half:
-            share = math.log(abs(distance) / half) / math.log((max_position - 1) / half)
-            bucket = int(math.copysign(math.ceil(share * (half - 1)) + half, distance))
-        rows.append(min(max(bucket + bucket_size, 0), 2 * bucket_size - 1))
-    return np.array(rows)
-
-
-def test_log_buckets_tell_far_distances_from_near_ones(cpu_backend):
-    """Keys that differ in nothing but their distance, longer than the rows say: the end rows stand for all beyond."""
-    length = 600
-    rows = log_buckets(256, 512, 512)
-    assert len(rows) == 1023 and rows[511] == 256 and (np.diff(rows) >= 0).all() and np.unique(rows).size < 520
-    query, key = np.ones((1, 1, 1), np.float32), np.zeros((length, 1, 1), np.float32)
-    table = np.arange(512, dtype=np.float32).reshape(512, 1, 1) / 64
-    offsets = {"cu_seqlens": np.array([0, 1]), "cu_seqlens_k": np.array([0, length])}
-    relative = RelativePositions(rows, position_key=table)
-    _, probs = attention(query, key, key, relative=relative, scale=1.0, **offsets, return_probs=True)
-    scores = table.ravel()[rows[np.minimum(np.arange(length - 1, -1, -1), 511) + 511]].astype(np.float64)
-    expected = np.exp(scores - scores.max())
-    assert_close(probs.ravel(), expected / expected.sum(), factor=3)
-
-
-# --- what comes out -------------------------------------------------------------------------------
 
 
 def test_the_offsets_and_segments_of_keys_are_those_of_queries_by_default():

@@ -42,7 +42,6 @@ has_emulator = pytest.mark.skipif(unavailable_reason() is not None, reason=str(u
 @has_emulator
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cuda(dtype):
-    """One launch; from and to where no vector begins, and of another order in memory; what lies beside stays."""
     arrays = arrays_of()
     arrays[4] = np.asfortranarray(arrays[4])
     with driverless() as gpu:
@@ -66,7 +65,6 @@ def test_cuda(dtype):
 
 @has_emulator
 def test_the_table_of_addresses_is_sent_once_while_they_stay():
-    """For each stream, whose order it is sent in."""
     with driverless() as gpu:
         arrays, outputs = ([to_gpu(np.full(5, value, dtype)) for value in (1, 2)] for dtype in (np.float32, np.float16))
         stream = cupy.cuda.Stream(non_blocking=True)

@@ -20,12 +20,6 @@ def test_an_ignored_row_counts_for_nothing_whatever_it_holds():
     np.testing.assert_allclose(gradient, [[0, 0], [0.5, -0.5]])
 
 
-def test_a_small_loss_among_large_logits_keeps_its_digits():
-    x = np.array([[1000.0, 990.0]], np.float32)
-    losses, _ = reference.cross_entropy(x, np.array([0]), IGNORE)
-    np.testing.assert_allclose(losses, np.log1p(np.exp(-10.0)), rtol=2e-3)
-
-
 @pytest.mark.parametrize("size", [1e4, 1e6, 1e8])
 def test_gradients_among_large_logits_keep_their_digits(cpu_backend, size):
     x = np.array([[size, size], [-size, -size], [size, -size]], np.float32)

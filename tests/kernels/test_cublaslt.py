@@ -1,12 +1,10 @@
 """Products by cuBLASLt.
 
-A replacement computes on the host and checks its arguments (tests/cuda_emulator/cublaslt.cpp). If the real library is
-installed, it must accept our descriptors.
+A replacement computes on the host and checks its arguments (tests/cuda_emulator/cublaslt.cpp).
 """
 
 import ctypes
 import re
-import threading
 import time
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from bertcore.kernels._cuda import cublaslt
 from bertcore.kernels.linear import cuda as linear_cuda
 from tests.cuda_emulator import Emulator, unavailable_reason
 from tests.cuda_emulator.driverless import driverless, host
+from tests.processes import in_threads
 from tests.tolerances import assert_close
 
 from .cuda_support import batch_invariance, wide
@@ -58,7 +57,6 @@ def test_products(dtype, sizes, transposes):
 
 
 def test_sums_are_added_to_float32(dtype):
-    """Gradients of weights: the factors in half precision, the sum in float32."""
     left, right = normal(0, (70, 12), dtype), normal(1, (70, 9), dtype)
     total = normal(2, (12, 9), np.float32)
     expected = wide(total) + wide(left).T @ wide(right)
@@ -68,7 +66,6 @@ def test_sums_are_added_to_float32(dtype):
 
 @pytest.mark.parametrize("offset", [0, 1, 4])
 def test_views(dtype, offset):
-    """Columns of a wider array, rows from odd addresses on, rows backwards, one row for all."""
     right = normal(1, (40, 24), dtype)
     storage = np.full((9, 96), np.nan, dtype)
     storage[:, offset : offset + 40] = normal(0, (9, 40), dtype)
@@ -81,7 +78,6 @@ def test_views(dtype, offset):
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_batches(dtype, heads):
-    """Heads side by side in the rows of tokens, read and written in place; one factor shared by all."""
     tokens, rows, size = 37, 11, 8
     vectors, table = normal(0, (tokens, heads, size), dtype), normal(1, (rows, heads, size), dtype)
     left, right = vectors.transpose(1, 0, 2), table.transpose(1, 0, 2)
@@ -146,11 +142,7 @@ def test_threads_do_not_take_each_others_bias(monkeypatch):
                 wrong.extend(output[output != 2 + index])
 
     monkeypatch.setattr(cublaslt.Library, "call", dawdle)
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(2))
     assert not wrong
 
 
@@ -163,7 +155,6 @@ def test_products_run_on_the_callers_stream(runtime, monkeypatch):
 
 
 def test_products_are_captured():
-    """In a CUDA graph nothing is allocated, and each launch reads the arrays' current contents."""
     with driverless():
         left, right, output = (cupy.asarray(normal(i, (8, 8), np.float32)) for i in range(3))
         bias = cupy.asarray(normal(3, (8,), np.float32))
@@ -176,9 +167,6 @@ def test_products_are_captured():
         host(left)[...] *= 2
         graph.launch()
         assert_close(host(output), wide(host(left)) @ wide(host(right)) + wide(host(bias)))
-
-
-# ---- which of the two kinds of product runs --------------------------------------------------------------------------
 
 
 def test_the_mode_chooses(runtime):
@@ -203,8 +191,6 @@ def test_a_missing_library_says_what_to_install(monkeypatch):
     with pytest.raises(kernels.BackendUnavailable, match=r"cuBLASLt, which is not installed: pip install .*\[ctk\]"):
         _cuda.CuPyRuntime().cublaslt_path()
 
-
-# ---- the real library ------------------------------------------------------------------------------------------------
 
 NUMBERS = {  # by their names in the library's headers
     "CUBLAS_COMPUTE_32F": cublaslt.COMPUTE_32F,
@@ -254,50 +240,3 @@ def test_our_signatures_are_the_headers(headers):
             kind = argument.split()[0]
             is_pointer = re.search(r"[*\[]", argument) or kind.endswith(POINTERS)
             assert ours is (ctypes.c_void_p if is_pointer else INTEGERS.get(kind, ctypes.c_int)), (name, argument)
-
-
-@pytest.fixture
-def real_library():
-    try:
-        return cublaslt.load(_cuda.CuPyRuntime().cublaslt_path())
-    except kernels.BackendUnavailable as error:
-        pytest.skip(str(error))
-
-
-def attribute_of(library, kind, descriptor, attribute, made):
-    """Return the library's value of an attribute, as the type of `made`."""
-    get, written = getattr(library.functions, f"cublasLt{kind}GetAttribute"), ctypes.c_size_t()
-    get.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-    status = get(descriptor.handle, attribute, ctypes.byref(made), ctypes.sizeof(made), ctypes.byref(written))
-    assert (status, written.value) == (0, ctypes.sizeof(made))
-    return made.value
-
-
-def test_the_real_library_takes_our_descriptors(real_library):
-    """All but the choice of an algorithm and the product itself, which need a GPU."""
-    strides, dtypes = ((24, 8), (80, 16), (15, 5), (18, 6)), (np.dtype(np.float16), np.dtype(np.float32))
-    product = cublaslt.Product(0, 7, 3, 5, 8, False, True, *strides, *dtypes, 36, (256, 16, 4, 4, 2))
-    operation = cublaslt._operation(real_library, product)
-    of_operation = {cublaslt.TRANSPOSE_A: 1, cublaslt.TRANSPOSE_B: 0, cublaslt.EPILOGUE: 36}
-    for attribute, expected in of_operation.items():
-        assert attribute_of(real_library, "MatmulDesc", operation, attribute, ctypes.c_int32()) == expected
-    assert attribute_of(real_library, "MatmulDesc", operation, cublaslt.BIAS_POINTER, ctypes.c_void_p()) == 2
-    compute_type, scale_type = 0, 1
-    assert attribute_of(real_library, "MatmulDesc", operation, compute_type, ctypes.c_int32()) == cublaslt.COMPUTE_32F
-    assert attribute_of(real_library, "MatmulDesc", operation, scale_type, ctypes.c_int32()) == 0
-    kind, type_, rows, columns, leading = "MatrixLayout", 0, 2, 3, 4
-    expected = [(2, 8, 5, 16, 7, 80), (2, 8, 3, 8, 7, 24), (0, 5, 3, 5, 7, 15), (0, 5, 3, 6, 7, 18)]
-    for layout, numbers in zip(cublaslt._layouts(real_library, product), expected, strict=True):
-        assert numbers == (
-            attribute_of(real_library, kind, layout, type_, ctypes.c_uint32()),
-            attribute_of(real_library, kind, layout, rows, ctypes.c_uint64()),
-            attribute_of(real_library, kind, layout, columns, ctypes.c_uint64()),
-            attribute_of(real_library, kind, layout, leading, ctypes.c_int64()),
-            attribute_of(real_library, kind, layout, cublaslt.BATCH, ctypes.c_int32()),
-            attribute_of(real_library, kind, layout, cublaslt.BATCH_STRIDE, ctypes.c_int64()),
-        )
-    preference = cublaslt._preference(real_library, product)
-    of_preference = [(cublaslt.WORKSPACE, ctypes.c_uint64(), 32 << 20), (cublaslt.REDUCTIONS, ctypes.c_uint32(), 2)]
-    of_preference += [(5, ctypes.c_uint32(), 256), (6, ctypes.c_uint32(), 16), (8, ctypes.c_uint32(), 4)]
-    for attribute, made, expected in of_preference:
-        assert attribute_of(real_library, "MatmulPreference", preference, attribute, made) == expected

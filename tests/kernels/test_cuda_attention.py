@@ -95,8 +95,6 @@ def dense(dtype, batch=1, heads=1, length=65, length_k=None, head_dim=64, form="
     return given
 
 
-# ---- sizes, windows, forms -------------------------------------------------------------------------------------------
-
 MANY, MANY_K = (0, 1, 64, 0, 65, 3, 0), (3, 0, 65, 0, 1, 8, 2)
 FEW, FEW_K = (1, 0, 37, 5), (4, 2, 41, 3)  # memory before the queries, keys alone, fewer keys than queries
 WIDE, WIDE_K = (0, 1, 150, 5, 7, 3), (2, 1, 150, 70, 0, 1)
@@ -162,10 +160,6 @@ def test_head_dims_with_tables(cuda, dtype, head_dim):
     [(64, 2, 99), (64, 1, 64), *(pytest.param(128, *other, marks=SLOW) for other in ((2, 163), (1, 99)))],
 )
 def test_two_strips_per_warp(cuda, head_dim, strips, shared, monkeypatch):
-    """Long sequences take the larger tiles if two blocks of them fit into the KB of shared memory.
-
-    The last warps of the second tile have no query.
-    """
     monkeypatch.setattr(Emulator, "device", lambda self: _cuda.Device(80, 4, shared << 10))
     given = dense(FLOAT16, heads=4, length=150, head_dim=head_dim)
     check(cuda, given, **{name: normal(3, 4, 150, 150, dtype=FLOAT16) for name in ("attn_mask", "bias")})
@@ -177,7 +171,6 @@ def test_two_strips_per_warp(cuda, head_dim, strips, shared, monkeypatch):
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("head_dim", [39, 48], ids=["that no vector fits", "of whole vectors"])
 def test_packed_views_of_a_fused_projection(cuda, dtype, head_dim, is_causal):
-    """Query, key and value are slices of one (tokens, 3, heads, head_dim) array."""
     fused = normal(0, sum(MANY), 3, 2, head_dim, dtype=dtype)
     views = dict(zip(("query", "key", "value"), fused.swapaxes(0, 1), strict=True))
     assert not views["query"].flags.c_contiguous
@@ -185,7 +178,6 @@ def test_packed_views_of_a_fused_projection(cuda, dtype, head_dim, is_causal):
 
 
 def test_views_with_tables(cuda, dtype):
-    """Slices of wider arrays whose rows begin between vector boundaries; integers with a stride."""
     given = packed(dtype, FEW, FEW_K, head_dim=24, form="all")
     for name in ("query", "key", "value", "position_key", "position_query", "query_for_position"):
         given[name] = np.concatenate([given[name]] * 2, axis=2)[..., 1:17]
@@ -196,19 +188,14 @@ def test_views_with_tables(cuda, dtype):
 
 @pytest.mark.parametrize("sequences", [33, 1100])
 def test_finding_one_of_many_sequences(sequences):
-    """More sequences than one step of the search looks at, and than two; many are empty."""
     given = packed(FLOAT16, np.random.default_rng(0).integers(0, 3, sequences), heads=1, head_dim=8)
     with _cuda.use_runtime(Emulator()):
         output = kernels.attention(**given, backend="cupy")
     assert_close(output, defined(given)[0])
 
 
-# ---- what is read ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("form", ["plain", "position_key"])
 def test_tiles_of_keys_out_of_sight_are_not_read(cuda, dtype, form):
-    """A NaN among them would reach the output."""
     given = packed(dtype, (5,), (200,), heads=1, head_dim=72, form=form)
     for options, beyond in (({"window": (9, None)}, slice(0, 128)), (CAUSAL, slice(64, None))):
         given["value"][beyond] = 0
@@ -222,18 +209,6 @@ def test_a_window_has_the_same_bits_whatever_the_queries_are(cuda, dtype):
     given = packed(dtype, (150,), head_dim=32) | {"window": (40, 9)}
     part = given | {"query": given["query"][101:], "cu_seqlens": offsets(49)}
     np.testing.assert_array_equal(computed(cuda, given)[0][101:], computed(cuda, part)[0])
-
-
-@pytest.mark.parametrize("positions", ["alibi", "buckets"])
-def test_published_biases(cuda, dtype, positions):
-    """The biases of Jina v2 and of MPNet, which reach beyond the distances that have a row of their own."""
-    if positions == "alibi":
-        relative = vars(kernels.alibi_positions(3, 150, dtype))
-    else:
-        rows = kernels.bucketed_distances(max_distance=40)
-        relative = {"distance_rows": rows, "position_bias": normal(5, 32, 3, dtype=dtype)}
-    relative = {name: array for name, array in relative.items() if array is not None}
-    check(cuda, packed(dtype, (1, 150, 0), heads=3, head_dim=32), **relative)
 
 
 @pytest.mark.parametrize("name", ["position_key", "position_query", "position_bias"])
@@ -267,9 +242,6 @@ def test_biases_beyond_a_sequence_are_not_read(cuda, dtype):
     check(cuda, given, window=None)
 
 
-# ---- extremes --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("hidden", [False, True], ids=["some", "all"])
 def test_lowest_finite_masks(cuda, dtype, hidden):
     """The usual stand-in for -inf. Keys count alike where it hides all of them; in bfloat16 it could overflow."""
@@ -289,15 +261,6 @@ def test_nan_stays_in_its_row_with_tables(cuda, dtype, name):
     assert np.isnan(output[20, 1]).all() and np.isnan(output).sum() == 13
 
 
-def test_infinite_scores(cuda, dtype):
-    """+inf gives NaN like the definition (inf - inf); -inf from the products themselves hides."""
-    given = dense(dtype, length=3, length_k=70, head_dim=1)
-    given["query"][:] = np.array([1, -1, 0.5], dtype)[None, None, :, None]
-    given["key"][0, 0, 65] = np.inf
-    output = check(cuda, given)
-    assert np.isnan(output[0, 0, [0, 2]]).all() and np.isfinite(output[0, 0, 1]).all()
-
-
 def test_scores_in_the_thousands_keep_their_digits(cuda, dtype):
     """Exact scores near 3,840: one float32 would round the sum of peak and logarithm to 2e-4."""
     given = dense(dtype, length=5, length_k=70, head_dim=64)
@@ -309,9 +272,6 @@ def test_scores_in_the_thousands_keep_their_digits(cuda, dtype):
     np.testing.assert_array_equal(lse[..., 0], 3840 + above.max())
     tolerance = 2e-6 if dtype is FLOAT32 else 5e-5  # exponentials are of the scaled scores, far below a half's digits
     np.testing.assert_allclose(lse[..., 1], np.log(np.exp(above - above.max()).sum()), rtol=tolerance)
-
-
-# ---- limits ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -327,17 +287,6 @@ def test_unsupported_arguments(head_dim, form, options, message):
     given = public_arguments(packed(FLOAT16, (2,), head_dim=head_dim, form=form))
     with _cuda.use_runtime(Emulator()), pytest.raises(ValueError, match=message):
         kernels.attention(**given, **options, backend="cupy")
-
-
-@pytest.mark.slow  # the emulator compiles everything anew; test_cuda_linear.py has the same products
-@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=lambda dtype: dtype.__name__)
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_turing(dtype, head_dim):
-    """Replacements of mma.sync and cp.async below sm_80."""
-    target = EmulatorTarget(arch=75)
-    check(target, dense(dtype, length=20, length_k=70, head_dim=head_dim), window=(30, 3))
-    if head_dim <= relative_cuda.MAX_HEAD_DIM:
-        check(target, packed(dtype, (20,), (37,), 1, head_dim, "relative terms"))
 
 
 def test_shared_memory_fits_the_smallest_gpu():
@@ -361,7 +310,6 @@ def test_all_relative_terms_fit_beside_a_mask(head_dim, capability):
 
 @pytest.mark.parametrize("head_dim", [64, pytest.param(100, marks=SLOW)])
 def test_smaller_tiles_of_relative_attention(head_dim, monkeypatch):
-    """The tiles of sm_75 beside a mask with all terms."""
     monkeypatch.setattr(relative_cuda, "fp32_tile", lambda padded, *_: (*relative_cuda.FP32[padded][1], 64 << 10))
     target = EmulatorTarget()
     check(target, packed(FLOAT32, (37, 5), (41, 40), 1, head_dim, form="relative terms"))

@@ -12,7 +12,6 @@ from tests.cuda_emulator.driverless import driverless, unavailable_reason
 
 @given(st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 6)), min_size=1, max_size=40))
 def test_arrays_that_live_at_once_stand_apart(sizes):
-    """Of each array its bytes, and how many of the next ones it lives through."""
     if unavailable_reason() is not None:
         pytest.skip(unavailable_reason())
     with driverless(emulated=False):

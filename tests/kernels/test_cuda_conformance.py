@@ -34,7 +34,6 @@ def test_without_a_driver(operation, dtype):
 
 @pytest.mark.parametrize("dtype", [pytest.param(it, marks=marks_of("linear", it)) for it in DTYPES_OF["cupy"]])
 def test_batch_invariant_products(dtype):
-    """Products by our kernel; the cases above use cuBLASLt."""
     with driverless() as gpu, batch_invariance(True):
         for case, layout in zip(CASES["linear"].values(), cycle(LAYOUTS), strict=False):
             assert_conforms(case, "linear", "cupy", DTYPES[dtype], [layout])
@@ -66,7 +65,6 @@ def races_of(operation, dtype):
 @pytest.mark.parametrize("dtype", DTYPES_OF["cupy"])
 @pytest.mark.parametrize("operation", on_disk("cupy"))
 def test_no_races(operation, dtype):
-    """Accesses that no barrier orders, even if they do no harm under the schedules above."""
     with driverless(races=True), batch_invariance(True):  # products by our kernel
         for case in races_of(operation, dtype):
             results(case, operation, "cupy", DTYPES[dtype], DTYPES[dtype], "contiguous")

@@ -66,7 +66,6 @@ def test_a_model_computes_where_its_ids_are(gpu, name):
     "name", ["bert-base-uncased", "mpnet-base", "deberta-base", "modernbert-base", "xlnet-base-cased"]
 )
 def test_a_model_computes_on_both(gpu, name):
-    """Weights, tables and graphs prepared on one GPU are not used on the other."""
     gpu.launches = deque(maxlen=0)  # a longer one would keep their arguments alive
     with use_backend("numpy"):
         model = AutoModel.from_config(tiny_config(name))

@@ -11,7 +11,7 @@ from bertcore.kernels._cuda import cublaslt, vectors
 from bertcore.kernels.activation_names import ACTIVATIONS
 from bertcore.kernels.linear import cuda as linear_cuda
 from bertcore.kernels.linear import reference
-from tests.tolerances import assert_close
+from tests.tolerances import assert_all_close, assert_close
 
 from . import strategies
 from .cuda_support import DTYPES, EmulatorTarget, batch_invariance, wide
@@ -119,7 +119,6 @@ def test_prepared_weight_gives_the_original_back(cuda, dtype, layout):
 
 @pytest.mark.parametrize("in_features, is_kept", [(16, True), (15, False)])
 def test_a_weight_of_whole_vectors_is_prepared_without_a_copy(cuda, in_features, is_kept):
-    """`to_array` always returns a copy."""
     input, weight, *_ = problem(3, in_features, 8, np.dtype(np.float16))
 
     def run(input, weight):
@@ -133,7 +132,6 @@ def test_a_weight_of_whole_vectors_is_prepared_without_a_copy(cuda, in_features,
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gradients_of_weights_are_added_to_float32(cuda, dtype, shape):
-    """By the product itself, without having been rounded."""
     input, weight, _, grad = problem(*shape, dtype)
     total = strategies.normal(5, weight.shape, np.float32)
     product = grad.astype(np.float64).T @ input.astype(np.float64)
@@ -164,8 +162,7 @@ def test_rows_of_a_vocabulary_begin_on_vectors(cuda, dtype, monkeypatch):
     exact = reference.linear_backward(
         *(it.astype(np.float64) for it in (output, input, weight, bias)), True, np.float64
     )
-    for found, truth in zip(grads, exact, strict=True):
-        assert_close(found, truth)
+    assert_all_close(grads, exact)
     for product in asked:
         strides = product.left_strides, product.right_strides, product.output_strides
         assert all(between_rows * dtype.itemsize % 16 == 0 for _, between_rows in strides)
@@ -181,7 +178,6 @@ def test_nan_stays_in_its_row(cuda, dtype, rows):
 
 
 def test_values_beyond_the_input_are_not_read(cuda):
-    """The columns between one row and the next of a strided view hold NaN."""
     storage = np.full((20, 64), np.nan, np.float16)
     storage[:, :40] = strategies.normal(0, (20, 40), np.float16)
     check(cuda, storage[:, :40], strategies.normal(1, (24, 40), np.float16))

@@ -87,7 +87,6 @@ BY_DEFAULT = {("ragged, shared, window", np.dtype(np.float16)), ("dense, shared,
     ],
 )
 def test_some_heads_at_a_time(gpu, monkeypatch, dtype, case):
-    """The definition's results, with the same bits however many heads fit into memory."""
     heads, heads_k, lengths, options = HEADS[case]
     arrays, relative = with_tables(dtype, heads, heads_k, lengths)
     numpy_arrays, numpy_relative = [wide(array) for array in arrays], widened_terms(relative)

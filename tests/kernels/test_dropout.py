@@ -38,7 +38,6 @@ def test_bits_are_a_function_of_seed_row_and_column():
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_frequency(p):
-    """The dropped share equals p within 5 standard deviations, and neighbours are independent."""
     count = 100_000
     is_kept = reference.dropout(np.ones(count), p, 1, None) > 0
     spread = np.sqrt(p * (1 - p) / count)

@@ -40,7 +40,6 @@ def bits(arrays):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
 @pytest.mark.parametrize("width", [128, 7])
 def test_an_array_gives_the_bits_of_its_number(emulated_gpu, width, dtype):
-    """In a plain call and in each launch of a graph."""
     for name, call in calls(dtype, width).items():
         expected = [bits(call(seed)) for seed in SEEDS]
         assert expected[0] != expected[1], name

@@ -106,6 +106,10 @@ linear_weight_gradient(SQUARE, SQUARE, add_to=f32(2, 3)) -> ValueError: add_to (
 linear_weight_gradient(SQUARE, SQUARE, add_to=f32(3, 3).T) -> ValueError: add_to not C-contiguous
 linear_weight_gradient(f32(3, 3), SQUARE, add_to=SQUARE) -> ValueError: add_to input overlaps
 backward("linear", f32(2, 4), f32(2, 3), f32(4, 3), needs_weight=IDS) -> TypeError: needs_weight array True False
+pooling(SQUARE, np.array([0, 3]), "first") -> ValueError: mode 'first' 'cls' 'max'
+pooling(SQUARE, np.array([0, 3]), skipped=-1) -> ValueError: skipped -1
+pooling(SQUARE, np.array([0, 4])) -> ValueError: cu_seqlens 0 to 4 0 to 3
+pooling(f32(3, 2, 3), np.array([0, 3])) -> ValueError: input (3, 2, 3)
 clip_norm([f32(3)] * 2, np.ones(2)) -> TypeError: max_norm array number
 backward("cross_entropy", f32(), SQUARE, IDS, out=WIDE) -> ValueError: out (3, 4) (3, 3)
 backward("cross_entropy", f32(), SQUARE, IDS, out=np.zeros((3, 3))) -> TypeError: out float64 float32

@@ -128,7 +128,6 @@ assert "bertcore" not in sys.modules and "cupy" not in sys.modules
 
 
 def test_a_copy_goes_by_its_own_name(tmp_path):
-    """In messages, environment variables and its cache; those of this package are nothing to it."""
     shutil.copytree(KERNELS, tmp_path / "numerics", ignore=shutil.ignore_patterns("__pycache__"))
     code = f"""
 import sys

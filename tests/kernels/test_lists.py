@@ -68,7 +68,6 @@ def test_what_takes_an_arrays_place_is_checked(gpu):
 
 
 def test_what_an_operation_has_checked_holds_for_that_one_alone(gpu):
-    """cast reads arrays of any strides."""
     given = [cupy.zeros((4, 3), np.float32).T, *arrays(count=1)]
     for _ in range(2):
         cast(given, arrays(np.float16, count=2))

@@ -43,7 +43,6 @@ def check(found, expected, dtype):
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (13, 5), (39, 39), (5, 160)])
 def test_singular_values_are_made_alike(shape, cpu_dtype):
-    """And the singular vectors are kept; an update is as large as it should be."""
     grad, parameter, momentum = normal(1, shape).astype(cpu_dtype), *np.zeros((2, *shape), cpu_dtype)
     muon_update([parameter], [grad], [momentum], lr=1.0, beta=0.0)
     left, values, right = np.linalg.svd(grad, full_matrices=False)
@@ -69,7 +68,6 @@ def test_numba(dtype):
 @has_emulator
 @pytest.mark.parametrize("at_once", [cuda.MOST_AT_ONCE, 70])
 def test_cuda(at_once, monkeypatch):
-    """Matrices of one shape together, as many as there is room for: of 13 x 5 three, or one and a pair is too many."""
     monkeypatch.setattr(cuda, "MOST_AT_ONCE", at_once)
     with driverless() as gpu:
         before = gpu.products
@@ -81,7 +79,6 @@ def test_cuda(at_once, monkeypatch):
 
 @pytest.mark.parametrize("backend", ["numpy", "numba", pytest.param("cupy", marks=has_emulator)])
 def test_the_scale_of_gradients(backend):
-    """Nothing happens where it is not finite."""
     shapes = [(13, 5), (39, 39)]
 
     def run(moved):

@@ -3,13 +3,13 @@
 import gc
 import multiprocessing
 import os
-import threading
 
 import numpy as np
 import pytest
 
 from bertcore import kernels
 from bertcore.kernels._numba import memory as arena
+from tests.processes import in_threads
 from tests.refusals import refuses
 
 ROWS = 3000
@@ -30,16 +30,6 @@ def empty_arena():
 
 def address(array):
     return array.__array_interface__["data"][0]
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8, np.uint16])
-@pytest.mark.parametrize("shape", [(0,), (3, 0), (), (5, 7), LARGE, (2, 1500, 769)])
-def test_ordinary_arrays(shape, dtype):
-    array = arena.empty(shape, dtype)
-    assert type(array) is np.ndarray and array.shape == shape and array.dtype == dtype
-    assert array.flags.c_contiguous and array.flags.writeable and array.flags.aligned
-    array[...] = 1
-    assert array.sum() == array.size
 
 
 def test_memory_is_reused_after_the_last_view():
@@ -118,11 +108,7 @@ def test_several_threads():
             if not (array == value).all():
                 problems.append(value)
 
-    threads = [threading.Thread(target=work, args=(value,)) for value in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     assert not problems
 
 

@@ -16,7 +16,6 @@ from bertcore.kernels.attention.cpu import records
 from tests.kernels.attention_forms import FORMS, arguments, attend, in_float64, only, results
 from tests.kernels.forced_isa import FORCED
 from tests.kernels.strategies import QUICK, normal, seeds
-from tests.kernels.test_attention import log_buckets
 from tests.refusals import refuses
 from tests.tolerances import TOLERANCES, assert_close, assert_same_arrays
 
@@ -45,8 +44,6 @@ def check(problem):
             at_least = max(1, error / TOLERANCES[found.dtype.name], scores**0.5 / 4)
         assert_close(found, expected[name], name=name, factor=3, at_least=at_least)
 
-
-# --- any sizes ------------------------------------------------------------------------------------
 
 sizes = {
     "lengths": st.lists(st.sampled_from([0, 1, 2, 3, 7, 17, 39, 130]), max_size=4),
@@ -81,7 +78,6 @@ def test_block_borders(queries, keys, form):
     [[700, 3, 300, 129, 226], [QUERIES, QUERIES + 1, QUERIES - 1], pytest.param([2100], marks=pytest.mark.slow)],
 )
 def test_more_than_one_block(lengths, form):
-    """Sequences shorter than the longest take more rows at once: the scratch must hold those, too."""
     check(arguments(form, lengths, dtype=DTYPE, heads=1, head_dim=24))
 
 
@@ -89,12 +85,6 @@ def test_more_than_one_block(lengths, form):
 def test_every_length(length):
     for form in ("plain", "deberta"):
         check(arguments(form, [length], dtype=DTYPE, heads=1, head_dim=8, distances=2 * length + 5))
-
-
-def test_log_buckets():
-    problem = arguments("deberta", [600, 40], dtype=DTYPE, heads=1, head_dim=16)
-    problem |= {name: normal(3, (512, 1, 16), DTYPE) for name in ("position_key", "position_query")}
-    check(problem | {"distance_rows": log_buckets(256, 512, 512)})
 
 
 @pytest.mark.parametrize("form", ["plain", "all"])
@@ -196,9 +186,6 @@ def test_hidden_values_do_not_leak_in_bfloat16(window, storage, monkeypatch):
     assert len(spread) > 1 and max(spread) < sum(lengths)
 
 
-# --- bits that depend on the sequence alone -------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [DTYPE, pytest.param(OTHER, marks=pytest.mark.slow)])
 @BOTH_KERNELS
 def test_same_bits_alone_and_in_any_batch(form, dtype):
@@ -264,9 +251,6 @@ def test_concurrent_python_threads():
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda _: results(problem, "numba"), range(40)):
             assert_same_arrays(found, expected)
-
-
-# --- memory ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["plain", "deberta"])

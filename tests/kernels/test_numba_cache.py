@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from bertcore.kernels._numba.compile import cache, sources
-from tests.kernels.forced_isa import supported
 from tests.processes import finish, run_python, start_python
 
 KERNEL = """
@@ -55,18 +54,6 @@ def in_folder(folder):
     return {"BERTCORE_CACHE_DIR": str(folder)}
 
 
-@pytest.mark.slow
-def test_cache_location(file, tmp_path):
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
-    numba, ours = str(tmp_path / "numba"), str(tmp_path / "ours")
-    assert str(call(file, NUMBA_CACHE_DIR=numba, **in_folder(ours))[0]).startswith(ours)
-    without = {"BERTCORE_CACHE_DIR": ""}
-    assert str(call(file, NUMBA_CACHE_DIR=numba, **without)[0]).startswith(f"{numba}/bertcore/numba-")
-    homeless = {"XDG_CACHE_HOME": str(blocked), "HOME": str(blocked), "TMPDIR": str(tmp_path)}
-    assert str(call(file, **homeless, **without)[0]).startswith(f"{tmp_path}/bertcore-")
-
-
 def test_compilation_is_announced_once(file, tmp_path):
     _, count, err = call(file, "1", "1.5", **in_folder(tmp_path))
     assert (count, err.count("compiling kernels")) == (2, 1)
@@ -100,9 +87,6 @@ def test_kernels_that_others_can_write_are_not_run(file, tmp_path, variable):
         if changed == stored.parent:
             assert f"compiled kernels are not kept: {stored.parents[1]}: {changed} has the mode 0720, expected" in err
             changed.chmod(mode)
-
-
-# --- dependencies of compiled code -- --------------------------------------------------------------------------------
 
 
 def test_only_changed_code_is_compiled_again(file, tmp_path):
@@ -162,7 +146,6 @@ def test_changed_modules_recompile_their_dependents(tmp_path):
 
 
 def test_dependencies_are_the_loaded_modules():
-    """The imports that are read from the text are those that happen."""
     code = """
 import ast, sys
 from pathlib import Path
@@ -187,8 +170,6 @@ def test_digests_are_cached_by_source_text(tmp_path):
     assert digests(tmp_path) == before
 
 
-# --- another CPU --------------------------------------------------------------------------------------------------
-
 OTHER_CPUS = [{"NUMBA_CPU_NAME": "generic"}, {"NUMBA_CPU_FEATURES": ""}, {"BERTCORE_ISA": "generic"}]
 
 
@@ -201,19 +182,6 @@ def test_cpus_do_not_share_kernels(file, tmp_path, other):
     assert call(file, **in_folder(tmp_path))[1] == 0
 
 
-@pytest.mark.slow
-def test_levels_do_not_share_kernels(file, tmp_path):
-    """A user may name the CPU and the features that a level is forced with."""
-    if not supported("avx2"):
-        pytest.skip("this CPU has no avx2")
-    assert call(file, **in_folder(tmp_path), BERTCORE_ISA="avx2")[1] == 1
-    same = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+avx2,+fma"}
-    assert call(file, **in_folder(tmp_path), **same)[1] == 1
-
-
-# --- several processes --------------------------------------------------------------------------------------------
-
-
 def test_concurrent_processes_with_an_empty_cache(file, tmp_path):
     values = ["1", "1.5", "True"]
     processes = [start_python(CALL, str(file), *values[i:], *values[:i], **in_folder(tmp_path)) for i in range(2)]
@@ -221,9 +189,6 @@ def test_concurrent_processes_with_an_empty_cache(file, tmp_path):
         finish(process)
     assert call(file, *values, **in_folder(tmp_path))[1:] == (0, "")
     assert not list(tmp_path.rglob("*.tmp"))
-
-
-# --- folders that cannot be written -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -254,17 +219,6 @@ def test_read_only_cache(file, tmp_path, read_only):
     assert err.count("compiled kernels are not kept: ") == 1 and "Permission denied" in err
 
 
-@pytest.mark.slow
-def test_read_only_home_before_temporary_folder(file, tmp_path, read_only):
-    home = tmp_path / "home"
-    home.mkdir()
-    places = {"BERTCORE_CACHE_DIR": "", "HOME": str(home), "TMPDIR": str(tmp_path)}
-    call(file, **places)
-    read_only(home)
-    folder, count, err = call(file, **places)
-    assert (count, err) == (0, "") and folder.is_relative_to(home)
-
-
 def test_no_writable_folder(file, tmp_path, read_only):
     nowhere = tmp_path / "nowhere"
     nowhere.mkdir()
@@ -273,9 +227,6 @@ def test_no_writable_folder(file, tmp_path, read_only):
     code = f"import tempfile; tempfile.tempdir = {str(nowhere)!r}\n{CALL}"
     out, err = run_python(code, str(file), "1", BERTCORE_CACHE_DIR="", HOME=str(nowhere))
     assert out.endswith(" 1") and err.count("compiled kernels are not kept: ") == 1
-
-
-# --- unused files -------------------------------------------------------------------------------------------------
 
 
 def age(path, days):
@@ -296,12 +247,3 @@ def test_removal_of_unused_files(file, tmp_path):
     assert not old.parent.exists()
     assert [path.name for path in stale.iterdir()] == ["f.nbc"]
     assert len(list((tmp_path / "downloads").iterdir())) == 3
-
-
-@pytest.mark.slow
-def test_loading_counts_as_use(file, tmp_path):
-    call(file, **in_folder(tmp_path))
-    (stored,) = tmp_path.rglob("*.nbc")
-    age(stored, cache.UNUSED_DAYS + 1)
-    assert call(file, "1", "1.5", **in_folder(tmp_path))[1] == 1  # which would have removed it
-    assert stored.exists() and time.time() - stored.stat().st_mtime < 3600

@@ -27,7 +27,7 @@ from bertcore.kernels.linear.cpu.low_precision import run_int8
 from bertcore.kernels.linear.cpu.weight_gradient import CHUNK_ROWS, PART, PART_COLUMNS, STRIP
 from tests.kernels.amx_code import array, product
 from tests.kernels.strategies import NUMBA_DTYPES, QUICK, layouts, normal, seeds, sizes
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, assert_same_arrays
 
 LOW_PRECISION = ["bfloat16", "int8", "int8_weight_only"]
 WIDENED = ["int8_weight_only"] if LEVEL.bfloat16_dot else ["int8_weight_only", "bfloat16"]  # to float32
@@ -116,9 +116,6 @@ def test_unaligned_arrays():
     np.testing.assert_array_equal(linear(shifted(x), shifted(weight), shifted(bias), None, shifted(residual)), aligned)
 
 
-# --- the same row, the same bits ------------------------------------------------------------------
-
-
 @every_kind
 def test_same_bits_for_a_row_in_any_batch_and_thread_count(kind, monkeypatch):
     x, weight, bias, residual = arguments(4, 300, 4 * BLOCK + 39, 97, kind)
@@ -169,8 +166,7 @@ def test_same_bits_for_any_thread_count(monkeypatch):
     expected = results()
     for count in (1, 2, 3, 7):
         monkeypatch.setattr(threads, "_chosen", threads.ThreadCount(count, "test"))
-        for found, wanted in zip(results(), expected, strict=True):
-            np.testing.assert_array_equal(found, wanted)
+        assert_same_arrays(results(), expected)
 
 
 @pytest.mark.parametrize("dtype", [None, *LOW_PRECISION])
@@ -220,9 +216,6 @@ def test_nan_and_infinity_stay_in_their_row(kind):
     assert np.isnan(output[17]).all()
 
 
-# --- gradients ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [*NUMBA_DTYPES, "bfloat16"])
 @QUICK
 @given(rows=sizes(), in_features=sizes(), out_features=sizes(), layout=layouts(), seed=seeds())
@@ -263,9 +256,6 @@ def test_prepared_weight_is_packed_once_per_direction(monkeypatch):
         linear_backward(grad, x, prepared, bias, True, x.dtype)
         assert packed == expected
         packed.clear()
-
-
-# --- low precision --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", WIDENED)

@@ -33,8 +33,8 @@ from bertcore.kernels.rotary import cpu as rotary
 from bertcore.kernels.softmax import cpu as softmax
 from bertcore.kernels.softmax import reference as softmax_reference
 from tests.refusals import refuses
+from tests.tolerances import assert_all_close
 
-from ..tolerances import assert_close
 from .conformance.cases import CASES
 from .conformance.checks import results
 from .forced_isa import FORCED
@@ -57,15 +57,11 @@ def test_sums_over_many_rows_are_exact_enough(dtype):
         (activation.activation_backward, activation_reference.activation_backward, many, many, "gelu", grad[0, :3]),
     ):
         exact = (it.astype(np.float64) if getattr(it, "dtype", None) == dtype else it for it in arguments)
-        for found, expected in zip(as_tuple(kernel(*arguments)), as_tuple(reference(*exact)), strict=True):
-            assert_close(found, expected, name=kernel.__name__, at_least=1)
+        assert_all_close(as_tuple(kernel(*arguments)), as_tuple(reference(*exact)), name=kernel.__name__, at_least=1)
 
 
 def as_tuple(found):
     return found if isinstance(found, tuple) else (found,)
-
-
-# --- extremes -------------------------------------------------------------------------------------
 
 
 def assert_as_reference_elementwise(found, expected, tolerance=4e-6):
@@ -78,60 +74,43 @@ def special_values(dtype):
     return np.array([0, -0.0, np.inf, -np.inf, np.nan, huge, -huge, 1e20, -1e20, 50, -50, tiny, -tiny, 1e-30, 3], dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_of_special_values(name, dtype):
+def rows_of_special_values(dtype, width, place, *more):
+    """A row with each special value among ordinary ones, and rows of nothing but `more`."""
+    values = special_values(dtype)
+    x = normal(1, (len(values) + len(more), width), dtype)
+    x[: len(values), place] = values
+    x[len(values) :] = np.array(more, dtype)[:, None]
+    return x
+
+
+def special_calls(dtype):
+    """(operation, a call of it or of its gradients by a module)"""
     x = np.resize(special_values(dtype), 75)  # in full vectors and in a tail
-    ones = np.ones_like(x)
-    both = activation, activation_reference
-    assert_as_reference_elementwise(*(module.activation(x, name, None) for module in both))
-    assert_as_reference_elementwise(*(module.activation_backward(ones, x, name, None)[0] for module in both))
-
-
-def test_missing_bias_keeps_negative_zero():
-    assert np.signbit(activation.activation(np.full(99, -0.0, np.float32), "tanh", None)).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [1, 7, 64, 100])
-def test_softmax_of_special_values(dtype, width):
-    x = normal(1, (len(special_values(dtype)) + 2, width), dtype)
-    x[:-2, width // 2] = special_values(dtype)
-    x[-2], x[-1] = -np.inf, np.nan
-    found = softmax.softmax(x, 1)
-    assert_as_reference_elementwise(found, softmax_reference.softmax(x, 1))
-    assert not found[-2].any()
-    assert_as_reference_elementwise(
-        softmax.softmax_backward(x, found, 1), softmax_reference.softmax_backward(x, found, 1)
-    )
+    for name in ACTIVATIONS:
+        yield "activation", lambda its, name=name: its.activation(x, name, None)
+        yield "activation", lambda its, name=name: its.activation_backward(np.ones_like(x), x, name, None)[0]
+    for width in (1, 7, 64, 100):
+        rows = rows_of_special_values(dtype, width, width // 2, -np.inf, np.nan)
+        output = softmax_reference.softmax(rows, 1)
+        yield "softmax", lambda its, rows=rows: its.softmax(rows, 1)
+        yield "softmax", lambda its, rows=rows, output=output: its.softmax_backward(rows, output, 1)
+    rows, weight = rows_of_special_values(dtype, 75, 70), normal(4, 75, dtype)
+    given = np.ones_like(rows), rows, weight, None, 1e-12, None, rows.dtype
+    yield "layer_norm", lambda its: its.layer_norm(rows, weight, weight, 1e-12, None)
+    yield "layer_norm", lambda its: its.layer_norm_backward(*given)[0]
+    yield "layer_norm", lambda its: its.layer_norm(np.full((2, 40), 3.0, dtype), None, None, 0.0, None)  # NaN
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_softmax_is_zero_exactly_where_masked(dtype):
-    x = normal(2, (9, 130), dtype)
-    x[:, ::3] = -np.inf
-    assert not softmax.softmax(x, 1)[:, ::3].any()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_layer_norm_of_special_values(dtype):
-    x = normal(3, (len(special_values(dtype)), 75), dtype)
-    x[:, 70] = special_values(dtype)
-    weight = normal(4, 75, dtype)
-    assert_as_reference_elementwise(
-        *(m.layer_norm(x, weight, weight, 1e-12, None) for m in (layer_norm, layer_norm_reference))
-    )
-    grad = np.ones_like(x)
-    backward = [
-        m.layer_norm_backward(grad, x, weight, None, 1e-12, None, x.dtype)[0]
-        for m in (layer_norm, layer_norm_reference)
-    ]
-    assert_as_reference_elementwise(*backward)
-
-
-def test_layer_norm_of_constant_rows_without_eps():
-    constant = np.full((2, 40), 3.0, np.float32)
-    assert np.isnan(layer_norm.layer_norm(constant, None, None, 0.0, None)).all()
+def test_special_values(dtype):
+    own = {"activation": activation, "softmax": softmax, "layer_norm": layer_norm}
+    definitions = {"activation": activation_reference, "softmax": softmax_reference, "layer_norm": layer_norm_reference}
+    for operation, call in special_calls(dtype):
+        assert_as_reference_elementwise(call(own[operation]), call(definitions[operation]))
+    assert np.signbit(activation.activation(np.full(99, -0.0, dtype), "tanh", None)).all()
+    masked = normal(2, (9, 130), dtype)
+    masked[:, ::3] = -np.inf
+    assert not softmax.softmax(masked, 1)[:, ::3].any()  # exactly
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -159,9 +138,6 @@ def test_cross_entropy_of_special_rows(dtype):
     assert_as_reference_elementwise(
         *(m.cross_entropy_backward(*arguments) for m in (cross_entropy, cross_entropy_reference))
     )
-
-
-# --- the same row, the same bits ------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -279,16 +255,12 @@ def test_same_bits_for_a_row_alone_and_in_a_batch(dtype, threads):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_specialisation_per_dtype(dtype):
-    """For arrays of any layout and number of axes."""
     for operation in {operation for operation, *_ in batches(dtype)}:
         for case, layout in product(list(CASES[operation].values())[:16], ("contiguous", "read_only", "reversed")):
             results(case, operation, "numba", dtype, dtype, layout)
     for module in (*MODULES, embedding):
         names = vars(module).keys() & {"_forward", "_backward", "_gather", "_scatter", "_rotate"}
         assert all(len(getattr(vars(module)[name], "signatures", [])) <= 2 for name in names), module.__name__
-
-
-# --- embedding tables -----------------------------------------------------------------------------
 
 
 def test_memory_mapped_table_is_not_copied(tmp_path):
@@ -314,9 +286,6 @@ def test_unaligned_tables():
     transposed = normal(9, (5, 6), np.float32).T
     for table in (unaligned, transposed, transposed[:, ::2]):
         np.testing.assert_array_equal(embedding.embedding(ids, table), table[ids])
-
-
-# --- small inputs run serially; other CPUs --------------------------------------------------------
 
 
 def test_small_inputs_make_one_task():

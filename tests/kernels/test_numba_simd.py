@@ -249,9 +249,6 @@ def test_vector_width_of_forced_isa():
     assert codegen.Vec(codegen.types.float32, 16).suffix == "v16f32"
 
 
-# --- arrays ---------------------------------------------------------------------------------------
-
-
 def test_contiguous_arrays_are_not_copied():
     x = np.arange(12.0)
     assert as_kernel_array(x) is x

@@ -9,14 +9,12 @@ from bertcore import kernels
 from bertcore.kernels.pooling import MODES
 from bertcore.kernels.pooling import cuda as pooling_cuda
 from tests.kernels.strategies import normal
-from tests.refusals import refuses
 
 OFFSETS = np.array([0, 3, 44, 44, 205], np.int32)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_neighbours_change_no_bit(cuda, mode):
-    """And a batch is one launch, whatever its texts."""
     rows = normal(1, (205, 264), np.float16)
     together = cuda.run(pooling_cuda.pooling, rows, OFFSETS, mode, 1, np.float32)
     assert cuda.launches is None or len(cuda.launches) == 1
@@ -36,17 +34,3 @@ def test_offsets_that_nobody_checked_reach_nothing_outside(cuda, mode):
     found = cuda.run(pooling_cuda.pooling, rows, np.array([-5, 9, 99, 3], np.int32), mode, 0, np.float32)
     expected = kernels.pooling(rows, np.array([0, 9, 9, 9]), mode, backend="numpy")
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"mode": "first"}, "mode is 'first', expected one of 'cls', 'max'"),
-        ({"skipped": -1}, "skipped is -1"),
-        ({"cu_seqlens": np.array([0, 4])}, "cu_seqlens runs from 0 to 4, expected 0 to 5"),
-        ({"input": np.ones((5, 2, 3), np.float32)}, "input has shape"),
-    ],
-)
-def test_errors_name_the_argument(change, message):
-    given = {"input": np.ones((5, 3), np.float32), "cu_seqlens": np.array([0, 5])} | change
-    refuses(ValueError, message, kernels.pooling, **given)

@@ -65,20 +65,6 @@ def test_misaligned_arrays(cpu_backend):
     np.testing.assert_array_equal(moved, expected)
 
 
-def test_turning_keeps_relative_positions():
-    """The product of a query and a key that are turned depends on their distance alone."""
-    tables = kernels.rotary_tables(200, 16, 500.0, dtype=np.float64)
-    query, key = (np.broadcast_to(normal(seed, (1, 1, 16)), (200, 1, 16)) for seed in (1, 2))
-    turned = (kernels.rotary(array, *tables, backend="numpy")[:, 0] for array in (query, key))
-    scores = np.matmul(next(turned), next(turned).T)
-    for distance in (0, 1, 39, 160):
-        diagonal = np.diagonal(scores, distance)
-        assert_close(diagonal, np.full_like(diagonal, diagonal[0]))
-
-
-# --- tables ---------------------------------------------------------------------------------------
-
-
 def test_angles():
     cos, sin = kernels.rotary_tables(8192, 64, 160000.0)
     assert cos.shape == sin.shape == (8192, 32) and cos.dtype == sin.dtype == np.float32
@@ -114,23 +100,3 @@ def test_in_place_on_a_gpu_whatever_the_memory():
         across = to_gpu(np.array(joined.swapaxes(0, 2), order="C").swapaxes(0, 2))  # head_dim is not contiguous
         assert kernels.rotary(across, *map(to_gpu, tables), inplace=True) is across
         assert_close(across.get(), expected)
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("rope_type, scaling, factor", [("default", None, 1.0), ("linear", "linear", 4.0)])
-def test_transformers(rope_type, scaling, factor):
-    import torch
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
-
-    parameters = {"rope_type": rope_type, "rope_theta": 500.0, "factor": factor}
-    config = LlamaConfig(hidden_size=24, num_attention_heads=3, head_dim=8, rope_parameters=parameters)
-    query, key = (normal(seed, (1, 3, 39, 8), np.float32) for seed in (1, 2))
-    positions = torch.arange(39)[None]
-    expected = apply_rotary_pos_emb(
-        torch.tensor(query), torch.tensor(key), *LlamaRotaryEmbedding(config)(torch.tensor(query), positions)
-    )
-    tables = kernels.rotary_tables(39, 8, 500.0, scaling=scaling, factor=factor)
-    for one, other in zip((query, key), expected, strict=True):
-        found = kernels.rotary(one[0].transpose(1, 0, 2), *tables)
-        assert_close(found, other[0].numpy().transpose(1, 0, 2), factor=2)  # its angles are float32

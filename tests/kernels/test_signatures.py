@@ -59,7 +59,6 @@ def test_a_public_function(name):
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_has_the_arguments_of_its_function(name):
-    """Return the public function's arguments in their order, `RelativePositions` as its fields."""
     record, given = RECORDS[name], {*parameters(name)} - {"save", "backend", "relative"}
     terms = [] if name != "attention" else [field.name for field in fields(kernels.RelativePositions)]
     assert {*record.arguments} == given | {*terms}
@@ -73,9 +72,6 @@ def test_a_record_has_the_arguments_of_its_function(name):
 def test_every_differentiable_operation_has_a_record():
     assert {*RECORDS} == {*DIFFERENTIATED}
     assert all(getattr(kernels, record.saves.__name__) is record.saves for record in RECORDS.values())
-
-
-# --- the implementations ------------------------------------------------------------------------------------------
 
 
 def dispatched(operation):

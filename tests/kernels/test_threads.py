@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -93,8 +92,6 @@ def test_process_limited_to_one_thread():
     assert threads.get_num_threads() == 1
 
 
-# --- end to end ---------------------------------------------------------------------------------------------------
-
 # Prints how many threads the kernels think they have, and of how many Numba's pool is.
 _MODEL = """
 import os, sys
@@ -119,11 +116,6 @@ def model_threads(before="", between="", **variables):
     return run_python(_MODEL.format(before=before, between=between), **variables)[0]
 
 
-@pytest.mark.slow
-def test_environment_end_to_end():
-    assert model_threads(OMP_NUM_THREADS="3") == "3 3"
-
-
 def test_pool_size_set_before_the_first_kernel():
     assert model_threads(between="bertcore.set_num_threads(3)", OMP_NUM_THREADS="2") == "3 3"
     assert model_threads(between="bertcore.set_num_threads(1)", OMP_NUM_THREADS="2") == "1 2"
@@ -134,20 +126,6 @@ def test_affinity_end_to_end():
     only = min(os.sched_getaffinity(0))
     assert model_threads(before=f"os.sched_setaffinity(0, {{{only}}})") == "1 1"
     assert model_threads(between=f"os.sched_setaffinity(0, {{{only}}})") == "1 1"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
-def test_quota_end_to_end(tmp_path):
-    """The process's own control group, but read from a folder of ours."""
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
-    (tmp_path / "cgroup").write_text("0::/\n")
-    faked = f"""
-from bertcore.kernels import threads
-from pathlib import Path
-threads.cgroup_quota.__defaults__ = (Path({str(tmp_path)!r}), Path({str(tmp_path / "cgroup")!r}))
-"""
-    assert model_threads(between=faked) == "1 1"
 
 
 def test_get_num_threads_does_not_load_numba():

@@ -104,12 +104,6 @@ def test_gradients_follow_from_those_of_the_whole_weights(cpu_dtype, name):
         np.testing.assert_allclose(grads[name], expected, rtol=0, atol=TOLERANCE[cpu_dtype] * largest, err_msg=name)
 
 
-def test_all_linear_maps_are_those_of_the_encoder():
-    adapted = get_peft_model(new_model(AutoModel), LoraConfig(target_modules="all-linear"))
-    names = [name for adapter in adapted.adapters for name in adapter.names]
-    assert len(names) == 2 * 6 and all("encoder.layer." in name for name in names)
-
-
 def train(model, steps=3, **options):
     optimizer, losses = AdamW(model, lr=0.02, **options), []
     for _ in range(steps):
@@ -133,7 +127,6 @@ def test_the_base_stays_and_is_packed_once():
 
 
 def test_programs_follow_the_adapters():
-    """Recorded before there are adapters, with them, after a step, and after they are merged."""
     adapted = new_model(dtype="float32")
     for change in (
         lambda model: model,
@@ -226,7 +219,7 @@ def test_counts(capsys):
 )
 def test_invalid_settings(options, error):
     model = new_model()
-    refuses((TypeError, ValueError), error, get_peft_model, model, query_and_value(**options))
+    refuses((TypeError, ValueError), error, lambda: get_peft_model(model, query_and_value(**options)))
     assert not any(parameter.is_frozen or parameter.adapter for parameter in model.parameters())
 
 

@@ -73,7 +73,6 @@ def test_components_of_choices(cpu_backend):
 
 @pytest.mark.parametrize("groups", [1, 3])
 def test_gradients_through_the_convolution(groups):
-    """In float64 against finite differences, with holes that the convolution sees as zeros."""
     changes = {"conv_kernel_size": 3, "conv_groups": groups, "num_hidden_layers": 1, "num_labels": 2, **V3}
     model = AutoModelForTokenClassification.from_config(TINY | changes, dtype="float64")
     assert model.expected_tensors()["deberta.encoder.conv.conv.weight"] == (39, 39 // groups, 3)

@@ -118,7 +118,6 @@ def test_padding_and_what_is_asked_change_nothing(name):
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
 @pytest.mark.parametrize("layers", [1, 3])
 def test_labelled_tokens_alone_have_the_scores_of_all(name, backend, layers):
-    """No layer runs whose output is unused."""
     model = model_of(name, "float32", num_hidden_layers=layers)
     with use_backend(backend):
         expected, out = model(IDS, MASK).logits, model(IDS, MASK, labels=LABELS)

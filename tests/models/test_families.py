@@ -81,7 +81,6 @@ def test_a_text_does_not_change_with_its_padding(cpu_backend, name):
 
 @every_family
 def test_saved_it_loads_to_the_same_and_other_spellings_too(tmp_path, name):
-    """In int8, too."""
     case = FAMILIES[name]
     kind, config = words_model(case)
     model = drawn_anew(kind.from_config(config))
@@ -101,7 +100,6 @@ REFUSED = [(name, key) for name, case in FAMILIES.items() for key in case.refuse
 
 @pytest.mark.parametrize(("name", "key"), REFUSED)
 def test_configs_that_are_refused(name, key):
-    """By the key's name, whatever class asks."""
     case = FAMILIES[name]
     own = case.keys.get(key, key)
     refuses(ValueError, rf"config: {own}\b", models_of, {**case.with_changes(case.everything), key: case.refused[key]})

@@ -81,7 +81,6 @@ def test_tied_embeddings_stay_as_loaded():
 
 
 def test_training_by_hand_reaches_every_form_of_the_weights(cpu_backend):
-    """New values serve inference and gradients alike, whatever had been prepared from the old ones."""
     name = NAMES[0]
     model, batch = AutoModelForMaskedLM.from_pretrained(GOLDENS / name), inputs_of(name)
     before = model(**batch, labels=golden(name)["labels"]).loss

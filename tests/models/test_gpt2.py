@@ -109,7 +109,6 @@ def test_beams(tmp_path, penalty):
 
 
 def test_beams_are_the_best_of_all_texts():
-    """With as many beams as there are texts nothing is cut off: compared with every continuation."""
     model = made(vocab_size=7, pad_token_id=6, eos_token_id=5)
     with use_backend("numpy"):
         found = model.generate([[1, 2]], max_new_tokens=3, eos_token_id=[], num_beams=49, num_return_sequences=5)

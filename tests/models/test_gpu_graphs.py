@@ -97,20 +97,6 @@ def test_batches_at_the_edges_of_layouts(gpu):
     assert len(set(gpu.graphs)) == 4
 
 
-def test_a_batch_with_padding_and_its_pooler(gpu):
-    with use_backend("numpy"):
-        model = drawn_anew(AutoModel.from_config(tiny_config("bert-base-uncased")))
-    mask = (np.arange(7) < np.array([[7], [0], [4]])).astype(int)
-    for seed in range(3):
-        ids = np.random.default_rng(seed).integers(6, 90, mask.shape)
-        with use_backend("numpy"):
-            expected = model(ids, mask)
-        found = model(ids, mask)
-        for name in ("last_hidden_state", "pooler_output"):
-            np.testing.assert_allclose(found[name].get(), expected[name], atol=1e-4)
-    assert len(gpu.graphs) == 2
-
-
 def test_new_weights_are_captured_anew(gpu):
     model, batch = tiny_model("bert-base-uncased"), texts([5, 11])
     for _ in range(4):  # enough for a graph to be worth its capture
@@ -199,7 +185,6 @@ def test_passes_that_return_more_or_drop_without_a_tape_are_not_replayed(gpu):
 
 
 def test_hidden_states_are_replayed(gpu):
-    """Each layer's, in graphs of their own; with padding, a last norm, and a sequence without tokens."""
     model = tiny_model("modernbert-base")
     mask = (np.arange(7) < np.array([[7], [0], [4]])).astype(int)
     for seed, asked in enumerate((True, True, False, False, True)):
@@ -212,21 +197,6 @@ def test_hidden_states_are_replayed(gpu):
             np.testing.assert_allclose(state.get(), values, atol=1e-4)
         assert len(gpu.graphs) == (0, 1, 1, 2, 3)[seed]
     assert len(set(gpu.graphs)) == 2
-
-
-@pytest.mark.slow
-def test_predictions_of_xlnet_are_not_replayed(gpu):
-    """target_mapping is read in host memory."""
-    with use_backend("numpy"):
-        model = drawn_anew(AutoModel.from_config(tiny_config("xlnet-base-cased")))
-    ids = np.stack(texts([7, 7]))
-    for seed in range(3):
-        mapping = np.random.default_rng(seed).random((2, 3, 7))
-        with use_backend("numpy"):
-            expected = model(ids, target_mapping=mapping, use_mems=False)[0]
-        found = model(ids, target_mapping=mapping, use_mems=False)[0]
-        np.testing.assert_allclose(found.get(), expected, atol=1e-4)
-    assert not gpu.graphs
 
 
 def test_a_pass_that_cannot_be_captured_is_computed_with_a_warning(gpu, monkeypatch):

@@ -20,15 +20,6 @@ def model():
 
 
 @pytest.mark.slow
-def test_outputs_beside_the_last_hidden_state_are_computed_as_ever(gpu, model, monkeypatch):
-    batch = batch_of(BATCHES[0])
-    for asked in ({"output_hidden_states": True}, {"output_attentions": True}, {"output_projections": True}):
-        for _ in range(3):
-            value_and_grad(model)(**batch, **asked)
-    assert not gpu.graphs
-
-
-@pytest.mark.slow
 def test_what_is_worth_no_graphs(gpu, model, monkeypatch):
     monkeypatch.setattr(graphs, "MOST_WORK", 1 << 16)
     batch, empty = batch_of(BATCHES[0]), batch_of([0, 0, 0])

@@ -58,7 +58,6 @@ def test_transformers_loads_what_a_published_config_is_saved_as(tmp_path):
 
 @pytest.mark.parametrize("model_type", ["new", "gte", "xlm-roberta-flash", "jina_embeddings_v3"])
 def test_dynamic_positions_and_absent_sizes_are_saved(tmp_path, model_type):
-    """Null and absent keys of the older spelling, and the length at which dynamic scaling begins."""
     scaling = {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 8}
     config = tiny_config("gte-base-en-v1.5" if model_type in ("new", "gte") else "jina-embeddings-v3")
     config |= {"model_type": model_type, "max_position_embeddings": 64, "initializer_range": 0.5}

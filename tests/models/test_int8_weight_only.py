@@ -25,7 +25,6 @@ def hidden(model):
 
 
 def test_it_computes_with_the_weights_it_stands_for():
-    """In float32, attention too: a float32 model of the values of its state has the same bits."""
     low = AutoModel.from_config(CONFIG, dtype=DTYPE)
     wide = AutoModel.from_config(CONFIG, seed=3)
     assert low.dtype == DTYPE and not np.array_equal(hidden(low), hidden(wide))

@@ -122,7 +122,6 @@ def test_load_state_dict(cpu_backend, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", *EVERY])
 def test_weights_prepared_for_one_backend_serve_the_other(dtype):
-    """A prepared weight replaces the original; another backend, and saving, get the original back from it."""
     with use_backend("numba"):
         model = AutoModelForMaskedLM.from_pretrained(TIED, dtype=dtype)
         logits(model)
@@ -174,17 +173,6 @@ def test_an_ordinary_checkpoint_in_half_precision_loads_as_float32(stored, tmp_p
     assert model.dtype == "float32"
     for name, array in model.state_dict().items():
         np.testing.assert_array_equal(array, state[name].astype(stored).astype(np.float32))
-
-
-@pytest.mark.parametrize("stored", [np.float16, np.float64, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("dtype", LOW)
-def test_from_checkpoints_of_any_dtype(cpu_backend, stored, dtype, tmp_path):
-    state = AutoModel.from_config(CONFIG).state_dict()
-    save_checkpoint(tmp_path, CONFIG, {name: array.astype(stored) for name, array in state.items()})
-    found = AutoModel.from_pretrained(tmp_path, dtype=dtype)([[1, 2, 3]]).last_hidden_state
-    with use_backend("numpy"):
-        expected = AutoModel.from_pretrained(tmp_path, dtype="float64")([[1, 2, 3]]).last_hidden_state
-    assert error(found, expected) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", LOW)

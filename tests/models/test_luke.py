@@ -144,25 +144,6 @@ def test_left_padding(task, aware):  # not the poolers: transformers' is of the 
     check_on(config, task, [11, 1, 7], [3, 1, 2], padding="left", unwritten=POOLER)
 
 
-@pytest.mark.parity
-def test_outputs_have_the_order_of_transformers():
-    import torch
-
-    rng = np.random.default_rng(0)
-    for task in ("Model", "ForMaskedLM", "ForEntityClassification"):
-        config = small_config()
-        batch, _ = with_entities(random_batch(config, [5, 3], rng), [2, 1], rng)
-        theirs = getattr(__import__("transformers"), f"Luke{task}")._from_config(config, attn_implementation="eager")
-        traced = {"output_hidden_states": True, "output_attentions": True}
-        with torch.no_grad():
-            expected = list(theirs(**{name: torch.from_numpy(array) for name, array in batch.items()}, **traced))
-        ours = getattr(bertcore, f"Auto{'Model' if task == 'Model' else 'Model' + task}").from_config(config.to_dict())
-        assert ours(**batch, **traced).keys() == expected
-
-
-# --- without torch ----------------------------------------------------------------------------------------
-
-
 def tiny_batch(counts=(3, 1, 2)):
     rng = np.random.default_rng(2)
     mask = (np.arange(7) < np.array([7, 4, 5])[:, None]).astype(int)
@@ -387,13 +368,3 @@ def test_heads_say_what_they_lack():
             span(**batch, **ends, labels=np.zeros((3, 3), int))
         with pytest.raises(ValueError, match="have no head for entity_classification"):
             bertcore.AutoModelForEntityClassification.from_config(TINY | {"model_type": "bert"})
-
-
-def test_load_model_knows_the_entity_classes(tmp_path):
-    for task in (*ENTITY_TASKS, "MaskedLM"):
-        model = getattr(bertcore, f"AutoModelFor{task}").from_config(TINY)
-        model.save_pretrained(tmp_path / task)
-        again = bertcore.load_model(tmp_path / task)
-        assert type(again) is type(model) and isinstance(again, getattr(bertcore, f"AutoModelFor{task}"))
-    labelled = bertcore.AutoModelForEntityClassification.from_config(TINY, num_labels=7)
-    assert labelled.config["id2label"]["6"] == "LABEL_6"

@@ -1,10 +1,6 @@
 """ModernBERT: keys of today and of before, names of files."""
 
-import numpy as np
-import pytest
-
-from bertcore import AutoModel, AutoModelForMaskedLM, use_backend
-from tests.conftest import CPU_BACKENDS
+from bertcore import AutoModel, AutoModelForMaskedLM
 from tests.models.family_checks import check_loads, check_refused, drawn_anew
 from tests.models.family_table import FAMILIES
 from tests.refusals import refuses
@@ -38,22 +34,3 @@ def test_configs_that_are_refused():
     ):
         refuses(ValueError, message, AutoModel, TINY | {"rope_parameters": {"full_attention": section}})
     refuses(ValueError, "heads are 3 wide, expected an even width", AutoModel, TINY | {"num_attention_heads": 12})
-
-
-@pytest.mark.parity
-def test_a_text_as_long_as_the_positions(tmp_path):
-    """8,192 tokens, in a layer that sees all and two that see 64 on each side."""
-    import torch
-    import transformers
-
-    config = {"model_type": "modernbert", "vocab_size": 97, "hidden_size": 16, "num_attention_heads": 1}
-    config |= {"num_hidden_layers": 3, "intermediate_size": 24, "pad_token_id": 0, "local_attention": 128}
-    model, ids = drawn_anew(AutoModel.from_config(config)), np.random.default_rng(0).integers(1, 97, (1, 8192))
-    model.save_pretrained(tmp_path)
-    theirs = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="sdpa").eval()
-    with torch.no_grad():
-        expected = theirs(torch.from_numpy(ids)).last_hidden_state.numpy()
-    for backend in CPU_BACKENDS:
-        with use_backend(backend):
-            found = model(ids).last_hidden_state
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())

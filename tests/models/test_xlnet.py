@@ -178,7 +178,6 @@ def test_a_memory_is_seen(name, streams):
     "changes", [{"mem_len": 4}, {"mem_len": None}, {"mem_len": 20, "reuse_len": 3}, {"mem_len": 0}]
 )
 def test_segments_one_after_the_other(cpu_backend, changes, tmp_path):
-    """Memories, padding included, come out as in transformers and go in again."""
     config, rng = small_config(**changes), np.random.default_rng(10)
     theirs = random_model(config, None, rng)
     theirs.save_pretrained(tmp_path)
@@ -192,9 +191,6 @@ def test_segments_one_after_the_other(cpu_backend, changes, tmp_path):
             key = f"mems {layer}"
             assert_within(memory, truth[key], single[key], 2e-5, key)
         mems, truth_mems = out.mems, truth
-
-
-# --- without peers ----------------------------------------------------------------------------------------
 
 
 def tiny(task="Model", **changes):

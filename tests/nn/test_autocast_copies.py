@@ -20,6 +20,7 @@ from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import tiny_config
+from tests.tolerances import assert_same_arrays
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
@@ -90,7 +91,6 @@ def casting_anew():
 @pytest.mark.parametrize("hidden_size", [16, 20])
 @pytest.mark.parametrize("kind", [AdamW, pytest.param(LAMB, marks=pytest.mark.slow), Muon])
 def test_training_has_the_bits_of_casting_anew(gpu, kind, hidden_size):
-    """At the same addresses from the first pass on; one launch a step instead of one for each parameter."""
     found, casts = [], {"anew": [], "kept": []}
     for way, losses in casts.items():
         model = made(hidden_size=hidden_size)
@@ -190,13 +190,11 @@ def test_a_copied_model_has_copies_of_its_own(gpu, copied, monkeypatch):
     assert_fresh(other)
     assert_fresh(model)
     after = [array.get() for each in model.parameters() for array in each.forms.copies.values()]
-    for one, same in zip(before, after, strict=True):
-        np.testing.assert_array_equal(one, same)
+    assert_same_arrays(before, after)
     assert not set(addresses(model).values()) & set(addresses(other).values())
 
 
 def test_new_arrays_and_those_on_the_host(gpu):
-    """update() drops the copies, from whichever memory; so does a change on the host, where copies are of no use."""
     model = made()
     optimizer = AdamW(model, lr=1e-2)
     step(model, optimizer)
@@ -219,7 +217,6 @@ def test_new_arrays_and_those_on_the_host(gpu):
 
 
 def test_another_gpu(gpu):
-    """A change leaves the copies on the GPU that it is made on."""
     model = made()
     for index in (1, 0):
         with cupy.cuda.Device(index), autocast("bfloat16"):
@@ -242,7 +239,6 @@ def test_another_gpu(gpu):
 
 
 def test_frozen_parameters_and_adapters(gpu):
-    """Frozen parameters keep their copies; thawed ones follow."""
     model = made()
     peft = get_peft_model(model, LoraConfig(r=3, target_modules=["query", "dense"]), seed=2)
     optimizer = AdamW(peft, lr=1e-2)

@@ -81,9 +81,6 @@ def test_long_weights_are_quantised_as_whole_ones(cpu_backend):
     np.testing.assert_array_equal(parameter.array(), values * scale[:, None])
 
 
-# --- values that live ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("use", ["weight", "table"])
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow), "bfloat16", "int8"])
 def test_update_reaches_every_form(cpu_backend, dtype, use):
@@ -101,7 +98,6 @@ def test_update_reaches_every_form(cpu_backend, dtype, use):
 
 
 def test_a_weight_is_prepared_once_for_forward_and_backward(monkeypatch):
-    """By both directions of all calls of a version, where it is not trained."""
     parameter, prepared = filled(FLOATS, "float32"), []
     parameter.is_frozen = True
     prepare = kernels.prepare_weight
@@ -127,7 +123,6 @@ def test_a_weight_is_prepared_once_for_forward_and_backward(monkeypatch):
 
 
 def test_a_weight_that_is_trained_has_no_other_form():
-    """Gradients equal those of the prepared weight, which is not kept beside the array."""
     parameter = filled(FLOATS, "float32")
     input, seed = RNG.normal(size=(3, 5)).astype(np.float32), RNG.normal(size=(3, 14)).astype(np.float32)
     with kernels.use_backend("numba"):

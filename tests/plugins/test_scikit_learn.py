@@ -151,7 +151,6 @@ def test_invalid_settings_fail_before_training(folder, settings, message, monkey
 
 @pytest.mark.parametrize("make", [lambda: 3, lambda: np.int64(3), lambda: np.random.RandomState(3)])
 def test_a_random_state_of_any_kind_is_a_seed(folder, make):
-    """An integer gives the same results each time, and so does a RandomState with the same seed."""
     settings = {"epochs": 1, "batch_size": np.int64(8), "max_length": np.int64(9)}
     first, second, other = (
         TextClassifier(folder, random_state=state, **settings).fit(WORDS[:8], LABELS[:8]).predict_proba(TEXTS)

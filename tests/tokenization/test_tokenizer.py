@@ -1,13 +1,13 @@
 import pickle
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 
 from bertcore.tokenization import AutoTokenizer, BatchEncoding
 from bertcore.tokenization.engine import MOST_COPIES, PARALLEL_TEXTS
+from tests.processes import in_threads
 from tests.refusals import refuses
 from tests.tokenization.corpus import HARD_TEXTS
 
@@ -257,11 +257,7 @@ class TestThreads:
                 if fresh(HARD_TEXTS[5], **options[place]).input_ids[:4] != wanted[place].input_ids[5][:4]:
                     wrong.append(place)
 
-        threads = [threading.Thread(target=work, args=(number % 4,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, [number % 4 for number in range(8)])
         assert not wrong
         assert len(fresh._engine._copies) <= MOST_COPIES
 
@@ -283,7 +279,6 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or tokenizer(texts) 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not fork")
 @pytest.mark.parametrize("parallelism", [None, "true", "false"])
 def test_fork_after_use(vocabulary_folder, parallelism, monkeypatch):
-    """Neither a deadlock nor a warning in a child that tokenizes, however TOKENIZERS_PARALLELISM is set."""
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     if parallelism:
         monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallelism)

@@ -74,7 +74,6 @@ def test_the_same_texts_give_the_same_tokenizer_in_another_process(kind):
 
 
 def test_words_are_counted(monkeypatch):
-    """The most frequent words become tokens first, however their counts reach the library."""
     monkeypatch.setattr(module, "REPEATED", 7)
     texts = ["often often often rare"] * 40
     few = train_tokenizer(texts, vocab_size=5 + 2 * 8 + 5, min_frequency=50)

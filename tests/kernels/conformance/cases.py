@@ -331,6 +331,8 @@ def attention_extremes() -> Iterator[Case]:
     yield Case("NaN in a key", base | {"key": key}, forward_only=True)
     yield Case("NaN in a key that some do not see", base | {"key": key, "is_causal": True}, forward_only=True)
     yield Case("large scores", base | {"query": 30 * base["query"], "key": 30 * base["key"], "scale": 1.0})
+    yield Case("scale 0", base | {"scale": 0.0})
+    yield Case("a negative scale", base | {"scale": -0.7})
     mask = np.zeros((3, 3))
     mask[1, 2] = np.nan
     yield Case("NaN in a mask", base | {"attn_mask": mask}, forward_only=True)

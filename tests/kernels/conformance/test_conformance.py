@@ -64,7 +64,6 @@ def test_on_gpu(subtests, operation, dtype):
 
 
 def test_every_operation_is_complete():
-    """One folder per operation, each with its definition, its CPU and its GPU implementation."""
     operations_on_disk = {path.parent.name for path in KERNELS.glob("*/reference.py")}
     # these change their arguments: test_adam_update.py, test_cast.py, test_clip_norm.py, test_muon_update.py
     assert operations_on_disk == {*map(folder, CASES), "adam_update", "cast", "clip_norm", "muon_update"}
