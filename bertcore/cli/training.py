@@ -228,9 +228,13 @@ class Training(Command):
         if not trainer.is_world_process_zero():
             return
         metrics = (trainer.evaluate() if trainer.eval_dataset is not None else {}) | measure(folder)
-        seconds, tokens = outcome.metrics["train_runtime"], outcome.metrics["train_tokens"]
-        print(f"steps     {outcome.global_step:,} in {seconds:,.1f} s, {tokens:,} tokens")
-        print(f"loss      {outcome.training_loss:.4f} on average")
+        done, total, seconds = outcome.metrics["train_steps"], outcome.global_step, outcome.metrics["train_runtime"]
+        if done:
+            of, in_all = ("", "") if done == total else (f" of {total:,}", " in all")
+            print(f"steps     {done:,}{of} in {seconds:,.1f} s, {outcome.metrics['train_tokens']:,} tokens{in_all}")
+            print(f"loss      {outcome.training_loss:.4f} on average")
+        else:
+            print(f"finished  no step is left to train: the run had made all {total:,} before")
         print_metrics("held out", metrics)
         print(f"model     {folder}")
         if not math.isfinite(metrics.get("eval_loss", 0.0)):
@@ -291,6 +295,11 @@ def options_callback(command: Training) -> Any:
     from bertcore.training import TrainerCallback
 
     class OptionsOfRun(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **event: Any) -> None:
+            if state.global_step and state.global_step != state.max_steps:
+                end = "" if state.max_steps is None else f" of {state.max_steps:,}"
+                print(f"resumed   after step {state.global_step:,}{end}")
+
         def state_dict(self) -> dict[str, Any]:
             return command.kept()
 

@@ -13,7 +13,7 @@ from bertcore.arguments import check_count, check_number
 from bertcore.kernels import checks
 from bertcore.passes import autocast
 from bertcore.training.optimizers import LAMB, AdamW, Muon, StableAdamW
-from bertcore.training.schedules import PLATEAU, SCHEDULES, STEPS_OF_SCHEDULES
+from bertcore.training.schedules import ENDLESS, PLATEAU, SCHEDULES, STEPS_OF_SCHEDULES
 
 OPTIMIZERS = {"adamw": AdamW, "stable_adamw": StableAdamW, "lamb": LAMB, "muon": Muon}
 SPELLINGS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"}  # of transformers
@@ -198,6 +198,12 @@ class TrainingArguments:
     def steps_between_evaluations(self) -> int:
         """`eval_steps`, or the steps between two lines of the log."""
         return self.eval_steps or self.logging_steps
+
+    @property
+    def rates_depend_on_length(self) -> bool:
+        """Return whether the learning rate of a step depends on the number of all steps."""
+        has_share = 0 < self.warmup_steps < 1 and self.lr_scheduler_type not in ("constant", PLATEAU)
+        return has_share or self.lr_scheduler_type not in ENDLESS
 
     @property
     def best_metric(self) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.arguments import warn_caller
 from bertcore.checkpoint import CheckpointError, open_checkpoint
 from bertcore.checkpoint.files import sweep, sync, temporary_beside
 from bertcore.checkpoint.safetensors_file import write_safetensors
@@ -177,6 +178,8 @@ def load_run(
 ) -> TrainerState:
     """Load everything from a checkpoint and return the state.
 
+    Warns if the run is to end elsewhere than the checkpoint's was, and its learning rates depend on that.
+
     Raises:
         ValueError: naming the file that is missing or damaged; or the setting, or the fact of the state `now` (data,
             masking, number of processes, weights beside adapters, teacher), that differs from the checkpoint's.
@@ -195,6 +198,14 @@ def load_run(
             raise ValueError(
                 f"{name} is {is_now!r}, in {folder} it was {was!r}: a run goes on with the data and the settings that "
                 "it began with"
+            )
+    ends = {"max_steps": (state.max_steps, now.max_steps), "max_seconds": (before.get("max_seconds"), args.max_seconds)}
+    is_done = now.max_steps is not None and now.max_steps <= state.global_step
+    for name, (was, is_now) in ends.items() if args.rates_depend_on_length and not is_done else ():
+        if was != is_now:
+            warn_caller(
+                f"{name} is {is_now}, in {folder} it was {was}: from here on the learning rates are those of a run of "
+                "the new length, the result is not that of an uninterrupted one"
             )
     kept = _read_beside(folder / OBJECTIVE, beside) if beside else {}
     model.load_weights(folder)

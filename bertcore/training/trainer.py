@@ -287,6 +287,7 @@ class Trainer:
         state, seconds = self.state, time.monotonic() - started
         metrics = {
             "train_runtime": seconds,
+            "train_steps": state.global_step - first_step,
             "train_steps_per_second": (state.global_step - first_step) / seconds,
             "train_tokens": state.num_input_tokens_seen,
             "train_loss": state.total_loss / max(1, state.global_step),

@@ -251,6 +251,16 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(inputs, tmp_path, capsys, m
     monkeypatch.setattr("bertcore.training.data.store_examples", None)  # they are there
     assert pretrain(inputs, tmp_path / "parts", "--resume") == 0
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+    shown = capsys.readouterr().out
+    assert "resumed   after step 2 of 3\n" in shown and "steps     1 of 3 in " in shown
+    assert pretrain(inputs, tmp_path / "parts", "--resume") == 0
+    shown = capsys.readouterr().out
+    assert "finished  no step is left to train: the run had made all 3 before\n" in shown and "steps  " not in shown
+    assert "resumed" not in shown
+    assert pretrain(inputs, tmp_path / "parts", "--resume", "--max-steps", "4") == 0
+    shown = capsys.readouterr()
+    assert "resumed   after step 3 of 4\n" in shown.out and "steps     1 of 4 in " in shown.out
+    assert "max_steps is 4, in " in shown.err and "it was 3: from here on the learning rates" in shown.err
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import asdict
 from unittest import mock
 
@@ -221,6 +222,17 @@ def test_a_run_goes_on_with_what_it_began_with(tmp_path, change, error):
         again.train(resume_from_checkpoint=True)
     assert_same_weights(again.model, language_trainer(tmp_path).model)
     assert before.keys() == again.model.state_dict().keys()
+
+
+@pytest.mark.parametrize("kind, steps, problem", [("linear", 5, True), ("linear", 2, False), ("constant", 5, False)])
+def test_another_length_is_reported_where_the_rates_depend_on_it(tmp_path, kind, steps, problem):
+    language_trainer(tmp_path, max_steps=3, lr_scheduler_type=kind).train()
+    again = language_trainer(tmp_path, max_steps=steps, lr_scheduler_type=kind)
+    with warnings.catch_warnings(record=True) as caught:
+        done = again.train(resume_from_checkpoint=True)
+    found = [str(each.message) for each in caught if "max_steps is 5, in " in str(each.message)]
+    assert len(found) == problem and all("checkpoint-3 it was 3: from here on the learning rates" in it for it in found)
+    assert (done.global_step, done.metrics["train_steps"]) == (max(steps, 3), max(steps - 3, 0))
 
 
 @pytest.mark.parametrize(
