@@ -27,7 +27,8 @@ class DataCollatorWithPadding:
 
     Examples are mappings of input_ids, other per-token inputs of the model (token labels too, padded with -100), and
     label (or label_ids, labels): a number, or a list of one length in all examples. "label" and "label_ids" become
-    "labels" in the batch; special_tokens_mask, offset_mapping, length and overflow_to_sample_mapping are left out.
+    "labels" in the batch. Left out are special_tokens_mask, offset_mapping, length, overflow_to_sample_mapping, and
+    what is None in all examples.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class DataCollatorWithPadding:
         width = self._width(lengths)
         batch = {}
         for name in names:
-            column = [example[name] for example in examples]
+            column = [_on_host(example[name]) for example in examples]
+            if all(value is None for value in column):
+                continue
             if _is_by_token(column, lengths):
                 batch[LABELS.get(name, name)] = self._padded(name, column, width)
             else:
@@ -177,6 +180,11 @@ def _names(examples: Sequence[Mapping[str, Any]]) -> list[str]:
             problem = f"has no {missing[0]}" if missing else f"has {unknown[0]}, which examples[0] has not"
             raise ValueError(f"examples[{index}] {problem}")
     return names
+
+
+def _on_host(value: Any) -> Any:
+    """Return other libraries' arrays, as rows of datasets.with_format("torch") hold them, as NumPy's."""
+    return np.asarray(value) if hasattr(value, "__array__") else value
 
 
 def _is_by_token(column: Sequence[Any], lengths: list[int]) -> bool:

@@ -38,6 +38,43 @@ def masked(masking, ids, seed=0):
     return replaced, labels
 
 
+ROWS = [
+    {"input_ids": [2, 5, 6, 3], "token_type_ids": [0, 0, 1, 1], "label": 1, "special_tokens_mask": [1, 0, 0, 1]},
+    {"input_ids": [2, 3], "token_type_ids": [0, 0], "label": 0, "special_tokens_mask": [1, 1]},
+]
+
+
+class Tensor:
+    """An array of another library."""
+
+    def __init__(self, values):
+        self.values = np.asarray(values)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+
+def test_arrays_of_other_libraries_are_padded(tokenizer):
+    collate, rows = DataCollatorWithPadding(tokenizer), [{name: Tensor(it) for name, it in row.items()} for row in ROWS]
+    assert_same_arrays(collate(rows), collate(ROWS))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_rows_of_formatted_datasets_are_padded(tokenizer, kind):
+    pytest.importorskip("torch")
+    table, collate = pytest.importorskip("datasets").Dataset.from_list(ROWS), DataCollatorWithPadding(tokenizer)
+    assert_same_arrays(collate(list(table.with_format(kind))), collate(ROWS))
+
+
+def test_labels_of_none_are_left_out(tokenizer):
+    collate = DataCollatorWithPadding(tokenizer)
+    made = collate([row | {"label": None} for row in ROWS])
+    assert "labels" not in made and made["input_ids"].shape == (2, 4)
+    with pytest.raises(ValueError, match=r"examples\[1\]\['label'\] is None, expected numbers"):
+        collate([ROWS[0], ROWS[1] | {"label": None}])
+
+
 @pytest.mark.parametrize("unit", ["token", "word", "span"])
 @pytest.mark.parametrize("share", [0.0, 0.15, 0.5, 1.0])
 def test_share(unit, share):
