@@ -49,7 +49,8 @@ class LabelledData(Data):
         if not self.eval:
             order = np.random.default_rng(seed).permutation(len(rows))
             count = round(self.held_out * len(rows))
-            held_out, rows = [rows[index] for index in order[:count]], [rows[index] for index in order[count:]]
+            parts = sorted(order[:count]), sorted(order[count:])  # in order, as the first wrong record is reported
+            held_out, rows = ([rows[index] for index in part] for part in parts)
         if not rows:
             left = f" beside the {len(held_out)} that are held out" if held_out and not self.eval else ""
             raise CommandError(f"{', '.join(self.data)} holds no records to learn from{left}")

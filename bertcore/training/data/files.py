@@ -9,7 +9,8 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -27,7 +28,7 @@ class Record(dict[str, Any]):
     """A record of a file: its values by name, and its position.
 
     Attributes:
-        file, line: the line is that of the record's end, from 1.
+        file, line: where the record begins; lines count from 1.
         is_line: whether it is a line of plain text rather than a whole text.
     """
 
@@ -49,7 +50,8 @@ class Records:
         .txt, .text, .md, or none    a record {"text": line} for each line; an empty line is a record, too: it ends a
             document
         .jsonl, .json                an object in each line
-        .csv, .tsv                   a row, by the names in the first line
+        .csv, .tsv                   a row, by the names in the first line; a quoted field may have several lines, and a
+            row as many characters as a line has bytes
 
     Args:
         paths: files; folders, whose files of a known ending are read in the order of their names; and "-" for standard
@@ -102,11 +104,19 @@ def wrong_record(record: Any, number: int, problem: str) -> MalformedRecord:
     return MalformedRecord(f"{where} {problem}; {held:.200}")
 
 
+def without_column(record: Any, number: int, column: str, problem: str) -> MalformedRecord:
+    """Return the error for a record without a column; in tables, whose records all lack it, it names the first line."""
+    if not isinstance(record, Record) or column in record or _ending(record.file) not in TABLES:
+        return wrong_record(record, number, problem)
+    names = f"{', '.join(map(repr, record)):.200}{_other_separator(record)}"
+    return MalformedRecord(f"{record.file}:1: has no column {column!r} (see --text, --label, --column); it has {names}")
+
+
 def text_of(record: Any, number: int, column: str, *, may_be_empty: bool = True) -> str:
     """Return a column's text. Raises MalformedRecord if there is none."""
     text = record.get(column) if isinstance(record, Mapping) else None
     if not isinstance(text, str) or not (may_be_empty or text.strip()):
-        raise wrong_record(record, number, f"has no text named {column!r}")
+        raise without_column(record, number, column, f"has no text named {column!r}")
     return text
 
 
@@ -177,28 +187,34 @@ def json_object(line: str) -> dict[str, Any]:
 
 def _table(delimiter: str) -> Callable[[Lines], Iterator[_Found | _Problem]]:
     def parse(lines: Lines) -> Iterator[_Found | _Problem]:
-        problems: list[_Problem] = []
-
-        line = 0
+        csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))  # of all the process; 131,072 by default
+        taken: list[tuple[int, str] | _Problem] = []  # the lines of one row
+        again: deque[tuple[int, str] | _Problem] = deque()  # those of a row that failed, but its first
 
         def plain() -> Iterator[str]:
-            nonlocal line
-            for item in lines:
-                line = item[0]
+            size = 0
+            while (item := again.popleft() if again else next(lines, None)) is not None:
+                size = len(item[1]) + (size if taken else 0)
+                taken.append(item)
                 if isinstance(item, _Problem):
-                    problems.append(item)
-                else:
-                    yield item[1] + "\n"
+                    raise csv.Error(item.why)
+                if size > LONGEST_LINE:
+                    raise csv.Error(f"a row of more than {LONGEST_LINE} characters: is a quote not closed?")
+                yield item[1] + "\n"
 
         rows = csv.reader(plain(), delimiter=delimiter, strict=True)
         names: list[str] | None = None
         while True:
+            taken.clear()
             try:
                 row = next(rows, None)
             except csv.Error as error:
-                row, problems = [], [*problems, _Problem(line, str(error))]
-            yield from problems
-            problems.clear()
+                yield _Problem(taken[0][0], str(error))
+                if names is None:
+                    return
+                again.extendleft(reversed(taken[1:]))  # a quote that is not closed costs its own line alone
+                rows = csv.reader(plain(), delimiter=delimiter, strict=True)
+                continue
             if row is None:
                 return
             if names is None:
@@ -207,11 +223,18 @@ def _table(delimiter: str) -> Callable[[Lines], Iterator[_Found | _Problem]]:
                     yield _Problem(1, f"two columns of one name: {', '.join(names)}")
                     return
             elif row and len(row) != len(names):
-                yield _Problem(line, f"{len(row)} fields, expected {len(names)}: {', '.join(names)}")
+                why = f"{len(row)} fields, expected {len(names)}: {', '.join(names)}{_other_separator(names)}"
+                yield _Problem(taken[0][0], why)
             elif row:
-                yield _Found(line, dict(zip(names, row, strict=True)))
+                yield _Found(taken[0][0], dict(zip(names, row, strict=True)))
 
     return parse
+
+
+def _other_separator(names: Collection[str]) -> str:
+    """Return a question about a table's separator if its only column seems to be several."""
+    found = next((separator for separator in ";\t|," if len(names) == 1 and separator in next(iter(names))), None)
+    return f"; is its separator {found!r}?" if found else ""
 
 
 _PARSERS: dict[str, Callable[[Lines], Iterator[_Found | _Problem]]] = {
@@ -221,6 +244,7 @@ _PARSERS: dict[str, Callable[[Lines], Iterator[_Found | _Problem]]] = {
     ".tsv": _table("\t"),
 }
 KNOWN = tuple(filter(None, _PARSERS))
+TABLES = (".csv", ".tsv")
 
 
 def _ending(file: str | Path) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from bertcore.kernels import checks
 from bertcore.training.collators import is_cut
-from bertcore.training.data.files import Record, wrong_record
+from bertcore.training.data.files import Record, without_column, wrong_record
 from bertcore.training.masking import IGNORED
 
 AT_ONCE = 256  # records that are tokenised together
@@ -296,7 +296,7 @@ def _is_span(span: Any, length: int) -> bool:
 
 def _value(record: Mapping[str, Any], number: int, column: str) -> Any:
     if not isinstance(record, Mapping) or column not in record:
-        raise wrong_record(record, number, f"has no {column!r}")
+        raise without_column(record, number, column, f"has no {column!r}")
     value = record[column]
     if value is None:
         raise wrong_record(record, number, f"{column!r} is null")

@@ -10,8 +10,8 @@ import tracemalloc
 
 import pytest
 
-from bertcore.training.data import MalformedRecord, Records
-from bertcore.training.data.files import KEPT_PROBLEMS, LONGEST_LINE
+from bertcore.training.data import MalformedRecord, Records, files
+from bertcore.training.data.files import KEPT_PROBLEMS, LONGEST_LINE, text_of
 
 
 def write(path, content):
@@ -51,7 +51,7 @@ def test_records_know_their_lines(tmp_path):
     found = list(Records(tmp_path, on_malformed="skip"))
     places = [(record.file.rpartition("/")[2], record.line, record.is_line) for record in found]
     assert places == [
-        ("a.txt", 1, True), ("a.txt", 2, True), ("b.jsonl", 2, False), ("c.csv", 3, False), ("c.csv", 5, False)
+        ("a.txt", 1, True), ("a.txt", 2, True), ("b.jsonl", 2, False), ("c.csv", 2, False), ("c.csv", 5, False)
     ]  # fmt: skip
     copy = pickle.loads(pickle.dumps(found[2]))
     assert copy == found[2] and copy.line == 2
@@ -94,6 +94,39 @@ def test_malformed(tmp_path, name):
     assert len(list(records)) == good
     assert records.malformed == len(records.problems) == 1
     assert re.search(error, records.problems[0])
+
+
+def test_a_quote_that_is_not_closed_costs_its_row_alone(tmp_path):
+    """Also beside rows of several lines and rows with quotes of their own; the line is that of the row's beginning."""
+    rows = [
+        f'"good, and ""{row}""\nof two lines",{row}' if row % 7 == 0 else f"good {row},{row}" for row in range(5000)
+    ]
+    lines = ["text,label", *rows[:1], '"bad,1', *rows[1:2500], 'worse," 2', *rows[2500:]]
+    records = Records(write(tmp_path / "a.csv", "\n".join(lines)), on_malformed="skip")
+    assert [record["label"] for record in records] == [str(row) for row in range(5000)]
+    assert records.malformed == 2 and re.search(r"a.csv:4: ", records.problems[0])
+    with pytest.raises(MalformedRecord, match=r"a\.csv:4: "):
+        list(Records(tmp_path / "a.csv"))
+
+
+def test_fields_up_to_the_longest_line(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.csv", f'text,label\n{"x " * 5_000_000},1\n"{"y" * 200_000}\n{"y" * 200_000}",2\n')
+    assert [len(record["text"]) for record in Records(path)] == [10_000_000, 400_001]
+    monkeypatch.setattr(files, "LONGEST_LINE", 100)
+    path = write(tmp_path / "b.csv", 'text\n"never closed\n' + "a line of words\n" * 30)
+    records = Records(path, on_malformed="skip")
+    assert len(list(records)) == 30
+    assert records.problems == [f"{path}:2: a row of more than 100 characters: is a quote not closed?"]
+
+
+def test_a_table_with_another_separator(tmp_path):
+    path = write(tmp_path / "a.csv", "text;label\ngood;1\n")
+    expected = r"a\.csv:1: has no column 'text' \(see --text, .*\); it has 'text;label'; is its separator ';'\?"
+    with pytest.raises(MalformedRecord, match=expected):
+        [text_of(record, 0, "text") for record in Records(path)]
+    path.write_text("text;label\ngood, or bad;1\n")
+    with pytest.raises(MalformedRecord, match=r"a\.csv:2: 2 fields, expected 1: text;label; is its separator ';'\?"):
+        list(Records(path))
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "none"])

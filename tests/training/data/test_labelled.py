@@ -125,7 +125,7 @@ def test_a_wrong_record_is_named(tokenizer, columns, record, error):
 
 def test_a_wrong_line_is_named(tokenizer, tmp_path):
     (tmp_path / "a.csv").write_text('text,label\nthe cat,1\n"sat\non",2\n')
-    with pytest.raises(MalformedRecord, match=r"a\.csv:4: has the label '2', expected one of 0, 1; it has 'text'"):
+    with pytest.raises(MalformedRecord, match=r"a\.csv:3: has the label '2', expected one of 0, 1; it has 'text'"):
         list(LabelledTexts(labels=("0", "1")).examples(Records(tmp_path / "a.csv"), tokenizer))
 
 
