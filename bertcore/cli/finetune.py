@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import operator
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,8 +50,7 @@ class LabelledData(Data):
         if not self.eval:
             order = np.random.default_rng(seed).permutation(len(rows))
             count = round(self.held_out * len(rows))
-            parts = sorted(order[:count]), sorted(order[count:])  # in order, as the first wrong record is reported
-            held_out, rows = ([rows[index] for index in part] for part in parts)
+            held_out, rows = [rows[index] for index in order[:count]], [rows[index] for index in order[count:]]
         if not rows:
             left = f" beside the {len(held_out)} that are held out" if held_out and not self.eval else ""
             raise CommandError(f"{', '.join(self.data)} holds no records to learn from{left}")
@@ -87,6 +87,7 @@ class Labels(LabelledData):
         """Return the columns of the data, with the labels that occur."""
         from bertcore.training.data import LabelledTexts, LabelledWords, Questions
 
+        rows = sorted(rows, key=operator.attrgetter("file", "line"))  # so that the first wrong record is reported
         if self.task == "sequence":
             names = self.text or "text", self.text_pair, self.label or "label"
             return LabelledTexts.found_in(rows, *names, kind=self.label_kind)

@@ -28,7 +28,7 @@ class DataCollatorWithPadding:
     Examples are mappings of input_ids, other per-token inputs of the model (token labels too, padded with -100), and
     label (or label_ids, labels): a number, or a list of one length in all examples. "label" and "label_ids" become
     "labels" in the batch. Left out are special_tokens_mask, offset_mapping, length, overflow_to_sample_mapping, and
-    what is None in all examples.
+    keys whose values are all None.
     """
 
     def __init__(

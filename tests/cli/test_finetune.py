@@ -72,7 +72,7 @@ def test_several_labels(model, tmp_path, capsys):
 
 def test_tags_of_words(model, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("\n\n".join(["the O\ncat B-X\nsat I-X", "paris B-Y\nis O"] * 30))
-    assert finetune(model, tmp_path / "out", str(tmp_path / "a.txt"), "token", "--max-steps", "30") == 0
+    assert finetune(model, tmp_path / "out", str(tmp_path / "a.txt"), "token", "--max-steps", "40") == 0
     shown = capsys.readouterr().out
     assert "54 examples, 6 held out; 4 labels (B-X, B-Y, I-X, O)" in shown and "held out  precision" in shown
     assert float(shown.partition("held out  f1 ")[2].split()[0]) > 0.9
@@ -157,6 +157,16 @@ def test_packages_of_metrics_are_checked_first(model, tmp_path, capsys, monkeypa
     assert finetune(model, tmp_path / "out", data, task) == 1
     assert f"{package} is not installed" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_column_is_reported_at_the_first_line(model, tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("review;stars\n" + "cat;1\n" * 20)
+    assert finetune(model, tmp_path / "out", str(tmp_path / "a.csv"), "sequence") == 1
+    shown = capsys.readouterr().err
+    assert "a.csv:1: has no column 'label' (see --text, --label, --column); it has 'review;stars'; is its" in shown
+    data = write(tmp_path, "a.jsonl", [{"text": "cat"}] * 20)
+    assert finetune(model, tmp_path / "out", data, "sequence") == 1
+    assert "a.jsonl:1: has no 'label'; it has 'text'" in capsys.readouterr().err
 
 
 def test_malformed_lines(model, tmp_path, capsys):
