@@ -5,43 +5,46 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertcore.arguments import check_count, check_number
 from bertcore.kernels import checks
 from bertcore.training.optimizers import Optimizer
 
-# A schedule maps a position, the warm-up, the total (steps or seconds) and the optimiser's rate to a factor. After the
-# total the last factor stays, unlike in transformers: a run by seconds may go beyond.
+
+class _Run(NamedTuple):
+    """The warm-up and the total, both in steps or seconds, and the optimiser's rate."""
+
+    warmup: float
+    total: Any  # None without an end
+    lr: float
+
+    def progress(self, position: float) -> float:
+        """Return the fraction of the run after the warm-up that is done; 1 beyond the end, unlike in transformers."""
+        rest = self.total - self.warmup
+        return min(1.0, (position - self.warmup) / rest) if rest > 0 else float(position > self.warmup)
 
 
-def _progress(position: float, warmup: float, total: float) -> float:
-    """Return the fraction of the run after the warm-up."""
-    return min(1.0, (position - warmup) / (total - warmup)) if total > warmup else float(position > warmup)
-
-
-def _constant(position: float, warmup: float, total: float, lr: float) -> float:
+def _constant(position: float, run: _Run) -> float:
     return 1.0
 
 
-def _linear(position: float, warmup: float, total: float, lr: float) -> float:
-    return 1 - _progress(position, warmup, total)
+def _linear(position: float, run: _Run) -> float:
+    return 1 - run.progress(position)
 
 
-def _cosine(position: float, warmup: float, total: float, lr: float, *, num_cycles: float = 0.5) -> float:
-    return max(0.0, _wave(num_cycles * _progress(position, warmup, total)))
+def _cosine(position: float, run: _Run, *, num_cycles: float = 0.5) -> float:
+    return max(0.0, _wave(num_cycles * run.progress(position)))
 
 
-def _cosine_with_restarts(position: float, warmup: float, total: float, lr: float, *, num_cycles: int = 1) -> float:
-    progress = _progress(position, warmup, total)
+def _cosine_with_restarts(position: float, run: _Run, *, num_cycles: int = 1) -> float:
+    progress = run.progress(position)
     return 0.0 if progress >= 1 else max(0.0, _wave(num_cycles * progress % 1 / 2))
 
 
 def _cosine_with_min_lr(
     position: float,
-    warmup: float,
-    total: float,
-    lr: float,
+    run: _Run,
     *,
     num_cycles: float = 0.5,
     min_lr: float | None = None,
@@ -49,30 +52,26 @@ def _cosine_with_min_lr(
 ) -> float:
     if (min_lr is None) == (min_lr_rate is None):
         raise ValueError(f"min_lr is {min_lr} and min_lr_rate is {min_lr_rate}, expected one of them")
-    if min_lr is not None and min_lr >= lr:
-        raise ValueError(f"min_lr is {min_lr}, expected less than the learning rate, {lr}")
-    least = min_lr / lr if min_lr_rate is None else min_lr_rate
-    return max(0.0, least + (1 - least) * _wave(num_cycles * _progress(position, warmup, total)))
+    if min_lr is not None and min_lr >= run.lr:
+        raise ValueError(f"min_lr is {min_lr}, expected less than the learning rate, {run.lr}")
+    least = min_lr / run.lr if min_lr_rate is None else min_lr_rate
+    return max(0.0, least + (1 - least) * _wave(num_cycles * run.progress(position)))
 
 
-def _polynomial(
-    position: float, warmup: float, total: float, lr: float, *, lr_end: float = 1e-7, power: float = 1.0
-) -> float:
-    if lr_end >= lr:
-        raise ValueError(f"lr_end is {lr_end}, expected less than the learning rate, {lr}")
-    return (lr_end + (lr - lr_end) * (1 - _progress(position, warmup, total)) ** power) / lr
+def _polynomial(position: float, run: _Run, *, lr_end: float = 1e-7, power: float = 1.0) -> float:
+    if lr_end >= run.lr:
+        raise ValueError(f"lr_end is {lr_end}, expected less than the learning rate, {run.lr}")
+    return (lr_end + (run.lr - lr_end) * (1 - run.progress(position)) ** power) / run.lr
 
 
-def _inverse_sqrt(position: float, warmup: float, total: float, lr: float, *, timescale: float | None = None) -> float:
-    scale = timescale or warmup or 10_000
-    return 1 / math.sqrt((position - warmup + scale) / scale)
+def _inverse_sqrt(position: float, run: _Run, *, timescale: float | None = None) -> float:
+    scale = timescale or run.warmup or 10_000
+    return 1 / math.sqrt((position - run.warmup + scale) / scale)
 
 
 def _warmup_stable_decay(
     position: float,
-    warmup: float,
-    total: float,
-    lr: float,
+    run: _Run,
     *,
     num_decay_steps: float = 0.1,
     num_stable_steps: float | None = None,
@@ -82,26 +81,24 @@ def _warmup_stable_decay(
     num_cycles: float = 0.5,
 ) -> float:
     """Hu et al. 2024, arXiv:2404.06395."""
-    decay = steps_of(num_decay_steps, total)
-    stable = total - warmup - decay if num_stable_steps is None else steps_of(num_stable_steps, total)
-    if warmup <= position < warmup + stable:
+    decay = steps_of(num_decay_steps, run.total)
+    stable = run.total - run.warmup - decay if num_stable_steps is None else steps_of(num_stable_steps, run.total)
+    left = position - run.warmup - stable
+    if run.warmup <= position and left < 0:
         return 1.0
-    if position < warmup:
-        done = position / warmup
+    factor = 0.0
+    if left < 0:
+        done = position / run.warmup
         factor = {"linear": done, "cosine": 1 - _wave(done / 2), "1-sqrt": 1 - math.sqrt(1 - done)}[warmup_type]
-    elif position < warmup + stable + decay:
-        done = (position - warmup - stable) / decay
+    elif left < decay:
+        done = left / decay
         factor = {"linear": 1 - done, "cosine": _wave(num_cycles * done), "1-sqrt": 1 - math.sqrt(done)}[decay_type]
-    else:
-        factor = 0.0
     return max(0.0, min_lr_ratio + (1 - min_lr_ratio) * factor)
 
 
 def _reduce_lr_on_plateau(
     metrics: Sequence[float],
-    warmup: float,
-    total: float,
-    lr: float,
+    run: _Run,
     *,
     mode: str = "min",
     factor: float = 0.1,
@@ -114,7 +111,7 @@ def _reduce_lr_on_plateau(
 ) -> float:
     """Return the factor after these values of a metric, as torch.optim.lr_scheduler.ReduceLROnPlateau."""
     sign = 1 if mode == "min" else -1
-    best, failures, resting, rate = sign * math.inf, 0, 0, lr
+    best, failures, resting, rate = sign * math.inf, 0, 0, run.lr
     for value in metrics:
         bar = best * (1 - sign * threshold) if threshold_mode == "rel" else best - sign * threshold
         best, failures = (value, 0) if sign * value < sign * bar else (best, failures + 1)
@@ -123,7 +120,7 @@ def _reduce_lr_on_plateau(
         if failures > patience:
             lower = max(rate * factor, min_lr)
             rate, resting, failures = lower if rate - lower > eps else rate, cooldown, 0
-    return rate / lr if lr else 1.0
+    return rate / run.lr if run.lr else 1.0
 
 
 def _wave(turns: float) -> float:
@@ -259,7 +256,8 @@ def make_schedule(
         ):
             raise ValueError(f"{option} is {value!r}, expected a number from 0 to {_MOST[option]}")
     # unlike a closure, a partial function can be pickled
-    factor = functools.partial(_factor, name, warmup, total, optimizer.groups[-1].initial_lr, dict(options))
+    run = _Run(warmup, total, optimizer.groups[-1].initial_lr)
+    factor = functools.partial(_factor, name, run, dict(options))
     factor([] if name == PLATEAU else warmup)  # raises for options that contradict each other
     return Schedule(optimizer, factor, by_metrics=name == PLATEAU)
 
@@ -276,7 +274,7 @@ def steps_of(value: float, total: float | None) -> float:
     return math.ceil(value * total) if isinstance(total, int) else value * total
 
 
-def _factor(name: str, warmup: float, total: float, lr: float, options: Mapping[str, Any], position: Any) -> float:
-    if name not in _OWN_WARMUP and position < warmup:
-        return position / warmup
-    return SCHEDULES[name](position, warmup, total, lr, **options)
+def _factor(name: str, run: _Run, options: Mapping[str, Any], position: Any) -> float:
+    if name not in _OWN_WARMUP and position < run.warmup:
+        return position / run.warmup
+    return SCHEDULES[name](position, run, **options)
