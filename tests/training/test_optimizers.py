@@ -369,10 +369,7 @@ def test_a_schedule_by_metrics_goes_on():
             "min_lr_ratio is 1.5, expected",
         ),
         ({"name": "warmup_stable_decay", "num_training_steps": 9, "decay_type": "flat"}, "decay_type is 'flat'"),
-        (
-            {"name": "warmup_stable_decay", "num_stable_steps": 9},
-            "num_training_steps is missing, expected it",
-        ),
+        ({"name": "warmup_stable_decay", "num_stable_steps": 9}, "num_training_steps is missing, expected it"),
         ({"name": "reduce_lr_on_plateau", "factor": "0"}, "factor is '0'"),
     ],
 )
