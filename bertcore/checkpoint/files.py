@@ -7,6 +7,7 @@ lock on the folder while files take their places; who loads shares one, and so w
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import re
@@ -111,6 +112,12 @@ def read_complete(file: Path) -> bytes:
     if content == NOTE:
         raise CheckpointError(f"{file.parent}: saving was interrupted before {file.name} was in place; save again")
     return content
+
+
+def digest_of(file: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def made_folder(folder: str | os.PathLike) -> Path:

@@ -206,13 +206,11 @@ class Pretrain(Data, Adapters):
     def _model_and_tokenizer(self, objective: Any) -> tuple[Any, Any]:
         """Return the model with the objective's head, and its tokenizer."""
         import bertcore
-        from bertcore.training.checkpoints import checkpoints_in
 
         kind = getattr(bertcore, objective.model_class)
         if self.lora and kind_of(self.model) == "new":
             raise CommandError(f"--lora trains adapters beside known weights, and {self.model} has no weights")
-        if self.resume:
-            saved = checkpoints_in(self.out)[-1]
+        if saved := self.checkpoint:
             weights = model_folder(self.model) if self.lora else saved  # with adapters, a checkpoint has these alone
             return kind.from_pretrained(weights), bertcore.AutoTokenizer.from_pretrained(saved)
         if kind_of(self.model) == "known":

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,6 +36,7 @@ SPELLINGS = {
 # Options that may change when a run goes on: its place, end and reports; and the data, which are compared themselves.
 FREE = {
     *("backend", "traceback", "out", "resume", "corpus", "data", "eval", "skip_malformed", "early_stopping"),
+    "checkpoint",  # found by --resume
     *("num_train_epochs", "max_steps", "max_seconds", "save_steps", "save_strategy", "save_total_limit"),
     *("logging_steps", "logging_first_step", "report_to", "disable_tqdm", "per_device_eval_batch_size"),
     *("eval_strategy", "eval_steps", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
@@ -170,6 +172,13 @@ class Training(Command):
             print(f"{where}: {printable(' '.join(str(error).split()))}", file=sys.stderr)
             processes.end_all()
 
+    @cached_property
+    def checkpoint(self) -> Path | None:
+        """The checkpoint that --resume goes on from; None without that option."""
+        from bertcore.training.checkpoints import latest_whole
+
+        return latest_whole(self.out) if self.resume else None
+
     def _folder(self) -> Path:
         """Return the folder of --out; CommandError if it holds other files, or --resume finds no checkpoint in it."""
         from bertcore.checkpoint.files import sweep
@@ -186,9 +195,9 @@ class Training(Command):
             raise CommandError(f"{folder} has no checkpoint to go on from")
         if self.resume:
             callback = options_callback(self)
-            kept = TrainerState.load_from_json(found[-1] / STATE).callbacks.get(type(callback).__name__)
+            kept = TrainerState.load_from_json(self.checkpoint / STATE).callbacks.get(type(callback).__name__)
             if kept is None:
-                raise CommandError(f"{found[-1]} has no options to go on with: the command line did not make it")
+                raise CommandError(f"{self.checkpoint} has no options to go on with: the command line did not make it")
             callback.load_state_dict(kept)
         left = STORED, LOG_NAME, PLOT_NAME, TENSORBOARD_NAME  # by a run that failed before its first checkpoint
         if not self.resume and folder.is_dir() and any(path.name not in left for path in folder.iterdir()):
@@ -218,7 +227,7 @@ class Training(Command):
 
         folder = Path(self.out)
         try:
-            outcome = trainer.train(resume_from_checkpoint=self.resume)
+            outcome = trainer.train(resume_from_checkpoint=self.checkpoint)
         except KeyboardInterrupt:
             if checkpoints_in(folder):
                 print(f"saved     {folder}: the same command with --resume goes on", file=sys.stderr)

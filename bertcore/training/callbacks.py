@@ -282,6 +282,7 @@ def reports_of(args: TrainingArguments) -> list[TrainerCallback]:
 
 
 _KINDS = {"int": int, "float": int | float, "str": str, "dict[str, Any]": dict, "list[dict[str, Any]]": list}
+MOST_BATCHES = 2**48  # beyond any run
 
 
 @dataclass
@@ -351,6 +352,10 @@ class TrainerState:
         for each in fields(cls):
             if not _is_of(values[each.name], each.type):
                 raise ValueError(f"{file}: {each.name} is {values[each.name]!r:.80}, expected {each.type}")
+        limits = {"batches_done": MOST_BATCHES, "global_step": values["batches_done"]}  # a step takes a batch at least
+        for name, limit in limits.items():
+            if not 0 <= values[name] <= limit:
+                raise ValueError(f"{file}: {name} is {values[name]}, expected a number from 0 to {limit}")
         return cls(**values)
 
 

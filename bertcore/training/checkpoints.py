@@ -3,7 +3,7 @@
 A folder is written under a temporary name, synced to disk and renamed. If a run that returned to an earlier step
 replaces a checkpoint, the old one is set aside first. A process killed at any moment leaves the existing checkpoints,
 one of them perhaps set aside, and `sweep_checkpoints` puts it back. After an error (a full disk) all are in place and
-the partial one is removed.
+the partial one is removed. digests.json has the SHA-256 of every file, by which a damaged checkpoint is known.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from bertcore.arguments import warn_caller
 from bertcore.checkpoint import CheckpointError, open_checkpoint
-from bertcore.checkpoint.files import sweep, sync, temporary_beside
+from bertcore.checkpoint.files import digest_of, sweep, sync, temporary_beside
 from bertcore.checkpoint.safetensors_file import write_safetensors
 from bertcore.nn.parameter import Parameter
 from bertcore.training.arguments import TrainingArguments
@@ -47,6 +47,42 @@ def checkpoints_in(output_dir: str | os.PathLike) -> list[Path]:
     folder = Path(output_dir)
     found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
     return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def check_whole(folder: Path) -> None:
+    """Raise CheckpointError, naming the file, unless all files of a checkpoint are as they were saved."""
+    if not (folder / DIGESTS).is_file():
+        raise CheckpointError(f"{folder} is no checkpoint of a run: it has no {DIGESTS}")
+    for name, expected in _read_json(folder / DIGESTS).items():
+        file = folder / name
+        try:
+            found = digest_of(file)
+        except OSError as error:
+            raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
+        if found != expected:
+            raise CheckpointError(f"{file} is damaged: its SHA-256 is {found}, expected {expected}")
+    TrainerState.load_from_json(folder / STATE)
+
+
+def latest_whole(output_dir: str | os.PathLike) -> Path | None:
+    """Return the latest checkpoint of a run that is whole, with a warning if later ones are not; None without any.
+
+    Raises:
+        CheckpointError: naming the damaged file of the latest, if none is whole.
+    """
+    damaged: list[ValueError] = []
+    for folder in reversed(checkpoints_in(output_dir)):
+        try:
+            check_whole(folder)
+        except ValueError as error:
+            damaged.append(error)
+        else:
+            if damaged:
+                warn_caller(f"{'; '.join(map(str, damaged))}: the run goes on from {folder} instead")
+            return folder
+    if damaged:
+        raise CheckpointError(f"{damaged[0]}; there is no earlier checkpoint to go on from")
+    return None
 
 
 def write_checkpoint(folder: Path, fill: Callable[[Path], None]) -> None:
@@ -125,12 +161,13 @@ def sweep_checkpoints(output_dir: str | os.PathLike) -> None:
             sweep(folder / match[1])
 
 
-OPTIMIZER, OBJECTIVE, SCHEDULE, STATE, ARGUMENTS = (
+OPTIMIZER, OBJECTIVE, SCHEDULE, STATE, ARGUMENTS, DIGESTS = (
     "optimizer.safetensors",
     "objective.safetensors",  # what is trained beside the model, where there is any
     "scheduler.json",
     "trainer_state.json",
     "training_args.json",
+    "digests.json",
 )
 
 # Settings without which a position in the data, or what the optimiser keeps, means nothing, and those that would make
@@ -164,6 +201,9 @@ def save_run(
     for name, values in ((SCHEDULE, schedule.state_dict()), (ARGUMENTS, args.to_dict())):
         (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     state.save_to_json(folder / STATE)
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    digests = {file.relative_to(folder).as_posix(): digest_of(file) for file in files}
+    (folder / DIGESTS).write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
 
 
 def load_run(

@@ -14,7 +14,7 @@ from bertcore.nn.parameter import Block
 from bertcore.training import objectives
 from bertcore.training.arguments import OPTIMIZERS, TrainingArguments
 from bertcore.training.callbacks import Callbacks, TrainerCallback, TrainerState, reports_of
-from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints
+from bertcore.training.checkpoints import check_whole, checkpoints_in, latest_whole, sweep_checkpoints
 from bertcore.training.collators import LABELS, LEFT_OUT, DataCollatorWithPadding, NumberedCollator
 from bertcore.training.data import Batches
 from bertcore.training.evaluation import EvalPrediction, PredictionOutput, Reduce, run_through
@@ -101,14 +101,14 @@ class Trainer:
         Ctrl-C and SIGTERM take effect after the current step, once a checkpoint is written; a second one at once.
 
         Args:
-            resume_from_checkpoint: True for the latest checkpoint in `output_dir` (a new run if there is none), or a
-                checkpoint's folder.
+            resume_from_checkpoint: True for the latest checkpoint in `output_dir` whose files are as they were saved,
+                with a warning if there are damaged later ones (a new run if there is none), or a checkpoint's folder.
 
         Raises:
             TrainingDiverged: if the loss or a gradient is inf or NaN; the step's batches and model are kept.
             NotSaved: if a checkpoint cannot be written; the one before stays.
             ValueError: without data or an end of the run; for an `output_dir` with checkpoints unless the run is
-                resumed; for a checkpoint of other data or another model.
+                resumed; for a checkpoint of other data or another model, or a damaged one.
         """
         if self.train_dataset is None:
             raise ValueError("train_dataset is missing")
@@ -184,6 +184,7 @@ class Trainer:
         sweep_checkpoints(self.args.output_dir)
         Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         if resume not in (None, False, True):
+            check_whole(Path(resume))
             return Path(resume)
         found = checkpoints_in(self.args.output_dir)
         if found and not resume:
@@ -191,7 +192,7 @@ class Trainer:
                 f"output_dir has {found[-1].name} already: go on with resume_from_checkpoint=True, or choose another "
                 "folder"
             )
-        return found[-1] if found else None
+        return latest_whole(self.args.output_dir)
 
     def _run(self) -> Run:
         args = self.args

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForMaskedLM, value_and_grad
+from bertcore.checkpoint.files import digest_of
 from bertcore.training import Masking, NotSaved, TrainerCallback, TrainingDiverged
 from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints, write_folder
 from bertcore.training.objectives.language_modeling import DEFAULT
@@ -242,6 +243,9 @@ def test_another_length_is_reported_where_the_rates_depend_on_it(tmp_path, kind,
         ("scheduler.json", {}, "scheduler.json: position is None, expected a number"),
         ("training_args.json", -1.5, "training_args.json holds -1.5, expected an object"),
         ("trainer_state.json", {"global_step": "3"}, "trainer_state.json: global_step is '3', expected int"),
+        ("trainer_state.json", {"global_step": 10**18}, "global_step is 10{18}, expected a number from 0 to 1"),
+        ("trainer_state.json", {"global_step": -5}, "global_step is -5, expected a number from 0 to 1"),
+        ("trainer_state.json", {"batches_done": 10**18, "global_step": 10**18}, "batches_done is 10{18}, expected"),
         ("trainer_state.json", {"callbacks": None}, "trainer_state.json: callbacks is None, expected dict"),
     ],
 )
@@ -251,8 +255,43 @@ def test_a_checkpoint_whose_files_hold_something_else_is_refused(tmp_path, file,
     if file == "trainer_state.json":
         content = json.loads(changed.read_text()) | content
     changed.write_text(json.dumps(content))
+    digests = json.loads((changed.parent / "digests.json").read_text()) | {file: digest_of(changed)}
+    (changed.parent / "digests.json").write_text(json.dumps(digests))
     with pytest.raises(ValueError, match=error):
         language_trainer(tmp_path, max_steps=1, save_steps=1).train(resume_from_checkpoint=True)
+
+
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGE = [
+    ("model.safetensors", flip, "model.safetensors is damaged: its SHA-256 is"),
+    ("optimizer.safetensors", flip, "optimizer.safetensors is damaged"),
+    ("optimizer.safetensors", lambda file: file.unlink(), "optimizer.safetensors cannot be read: No such file"),
+    ("trainer_state.json", lambda file: file.write_text(""), "trainer_state.json is damaged"),
+    ("digests.json", lambda file: file.unlink(), "checkpoint-7 is no checkpoint of a run: it has no digests.json"),
+    ("digests.json", lambda file: file.write_text("[]"), "digests.json holds \\[\\], expected an object"),
+]
+
+
+@pytest.mark.parametrize("file, damage, error", DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, file, damage, error):
+    whole = language_trainer(tmp_path)
+    whole.train()
+    damage(tmp_path / "checkpoint-7" / file)
+    with pytest.raises(ValueError, match=error):
+        language_trainer(tmp_path).train(resume_from_checkpoint=tmp_path / "checkpoint-7")
+    resumed = language_trainer(tmp_path)
+    with pytest.warns(UserWarning, match=f"{error}.*: the run goes on from .*checkpoint-6 instead"):
+        resumed.train(resume_from_checkpoint=True)
+    assert_same_weights(whole.model, resumed.model)
+    for folder in tmp_path.glob("checkpoint-*"):
+        damage(folder / file)
+    with pytest.raises(ValueError, match=f"{error}.*; there is no earlier checkpoint to go on from"):
+        language_trainer(tmp_path).train(resume_from_checkpoint=True)
 
 
 @pytest.mark.parametrize("moment", [1, 2, 3])
