@@ -25,13 +25,15 @@ from bertcore.checkpoint.files import locked
 from bertcore.kernels import checks
 from bertcore.models.model import Model
 from bertcore.nn.forms import storage_dtype
-from bertcore.nn.low_rank_adapter import LowRankAdapter
+from bertcore.nn.low_rank_adapter import LowRankAdapter, MixedAdapter
 from bertcore.nn.parameter import Block, Parameter, update_together
 
 __all__ = ["LoraConfig", "PeftModel", "get_peft_model"]
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of tensors in the file
+BASE = ".base_layer."  # in names of what an adapted module has itself
+COPIES = re.compile(r"\.(modules_to_save|original_module)\.|\.decoder\.bias$")  # of biases that a file may have
 ALL_LINEAR = "all-linear"
 
 
@@ -78,6 +80,8 @@ class PeftModel(Block):
         self._model, self.peft_config = model, peft_config
         self._saved = _saved_parameters(model, peft_config)
         self.adapters = list(_adapters(model, peft_config, self._saved))
+        self._adapted = {name.removesuffix(".weight") for adapter in self.adapters for name in adapter.names}
+        self._biases = self._trained_biases()
         self._was_frozen = {parameter: parameter.is_frozen for parameter in model.parameters()}
 
     @classmethod
@@ -106,6 +110,8 @@ class PeftModel(Block):
             raise ValueError(f"model is in {self._model.dtype}, {problem}")
         for parameter in self.parameters():
             parameter.is_frozen = not is_trainable or parameter not in self._trained()
+        for parameter, names in self._biases.items():
+            parameter.trained_names = frozenset(names)
         for adapter in self.adapters:
             adapter.adapted.adapt(adapter)
         return self
@@ -150,14 +156,15 @@ class PeftModel(Block):
         for weight in weights:
             weight.adapt(None)
         for parameter, was_frozen in self._was_frozen.items():
-            parameter.is_frozen = was_frozen
-        self.adapters = []
+            parameter.is_frozen, parameter.trained_names = was_frozen, None
+        self.adapters, self._biases = [], {}
         return self._model
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
         """Return the number of trained values, and of all values."""
-        sizes = [(math.prod(parameter.shape), parameter.is_frozen) for parameter in self.parameters()]
-        return sum(size for size, is_frozen in sizes if not is_frozen), sum(size for size, _ in sizes)
+        trained = (parameter for parameter in self.parameters() if not parameter.is_frozen)
+        shapes = (shape for parameter in trained for shape in self._expected(parameter).values())
+        return sum(map(math.prod, shapes)), sum(math.prod(parameter.shape) for parameter in self.parameters())
 
     def print_trainable_parameters(self) -> None:
         """Print `get_nb_trainable_parameters` and their ratio."""
@@ -166,11 +173,17 @@ class PeftModel(Block):
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each trained tensor, by name."""
-        return {name: shape for parameter in self._trained() for name, shape in parameter.expected.items()}
+        return {name: shape for parameter in self._trained() for name, shape in self._expected(parameter).items()}
+
+    def _expected(self, parameter: Parameter) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a parameter's trained tensors."""
+        return {name: parameter.expected[name] for name in self._biases.get(parameter, parameter.names)}
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the trained tensors, of adapters and modules_to_save, in host memory, by name."""
-        return {name: part for parameter in self._trained() for name, part in parameter.parts(parameter.array())}
+        parts = (part for parameter in self._trained() for part in parameter.parts(parameter.array()))
+        expected = self.expected_tensors()
+        return {name: part for name, part in parts if name in expected}
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Replace the trained tensors by `arrays`, in the form of `state_dict`; they are copied.
@@ -192,9 +205,14 @@ class PeftModel(Block):
         Raises CheckpointError, a ValueError, for tensors that are missing, unknown or do not fit; nothing is replaced.
         """
         tensors = checkpoint.open_checkpoint(Path(folder) / WEIGHTS_NAME)
-        given = {name.removeprefix(PREFIX): tensors[name] for name in tensors if name.startswith(PREFIX)}
+        names, expected = (
+            ((name, name.removeprefix(PREFIX).replace(BASE, ".")) for name in tensors),
+            self.expected_tensors(),
+        )
         try:
-            self.load_state_dict(given if len(given) == len(tensors) else tensors)
+            self.load_state_dict(
+                {short: tensors[name] for name, short in names if short in expected or not COPIES.search(name)}
+            )
         except ValueError as error:
             raise checkpoint.CheckpointError(f"{tensors.source}: {error}") from error
 
@@ -210,22 +228,37 @@ class PeftModel(Block):
             )
         layouts = [adapter.adapted.layout for adapter in self.adapters]
         config["fan_in_fan_out"] = any(layout is not None and layout.axes == (1, 0) for layout in layouts)
-        tensors = {PREFIX + name: array for name, array in self.state_dict().items()}
+        tensors = {}
+        for name, array in self.state_dict().items():
+            module, _, kind = name.rpartition(".")
+            tensors[PREFIX + (f"{module}{BASE}{kind}" if module in self._adapted else name)] = array
         checkpoint.save_checkpoint(folder, config, tensors, config_name=CONFIG_NAME, weights_name=WEIGHTS_NAME)
 
     def _trained(self) -> list[Parameter]:
-        return [*(parameter for adapter in self.adapters for parameter in adapter.parameters()), *self._saved]
+        of_adapters = (parameter for adapter in self.adapters for parameter in adapter.parameters())
+        return [*of_adapters, *self._biases, *self._saved]
+
+    def _trained_biases(self) -> dict[Parameter, list[str]]:
+        """Return the tensors of each parameter that `bias` has trained."""
+        found, is_all = {}, self.peft_config.bias == "all"
+        for parameter in self._model.parameters() if self.peft_config.bias != "none" else ():
+            modules = [name.removesuffix(".bias") for name in parameter.names if name.endswith(".bias")]
+            names = [f"{module}.bias" for module in modules if is_all or module in self._adapted]
+            if names and parameter not in self._saved:
+                found[parameter] = names
+        return found
 
     def _fill(self, arrays: Mapping[str, np.ndarray]) -> None:
         of_adapters = {parameter: adapter.precision for adapter in self.adapters for parameter in adapter.parameters()}
         for parameter in self._trained():
             precision = of_adapters.get(parameter, parameter.precision)
-            parameter.fill({name: np.array(arrays[name]) for name in parameter.names}, precision)
+            whole = dict(parameter.parts(parameter.array())) if parameter in self._biases else {}
+            parts = {name: np.array(arrays.get(name, whole.get(name))) for name in parameter.names}
+            parameter.fill(parts, precision)
 
 
-def _adapters(model: Model, config: LoraConfig, saved: Collection[Parameter]) -> Iterator[LowRankAdapter]:
+def _adapters(model: Model, config: LoraConfig, saved: Collection[Parameter]) -> Iterator[Any]:
     """Yield the adapters of all targets; a parameter that is trained in full gets none."""
-    options = {"rank": config.r, "scale": config.scale, "dropout": config.lora_dropout}
     found = False
     for parameter in _candidates(model, config):
         names = [name for name in parameter.names if config.is_target(name.removesuffix(".weight"))]
@@ -233,8 +266,14 @@ def _adapters(model: Model, config: LoraConfig, saved: Collection[Parameter]) ->
             continue
         if not _is_linear(parameter):
             raise ValueError(f"target_modules: {names[0]} is not the weight of a linear layer, which LoRA requires")
-        found = True
-        yield LowRankAdapter(parameter, names, **options)
+        found, groups = True, {}
+        for name in names:
+            groups.setdefault(config.rank_and_scale(name.removesuffix(".weight")), []).append(name)
+        parts = [
+            LowRankAdapter(parameter, some, rank=rank, scale=scale, dropout=config.lora_dropout)
+            for (rank, scale), some in groups.items()
+        ]
+        yield parts[0] if len(parts) == 1 else MixedAdapter(parts)
     if not found:
         raise ValueError(f"target_modules is {config.target_modules!r}, which matches no linear layer of the model")
 
@@ -304,8 +343,13 @@ class LoraConfig:
         modules_to_save: endings of the names of modules that are trained in full and saved beside the adapters, such as
             a new head.
         use_rslora: multiply the product by lora_alpha / sqrt(r) instead (Kalajdzievski 2023, arXiv:2312.03732).
-        bias: "none", PEFT's name for biases that are not trained; nothing else.
+        bias: the biases that are trained and saved, too: "none", "lora_only" of the adapted layers, or "all".
         task_type: "SEQ_CLS", "TOKEN_CLS" and "QUESTION_ANS" add their head to modules_to_save; others add nothing.
+        exclude_modules: layers that get no adapter, in either form of target_modules.
+        rank_pattern, alpha_pattern: other values of r and lora_alpha for layers whose names end with a key, a regular
+            expression; the first key that matches counts.
+        layers_to_transform: the number of the one layer whose modules are adapted, or several; all by default.
+        layers_pattern: what stands before that number in a name; by default the second part of it or a later one.
 
     Raises:
         TypeError, ValueError: naming the attribute that is wrong, and the values expected.
@@ -319,6 +363,11 @@ class LoraConfig:
     use_rslora: bool = False
     task_type: str | None = None
     bias: str = "none"
+    exclude_modules: Sequence[str] | str | None = None
+    rank_pattern: Mapping[str, int] | None = None
+    alpha_pattern: Mapping[str, float] | None = None
+    layers_to_transform: Sequence[int] | int | None = None
+    layers_pattern: Sequence[str] | str | None = None
 
     def __post_init__(self) -> None:
         check_count("r", self.r)
@@ -327,21 +376,33 @@ class LoraConfig:
         if self.lora_dropout >= 1:
             raise ValueError(f"lora_dropout is {self.lora_dropout}, expected a rate below 1")
         checks.choice("task_type", self.task_type, TASKS)
-        checks.choice("bias", self.bias, ("none",))
-        if isinstance(self.target_modules, str):
-            try:
-                re.compile(self.target_modules)
-            except re.error as error:
-                expected = f"expected a regular expression: {error}"
-                raise ValueError(f"target_modules is {self.target_modules!r}, {expected}") from error
-        else:
-            self.target_modules = _names("target_modules", self.target_modules)
+        checks.choice("bias", self.bias, ("none", "lora_only", "all"))
+        self.target_modules = _patterns("target_modules", self.target_modules)
+        self.exclude_modules = _patterns("exclude_modules", self.exclude_modules or [])
+        self.layers_pattern = _patterns("layers_pattern", self.layers_pattern or [])
         self.modules_to_save = _names("modules_to_save", self.modules_to_save or [])
+        self.rank_pattern, self.alpha_pattern = dict(self.rank_pattern or {}), dict(self.alpha_pattern or {})
+        for key, value in self.rank_pattern.items():
+            check_count(f"rank_pattern[{_patterns('rank_pattern', key)!r}]", value)
+        for key, value in self.alpha_pattern.items():
+            check_number(f"alpha_pattern[{_patterns('alpha_pattern', key)!r}]", value, above_zero=True)
+        layers = [] if self.layers_to_transform is None else self.layers_to_transform
+        self.layers_to_transform = [
+            check_count("layers_to_transform", layer, 0)
+            for layer in (layers if isinstance(layers, Iterable) else [layers])
+        ]
+        if self.layers_pattern and not self.layers_to_transform:
+            raise ValueError("layers_pattern is given without layers_to_transform, expected both")
+        if isinstance(self.target_modules, str) and self.layers_to_transform:
+            raise ValueError(f"layers_to_transform is {layers!r}, expected None beside a string of target_modules")
 
-    @property
-    def scale(self) -> float:
-        """The factor on the products."""
-        return self.lora_alpha / (self.r**0.5 if self.use_rslora else self.r)
+    def rank_and_scale(self, module: str) -> tuple[int, float]:
+        """Return the rank of the product for the linear layer of this name, and the factor on it."""
+        rank, alpha = (
+            next((value for key, value in given.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+            for given, default in ((self.rank_pattern, self.r), (self.alpha_pattern, self.lora_alpha))
+        )
+        return rank, alpha / (rank**0.5 if self.use_rslora else rank)
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -350,11 +411,16 @@ class LoraConfig:
 
     def is_target(self, module: str) -> bool:
         """Return whether the linear layer of this name gets an adapter."""
+        if _is_named(self.exclude_modules, module):
+            return False
         if self.target_modules == ALL_LINEAR:
             return True
-        if isinstance(self.target_modules, str):
-            return re.fullmatch(self.target_modules, module) is not None
-        return any(f".{module}".endswith(f".{target}") for target in self.target_modules)
+        if not _is_named(self.target_modules, module) or not self.layers_to_transform:
+            return _is_named(self.target_modules, module)
+        patterns = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
+        beginnings = [rf"(?:^|.*?\.){pattern}" for pattern in patterns] or [r".*?\.[^.]*"]
+        found = next(filter(None, (re.match(rf"{start}\.(\d+)\.", module) for start in beginnings)), None)
+        return found is not None and int(found[found.re.groups]) in self.layers_to_transform
 
     def to_file(self) -> dict[str, Any]:
         """Return the contents of adapter_config.json."""
@@ -388,6 +454,24 @@ class LoraConfig:
             return cls(**given | {"modules_to_save": saved})
         except (TypeError, ValueError) as error:
             raise ValueError(f"{source}: {error}") from error
+
+
+def _patterns(label: str, given: Any) -> Any:
+    """Return a regular expression, or a list of names."""
+    if not isinstance(given, str):
+        return _names(label, given)
+    try:
+        re.compile(given)
+    except re.error as error:
+        raise ValueError(f"{label} is {given!r}, expected a regular expression: {error}") from error
+    return given
+
+
+def _is_named(names: Sequence[str] | str, module: str) -> bool:
+    """Return whether a regular expression is that of the whole name, or one of some names is its end."""
+    if isinstance(names, str):
+        return re.fullmatch(names, module) is not None
+    return any(f".{module}".endswith(f".{name}") for name in names)
 
 
 def _names(label: str, given: Any) -> list[str]:

@@ -5,11 +5,13 @@ The output of two thin maps, which alone are trained, is added to that of a line
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
+from bertcore.nn import functional
 from bertcore.nn.functional.dense import LowRankWeight
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter, PerVersion
@@ -101,12 +103,46 @@ class LowRankAdapter(Block):
     def _placement(self) -> dict[str, Any]:
         return {"rows": self.adapted.shape[0], "first_rows": self.first_rows, "factor": self.scale}
 
+    def placed_up(self, run: Pass) -> Any:
+        """Scale * up, each tensor's rows where the map has them."""
+        return blocks_in_place(run, self.up.value(run), **self._placement)
+
     def _up(self, run: Pass) -> Any:
-        """Scale * up, each tensor's rows where the map has them: prepared once for each version in inference."""
-
-        def placed() -> Any:
-            return blocks_in_place(run, self.up.value(run), **self._placement)
-
+        """Return `placed_up`, prepared once for each version in inference."""
         if run.tape is not None and not self.up.is_frozen:
-            return placed()
-        return self._scaled_up.get(run, self.up.version, lambda: kernels.prepare_weight(placed(), backend=run.backend))
+            return self.placed_up(run)
+        prepared = partial(kernels.prepare_weight, backend=run.backend)
+        return self._scaled_up.get(run, self.up.version, lambda: prepared(self.placed_up(run)))
+
+
+class MixedAdapter(Block):
+    """The adapters of one map whose tensors have several ranks or scales."""
+
+    def __init__(self, parts: Sequence[LowRankAdapter]):
+        self.parts = list(parts)
+        self.names = tuple(name for part in parts for name in part.names)
+
+    @property
+    def adapted(self) -> Parameter:
+        """The adapted weight."""
+        return self.parts[0].adapted
+
+    @property
+    def precision(self) -> str:
+        """The precision of the factors."""
+        return self.parts[0].precision
+
+    def initialise(self, rng: np.random.Generator) -> None:
+        """Give all factors the values of a new adapter."""
+        for part in self.parts:
+            part.initialise(rng)
+
+    def weight(self, run: Pass, base: Any) -> LowRankWeight:
+        """The adapted map's weight, whose own is `base`, for the backend in force."""
+        down = functional.concatenate(run, *(part.down.value(run) for part in self.parts))
+        up = functional.concatenate(run, *(part.placed_up(run) for part in self.parts), axis=1)
+        return LowRankWeight(base, down, up, self.parts[0].dropout)
+
+    def product(self) -> np.ndarray:
+        """Return the sum of the parts' products, in host memory."""
+        return sum(part.product() for part in self.parts)

@@ -36,6 +36,7 @@ class Parameter(JoinedTensors):
         adapter: the `LowRankAdapter` that is added to the map whose weight this is, or None; see `adapt`.
         precision: what the model was loaded as, one of `bertcore.arguments.DTYPES`; dtype: NumPy's for it.
         is_frozen: whether it gets no gradient: under a tape, too, it is a plain array then.
+        trained_names: the tensors whose gradient is not set to 0; None for all.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Parameter(JoinedTensors):
         self.adapter: Any = None
         self._changes = 0
         self.is_frozen = False
+        self.trained_names: frozenset[str] | None = None
         self._filled: Forms | None = None
 
     def used_as(self, use: str) -> Self:

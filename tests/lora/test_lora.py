@@ -1,9 +1,11 @@
 """Adapters of low rank: what they compute, what is trained, what is saved."""
 
 import json
+import math
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, kernels, value_and_grad
 from bertcore.checkpoint import CheckpointError
@@ -160,6 +162,34 @@ def test_modules_to_save_are_trained_and_saved(tmp_path):
     assert value_and_grad(again)(input_ids=IDS, labels=labels)[1].keys() == grads.keys()
 
 
+@pytest.mark.parametrize("bias, trained", [("lora_only", ("query", "value")), ("all", ("query", "key", "value"))])
+def test_ranks_and_biases_of_some_maps_of_a_joined_one(tmp_path, cpu_backend, bias, trained):
+    """Query, key and value are one map; each trains its own rank and bias, and the key may train neither."""
+    config = query_and_value(rank_pattern={"value": 2}, alpha_pattern={"query": 5}, bias=bias)
+    adapted = get_peft_model(new_model(), config)
+    start = {name: np.array(array) for name, array in adapted.get_base_model().state_dict().items()}
+    losses = train(adapted, 4)
+    assert losses[-1] < losses[0]
+    layer = QUERY.removesuffix(".query")
+    ends = adapted.get_base_model().state_dict()
+    for name in ("query", "key", "value"):
+        key = f"{layer}.{name}.bias"
+        assert (ends[key] != start[key]).any() == (name in trained)
+        np.testing.assert_array_equal(ends[f"{layer}.{name}.weight"], start[f"{layer}.{name}.weight"])
+    adapted = drawn(adapted)
+    adapted.save_pretrained(tmp_path)
+    names = list(load_file(tmp_path / "adapter_model.safetensors"))
+    assert f"base_model.model.{QUERY}.base_layer.bias" in names
+    assert (f"base_model.model.{layer}.key.bias" in names) == ("key" in trained)
+    sizes = [math.prod(shape) for shape in adapted.expected_tensors().values()]
+    assert adapted.get_nb_trainable_parameters()[0] == sum(sizes)
+    again, expected = PeftModel.from_pretrained(new_model(), tmp_path), adapted(IDS).logits
+    np.testing.assert_array_equal(again(IDS).logits, expected)
+    merged = adapted.merge_and_unload()
+    np.testing.assert_allclose(merged(IDS).logits, expected, atol=2e-5 * np.abs(expected).max())
+    assert value_and_grad(merged)(**BATCH)[1][f"{layer}.value.bias"].any()
+
+
 def test_dropout_of_adapters():
     """It is that of the adapters' input alone, the same for the same seed, and where layers run again."""
     rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
@@ -214,7 +244,16 @@ def test_counts(capsys):
         ({"lora_alpha": 0}, "lora_alpha is 0"),
         ({"lora_dropout": 1.0}, "lora_dropout is 1.0"),
         ({"task_type": "CHESS"}, "task_type is 'CHESS'"),
-        ({"bias": "lora_only"}, "bias is 'lora_only', expected one of 'none'"),
+        ({"bias": "lora"}, "bias is 'lora', expected one of 'none', 'lora_only', 'all'"),
+        ({"exclude_modules": ["query", "value"]}, "matches no linear layer"),
+        ({"exclude_modules": "(query"}, r"exclude_modules is '\(query', expected a regular expression"),
+        ({"rank_pattern": {"query": 0}}, r"rank_pattern\['query'\] is 0, expected a positive integer"),
+        ({"rank_pattern": {"(": 2}}, r"rank_pattern is '\(', expected a regular expression"),
+        ({"alpha_pattern": {"query": -1}}, r"alpha_pattern\['query'\] is -1"),
+        ({"layers_to_transform": [7]}, "matches no linear layer"),
+        ({"layers_to_transform": -1}, "layers_to_transform is -1"),
+        ({"layers_pattern": "layer"}, "layers_pattern is given without layers_to_transform"),
+        ({"target_modules": "all-linear", "layers_to_transform": 0}, "expected None beside a string of target_modules"),
     ],
 )
 def test_invalid_settings(options, error):
@@ -257,8 +296,8 @@ def test_files_and_states_that_do_not_fit_change_nothing(tmp_path, damage):
     "changes, error",
     [
         ({"use_dora": True}, "asks for options that are not supported: use_dora"),
-        ({"rank_pattern": {"query": 4}}, "rank_pattern"),
-        ({"bias": "all"}, "bias is 'all', expected one of 'none'"),
+        ({"rank_pattern": {"query": 4}}, r"arrays\['.*query.lora_A.weight'\] has shape \(3, 39\), expected \(4, 39\)"),
+        ({"bias": "all"}, "'bert.embeddings.LayerNorm.bias' is missing"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
         ({"target_modules": None}, "no target_modules"),
         ({"r": "8"}, "r is '8'"),

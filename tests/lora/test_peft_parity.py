@@ -20,6 +20,42 @@ CASES = {
     "deberta-v2": ("MaskedLM", {"target_modules": ["query_proj", "value_proj"], "use_rslora": True}),
     "gpt2": ("CausalLM", {"target_modules": ["c_attn", "c_fc"], "task_type": "CAUSAL_LM"}),
     "modernbert": ("MaskedLM", {"target_modules": "all-linear"}),
+    "bert of ranks": (
+        "SequenceClassification",
+        {
+            "target_modules": ["query", "value", "dense"],
+            "rank_pattern": {"value": 2, r"layer\.1\.attention\.self\.query": 3},
+            "alpha_pattern": {"value": 5, r"layer\.0\..*dense": 2.5},
+        },
+    ),
+    "bert of a layer": (
+        "TokenClassification",
+        {
+            "target_modules": ["query", "dense"],
+            "layers_to_transform": 1,
+            "exclude_modules": ["intermediate.dense"],
+            "bias": "lora_only",
+        },
+    ),
+    "bert of some layers": (
+        "MaskedLM",
+        {"target_modules": ["query", "value"], "layers_to_transform": [0, 5], "layers_pattern": "layer", "bias": "all"},
+    ),
+    "roberta of all biases": (
+        "SequenceClassification",
+        {"target_modules": ["value"], "bias": "all", "task_type": "SEQ_CLS"},
+    ),
+    "deberta-v2 of names": (
+        "TokenClassification",
+        {
+            "target_modules": "all-linear",
+            "exclude_modules": r".*layer\.0\..*",
+            "bias": "lora_only",
+            "rank_pattern": {"key_proj": 7},
+            "use_rslora": True,
+        },
+    ),
+    "gpt2 of biases": ("CausalLM", {"target_modules": ["c_attn"], "rank_pattern": {"c_attn": 3}, "bias": "lora_only"}),
 }
 
 
@@ -27,7 +63,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_files_and_losses_are_those_of_peft(name, tmp_path):
     peft, torch, transformers = map(pytest.importorskip, ("peft", "torch", "transformers"))
-    (task, options), case, rng = CASES[name], FAMILIES[name], np.random.default_rng(0)
+    (task, options), case, rng = CASES[name], FAMILIES[name.split()[0]], np.random.default_rng(0)
     rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
     rates |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "classifier_dropout_prob"), 0.0)
     config = transformers.AutoConfig.for_model(**case.config | rates)
