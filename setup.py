@@ -35,6 +35,7 @@ EXTRAS = {
         *("pytest>=9", "pytest-xdist", "pytest-benchmark", "hypothesis", "ruff", "pip"),
         *("cupy-cuda13x>=14.2", *CUDA_COMPILER, *TRAINING),
         *(*SERVE, "httpx"),  # starlette's TestClient
+        *("openai", "jsonschema", "schemathesis>=4"),  # the server's formats, as others read them
         *("setuptools>=84", "pyright[nodejs]", "mypy"),  # tests of installations and of type checkers
         *("nbclient", "ipykernel"),  # docs/family.ipynb
         *("mpi4py", 'mpich; sys_platform == "linux"'),

@@ -56,8 +56,6 @@ LISTS: dict[str, Endpoint] = {
     "/v1/models": information.openai_models,
     "/v1/models/{model:path}": information.openai_model,
 }
-# GET, without a key: the models and the metrics give the response.
-PAGES = {"/health": page.health, "/ping": page.health, "/metrics": page.counters}
 
 
 def create_app(
@@ -84,19 +82,25 @@ def create_app(
     roots = {"dense": embeddings.embed, "sparse": embeddings.embed_sparse, "classifier": scores.predict}
     is_reranker = first.kind == "classifier" and len(first.labels) == 1
     endpoints = ENDPOINTS | {"/": scores.rerank if is_reranker else roots[first.kind]}
+    api = json_response(document := schema.openapi(endpoints, LISTS, has_key=settings.api_key is not None))
+    trial, docs = page.trial_page(loaded, endpoints), page.docs_page(document)
+    pages: dict[str, Callable[[], Response]] = {  # GET, without a key
+        "/": lambda: trial,
+        "/docs": lambda: docs,
+        "/openapi.json": lambda: api,
+        "/health": Response,  # 200, as text-embeddings-inference
+        "/ping": Response,
+        "/metrics": lambda: page.counters(metrics),
+    }
+    answers = endpoints | LISTS
     routes = [
-        Route(path, _handler(endpoint, loaded, settings), methods=[method])
-        for method, group in (("POST", endpoints), ("GET", LISTS))
-        for path, endpoint in group.items()
+        Route(
+            path,
+            _handler(loaded, settings, answers.get(path), pages.get(path)),
+            methods=["POST"] * (path in endpoints) + ["GET"] * (path in pages or path in LISTS),
+        )
+        for path in answers | pages
     ]
-    routes += [Route(path, _page(make, loaded, metrics), methods=["GET"]) for path, make in PAGES.items()]
-    api = schema.openapi(endpoints, LISTS, has_key=settings.api_key is not None)
-    for path, response in {
-        "/": page.trial_page(loaded, endpoints),
-        "/docs": page.docs_page(api),
-        "/openapi.json": json_response(api),
-    }.items():
-        routes.append(Route(path, _fixed(response), methods=["GET"]))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
@@ -122,30 +126,22 @@ def _load(name: str | os.PathLike, dtype: str | None) -> ServedModel:
     return ServedModel(folder, Path(os.fspath(name)).name or Path(folder).resolve().name, dtype=dtype)
 
 
-def _handler(endpoint: Endpoint, models: Models, settings: ServerSettings) -> Any:
-    """Make a route that reads the body of a POST within the limits, and answers the request."""
+def _handler(
+    models: Models, settings: ServerSettings, endpoint: Endpoint | None, page: Callable[[], Response] | None
+) -> Any:
+    """Make a route that answers GET with the page, if there is one, and other requests by the endpoint."""
 
     async def handle(request: Request) -> Response:
+        is_post = request.method == "POST"
+        if page is not None and not is_post:
+            return page()
+        assert endpoint is not None
         _check_key(request, settings.api_key)
-        if request.method == "POST":
+        if is_post:
             body = checked(endpoint.body, await _read_body(request, settings), "", settings.max_client_batch_size)
         else:
             body = request.path_params
         return json_response(await _answered(request, endpoint.answer(body, models, settings), settings.timeout))
-
-    return handle
-
-
-def _page(make: Callable[[Models, Metrics], Response], models: Models, metrics: Metrics) -> Any:
-    async def handle(request: Request) -> Response:
-        return make(models, metrics)
-
-    return handle
-
-
-def _fixed(response: Response) -> Any:
-    async def handle(request: Request) -> Response:
-        return response
 
     return handle
 

@@ -71,7 +71,7 @@ def _tokens(text: str, encoding: "Encoding") -> list[dict[str, Any]]:
 
 @endpoint(
     kind=None,
-    example={"ids": [101, 102]},
+    example={"ids": [5, 6, 7]},
     result=many(TEXT),
     ids={
         "anyOf": [IDS, many(IDS, "lists of token ids", **{BATCH: True})],

@@ -1,4 +1,4 @@
-"""Pages that need no key: / to try the server, /docs, /health and /metrics."""
+"""Pages that need no key: / to try the server, /docs and /metrics."""
 
 import base64
 import hashlib
@@ -136,11 +136,6 @@ def _allowed(made: str) -> str:
     return "; ".join(parts)
 
 
-def health(models: Models, metrics: Metrics) -> Response:
-    """Return an empty answer, as text-embeddings-inference does: 200 while the server takes requests."""
-    return Response()
-
-
-def counters(models: Models, metrics: Metrics) -> Response:
+def counters(metrics: Metrics) -> Response:
     """Return the server's counters in Prometheus' format."""
     return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)

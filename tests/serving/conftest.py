@@ -43,3 +43,22 @@ def client(folders):
         app = create_app([folders[name] for name in ("encoder", "splade", "reranker")])
     with TestClient(app, headers=JSON) as client:
         yield client
+
+
+@pytest.fixture
+def server(folders):
+    """A function: a client of a server of this model with these settings."""
+    from starlette.testclient import TestClient
+
+    from bertcore.serving import ServerSettings, create_app
+
+    clients = []
+
+    def start(model="encoder", **settings):
+        client = TestClient(create_app([folders[model]], ServerSettings(**settings)), headers=JSON)
+        clients.append(client)
+        return client.__enter__()
+
+    yield start
+    for client in clients:
+        client.__exit__(None, None, None)

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from starlette.testclient import TestClient
 
 from bertcore.checkpoint import CheckpointError
 from bertcore.cli.serve import PLAIN, JSONLines, allowed_hosts
@@ -188,21 +187,6 @@ def test_unknown_paths_and_methods(client):
     assert error["message"] == "Not Found" and error["code"] is None
     answer = client.get("/embed")
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
-
-
-@pytest.fixture
-def server(folders):
-    """A function: a client of a server with these settings."""
-    clients = []
-
-    def start(**settings):
-        client = TestClient(create_app([folders["encoder"]], ServerSettings(**settings)), headers=JSON)
-        clients.append(client)
-        return client.__enter__()
-
-    yield start
-    for client in clients:
-        client.__exit__(None, None, None)
 
 
 def test_sizes(server):
