@@ -129,7 +129,7 @@ def _load(name: str | os.PathLike, dtype: str | None) -> ServedModel:
 def _handler(
     models: Models, settings: ServerSettings, endpoint: Endpoint | None, page: Callable[[], Response] | None
 ) -> Any:
-    """Make a route that answers GET with the page, if there is one, and other requests by the endpoint."""
+    """Make a route that answers GET with a page that needs no key, and other requests by the endpoint."""
 
     async def handle(request: Request) -> Response:
         is_post = request.method == "POST"

@@ -126,7 +126,7 @@ INPUT: Schema = {
         many({"anyOf": [FILLED, IDS], "description": "a string"}, "a list of strings", **{BATCH: True}),
         IDS,
     ],
-    "description": "a string or a list of strings, or token ids in place of a string",
+    "description": "a string, a list of token ids, or a list of these",
 }
 # Fields of text-embeddings-inference's requests. It serves one model; `model` chooses among several.
 MODEL = {"model": optional(TEXT)}

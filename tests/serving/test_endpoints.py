@@ -181,8 +181,8 @@ def test_health_metrics_and_page(client):
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/embed", {}, "inputs is missing, expected a string or a list of strings"),
-        ("/embed", {"inputs": 3}, "inputs is 3, expected a string or a list of strings"),
+        ("/embed", {}, "inputs is missing, expected a string, a list of token ids, or a list of these"),
+        ("/embed", {"inputs": 3}, "inputs is 3, expected a string, a list of token ids, or a list of these"),
         ("/embed", {"inputs": ["a", None]}, "inputs[1] is None, expected a string"),
         ("/embed", {"inputs": "a", "normalize": "yes"}, "normalize is 'yes', expected true or false"),
         ("/embed", {"inputs": "a", "dimensions": 0}, "dimensions is 0, expected a positive integer"),
