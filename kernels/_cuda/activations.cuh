@@ -67,7 +67,7 @@ template <class T, int N> __device__ __forceinline__ void activate(float (&value
 // ---- derivatives ------------------------------------------------------------------------------------------------
 
 struct ReluDerivative {
-  static __device__ __forceinline__ float apply(float x) { return x != x ? x : x > 0.f ? 1.f : 0.f; }
+  static __device__ __forceinline__ float apply(float x) { return x <= 0.f ? 0.f : 1.f; }  // 1 at NaN
 };
 
 struct TanhDerivative {

@@ -95,7 +95,7 @@ def activation(input: ArrayT, activation: str, *, save: bool = False, backend: s
 
 
 def activation_backward(grad_output: ArrayT, saved: ActivationSaved, *, backend: str | None = None) -> ArrayT:
-    """grad_output times the derivative of the activation at the input (the derivative of relu at 0 is 0).
+    """grad_output times the derivative of the activation at the input (that of relu is 0 at 0 and 1 at NaN).
 
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.

@@ -9,5 +9,5 @@ def activation(input, activation, bias):
 
 
 def activation_backward(grad_output, input, activation, bias):
-    """Return (grad_input, grad_bias or None); relu's derivative at 0 is 0."""
+    """Return (grad_input, grad_bias or None); relu's derivative is 0 at 0 and 1 at NaN."""
     return pointwise.activate_backward(grad_output, input, activation, bias)

@@ -50,7 +50,7 @@ def activation(input, activation, bias):
 
 @ieee_arithmetic
 def activation_backward(grad_output, input, activation, bias):
-    """(grad_input, grad_bias or None); relu's derivative at 0 is 0."""
+    """(grad_input, grad_bias or None); relu's derivative is 0 at 0 and 1 at NaN."""
     grad = widen(grad_output) * DERIVATIVES[activation](_add_bias(input, bias))
     grad_bias = None if bias is None else sum_rows(grad).astype(bias.dtype)
     return np.asarray(grad, input.dtype), grad_bias
@@ -79,7 +79,7 @@ def _relu(x):
 
 
 def _relu_derivative(x):
-    return np.where(np.isnan(x), x, x > 0)
+    return np.asarray(~(x <= 0), x.dtype)  # 1 at NaN, as PyTorch has it
 
 
 def _tanh_derivative(x):

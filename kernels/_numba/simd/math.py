@@ -15,7 +15,7 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 from ..compile import by_types, inline_helper, isa
-from . import absolute, copysign, fma, select
+from . import absolute, broadcast, copysign, fma, select
 from .codegen import INT32, Vec, call_llvm, emit_fma, shuffle, splat
 
 
@@ -305,8 +305,8 @@ def gelu_tanh(x):
 
 @inline_helper
 def relu_derivative(x):
-    """Return 1 where x > 0, else 0; NaN stays."""
-    return select(x > 0.0, 1.0, select(x != x, x, 0.0))
+    """Return 0 where x <= 0, else 1, also for NaN."""
+    return select(x <= 0.0, 0.0, broadcast(x, 1.0))
 
 
 @inline_helper

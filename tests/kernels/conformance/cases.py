@@ -146,7 +146,8 @@ def gated_activation() -> Iterator[Case]:
         for shape in [(0,), (2,), (3, 14), (2, 3, 78), (5, 320)]:
             yield Case(f"{name} {gate} {shape}", {"input": normal(1, shape, scale=3), "activation": name, "gate": gate})
     extremes = np.concatenate([EXTREMES, [[2, np.nan, 1], [1, 2, 3], [0, 1, -1]]], axis=1)
-    yield Case("extremes", {"input": extremes, "activation": "gelu"})
+    for name in ("gelu", "relu"):
+        yield Case(f"extremes {name}", {"input": extremes, "activation": name})
 
 
 def linear() -> Iterator[Case]:
