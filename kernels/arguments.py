@@ -158,6 +158,8 @@ class Seed(Argument):
     plain = (int, float, str, np.generic)  # which `check` tells apart
 
     def traced(self, name: str, value: Any) -> Any:
+        if hasattr(value, "dtype") and not isinstance(value, np.generic):
+            raise TypeError(f"{name} is an array, expected an integer under PyTorch's transforms")
         if isinstance(value, int) and 1 << 63 <= value < 1 << 64:  # an operator's integers have a sign
             return value - (1 << 64)
         return value

@@ -1,16 +1,19 @@
 """The kernels as differentiable functions of PyTorch tensors: `import bertcore.kernels.torch as F`.
 
 Each function has the name, the arguments and the result of the kernel, and a gradient for each floating tensor that it
-takes, which the kernel's own backward computes. Tensors share their memory with the kernels. Gradients of gradients are
-refused; other arrays than tensors raise TypeError.
+takes, which the kernel's own backward computes. Tensors share their memory with the kernels, but for those with a
+negative or conjugate bit, which are copied. Gradients of gradients and forward-mode derivatives are refused; other
+arrays than tensors raise TypeError.
 
     import bertcore.kernels.torch as F
 
     hidden = F.gelu(F.linear(x, weight, bias))
     F.layer_norm(hidden, scale).sum().backward()
 
-Under torch.compile each function is an operator of PyTorch, which a graph contains whole. Arguments that are only for
-eager calls are refused there: `return_probs`, `return_components`, `compute_dtype` and pooling's `dtype`.
+Under torch.compile each function is an operator of PyTorch, which a graph contains whole. torch.func's grad, vjp,
+jacrev and vmap take the functions, too; within torch.compile PyTorch supports vmap alone. vmap calls the kernel once
+for each element of the batch, all with the same seed of dropout. Arguments that are only for eager calls are refused
+there: `return_probs`, `return_components`, `compute_dtype` and pooling's `dtype`.
 
 On a GPU they run on PyTorch's current stream. `on_current_stream` and `share_memory` are for what calls CuPy beside
 PyTorch in another way, as models do: they make CuPy use PyTorch's stream and PyTorch's pool of memory.
@@ -18,16 +21,17 @@ PyTorch in another way, as models do: they make CuPy use PyTorch's stream and Py
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import wraps
+from functools import cache, wraps
 from types import SimpleNamespace
 from typing import Any, ParamSpec
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from .arguments import Integers, Seed, Wide
+from .arguments import Integers, Seed, Wide, check_axes
 from .attention.arguments import terms_of
 from .attention.positions import OF_RELATIVE, TERMS, RelativePositions
 from .dispatch import AUTO, IMPLEMENTATIONS
@@ -41,8 +45,25 @@ Tensor = torch.Tensor
 Arguments = ParamSpec("Arguments")
 
 
+def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function hidden from torch.compile, which it does not import: that takes seconds."""
+    hidden = cache(lambda: torch.compiler.disable(function))
+    return lambda *given: (hidden() if "torch._dynamo" in sys.modules else function)(*given)
+
+
+def _is_transformed() -> bool:
+    """Return whether torch.func transforms the call; torch.compile then traces operators: vmap works."""
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def _refuse_forward_mode(ctx: Any, *tangents: Any) -> None:
+    raise NotImplementedError("the kernels have no forward-mode derivatives, expected torch.func.grad, vjp or jacrev")
+
+
 class _Function(torch.autograd.Function):
     """One eager call of an operation, whose tensors that have a gradient are `tensors`, in the order of `names`."""
+
+    jvp = _refuse_forward_mode
 
     @staticmethod
     def forward(
@@ -64,6 +85,7 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_untraced
     def backward(ctx: Any, grad_output: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
         fields = list(ctx.saved)
         for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
@@ -73,8 +95,42 @@ class _Function(torch.autograd.Function):
         return None, None, None, *[gradients.get(name) if is_needed else None for name, is_needed in needed.items()]
 
 
+_apply = _untraced(_Function.apply)
+
+
+class _Transformed(torch.autograd.Function):
+    """One call of an operator under torch.func; its last argument is (operator, function that keeps, pullback)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*given: Any) -> tuple[Tensor, ...]:
+        *values, (operator, _, _) = given
+        return tuple(operator(*values))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *values, (_, keep, ctx.pull_back) = inputs
+        keep(ctx, values, output)
+
+    @staticmethod
+    @_untraced
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return *ctx.pull_back(ctx, grads), None
+
+    jvp = _refuse_forward_mode
+
+
+_apply_transformed = _untraced(_Transformed.apply)
+
+
+def _refuse_second(ctx: Any, grads: Any) -> None:
+    raise NotImplementedError("the kernels have no gradients of gradients, expected one derivative of each call")
+
+
 def _call(record: Operation, given: dict[str, Any], **options: Any) -> Any:
     """Call the kernel with the record's arguments by name; the fields of `relative` stand among them."""
+    given = {name: it.resolve_conj().resolve_neg() if isinstance(it, Tensor) else it for name, it in given.items()}
     if "distance_rows" in given:
         terms = {name: given[name] for name in (*OF_RELATIVE, "longest")}
         given = {name: value for name, value in given.items() if name not in terms}
@@ -87,7 +143,7 @@ def _gradients(
 ) -> dict[str, Any]:
     """Return the gradients by the names of arguments, the fields of `relative` among them."""
     options = {"needs_weight": needs_weight} if "needs_weight" in record.options else {}
-    grad_output = grad_output.contiguous()
+    grad_output = grad_output.resolve_neg().contiguous()
     with _stream_of([grad_output]):
         backward = getattr(_kernels, f"{record.name}_backward")
         found = backward(grad_output, record.saves(*fields), backend=backend, **options)
@@ -125,11 +181,26 @@ class _Operator:
         )
         self.backward = self._operator("_backward", schema, self._compute_gradients, self._fake_gradients)
         self.forward.register_autograd(self._pull_back, setup_context=self._keep)
+        self.backward.register_autograd(_refuse_second)
 
     def _operator(self, suffix: str, schema: str, compute: Any, fake: Any) -> Any:
         name = f"{_NAMESPACE}::{self.record.name}{suffix}"
         operator = torch.library.custom_op(name, compute, mutates_args=(), schema=schema)
         operator.register_fake(fake)
+
+        def of_batch(info: Any, dims: Any, *given: Any) -> Any:
+            if not info.batch_size:
+                raise ValueError("torch.vmap is over no element, expected at least one")
+            calls = [
+                operator(
+                    *[it.select(dim, n) if isinstance(dim, int) else it for it, dim in zip(given, dims, strict=True)]
+                )
+                for n in range(info.batch_size)
+            ]
+            results = [torch.stack(parts) for parts in zip(*calls, strict=True)]
+            return results, [0] * len(results)
+
+        operator.register_vmap(of_batch)
         return operator
 
     def __call__(self, given: dict[str, Any]) -> Any:
@@ -137,13 +208,20 @@ class _Operator:
         record, backend = self.record, given["backend"] or ""
         for name, argument in record.arguments.items():
             if not argument.schema and name != "return_lse" and given[name]:
-                raise ValueError(f"{name} is {given[name]!r}, expected {given[name].__class__()!r} under torch.compile")
+                default = given[name].__class__()
+                raise ValueError(f"{name} is {given[name]!r}, expected {default!r} under torch.compile and torch.func")
         values = [record.arguments[name].traced(name, given[name]) for name in self.names]
         requires = any(value.requires_grad for value in values if isinstance(value, Tensor))
         returns_lse = given.get("return_lse", False)
-        keep = returns_lse or (requires and torch.is_grad_enabled())
-        output, *kept = self.forward(*values, backend, keep)
+        keep = returns_lse or _is_transformed() or (requires and torch.is_grad_enabled())
+        output, *kept = self._run(self.forward, self._keep, self._pull_back, *values, backend, keep)
         return (output, kept[0].detach()) if returns_lse else output
+
+    @staticmethod
+    def _run(operator: Any, keep: Any, pull_back: Any, *values: Any) -> Sequence[Tensor]:
+        if _is_transformed():
+            return _apply_transformed(*values, (operator, keep, pull_back))
+        return operator(*values)
 
     def _compute(self, *values: Any) -> list[Tensor]:
         record, (*given, backend, keep) = self.record, values
@@ -169,7 +247,11 @@ class _Operator:
         *given, _, keep = values
         named = dict(zip(self.names, given, strict=True))
         first = next(value for value in given if isinstance(value, Tensor) and value.is_floating_point())
-        kept, output = {}, self.record.output
+        kept, output, sizes = {}, self.record.output, {}
+        for name, value in named.items():
+            axes = getattr(self.record.arguments[name], "axes", None)
+            if axes and isinstance(value, Tensor):
+                check_axes(name, value.shape, axes, sizes)
         for name, shape in self.record.kept_shapes(SimpleNamespace(**named)).items():
             if shape is not None:
                 kept[name] = first.new_empty(shape, dtype=_dtype_of(self.record.fields[name], first))
@@ -188,7 +270,7 @@ class _Operator:
         saved = given | dict(zip(self._kept_names(given), kept, strict=True)) | {"output": result}
         if "num_embeddings" in self.fields:
             saved["num_embeddings"] = given["weight"].shape[0]
-        ctx.fields = [saved[name] for name in self.fields]
+        ctx.fields = [saved.get(name) for name in self.fields]
         ctx.places = [place for place, value in enumerate(ctx.fields) if isinstance(value, Tensor)]
         ctx.save_for_backward(*[ctx.fields[place] for place in ctx.places], backend)
         ctx.fields = [None if isinstance(value, Tensor) else value for value in ctx.fields]
@@ -209,7 +291,8 @@ class _Operator:
         wanted = [name for name in ctx.shapes if name != "weight" or needed[name]]
         sizes = [size for name in wanted for size in ctx.shapes[name]]
         ndims = [len(ctx.shapes[name]) for name in wanted]
-        found = self.backward(grad_output, *fields, sizes, ndims, ctx.dtype, wanted, backend)
+        arguments = grad_output, *fields, sizes, ndims, ctx.dtype, wanted, backend
+        found = self._run(self.backward, lambda ctx, inputs, output: None, _refuse_second, *arguments)
         gradients = _with_equal(self.record, grad_output, dict(zip(wanted, found, strict=True)))
         return *[gradients.get(name) if is_needed else None for name, is_needed in needed.items()], None, None
 
@@ -278,12 +361,12 @@ def _differentiable(function: Callable[Arguments, Any]) -> Callable[Arguments, T
                 gradients.append(name)
             else:
                 raise TypeError(f"{name} is of type {type(value).__name__}, expected a PyTorch tensor")
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or _is_transformed():
             return operator(given)
         # The block that is in force at the call may be over at the backward.
         given["backend"] = given["backend"] or _kernels.get_backend()
         tensors = [given.pop(name) for name in gradients]
-        return _Function.apply(record, given, tuple(gradients), *tensors)
+        return _apply(record, given, tuple(gradients), *tensors)
 
     return differentiable
 

@@ -1,4 +1,4 @@
-"""`kernels.torch` as operators: under torch.compile without a graph break."""
+"""`kernels.torch` as operators: under torch.compile without a graph break, and under torch.func."""
 
 import pytest
 
@@ -23,6 +23,7 @@ CALLS = {
     "gated_activation": lambda x: F.gated_activation(x, "silu", gate="second"),
     "gelu": lambda x: F.gelu(x, "tanh", bias=x[0]),
     "linear": lambda x: F.linear(x, x[:3], x[0, :3], activation="gelu", residual=x[:, :3]),
+    "linear_alone": lambda x: F.linear(x, x[:3]),
     "layer_norm": lambda x: F.layer_norm(x, x[0], x[1], 1e-3, residual=x * 2),
     "dropout": lambda x: F.dropout(x, 0.25, 2**64 - 5, residual=x * 2),
     "dropout_layer_norm": lambda x: F.dropout_layer_norm(x, x * 2, x[0], x[1], p=0.25, seed=7),
@@ -47,6 +48,15 @@ def every_operation(x):
     return sum(call(x).square().mean() for call in CALLS.values())
 
 
+def loss(call):
+    return lambda x: call(x).square().mean()
+
+
+def gradient(call, x):
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(loss(call)(x), x)[0]
+
+
 def test_every_operation_is_called():
     assert {name.removesuffix("_backward") for name in kernels.__all__ if name.endswith("_backward")} <= set(CALLS)
 
@@ -61,3 +71,95 @@ def test_one_graph_of_every_operation(compiler):
         torch.testing.assert_close(torch.autograd.grad(found, x), torch.autograd.grad(expected, x))
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), expected)
+
+
+@pytest.mark.usefixtures("on_numpy")
+@pytest.mark.parametrize("name", CALLS)
+def test_transforms(name):
+    call, batch = CALLS[name], torch.stack([drawn(5, 8), drawn(5, 8, seed=1)])
+    x, gradients = batch[0], torch.stack([gradient(call, each) for each in batch])
+    output, pull_back = torch.func.vjp(loss(call), x)
+    each = {
+        "grad": (torch.func.grad(loss(call))(x), gradients[0]),
+        "vjp": (pull_back(torch.ones_like(output))[0], gradients[0]),
+        "vmap": (torch.vmap(call)(batch), torch.stack([call(each) for each in batch])),
+        "vmap along another axis": (torch.vmap(call, 1)(batch.movedim(0, 1)), torch.vmap(call)(batch)),
+        "vmap of grad": (torch.vmap(torch.func.grad(loss(call)))(batch), gradients),
+        "grad of vmap": (torch.func.grad(lambda x: torch.vmap(loss(call))(x).sum())(batch), gradients),
+        "jacrev": (torch.func.jacrev(call)(x), torch.autograd.functional.jacobian(call, x)),
+    }
+    for transform, (found, expected) in each.items():
+        torch.testing.assert_close(found, expected, msg=lambda text, name=transform: f"{name}: {text}")
+
+
+@pytest.mark.usefixtures("on_numpy")
+def test_calls_that_are_not_compiled():
+    """Beyond torch.compile's limit a function runs eagerly, and so does what PyTorch cannot trace."""
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for name, call in CALLS.items():
+            x = drawn(5, 8).requires_grad_()
+            found = torch.autograd.grad(loss(torch.compile(call, backend="eager", fullgraph=False))(x), x)[0]
+            torch.testing.assert_close(found, gradient(call, x.detach()), msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.usefixtures("on_numpy")
+def test_vmap_beside_autograd_and_compile():
+    x = drawn(3, 5).requires_grad_()
+    found, expected = (torch.autograd.grad(call(x).sum(), x)[0] for call in (torch.vmap(F.gelu), F.gelu))
+    torch.testing.assert_close(found, expected)
+    compiled = torch.compile(torch.vmap(F.gelu), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x.detach()), F.gelu(x.detach()))
+
+
+def second_gradient(differentiate):
+    inner = differentiate(lambda x: F.softmax(x).square().sum())
+    return differentiate(lambda x: inner(x).sum())(X)
+
+
+def dual():
+    with torch.autograd.forward_ad.dual_level():
+        F.softmax(torch.autograd.forward_ad.make_dual(X, X))
+
+
+X = drawn(3, 5)
+REFUSED = {
+    "jvp": (lambda: torch.func.jvp(F.softmax, (X,), (X,)), NotImplementedError, "no forward-mode derivatives"),
+    "jacfwd": (lambda: torch.func.jacfwd(F.softmax)(X), NotImplementedError, "no forward-mode derivatives"),
+    "hessian": (lambda: torch.func.hessian(F.softmax)(X), NotImplementedError, "no forward-mode derivatives"),
+    "dual": (dual, NotImplementedError, "no forward-mode derivatives"),
+    "grad of grad": (lambda: second_gradient(torch.func.grad), NotImplementedError, "no gradients of gradients"),
+    "a seed for each": (
+        lambda: torch.vmap(lambda x, seed: F.dropout(x, 0.5, seed))(X, torch.arange(3)), TypeError, "seed is an array",
+    ),
+    "return_probs": (
+        lambda: torch.vmap(lambda x: F.attention(x, x, x, return_probs=True)[0])(drawn(2, 1, 2, 3, 4)),
+        ValueError, "return_probs is True, expected False under torch.compile and torch.func",
+    ),
+    "nothing": (lambda: torch.vmap(F.softmax)(X[:0]), ValueError, "over no element"),
+    "shape": (lambda: torch.vmap(F.linear)(X, X), ValueError, "weight has shape"),
+    "no table": (lambda: F.embedding(IDS, torch.ones(())), ValueError, r"weight has shape \(\), expected \(num_emb"),
+    "no table, compiled": (
+        lambda: torch.compile(F.embedding, backend="eager", fullgraph=True)(IDS, torch.ones(())),
+        RuntimeError, r"weight has shape \(\), expected \(num_embeddings, dim\)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("on_numpy")
+@pytest.mark.parametrize("call, error, message", REFUSED.values(), ids=REFUSED)
+def test_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.usefixtures("on_numpy")
+@pytest.mark.parametrize("transform", [lambda f: f, torch.vmap, lambda f: torch.compile(f, backend="eager")])
+def test_negated_and_conjugated_tensors(transform):
+    negated = (-1j * drawn(3, 5)).conj().imag
+    assert negated.is_neg()
+    torch.testing.assert_close(transform(F.softmax)(negated), torch.softmax(drawn(3, 5), -1))
+    x = drawn(3, 5).requires_grad_()
+    found, expected = (torch.autograd.grad(of(x, -1), x, negated)[0] for of in (F.softmax, torch.softmax))
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(TypeError, match="input has dtype complex64"):
+        F.softmax(torch.ones(3, dtype=torch.complex64).conj())
