@@ -3,6 +3,7 @@ import json
 import pytest
 
 from bertcore.checkpoint import CheckpointError, read_config
+from tests.refusals import refuses
 
 
 @pytest.mark.parametrize(
@@ -48,8 +49,7 @@ def test_missing_config(tmp_path):
     file = tmp_path / "config.json"
 
     def check(path, message):
-        with pytest.raises(CheckpointError, match=message):
-            read_config(path)
+        refuses(CheckpointError, message, read_config, path)
 
     (tmp_path / "vocab.txt").write_text("a")
     check(tmp_path / "nowhere", "nowhere does not exist, expected the folder")

@@ -13,6 +13,7 @@ from bertcore import AutoModel, AutoModelForMaskedLM, AutoTokenizer, SentenceEnc
 from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.hub import resolve
 from tests.checkpoint.hub_server import Hub, Model
+from tests.refusals import refuses
 from tests.tiny_bert import save_tiny_bert, save_tiny_encoder
 
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -53,8 +54,7 @@ def offline(hub, monkeypatch):
 
 def refused(message: str, *arguments, **options) -> None:
     """Assert that `resolve` raises CheckpointError with this message."""
-    with pytest.raises(CheckpointError, match=message):
-        resolve(*arguments, **options)
+    refuses(CheckpointError, message, resolve, *arguments, **options)
 
 
 def names(folder: Path) -> set[str]:
@@ -66,10 +66,8 @@ def test_wrong_names(load, monkeypatch, tmp_path):
     """An empty name (an unset variable) is not the current folder."""
     monkeypatch.chdir(save_tiny_encoder(tmp_path / "model"))
     for name in (None, 3, b"folder"):
-        with pytest.raises(TypeError, match=r"the checkpoint is .*, expected its folder"):
-            load(name)
-    with pytest.raises(CheckpointError, match="the checkpoint's name is empty, expected its folder"):
-        load("")
+        refuses(TypeError, r"the checkpoint is .*, expected its folder", load, name)
+    refuses(CheckpointError, "the checkpoint's name is empty, expected its folder", load, "")
 
 
 def module_list(*paths) -> bytes:
@@ -169,8 +167,7 @@ class TestRevision:
 
     def test_unknown(self, hub):
         hub.add(NAME, {**SMALL, **SAFE})
-        with pytest.raises(CheckpointError, match=rf"{NAME} on the hub has no revision 'v9'"):
-            resolve(NAME, revision="v9")
+        refuses(CheckpointError, rf"{NAME} on the hub has no revision 'v9'", resolve, NAME, revision="v9")
 
 
 class TestCache:
@@ -268,19 +265,13 @@ class TestAccess:
 
     def test_gated(self, hub):
         hub.add(NAME, {**SMALL, **SAFE}, gated=True)
-        with pytest.raises(
-            CheckpointError, match=rf"{NAME} on the hub is gated: ask for access at http.*/{NAME}, then"
-        ):
-            resolve(NAME)
+        refuses(CheckpointError, rf"{NAME} on the hub is gated: ask for access at http.*/{NAME}, then", resolve, NAME)
 
 
 class TestNames:
     def test_no_such_model(self, hub):
         for name in ("org/nothing", "nothing"):
-            with pytest.raises(
-                CheckpointError, match=rf"{name} does not exist here, and the hub .* has no model of that"
-            ):
-                resolve(name)
+            refuses(CheckpointError, rf"{name} does not exist here, and the hub .* has no model of that", resolve, name)
 
     def test_folder_of_the_name_wins(self, hub, tmp_path):
         hub.add(NAME, {**SMALL, **SAFE})
@@ -350,12 +341,10 @@ class TestFromPretrained:
 
     @pytest.mark.parametrize("load", [AutoModel.from_pretrained, AutoTokenizer.from_pretrained, SentenceEncoder])
     def test_errors_come_through(self, hub, load, tmp_path):
-        with pytest.raises(CheckpointError, match=r"the hub .* has no model of that name"):
-            load("org/nothing")
+        refuses(CheckpointError, r"the hub .* has no model of that name", load, "org/nothing")
         with pytest.raises(CheckpointError, match=r"nowhere does not exist, expected the folder of a checkpoint"):
             load(tmp_path / "nowhere")
-        with pytest.raises(CheckpointError, match="nowhere does not exist, expected the folder"):
-            load("./nowhere")
+        refuses(CheckpointError, "nowhere does not exist, expected the folder", load, "./nowhere")
 
     def test_sentence_encoder_wants_a_folder(self, tmp_path):
         folder = save_tiny_encoder(tmp_path / "made")

@@ -5,6 +5,7 @@ import pytest
 from bertcore.checkpoint import CheckpointError, load_parameters, open_checkpoint
 from bertcore.families.bert import BERT as FAMILY
 from tests.checkpoint.files import write_tensors
+from tests.refusals import refuses
 from tests.tolerances import assert_same_arrays
 
 BERT = FAMILY.name_rules
@@ -156,8 +157,7 @@ def test_optional_parts_may_be_absent(tmp_path, pooler):
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
 def test_refused_files(tmp_path, case):
     in_file, expected, problem, optional = (*case, [])[:4]
-    with pytest.raises(CheckpointError, match=problem):
-        load(tmp_path, in_file, shapes(expected), optional=optional)
+    refuses(CheckpointError, problem, load, tmp_path, in_file, shapes(expected), optional=optional)
 
 
 def test_all_problems_are_in_one_error(tmp_path):
@@ -215,5 +215,4 @@ class TestInt8:
         ],
     )
     def test_wrong_int8_tensors(self, tmp_path, changes, problem):
-        with pytest.raises(CheckpointError, match=problem):
-            load(tmp_path, self.stored(**changes), ENCODER | POOLER)
+        refuses(CheckpointError, problem, load, tmp_path, self.stored(**changes), ENCODER | POOLER)

@@ -7,6 +7,7 @@ import pytest
 
 from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.pickle_file import PickleFile
+from tests.refusals import refuses
 
 pytestmark = pytest.mark.parity
 
@@ -103,8 +104,7 @@ def test_refused(torch, save):
 
 def test_script(torch, tmp_path):
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="TorchScript program"):
-        PickleFile(tmp_path / "pytorch_model.bin")
+    refuses(CheckpointError, "TorchScript program", PickleFile, tmp_path / "pytorch_model.bin")
 
 
 def test_big_endian_archive(torch, tmp_path):

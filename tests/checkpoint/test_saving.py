@@ -16,6 +16,7 @@ from bertcore.checkpoint import CheckpointError, open_checkpoint, read_config, s
 from bertcore.checkpoint.files import temporary_beside
 from tests.checkpoint.files import write_shards
 from tests.processes import finish, run_python, start_python
+from tests.refusals import refuses
 from tests.tiny_bert import save_tiny_bert
 
 CONFIG = {"model_type": "bert", "hidden_size": 39}
@@ -73,14 +74,12 @@ def test_bfloat16(tmp_path):
     ],
 )
 def test_unstorable_parameter_writes_nothing(tmp_path, value, problem):
-    with pytest.raises(TypeError, match=problem):
-        save_checkpoint(tmp_path / "out", CONFIG, {"v": np.zeros(3), "w": value})
+    refuses(TypeError, problem, save_checkpoint, tmp_path / "out", CONFIG, {"v": np.zeros(3), "w": value})
     assert not (tmp_path / "out").exists()
 
 
 def test_unstorable_config_writes_nothing(tmp_path):
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        save_checkpoint(tmp_path / "out", {"x": np.zeros(2)}, ARRAYS)
+    refuses(TypeError, "not JSON serializable", save_checkpoint, tmp_path / "out", {"x": np.zeros(2)}, ARRAYS)
     assert not (tmp_path / "out").exists()
 
 
@@ -179,8 +178,7 @@ def test_concurrent_saves_take_turns(tmp_path, monkeypatch):
 
 def test_no_name_is_not_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="folder is empty, expected the name of a folder"):
-        save_checkpoint("", CONFIG, ARRAYS)
+    refuses(ValueError, "folder is empty, expected the name of a folder", save_checkpoint, "", CONFIG, ARRAYS)
     assert not list(tmp_path.iterdir())
     save_checkpoint(".", CONFIG, ARRAYS)
     assert contents(tmp_path) == OLD
@@ -217,8 +215,7 @@ def test_a_failure_to_write_leaves_everything(tmp_path, monkeypatch, target):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(target, fail)
-    with pytest.raises(OSError, match="No space left"):
-        save_checkpoint(tmp_path, NEW_CONFIG, NEW_ARRAYS)
+    refuses(OSError, "No space left", save_checkpoint, tmp_path, NEW_CONFIG, NEW_ARRAYS)
     monkeypatch.undo()
     assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == before
 

@@ -5,6 +5,7 @@ import pytest
 
 from bertcore import AutoModelForSequenceClassification, pipeline, use_backend
 from bertcore.tasks.attribution import attention_rollout, integrated_gradients
+from tests.refusals import refuses
 from tests.tasks.pipelines.folders import LABELS, TEXTS, save_head
 from tests.tiny_families import drawn_anew, tiny_config
 
@@ -72,17 +73,12 @@ def test_the_model_is_left_as_it_was(classify):
 
 
 def test_bad_calls(classify):
-    with pytest.raises(ValueError, match="label is 'x', expected one of CONTRADICTION"):
-        integrated_gradients(classify, "a", label="x")
-    with pytest.raises(ValueError, match="steps is 0"):
-        integrated_gradients(classify, "a", steps=0)
-    with pytest.raises(ValueError, match="truncation is 'chunk'"):
-        attention_rollout(classify, "a", truncation="chunk")
-    with pytest.raises(ValueError, match="more than the 40 tokens"):
-        attention_rollout(classify, "the cat " * 40)
+    refuses(ValueError, "label is 'x', expected one of CONTRADICTION", integrated_gradients, classify, "a", label="x")
+    refuses(ValueError, "steps is 0", integrated_gradients, classify, "a", steps=0)
+    refuses(ValueError, "truncation is 'chunk'", attention_rollout, classify, "a", truncation="chunk")
+    refuses(ValueError, "more than the 40 tokens", attention_rollout, classify, "the cat " * 40)
     assert len(attention_rollout(classify, "the cat " * 40, truncation=True).tokens) == 40
-    with pytest.raises(TypeError, match="classifier is str"):
-        attention_rollout("model", "a")
+    refuses(TypeError, "classifier is str", attention_rollout, "model", "a")
 
 
 @pytest.mark.parametrize(("family", "reached"), [("xlnet-base-cased", "last"), ("gpt2", "last"), ("bert", "first")])

@@ -14,6 +14,7 @@ from bertcore.tasks.calibration import (
     reliability,
 )
 from bertcore.tasks.sequence_scores import softmax
+from tests.refusals import refuses
 
 
 def drawn(temperature, texts=20000, classes=4, seed=0):
@@ -49,8 +50,7 @@ def test_the_temperature_is_found(temperature):
 
 def test_no_temperature_is_best():
     for labels in ([0, 1], [1, 1]):
-        with pytest.raises(ValueError, match="no temperature is best"):
-            TemperatureScaling().fit([[3.0, 0.0], [0.0, 1.0]], labels)
+        refuses(ValueError, "no temperature is best", TemperatureScaling().fit, [[3.0, 0.0], [0.0, 1.0]], labels)
 
 
 def test_isotonic_calibration():
@@ -60,10 +60,8 @@ def test_isotonic_calibration():
     found = calibration.transform(plain_softmax(held_out))
     np.testing.assert_allclose(found.sum(axis=1), 1)
     assert expected_calibration_error(found, truth) < 0.02 < expected_calibration_error(plain_softmax(held_out), truth)
-    with pytest.raises(RuntimeError, match="call fit first"):
-        IsotonicCalibration().transform(found)
-    with pytest.raises(ValueError, match="has 2 classes, fit had 4"):
-        calibration.transform([[0.5, 0.5]])
+    refuses(RuntimeError, "call fit first", IsotonicCalibration().transform, found)
+    refuses(ValueError, "has 2 classes, fit had 4", calibration.transform, [[0.5, 0.5]])
 
 
 def test_the_error_by_hand():
@@ -94,8 +92,7 @@ def test_the_error_by_hand():
     ],
 )
 def test_bad_input(probabilities, labels, bins, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        reliability(probabilities, labels, bins=bins)
+    refuses((TypeError, ValueError), message, reliability, probabilities, labels, bins=bins)
 
 
 LABELS = ["no", "yes", "Ünklar"]
@@ -158,7 +155,6 @@ FUNCTION = {"from": [0.1, 0.9], "to": [0.0, 1.0]}
     ],
 )
 def test_invalid_calibrations(held, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        read_calibration(written(tmp_path, held), LABELS)
+    refuses(ValueError, message, read_calibration, written(tmp_path, held), LABELS)
     with pytest.raises(ValueError, match=r"nothing\.json cannot be read: No such file"):
         read_calibration(tmp_path / "nothing.json", LABELS)

@@ -5,6 +5,7 @@ import pytest
 
 from bertcore import CrossEncoder, SentenceEncoder, SparseEncoder, use_backend
 from bertcore.tasks.encoders import backend_of
+from tests.refusals import refuses
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
 from tests.tiny_bert import save_tiny_encoder
@@ -73,8 +74,7 @@ def test_processes(made, kind):
     finally:
         encoder.stop_multi_process_pool(pool)
     np.testing.assert_allclose(dense(found), dense(call(inputs)), atol=1e-6)
-    with pytest.raises(ValueError, match="device is 'tpu', expected 'cpu', 'cuda' or None"):
-        call(inputs, device=["tpu"])
+    refuses(ValueError, "device is 'tpu', expected 'cpu', 'cuda' or None", call, inputs, device=["tpu"])
 
 
 def test_values_of_tokens(made):
@@ -116,5 +116,4 @@ def test_sparse_embeddings(made):
 
 @pytest.mark.parametrize("kind", [SentenceEncoder, SparseEncoder, CrossEncoder])
 def test_unknown_arguments_name_the_nearest(kind, tmp_path):
-    with pytest.raises(TypeError, match="has no argument cache_fold; did you mean cache_folder"):
-        kind(tmp_path, cache_fold="x")
+    refuses(TypeError, "has no argument cache_fold; did you mean cache_folder", kind, tmp_path, cache_fold="x")

@@ -6,6 +6,7 @@ import pytest
 from bertcore import pipeline
 from bertcore.tasks.calibration import TemperatureScaling
 from bertcore.tasks.ensemble import Ensemble
+from tests.refusals import refuses
 from tests.tasks.pipelines.folders import LABELS, TEXTS, save_head
 
 NAMES = list(LABELS.values())
@@ -74,10 +75,8 @@ def test_invalid_ensembles(folders, tmp_path):
         (members, {"weights": [1, 0, 1]}, "weights is"),
         ([members[0], pipeline("text-classification", other)], {}, r"members\[1\] has the classes \['a', 'b'\]"),
     ):
-        with pytest.raises(ValueError, match=message):
-            Ensemble(given, **options)
-    with pytest.raises(TypeError, match="top_k cannot be given to an ensemble"):
-        Ensemble(members)("a", top_k=1)
+        refuses(ValueError, message, Ensemble, given, **options)
+    refuses(TypeError, "top_k cannot be given to an ensemble", Ensemble(members), "a", top_k=1)
 
 
 def test_a_calibrated_member_votes_with_its_own_probabilities(folders):
@@ -92,16 +91,12 @@ def test_a_calibrated_member_votes_with_its_own_probabilities(folders):
     for name in NAMES:
         assert answer["scores"][name] == pytest.approx((rows[0][name] + rows[1][name]) / 2)
     assert answer["score"] != pytest.approx(Ensemble(members)(TEXTS[0])["score"])
-    with pytest.raises(TypeError, match="calibration cannot be given to an ensemble"):
-        Ensemble(members)("a", calibration=scaling)
+    refuses(TypeError, "calibration cannot be given to an ensemble", Ensemble(members), "a", calibration=scaling)
 
 
 def test_wrong_inputs_are_named_at_once(folders):
     ensemble = Ensemble.from_pretrained(folders[:2])
     for wrong in (None, 5, b"a", np.array("a")):
-        with pytest.raises(TypeError, match=r"inputs is .*, expected a string"):
-            ensemble(wrong)
-    with pytest.raises(TypeError, match=r"inputs\[70\] is int"):
-        ensemble(["a"] * 70 + [5])
-    with pytest.raises(TypeError, match="unexpected option 'topk'"):
-        ensemble([], topk=1)
+        refuses(TypeError, r"inputs is .*, expected a string", ensemble, wrong)
+    refuses(TypeError, r"inputs\[70\] is int", ensemble, ["a"] * 70 + [5])
+    refuses(TypeError, "unexpected option 'topk'", ensemble, [], topk=1)

@@ -5,6 +5,7 @@ import pytest
 
 from bertcore.tasks.hard_negatives import mine_hard_negatives
 from bertcore.tasks.similarity import SIMILARITIES, normalized
+from tests.refusals import refuses
 
 RNG = np.random.default_rng(4)
 VECTORS = {f"{kind}{number}": RNG.normal(size=8).astype(np.float32) for kind in "qd" for number in range(40)}
@@ -128,5 +129,4 @@ def test_prompts_and_options_without_effect():
     ],
 )
 def test_errors(rows, options, message):
-    with pytest.raises(ValueError, match=message):
-        mine_hard_negatives(rows, Model(), **options)
+    refuses(ValueError, message, mine_hard_negatives, rows, Model(), **options)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from bertcore.tasks.quantization import quantize_embeddings
 from bertcore.tasks.search import community_detection, largest, paraphrase_mining_embeddings, semantic_search
 from bertcore.tasks.similarity import SIMILARITIES, cos_sim, dot_score
+from tests.refusals import refuses
 
 ROWS = np.random.default_rng(0).normal(size=(37, 5)).astype(np.float32)
 
@@ -67,12 +68,9 @@ def test_similarities(name, monkeypatch):
     np.testing.assert_allclose(SIMILARITIES[name].of_all(ROWS, ROWS[:9]), expected, atol=1e-5)
     pairs = [exact(a, b) for a, b in zip(rows, rows[::-1], strict=True)]
     np.testing.assert_allclose(SIMILARITIES[name].of_pairs(ROWS, ROWS[::-1]), pairs, atol=1e-5)
-    with pytest.raises(ValueError, match=r"a has shape \(37, 5\), b \(3, 4\)"):
-        SIMILARITIES[name].of_all(ROWS, np.zeros((3, 4)))
-    with pytest.raises(ValueError, match="b has rows of different lengths"):
-        SIMILARITIES[name].of_all(ROWS, [[1.0], [1.0, 2.0]])
-    with pytest.raises(TypeError, match="a has dtype <U1, expected numbers"):
-        SIMILARITIES[name].of_pairs(["a"], ROWS)
+    refuses(ValueError, r"a has shape \(37, 5\), b \(3, 4\)", SIMILARITIES[name].of_all, ROWS, np.zeros((3, 4)))
+    refuses(ValueError, "b has rows of different lengths", SIMILARITIES[name].of_all, ROWS, [[1.0], [1.0, 2.0]])
+    refuses(TypeError, "a has dtype <U1, expected numbers", SIMILARITIES[name].of_pairs, ["a"], ROWS)
     with pytest.raises(ValueError, match=r"a has shape \(37, 5\), b \(36, 5\), expected the same"):
         SIMILARITIES[name].of_pairs(ROWS, ROWS[1:])
 
@@ -116,8 +114,7 @@ def test_bits():
     ],
 )
 def test_what_cannot_be_quantized(arguments, error, message):
-    with pytest.raises(error, match=message):
-        quantize_embeddings(*arguments)
+    refuses(error, message, quantize_embeddings, *arguments)
     with pytest.raises(ValueError, match=r"ranges has shape \(2, 4\), expected \(2, 5\)"):
         quantize_embeddings(ROWS, "int8", ranges=np.zeros((2, 4)))
 
@@ -137,17 +134,12 @@ def test_what_is_not_finite_or_no_number():
     wrong = ROWS.copy()
     wrong[2, 1] = np.nan
     for search in (semantic_search, lambda rows, _: paraphrase_mining_embeddings(rows)):
-        with pytest.raises(ValueError, match="embeddings holds inf or NaN"):
-            search(wrong, ROWS)
-    with pytest.raises(ValueError, match="corpus_embeddings holds inf or NaN"):
-        semantic_search(ROWS, wrong)
-    with pytest.raises(TypeError, match=r"query_embeddings has dtype .*, expected numbers"):
-        semantic_search("a", ROWS)
+        refuses(ValueError, "embeddings holds inf or NaN", search, wrong, ROWS)
+    refuses(ValueError, "corpus_embeddings holds inf or NaN", semantic_search, ROWS, wrong)
+    refuses(TypeError, r"query_embeddings has dtype .*, expected numbers", semantic_search, "a", ROWS)
     for threshold in ("a", None, float("nan")):
-        with pytest.raises(ValueError, match=r"threshold is .*, expected a number"):
-            community_detection(ROWS, threshold=threshold)
-    with pytest.raises(ValueError, match="embeddings holds inf or NaN"):
-        quantize_embeddings(wrong, "uint8")
+        refuses(ValueError, r"threshold is .*, expected a number", community_detection, ROWS, threshold=threshold)
+    refuses(ValueError, "embeddings holds inf or NaN", quantize_embeddings, wrong, "uint8")
     for ranges in (wrong[2:4], [[1] * 5, [0] * 5]):
         with pytest.raises(ValueError, match="ranges holds inf or NaN, or a least value above"):
             quantize_embeddings(ROWS, "uint8", ranges=ranges)

@@ -10,6 +10,7 @@ from bertcore import AutoTokenizer
 from bertcore.training import DataCollatorForLanguageModeling, DataCollatorWithPadding, Masking, TrainingArguments
 from bertcore.training.collators import NumberedCollator
 from bertcore.training.masking import IGNORED, Words
+from tests.refusals import refuses
 from tests.tiny_bert import VOCABULARY
 from tests.tolerances import assert_same_arrays
 
@@ -231,8 +232,7 @@ def test_examples_without_tokens(tokenizer):
     ],
 )
 def test_examples_that_do_not_fit(tokenizer, examples, error):
-    with pytest.raises(ValueError, match=error):
-        DataCollatorWithPadding(tokenizer)(examples)
+    refuses(ValueError, error, DataCollatorWithPadding(tokenizer), examples)
 
 
 @pytest.mark.parametrize(
@@ -255,8 +255,7 @@ def test_examples_that_do_not_fit(tokenizer, examples, error):
     ],
 )
 def test_invalid_options(tokenizer, kind, options, error):
-    with pytest.raises((TypeError, ValueError), match=error):
-        kind(*(() if kind is Masking else (tokenizer,)), **options)
+    refuses((TypeError, ValueError), error, kind, *(() if kind is Masking else (tokenizer,)), **options)
 
 
 @pytest.mark.parametrize("number", [-1, len(VOCABULARY), 10**9])

@@ -7,6 +7,7 @@ import pytest
 
 from bertcore.presets import preset_config
 from bertcore.training import cost
+from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 
 SIX_LAYERS = {**CONFIG, "num_hidden_layers": 6, "hidden_size": 96, "num_attention_heads": 2, "intermediate_size": 384}
@@ -43,8 +44,7 @@ def test_a_process_that_compiled_is_asked_again(monkeypatch):
 
 
 def test_texts_beyond_the_model():
-    with pytest.raises(ValueError, match="length is 4000, and the model takes"):
-        cost.training_cost(CONFIG, 1, 4000)
+    refuses(ValueError, "length is 4000, and the model takes", cost.training_cost, CONFIG, 1, 4000)
 
 
 def test_a_step_that_fails_is_an_error():

@@ -7,6 +7,7 @@ import pytest
 
 from bertcore.training import TrainingArguments, safeguards
 from bertcore.training.safeguards import LossScale
+from tests.refusals import refuses
 from tests.training.tiny_runs import class_trainer
 
 STEPS = [True, False, True, True, True, True, False, False, True, True, True, True, True, True, True, False]
@@ -40,10 +41,8 @@ def test_it_does_not_leave_float32():
 
 
 def test_on_the_cpu_float16_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="fp16 is for GPUs"):
-        class_trainer(tmp_path, fp16=True).train()
-    with pytest.raises(ValueError, match="bf16 and fp16 are both set"):
-        TrainingArguments(tmp_path, bf16=True, fp16=True)
+    refuses(ValueError, "fp16 is for GPUs", class_trainer(tmp_path, fp16=True).train)
+    refuses(ValueError, "bf16 and fp16 are both set", TrainingArguments, tmp_path, bf16=True, fp16=True)
 
 
 @pytest.mark.parity

@@ -6,6 +6,7 @@ import pytest
 from bertcore import AutoModelForMaskedLM, value_and_grad
 from bertcore.training import AdamW, Muon
 from bertcore.training.optimizers import is_matrix_of_a_layer
+from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
@@ -35,8 +36,7 @@ def test_the_matrices_of_layers_and_nothing_else():
 
 
 def test_invalid_momenta():
-    with pytest.raises(ValueError, match="momentum is 1"):
-        Muon(new_model(), momentum=1)
+    refuses(ValueError, "momentum is 1", Muon, new_model(), momentum=1)
 
 
 @pytest.mark.parity

@@ -27,6 +27,7 @@ from bertcore.training import (
 from bertcore.training.collators import NumberedCollator
 from bertcore.training.data import Batches
 from bertcore.training.objectives import CustomLoss, NextSentence
+from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 from tests.training.tiny_runs import (
     LABELLED,
@@ -105,8 +106,7 @@ def test_a_callback_that_would_never_be_called_is_refused(tmp_path):
     class Substep(TrainerCallback):
         def on_substep_end(self, args, state, control, **event): ...
 
-    with pytest.raises(TypeError, match="Substep has on_substep_end, which is never called"):
-        language_trainer(tmp_path, [Substep])
+    refuses(TypeError, "Substep has on_substep_end, which is never called", language_trainer, tmp_path, [Substep])
 
 
 def test_a_budget_of_seconds_ends_the_run_and_its_schedule(tmp_path, monkeypatch):
@@ -138,8 +138,7 @@ def test_columns_that_the_model_does_not_take(tmp_path):
     trainer = Trainer(classifier(), TrainingArguments(tmp_path, **args), DataCollatorWithPadding(tokenizer), rows)
     assert np.isfinite(trainer.train().training_loss)
     kept = TrainingArguments(tmp_path, remove_unused_columns=False, **args)
-    with pytest.raises(ValueError, match="sentence"):
-        Trainer(classifier(), kept, DataCollatorWithPadding(tokenizer), rows).train()
+    refuses(ValueError, "sentence", Trainer(classifier(), kept, DataCollatorWithPadding(tokenizer), rows).train)
 
 
 @pytest.mark.parametrize("objective", [NextSentence(), CustomLoss(from_next_sentence, targets=["next_sentence_label"])])
@@ -186,8 +185,7 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
     ],
 )
 def test_invalid_settings(tmp_path, settings, error):
-    with pytest.raises((TypeError, ValueError), match=error):
-        TrainingArguments(**{"output_dir": tmp_path} | settings)
+    refuses((TypeError, ValueError), error, TrainingArguments, **{"output_dir": tmp_path} | settings)
 
 
 def test_wrong_types_of_model_and_example(tmp_path):
@@ -209,8 +207,7 @@ def test_integers_of_numpy_are_integers(tmp_path):
 def test_what_gives_nothing_to_train_on(tmp_path):
     args = TrainingArguments(tmp_path, report_to="none", disable_tqdm=True, max_steps=5)
     for dataset, error in (([], "no batch with labels in epoch 1"), (iter(TEXTS[:3]), "can be read once")):
-        with pytest.raises(ValueError, match=error):
-            Trainer(language_trainer(tmp_path).model, args, MaskingCollator(), dataset).train()
+        refuses(ValueError, error, Trainer(language_trainer(tmp_path).model, args, MaskingCollator(), dataset).train)
     with pytest.raises(ValueError, match="max_steps or max_seconds is needed"):
         endless = TrainingArguments(tmp_path, report_to="none")
         Trainer(language_trainer(tmp_path).model, endless, MaskingCollator(), iter(TEXTS)).train()
@@ -249,11 +246,9 @@ def test_schedules_optimisers_and_collators_that_do_not_fit(tmp_path):
     with pytest.raises(ValueError, match="optimizers has a schedule by steps, and max_seconds is set"):
         Trainer(model, args, collate, LABELLED, optimizers=(optimizer, get_scheduler("constant", optimizer)))
     trainer = Trainer(classifier(), TrainingArguments(tmp_path), collate, LABELLED, optimizers=(optimizer, None))
-    with pytest.raises(ValueError, match=r"optimizers\[0\] was made for another model"):
-        trainer.train()
+    refuses(ValueError, r"optimizers\[0\] was made for another model", trainer.train)
     trainer = Trainer(model, TrainingArguments(tmp_path), lambda examples: None, LABELLED)
-    with pytest.raises(TypeError, match="data_collator returned NoneType, expected a mapping"):
-        trainer.train()
+    refuses(TypeError, "data_collator returned NoneType, expected a mapping", trainer.train)
 
 
 def test_batches_without_labels_do_not_lengthen_a_run(tmp_path):
@@ -267,8 +262,7 @@ def test_batches_without_labels_do_not_lengthen_a_run(tmp_path):
 
 def test_spellings_of_transformers():
     assert TrainingArguments("out", optim="adamw_torch").optim == "adamw"
-    with pytest.raises(ValueError, match="optim is 'adafactor', expected one of 'adamw'"):
-        TrainingArguments("out", optim="adafactor")
+    refuses(ValueError, "optim is 'adafactor', expected one of 'adamw'", TrainingArguments, "out", optim="adafactor")
 
 
 @pytest.mark.parametrize("kind, rates", [("constant_with_warmup", [0, 1, 1, 1]), ("constant", [1, 1, 1, 1])])

@@ -6,6 +6,7 @@ import pytest
 from bertcore import CrossEncoder, SparseEncoder, use_backend
 from bertcore.checkpoint import CheckpointError
 from bertcore.tasks.texts import TextsCutWarning
+from tests.refusals import refuses
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tiny_bert import random_texts, save_tiny_bert, write_json, write_modules
 
@@ -48,8 +49,7 @@ def test_several_labels(tmp_path):
     sums = encoder.predict(PAIRS, apply_softmax=True).sum(axis=1)
     np.testing.assert_allclose(sums, 1, atol=1e-5)
     assert encoder.predict(PAIRS[1]).shape == (3,) and encoder.predict([]).shape == (0, 3)
-    with pytest.raises(ValueError, match="the model has 3 labels; rank needs one"):
-        encoder.rank("a", ["b"])
+    refuses(ValueError, "the model has 3 labels; rank needs one", encoder.rank, "a", ["b"])
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,7 @@ def test_published_activations(tmp_path, reranker, config, settings):
 @pytest.mark.parametrize("stated", ["my.own.Function", "torch.nn.GLU", 3])
 def test_unknown_activations_are_refused(tmp_path, reranker, stated):
     folder = save_tiny_classifier(tmp_path, config={"sbert_ce_default_activation_function": stated})
-    with pytest.raises(CheckpointError, match=r"config\.json: the activation is .* activation_fn= chooses another"):
-        CrossEncoder(folder)
+    refuses(CheckpointError, r"config\.json: the activation is .* activation_fn= chooses another", CrossEncoder, folder)
     chosen = CrossEncoder(folder, activation_fn=lambda logits: 2 * logits)
     np.testing.assert_allclose(chosen.predict(PAIRS), 2 * reranker.predict(PAIRS), atol=1e-5)
 
@@ -140,8 +139,7 @@ def test_long_pairs_are_read_in_windows(reranker, merge, combined):
 
 def test_long_pairs_are_refused_or_cut_in_silence(folder, recwarn):
     encoder, pairs = CrossEncoder(folder, max_length=6), [("a", "b"), ("the cat sat", "on a mat")]
-    with pytest.raises(ValueError, match=r"inputs\[1\] has more than the 6 tokens"):
-        encoder.predict(pairs, truncation="error")
+    refuses(ValueError, r"inputs\[1\] has more than the 6 tokens", encoder.predict, pairs, truncation="error")
     assert np.isfinite(encoder.predict(pairs, truncation=True)).all() and not recwarn.list
 
 
@@ -156,10 +154,8 @@ def test_a_module_list(tmp_path, reranker):
     write_modules(folder, {"": "x.Transformer", "1_Dense": "x.Dense"})
     assert encoder.predict(np.array(["the", "cat"])) == reranker.predict(("the", "cat"))
     write_modules(folder, {"": "x.Transformer", "1_": "x.Pooling"})
-    with pytest.raises(CheckpointError, match=r"supported are Transformer: this is a sentence encoder"):
-        CrossEncoder(folder)
-    with pytest.raises(CheckpointError, match=r"SpladePooling: this is a sentence encoder"):
-        SparseEncoder(folder)
+    refuses(CheckpointError, r"supported are Transformer: this is a sentence encoder", CrossEncoder, folder)
+    refuses(CheckpointError, r"SpladePooling: this is a sentence encoder", SparseEncoder, folder)
     write_modules(folder, {"": "x.Transformer", "1_Dense": "x.Dense"})
     with pytest.raises(CheckpointError, match=r"module x\.Dense, which is not supported; supported are Transformer"):
         CrossEncoder(folder)
@@ -183,8 +179,7 @@ def test_a_module_list(tmp_path, reranker):
     ],
 )
 def test_bad_arguments(reranker, call, error, message):
-    with pytest.raises(error, match=message):
-        call(reranker)
+    refuses(error, message, call, reranker)
 
 
 def test_a_model_without_a_classifier_is_refused(tmp_path):
@@ -195,8 +190,7 @@ def test_a_model_without_a_classifier_is_refused(tmp_path):
 def test_activations_of_another_shape(reranker, tmp_path):
     several = CrossEncoder(save_tiny_classifier(tmp_path, labels=3))
     for encoder, wrong in ((several, lambda logits: logits[:, 0]), (reranker, lambda logits: logits[:0])):
-        with pytest.raises(ValueError, match="activation_fn made the shape"):
-            encoder.predict([("a", "b")], activation_fn=wrong)
+        refuses(ValueError, "activation_fn made the shape", encoder.predict, [("a", "b")], activation_fn=wrong)
     with pytest.raises(TypeError, match="apply_softmax is 'no', expected True or False"):
         several.predict([("a", "b")], apply_softmax="no")
     assert len(reranker.rank("a", ["b", "c"], top_k=np.int64(1))) == 1

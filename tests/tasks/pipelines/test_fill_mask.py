@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import pipeline
+from tests.refusals import refuses
 from tests.tasks.pipelines.folders import save_head
 from tests.tasks.pipelines.forms import assert_same_form
 from tests.tiny_bert import VOCABULARY
@@ -23,8 +24,7 @@ def test_targets(fill):
         *(("catmat", "one token"), ("🐈", "one token"), ([], "is empty"), (["\ud800"], "not valid Unicode")),
         *(([3], "expected str"), (5, "expected a list of strings"), (iter(["cat"]), "expected a list of strings")),
     ):
-        with pytest.raises((TypeError, ValueError), match=f"targets.*{message}"):
-            fill(ONE, targets=wrong)
+        refuses((TypeError, ValueError), f"targets.*{message}", fill, ONE, targets=wrong)
 
 
 def test_words_beyond_the_tokenizers_vocabulary_are_none(tmp_path):
@@ -48,14 +48,11 @@ def test_masks_of_a_long_text(fill):
 
 
 def test_what_cannot_be_filled(fill, masked_folder, classifier_folder):
-    with pytest.raises(ValueError, match=r"inputs\[1\] has no \[MASK\]"):
-        fill([ONE, "paris"])
+    refuses(ValueError, r"inputs\[1\] has no \[MASK\]", fill, [ONE, "paris"])
     with pytest.raises(ValueError, match=r"inputs has \[MASK\] beyond the 20 tokens that are read: truncation='chunk'"):
         fill("paris " * 30 + "[MASK]", max_length=20, truncation=True)
-    with pytest.raises(ValueError, match="has no masked language model's head"):
-        pipeline("fill-mask", classifier_folder)
-    with pytest.raises(ValueError, match="top_k is 0"):
-        fill(ONE, top_k=0)
+    refuses(ValueError, "has no masked language model's head", pipeline, "fill-mask", classifier_folder)
+    refuses(ValueError, "top_k is 0", fill, ONE, top_k=0)
 
 
 @pytest.mark.parity

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bertcore import pipeline
+from tests.refusals import refuses
 from tests.tasks.pipelines.folders import LONGEST, TAGS, TEXTS, save_head
 from tests.tasks.pipelines.forms import assert_same_form
 from tests.tiny_bert import WIDTH, save_tiny_bert, write_json
@@ -60,10 +61,8 @@ def test_next_sentence(tmp_path):
     expected = np.exp(logits) / np.exp(logits).sum()
     assert follows(pair) == pytest.approx({"is_next": expected[0], "not_next": expected[1]}, rel=1e-5)
     assert follows([pair, pair]) == [follows(pair)] * 2
-    with pytest.raises(TypeError, match=r"inputs is str, expected \{"):
-        follows("the cat")
-    with pytest.raises(ValueError, match="expected 'text' and 'text_pair'"):
-        follows({"text": "the cat"})
+    refuses(TypeError, r"inputs is str, expected \{", follows, "the cat")
+    refuses(ValueError, "expected 'text' and 'text_pair'", follows, {"text": "the cat"})
 
 
 @pytest.mark.parity
@@ -108,8 +107,7 @@ def test_batches_and_padding(judge, monkeypatch):
         ({"padding": 3}, TypeError),
         ({"tokenizer_kwargs": {"pad": 1}}, TypeError),
     ):
-        with pytest.raises(error, match=r"batch_size is 0|padding is|unexpected option 'pad'"):
-            judge("a", CANDIDATES, **options)
+        refuses(error, r"batch_size is 0|padding is|unexpected option 'pad'", judge, "a", CANDIDATES, **options)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +124,7 @@ def test_batches_and_padding(judge, monkeypatch):
     ],
 )
 def test_bad_classes_and_templates(judge, labels, options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        judge(TEXTS[0], labels, **options)
+    refuses((TypeError, ValueError), message, judge, TEXTS[0], labels, **options)
 
 
 def test_a_classifier_of_another_task_is_refused(tmp_path):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import pipeline
+from tests.refusals import refuses
 from tests.tasks.pipelines.folders import LONGEST
 
 QUESTION = "is paris the capital ?"
@@ -101,8 +102,7 @@ def test_windows_do_not_change_what_one_window_holds(answer):
     one = {"question": QUESTION, "context": SHORT}
     whole = answer(one, top_k=5)
     assert answer(one, top_k=5, truncation="error") == whole
-    with pytest.raises(ValueError, match="inputs has more than the 20 tokens"):
-        answer(one, max_length=20, truncation="error")
+    refuses(ValueError, "inputs has more than the 20 tokens", answer, one, max_length=20, truncation="error")
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,11 @@ def test_windows_do_not_change_what_one_window_holds(answer):
     ],
 )
 def test_bad_calls(answer, inputs, options, error, message):
-    with pytest.raises(error, match=message):
-        answer(inputs, **options)
+    refuses(error, message, answer, inputs, **options)
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_a_context_without_tokens(answer, top_k):
     pairs = [{"question": "a", "context": "the cat"}, {"question": "a", "context": "\u200b\x01"}]
-    with pytest.raises(ValueError, match=r"inputs\[1\]\['context'\] is empty"):
-        answer(pairs, top_k=top_k)
+    refuses(ValueError, r"inputs\[1\]\['context'\] is empty", answer, pairs, top_k=top_k)
     assert answer(pairs[1], handle_impossible_answer=True)["answer"] == ""

@@ -9,6 +9,7 @@ import pytest
 from bertcore import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline, use_backend
 from bertcore.tasks.calibration import IsotonicCalibration, TemperatureScaling
 from bertcore.tasks.texts import TextsCutWarning
+from tests.refusals import refuses
 from tests.tasks.pipelines.folders import LABELS, LONGEST, TEXTS, save_head
 from tests.tasks.pipelines.forms import assert_same_form
 
@@ -208,8 +209,7 @@ class Table(list):
     ],
 )
 def test_bad_calls(classify, inputs, options, error, message):
-    with pytest.raises(error, match=message):
-        classify(inputs, **options)
+    refuses(error, message, classify, inputs, **options)
 
 
 def test_what_cannot_be_made(tmp_path, classifier_folder, classify):
@@ -227,8 +227,7 @@ def test_what_cannot_be_made(tmp_path, classifier_folder, classify):
         ("text-classification", [model, tokenizer], {"dtype": "float32"}, "dtype is for a model that is not loaded"),
         ("text-classification", [model, tokenizer], {"local_files_only": True}, "local_files_only is for a model that"),
     ):
-        with pytest.raises((TypeError, ValueError), match=message):
-            pipeline(task, *arguments, **options)
+        refuses((TypeError, ValueError), message, pipeline, task, *arguments, **options)
 
 
 @pytest.mark.parity

@@ -7,6 +7,7 @@ import pytest
 
 from bertcore import AutoModelForCausalLM, AutoTokenizer, pipeline
 from bertcore.cli import main
+from tests.refusals import refuses
 from tests.tasks.pipelines.forms import assert_same_form
 from tests.tokenization.family_folders import write_family
 
@@ -54,12 +55,9 @@ def test_drawn_texts(write):
 
 def test_room(write):
     assert len(write.tokenizer(write("the", do_sample=False)[0]["generated_text"])["input_ids"]) <= 25
-    with pytest.raises(ValueError, match="inputs has more than the 5 tokens"):
-        write("the the the the the the", max_new_tokens=20)
-    with pytest.raises(ValueError, match="inputs is empty"):
-        write("")
-    with pytest.raises(ValueError, match="truncation is 'chunk'"):
-        write("the", truncation="chunk")
+    refuses(ValueError, "inputs has more than the 5 tokens", write, "the the the the the the", max_new_tokens=20)
+    refuses(ValueError, "inputs is empty", write, "")
+    refuses(ValueError, "truncation is 'chunk'", write, "the", truncation="chunk")
 
 
 def test_the_command(write, folder, capsys):

@@ -3,7 +3,6 @@
 import itertools
 import re
 import sys
-import threading
 import tracemalloc
 import warnings
 
@@ -13,6 +12,8 @@ import pytest
 from bertcore import AutoModel, SentenceEncoder, get_backend, use_backend
 from bertcore.tasks.sentence_encoder import TextsCutWarning
 from bertcore.tasks.texts import BATCHES_PER_WINDOW, GROUP_TEXTS
+from tests.processes import in_threads
+from tests.refusals import refuses
 from tests.tasks.sentence_encoder.comparison import TEXTS, assert_same
 from tests.tiny_bert import WIDTH, random_texts
 
@@ -54,8 +55,7 @@ def test_any_iterable_of_texts(encoder, kind):
 )
 def test_what_is_not_text(encoder, texts, message):
     for encode in (encoder.encode, encoder.encode_stream):
-        with pytest.raises(TypeError, match=message):
-            list(encode(texts))
+        refuses(TypeError, message, lambda encode=encode: list(encode(texts)))
 
 
 def test_a_lone_surrogate_is_told(encoder):
@@ -88,8 +88,7 @@ def test_a_lone_surrogate_is_told(encoder):
 )
 def test_bad_options(encoder, options, message):
     for encode in (encoder.encode, encoder.encode_stream):
-        with pytest.raises((TypeError, ValueError), match=message):
-            encode(["a"], **options)
+        refuses((TypeError, ValueError), message, encode, ["a"], **options)
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 13, 50, 10**6])
@@ -123,8 +122,7 @@ def test_stream_reads_only_a_window_ahead(encoder):
 def test_stream_tells_a_wrong_text_when_it_comes(encoder):
     stream = encoder.encode_stream(itertools.chain(["a"] * 5000, [None]), batch_tokens=32)
     assert next(stream).shape == (WIDTH,)
-    with pytest.raises(TypeError, match=r"inputs\[5000\] is NoneType"):
-        list(stream)
+    refuses(TypeError, r"inputs\[5000\] is NoneType", list, stream)
 
 
 def test_stream_keeps_the_backend_of_its_call(encoder, monkeypatch):
@@ -178,11 +176,7 @@ def test_several_threads(encoder):
         with use_backend("numpy"):
             results[slot] = encoder.encode(texts, batch_tokens=100)
 
-    threads = [threading.Thread(target=work, args=(slot,)) for slot in range(len(results))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(len(results)))
     for result in results:
         assert_same(result, expected)
 
@@ -190,8 +184,7 @@ def test_several_threads(encoder):
 @pytest.mark.parametrize(("left", "right"), [((2, 5), (3, 4)), ((5,), (3, 4)), ((2, 5), (1, 3, 5)), ((), ())])
 def test_similarity_of_other_shapes(encoder, left, right):
     message = re.escape(f"a has shape {left}, b {right}, expected (n, dim) and (m, dim)")
-    with pytest.raises(ValueError, match=message):
-        encoder.similarity(np.ones(left), np.ones(right))
+    refuses(ValueError, message, encoder.similarity, np.ones(left), np.ones(right))
 
 
 def test_similarity(encoder):
@@ -210,8 +203,7 @@ def test_progress_on_request_and_not_by_itself(encoder, capsys):
     assert f"{len(TEXTS)}/{len(TEXTS)}" in capsys.readouterr().err
     list(encoder.encode_stream(TEXTS, show_progress_bar=True))
     assert f"{len(TEXTS)} texts" in capsys.readouterr().err
-    with pytest.raises(TypeError, match="show_progress_bar is 0, expected True or False"):
-        encoder.encode(TEXTS, show_progress_bar=0)
+    refuses(TypeError, "show_progress_bar is 0, expected True or False", encoder.encode, TEXTS, show_progress_bar=0)
 
 
 def test_progress_on_a_terminal_only_for_long_work(encoder, capsys, monkeypatch):
@@ -259,10 +251,8 @@ def test_dtypes(folder, dtype):
 
 
 def test_the_name_of_one_text(encoder):
-    with pytest.raises(ValueError, match="output_value is 'tokens'"):
-        encoder.encode("a", output_value="tokens")
-    with pytest.raises(ValueError, match=r"^inputs is not valid Unicode"):
-        encoder.encode("\ud800")
+    refuses(ValueError, "output_value is 'tokens'", encoder.encode, "a", output_value="tokens")
+    refuses(ValueError, r"^inputs is not valid Unicode", encoder.encode, "\ud800")
 
 
 def test_tokenize_returns_the_model_s_inputs(encoder):
@@ -271,8 +261,7 @@ def test_tokenize_returns_the_model_s_inputs(encoder):
     for row, (ids, _) in zip(found["input_ids"], encoder.token_rows(["the cat", "a"], "paris "), strict=True):
         assert row[: len(ids)].tolist() == ids.tolist()
     assert found["attention_mask"].sum(axis=1).tolist() == [5, 4] and found["input_ids"].dtype == np.int64
-    with pytest.raises(TypeError, match=r"texts\[0\] is NoneType, expected str"):
-        encoder.tokenize([None])
+    refuses(TypeError, r"texts\[0\] is NoneType, expected str", encoder.tokenize, [None])
 
 
 def test_max_seq_length_can_be_set(folder):

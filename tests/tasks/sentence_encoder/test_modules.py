@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 from bertcore import SentenceEncoder
 from bertcore.checkpoint import CheckpointError
 from bertcore.tasks.quantization import quantize_embeddings
+from tests.refusals import refuses
 from tests.tasks.sentence_encoder.comparison import TEXTS, assert_same
 from tests.tiny_bert import VOCABULARY, WIDTH, save_tiny_encoder, write_json, write_modules
 
@@ -54,8 +55,7 @@ def with_modules(tmp_path):
     ],
 )
 def test_modules_that_are_refused(with_modules, change, message):
-    with pytest.raises(CheckpointError, match=re.escape(message)):
-        SentenceEncoder(with_modules({**DENSE, **change}))
+    refuses(CheckpointError, re.escape(message), SentenceEncoder, with_modules({**DENSE, **change}))
 
 
 def test_weights_that_are_missing(with_modules):
@@ -94,8 +94,7 @@ def test_static_embeddings(static_folder, encoder, is_model2vec):
 
 def test_a_table_that_is_none(static_folder):
     save_file({"weight": NORM["norm.bias"]}, static_folder / "0_StaticEmbedding" / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"has neither embedding\.weight nor embeddings"):
-        SentenceEncoder(static_folder)
+    refuses(CheckpointError, r"has neither embedding\.weight nor embeddings", SentenceEncoder, static_folder)
 
 
 def test_prompts_of_queries_and_documents(tmp_path, encoder):
@@ -130,7 +129,5 @@ def test_precisions(encoder, precision):
     rows = list(encoder.encode_stream(TEXTS, precision=precision, ranges=ranges, batch_tokens=8))
     assert rows[0].shape == expected[0].shape and (np.stack(rows) == expected).mean() > 0.9
     if precision.endswith("int8"):
-        with pytest.raises(ValueError, match="for which a stream needs ranges"):
-            encoder.encode_stream(TEXTS, precision=precision)
-        with pytest.raises(ValueError, match="expected several rows of"):
-            encoder.encode("a", precision=precision)
+        refuses(ValueError, "for which a stream needs ranges", encoder.encode_stream, TEXTS, precision=precision)
+        refuses(ValueError, "expected several rows of", encoder.encode, "a", precision=precision)

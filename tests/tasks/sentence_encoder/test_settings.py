@@ -9,6 +9,7 @@ import pytest
 
 from bertcore import SentenceEncoder
 from bertcore.checkpoint import CheckpointError, open_checkpoint, save_checkpoint
+from tests.refusals import refuses
 from tests.tasks.sentence_encoder.comparison import TEXTS, assert_same
 from tests.tiny_bert import CONFIG, WIDTH, save_tiny_bert, save_tiny_encoder, write_json, write_modules
 
@@ -118,8 +119,7 @@ def test_max_seq_length_never_exceeds_the_positions(tmp_path, stated, expected):
 @pytest.mark.parametrize("length", [0, 1, 41, -3, 2.5, True])
 def test_max_seq_length_argument_is_checked(folder, length):
     message = rf"max_seq_length is {length}, expected 2 \(the special tokens of a text\) to 40, the model's positions"
-    with pytest.raises(ValueError if type(length) is int else TypeError, match=message):
-        SentenceEncoder(folder, max_seq_length=length)
+    refuses(ValueError if type(length) is int else TypeError, message, SentenceEncoder, folder, max_seq_length=length)
     with pytest.raises(ValueError, match="similarity_fn_name is 'near', expected one of 'cosine'"):
         SentenceEncoder(folder, similarity_fn_name="near")
 
@@ -132,8 +132,7 @@ def test_the_shortest_max_seq_length_keeps_the_special_tokens(folder):
 def test_a_published_max_seq_length_without_room_for_special_tokens(tmp_path):
     folder = save_tiny_encoder(tmp_path)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 1})
-    with pytest.raises(CheckpointError, match=r"max_seq_length is 1, expected 2 \(the special tokens"):
-        SentenceEncoder(folder)
+    refuses(CheckpointError, r"max_seq_length is 1, expected 2 \(the special tokens", SentenceEncoder, folder)
     assert SentenceEncoder(folder, max_seq_length=3).max_seq_length == 3
 
 
@@ -222,8 +221,7 @@ def test_what_is_refused(tmp_path, folder, name, content, message):
         (tmp_path / name).write_bytes(content)
     else:
         write_json(tmp_path / name, content)
-    with pytest.raises(CheckpointError, match=re.escape(message)):
-        SentenceEncoder(tmp_path)
+    refuses(CheckpointError, re.escape(message), SentenceEncoder, tmp_path)
 
 
 def test_prompts(tmp_path, encoder):
@@ -239,12 +237,9 @@ def test_prompts(tmp_path, encoder):
     assert_same(encoder.encode("the cat", prompt="paris is "), by_hand)
     with pytest.raises(ValueError, match="prompt_name is 'passage', this model has query, document"):
         prompted.encode("x", prompt_name="passage")
-    with pytest.raises(ValueError, match="this model has none"):
-        encoder.encode("x", prompt_name="query")
-    with pytest.raises(ValueError, match="both given"):
-        prompted.encode("x", prompt="a", prompt_name="query")
+    refuses(ValueError, "this model has none", encoder.encode, "x", prompt_name="query")
+    refuses(ValueError, "both given", prompted.encode, "x", prompt="a", prompt_name="query")
 
 
 def test_folder_that_is_not_there(tmp_path):
-    with pytest.raises(CheckpointError, match="does not exist"):
-        SentenceEncoder(tmp_path / "nowhere")
+    refuses(CheckpointError, "does not exist", SentenceEncoder, tmp_path / "nowhere")

@@ -10,6 +10,7 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.passes import Pass
 from bertcore.tasks import sparse_encoder
 from bertcore.tasks.texts import TextsCutWarning
+from tests.refusals import refuses
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
 from tests.tiny_bert import random_texts, save_tiny_bert, write_json, write_modules
 
@@ -153,19 +154,16 @@ def test_no_texts(encoder):
     ],
 )
 def test_bad_arguments(encoder, options, error, message):
-    with pytest.raises(error, match=message):
-        encoder.encode(**{"inputs": TEXTS, **options})
+    refuses(error, message, encoder.encode, **{"inputs": TEXTS, **options})
 
 
 def test_folders_that_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"does not hold cls\..*: expected a masked language model"):
         SparseEncoder(save_tiny_bert(tmp_path / "plain"))
     folder = save_tiny_splade(tmp_path / "splade", {"pooling_strategy": "mean"})
-    with pytest.raises(CheckpointError, match="pooling_strategy is 'mean', expected one of max, sum"):
-        SparseEncoder(folder)
+    refuses(CheckpointError, "pooling_strategy is 'mean', expected one of max, sum", SparseEncoder, folder)
     write_modules(folder, {"": "x.MLMTransformer", "1_": "x.SparseAutoEncoder"})
-    with pytest.raises(CheckpointError, match=r"x\.SparseAutoEncoder, which is not supported"):
-        SparseEncoder(folder)
+    refuses(CheckpointError, r"x\.SparseAutoEncoder, which is not supported", SparseEncoder, folder)
 
 
 def test_decoding_a_row_of_a_matrix(encoder):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bertcore.training.data import Batches
 from bertcore.training.data.batches import SHUFFLED
+from tests.refusals import refuses
 
 LENGTHS = np.random.default_rng(1).integers(1, 160, 397).tolist()
 EXAMPLES = [{"input_ids": [index] * length} for index, length in enumerate(LENGTHS)]
@@ -102,8 +103,7 @@ def test_a_function_is_called_for_every_epoch_and_an_iterator_has_one():
     assert numbers(batches, 0) == numbers(batches, 0) == numbers(Batches(Stream(), batch_size=7))
     once = Batches(iter(EXAMPLES), batch_size=7)
     assert numbers(once, 0) == numbers(batches, 0)
-    with pytest.raises(ValueError, match="an iterator, which can be read once"):
-        numbers(once, 1)
+    refuses(ValueError, "an iterator, which can be read once", numbers, once, 1)
 
 
 class Rows:
@@ -165,12 +165,8 @@ class Table:
     ],
 )
 def test_invalid_settings(options, error):
-    with pytest.raises((TypeError, ValueError), match=error):
-        Batches(**{"dataset": EXAMPLES} | options)
-    with pytest.raises(TypeError, match="not known before"):
-        len(Batches(Stream()))
+    refuses((TypeError, ValueError), error, Batches, **{"dataset": EXAMPLES} | options)
+    refuses(TypeError, "not known before", len, Batches(Stream()))
     for epoch in ({"number": -1}, {"number": 0, "skip": -1}, {"number": 0, "skip": 1.5}):
-        with pytest.raises((TypeError, ValueError), match="expected an integer of at least 0"):
-            Batches(EXAMPLES).epoch(**epoch)
-    with pytest.raises(ValueError, match="an example has no input_ids"):
-        list(Batches([{"labels": 1}], group_by_length=True).epoch(0))
+        refuses((TypeError, ValueError), "expected an integer of at least 0", Batches(EXAMPLES).epoch, **epoch)
+    refuses(ValueError, "an example has no input_ids", list, Batches([{"labels": 1}], group_by_length=True).epoch(0))

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from bertcore.training.data import Documents, MalformedRecord, Records, split_sentences
 from bertcore.training.data import files as module
+from tests.refusals import refuses
 
 ENGLISH = "Dr. Smith went home. He slept!\nThen he woke."
 
@@ -51,8 +52,7 @@ def test_sentences_without_the_library(monkeypatch):
         raise ImportError(name)
 
     monkeypatch.setattr(module.importlib, "import_module", missing)
-    with pytest.raises(ImportError, match=r"bertcore\[training\]"):
-        Documents([], language="en")
+    refuses(ImportError, r"bertcore\[training\]", Documents, [], language="en")
     assert list(Documents([{"text": "lines need no library"}])) == [["lines need no library"]]
 
 
@@ -67,11 +67,9 @@ def test_sentences_without_the_library(monkeypatch):
     ],
 )
 def test_invalid_documents(records, error, message):
-    with pytest.raises(error, match=message):
-        list(Documents(records))
+    refuses(error, message, lambda: list(Documents(records)))
 
 
 def test_a_record_without_a_text_is_named_by_its_line(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n\n{"body": "two"}\n')
-    with pytest.raises(MalformedRecord, match=r"a\.jsonl:3: has no text named 'text'; it has 'body'"):
-        list(Documents(Records(tmp_path)))
+    refuses(MalformedRecord, r"a\.jsonl:3: has no text named 'text'; it has 'body'", list, Documents(Records(tmp_path)))

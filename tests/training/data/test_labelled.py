@@ -15,6 +15,7 @@ from bertcore.training.data import (
     answer_metrics,
     best_answers,
 )
+from tests.refusals import refuses
 
 
 def rows(*labels):
@@ -51,8 +52,7 @@ def test_columns_of_texts():
     assert made == [{"a": "x", "b": "y", "label": 0.5}, {"a": "z", "b": "", "label": 1.0}]
     assert list(TextColumns(("b",)).examples(records)) == [{"b": "y"}, {"b": ""}]
     for columns, error in (("a", "c"), "has no 'c'"), (("a", "score"), "'score' is 1, expected a text"):
-        with pytest.raises(MalformedRecord, match=error):
-            list(TextColumns(columns).examples(records[1:]))
+        refuses(MalformedRecord, error, list, TextColumns(columns).examples(records[1:]))
     with pytest.raises(MalformedRecord, match=r"records\[1\] 'a' is 'z', expected a number"):
         list(TextColumns(("b",), "a").examples([{"b": "x", "a": 1}, records[1]]))
 
@@ -93,8 +93,7 @@ def test_words_in_lines(tokenizer, tmp_path):
     made = list(columns.examples(Records(tmp_path / "a.txt"), tokenizer))
     assert [example["labels"] for example in made] == [[-100, 0, -100, 1, -100], [-100, 0, -100]]
     (tmp_path / "b.txt").write_text("cats B-X\nsat\n")
-    with pytest.raises(MalformedRecord, match=r"b\.txt:2: 'sat' has no tag"):
-        LabelledWords.found_in(Records(tmp_path / "b.txt"))
+    refuses(MalformedRecord, r"b\.txt:2: 'sat' has no tag", LabelledWords.found_in, Records(tmp_path / "b.txt"))
 
 
 @pytest.mark.parametrize(
@@ -119,8 +118,7 @@ def test_words_in_lines(tokenizer, tmp_path):
     ],
 )
 def test_a_wrong_record_is_named(tokenizer, columns, record, error):
-    with pytest.raises(MalformedRecord, match=rf"records\[0\] {error}"):
-        list(columns.examples([record], tokenizer))
+    refuses(MalformedRecord, rf"records\[0\] {error}", list, columns.examples([record], tokenizer))
 
 
 def test_a_wrong_line_is_named(tokenizer, tmp_path):
@@ -131,8 +129,7 @@ def test_a_wrong_line_is_named(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("labels, error", [((), "there are no records"), ((["a"], "b"), "1 of 2 records have lists")])
 def test_labels_of_no_kind(labels, error):
-    with pytest.raises(ValueError, match=error):
-        LabelledTexts.found_in(rows(*labels))
+    refuses(ValueError, error, LabelledTexts.found_in, rows(*labels))
 
 
 @pytest.mark.parametrize("labels", [("0.5", "nan", "0.25"), ("0.5", "n/a", "0.25"), ("1", "NaN", "2", "x")])
@@ -228,5 +225,4 @@ def test_a_wrong_question_is_named(tokenizer, changes, error):
 
 def test_columns_are_not_counted_from_the_right(bert_folder):
     left = AutoTokenizer.from_pretrained(bert_folder, padding_side="left")
-    with pytest.raises(ValueError, match="padding_side='right'"):
-        next(Questions().examples(RECORDS, left))
+    refuses(ValueError, "padding_side='right'", next, Questions().examples(RECORDS, left))

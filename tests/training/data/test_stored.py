@@ -9,6 +9,7 @@ import pytest
 
 from bertcore.training.data import Batches, StoredExamples, store_examples
 from bertcore.training.data import stored as module
+from tests.refusals import refuses
 
 LENGTHS = [0, 1, 39, 160, 7]
 EXAMPLES = [
@@ -43,8 +44,7 @@ def test_a_full_disk_names_the_folder(tmp_path, monkeypatch):
         return stack.enter_context(Path("/dev/full").open("wb"))
 
     monkeypatch.setattr(module, "_opened", full)
-    with pytest.raises(OSError, match=r"No space left on device: '.*new'"):
-        store_examples(tmp_path / "new", EXAMPLES)
+    refuses(OSError, r"No space left on device: '.*new'", store_examples, tmp_path / "new", EXAMPLES)
     assert not list(tmp_path.iterdir())
 
 
@@ -84,23 +84,18 @@ def test_batches_read_only_what_is_in_them(tmp_path, monkeypatch):
     ],
 )
 def test_an_example_of_another_kind_leaves_nothing(tmp_path, second, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        store_examples(tmp_path / "a", [{"input_ids": [1]}, second])
+    refuses((TypeError, ValueError), message, store_examples, tmp_path / "a", [{"input_ids": [1]}, second])
     assert not list(tmp_path.iterdir())
 
 
 def test_damage_is_seen(tmp_path):
     store_examples(tmp_path / "a", EXAMPLES)
-    with pytest.raises(FileExistsError, match="exists already"):
-        store_examples(tmp_path / "a", EXAMPLES)
-    with pytest.raises(FileNotFoundError, match="holds no examples"):
-        StoredExamples(tmp_path)
+    refuses(FileExistsError, "exists already", store_examples, tmp_path / "a", EXAMPLES)
+    refuses(FileNotFoundError, "holds no examples", StoredExamples, tmp_path)
     values = tmp_path / "a" / "input_ids.values"
     content = values.read_bytes()
     for damaged in (content[:-1], content[:-4], content + bytes(4)):
         values.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"input_ids\.values"):
-            StoredExamples(tmp_path / "a")
+        refuses(ValueError, r"input_ids\.values", StoredExamples, tmp_path / "a")
     (tmp_path / "a" / "examples.json").write_text("{")
-    with pytest.raises(ValueError, match=r"examples\.json is damaged"):
-        StoredExamples(tmp_path / "a")
+    refuses(ValueError, r"examples\.json is damaged", StoredExamples, tmp_path / "a")

@@ -31,9 +31,6 @@ BOTH = {"output_hidden_states": True, "output_projections": True}
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
-# --- definitions, one sequence and one head at a time ---------------------------------------------------
-
-
 def softmax(scores):
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return powers / powers.sum(axis=-1, keepdims=True)
@@ -295,9 +292,6 @@ def test_students_of_other_families(name):
     batch = {**inputs(), "token_type_ids": np.zeros((4, 9), int)}
     out, grads = Distillation(teacher, Relations(), HiddenStates()).value_and_grad(student, batch)
     assert np.isfinite(out.loss) and any(gradient.any() for gradient in grads.values())
-
-
-# --- runs -----------------------------------------------------------------------------------------------
 
 
 def test_projections_are_of_the_layers_that_are_compared():

@@ -23,6 +23,7 @@ from bertcore.training.objectives import (
     Softmax,
     Triplet,
 )
+from tests.refusals import refuses
 from tests.slopes import assert_slope
 from tests.tiny_bert import CONFIG, save_tiny_bert
 
@@ -299,10 +300,8 @@ def test_a_guide_reads_the_texts(tokenizer):
     ],
 )  # fmt: skip
 def test_errors(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+    refuses(ValueError, message, call)
 
 
 def test_a_guide_encodes():
-    with pytest.raises(TypeError, match="guide is int, expected a SentenceEncoder"):
-        GISTEmbed(1)
+    refuses(TypeError, "guide is int, expected a SentenceEncoder", GISTEmbed, 1)

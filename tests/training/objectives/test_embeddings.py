@@ -17,6 +17,7 @@ from bertcore.training.objectives import (
     MultipleNegativesRanking,
     Triplet,
 )
+from tests.refusals import refuses
 from tests.slopes import assert_slope
 from tests.tiny_bert import CONFIG
 
@@ -264,8 +265,7 @@ def test_columns_are_collated_in_their_order(tokenizer):
     ],
 )
 def test_columns_that_do_not_fit(tokenizer, examples, error, message):
-    with pytest.raises(error, match=message):
-        ColumnCollator(tokenizer)(examples)
+    refuses(error, message, ColumnCollator(tokenizer), examples)
 
 
 @pytest.mark.parametrize(
@@ -284,8 +284,7 @@ def test_columns_that_do_not_fit(tokenizer, examples, error, message):
     ],
 )
 def test_batches_that_do_not_fit(objective, batch, message):
-    with pytest.raises(ValueError, match=message):
-        objective.forward(AutoModel.from_config(CONFIG), batch)
+    refuses(ValueError, message, objective.forward, AutoModel.from_config(CONFIG), batch)
 
 
 @pytest.mark.parametrize(
@@ -300,8 +299,7 @@ def test_batches_that_do_not_fit(objective, batch, message):
     ],
 )
 def test_wrong_arguments(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+    refuses(ValueError, message, make)
 
 
 def test_a_new_objective_says_what_its_loss_is():

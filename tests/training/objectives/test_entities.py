@@ -7,6 +7,7 @@ from bertcore import AutoModelForMaskedLM, AutoTokenizer
 from bertcore.training import Masking, metrics
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives import EntityMaskedLM
+from tests.refusals import refuses
 from tests.tiny_bert import save_tiny_bert
 from tests.tiny_families import drawn_anew, tiny_config
 from tests.tokenization.corpus import write_json
@@ -105,8 +106,7 @@ def test_without_a_masked_entity_the_loss_is_that_of_the_words(tokenizer, counts
 
 
 def test_what_is_refused(tokenizer, tmp_path):
-    with pytest.raises(ValueError, match="entity_share is 2, expected a number from 0 to 1"):
-        EntityMaskedLM(entity_share=2)
+    refuses(ValueError, "entity_share is 2, expected a number from 0 to 1", EntityMaskedLM, entity_share=2)
     with pytest.raises(ValueError, match=r"documents\[0\] has no entities, it has text, entity_spans"):
         list(EntityMaskedLM().examples([{"text": "the", "entity_spans": []}], tokenizer, max_length=9))
     with pytest.raises(TypeError, match=r"documents\[0\] is list, expected a mapping"):

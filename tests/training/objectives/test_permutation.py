@@ -6,6 +6,7 @@ import pytest
 from bertcore import AutoModelForCausalLM
 from bertcore.training.masking import IGNORED, Words
 from bertcore.training.objectives import PermutationLM
+from tests.refusals import refuses
 from tests.tiny_families import drawn_anew, tiny_config
 from tests.training.objectives.students import mean_cross_entropy
 
@@ -114,5 +115,4 @@ def test_examples_are_one_stream_of_documents(tokenizer):
 
 @pytest.mark.parametrize("share", [0, 1.1, -1, True, "a"])
 def test_invalid_share(share):
-    with pytest.raises(ValueError, match=r"share is .+, expected a number above 0"):
-        PermutationLM(share)
+    refuses(ValueError, r"share is .+, expected a number above 0", PermutationLM, share)

@@ -10,6 +10,7 @@ from bertcore.training import Masking
 from bertcore.training.collators import NumberedCollator
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives import MaskedLM, PermutationLM, preview
+from tests.refusals import refuses
 
 TEXT = "the cat sat on an mat . paris is capital of france . embed the cat"
 
@@ -62,10 +63,8 @@ def test_orders_and_replaced_tokens(tokenizer):
 def test_the_same_seed_shows_the_same_and_empty_texts_have_nothing_to_show(tokenizer):
     assert preview(TEXT, tokenizer) == preview(TEXT, tokenizer) != preview(TEXT, tokenizer, seed=1)
     assert sections(preview("", tokenizer))["whole words"] == [["[CLS]", "[SEP]"]] * 3
-    with pytest.raises(TypeError, match="text is list, expected a string"):
-        preview([TEXT], tokenizer)
-    with pytest.raises(ValueError, match="epochs is 0, expected a positive integer"):
-        preview(TEXT, tokenizer, epochs=0)
+    refuses(TypeError, "text is list, expected a string", preview, [TEXT], tokenizer)
+    refuses(ValueError, "epochs is 0, expected a positive integer", preview, TEXT, tokenizer, epochs=0)
 
 
 def test_on_the_command_line(bert_folder, tokenizer, capsys):

@@ -11,6 +11,7 @@ from bertcore.presets import preset_config
 from bertcore.training import Masking
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives import ReplacedToken
+from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import drawn_anew, tiny_config
 from tests.tolerances import assert_same_arrays
@@ -43,9 +44,6 @@ def model_of(embeddings, dtype="float64", config=TINY):
     return drawn_anew(ReplacedTokenModel.from_config(config, embeddings=embeddings, dtype=dtype))
 
 
-# --- words that are drawn ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("words", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_words_are_drawn_by_the_running_sum_of_the_softmax(words, dtype):
@@ -74,9 +72,6 @@ def test_words_have_their_probabilities():
     found = sample_words(np.tile(scores, (20_000, 1)), (np.arange(20_000) + 0.5) / 20_000)
     expected = np.exp(scores) / np.exp(scores).sum()
     np.testing.assert_allclose(np.bincount(found, minlength=len(scores)) / 20_000, expected, atol=1.1e-4)
-
-
-# --- the loss -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -168,9 +163,6 @@ def test_models_that_were_trained_apart_keep_their_tables_in_sum():
     np.testing.assert_allclose(pair.discriminator([[5, 6, 7]]).logits, expected, rtol=1e-4, atol=1e-4)
 
 
-# --- runs ------------------------------------------------------------------------------------------------
-
-
 def trainer(folder, tokenizer, examples, embeddings, **settings):
     settings = {"max_steps": 5, "logging_steps": 1, "gradient_accumulation_steps": 2} | settings
     model = ReplacedTokenModel.from_config(TINY, embeddings=embeddings, seed=4)
@@ -190,8 +182,7 @@ def test_a_run_that_resumes_has_the_same_bits(tokenizer, examples, embeddings, t
     assert_same_weights(again, whole.model)
     assert again.embeddings == embeddings
     other = trainer(tmp_path / "part", tokenizer, examples, next(kind for kind in EMBEDDINGS if kind != embeddings))
-    with pytest.raises(ValueError, match=f"embeddings is '{embeddings}', expected one of"):
-        other.train(resume_from_checkpoint=True)
+    refuses(ValueError, f"embeddings is '{embeddings}', expected one of", other.train, resume_from_checkpoint=True)
 
 
 def test_layers_run_again_give_the_same_bits(tokenizer, examples):
@@ -202,9 +193,6 @@ def test_layers_run_again_give_the_same_bits(tokenizer, examples):
     assert_same_arrays(again, grads)
     _, others = ReplacedToken().value_and_grad(model.train(6), batch)
     assert any((others[name] != gradient).any() for name, gradient in grads.items())
-
-
-# --- sizes, and what is refused --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -224,8 +212,7 @@ def test_families_without_replaced_token_detection_are_named():
     with pytest.raises(ValueError, match="models of type 'bert' have no head for replaced_tokens"):
         ReplacedTokenModel.from_config(CONFIG)
     for share in (0, 1.5, float("nan"), True, "half"):
-        with pytest.raises(ValueError, match="expected a number above 0 and at most 1"):
-            generator_config(TINY, share)
+        refuses(ValueError, "expected a number above 0 and at most 1", generator_config, TINY, share)
 
 
 def test_models_that_do_not_go_together_are_refused():
@@ -241,22 +228,18 @@ def test_models_that_do_not_go_together_are_refused():
         (AutoModelForMaskedLM.from_config(CONFIG), discriminator, ValueError, "type 'bert' and the discriminator"),
         (AutoModelForMaskedLM.from_config(TINY, dtype="float64"), discriminator, ValueError, "is in float64"),
     ):  # fmt: skip
-        with pytest.raises(error, match=message):
-            ReplacedTokenModel(first, second)
+        refuses(error, message, ReplacedTokenModel, first, second)
     with pytest.raises(ValueError, match="embeddings is 'shared', expected one of 'tied'"):
         ReplacedTokenModel(generator(), discriminator, embeddings="shared")
     ReplacedTokenModel(generator(), discriminator)
-    with pytest.raises(ValueError, match="belongs to another"):
-        ReplacedTokenModel(generator(), discriminator)
+    refuses(ValueError, "belongs to another", ReplacedTokenModel, generator(), discriminator)
 
 
 def test_a_part_is_not_saved_alone(tmp_path):
     model = ReplacedTokenModel.from_config(TINY)
-    with pytest.raises(ValueError, match="call save_pretrained of that"):
-        model.generator.save_pretrained(tmp_path / "a")
+    refuses(ValueError, "call save_pretrained of that", model.generator.save_pretrained, tmp_path / "a")
     assert not (tmp_path / "a").exists()
-    with pytest.raises(CheckpointError, match=r"replaced_tokens\.json"):
-        ReplacedTokenModel.from_pretrained(tmp_path)
+    refuses(CheckpointError, r"replaced_tokens\.json", ReplacedTokenModel.from_pretrained, tmp_path)
     (tmp_path / "replaced_tokens.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"replaced_tokens\.json: embeddings is None, expected one of tied"):
         ReplacedTokenModel.from_pretrained(tmp_path)
@@ -268,11 +251,9 @@ def test_invalid_draws(tokenizer, examples, wrong):
     shape = batch["draws"].shape
     kinds = {"ints": np.zeros(shape, int), "nan": np.full(shape, np.nan), "one": np.ones(shape)}
     batch["draws"] = kinds[wrong] if isinstance(wrong, str) else wrong
-    with pytest.raises(ValueError, match="draws "):
-        model_of("tied")(**batch)
+    refuses(ValueError, "draws ", model_of("tied"), **batch)
 
 
 @pytest.mark.parametrize("weight", [-1, True, float("inf"), "50"])
 def test_invalid_weight(weight):
-    with pytest.raises((TypeError, ValueError), match=r"discriminator_weight is"):
-        ReplacedToken(discriminator_weight=weight)
+    refuses((TypeError, ValueError), r"discriminator_weight is", ReplacedToken, discriminator_weight=weight)

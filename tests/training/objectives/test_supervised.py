@@ -15,6 +15,7 @@ from bertcore import (
 from bertcore.training import AdamW, DataCollatorWithPadding, Trainer, TrainingArguments
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives import Supervised
+from tests.refusals import refuses
 from tests.slopes import assert_slope
 from tests.tiny_bert import CONFIG, save_tiny_bert
 from tests.tiny_families import tiny_config
@@ -154,8 +155,7 @@ def test_a_loss_over_no_label_is_nan():
     ],
 )
 def test_wrong_options(options, error, message):
-    with pytest.raises(error, match=message):
-        Supervised(**options)
+    refuses(error, message, Supervised, **options)
 
 
 def test_options_that_do_not_fit_the_loss():
@@ -168,11 +168,9 @@ def test_options_that_do_not_fit_the_loss():
     adaptive = bertcore.AutoModelForCausalLM.from_config(tiny_config("transfo-xl-wt103"))
     with pytest.raises(ValueError, match="class_weights needs labels that are classes"):
         Supervised(class_weights=WEIGHTS).forward(adaptive, {"input_ids": IDS, "labels": IDS})
-    with pytest.raises(ValueError, match="batch has no labels"):
-        Supervised().weight(BATCH)
+    refuses(ValueError, "batch has no labels", Supervised().weight, BATCH)
     soft = model_of(AutoModelForSequenceClassification, num_labels=3, problem_type="single_label_classification")
-    with pytest.raises(ValueError, match=r"labels holds -1\.0, expected probabilities"):
-        soft(**BATCH, labels=-np.ones((3, 3)))
+    refuses(ValueError, r"labels holds -1\.0, expected probabilities", soft, **BATCH, labels=-np.ones((3, 3)))
 
 
 def test_a_cross_encoder_learns_which_pairs_match(tmp_path):
