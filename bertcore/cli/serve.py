@@ -22,8 +22,8 @@ LIMITS = ("max_batch_tokens", "max_queue_tokens", "max_client_batch_size", "max_
 class Serve(Command):
     """Serve models over HTTP: embeddings, sparse embeddings, reranking and classification.
 
-    POST /v1/embeddings (OpenAI's interface), /embed, /embed_all, /embed_sparse, /rerank, /predict and /similarity
-    (text-embeddings-inference's); GET /v1/models (OpenAI's), /health, /metrics (Prometheus) and / (a page to try it).
+    The interfaces are text-embeddings-inference's (/embed, /rerank, /predict, ...), OpenAI's (/v1/embeddings,
+    /v1/models), and Jina's and Cohere's (/v1/rerank, /v2/rerank). The page /docs lists all requests, / tries them.
 
     Requests of several clients are computed together. The environment variable BERTCORE_API_KEY sets the key that
     requests must bring (Authorization: Bearer KEY). Needs: pip install "bertcore[serve]".
