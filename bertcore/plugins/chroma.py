@@ -17,6 +17,7 @@ from chromadb import Documents, EmbeddingFunction, Embeddings
 from chromadb.utils.embedding_functions import register_embedding_function
 
 from bertcore.plugins import opened
+from bertcore.tasks.long_texts import Cutting
 
 
 @register_embedding_function
@@ -56,6 +57,16 @@ class BertcoreEmbeddingFunction(EmbeddingFunction[Documents]):
         return dict(self._config)
 
     @staticmethod
+    def validate_config(config: dict[str, Any]) -> None:
+        """Raise ValueError unless the config has a model, and nothing but the arguments of the class."""
+        wrong = set(config) - {"model", "truncation"}
+        if wrong or not isinstance(config.get("model"), str):
+            keys = ", ".join(sorted(map(repr, config))) or "nothing"
+            raise ValueError(f"config has {keys}, expected 'model', the name of a model, and possibly 'truncation'")
+        Cutting(config.get("truncation", "warn"))
+
+    @staticmethod
     def build_from_config(config: dict[str, Any]) -> "BertcoreEmbeddingFunction":
-        """Return the function of a config that `get_config` returned."""
+        """Return the function of a config that `get_config` returned; raises as `validate_config` does."""
+        BertcoreEmbeddingFunction.validate_config(config)
         return BertcoreEmbeddingFunction(**config)

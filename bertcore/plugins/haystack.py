@@ -8,6 +8,7 @@
 A pipeline's file is read by `Pipeline.loads(text, allowed_modules=["bertcore.plugins.haystack"])`.
 """
 
+import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,9 +24,16 @@ from bertcore.tasks.texts import checked_text
 class _Embedder:
     """Serialisable settings, and an encoder that is loaded at first use."""
 
-    def _keep(self, model: str | os.PathLike, **settings: Any) -> None:
-        self._settings: dict[str, Any] = {"model": os.fspath(model), **settings}
+    def _keep(self, model: str | os.PathLike, prefix: str, suffix: str, **settings: Any) -> None:
+        self._settings: dict[str, Any] = {"model": os.fspath(model), "prefix": prefix, "suffix": suffix, **settings}
         self._encoder: SentenceEncoder | None = None
+
+    def _embedded(self, encode: str, texts: list[str]) -> list[list[float]]:
+        """Return the embeddings that the encoder's method of this name makes of texts."""
+        self.warm_up()
+        settings, prompt = self._settings, self._settings["prefix"] or None
+        whole = [text + settings["suffix"] for text in texts]
+        return getattr(self._encoder, encode)(whole, prompt=prompt, truncation=settings["truncation"]).tolist()
 
     def warm_up(self) -> None:
         """Load the model, unless it is loaded; `run` does so, too."""
@@ -49,17 +57,22 @@ class BertcoreTextEmbedder(_Embedder):
     Args:
         model: a folder, or an id on the Hugging Face hub.
         truncation: treatment of texts that are too long, see `SentenceEncoder.encode`.
+        prefix: text to put before the query, in place of the model's prompt.
+        suffix: text to put after the query.
     """
 
-    def __init__(self, model: str | os.PathLike, truncation: str | bool = "warn"):
-        self._keep(model, truncation=truncation)
+    def __init__(self, model: str | os.PathLike, truncation: str | bool = "warn", prefix: str = "", suffix: str = ""):
+        self._keep(model, prefix, suffix, truncation=truncation)
 
     @component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, Any]:
         """Return {"embedding": list of numbers}. Raises TypeError for a non-string."""
-        checked_text("text", text, "a string")
-        self.warm_up()
-        return {"embedding": self._encoder.encode_query(text, truncation=self._settings["truncation"]).tolist()}
+        return {"embedding": self._embedded("encode_query", [checked_text("text", text, "a string")])[0]}
+
+    @component.output_types(embedding=list[float])
+    async def run_async(self, text: str) -> dict[str, Any]:
+        """Call `run` in a thread."""
+        return await asyncio.to_thread(self.run, text)
 
 
 @component
@@ -71,6 +84,8 @@ class BertcoreDocumentEmbedder(_Embedder):
         truncation: treatment of texts that are too long, see `SentenceEncoder.encode`.
         meta_fields_to_embed: fields of the documents' meta that are put before their content.
         embedding_separator: separator of these parts.
+        prefix: text to put before each document, in place of the model's prompt.
+        suffix: text to put after each document.
     """
 
     def __init__(
@@ -79,9 +94,11 @@ class BertcoreDocumentEmbedder(_Embedder):
         truncation: str | bool = "warn",
         meta_fields_to_embed: Sequence[str] = (),
         embedding_separator: str = "\n",
+        prefix: str = "",
+        suffix: str = "",
     ):
         parts = {"meta_fields_to_embed": list(meta_fields_to_embed), "embedding_separator": embedding_separator}
-        self._keep(model, truncation=truncation, **parts)
+        self._keep(model, prefix, suffix, truncation=truncation, **parts)
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, Any]:
@@ -90,11 +107,14 @@ class BertcoreDocumentEmbedder(_Embedder):
             if not isinstance(document, Document):
                 name = "documents" if isinstance(documents, str) else f"documents[{number}]"
                 raise TypeError(f"{name} is {type(document).__name__}, expected a list of Documents")
-        self.warm_up()
-        texts = [self._text(document) for document in documents]
-        rows = self._encoder.encode_document(texts, truncation=self._settings["truncation"]).tolist()
+        rows = self._embedded("encode_document", [self._text(document) for document in documents])
         pairs = zip(documents, rows, strict=True)
         return {"documents": [replace(document, embedding=row) for document, row in pairs]}
+
+    @component.output_types(documents=list[Document])
+    async def run_async(self, documents: list[Document]) -> dict[str, Any]:
+        """Call `run` in a thread."""
+        return await asyncio.to_thread(self.run, documents)
 
     def _text(self, document: Document) -> str:
         fields = (document.meta.get(name) for name in self._settings["meta_fields_to_embed"])

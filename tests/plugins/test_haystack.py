@@ -1,5 +1,7 @@
 """Haystack's pipelines over our embedders."""
 
+import asyncio
+
 import pytest
 
 from bertcore.tasks.texts import TextsCutWarning
@@ -32,6 +34,21 @@ def test_what_is_no_text_or_document(folder, name, given):
         BertcoreTextEmbedder(folder).run(text=["a"])
 
 
+def test_prefix_and_suffix(folder, encoder):
+    around = {"prefix": "a cat ", "suffix": " a mat"}
+    found = BertcoreTextEmbedder(folder, **around).run(text="the")["embedding"]
+    close(found, encoder.encode("a cat the a mat"))
+    given = [haystack.Document(content="the")]
+    close(BertcoreDocumentEmbedder(folder, **around).run(documents=given)["documents"][0].embedding, found)
+
+
+def test_asynchronous_runs(folder):
+    text, documents = BertcoreTextEmbedder(folder), BertcoreDocumentEmbedder(folder)
+    given = [haystack.Document(content=text) for text in TEXTS]
+    assert asyncio.run(text.run_async(text=TEXTS[0])) == text.run(text=TEXTS[0])
+    assert asyncio.run(documents.run_async(documents=given)) == documents.run(documents=given)
+
+
 def test_truncation(folder, encoder):
     chunked = BertcoreTextEmbedder(folder, truncation="chunk").run(text=LONG)["embedding"]
     close(chunked, encoder.encode_query(LONG, truncation="chunk"))
@@ -55,7 +72,8 @@ def test_a_pipeline_and_its_file(folder, encoder):
     scores = encoder.similarity(encoder.encode_query([query]), encoder.encode(TEXTS))[0]
     assert [document.content for document in found] == [TEXTS[index] for index in (-scores).argsort()[:2]]
     written = pipeline.get_component("embedder").to_dict()
-    assert written["init_parameters"] == {"model": str(folder), "truncation": "chunk"}
+    around = {"prefix": "", "suffix": ""}
+    assert written["init_parameters"] == {"model": str(folder), "truncation": "chunk", **around}
     alone = haystack.Pipeline()
     alone.add_component("embedder", BertcoreTextEmbedder(folder, truncation="chunk"))
     read = haystack.Pipeline.loads(alone.dumps(), allowed_modules=["bertcore.plugins.haystack"])
