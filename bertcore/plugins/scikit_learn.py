@@ -95,6 +95,7 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.requires_fit = False
+        tags.transformer_tags.preserves_dtype = []  # embeddings are float32
         return tags
 
     def fit(self, X: Any, y: Any = None) -> "TextEmbedder":
@@ -179,7 +180,7 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
             saved = Path(folder) / "model"
             self.files_ = {file.name: file.read_bytes() for file in sorted(saved.iterdir())}
         self.classes_ = classes
-        self._scores = None
+        self._scores = self._loaded()
         return self
 
     def _train(self, texts: list[str], labels: np.ndarray, classes: int, folder: str) -> None:
@@ -233,8 +234,6 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
     def _logits(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         texts = [(text,) for text in checked_texts(X, "X")]
-        if self._scores is None:
-            self._scores = self._loaded()
         cutting = Cutting(self.truncation, self._scores.max_seq_length)
         found = self._scores.logits(texts, cutting, "mean", BATCH_TOKENS, lambda count: None, get_backend())
         return np.array(list(found), np.float32).reshape(len(texts), len(self.classes_))
@@ -252,4 +251,5 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._scores = None
+        if "files_" in state:
+            self._scores = self._loaded()

@@ -6,10 +6,10 @@ import warnings
 import numpy as np
 import pytest
 
-from bertcore import SentenceEncoder
+from bertcore import SentenceEncoder, use_backend
 from bertcore.tasks.texts import TextsCutWarning
 from tests.plugins.texts import LONG, TEXTS, close
-from tests.tiny_bert import WIDTH, random_texts, save_tiny_encoder, write_json
+from tests.tiny_bert import VOCABULARY, WIDTH, random_texts, save_tiny_encoder, write_json
 
 sklearn = pytest.importorskip("sklearn")
 
@@ -19,6 +19,7 @@ from sklearn.linear_model import LogisticRegression  # noqa: E402
 from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
+from sklearn.utils.validation import check_is_fitted, validate_data  # noqa: E402
 
 from bertcore.plugins.scikit_learn import TextClassifier, TextEmbedder  # noqa: E402
 
@@ -26,10 +27,61 @@ WORDS = np.array(random_texts(60, seed=3))
 LABELS = np.array(["cat" if "cat" in text else "none" for text in WORDS])
 
 
-@parametrize_with_checks([TextEmbedder("folder"), TextClassifier("folder")])
-def test_scikit_learns_own_checks(estimator, check):
-    """The checks that need no numeric input; scikit-learn skips the others by the estimators' tags."""
-    check(estimator)
+class OfNumbers:
+    """Reads a row of numbers as a text, so that all of scikit-learn's checks apply; a tiny model learns little."""
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string, tags.input_tags.two_d_array, tags.requires_fit = False, True, True
+        if tags.classifier_tags is not None:
+            tags.classifier_tags.poor_score = True
+        return tags
+
+    def __sklearn_is_fitted__(self):
+        return hasattr(self, "n_features_in_")
+
+    def read(self, X):
+        check_is_fitted(self)
+        rows = 10 + (3 * validate_data(self, X, reset=False)).astype(int) % 20
+        return [" ".join(VOCABULARY[number] for number in row) for row in rows]
+
+
+class EmbedderOfNumbers(OfNumbers, TextEmbedder):
+    def __init__(self, model="encoder"):
+        super().__init__(model)
+
+    def fit(self, X, y=None):
+        validate_data(self, X)
+        return super().fit(self.read(X))
+
+    def transform(self, X):
+        return super().transform(self.read(X))
+
+
+class ClassifierOfNumbers(OfNumbers, TextClassifier):
+    def __init__(self, model="encoder", epochs=1):
+        super().__init__(model, epochs=epochs)
+
+    def fit(self, X, y):
+        X, y = validate_data(self, X, y)
+        return super().fit(self.read(X), y)
+
+    def _logits(self, X):
+        return super()._logits(self.read(X))
+
+
+@pytest.fixture(scope="module")
+def beside_an_encoder(tmp_path_factory):
+    """A folder with an encoder: the checks make their estimators themselves, from the defaults of their arguments."""
+    return save_tiny_encoder(tmp_path_factory.mktemp("checks") / "encoder").parent
+
+
+@parametrize_with_checks([TextEmbedder("folder"), TextClassifier("folder"), EmbedderOfNumbers(), ClassifierOfNumbers()])
+def test_scikit_learns_own_checks(estimator, check, beside_an_encoder, monkeypatch):
+    """All checks; of estimators of texts scikit-learn runs only those that need no numeric input."""
+    monkeypatch.chdir(beside_an_encoder)
+    with use_backend("numba"):  # where the results for a row do not depend on the others
+        check(estimator)
 
 
 def test_embeddings(folder, encoder):
