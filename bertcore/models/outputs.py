@@ -12,6 +12,15 @@ class Later:
         self.compute = compute
 
 
+def _described(value: Any) -> str:
+    """Return an array's dtype and shape, or those of a tuple's first array, in place of its numbers."""
+    if type(value) is Later:
+        return "computed when it is read"
+    if isinstance(value, tuple):
+        return f"{len(value)} of {_described(next((each for each in value if each is not None), None))}"
+    return f"{value.dtype} {tuple(value.shape)}" if getattr(value, "shape", ()) else repr(value)
+
+
 @dataclass(eq=False, kw_only=True)  # arrays have no single truth value
 class ModelOutput:
     """Fields by attribute, by name (`out["logits"]`) or, skipping absent ones, by position (`out[0]`).
@@ -39,6 +48,13 @@ class ModelOutput:
 
     def __post_init__(self, traced: Mapping[str, Any] | None) -> None:
         vars(self).update(traced or {})
+
+    def __init_subclass__(cls) -> None:
+        cls.__repr__ = ModelOutput.__repr__  # type: ignore[method-assign]  # a dataclass would make its own
+
+    def __repr__(self) -> str:
+        given = (f"{name}: {_described(value)}" for name, value in vars(self).items() if value is not None)
+        return f"<{type(self).__name__}: {', '.join(given)}>"
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)

@@ -57,6 +57,9 @@ class Parameter(JoinedTensors):
         self.trained_names: frozenset[str] | None = None
         self._filled: Forms | None = None
 
+    def __repr__(self) -> str:
+        return f"<Parameter {' + '.join(self.names)}: {self.precision} {self.shape}>"
+
     def used_as(self, use: str) -> Self:
         """This parameter, declared to have one more use: a table that is also a decoder's weight.
 

@@ -90,6 +90,9 @@ class Encoder:
             self._prompts.resolve(None, None)
         return self.folder
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.model!r}, max_seq_length {self.max_seq_length}>"
+
     @property
     def device(self) -> str:
         """The device that calls compute on, "cpu" or "cuda"."""

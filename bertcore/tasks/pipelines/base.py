@@ -136,6 +136,9 @@ class Pipeline:
         self.options = self.options_class()
         self.options = self._options(options)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.model!r}>"
+
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike, *, tokenizer: Any = None, dtype: str | None = None,
                         hub: Mapping[str, Any] | None = None, **options: Any) -> Self:  # fmt: skip

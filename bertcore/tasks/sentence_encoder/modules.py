@@ -182,6 +182,9 @@ class StaticModel:
         self.table = np.asarray(table, np.float32)
         self.spec = StaticSpec(self.table.shape[1])
 
+    def __repr__(self) -> str:
+        return f"<StaticModel: {self.table.shape[0]:,} tokens, {self.table.shape[1]} dimensions>"
+
     def encode_packed(self, input_ids: Sequence[Any]) -> tuple[Any, np.ndarray]:
         """Return token vectors (tokens, dim) in the current backend's memory, and offsets, int32 (sequences + 1,).
 
