@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import bertcore
-from bertcore.cli.inputs import Texts, check_one_source, model_folder, texts_from
+from bertcore.cli.inputs import Texts, check_one_source, model_folder, some_texts
 from bertcore.cli.options import ABOVE_0, Command, CommandError, File, Kind, Positive, Seed
 from bertcore.cli.outputs import check_matplotlib, output_stream, printable
 
@@ -103,9 +103,8 @@ class Plot(Command):
             figure.savefig(stream, format=Path(self.output).suffix.lower()[1:], dpi=150)
 
     def lines(self) -> list[str]:
-        """Return the texts."""
-        with texts_from(self.file, self.text) as (texts, _):
-            return list(texts)
+        """Return the texts; CommandError if there are none."""
+        return some_texts(self.file, self.text)
 
     def draw(self) -> Any:
         """Return the figure."""
@@ -133,8 +132,6 @@ class Plot(Command):
     def _probabilities(self, lines: list[str]) -> tuple[list[list[float]], list[int]]:
         """Return the probabilities and the right classes of lines."""
         rows = [_chances(line, f"{self.file}, line {number}") for number, line in enumerate(lines, 1)]
-        if not rows:
-            raise CommandError(f"{self.file} holds no lines")
         if len({len(chances) for chances, _ in rows}) > 1:
             raise CommandError(f"{self.file} has lines of different numbers of probabilities")
         return [chances for chances, _ in rows], [label for _, label in rows]

@@ -17,6 +17,7 @@ from bertcore.plots.calibration import reliability_diagram
 from bertcore.plots.curves import training_curves
 from bertcore.plots.embeddings import embeddings_in_two_dimensions
 from bertcore.plots.masking import masking
+from bertcore.plots.models import models_side_by_side
 from bertcore.plots.temperature import distillation_temperature
 from tests.refusals import refuses
 
@@ -63,6 +64,16 @@ def test_components(deberta):
     for part, term in zip(parts, terms, strict=True):
         np.testing.assert_allclose(part, term[0].mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(whole, sum(parts), rtol=1e-5, atol=1e-6)
+
+
+def test_bars_of_models_are_as_long_as_their_numbers():
+    sizes = {"parameters": 3e6, "embeddings": 1e6, "mnli_m": None}
+    figure = models_side_by_side(
+        [{"name": name, **sizes, "flops_per_token": work * 1e6} for name, work in (("a", 2), ("b", 4))]
+    )
+    for place, widths in zip(figure.axes, ([2, 2, 1, 1], [2, 4]), strict=False):
+        assert [bar.get_width() for bar in place.patches] == widths
+        assert place.get_xscale() == "linear" and place.get_xlim()[0] == 0
 
 
 def test_masking(folder):
@@ -183,7 +194,7 @@ def test_command(folder, deberta, tmp_path, arguments, suffix, start):
         (['{"probabilities": [0.5, 0.5], "label": true}'], "line 1: label is True, expected {"),
         (['{"probabilities": [0.5, 0.5], "label": 0}', "[]"], "line 2: '[]', expected {"),
         (['{"probabilities": [0.5, 0.5], "label": 0}', '{"probabilities": [1], "label": 0}'], "different numbers of"),
-        ([], "holds no lines"),
+        ([], "holds no texts"),
     ],
 )
 def test_wrong_lines_of_probabilities(tmp_path, capsys, lines, message):
