@@ -153,7 +153,7 @@ def _code(argv: list[str]) -> int:
             traceback.print_exc()
         else:
             # A failed write to a closed or full stdout while the help is printed is no matter of the command.
-            print(f"{'bertcore' if '--help' in argv else name}: {one_line(error)}", file=sys.stderr)
+            print(f"{'bertcore' if '--help' in argv else name}: {one_line(error, argv)}", file=sys.stderr)
         _drop_unwritten()
         return 1
 
@@ -187,17 +187,24 @@ def _usage(error: click.UsageError, argv: Sequence[str]) -> str:
     label = param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name
     label = next((option for option in param.opts if option in argv), label)
     if isinstance(error, click.MissingParameter):
-        return f"{label} is missing, expected {getattr(param, 'help', None) or 'a value'}"
+        expected = getattr(param, "help", None) or "a value"
+        if isinstance(param.type, click.Choice):
+            expected = f"one of {', '.join(param.type.choices)}"
+        return f"{label} is missing, expected {expected}"
     return f"{label} {error.message}"
 
 
-def one_line(error: Exception) -> str:
-    """Return an error's message as one line without control characters."""
+def one_line(error: Exception, argv: Sequence[str] = ()) -> str:
+    """Return an error's message as one line without control characters, with arguments named as in `argv`."""
     if isinstance(error, OSError) and isinstance(error.filename, str | os.PathLike) and error.strerror:
         return _plain(f"{os.fspath(error.filename)}: {error.strerror}")  # Python's own begins with a number
     if type(error) is OSError and error.errno in UNWRITABLE and error.filename is None:
         return f"stdout cannot be written: {error.strerror}"
     message = PLACE.sub(lambda found: f"text {int(found[1]) + 1}", _plain(error))
+    name = message.partition(" is ")[0]
+    for option in (word.partition("=")[0] for word in argv if word.startswith("--")):
+        if option[2:].replace("-", "_").replace("_seq_", "_") == name.replace("_seq_", "_"):
+            message = option + message.removeprefix(name)
     if isinstance(error, EXPECTED_ERRORS) and message:
         return message
     return f"{type(error).__name__}: {message} (--traceback shows where)"

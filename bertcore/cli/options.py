@@ -9,7 +9,9 @@ import contextlib
 import dataclasses
 import errno
 import inspect
+import itertools
 import math
+import os
 import re
 import textwrap
 import types
@@ -118,6 +120,12 @@ class Command:
 
     def __post_init__(self) -> None:
         """Check the options; CommandError, ValueError or TypeError for a wrong one."""
+        named = vars(self)
+        written = named.get("output") or named.get("out") or ""
+        given = [named.get(name) or () for name in ("file", "inputs", "data", "corpus")]
+        for read in itertools.chain.from_iterable([each] if isinstance(each, str) else each for each in given):
+            if os.path.isfile(written) and os.path.exists(read) and os.path.samefile(written, read):
+                raise CommandError(f"the output is {written}, which is an input, too; expected another file")
 
     def run(self) -> int | None:
         """Do what the command is for; the exit code, 0 for None."""

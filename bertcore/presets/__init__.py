@@ -15,6 +15,7 @@ from .relative import RELATIVE_OR_CAUSAL, ROTARY
 __all__ = ["PRESETS", "Preset", "preset", "preset_config"]
 
 PRESETS: dict[str, Preset] = {one.name: one for one in (*ABSOLUTE, *RELATIVE_OR_CAUSAL, *ROTARY)}
+NICKNAMES = {"mbert": "bert-base-multilingual-cased", "xlmr": "xlm-roberta-base"}
 _BY_HUB_ID = {one.hub_id: one for one in PRESETS.values() if one.hub_id}
 
 
@@ -39,5 +40,6 @@ def preset_config(name: str) -> dict[str, Any]:
 def _close(name: str) -> list[str]:
     """Return up to four names: those with this beginning, then similar ones."""
     begin = [known for known in PRESETS if name and known.startswith(name)]
+    begin += [NICKNAMES[name]] if name in NICKNAMES else []
     alike = difflib.get_close_matches(name, [*PRESETS, *_BY_HUB_ID], n=4)
     return list(dict.fromkeys([*begin, *alike]))[:4]
