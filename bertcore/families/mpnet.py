@@ -29,7 +29,7 @@ class BiasAdapter(Adapter):
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
-        self.biases = Parameter(f"{names['relative_biases']}.weight", shape=(BUCKETS, spec.num_heads))
+        self.biases = Parameter(f"{names['relative_biases']}.weight", shape=(spec.details or BUCKETS, spec.num_heads))
         self.distance_rows = kernels.bucketed_distances(BUCKETS)
         self._distance_rows: PerVersion[Any] = PerVersion()
 
@@ -44,7 +44,9 @@ class BiasAdapter(Adapter):
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of an MPNet config."""
     read = ConfigReader(config)
-    read.require(relative_attention_num_buckets=BUCKETS)
+    rows = read.size("relative_attention_num_buckets", BUCKETS)  # transformers uses the first 32 of so many
+    if rows < BUCKETS:
+        raise ValueError(f"config: relative_attention_num_buckets is {rows}, expected at least {BUCKETS}")
     return standard_spec(
         config,
         defaults={"vocab_size": 30527},
@@ -53,6 +55,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         type_vocab_size=0,
         is_relative=True,
         biases_scores=True,
+        details=rows,
         classifier_dropout=read.rate("hidden_dropout_prob", 0.1),
     )
 

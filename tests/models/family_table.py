@@ -47,11 +47,12 @@ _MPNET = FamilyCase(
         "padding that is word 5": Variant({"pad_token_id": 5, "layer_norm_eps": 1e-2}, (9, 4)),
         "beyond the last bucket": Variant({"max_position_embeddings": 170, "num_hidden_layers": 1}, (163, 2, 131)),
         "padding among the words": Variant({}, task="TokenClassification", padding="words"),
+        "buckets that no distance has": Variant({"relative_attention_num_buckets": 48}, (9, 4)),
     },
     counts="words",
     padding_word=1,
     copies=tied_to("mpnet.embeddings.word_embeddings", "lm_head.decoder", bias="lm_head.bias"),
-    refused={"relative_attention_num_buckets": 64, "max_position_embeddings": 2, "is_decoder": True},
+    refused={"relative_attention_num_buckets": 31, "max_position_embeddings": 2, "is_decoder": True},
 )
 _ALBERT = FamilyCase(
     SIZES | {"model_type": "albert", "embedding_size": 17, "num_hidden_layers": 3},
