@@ -17,7 +17,7 @@ import numpy as np
 from .config import INPUT_SCALE, SCALE
 from .files import CheckpointError, listed
 from .safetensors_file import TensorInfo
-from .weights import Checkpoint
+from .weights import Checkpoint, RenamedCheckpoint
 
 FLOATING = ("F64", "F32", "F16", "BF16")
 
@@ -26,6 +26,15 @@ LAYER_NORM_ENDINGS = ((".LayerNorm.weight", ".LayerNorm.gamma"), (".LayerNorm.bi
 
 # Index buffers that earlier versions of transformers stored with the weights.
 INDEX_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+
+
+# Modules of transformers 5, and what the published code of these families calls them.
+LATER_MODULES = (
+    (".post_attention_layernorm.", ".norm1."),
+    (".post_mlp_layernorm.", ".norm2."),
+    (".embeddings.LayerNorm.", ".emb_ln."),
+    (".layers.", ".encoder.layers."),
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,8 @@ class NameRules:
             which wrappers such as DataParallel leave ("module.bert.").
         endings: pairs (ending of a name, its spelling in old files).
         buffers: ends of names (whole parts of them) of tensors that are not parameters and are skipped.
+        modules: pairs (transformers' own module, or several in order, the published one that it is or they join), each
+            as it stands within a name, of families whose files have the published names, as this library has.
     """
 
     prefix: str
@@ -53,6 +64,23 @@ class NameRules:
     anchor: str = "embeddings.word_embeddings.weight"
     endings: tuple[tuple[str, str], ...] = LAYER_NORM_ENDINGS
     buffers: tuple[str, ...] = INDEX_BUFFERS
+    modules: tuple[tuple[str | tuple[str, ...], str], ...] = ()
+
+    def published(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Return the checkpoint by its published names, if it has those of transformers' own modules."""
+        pairs = [((own,) if isinstance(own, str) else own, published) for own, published in self.modules]
+        joined = tuple(part for own, _ in pairs if len(own) > 1 for part in own)
+        if not any(part in name for name in checkpoint for part in joined):
+            return checkpoint
+        parts: dict[str, dict[int, str]] = {}
+        for name in checkpoint:
+            renamed, place = f".{name}", 0
+            for own, published in pairs:
+                for index, part in enumerate(own):
+                    if part in renamed:
+                        renamed, place = renamed.replace(part, published), index if len(own) > 1 else place
+            parts.setdefault(renamed[1:], {})[place] = name
+        return RenamedCheckpoint(checkpoint, {name: [some[at] for at in sorted(some)] for name, some in parts.items()})
 
     def bare(self, name: str) -> str:
         """Return `name` without the family's prefix."""

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -147,6 +147,33 @@ class Adapters:
 
     tasks: tuple[str, ...] = ()
     scale: float = 1.0
+
+
+class RenamedCheckpoint(Checkpoint):
+    """A checkpoint under other names; a tensor of several parts has their rows one below the other.
+
+    Args:
+        checkpoint: the opened file.
+        parts: name -> the file's names of its parts.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, parts: Mapping[str, Sequence[str]]):
+        self.source, self.metadata = checkpoint.source, checkpoint.metadata
+        self._checkpoint, self._parts = checkpoint, parts
+        self.info = {name: self._joined_info(some) for name, some in parts.items()}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        first, *others = (self._checkpoint[part] for part in self._parts[name])
+        return np.concatenate([first, *others]) if others else first
+
+    def _joined_info(self, parts: Sequence[str]) -> TensorInfo:
+        first, *others = (self._checkpoint.info[part] for part in parts)
+        if any(other.shape[1:] != first.shape[1:] or other.dtype != first.dtype for other in others):
+            raise CheckpointError(
+                f"{self.source}: {listed(parts)} differ in width or dtype, expected parts of one tensor"
+            )
+        rows = sum(part.shape[0] for part in (first, *others)) if others else 0
+        return dataclasses.replace(first, shape=(rows, *first.shape[1:])) if others else first
 
 
 class AdaptedCheckpoint(Checkpoint):

@@ -83,6 +83,15 @@ GTE = register(
             heads=("pooler.", "lm_head.", "classifier."),
             tied=(("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),),
             buffers=("inv_freq", *INDEX_BUFFERS),
+            modules=(
+                (".layers.", ".encoder.layer."),
+                (".post_attention_layernorm.", ".attn_ln."),
+                (".post_mlp_layernorm.", ".mlp_ln."),
+                ((".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."), ".attention.qkv_proj."),
+                (".self_attn.o_proj.", ".attention.o_proj."),
+                ((".mlp.up_proj.", ".mlp.gate_proj."), ".mlp.up_gate_proj."),
+                (".lm_head.layer_norm.", ".lm_head.norm."),
+            ),
         ),
         encoder_names={
             "word_embeddings": "embeddings.word_embeddings",

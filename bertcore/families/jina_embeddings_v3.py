@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import Adapters
-from bertcore.checkpoint.parameters import INDEX_BUFFERS
+from bertcore.checkpoint.parameters import INDEX_BUFFERS, LATER_MODULES
 from bertcore.families import roberta
 from bertcore.families.roberta import XLM_ROBERTA
 from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
@@ -75,7 +75,15 @@ JINA_EMBEDDINGS_V3 = register(
         heads=heads,
         adapters=adapters,
         config_to_save=config_to_save,
-        name_rules=replace(XLM_ROBERTA.name_rules, buffers=("inv_freq", *INDEX_BUFFERS)),
+        name_rules=replace(
+            XLM_ROBERTA.name_rules,
+            buffers=("inv_freq", *INDEX_BUFFERS),
+            modules=(
+                *LATER_MODULES,
+                ((".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."), ".mixer.Wqkv."),
+                (".self_attn.o_proj.", ".mixer.out_proj."),
+            ),
+        ),
         encoder_names={
             "word_embeddings": "embeddings.word_embeddings",
             "type_embeddings": "embeddings.token_type_embeddings",

@@ -13,7 +13,7 @@ from typing import Any
 
 from bertcore import kernels
 from bertcore.checkpoint import NameRules
-from bertcore.checkpoint.parameters import INDEX_BUFFERS
+from bertcore.checkpoint.parameters import INDEX_BUFFERS, LATER_MODULES
 from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
@@ -272,6 +272,14 @@ NOMIC_BERT = register(
             ),
             endings=(),
             buffers=("inv_freq", *INDEX_BUFFERS),
+            modules=(
+                *LATER_MODULES,
+                ((".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."), ".attn.Wqkv."),
+                (".self_attn.o_proj.", ".attn.out_proj."),
+                (".mlp.up_proj.", ".mlp.fc11."),
+                (".mlp.gate_proj.", ".mlp.fc12."),
+                (".mlp.down_proj.", ".mlp.fc2."),
+            ),
         ),
         encoder_names={
             "word_embeddings": "embeddings.word_embeddings",

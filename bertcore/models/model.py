@@ -118,8 +118,8 @@ class Model(NamedParameters):
             config, stored_dtype = checkpoint.split_dtype(folder, checkpoint.read_config(folder))
             with checkpoint.naming_config(folder):
                 model = cls._made(config, options, Model.from_pretrained)
-            opened = model._with_adapter(checkpoint.open_checkpoint(folder), task)
-        rules, expected = model.family.name_rules, model.expected_tensors()
+            opened = model.family.name_rules.published(checkpoint.open_checkpoint(folder))
+        rules, expected, opened = model.family.name_rules, model.expected_tensors(), model._with_adapter(opened, task)
         grouped = stored_dtype == "int8_weight_only"
         scales = {
             "scales": model.expected_scales(grouped=grouped),

@@ -23,6 +23,7 @@ from bertcore.checkpoint.parameters import find_parameters
 from bertcore.models.architectures import models_of
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.model import NewlyInitialisedWarning
+from bertcore.models.registry import family_of
 from bertcore.models.rounding import observed_inputs, rounded_weight
 from bertcore.models.with_heads import head_specs
 from bertcore.tasks.search import semantic_search
@@ -60,7 +61,7 @@ def quantize(
     config, stored_dtype = checkpoint.split_dtype(model, checkpoint.read_config(model))
     if stored_dtype is not None:
         raise ValueError(f"{model} is in {stored_dtype}, expected the model that it was made from")
-    opened = checkpoint.open_checkpoint(model)
+    opened = family_of(config).name_rules.published(checkpoint.open_checkpoint(model))
     calibrated = {} if texts is None else _calibrated(source, opened, texts, name)
     with checkpoint.naming_config(model):
         tensors, unquantized = converted(opened, config, dtype, calibrated)

@@ -1,18 +1,22 @@
-"""Details of single families: ALBERT, DistilBERT, ELECTRA, EuroBERT and MobileBERT."""
+"""Details of single families: ALBERT, DistilBERT, ELECTRA, EuroBERT, MobileBERT; names of modules."""
 
 import numpy as np
 import pytest
 
+import bertcore
 from bertcore import (
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForMultipleChoice,
     AutoModelForPreTraining,
     AutoModelForQuestionAnswering,
+    AutoModelForTokenClassification,
     use_backend,
 )
+from bertcore.checkpoint import CheckpointError
+from bertcore.tasks.low_precision import quantize
 from tests.models.family_checks import check_loads, drawn_anew
-from tests.models.family_parity import check_saved_config
+from tests.models.family_parity import check_saved_config, random_model
 from tests.models.family_table import FAMILIES
 
 ALBERT = FAMILIES["albert"].with_changes(FAMILIES["albert"].everything)
@@ -28,6 +32,44 @@ def test_layers_of_a_group_are_one():
     assert layers[0:2] == layers[2:4] and layers[0] is not layers[1]
     assert len(layers) == 6 and len({id(layer) for layer in layers}) == 4
     assert "encoder.albert_layer_groups.1.albert_layers.1.ffn.weight" in AutoModel(ALBERT).expected_tensors()
+
+
+LATER = ("nomic_bert", "gte", "jina_embeddings_v3")
+
+
+@pytest.mark.parametrize("kind", [AutoModel, AutoModelForMaskedLM, AutoModelForTokenClassification])
+@pytest.mark.parametrize("name", LATER)
+def test_names_of_transformers_own_modules(name, kind, tmp_path):
+    """Files saved with save_original_format=False: query, key and value, and a gate, are tensors of their own."""
+    model, tensors = drawn_anew(kind.from_config(FAMILIES[name].config)), {}
+    for tensor, array in model.state_dict().items():
+        names = [f".{tensor}"]
+        for own, published in model.family.name_rules.modules:
+            if published in names[0]:
+                names = [names[0].replace(published, part) for part in ([own] if isinstance(own, str) else own)]
+        tensors |= {part[1:]: piece for part, piece in zip(names, np.split(array, len(names)), strict=True)}
+    assert len(tensors) > len(model.state_dict())
+    check_loads(model, tmp_path, tensors)
+    if kind is AutoModel:
+        quantize(tmp_path, tmp_path / "int8", "int8")
+        assert AutoModel.from_pretrained(tmp_path / "int8").dtype == "int8"
+    left_out = next(part for part in tensors if "k_proj" in part)
+    with pytest.raises(CheckpointError, match=r"expected \(108, 36\), found \(72, 36\)"):
+        check_loads(model, tmp_path, {part: array for part, array in tensors.items() if part != left_out})
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("task", [None, "MaskedLM", "SequenceClassification"])
+@pytest.mark.parametrize("name", LATER)
+def test_files_of_transformers_own_modules(name, task, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    theirs = random_model(transformers.AutoConfig.for_model(**FAMILIES[name].config), task, np.random.default_rng(1))
+    theirs.save_pretrained(tmp_path, save_original_format=False)
+    ours = getattr(bertcore, f"AutoModelFor{task}" if task else "AutoModel").from_pretrained(tmp_path)
+    words = np.random.default_rng(0).integers(2, 40, (2, 7))
+    with torch.no_grad():
+        expected = theirs(torch.from_numpy(words))[0].numpy()
+    np.testing.assert_allclose(ours(words)[0], expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
 def test_targets_do_not_change_the_scores_of_left_padded_texts():
