@@ -155,11 +155,12 @@ def checked(schema: Schema, value: Any, name: str, most: int) -> Any:
     if isinstance(value, list):
         if BATCH in found and len(value) > most:
             raise too_many(f"{name} has {len(value)} texts, the limit is {most}")
-        entries: Any = enumerate(value)
+        first = 0
         if found is IDS:  # there may be a million
-            entries = [(index, each) for index, each in entries if type(each) is not int or each < 0][:1]
-        made = [checked(found["items"], each, f"{name}[{index}]", most) for index, each in entries]
-        return value if found is IDS else made
+            if {*map(type, value)} == {int} and min(value) >= 0:
+                return value
+            first = next(index for index, each in enumerate(value) if type(each) is not int or each < 0)
+        return [checked(found["items"], value[index], f"{name}[{index}]", most) for index in range(first, len(value))]
     if not isinstance(value, dict):
         return value
     result = {}

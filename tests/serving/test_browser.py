@@ -46,7 +46,10 @@ def send(page, path, body=None):
 def test_every_example_is_answered(page):
     assert page.inner_text("ul").splitlines() == ["encoder embeds texts", "reranker classifies texts"]
     paths = page.eval_on_selector_all("#path option", "options => options.map(option => option.value)")
-    assert paths == ["/embed", "/similarity", "/v1/embeddings", "/embed_all", "/rerank", "/predict"]
+    assert paths == [
+        *("/embed", "/similarity", "/v1/embeddings", "/embed_all", "/rerank", "/v1/rerank", "/v2/rerank", "/predict"),
+        *("/tokenize", "/decode"),
+    ]
     for path in paths:
         status, answer = send(page, path)
         assert status.startswith("200 in ") and len(answer) > 10, path
