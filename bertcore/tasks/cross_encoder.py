@@ -143,7 +143,7 @@ class CrossEncoder(Encoder):
             inputs: (text, text), or several of them.
             prompt_name, prompt, options: arguments of `predict_stream`, which also documents the errors.
             apply_softmax: whether to apply a softmax to the scores of several labels, after the activation.
-            convert_to_numpy: False gives a list of the scores.
+            convert_to_numpy: False gives a list of PyTorch's tensors.
             convert_to_tensor: True gives a tensor of PyTorch.
             pool: processes of `start_multi_process_pool` that compute; a list as `device` starts some.
             chunk_size: pairs that a process of the pool is given at once.

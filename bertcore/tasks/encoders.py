@@ -62,12 +62,14 @@ class Encoder:
     Attributes:
         folder: the folder that was read.
         model, tokenizer: the parts.
+        model_card_data: figures of evaluations.
     """
 
     folder: Path
     model: Any
     tokenizer: Any
     max_seq_length: int
+    model_card_data: ModelCardData
 
     _prompts: Prompts
     _device: str | None
@@ -79,6 +81,7 @@ class Encoder:
         checks.boolean("trust_remote_code", options.get("trust_remote_code", False))
         found = resolve(model_name_or_path, "sentence_encoder", cache_dir=options.get("cache_folder"), **hub)
         self.folder = opened_folder(found, kind)
+        self.model_card_data = ModelCardData()
         self._device = options.get("device")
         backend_of(self._device)
         published = read_prompts(self.folder)
@@ -141,7 +144,10 @@ class Encoder:
         return self.max_seq_length
 
     def evaluate(self, evaluator: Callable[..., Any], output_path: str | None = None) -> Any:
-        """Return evaluator(self, output_path); evaluators of sentence-transformers can be given."""
+        """Return evaluator(self, output_path); evaluators of sentence-transformers can be given.
+
+        They keep their figures in `model_card_data.metrics`, too.
+        """
         if output_path is not None:
             Path(output_path).mkdir(parents=True, exist_ok=True)
         return evaluator(self, output_path)
@@ -223,6 +229,21 @@ class Encoder:
                 pool.close()
 
 
+class ModelCardData:
+    """The figures of evaluations, which sentence-transformers' evaluators hand over.
+
+    Attributes:
+        metrics: the latest figures by name.
+    """
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+
+    def set_evaluation_metrics(self, evaluator: Any, metrics: Mapping[str, float], *when: int) -> None:
+        """Keep the figures of an evaluator."""
+        self.metrics |= metrics
+
+
 class EncoderPool:
     """Processes that hold the same encoder each.
 
@@ -293,13 +314,14 @@ def backend_of(device: str | None) -> str:
 
 
 def converted(rows: Any, convert_to_numpy: bool, convert_to_tensor: bool) -> Any:
-    """Return an array as a call asks for it: a tensor of PyTorch, the array, or a list of its rows.
+    """Return an array as a call asks for it: as a tensor of PyTorch, as it is, or as a list of tensors.
 
-    Raises ImportError for a tensor where PyTorch is missing.
+    Raises ImportError for tensors where PyTorch is missing.
     """
     checks.boolean("convert_to_numpy", convert_to_numpy)
-    if checks.boolean("convert_to_tensor", convert_to_tensor):
-        import torch
+    if convert_to_numpy and not checks.boolean("convert_to_tensor", convert_to_tensor):
+        return rows
+    import torch
 
-        return torch.from_numpy(np.ascontiguousarray(rows))
-    return rows if convert_to_numpy or rows.ndim < 2 else list(rows)
+    tensor = torch.from_numpy(np.ascontiguousarray(rows))
+    return tensor if convert_to_tensor or rows.ndim < 2 else list(tensor)

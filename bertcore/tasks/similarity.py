@@ -1,5 +1,7 @@
 """Similarities of embeddings, and scaling to length 1."""
 
+import functools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,26 +30,45 @@ def truncate_embeddings(embeddings: np.ndarray, truncate_dim: int | None) -> np.
     return check_numbers("embeddings", embeddings)[..., :count]
 
 
+def _like_given(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Decorate a function of two arrays to return a tensor of PyTorch where one of them is a tensor."""
+
+    @functools.wraps(function)
+    def call(a: Any, b: Any) -> Any:
+        found = function(a, b)
+        torch = sys.modules.get("torch")
+        if torch is None or not any(isinstance(each, torch.Tensor) for each in (a, b)):
+            return found
+        return torch.from_numpy(found)
+
+    return call
+
+
+@_like_given
 def cos_sim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the cosines (n, m) of the rows of `a` (n, dim) and `b` (m, dim).
 
-    A vector (dim,) is one row. Raises ValueError for other shapes, as all functions here do.
+    A vector (dim,) is one row; for tensors of PyTorch the result is one. Raises ValueError for other shapes, as all
+    functions here do.
     """
     a, b = _tables(a, b)
     return normalized(a) @ normalized(b).T
 
 
+@_like_given
 def dot_score(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the dot products (n, m) of the rows of `a` and `b`."""
     a, b = _tables(a, b)
     return a @ b.T
 
 
+@_like_given
 def euclidean_sim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return minus the Euclidean distances (n, m) between the rows of `a` and `b`."""
     return _distances(a, b, lambda difference: (difference * difference).sum(axis=-1) ** 0.5)
 
 
+@_like_given
 def manhattan_sim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return minus the Manhattan distances (n, m) between the rows of `a` and `b`."""
     return _distances(a, b, lambda difference: np.abs(difference).sum(axis=-1))
@@ -63,24 +84,28 @@ def _distances(a: np.ndarray, b: np.ndarray, length: Callable[[np.ndarray], np.n
     return scores
 
 
+@_like_given
 def pairwise_cos_sim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the cosines (n,) of a[i] and b[i], both (n, dim)."""
     a, b = _pairs(a, b)
     return (normalized(a) * normalized(b)).sum(axis=-1)
 
 
+@_like_given
 def pairwise_dot_score(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the dot products (n,) of a[i] and b[i], both (n, dim)."""
     a, b = _pairs(a, b)
     return (a * b).sum(axis=-1)
 
 
+@_like_given
 def pairwise_euclidean_sim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return minus the Euclidean distances (n,) between a[i] and b[i], both (n, dim)."""
     a, b = _pairs(a, b)
     return -(((a - b) ** 2).sum(axis=-1) ** 0.5)
 
 
+@_like_given
 def pairwise_manhattan_sim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return minus the Manhattan distances (n,) between a[i] and b[i], both (n, dim)."""
     a, b = _pairs(a, b)

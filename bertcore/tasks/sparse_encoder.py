@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -113,10 +114,11 @@ class SparseEncoder(PromptedReader):
         prompt_name: str | None = None,
         prompt: str | None = None,
         *,
-        convert_to_tensor: bool = False,
-        convert_to_sparse_tensor: bool = True,
+        convert_to_tensor: bool | None = None,
+        convert_to_sparse_tensor: bool | None = None,
         pool: EncoderPool | None = None,
         chunk_size: int | None = None,
+        save_to_cpu: bool = True,
         **options: Unpack[TextOptions],
     ) -> csr_array:
         """Embed texts into a sparse matrix (texts, vocabulary), float32; one text into a row, (vocabulary,).
@@ -124,10 +126,11 @@ class SparseEncoder(PromptedReader):
         Args:
             inputs: one string or several.
             prompt_name, prompt, options: as for `encode_stream`, whose errors this raises, too.
-            convert_to_tensor: True gives a tensor of PyTorch, a sparse one unless `convert_to_sparse_tensor` is False.
-            convert_to_sparse_tensor: see above.
+            convert_to_tensor: True gives a tensor of PyTorch, as `convert_to_sparse_tensor` does if it is given.
+            convert_to_sparse_tensor: whether that tensor is sparse, which it is by default.
             pool: processes of `start_multi_process_pool` that compute; a list as `device` starts some.
             chunk_size: texts that a process of the pool is given at once.
+            save_to_cpu: accepted either way; embeddings are in host memory always.
 
         Raises ImportError if SciPy is missing, or PyTorch for a tensor.
         """
@@ -140,7 +143,9 @@ class SparseEncoder(PromptedReader):
         else:
             found = self._matrix(sparse, list(self.encode_stream(many, **given)))
         found = found[0] if isinstance(inputs, str) else found
-        return as_tensor(found, convert_to_sparse_tensor) if convert_to_tensor else found
+        if convert_to_tensor is None:
+            convert_to_tensor = convert_to_sparse_tensor is not None
+        return as_tensor(found, convert_to_sparse_tensor is not False) if convert_to_tensor else found
 
     def _matrix(self, sparse: Any, rows: list[SparseRow]) -> csr_array:
         offsets = np.cumsum([0, *(len(row.indices) for row in rows)])
@@ -232,14 +237,19 @@ class SparseEncoder(PromptedReader):
         parts = (SparseRow(embeddings.indices[a:b], embeddings.data[a:b]) for a, b in rows)
         return [self.decode(part, top_k) for part in parts]
 
+    similarity_fn_name = "dot"
+
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-        """Return the dot products (n, m) of the rows of two sparse matrices, (n, vocabulary) and (m, vocabulary)."""
-        left, right = (rows.reshape(1, -1) if rows.ndim == 1 else rows for rows in (embeddings1, embeddings2))
-        return (left @ right.T).toarray()
+        """Return the dot products (n, m) of the rows of two sparse matrices, (n, vocabulary) and (m, vocabulary).
+
+        They are as `encode` returns them: of SciPy, or tensors of PyTorch, for which the result is one.
+        """
+        left, right = as_table(embeddings1), as_table(embeddings2)
+        return like(embeddings1, (left @ right.T).toarray())
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
         """Return the dot products (n,) of the rows at the same index."""
-        return embeddings1.multiply(embeddings2).sum(axis=-1)
+        return like(embeddings1, as_table(embeddings1).multiply(as_table(embeddings2)).sum(axis=-1))
 
     @staticmethod
     def intersection(embeddings_1: Any, embeddings_2: Any) -> Any:
@@ -249,9 +259,9 @@ class SparseEncoder(PromptedReader):
     @staticmethod
     def sparsity(embeddings: Any) -> dict[str, float]:
         """Return the mean number of weights that are not zero, "active_dims", and the "sparsity_ratio" of the zeros."""
-        rows = embeddings.shape[0] if embeddings.ndim == 2 else 1
-        active = embeddings.nnz / rows
-        return {"active_dims": active, "sparsity_ratio": 1 - active / embeddings.shape[-1]}
+        table = as_table(embeddings)
+        active = table.nnz / table.shape[0]
+        return {"active_dims": active, "sparsity_ratio": 1 - active / table.shape[1]}
 
     def _model_folder(self) -> Path:
         return self.settings.model_folder
@@ -333,6 +343,19 @@ def as_tensor(embeddings: csr_array, is_sparse: bool) -> Any:
     found = embeddings.tocoo()
     places = torch.from_numpy(np.stack([np.asarray(axis, np.int64) for axis in found.coords]))
     return torch.sparse_coo_tensor(places, torch.from_numpy(found.data), found.shape).coalesce()
+
+
+def as_table(embeddings: Any) -> csr_array:
+    """Return sparse embeddings of SciPy or PyTorch, or dense ones, as a table of rows."""
+    if hasattr(embeddings, "is_sparse"):
+        embeddings = embeddings.to_dense().numpy()
+    table = required("scipy.sparse").csr_array(embeddings)
+    return table.reshape(1, -1) if table.ndim == 1 else table
+
+
+def like(given: Any, found: np.ndarray) -> Any:
+    """Return an array as a tensor of PyTorch if `given` is one."""
+    return importlib.import_module("torch").from_numpy(found) if hasattr(given, "is_sparse") else found
 
 
 class SparseRow(NamedTuple):

@@ -1,5 +1,7 @@
 """sentence-transformers' interface of the three encoders: names, batches, devices, processes, saved folders."""
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from bertcore.tasks.encoders import backend_of
 from tests.refusals import refuses
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
-from tests.tiny_bert import save_tiny_encoder
+from tests.tiny_bert import random_texts, save_tiny_encoder
 
 TEXTS = ["the cat sat", "a dog", "", "paris is a city", "the cat"]
 PAIRS = [("the cat", text) for text in TEXTS]
@@ -117,3 +119,39 @@ def test_sparse_embeddings(made):
 @pytest.mark.parametrize("kind", [SentenceEncoder, SparseEncoder, CrossEncoder])
 def test_unknown_arguments_name_the_nearest(kind, tmp_path):
     refuses(TypeError, "has no argument cache_fold; did you mean cache_folder", kind, tmp_path, cache_fold="x")
+
+
+PLACES = range(15)
+SCORES = np.random.default_rng(3).random(15).tolist()
+LABELS = [place % 3 == 0 for place in PLACES]
+MANY = random_texts(30, longest=10, seed=1)
+QUERIES = {str(place): MANY[place] for place in range(5)}, {str(place): MANY[place] for place in range(5, 30)}
+RELEVANT = {str(place): {str(5 + place), str(6 + place)} for place in range(5)}
+SAMPLES = [{"query": MANY[k], "positive": [MANY[k + 5]], "negative": [MANY[k + 10], MANY[k + 15]]} for k in range(5)]
+OF_PAIRS = list(zip(MANY[:15], MANY[15:], strict=True))
+EVALUATORS = [
+    ("dense", "evaluation.EmbeddingSimilarityEvaluator", (MANY[:15], MANY[15:], SCORES)),
+    ("dense", "evaluation.BinaryClassificationEvaluator", (MANY[:15], MANY[15:], LABELS)),
+    ("dense", "evaluation.TripletEvaluator", (MANY[:10], MANY[10:20], MANY[20:])),
+    ("dense", "evaluation.InformationRetrievalEvaluator", (*QUERIES, RELEVANT)),
+    ("dense", "evaluation.RerankingEvaluator", (SAMPLES,)),
+    ("dense", "evaluation.TranslationEvaluator", (MANY[:5], MANY[5:10])),
+    ("pairs", "cross_encoder.evaluation.CrossEncoderRerankingEvaluator", (SAMPLES,)),
+    ("pairs", "cross_encoder.evaluation.CrossEncoderCorrelationEvaluator", (OF_PAIRS, SCORES)),
+    ("pairs", "cross_encoder.evaluation.CrossEncoderClassificationEvaluator", (OF_PAIRS, LABELS)),
+    ("sparse", "sparse_encoder.evaluation.SparseInformationRetrievalEvaluator", (*QUERIES, RELEVANT)),
+    ("sparse", "sparse_encoder.evaluation.SparseEmbeddingSimilarityEvaluator", (MANY[:15], MANY[15:], SCORES)),
+]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(("kind", "name", "given"), EVALUATORS, ids=[name for _, name, _ in EVALUATORS])
+def test_evaluators_of_sentence_transformers(made, kind, name, given):
+    peers = {"dense": "SentenceTransformer", "sparse": "SparseEncoder", "pairs": "CrossEncoder"}
+    module, _, name = f"sentence_transformers.{name}".rpartition(".")
+    peer = getattr(importlib.import_module("sentence_transformers"), peers[kind])
+    evaluator, encoder = getattr(importlib.import_module(module), name)(*given), made[kind][0]
+    found = encoder.evaluate(evaluator)
+    expected = evaluator(peer(str(encoder.folder), device="cpu"))
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert encoder.model_card_data.metrics.items() >= found.items()

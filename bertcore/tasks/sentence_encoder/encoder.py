@@ -142,7 +142,7 @@ class SentenceEncoder(PromptedReader):
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
         output_value: str | None = "sentence_embedding",
-        precision: str = "float32",
+        precision: str | None = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         device: str | Sequence[str] | None = None,
@@ -169,8 +169,8 @@ class SentenceEncoder(PromptedReader):
             output_value: "sentence_embedding"; "token_embeddings" for the hidden states of a text's tokens, special
                 ones included, (tokens, hidden); None for both and the "input_ids", in a dict for each text.
             precision: "float32", "int8", "uint8", "binary" or "ubinary"; see `quantize_embeddings`.
-            convert_to_numpy: False gives a list of the embeddings.
-            convert_to_tensor: True gives a tensor of PyTorch.
+            convert_to_numpy: False gives a list of PyTorch's tensors.
+            convert_to_tensor: True gives one tensor of PyTorch.
             device: "cpu" or "cuda"; by default the encoder's. A list of them starts a process for each.
             normalize_embeddings: whether to scale embeddings to length 1, also where that was not published.
             truncate_dim: keep only the first dimensions; by default the encoder's value. Published scaling to length 1
@@ -203,6 +203,7 @@ class SentenceEncoder(PromptedReader):
             "normalize_embeddings": normalize_embeddings, "truncate_dim": truncate_dim, "truncation": truncation,
             "stride": stride, "merge": merge, "batch_tokens": batch_tokens,
         }  # fmt: skip
+        precision = "float32" if precision is None else precision
         checks.choice("precision", precision, PRECISIONS)
         checks.choice("output_value", output_value, ("sentence_embedding", "token_embeddings", None))
         is_one, in_processes = isinstance(inputs, str), pool is not None or isinstance(device, list | tuple)

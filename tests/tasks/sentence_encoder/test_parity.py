@@ -172,7 +172,6 @@ LEFT_OUT = {
     "backend": "use_backend chooses",
     "keep_in_fp32_modules": "dtype is that of all weights",
     "num_labels": "a head without weights is refused",
-    "save_to_cpu": "embeddings are in host memory",
 }
 
 
