@@ -152,6 +152,6 @@ def test_evaluators_of_sentence_transformers(made, kind, name, given):
     peer = getattr(importlib.import_module("sentence_transformers"), peers[kind])
     evaluator, encoder = getattr(importlib.import_module(module), name)(*given), made[kind][0]
     found = encoder.evaluate(evaluator)
-    expected = evaluator(peer(str(encoder.folder), device="cpu"))
+    expected = evaluator(peer(str(encoder.folder), device="cpu", prompts=dict(encoder.prompts)))
     assert found == pytest.approx(expected, abs=1e-5)
     assert encoder.model_card_data.metrics.items() >= found.items()
