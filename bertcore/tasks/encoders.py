@@ -239,7 +239,7 @@ class ModelCardData:
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
 
-    def set_evaluation_metrics(self, evaluator: Any, metrics: Mapping[str, float], **when: int) -> None:
+    def set_evaluation_metrics(self, evaluator: Any, metrics: Mapping[str, float], *when: int, **steps: int) -> None:
         """Keep the figures of an evaluator."""
         self.metrics |= metrics
 
