@@ -44,6 +44,7 @@ EXTRAS = {
     "parity": [
         *("torch==2.13.0", "transformers>=5.23", "peft>=0.21", "sentencepiece", "protobuf", "threadpoolctl"),
         *("sentence-transformers", "tensorboard", "datasets"),
+        "expecttest",  # PyTorch's own operator suite imports it
     ],
     "plugins": [  # what bertcore/plugins/ is tested with, beside scikit-learn and `parity`
         *("langchain-core", "llama-index-core", "haystack-ai", "chromadb", "spacy"),
