@@ -148,7 +148,7 @@ def test_host_bfloat16_is_refused(name):
 
 
 def error_inputs(name):
-    """Return PyTorch's samples of wrong shapes and values, but for `normalized_shape`, which the kernels do not take."""
+    """Return samples of wrong shapes and values, but for `normalized_shape`, which the kernels do not take."""
     errors = INFOS[name].error_inputs("cpu") if INFOS[name].error_inputs_func else ()
     return [error.sample_input for error in errors if error.sample_input.args[1:2] != (None,)]
 
