@@ -125,7 +125,7 @@ class Finetune(Labels, Adapters):
 
       sequence    the label of a text (--text), or of two (--text-pair): classes, numbers, or lists of classes
       token       the tag of each word: columns of words and tags, or lines (.txt) of a word and its tag as in CoNLL
-      qa          the span of a text that answers a question: columns question, context and answers as in SQuAD
+      qa          the span of a text that answers a question: columns question, context and answers, or SQuAD's file
       similarity  the similarity of two texts (--text, --text-pair), a number (--label), from their embeddings (CoSENT)
       pair        texts that belong together: each first text is to find its second text among those of the batch
 

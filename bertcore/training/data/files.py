@@ -7,6 +7,7 @@ import gzip
 import importlib
 import json
 import os
+import re
 import sys
 import zlib
 from collections import deque
@@ -18,6 +19,7 @@ from typing import IO, Any, NamedTuple
 LONGEST_LINE = 1 << 24  # bytes
 KEPT_PROBLEMS = 20
 STDIN = "-"
+_DAMAGED = EOFError, gzip.BadGzipFile, zlib.error
 
 
 class MalformedRecord(ValueError):
@@ -49,7 +51,7 @@ class Records:
 
         .txt, .text, .md, or none    a record {"text": line} for each line; an empty line is a record, too: it ends a
             document
-        .jsonl, .json                an object in each line
+        .jsonl, .json                an object in each line; or SQuAD's own nested file, which is read whole
         .csv, .tsv                   a row, by the names in the first line; a quoted field may have several lines, and a
             row as many characters as a line has bytes
 
@@ -83,7 +85,8 @@ class Records:
         for file in self.files:
             with _opened(file) as stream:
                 parse = _PARSERS[_ending(file)]
-                for found in parse(_lines(stream)):
+                is_squad = parse is _json and _is_squad(stream)
+                for found in _squad(stream) if is_squad else parse(_lines(stream)):
                     if isinstance(found, _Problem):
                         self._note(f"{file}:{found.line}: {found.why}")
                     else:
@@ -140,7 +143,7 @@ def _lines(stream: IO[bytes]) -> Lines:
         number += 1
         try:
             raw = stream.readline(LONGEST_LINE + 1)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        except _DAMAGED as error:
             yield _Problem(number, f"damaged compression: {error}")
             return
         if not raw:
@@ -183,6 +186,35 @@ def json_object(line: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"a JSON {type(value).__name__}, expected an object in each line")
     return value
+
+
+_SQUAD = re.compile(
+    rb"(\xef\xbb\xbf)?\s*{\s*(\"version\"\s*:\s*\"[^\"]*\"\s*,\s*)?\"data\"\s*:\s*\[\s*{\s*\"(title|paragraphs)\""
+)
+
+
+def _is_squad(stream: Any) -> bool:
+    """Return whether a file begins as SQuAD's own do: one JSON object of articles, not one for each line."""
+    try:
+        return _SQUAD.match(stream.peek(4096)) is not None
+    except _DAMAGED:  # its lines report that
+        return False
+
+
+def _squad(stream: IO[bytes]) -> Iterator[_Found | _Problem]:
+    """Yield the questions of SQuAD's own file, in the form of the data set on the Hugging Face hub."""
+    try:
+        for article in json_object(stream.read().decode("utf-8-sig"))["data"]:
+            for paragraph in article["paragraphs"]:
+                for each in paragraph["qas"]:
+                    found = {"id": each.get("id"), "title": article.get("title"), "context": paragraph["context"]}
+                    answers = {key: [answer[key] for answer in each["answers"]] for key in ("text", "answer_start")}
+                    yield _Found(1, {**found, "question": each["question"], "answers": answers})
+    except (*_DAMAGED, ValueError) as error:
+        yield _Problem(1, str(error))
+    except (KeyError, TypeError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        yield _Problem(1, f"not in SQuAD's form, data > paragraphs > context and qas > question and answers: {why}")
 
 
 def _table(delimiter: str) -> Callable[[Lines], Iterator[_Found | _Problem]]:

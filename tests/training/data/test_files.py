@@ -129,6 +129,26 @@ def test_a_table_with_another_separator(tmp_path):
         list(Records(path))
 
 
+@pytest.mark.parametrize("name, indent", [("a.json", None), ("a.json.gz", 2), ("a.jsonl", None)])
+def test_squads_own_file(tmp_path, name, indent):
+    answers = [{"text": "the mat", "answer_start": 11}, {"text": "mat", "answer_start": 15}]
+    asked = [{"id": "1", "question": "where", "answers": answers}]
+    asked += [{"id": "2", "question": "why", "answers": [], "is_impossible": True, "plausible_answers": answers}]
+    articles = [{"title": "Cats", "paragraphs": [{"context": "the cat is the mat", "qas": asked}] * 2}]
+    for nested in ({"version": "v2.0", "data": articles}, {"data": articles, "version": "1.1"}):
+        found = list(Records(write(tmp_path / name, json.dumps(nested, indent=indent))))
+        assert [record["id"] for record in found] == ["1", "2", "1", "2"]
+        expected = {"text": ["the mat", "mat"], "answer_start": [11, 15]}
+        first = {"id": "1", "title": "Cats", "context": "the cat is the mat", "question": "where", "answers": expected}
+        assert found[0] == first and found[1]["answers"] == {"text": [], "answer_start": []}
+    del asked[1]["answers"]
+    path = write(tmp_path / name, json.dumps(nested))
+    with pytest.raises(MalformedRecord, match=r"a\.json.*:1: not in SQuAD's form, .*: KeyError: 'answers'"):
+        list(Records(path))
+    with pytest.raises(MalformedRecord, match=r"a\.json.*:1: not JSON"):
+        list(Records(write(tmp_path / name, json.dumps(nested)[:-9])))
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "none"])
 def test_damaged_compression(tmp_path, damage):
     data = gzip.compress(b"good\n" * 10_000)
