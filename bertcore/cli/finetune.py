@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from bertcore.cli.inputs import WithModel, model_folder
-from bertcore.cli.options import CommandError, File, Positive, Seed, Share, Words
+from bertcore.cli.options import NUMBER, SEVERAL, CommandError, File, Kind, Positive, Seed, Share, Words
 from bertcore.cli.outputs import output_stream
 from bertcore.cli.training import Adapters, Data, check_once, print_malformed
 
@@ -18,6 +18,11 @@ EMBEDDING_TASKS = ("similarity", "pair")
 WORDS, TAGS = "tokens", "tags"  # names of columns
 LONGEST = 512  # tokens, for models that take more
 LONGEST_EMBEDDED = 128
+WEIGHT = Kind(
+    lambda text: text if text == "balanced" else NUMBER.read(text),
+    "balanced, or a number from 0 up for each class",
+    "WEIGHT",
+)
 
 
 class LabelledData(Data):
@@ -142,15 +147,22 @@ class Finetune(Labels, Adapters):
     Attributes:
         model: folder of a model, its id on the Hugging Face hub, or demo.
         task: the task; see above.
+        class_weights: weights of the classes in the loss, in the order of the labels, or balanced, which is one over
+            their counts (default: all the same).
     """
 
     positions = ("data",)
 
     model: File
     task: Annotated[str, ("sequence", "token", "qa", *EMBEDDING_TASKS)]  # type: ignore[misc]
+    class_weights: Annotated[tuple[float | str, ...], WEIGHT, SEVERAL] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.class_weights and self.task not in ("sequence", "token"):
+            raise CommandError(f"--class-weights is given with --task {self.task}, expected sequence or token")
+        if "balanced" in self.class_weights and len(self.class_weights) > 1:
+            raise CommandError("--class-weights has balanced beside other weights, expected it alone")
         check_once([*self.data, *self.eval], "labels are looked up in it first: give files")
         self.check_columns()
 
@@ -168,7 +180,31 @@ class Finetune(Labels, Adapters):
         if self.task == "qa":
             columns = dataclasses.replace(columns, stride=min(columns.stride, length // 4))
         train, measure, metric = self.examples(columns, rows, held_out, tokenizer, length)
-        self.train_and_report(self.trainer(folder, model, train, measure, tokenizer, compute_metrics=metric))
+        objective = self._weighted(columns, train) if self.class_weights else None
+        options = {"compute_metrics": metric, "objective": objective}
+        self.train_and_report(self.trainer(folder, model, train, measure, tokenizer, **options))
+
+    def _weighted(self, columns: Any, examples: list[Any]) -> Any:
+        """Return the loss with the weights of --class-weights; CommandError if they are not one for each class."""
+        import numpy as np
+
+        from bertcore.training import objectives
+
+        names = getattr(columns, "labels", ())
+        if not names or getattr(columns, "is_multiple", False):
+            raise CommandError("--class-weights is given, expected data with one class for each text or word")
+        if self.class_weights == ("balanced",):
+            labels = np.concatenate([np.ravel(example.get("labels", example.get("label"))) for example in examples])
+            counts = np.bincount(labels[labels >= 0], minlength=len(names))
+            weights = list(counts.sum() / (len(names) * np.maximum(counts, 1)))
+        else:
+            weights = [float(weight) for weight in self.class_weights]
+        if len(weights) != len(names):
+            raise CommandError(f"--class-weights has {len(weights)} numbers, the labels are {', '.join(names):.200}")
+        print(
+            f"weights   {', '.join(f'{name} {weight:.4g}' for name, weight in zip(names, weights, strict=True)):.300}"
+        )
+        return objectives.Supervised(self.settings.get("label_smoothing_factor", 0.0), weights)
 
     def _model_and_tokenizer(self, columns: Any) -> tuple[Any, Any]:
         """Return the model with the task's head, new unless it fits these labels, and its tokenizer."""

@@ -160,7 +160,7 @@ class TrainingArguments:
             self.max_steps = check_count("max_steps", self.max_steps)
         if self.max_seconds == 0:
             raise ValueError("max_seconds is 0.0, expected more")
-        counts = {"warmup_steps": 0 if self.lr_scheduler_type == "constant" else self.warmup_steps}
+        counts: dict[str, Any] = {"warmup_steps": 0 if self.lr_scheduler_type == "constant" else self.warmup_steps}
         counts |= {name: self.lr_scheduler_kwargs.get(name) for name in STEPS_OF_SCHEDULES}
         for name, count in counts.items() if self.max_seconds is not None else ():
             if isinstance(count, int | float) and count >= 1:

@@ -54,7 +54,7 @@ def _cosine_with_min_lr(
         raise ValueError(f"min_lr is {min_lr} and min_lr_rate is {min_lr_rate}, expected one of them")
     if min_lr is not None and min_lr >= run.lr:
         raise ValueError(f"min_lr is {min_lr}, expected less than the learning rate, {run.lr}")
-    least = min_lr / run.lr if min_lr_rate is None else min_lr_rate
+    least = (min_lr or 0.0) / run.lr if min_lr_rate is None else min_lr_rate
     return max(0.0, least + (1 - least) * _wave(num_cycles * run.progress(position)))
 
 

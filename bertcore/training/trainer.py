@@ -83,7 +83,8 @@ class Trainer:
                 raise ValueError(f"{name} is for models in float32, model has dtype {model.dtype!r}")
         if args.max_seconds is not None and optimizers[1] is not None:
             raise ValueError("optimizers has a schedule by steps, and max_seconds is set: leave one of them out")
-        if args.label_smoothing_factor and objective is not None:
+        smoothing = getattr(objective, "label_smoothing", None)
+        if args.label_smoothing_factor and objective is not None and smoothing != args.label_smoothing_factor:
             raise ValueError("label_smoothing_factor and objective are both given: smooth the labels in the objective")
         self.model, self.args, self.processing_class = model, args, processing_class
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset

@@ -43,6 +43,33 @@ def test_classes(model, tmp_path, capsys):
         assert made(**tokenizer(["paris", "cat"])).logits.argmax(-1).tolist() == [1, 0]
 
 
+def test_class_weights(model, tmp_path, capsys):
+    """One over the shares of the examples that are learned from; a class of weight 0 is not learned."""
+    rows = [{"text": text, "label": text} for text in ["paris"] * 30 + ["cat"] * 10]
+    data, options = write(tmp_path, "a.jsonl", rows), ["--label-smoothing-factor", "0.1", "--held-out", "0"]
+    assert finetune(model, tmp_path / "a", data, "sequence", *options, "--class-weights", "balanced") == 0
+    assert "weights   cat 2, paris 0.6667\n" in capsys.readouterr().out
+    assert finetune(model, tmp_path / "b", data, "sequence", *options, "--class-weights", "1", "0") == 0
+    made, tokenizer = load_model(tmp_path / "b"), AutoTokenizer.from_pretrained(tmp_path / "b")
+    with use_backend("numpy"):
+        assert made(**tokenizer(["paris", "cat"])).logits.argmax(-1).tolist() == [0, 0]
+    (tmp_path / "c.txt").write_text("\n\n".join(["the O\ncat B-X", "is O"] * 8))
+    weighted = ["--class-weights", "balanced", "--held-out", "0"]
+    assert finetune(model, tmp_path / "c", str(tmp_path / "c.txt"), "token", *weighted) == 0
+    assert "weights   B-X 1.5, O 0.75\n" in capsys.readouterr().out
+    for task, given, error in (
+        ("sequence", "1 2 3", "--class-weights has 3 numbers, the labels are cat, paris"),
+        ("sequence", "balanced 2", "--class-weights has balanced beside other weights"),
+        ("sequence", "much", "--class-weights is 'much', expected balanced, or a number from 0 up for each class"),
+        ("qa", "balanced", "--class-weights is given with --task qa, expected sequence or token"),
+    ):
+        assert finetune(model, tmp_path / "d", data, task, "--class-weights", *given.split()) in (1, 2)
+        assert error in capsys.readouterr().err
+    numbers = write(tmp_path, "d.jsonl", [{"text": "cat", "label": label / 2} for label in range(9)])
+    assert finetune(model, tmp_path / "d", numbers, "sequence", "--class-weights", "1") == 1
+    assert "expected data with one class for each text or word" in capsys.readouterr().err
+
+
 def test_cut_texts_are_reported(model, tmp_path, capsys):
     rows = [{"text": "the cat sat " * times, "label": times} for times in (1, 2, 3)] * 10
     data, options = write(tmp_path, "a.jsonl", rows), ["--held-out", "0", "--max-steps", "1"]
