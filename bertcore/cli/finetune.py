@@ -1,7 +1,6 @@
 """The commands finetune and calibrate: models that learn from labelled data, and calibration by such data."""
 
 import dataclasses
-import functools
 import json
 import operator
 import warnings
@@ -12,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 from bertcore.cli.inputs import WithModel, model_folder
 from bertcore.cli.options import NUMBER, SEVERAL, CommandError, File, Kind, Positive, Seed, Share, Words
 from bertcore.cli.outputs import output_stream
+from bertcore.cli.reports import figures, label_names, metric_of
 from bertcore.cli.training import Adapters, Data, check_once, print_malformed
 
 EMBEDDING_TASKS = ("similarity", "pair")
@@ -149,12 +149,14 @@ class Finetune(Labels, Adapters):
         task: the task; see above.
         class_weights: weights of the classes in the loss, in the order of the labels, or balanced, which is one over
             their counts (default: all the same).
+        keep_checkpoints: keep the checkpoints of a finished run beside the model, for a longer --resume.
     """
 
     positions = ("data",)
 
     model: File
     task: Annotated[str, ("sequence", "token", "qa", *EMBEDDING_TASKS)]  # type: ignore[misc]
+    keep_checkpoints: bool = False
     class_weights: Annotated[tuple[float | str, ...], WEIGHT, SEVERAL] = ()
 
     def __post_init__(self) -> None:
@@ -275,55 +277,6 @@ def with_new_head(kind: Any, source: Any, **options: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NewlyInitialisedWarning)
         return kind.from_pretrained(source, **options)
-
-
-def figures(folder: Path, examples: list[Any], columns: Any) -> dict[str, float]:
-    """Return figures of an encoder's quality.
-
-    For scored pairs they are the correlations of cosines and scores, for others the share of first texts whose own
-    second text is the nearest of all.
-    """
-    import numpy as np
-
-    from bertcore import SentenceEncoder
-    from bertcore.training import metrics
-
-    encoder = SentenceEncoder(folder)
-    first, second = (
-        encoder.encode([example[name] for example in examples], normalize_embeddings=True) for name in columns.columns
-    )
-    if columns.label is None:
-        nearest = (first @ second.T).argmax(axis=1)
-        return {"first_of_all": float((nearest == np.arange(len(examples))).mean())}
-    scores = np.array([example["label"] for example in examples])
-    return metrics.combined(metrics.pearson, metrics.spearman)(((first * second).sum(axis=1), scores))
-
-
-def label_names(columns: Any) -> str:
-    """Return the labels as they are printed."""
-    labels = getattr(columns, "labels", None)
-    if labels is None:
-        return ""
-    names = f"{len(labels)} labels ({', '.join(labels[:8])}{', ...' if len(labels) > 8 else ''})"
-    return f"; {names if labels else 'numbers to predict'}"
-
-
-def metric_of(columns: Any, rows: list[Any], examples: list[Any]) -> Any:
-    """Return the metrics of the task."""
-    from bertcore.arguments import required
-    from bertcore.training import metrics
-    from bertcore.training.data import LabelledWords, Questions, answer_metrics
-
-    if isinstance(columns, Questions):
-        return answer_metrics(rows, examples, columns)
-    if isinstance(columns, LabelledWords):
-        is_scheme = all(tag == "O" or tag[:2] in ("B-", "I-") for tag in columns.labels)
-        return metrics.span_f1(columns.labels) if is_scheme else metrics.accuracy
-    required("sklearn.metrics" if columns.labels else "scipy.stats")  # before the work
-    if not columns.labels:
-        return metrics.combined(metrics.pearson, metrics.spearman)
-    average = "micro" if columns.is_multiple else "macro"
-    return metrics.combined(metrics.accuracy, functools.partial(metrics.f1, average=average))
 
 
 class Calibrate(LabelledData, WithModel):

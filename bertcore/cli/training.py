@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bertcore.cli.options import Command, CommandError, File, Positive, Words, settings_options
 from bertcore.cli.outputs import printable
+from bertcore.cli.reports import write_reports
 
 if TYPE_CHECKING:
     import click
@@ -40,7 +41,7 @@ FREE = {
     *("num_train_epochs", "max_steps", "max_seconds", "save_steps", "save_strategy", "save_total_limit"),
     *("logging_steps", "logging_first_step", "report_to", "disable_tqdm", "per_device_eval_batch_size"),
     *("eval_strategy", "eval_steps", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
-    *("settings", "output_dir"),
+    *("settings", "output_dir", "keep_checkpoints"),
 }
 COMMON = {"weight_decay": 0.01, "warmup_steps": 0.06, "save_total_limit": 2, "logging_steps": 50}
 PATHS = {"model", "generator", "teacher", "student", "tokenizer"}
@@ -77,6 +78,7 @@ class Training(Command):
     title = "Training"
     defaults: ClassVar[Mapping[str, Any]] = {}  # of the settings
     shown_defaults: ClassVar[Mapping[str, str]] = {}  # in the help, for those that depend on other options
+    keep_checkpoints = True  # after the last step; finetune has an option
 
     out: File
     max_length: Positive | None = None
@@ -145,7 +147,9 @@ class Training(Command):
     def run(self) -> None:
         """Run the command, in each of the processes that MPI started."""
         with self._one_of_processes(), self.chosen_backend():
-            self.train(from_first(self._folder))
+            folder = from_first(self._folder)
+            if folder is not None:
+                self.train(folder)
 
     def train(self, folder: Path) -> None:
         """Train, and print the results."""
@@ -179,11 +183,11 @@ class Training(Command):
 
         return latest_whole(self.out) if self.resume else None
 
-    def _folder(self) -> Path:
-        """Return the folder of --out; CommandError if it holds other files, or --resume finds no checkpoint in it."""
+    def _folder(self) -> Path | None:
+        """Return the folder of --out; None if --resume finds a finished run in it. CommandError for other files."""
         from bertcore.checkpoint.files import sweep
-        from bertcore.training.callbacks import LOG_NAME, PLOT_NAME, TENSORBOARD_NAME, TrainerState
-        from bertcore.training.checkpoints import STATE, checkpoints_in, sweep_checkpoints
+        from bertcore.training.callbacks import LOG_NAME, PLOT_NAME, TENSORBOARD_NAME
+        from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints
 
         folder = Path(self.out)
         if folder.exists() and not folder.is_dir():
@@ -191,19 +195,40 @@ class Training(Command):
         sweep(folder / STORED)
         sweep_checkpoints(folder)
         found = checkpoints_in(folder)
-        if self.resume and not found:
-            raise CommandError(f"{folder} has no checkpoint to go on from")
         if self.resume:
-            callback = options_callback(self)
-            kept = TrainerState.load_from_json(self.checkpoint / STATE).callbacks.get(type(callback).__name__)
-            if kept is None:
-                raise CommandError(f"{self.checkpoint} has no options to go on with: the command line did not make it")
-            callback.load_state_dict(kept)
+            return folder if self._goes_on(folder) else None
         left = STORED, LOG_NAME, PLOT_NAME, TENSORBOARD_NAME  # by a run that failed before its first checkpoint
-        if not self.resume and folder.is_dir() and any(path.name not in left for path in folder.iterdir()):
+        if folder.is_dir() and any(path.name not in left for path in folder.iterdir()):
             hint = "go on with --resume, or give" if found else "give"
             raise CommandError(f"{folder} holds files: {hint} a new or empty folder")
         return folder
+
+    def _goes_on(self, folder: Path) -> bool:
+        """Return whether there is a checkpoint to go on from; if not, the run is finished, which is printed.
+
+        CommandError without a run in the folder, and for other options, or an end that needs a checkpoint.
+        """
+        from bertcore.checkpoint.files import read_json_object
+        from bertcore.training.callbacks import TrainerState
+        from bertcore.training.checkpoints import ARGUMENTS, STATE
+
+        last = self.checkpoint or folder  # a finished run leaves its state in the folder itself
+        if not (last / STATE).is_file():
+            raise CommandError(f"{folder} has no checkpoint to go on from")
+        callback, state = options_callback(self), TrainerState.load_from_json(last / STATE)
+        kept = state.callbacks.get(type(callback).__name__)
+        if kept is None:
+            raise CommandError(f"{last} has no options to go on with: the command line did not make it")
+        callback.load_state_dict(kept)
+        if self.checkpoint:
+            return True
+        before, now = read_json_object(folder / ARGUMENTS), self.arguments(folder).to_dict()
+        for name in ("max_steps", "num_train_epochs", "max_seconds"):
+            if now[name] != before.get(name):
+                asked, problem = _option(name, now[name]), "a finished run without checkpoints"
+                raise CommandError(f"{asked} cannot go on from {folder}, {problem}: --keep-checkpoints keeps them")
+        print(f"finished  no step is left to train: the run had made all {state.global_step:,} before")
+        return False
 
     def example_length(self, name: str, model: Any, most: int, tokenizer: Any = None) -> int:
         """Return the tokens of an example: --max-length, by default the model's longest up to `most`.
@@ -223,7 +248,7 @@ class Training(Command):
         `measure` gives further figures of the model in a folder. CommandError if the last step left a model whose loss
         on held-out data is inf or NaN.
         """
-        from bertcore.training.checkpoints import checkpoints_in
+        from bertcore.training.checkpoints import checkpoints_in, remove_checkpoint
 
         folder = Path(self.out)
         try:
@@ -248,6 +273,9 @@ class Training(Command):
         print(f"model     {folder}")
         if not math.isfinite(metrics.get("eval_loss", 0.0)):
             raise CommandError(f"the held-out loss is {metrics['eval_loss']}: the model in {folder} is of no use")
+        write_reports(folder, self, trainer, outcome, metrics)
+        for checkpoint in [] if self.keep_checkpoints else checkpoints_in(folder):
+            remove_checkpoint(checkpoint)
 
 
 class Adapters(Training):

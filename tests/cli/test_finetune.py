@@ -1,5 +1,6 @@
 """`bertcore finetune`: each task learns from a table and is measured; errors name the line."""
 
+import contextlib
 import importlib
 import json
 
@@ -41,6 +42,46 @@ def test_classes(model, tmp_path, capsys):
     assert made.config["id2label"] == {"0": "cat", "1": "paris"} and made.config["label2id"] == {"cat": 0, "paris": 1}
     with use_backend("numpy"):
         assert made(**tokenizer(["paris", "cat"])).logits.argmax(-1).tolist() == [1, 0]
+
+
+def run_card(text, folder):
+    """The variables of a model card's code, run beside the folder."""
+    made = {}
+    code = text.partition("```python\n")[2].partition("```")[0]
+    with contextlib.chdir(folder), use_backend("numpy"):
+        exec(code, made)
+    return made
+
+
+def test_scores_and_a_card_beside_the_model(model, tmp_path, capsys):
+    """No checkpoint is left unless asked for; a finished run goes on only from a checkpoint."""
+    rows = [{"text": text, "label": text} for text in ("paris", "cat")] * 40
+    data, out = write(tmp_path, "a.jsonl", rows), tmp_path / "out"
+    assert finetune(model, out, data, "sequence") == 0
+    results = json.loads((out / "all_results.json").read_text())
+    assert results["train_steps"] == 12 and {"eval_loss", "eval_accuracy", "eval_f1"} <= results.keys()
+    card = (out / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: bertcore\npipeline_tag: text-classification\n---\n\n# out\n")
+    for line in (
+        f"Made by `bertcore finetune` (sequence) from `{model.name}`.",
+        "`a.jsonl`: 72 examples, 8 held out.",
+        f"| accuracy | {results['eval_accuracy']:.4f} |",
+        "| `learning_rate` | `0.01` |",
+    ):
+        assert line in card.splitlines()
+    assert run_card(card, tmp_path)["model"]("paris")[0]["label"] == "paris"
+    assert not list(out.glob("checkpoint-*")) and str(tmp_path) not in card
+    capsys.readouterr()
+    assert finetune(model, out, data, "sequence", "--resume") == 0
+    assert capsys.readouterr().out == "finished  no step is left to train: the run had made all 12 before\n"
+    assert finetune(model, out, data, "sequence", "--resume", "--max-steps", "14") == 1
+    assert "--max-steps 14 cannot go on from " in capsys.readouterr().err
+    assert finetune(model, out, data, "sequence", "--resume", "--lr", "1") == 1
+    assert "--lr 1.0 cannot go on from a checkpoint that was made with --lr 0.01" in capsys.readouterr().err
+    assert finetune(model, tmp_path / "kept", data, "sequence", "--keep-checkpoints") == 0
+    assert [path.name for path in (tmp_path / "kept").glob("checkpoint-*")] == ["checkpoint-12"]
+    assert finetune(model, tmp_path / "kept", data, "sequence", "--resume", "--max-steps", "14") == 0
+    assert "steps     2 of 14 in" in capsys.readouterr().out
 
 
 def test_class_weights(model, tmp_path, capsys):
@@ -137,6 +178,8 @@ def test_sentence_encoders(model, tmp_path, capsys, task, figure, pooling):
     shown = capsys.readouterr().out
     assert float(shown.partition(f"held out  {figure} ")[2].split()[0]) > 0.6
     encoder = SentenceEncoder(tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"| {figure} |" in card and run_card(card, tmp_path)["model"].settings.pooling == encoder.settings.pooling
     assert encoder.settings.pooling == (pooling or "mean",)
     with use_backend("numpy"):
         vectors, before = encoder.encode(words), SentenceEncoder(source).encode(words)
@@ -210,6 +253,7 @@ def test_malformed_lines(model, tmp_path, capsys):
 def test_adapters_are_trained_and_merged(model, tmp_path, capsys):
     rows = [{"text": text, "label": text} for text in ("paris", "cat")] * 40
     data, options = write(tmp_path, "a.jsonl", rows), ["--lora", "3", "--lora-targets", "query", "value"]
+    options += ["--keep-checkpoints"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert finetune(model, whole, data, "sequence", *options, "--save-steps", "5") == 0
     assert "held out  accuracy" in capsys.readouterr().out
@@ -237,7 +281,7 @@ def test_an_encoder_by_adapters(model, tmp_path, capsys):
 def test_a_run_ends_when_it_gets_no_better(model, tmp_path, capsys):
     rows = [{"text": text, "label": label} for text, label in (("paris", "a"), ("cat", "b"))] * 20
     data, options = write(tmp_path, "a.jsonl", rows), ["--early-stopping", "2", "--save-steps", "1", "--lr", "100"]
-    more = ["--optim", "muon", "--bf16", "--max-steps", "40"]
+    more = ["--optim", "muon", "--bf16", "--max-steps", "40", "--keep-checkpoints"]
     assert finetune(model, tmp_path / "out", data, "sequence", *options, *more) == 0
     shown = capsys.readouterr().out
     steps = int(shown.partition("steps     ")[2].split()[0])

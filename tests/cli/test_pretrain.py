@@ -265,6 +265,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(inputs, tmp_path, capsys, m
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
     shown = capsys.readouterr().out
     assert "resumed   after step 2 of 3\n" in shown and "steps     1 of 3 in " in shown
+    assert "Made by `bertcore pretrain` (mlm) from `bert.json`." in (tmp_path / "parts" / "README.md").read_text()
     assert pretrain(inputs, tmp_path / "parts", "--resume") == 0
     shown = capsys.readouterr().out
     assert "finished  no step is left to train: the run had made all 3 before\n" in shown and "steps  " not in shown

@@ -1,0 +1,125 @@
+"""Measures of trained models, and the files beside them: scores, the state of the run, a model card."""
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+RESULTS, CARD = "all_results.json", "README.md"
+PIPELINES = {
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForMaskedLM": "fill-mask",
+}
+SETTINGS = (
+    *("optim", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "label_smoothing_factor"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "seed"),
+)
+
+
+def write_reports(folder: Path, command: Any, trainer: Any, outcome: Any, scores: Mapping[str, float]) -> None:
+    """Write all_results.json, trainer_state.json, training_args.json and README.md into a model's folder.
+
+    The first three are named as transformers' examples name them, apart from the format of the arguments.
+    """
+    from bertcore.training.checkpoints import ARGUMENTS, STATE
+
+    scores = {f"eval_{name.removeprefix('eval_')}": value for name, value in scores.items()}
+    trainer.state.callbacks = trainer.callbacks.state_dict()
+    trainer.state.save_to_json(folder / STATE)
+    for name, values in ((RESULTS, outcome.metrics | scores), (ARGUMENTS, trainer.args.to_dict())):
+        (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    (folder / CARD).write_text(_card(folder, command, trainer, outcome, scores), encoding="utf-8")
+
+
+def _card(folder: Path, command: Any, trainer: Any, outcome: Any, scores: Mapping[str, float]) -> str:
+    verb, kind = type(command).__name__.lower(), type(trainer.model).__name__
+    source = {"pretrain": "model", "finetune": "model", "distill": "teacher"}[verb]
+    aim = getattr(command, "task", None) or getattr(command, "objective", "")
+    data = ", ".join(f"`{Path(each).name}`" for each in getattr(command, "data", ()) or getattr(command, "corpus", ()))
+    is_encoder = (folder / "modules.json").is_file()
+    task = "sentence-similarity" if is_encoder else PIPELINES.get(kind)
+    load, use = f'{kind}.from_pretrained("{folder.name}")', ""
+    if is_encoder:
+        kind, load, use = (
+            "SentenceEncoder",
+            f'SentenceEncoder("{folder.name}")',
+            '\nmodel.encode(["a text", "another"])',
+        )
+    elif task:
+        kind, load = "pipeline", f'pipeline("{task}", "{folder.name}")'
+    rows = [(name.removeprefix("eval_"), f"{value:.4f}") for name, value in scores.items() if _is_score(name)]
+    settings = [(f"`{name}`", f"`{getattr(trainer.args, name)}`") for name in SETTINGS]
+    held_out = len(trainer.eval_dataset or ())
+    tags = [f"pipeline_tag: {task}"] if task else []
+    return "\n".join(
+        [
+            *("---", "library_name: bertcore", *tags, "---", "", f"# {folder.name}", ""),
+            f"Made by `bertcore {verb}` ({aim}) from `{Path(getattr(command, source)).name}`.",
+            *("", "## Data", "", f"{data}: {len(trainer.train_dataset):,} examples, {held_out:,} held out.", ""),
+            *("## Scores", "", *_table(("held out", "value"), rows or [("none", "")]), ""),
+            f"## Training\n\n{outcome.global_step:,} steps, {outcome.metrics['train_tokens']:,} tokens, mean loss "
+            f"{outcome.training_loss:.4f}.\n",
+            *_table(("setting", "value"), settings),
+            f"\n## Use\n\n```python\nfrom bertcore import {kind}\n\nmodel = {load}{use}\n```\n",
+        ]
+    )
+
+
+def _is_score(name: str) -> bool:
+    return not name.endswith(("_runtime", "_per_second"))
+
+
+def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> list[str]:
+    return [f"| {first} | {second} |" for first, second in (head, ("---", "---"), *rows)]
+
+
+def figures(folder: Path, examples: list[Any], columns: Any) -> dict[str, float]:
+    """Return figures of an encoder's quality.
+
+    For scored pairs they are the correlations of cosines and scores, for others the share of first texts whose own
+    second text is the nearest of all.
+    """
+    import numpy as np
+
+    from bertcore import SentenceEncoder
+    from bertcore.training import metrics
+
+    encoder = SentenceEncoder(folder)
+    first, second = (
+        encoder.encode([example[name] for example in examples], normalize_embeddings=True) for name in columns.columns
+    )
+    if columns.label is None:
+        nearest = (first @ second.T).argmax(axis=1)
+        return {"first_of_all": float((nearest == np.arange(len(examples))).mean())}
+    scores = np.array([example["label"] for example in examples])
+    return metrics.combined(metrics.pearson, metrics.spearman)(((first * second).sum(axis=1), scores))
+
+
+def label_names(columns: Any) -> str:
+    """Return the labels as they are printed."""
+    labels = getattr(columns, "labels", None)
+    if labels is None:
+        return ""
+    names = f"{len(labels)} labels ({', '.join(labels[:8])}{', ...' if len(labels) > 8 else ''})"
+    return f"; {names if labels else 'numbers to predict'}"
+
+
+def metric_of(columns: Any, rows: list[Any], examples: list[Any]) -> Any:
+    """Return the metrics of the task."""
+    from bertcore.arguments import required
+    from bertcore.training import metrics
+    from bertcore.training.data import LabelledWords, Questions, answer_metrics
+
+    if isinstance(columns, Questions):
+        return answer_metrics(rows, examples, columns)
+    if isinstance(columns, LabelledWords):
+        is_scheme = all(tag == "O" or tag[:2] in ("B-", "I-") for tag in columns.labels)
+        return metrics.span_f1(columns.labels) if is_scheme else metrics.accuracy
+    required("sklearn.metrics" if columns.labels else "scipy.stats")  # before the work
+    if not columns.labels:
+        return metrics.combined(metrics.pearson, metrics.spearman)
+    average = "micro" if columns.is_multiple else "macro"
+    return metrics.combined(metrics.accuracy, functools.partial(metrics.f1, average=average))
