@@ -21,6 +21,7 @@ BLOCK = re.compile(
 COMMAND = re.compile(r"(?:`|^    |\| )bertcore (?P<name>[a-z][a-z-]*)(?P<rest>[^`\n|<>]*)", flags=re.MULTILINE)
 # Libraries that a page needs; without them its blocks are not run.
 HOSTS = {"clusters.md": ("pandas", "polars", "duckdb", "pyarrow", "ray", "pyspark")}
+HOSTS["plugins.md"] = ("sklearn", "sentence_transformers", "chromadb", "haystack", "langchain_core", "spacy")
 WITH_BLOCKS = [page for page in (REPOSITORY / "README.md", *PAGES) if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 sys.path.insert(0, str(REPOSITORY / "docs"))
