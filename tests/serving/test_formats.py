@@ -225,7 +225,7 @@ def test_rerank_as_jina_and_cohere(client, folders, path, returns):
 
 def test_openai_python_reads_answers(client, folders):
     peer = openai.OpenAI(api_key="any", base_url="http://testserver/v1", http_client=client, max_retries=0)
-    expected = SentenceEncoder(folders["encoder"]).encode(TEXTS, normalize=True)
+    expected = SentenceEncoder(folders["encoder"]).encode(TEXTS, normalize_embeddings=True)
     for form in ("float", "base64", openai.NOT_GIVEN):  # by default it asks for base64 and decodes it
         found = peer.embeddings.create(model="encoder", input=TEXTS, encoding_format=form, user="me")
         rows = [entry.embedding for entry in found.data]
@@ -237,7 +237,7 @@ def test_openai_python_reads_answers(client, folders):
     found = peer.embeddings.create(model="encoder", input=ids, dimensions=5)
     close(
         [row.embedding for row in found.data],
-        SentenceEncoder(folders["encoder"]).encode(TEXTS, normalize=True, truncate_dim=5),
+        SentenceEncoder(folders["encoder"]).encode(TEXTS, normalize_embeddings=True, truncate_dim=5),
     )
     assert [model.id for model in peer.models.list()] == ["encoder", "splade", "reranker"]
     assert peer.models.retrieve("splade").owned_by == "bertcore"
