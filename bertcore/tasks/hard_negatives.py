@@ -66,7 +66,7 @@ def mine_hard_negatives(
             that have fewer negatives; "labeled-pair" (query, document, label 1 or 0); or "labeled-list" (query, list of
             documents, list of labels).
         output_scores: whether the scores are given, in the place of labels.
-        batch_size: has no effect: batches are bounded by their tokens.
+        batch_size: as for `encode` and `predict`.
         faiss_batch_size: queries compared at once.
         use_faiss: has no effect: the search is exact without it.
         verbose: whether to print counts and mean scores.
@@ -83,9 +83,8 @@ def mine_hard_negatives(
     if include_positives and output_format != "n-tuple":
         warn_caller(f"output_format is {output_format!r}: include_positives makes 'n-tuple'")
         output_format = "n-tuple"
-    for name, value in (("batch_size", batch_size), ("use_faiss", use_faiss)):
-        if value:
-            warn_caller(f"{name} has no effect: texts are batched by tokens, and compared exactly")
+    if use_faiss:
+        warn_caller("use_faiss has no effect: texts are compared exactly without it")
     names, pairs = _pairs(dataset, anchor_column_name, positive_column_name)
     limits = absolute_margin, relative_margin, max_score, min_score
     rescoring = cross_encoder if any(limit is not None for limit in limits) else None
@@ -96,11 +95,11 @@ def mine_hard_negatives(
         range_max = range_min + num_negatives * (10 if is_wide else 1) + found.most
     check_count("range_max", range_max, check_count("range_min", range_min, 0) + num_negatives)
 
-    of_queries = _embeddings(model.encode_query, found.queries, query_prompt_name, query_prompt)
-    of_documents = _embeddings(model.encode_document, found.documents, corpus_prompt_name, corpus_prompt)
+    of_queries = _embeddings(model.encode_query, found.queries, query_prompt_name, query_prompt, batch_size)
+    of_documents = _embeddings(model.encode_document, found.documents, corpus_prompt_name, corpus_prompt, batch_size)
     found.search(model, of_queries, of_documents, range_max + found.most, faiss_batch_size)
     if rescoring is not None:
-        found.rescore(rescoring)
+        found.rescore(rescoring, {} if batch_size is None else {"batch_size": batch_size})
     if not include_positives:
         found.remove_positives()
     found.remove_beyond(*limits)
@@ -128,8 +127,10 @@ def _pairs(dataset: Any, *given: str | None) -> tuple[list[str], list[tuple[str,
     return names, list(zip(*texts, strict=True))
 
 
-def _embeddings(encode: Any, texts: list[str], prompt_name: str | None, prompt: str | None) -> np.ndarray:
-    given = {"prompt_name": prompt_name, "prompt": prompt}
+def _embeddings(
+    encode: Any, texts: list[str], prompt_name: str | None, prompt: str | None, batch_size: int | None
+) -> np.ndarray:
+    given = {"prompt_name": prompt_name, "prompt": prompt, "batch_size": batch_size}
     asked = {name: value for name, value in given.items() if value is not None}
     return encode(texts, normalize_embeddings=True, **asked)
 
@@ -161,10 +162,10 @@ class _Candidates:
         self.scores = np.array([[each["score"] for each in row] for row in found], np.float32)
         self.of_positives = model.similarity_pairwise(queries[self.owners], documents[self.positives])
 
-    def rescore(self, cross_encoder: Any) -> None:
+    def rescore(self, cross_encoder: Any, options: dict[str, int]) -> None:
         def scores(rows: Any, places: Any) -> np.ndarray:
             pairs = [(self.queries[row], self.documents[place]) for row, place in zip(rows, places, strict=True)]
-            return cross_encoder.predict(pairs)
+            return cross_encoder.predict(pairs, **options)
 
         rows = np.repeat(np.arange(len(self.queries)), self.indices.shape[1])
         self.scores = scores(rows, self.indices.reshape(-1)).reshape(self.indices.shape)

@@ -50,7 +50,7 @@ CASES = [
     {"corpus": CORPUS, "relative_margin": 0.5, "num_negatives": 4},
     {"corpus": CORPUS, "max_score": 0.4, "min_score": 0.1},
     {"corpus": CORPUS, "min_score": 0.2},
-    {"corpus": CORPUS, "cross_encoder": Reranker(), "absolute_margin": 0.05},
+    {"corpus": CORPUS, "cross_encoder": Reranker(), "absolute_margin": 0.05, "batch_size": 3},
     {"corpus": CORPUS, "cross_encoder": Reranker(), "min_score": 0.3, "num_negatives": 2},
     {"corpus": CORPUS, "include_positives": True, "output_format": "n-tuple"},
     {"anchor_column_name": "answer", "positive_column_name": "query", "num_negatives": 2},
@@ -108,8 +108,8 @@ def test_random_negatives(capsys):
 
 def test_prompts_and_options_without_effect():
     model = Model()
-    with pytest.warns(UserWarning, match="batch_size has no effect: texts are batched by tokens"):
-        mine_hard_negatives(ROWS, model, query_prompt="query: ", batch_size=8, verbose=False)
+    with pytest.warns(UserWarning, match="use_faiss has no effect: texts are compared exactly"):
+        mine_hard_negatives(ROWS, model, query_prompt="query: ", use_faiss=True, verbose=False)
     assert model.has_prompts == ["query: ", None]
     with pytest.warns(UserWarning, match="output_format is 'triplet': include_positives makes 'n-tuple'"):
         found = mine_hard_negatives(ROWS, model, include_positives=True, verbose=False)
