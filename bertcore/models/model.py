@@ -1,4 +1,4 @@
-"""Models: an encoder, with or without a head, from the door (lists of ids) to the named outputs."""
+"""Models: an encoder, with or without a head, from lists of ids to the named outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from bertcore import checkpoint, kernels
-from bertcore.arguments import DTYPES, INT8, warn_caller
+from bertcore.arguments import DTYPES, INT8, check_count, warn_caller
 from bertcore.checkpoint.files import checkpoint_folder, locked
 from bertcore.kernels import checks
 from bertcore.kernels.linear import LOW_PRECISION
@@ -22,8 +22,9 @@ from bertcore.models.encoder import Encoder
 from bertcore.models.named_parameters import NamedParameters
 from bertcore.models.outputs import ModelOutput
 from bertcore.models.registry import family_of
-from bertcore.models.spec import ConfigReader
+from bertcore.models.spec import Config, ConfigReader
 from bertcore.nn.forms import bfloat16
+from bertcore.nn.layers import Embedding
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import Pass, Seeds, Trace, mixed_seed
 from bertcore.tape import value_of
@@ -37,7 +38,7 @@ class Model(NamedParameters):
     """The base of all models: parameters, loading and saving, and the pass through the encoder.
 
     Attributes:
-        config: the config as published, without how the weights are stored.
+        config: the config as published, without how the weights are stored; its keys are attributes, too.
         spec: what it says of the encoder.
         dtype: one of DTYPES.
         newly_initialised: the names of the parameters that the checkpoint did not hold (a head, the pooler).
@@ -60,7 +61,7 @@ class Model(NamedParameters):
 
     def __init__(self, config: Mapping[str, Any], *, add_pooling_layer: bool):
         self.family = family_of(config)
-        self.config = dict(config)
+        self.config = Config(config)
         self.spec = self.family.spec_from_config(config)
         prefix = self.family.name_rules.prefix if self._has_head else ""
         self.encoder = Encoder(self.family, self.spec, prefix=prefix, pooler=add_pooling_layer)
@@ -200,6 +201,53 @@ class Model(NamedParameters):
                 f"dtype is {self.dtype!r}, which runs on the CPU alone (backends numpy and numba), not on 'cupy'"
             )
         return kernels.use_backend(backend)
+
+    def get_input_embeddings(self) -> Embedding:
+        """Return the table of the words' embeddings; its `weight` is (vocab_size, features)."""
+        return self.encoder.embeddings.words
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> Embedding:
+        """Give the vocabulary `new_num_tokens` tokens, for a tokenizer with added ones; return the new embeddings.
+
+        Args:
+            new_num_tokens: the new number, at least 1; as it is by default. Rows beyond it are dropped.
+            pad_to_multiple_of: round the number up to a multiple of this.
+            mean_resizing: new rows are the mean of the old ones; otherwise they are random as in a new model.
+
+        A decoder's weight and bias get the same number of rows. Optimisers made before must be made again. Raises
+        ValueError for a low precision, and for a family whose tables are not of one row a token.
+        """
+        if self.dtype in LOW_PRECISION:
+            raise ValueError(f"dtype is {self.dtype}, expected float32, float64 or float16: resize before converting")
+        count = self.spec.vocab_size if new_num_tokens is None else check_count("new_num_tokens", new_num_tokens)
+        if pad_to_multiple_of is not None:
+            count = -(-count // check_count("pad_to_multiple_of", pad_to_multiple_of)) * pad_to_multiple_of
+        pooler = {"add_pooling_layer": self.encoder.pooler is not None}
+        options = {name: value for name, value in pooler.items() if name in _keywords(type(self))}
+        new, old = type(self)(self.config | {"vocab_size": count}, **options), self.state_dict()
+        rng, spread, kept = np.random.default_rng(0), self.spec.initializer_range, min(count, self.spec.vocab_size)
+
+        def resized(name: str, initial: np.ndarray) -> np.ndarray:
+            if old[name].shape[1:] != initial.shape[1:]:
+                raise ValueError(f"{name} has no row for each token, expected a family whose tables have one")
+            if old[name].shape == initial.shape:
+                return np.array(old[name])
+            if mean_resizing:
+                initial[...] = old[name].mean(axis=0, dtype=np.float64)
+            initial[:kept] = old[name][:kept]
+            return initial
+
+        def fill(parameter: Parameter, precision: str) -> None:
+            initial = parameter.initial_tensors(parameter.names, rng, spread, precision)
+            parameter.fill({name: resized(name, array) for name, array in initial.items()}, precision)
+
+        new._fill(fill, self.dtype)
+        new.encoder.recomputes_layers = self.encoder.recomputes_layers
+        own = {name: value for name, value in vars(self).items() if name in ("training", "passes", "_dropout_seed")}
+        self.__dict__.update(vars(new) | own)
+        return self.get_input_embeddings()
 
     def train(self, seed: int | None = None) -> Self:
         """From now on dropout is applied, at the rates of the config; returns the model.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -46,6 +46,10 @@ class NamedParameters(Block):
             view.flags.writeable = False
             arrays.update(parameter.parts(view))
         return arrays
+
+    def named_parameters(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Iterate over the names and values of `state_dict`."""
+        return iter(self.state_dict().items())
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Replace the parameters' values by copies of `arrays`, converted to the model's dtype.

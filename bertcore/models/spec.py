@@ -117,6 +117,18 @@ def _layer_spec(read: "ConfigReader", hidden_size: int, layer: Mapping[str, Any]
     return LayerSpec(**({name: value() for name, value in readers.items() if name not in values} | values))
 
 
+class Config(dict[str, Any]):
+    """A config as published; its keys are attributes, too, as transformers' configs have them."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self:
+            raise AttributeError(f"the config has no {name}; it has {', '.join(self)}")
+        return self[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
 class ConfigReader:
     """Reads values of a config with checks; errors name the key, what stood there and what was expected.
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from bertcore.nn import functional
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
@@ -101,6 +103,13 @@ class Embedding(Block):
     def __init__(self, name: str, *, rows: int, features: int, padding_row: int | None = None):
         self.padding_row = padding_row
         self.table = Parameter(f"{name}.weight", shape=(rows, features), use="table")
+
+    @property
+    def weight(self) -> np.ndarray:
+        """The table in host memory, (rows, features), read-only."""
+        view = self.table.array().view()
+        view.flags.writeable = False
+        return view
 
     def __call__(self, run: Pass, ids: Any) -> Tensor:
         """(tokens,) integers -> (tokens, features)."""

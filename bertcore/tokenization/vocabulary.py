@@ -1,6 +1,6 @@
 """The vocabulary half of a tokenizer: token ids to tokens and text, with the names and results of transformers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bertcore.arguments import warn_caller
@@ -43,16 +43,61 @@ class Vocabulary:
     def __init__(self, built: "Built", settings: TokenizerSettings):
         backend, special = built.backend, built.special_tokens
         self._backend = backend
-        self._engine = Engine(backend)
+        self._take_special(special, built.extra_special_tokens)
+        self.clean_up_tokenization_spaces = bool(settings.options.get("clean_up_tokenization_spaces"))
+        self._may_clean_up = built.family.cleans_up_bpe or type(backend.model).__name__ != "BPE"
+
+    def _take_special(self, special: Mapping[str, str], extra: Iterable[str]) -> None:
+        """Take the special tokens by name and those without one; the backend has them."""
+        self._engine = Engine(self._backend)
         self.special_tokens_map = dict(special)
         for name in (*SPECIAL_TOKEN_NAMES, *special):
             token = special.get(name)
             setattr(self, name, token)
-            setattr(self, f"{name}_id", None if token is None else backend.token_to_id(token))
-        self.all_special_tokens = list(dict.fromkeys([*special.values(), *built.extra_special_tokens]))
-        self.all_special_ids = [backend.token_to_id(token) for token in self.all_special_tokens]
-        self.clean_up_tokenization_spaces = bool(settings.options.get("clean_up_tokenization_spaces"))
-        self._may_clean_up = built.family.cleans_up_bpe or type(backend.model).__name__ != "BPE"
+            setattr(self, f"{name}_id", None if token is None else self._backend.token_to_id(token))
+        self.all_special_tokens = list(dict.fromkeys([*special.values(), *extra]))
+        self.all_special_ids = [self._backend.token_to_id(token) for token in self.all_special_tokens]
+
+    def add_tokens(self, new_tokens: str | list[str], special_tokens: bool = False) -> int:
+        """Add tokens that the vocabulary lacks, with new ids at its end, and return their number.
+
+        Args:
+            new_tokens: strings, or `tokenizers.AddedToken`s; found in a text before it is split into other tokens.
+            special_tokens: whether they are special, which `decode` can skip.
+
+        A model needs `resize_token_embeddings(len(tokenizer))` before it takes their ids. No other thread may use the
+        tokenizer meanwhile. Raises TypeError for other tokens, ValueError for an empty one.
+        """
+        tokens = [new_tokens] if isinstance(new_tokens, str) or not isinstance(new_tokens, Iterable) else new_tokens
+        texts = [getattr(token, "content", token) for token in tokens]
+        for place, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TypeError(f"new_tokens[{place}] is {text!r}, expected a string or an AddedToken")
+            if not text:
+                raise ValueError(f"new_tokens[{place}] is empty, expected at least one character")
+        checks.boolean("special_tokens", special_tokens)
+        before = len(self)
+        (self._backend.add_special_tokens if special_tokens else self._backend.add_tokens)(list(tokens))
+        self._take_special(self.special_tokens_map, [*self.all_special_tokens, *(texts if special_tokens else ())])
+        return len(self) - before
+
+    def add_special_tokens(self, special_tokens_dict: Mapping[str, str | list[str]]) -> int:
+        """Set special tokens by name, add those that the vocabulary lacks, and return the number of these.
+
+        `special_tokens_dict` has names such as "pad_token" with a token each, and "extra_special_tokens" (formerly
+        "additional_special_tokens") with a list. Otherwise as `add_tokens`; ValueError for an unknown name.
+        """
+        named, extra = dict(self.special_tokens_map), []
+        for name, given in special_tokens_dict.items():
+            if name in ("extra_special_tokens", "additional_special_tokens"):
+                extra += [given] if isinstance(given, str) else given
+            else:
+                checks.choice("a name in special_tokens_dict", name, (*SPECIAL_TOKEN_NAMES, *named))
+                named[name] = getattr(given, "content", given)
+                extra.append(given)
+        count = self.add_tokens(extra, special_tokens=True)
+        self._take_special(named, self.all_special_tokens)
+        return count
 
     def decode(
         self, token_ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
