@@ -57,17 +57,16 @@ def integer(**arrays: Any) -> None:
             raise TypeError(f"{name} has dtype {array.dtype}, expected an integer dtype{order}")
 
 
-def of_one_length(**lists: Any) -> None:
-    """Raise TypeError for anything but lists, ValueError unless each is as long as the first."""
-    first = next(iter(lists))
-    if not isinstance(lists[first], list):
-        raise TypeError(f"{first} is {type(lists[first]).__qualname__}, expected a list of arrays")
-    count = len(lists[first])
+def of_one_length(**lists: Any) -> int:
+    """Return the length of all lists; TypeError for anything but lists and tuples, ValueError if they differ."""
     for name, arrays in lists.items():
-        if not isinstance(arrays, list):
+        if not isinstance(arrays, list | tuple):
             raise TypeError(f"{name} is {type(arrays).__qualname__}, expected a list of arrays")
-        if len(arrays) != count:
-            raise ValueError(f"{name} is {len(arrays)} arrays, expected a list of {count} arrays as {first} has")
+    (first, count), *others = ((name, len(arrays)) for name, arrays in lists.items())
+    for name, length in others:
+        if length != count:
+            raise ValueError(f"{name} is {length} arrays, expected a list of {count} arrays as {first} has")
+    return count
 
 
 @functools.lru_cache(maxsize=64)  # a training step asks for the same 600 each time

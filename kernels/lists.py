@@ -25,7 +25,7 @@ def open_lists(
     backend: str | None,
     lists: dict[str, Any],
     *,
-    written: Collection[str],
+    written: Collection[str] = (),
     passing: Collection[str] = (),
     apart: Collection[str] = (),
     **others: Any,
@@ -70,7 +70,7 @@ def open_lists(
 
 def _labelled(lists: dict[str, Any]) -> tuple[dict[str, list[str]], dict[str, list[Any]]]:
     """Return the names of the arrays of each list in errors, and the lists."""
-    if not isinstance(next(iter(lists.values())), list):
+    if not isinstance(next(iter(lists.values())), list | tuple):
         return {name: [name] for name in lists}, {name: [array] for name, array in lists.items()}
     checks.of_one_length(**lists)
     return {name: checks.numbers(name, len(arrays)) for name, arrays in lists.items()}, lists

@@ -58,10 +58,8 @@ def adam_update(
         BackendUnavailable: if the backend cannot run here.
     """
     lists = {"parameter": parameter, "grad": grad, "first_moment": first_moment, "second_moment": second_moment}
-    if isinstance(parameter, list):
-        checks.of_one_length(**lists)
-        if not parameter:
-            return
+    if any(isinstance(each, list | tuple) for each in lists.values()) and not checks.of_one_length(**lists):
+        return
     names = {"written": ["parameter", "first_moment", "second_moment"], "passing": ["grad"]}
     call, sets = open_lists(__package__, backend, lists, **names, grad_scale=grad_scale)
     *arrays, grad_scale = call.arrays
@@ -73,7 +71,9 @@ def adam_update(
     eps = checks.number_of(dtype, "eps", eps, minimum=0)
     weight_decay = checks.number_of(dtype, "weight_decay", weight_decay, minimum=0, may_vanish=True)
     if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise TypeError(f"betas is {betas!r}, expected a pair of numbers")
+        raise (ValueError if isinstance(betas, tuple | list) else TypeError)(
+            f"betas is {betas!r}, expected a pair of numbers"
+        )
     betas = tuple(checks.probability(f"betas[{index}]", beta) for index, beta in enumerate(betas))
     step = _checked_step(call, step)
     call.compute("adam_update", sets, lr, betas, eps, weight_decay, step, rule, grad_scale)

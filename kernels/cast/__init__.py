@@ -22,8 +22,7 @@ def cast(arrays: list[Any], outputs: list[Any], *, backend: str | None = None) -
         BackendUnavailable: if the backend cannot run here.
     """
     lists = {"arrays": arrays, "outputs": outputs}
-    checks.of_one_length(**lists)
-    if not arrays:
+    if not checks.of_one_length(**lists):
         return
     call, sets = open_lists(__package__, backend, lists, written=["outputs"], apart=["outputs"])
     call.compute("cast", sets)

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import checks, dispatch
+from .. import checks
+from ..lists import open_lists
 
 
 def clip_norm(arrays: list[Any], max_norm: float, *, backend: str | None = None) -> float:
@@ -31,9 +32,9 @@ def clip_norm(arrays: list[Any], max_norm: float, *, backend: str | None = None)
         max_norm = checks.finite_number("max_norm", max_norm, minimum=0)
         if max_norm == 0:
             raise ValueError("max_norm is 0, expected a positive number")
-    if not _is_given(arrays):
+    if not checks.of_one_length(arrays=arrays):
         return 0.0
-    call = _open_call(arrays, backend)
+    call, _ = open_lists(__package__, backend, {"arrays": arrays}, passing=["arrays"])
     for index, array in enumerate(call.arrays):
         if not getattr(array.flags, "writeable", True):  # CuPy's arrays always are
             raise ValueError(f"arrays[{index}] is read-only, expected an array that can be updated in place")
@@ -56,21 +57,7 @@ def joint_norm(arrays: list[Any], *, backend: str | None = None) -> Any:
     Raises:
         As `clip_norm`.
     """
-    if not _is_given(arrays):
+    if not checks.of_one_length(arrays=arrays):
         raise ValueError("arrays is empty, expected one array at least")
-    call = _open_call(arrays, backend)
+    call, _ = open_lists(__package__, backend, {"arrays": arrays}, passing=["arrays"])
     return call.run("joint_norm", call.arrays)
-
-
-def _is_given(arrays: list[Any]) -> bool:
-    """Return whether `arrays` is non-empty. Raises TypeError if it is not a list."""
-    if not isinstance(arrays, list | tuple):
-        raise TypeError(f"arrays is {type(arrays).__qualname__}, expected a list of arrays")
-    return len(arrays) > 0
-
-
-def _open_call(arrays: list[Any], backend: str | None) -> dispatch.Call:
-    named = dict(zip(checks.numbers("arrays", len(arrays)), arrays, strict=True))
-    call = dispatch.open_call(__package__, backend, **named)
-    checks.floating(call.backend, **dict(zip(named, call.arrays, strict=True)))
-    return call

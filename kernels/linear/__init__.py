@@ -115,7 +115,8 @@ def quantize_weight(weight: Any, *, per_group: bool = False) -> tuple[np.ndarray
     call = dispatch.open_call(__package__, "numpy", weight=weight)
     (weight,) = call.arrays
     checks.floating(call.backend, weight=weight)
-    checks.shape((None, None), weight=weight)
+    check_axes("weight", weight.shape, ("out_features", "in_features"), {})
+    per_group = checks.boolean("per_group", per_group)
     wrong = ~np.isfinite(weight.astype(np.float32)).all(axis=1)
     if wrong.any():
         raise ValueError(f"weight[{wrong.argmax()}] holds inf or NaN (in float32), which int8 cannot stand for")
@@ -152,9 +153,11 @@ def prepare_weight(
         __package__, backend, optional=("scale", "input_scale"), weight=weight, scale=scale, input_scale=input_scale
     )
     weight, scale, input_scale = call.arrays
-    checks.shape((None, None), weight=weight)
+    if (weight.dtype != np.int8 and not is_bfloat16(weight.dtype)) or call.backend == "cupy":
+        checks.floating(call.backend, weight=weight)
+    check_axes("weight", weight.shape, ("out_features", "in_features"), {})
     if weight.dtype == np.int8:
-        _check_int8(call, weight, scale, dtype)
+        _check_int8(weight, scale, dtype)
         _check_input_scale(weight, scale, input_scale)
     else:
         _check_floating_weight(call, weight, scale, input_scale, dtype)
@@ -176,9 +179,7 @@ def _check_input_scale(weight: Any, scale: Any, input_scale: Any) -> None:
         raise ValueError(f"input_scale[{at}] is {input_scale[at]}, expected finite numbers above 0")
 
 
-def _check_int8(call: dispatch.Call, weight: Any, scale: Any, dtype: str | None) -> None:
-    if call.backend == "cupy":
-        raise TypeError("weight has dtype int8, backend 'cupy' expects float32 or float16 or bfloat16")
+def _check_int8(weight: Any, scale: Any, dtype: str | None) -> None:
     grouped = scale is not None and is_bfloat16(scale.dtype)
     if dtype not in (None, "int8_weight_only" if grouped else "int8"):
         raise ValueError(f"dtype is {dtype!r}, but weight is int8 already")
@@ -204,8 +205,6 @@ def _check_floating_weight(call: dispatch.Call, weight: Any, scale: Any, input_s
         raise ValueError(f"scale belongs to an int8 weight, but weight has dtype {weight.dtype}")
     if call.backend == "cupy" and dtype is not None:
         raise ValueError(f"dtype is {dtype!r}, but backend 'cupy' prepares a weight as it is: convert the array first")
-    if call.backend == "cupy" or not is_bfloat16(weight.dtype):
-        checks.floating(call.backend, weight=weight)
     if dtype == "int8" and weight.shape[1] > MOST_INT8_FEATURES:
         raise ValueError(f"weight has {weight.shape[1]} in_features, expected at most {MOST_INT8_FEATURES} with int8")
 

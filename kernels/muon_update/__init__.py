@@ -45,8 +45,7 @@ def muon_update(
         BackendUnavailable: if the backend cannot run here.
     """
     lists = {"parameter": parameter, "grad": grad, "momentum": momentum}
-    checks.of_one_length(**lists)
-    if not parameter:
+    if not checks.of_one_length(**lists):
         return
     names = {"written": ["parameter", "momentum"], "passing": ["grad"]}
     call, sets = open_lists(__package__, backend, lists, **names, grad_scale=grad_scale)

@@ -87,7 +87,7 @@ linear(f32(2, 3), f32(4, 3), f32(3)) -> ValueError: bias (3,) (4,)
 linear(f32(5, 2, 3), f32(4, 3), residual=f32(10, 4)) -> ValueError: residual (10, 4) (5, 2, 4)
 linear(f32(2, 3), f32(4, 3), activation="swish") -> ValueError: activation 'swish' None 'silu'
 backward("linear", f32(2, 3), f32(2, 3), f32(4, 3)) -> ValueError: grad_output (2, 3) (2, 4)
-prepare_weight(f32(2, 3, 4)) -> ValueError: weight (2, 3, 4) (any, any)
+prepare_weight(f32(2, 3, 4)) -> ValueError: weight (2, 3, 4) (out_features, in_features)
 prepare_weight([[1.0]]) -> TypeError: weight list
 embedding(f32(3), f32(4, 2)) -> TypeError: input float32 integer
 embedding(IDS > 0, f32(4, 2)) -> TypeError: input bool integer
