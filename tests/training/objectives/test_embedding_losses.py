@@ -14,6 +14,7 @@ from bertcore.training.objectives import (
     BatchSemiHardTriplet,
     Contrastive,
     CoSENT,
+    CosineSimilarity,
     DistillKLDiv,
     GISTEmbed,
     MarginMSE,
@@ -45,7 +46,25 @@ def numbers(*shape):
 
 
 TRIPLETS = (BatchHardTriplet, BatchSemiHardTriplet, BatchAllTriplet)
+TIED = [0.3, 0.9, 0.3, -0.2, 0.5, 0.9, 0.9, 0.1]
 CASES = {  # name: (objective, columns, labels of so many examples, arguments of theirs)
+    "MultipleNegativesRankingLoss": (MultipleNegativesRanking(), 2, lambda count: None, {}),
+    "MultipleNegativesRankingLoss of negatives": (
+        MultipleNegativesRanking(scale=3.0), 4, lambda count: None, {"scale": 3.0}
+    ),
+    "MultipleNegativesSymmetricRankingLoss": (
+        MultipleNegativesRanking(symmetric=True), 3, lambda count: None, {}
+    ),
+    "CoSENTLoss": (CoSENT(scale=2.5), 2, lambda count: TIED[:count], {"scale": 2.5}),
+    "CosineSimilarityLoss": (CosineSimilarity(), 2, lambda count: TIED[:count], {}),
+    **{
+        f"TripletLoss by {name}": (
+            Triplet(0.7, name), 3, lambda count: None, {"distance_metric": name.upper(), "triplet_margin": 0.7}
+        )
+        for name in ("euclidean", "cosine", "manhattan")
+    },
+    "MarginMSELoss": (MarginMSE(), 3, numbers(), {}),
+    "MarginMSELoss of negatives": (MarginMSE(), 4, numbers(2), {}),
     "AnglELoss": (AnglE(), 2, numbers(), {}),
     "AnglELoss of triplets": (AnglE(scale=5.0), 3, lambda count: None, {"scale": 5.0}),
     "AnglELoss of four texts": (AnglE(), 4, numbers(), {}),
@@ -102,6 +121,10 @@ CASES = {  # name: (objective, columns, labels of so many examples, arguments of
 }  # fmt: skip
 
 
+def array_of(labels):
+    return None if labels is None else np.asarray(labels)
+
+
 def vectors_of(columns, count, tied=False):
     vectors = np.random.default_rng(8).normal(size=(count, columns, DIM))
     if tied:
@@ -113,7 +136,7 @@ def vectors_of(columns, count, tied=False):
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_gradient_is_the_slope_of_the_value(name, count):
     objective, columns, labels, _ = CASES[name]
-    vectors, labels = vectors_of(columns, count), labels(count)
+    vectors, labels = vectors_of(columns, count), array_of(labels(count))
     _, grad = objective.of_embeddings(vectors, labels)
     for direction in np.random.default_rng(5).normal(size=(3, *vectors.shape)):
         ends = [objective.of_embeddings(vectors + step * direction, labels)[0] for step in (1e-6, -1e-6)]
@@ -126,9 +149,9 @@ def test_gradient_is_the_slope_of_the_value(name, count):
 def test_values_and_gradients_are_those_of_sentence_transformers(name, count, tied):
     torch, peer = pytest.importorskip("torch"), pytest.importorskip("sentence_transformers.losses")
     objective, columns, labels, options = CASES[name]
-    vectors, labels = vectors_of(columns, count, tied), labels(count)
+    vectors, labels = vectors_of(columns, count, tied), array_of(labels(count))
     given = [torch.from_numpy(vectors[:, column]).requires_grad_() for column in range(columns)]
-    targets = None if labels is None else torch.from_numpy(np.asarray(labels))
+    targets = None if labels is None else torch.from_numpy(labels)
     loss = THEIRS.get(name.split()[0], of_columns)(peer, name.split()[0], dict(options), given, targets)
     loss.backward()
     value, grad = objective.of_embeddings(vectors, labels)
@@ -139,7 +162,7 @@ def test_values_and_gradients_are_those_of_sentence_transformers(name, count, ti
 
 def of_columns(peer, name, options, columns, labels):
     if "distance_metric" in options:
-        kinds = peer.SiameseDistanceMetric, peer.BatchHardTripletLossDistanceFunction
+        kinds = peer.SiameseDistanceMetric, peer.BatchHardTripletLossDistanceFunction, peer.TripletDistanceMetric
         key = options["distance_metric"]
         options["distance_metric"] = next(getattr(kind, key) for kind in kinds if hasattr(kind, key))
     return getattr(peer, name)(None, **options).compute_loss_from_embeddings(columns, labels)

@@ -1,4 +1,4 @@
-"""Objectives of sentence embeddings: definitions written out pair by pair, sentence-transformers, chunks."""
+"""Objectives of sentence embeddings: definitions written out pair by pair, extremes, chunks, errors."""
 
 import itertools
 import math
@@ -108,38 +108,6 @@ def test_loss_and_gradient_are_the_definitions(name, count):
     for direction in np.random.default_rng(5).normal(size=(3, *vectors.shape)):
         ends = [definition(vectors + step * direction, labels) for step in (1e-6, -1e-6)]
         assert (grad * direction).sum() == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-7)
-
-
-DISTANCES = {"triplet": "EUCLIDEAN", "triplet by cosine": "COSINE", "triplet by manhattan": "MANHATTAN"}
-THEIRS = {  # a case of the above: the same of the losses of sentence-transformers
-    "ranking of pairs": lambda it: it.MultipleNegativesRankingLoss(None),
-    "ranking with negatives": lambda it: it.MultipleNegativesRankingLoss(None, scale=3.0),
-    "symmetric ranking": lambda it: it.MultipleNegativesSymmetricRankingLoss(None),
-    "cosent of a scale": lambda it: it.CoSENTLoss(None, scale=2.5),
-    "cosine similarity": lambda it: it.CosineSimilarityLoss(None),
-    **dict.fromkeys(DISTANCES, lambda it, **options: it.TripletLoss(None, **options)),
-    **dict.fromkeys(("margin mse", "margin mse of negatives"), lambda it: it.MarginMSELoss(None)),
-}
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("name", THEIRS)
-def test_losses_are_those_of_sentence_transformers(name):
-    torch, losses = pytest.importorskip("torch"), pytest.importorskip("sentence_transformers.losses")
-    ours, columns, labels, _ = CASES[name]
-    options = {}
-    if name in DISTANCES:
-        metric = getattr(losses.TripletDistanceMetric, DISTANCES[name])
-        options = {"distance_metric": metric, "triplet_margin": ours.margin}
-    vectors = np.random.default_rng(2).normal(size=(COUNT, columns, DIM))
-    columns = [torch.from_numpy(vectors[:, column]).requires_grad_() for column in range(columns)]
-    given = None if labels is None else torch.from_numpy(labels)
-    loss = THEIRS[name](losses, **options).compute_loss_from_embeddings(columns, given)
-    loss.backward()
-    value, grad = ours.of_embeddings(vectors, labels)
-    assert value == pytest.approx(loss.item(), rel=1e-7)  # they round labels to float32
-    expected = np.stack([column.grad.numpy() for column in columns], axis=1)
-    np.testing.assert_allclose(grad, expected, rtol=1e-6, atol=1e-8 * np.abs(expected).max())
 
 
 def test_extremes_are_finite():
