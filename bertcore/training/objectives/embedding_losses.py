@@ -27,6 +27,7 @@ from bertcore.training.objectives.similarity import (
     DISTANCES,
     all_cosines,
     angles,
+    first_with_others,
     ranking_loss,
 )
 
@@ -162,12 +163,10 @@ class DistillKLDiv(EmbeddingObjective):
         count, columns, _ = embeddings.shape
         if labels.shape != (count, columns - 1):
             raise ValueError(f"labels has shape {labels.shape}, expected ({count}, {columns - 1}): one each later text")
-        xp, temperature = kernels.array_module(embeddings), self.student_temperature
-        scores = (embeddings[:, :1] * embeddings[:, 1:]).sum(axis=2)
+        scores, pullback = first_with_others(embeddings)
+        temperature = self.student_temperature
         value, grad = divergence_of_scores(scores / temperature, labels / self.teacher_temperature)
-        grad = grad[:, :, None] * temperature / count
-        of_first = (grad * embeddings[:, 1:]).sum(axis=1, keepdims=True)
-        return value * temperature**2 / count, xp.concatenate([of_first, grad * embeddings[:, :1]], axis=1)
+        return value * temperature**2 / count, pullback(grad * temperature / count)
 
 
 class GISTEmbed(EmbeddingObjective):

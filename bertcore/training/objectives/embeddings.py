@@ -21,7 +21,7 @@ from bertcore.training.objectives.similarity import (
     DISTANCES,
     all_cosines,
     cosines,
-    dot_products,
+    first_with_others,
     normalized,
     ordering_loss,
     ranking_loss,
@@ -273,14 +273,10 @@ class MarginMSE(EmbeddingObjective):
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         xp, (count, columns, _) = kernels.array_module(embeddings), embeddings.shape
-        labels = margins(labels, count, columns - 2)
-        products = [dot_products(embeddings[:, 0], embeddings[:, column]) for column in range(1, columns)]
-        scores = xp.stack([score for score, _ in products], axis=1)
-        difference = scores[:, :1] - scores[:, 1:] - labels
+        scores, pullback = first_with_others(embeddings)
+        difference = scores[:, :1] - scores[:, 1:] - margins(labels, count, columns - 2)
         grad = 2 * difference / difference.size
-        of_scores = xp.concatenate([grad.sum(axis=1, keepdims=True), -grad], axis=1)
-        parts = [pullback(of_scores[:, index]) for index, (_, pullback) in enumerate(products)]
-        return (difference**2).mean(), xp.stack([sum(part for part, _ in parts), *(part for _, part in parts)], axis=1)
+        return (difference**2).mean(), pullback(xp.concatenate([grad.sum(axis=1, keepdims=True), -grad], axis=1))
 
 
 class Matryoshka(EmbeddingObjective):

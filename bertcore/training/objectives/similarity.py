@@ -32,9 +32,18 @@ def cosines(left: Array, right: Array) -> tuple[Array, Pullback]:
     return (unit * other).sum(axis=-1), lambda grad: (of_left(grad[:, None] * other), of_right(grad[:, None] * unit))
 
 
-def dot_products(left: Array, right: Array) -> tuple[Array, Pullback]:
-    """Return the dot products of rows, as `cosines` does."""
-    return (left * right).sum(axis=-1), lambda grad: (grad[:, None] * right, grad[:, None] * left)
+def first_with_others(columns: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """Return the dot products of the first vector of each example with its others, and the pullback.
+
+    `columns` are (examples, columns, dim), the products (examples, columns - 1).
+    """
+    xp, first, others = kernels.array_module(columns), columns[:, :1], columns[:, 1:]
+
+    def pullback(grad):
+        of_first = (grad[:, :, None] * others).sum(axis=1, keepdims=True)
+        return xp.concatenate([of_first, grad[:, :, None] * first], axis=1)
+
+    return (first * others).sum(axis=2), pullback
 
 
 def cosine_distances(left: Array, right: Array) -> tuple[Array, Pullback]:
