@@ -82,7 +82,7 @@ def create_app(
     roots = {"dense": embeddings.embed, "sparse": embeddings.embed_sparse, "classifier": scores.predict}
     is_reranker = first.kind == "classifier" and len(first.labels) == 1
     endpoints = ENDPOINTS | {"/": scores.rerank if is_reranker else roots[first.kind]}
-    api = json_response(document := schema.openapi(endpoints, LISTS, has_key=settings.api_key is not None))
+    api = json_response(document := schema.openapi(endpoints, LISTS, settings))
     trial, docs = page.trial_page(loaded, endpoints), page.docs_page(document)
     pages: dict[str, Callable[[], Response]] = {  # GET, without a key
         "/": lambda: trial,

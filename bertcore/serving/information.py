@@ -9,7 +9,6 @@ import bertcore
 from bertcore.serving.embeddings import INTEGER, listed, prompt_of
 from bertcore.serving.models import Models, ServerSettings
 from bertcore.serving.requests import (
-    BATCH,
     FILLED,
     FILLED_TEXTS,
     FLAG,
@@ -17,6 +16,7 @@ from bertcore.serving.requests import (
     MODEL,
     PROMPT,
     TEXT,
+    batch,
     endpoint,
     many,
     optional,
@@ -74,7 +74,7 @@ def _tokens(text: str, encoding: "Encoding") -> list[dict[str, Any]]:
     example={"ids": [5, 6, 7]},
     result=many(TEXT),
     ids={
-        "anyOf": [IDS, many(IDS, "lists of token ids", **{BATCH: True})],
+        "anyOf": [IDS, batch(IDS, "lists of token ids")],
         "description": "a list of token ids, or a list of these",
     },
     skip_special_tokens=optional(FLAG, True),

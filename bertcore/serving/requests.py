@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 Schema = dict[str, Any]  # JSON Schema
+BATCH = "x-batch"  # mark of the lists whose length the server's settings bound
 LONGEST = 400
 KINDS = ("Backend", "Empty", "Overloaded", "Tokenizer", "Unhealthy", "Validation")
 
@@ -107,23 +108,27 @@ def many(items: Schema, description: str = "", **more: Any) -> Schema:
     )
 
 
+def batch(items: Schema, description: str) -> Schema:
+    """Return the schema of a list of at least one entry, and at most as many as a client's batch may have."""
+    return many(items, description) | {BATCH: True}
+
+
 def choice(*names: str) -> Schema:
     """Return the schema of one of these strings."""
     return {"type": "string", "enum": list(names), "description": f"one of {', '.join(names)}"}
 
 
-BATCH = "x-batch"  # of a list: it may have as many entries as a client's batch (413 beyond)
 TEXT: Schema = {"type": "string", "description": "a string"}
 FILLED: Schema = TEXT | {"minLength": 1}
 FLAG: Schema = {"type": "boolean", "description": "true or false"}
 COUNT: Schema = {"type": "integer", "minimum": 1, "description": "a positive integer"}
 IDS = many({"type": "integer", "minimum": 0, "description": "a token id"}, "a list of token ids")
-TEXTS = many(TEXT, "a list of strings", **{BATCH: True})
-FILLED_TEXTS = many(FILLED, "a list of strings", **{BATCH: True})
+TEXTS = batch(TEXT, "a list of strings")
+FILLED_TEXTS = batch(FILLED, "a list of strings")
 INPUT: Schema = {
     "anyOf": [
         FILLED,
-        many({"anyOf": [FILLED, IDS], "description": "a string"}, "a list of strings", **{BATCH: True}),
+        batch({"anyOf": [FILLED, IDS], "description": "a string"}, "a list of strings"),
         IDS,
     ],
     "description": "a string, a list of token ids, or a list of these",

@@ -5,7 +5,8 @@ from typing import Any
 
 import bertcore
 from bertcore.serving.guard import OPENAI_PATHS
-from bertcore.serving.requests import KINDS, TEXT, Endpoint, Schema, choice, record
+from bertcore.serving.models import ServerSettings
+from bertcore.serving.requests import BATCH, KINDS, TEXT, Endpoint, Schema, choice, record
 
 STATUSES = {
     400: "The body is not JSON, or has no text; on OpenAI's paths, a field is wrong or a text too long",
@@ -43,8 +44,11 @@ PAGES = {
 }
 
 
-def openapi(endpoints: Mapping[str, Endpoint], lists: Mapping[str, Endpoint], *, has_key: bool) -> dict[str, Any]:
+def openapi(
+    endpoints: Mapping[str, Endpoint], lists: Mapping[str, Endpoint], settings: ServerSettings
+) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of these endpoints, POST and GET, and of the pages."""
+    has_key = settings.api_key is not None
     paths: dict[str, dict[str, Any]] = {}
     for group, method in ((endpoints, "post"), (lists, "get")):
         for path, endpoint in group.items():
@@ -55,7 +59,10 @@ def openapi(endpoints: Mapping[str, Endpoint], lists: Mapping[str, Endpoint], *,
                 path, "application/json", endpoint.result, statuses
             )
             if method == "post":
-                content = {"schema": endpoint.body, "example": endpoint.example}
+                content = {
+                    "schema": _bounded(endpoint.body, settings.max_client_batch_size),
+                    "example": endpoint.example,
+                }
                 operation["requestBody"] = {"required": True, "content": {"application/json": content}}
             if "{model}" in path:
                 operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": TEXT}]
@@ -72,6 +79,16 @@ def openapi(endpoints: Mapping[str, Endpoint], lists: Mapping[str, Endpoint], *,
         "paths": paths,
         "components": {"schemas": schemas} | keys,
     }
+
+
+def _bounded(schema: Any, most: int) -> Any:
+    """Return a schema with the limit of a client's batch in it."""
+    if isinstance(schema, list):
+        return [_bounded(part, most) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    bounded = {name: _bounded(part, most) for name, part in schema.items() if name != BATCH}
+    return bounded | ({"maxItems": most} if BATCH in schema else {})
 
 
 def _responses(path: str, media: str | None, result: Schema, statuses: Iterable[int]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import numpy as np
 from bertcore.serving.embeddings import INTEGER, NUMBER, USAGE, pooled_embeddings, prompt_of, usage
 from bertcore.serving.models import Models, ServedModel, ServerSettings, finite
 from bertcore.serving.requests import (
-    BATCH,
     COUNT,
     CUT,
     FILLED,
@@ -18,6 +17,7 @@ from bertcore.serving.requests import (
     PROMPT,
     TEXT,
     TEXTS,
+    batch,
     empty,
     endpoint,
     many,
@@ -36,7 +36,7 @@ LABELS = many(record(score=NUMBER, label=TEXT))
     example={"inputs": "the cat sat on the mat"},
     result={"anyOf": [LABELS, many(LABELS)]},
     inputs={
-        "anyOf": [TEXT, PAIR, many(PAIR, "a list of texts and pairs", **{BATCH: True})],
+        "anyOf": [TEXT, PAIR, batch(PAIR, "a list of texts and pairs")],
         "description": "a string, a pair of strings, or a list of lists of one or two strings",
     },
     **CUT,
@@ -98,7 +98,7 @@ def _documents(return_documents: bool) -> Any:
             meta=record(tokens=record(input_tokens=INTEGER)),
         ),
         query=FILLED,
-        documents=many(document, "a list of strings or of objects of text", **{BATCH: True}),
+        documents=batch(document, "a list of strings or of objects of text"),
         **MODEL,
         top_n=optional(COUNT),
         return_documents=optional(FLAG, return_documents),

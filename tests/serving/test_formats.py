@@ -300,21 +300,32 @@ def test_docs(client, server):
     for path, operations in api["paths"].items():
         for method, operation in operations.items():
             assert f"<h2>{method.upper()} {path}</h2>" in page.text and operation["summary"]
-    body = api["paths"]["/embed"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert body["required"] == ["inputs"] and body["properties"]["normalize"]["default"] is True
-    client = server(api_key="key")
-    paths = client.get("/openapi.json").json()["paths"]
+
+    def body(paths):
+        return paths["/embed"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+
+    assert body(api["paths"])["required"] == ["inputs"]
+    assert body(api["paths"])["properties"]["normalize"]["default"] is True
+    paths = server(api_key="key", max_client_batch_size=7).get("/openapi.json").json()["paths"]
+    assert body(paths)["properties"]["inputs"]["anyOf"][1]["maxItems"] == 7
     assert paths["/embed"]["post"]["security"] == [{"key": []}] and "security" not in paths["/health"]["get"]
+
+
+FUZZED = """
+[checks.positive_data_acceptance]
+enabled = false  # which prompts and token ids a model has stands elsewhere
+[checks.negative_data_rejection]
+expected-statuses = ["400", "404", "405", "413", "415", "422"]
+"""
 
 
 @pytest.mark.slow
 def test_a_fuzzer_finds_nothing(folders, tmp_path):
-    """Schemathesis finds no server error, nothing undocumented, and no wrong body that is accepted.
-
-    It may not ask that every body of the schema is accepted: which prompts and token ids a model has stands elsewhere.
-    """
-    with served(*(folders[name] for name in ("encoder", "splade", "reranker"))) as (_, port):
-        command = [sys.executable, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{port}/openapi.json"]
-        options = ["--exclude-checks=positive_data_acceptance", "--max-examples=50", "--seed=1", "--no-color"]
-        done = run([*command, *options], cwd=tmp_path, capture_output=True, text=True)
+    """Schemathesis finds no server error, nothing undocumented, and no wrong body that is accepted."""
+    (tmp_path / "schemathesis.toml").write_text(FUZZED)
+    models = (folders[name] for name in ("encoder", "splade", "reranker"))
+    with served(*models, options=("--log-level", "warning")) as (_, port):
+        url = f"http://127.0.0.1:{port}/openapi.json"
+        command = [sys.executable, "-m", "schemathesis.cli", "run", url, "--max-examples=50", "--seed=1", "--no-color"]
+        done = run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
