@@ -22,10 +22,8 @@ from sentence_transformers.base.modules import InputModule
 
 from bertcore import kernels
 from bertcore.checkpoint import resolve
-from bertcore.kernels import checks
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sentence_encoder.encoder import checked_options
-from bertcore.tasks.texts import checked_text
 from bertcore.tokenization import Tokenizer
 
 MODEL_INPUTS = "input_ids", "attention_mask", "token_type_ids"
@@ -67,25 +65,8 @@ class EncoderModule(InputModule):
     def preprocess(
         self, inputs: Sequence[Any], prompt: str | None = None, processing_kwargs: Any = None, **options: Any
     ) -> dict[str, Any]:
-        """Return the model's inputs for texts or pairs of texts, padded, and the number of first tokens not pooled.
-
-        `processing_kwargs` has arguments of the tokenizer's call: {"text": {"max_length": 256, "truncation": True}}.
-
-        Raises TypeError for other inputs, ValueError for other keys than "text" and "common".
-        """
-        call: dict[str, Any] = {"padding": True, "truncation": True, "max_length": self.max_seq_length}
-        call["add_special_tokens"] = not self.encoder.settings.is_static
-        for key, more in (processing_kwargs or {}).items():
-            checks.choice("a key of processing_kwargs", key, ("text", "common"))
-            call |= more
-        rows = [list(each) if isinstance(each, list | tuple) else [each] for each in inputs]
-        for number, row in enumerate(rows):
-            if not len(row) == len(rows[0]) <= 2:
-                raise TypeError(f"inputs[{number}] has {len(row)} texts, expected one each, or two each")
-            for part, text in enumerate(row):
-                checked_text(f"inputs[{number}]", text, "a string or a pair of strings")
-                row[part] = self.encoder.prepared(text, "" if part or not prompt else prompt)
-        found = self.tokenizer(*(list(column) for column in zip(*rows, strict=True)), **call | {"return_tensors": "np"})
+        """Return the model's inputs, see `SentenceEncoder.preprocess`, and the number of first tokens not pooled."""
+        found = self.encoder.preprocess(inputs, prompt, processing_kwargs)
         features = {name: torch.from_numpy(column) for name, column in found.items()}
         return {**features, "prompt_length": checked_options(self.encoder, prompt or "").skipped}
 

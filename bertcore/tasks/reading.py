@@ -1,7 +1,7 @@
 """Readers of texts: cut to the model's length or read in windows, and computed in batches of tokens."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,12 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.checkpoint import CheckpointError
+from bertcore.kernels import checks
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.encoders import Encoder
 from bertcore.tasks.folder import with_prompt
 from bertcore.tasks.long_texts import Cutting, MergedWindows, Text, Window, merged_vectors
-from bertcore.tasks.texts import CutTexts, checked_texts, grouped, in_batches, lower_cased, sequence_length, uncut
+from bertcore.tasks.texts import CutTexts, checked_text, grouped, in_batches, lower_cased, sequence_length, uncut
 from bertcore.tokenization import AutoTokenizer, BatchEncoding
 
 
@@ -158,14 +159,40 @@ class PromptedReader(TextReader, Encoder):
     def _text(self, text: Any, prompt: str) -> Text:
         return Text(self.prepared(text, prompt))
 
-    def tokenize(self, texts: Iterable[str], prompt: str = "") -> BatchEncoding:
-        """Return the model's inputs for texts: input_ids, attention_mask, ... by name, int64 (texts, tokens).
+    def preprocess(
+        self, inputs: Iterable[Any], prompt: str | None = None, processing_kwargs: Mapping[str, Any] | None = None
+    ) -> BatchEncoding:
+        """Return the model's inputs, input_ids, attention_mask, ... by name, int64 (texts, tokens), as NumPy arrays.
 
         Rows are cut to `max_seq_length` and padded to the longest, as by sentence-transformers' method of this name.
+
+        Args:
+            inputs: texts, or pairs of texts.
+            prompt: text to put before each.
+            processing_kwargs: arguments of the tokenizer's call: {"text": {"max_length": 256, "truncation": True}}.
+
+        Raises:
+            TypeError: an input is neither a text nor a pair, or there are both.
+            ValueError: `processing_kwargs` has other keys than "text" and "common".
         """
-        given = [self.prepared(text, prompt) for text in checked_texts(texts)]
-        how = {"padding": True, "truncation": True, "max_length": self.max_seq_length}
-        return self.tokenizer(given, add_special_tokens=self._lengths[2] > 0, return_tensors="np", **how)
+        call: dict[str, Any] = {"padding": True, "truncation": True, "max_length": self.max_seq_length}
+        call["add_special_tokens"] = self._lengths[2] > 0  # those of a text; none for static embeddings
+        for key, more in (processing_kwargs or {}).items():
+            checks.choice("a key of processing_kwargs", key, ("text", "common"))
+            call |= more
+        if isinstance(inputs, str):
+            raise TypeError("inputs is str, expected a list of strings, or of pairs of strings")
+        rows = [list(each) if isinstance(each, list | tuple) else [each] for each in inputs]
+        for number, row in enumerate(rows):
+            if not len(row) == len(rows[0]) <= 2:
+                raise TypeError(f"inputs[{number}] has {len(row)} texts, expected one each, or two each")
+            for part, text in enumerate(row):
+                checked_text(f"inputs[{number}]", text, "a string or a pair of strings")
+                row[part] = self.prepared(text, "" if part or not prompt else prompt)
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[]]
+        return self.tokenizer(*columns, **call | {"return_tensors": "np"})
+
+    tokenize = preprocess
 
     def token_rows(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
         """Return for each text the token ids of prompt and text, cut to `max_seq_length`, and whether they were cut."""

@@ -261,7 +261,11 @@ def test_tokenize_returns_the_model_s_inputs(encoder):
     for row, (ids, _) in zip(found["input_ids"], encoder.token_rows(["the cat", "a"], "paris "), strict=True):
         assert row[: len(ids)].tolist() == ids.tolist()
     assert found["attention_mask"].sum(axis=1).tolist() == [5, 4] and found["input_ids"].dtype == np.int64
-    refuses(TypeError, r"texts\[0\] is NoneType, expected str", encoder.tokenize, [None])
+    pair = encoder.preprocess([["the cat", "a"]], processing_kwargs={"text": {"max_length": 4}})
+    assert pair["input_ids"].shape == (1, 4) and pair["token_type_ids"].max() == 1
+    assert encoder.tokenize([])["input_ids"].shape[0] == 0
+    refuses(TypeError, r"inputs\[0\] is NoneType, expected a string or a pair of strings", encoder.tokenize, [None])
+    refuses(TypeError, "inputs is str, expected a list of strings", encoder.tokenize, "the cat")
 
 
 def test_max_seq_length_can_be_set(folder):
