@@ -61,7 +61,6 @@ def read_jsonl(content):
         (["TEXTS", "-o", "out.npy"], True),
         (["TEXTS", "-o", "out.txt"], False),
         (["TEXTS", "-o", "out.npy", "--format", "jsonl"], False),
-        (["TEXTS", "-o", "texts.txt"], False),  # the output may be the input
     ],
     ids=str,
 )
