@@ -31,10 +31,8 @@ Pair = Sequence[str]
 
 
 class PairOptions(TypedDict, total=False):
-    """Arguments of `CrossEncoder.predict_stream` beside the pairs."""
+    """Arguments of `CrossEncoder.predict_stream` beside the pairs and their prompt."""
 
-    prompt: str | None
-    prompt_name: str | None
     batch_size: int | None
     device: str | None
     activation_fn: str | Activation | None
@@ -155,7 +153,7 @@ class CrossEncoder(Encoder):
         checks.boolean("apply_softmax", apply_softmax)
         is_one = _is_pair(inputs)
         many = list(_checked([inputs] if is_one else inputs))
-        given = {"prompt": prompt, "prompt_name": prompt_name, "device": None, **options}
+        given: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "device": None, **options}
         scores = np.empty((len(many),) if self.num_labels == 1 else (len(many), self.num_labels), np.float32)
         if pool is not None or isinstance(given["device"], list | tuple):
             found = self._in_processes(many, pool, chunk_size, given | {"show_progress_bar": False})
@@ -286,7 +284,7 @@ def _model_folder(folder: Path) -> Path:
 
 
 def _is_pair(inputs: Any) -> bool:
-    is_row = isinstance(inputs, list | tuple) or (isinstance(inputs, np.ndarray) and inputs.ndim)
+    is_row = isinstance(inputs, list | tuple) or (isinstance(inputs, np.ndarray) and inputs.ndim > 0)
     return is_row and len(inputs) > 0 and isinstance(inputs[0], str)
 
 

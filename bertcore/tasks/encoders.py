@@ -77,7 +77,9 @@ class Encoder:
     _method: ClassVar[str] = "encode"
 
     def _open(self, model_name_or_path: str | os.PathLike, kind: str, options: EncoderOptions) -> Path:
-        hub = {name: options[name] for name in ("revision", "token", "local_files_only") if name in options}
+        hub: dict[str, Any] = {
+            name: options[name] for name in ("revision", "token", "local_files_only") if name in options
+        }
         checks.boolean("trust_remote_code", options.get("trust_remote_code", False))
         found = resolve(model_name_or_path, "sentence_encoder", cache_dir=options.get("cache_folder"), **hub)
         self.folder = opened_folder(found, kind)
@@ -160,7 +162,7 @@ class Encoder:
         target, source = Path(path), self.folder
         where = self._model_folder().relative_to(source)
         (target / where).mkdir(parents=True, exist_ok=True)
-        files = [SETTINGS_NAME, MODULES_NAME, *(where / name for name in TRANSFORMER_NAMES)]
+        files: list[str | Path] = [SETTINGS_NAME, MODULES_NAME, *(where / name for name in TRANSFORMER_NAMES)]
         for name in [name for name in files if (source / name).is_file()]:
             shutil.copyfile(source / name, target / name)
         for folder in self._module_folders():

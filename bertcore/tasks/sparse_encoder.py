@@ -40,10 +40,8 @@ if TYPE_CHECKING:
 
 
 class TextOptions(TypedDict, total=False):
-    """Arguments of `SparseEncoder.encode_stream` beside the texts."""
+    """Arguments of `SparseEncoder.encode_stream` beside the texts and their prompt."""
 
-    prompt: str | None
-    prompt_name: str | None
     batch_size: int | None
     device: str | None
     max_active_dims: int | None
@@ -136,7 +134,7 @@ class SparseEncoder(PromptedReader):
         """
         sparse = required("scipy.sparse")  # fail before the work
         many = [checked_text("inputs", inputs)] if isinstance(inputs, str) else list(checked_texts(inputs, "inputs"))
-        given = {"prompt": prompt, "prompt_name": prompt_name, "device": None, **options}
+        given: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "device": None, **options}
         if pool is not None or isinstance(given["device"], list | tuple):
             parts = self._in_processes(many, pool, chunk_size, given | {"show_progress_bar": False})
             found = sparse.vstack(parts, format="csr") if parts else self._matrix(sparse, [])

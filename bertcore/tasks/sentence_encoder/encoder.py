@@ -211,8 +211,8 @@ class SentenceEncoder(PromptedReader):
             found = self._token_embeddings(many, output_value is None, options)
             return found[0] if is_one else found
         if in_processes:
-            rows = self._in_processes(many, pool, chunk_size, options | {"show_progress_bar": False})
-            embeddings = np.concatenate(rows) if rows else np.empty((0, self.embedding_dimension), np.float32)
+            parts = self._in_processes(many, pool, chunk_size, options | {"show_progress_bar": False})
+            embeddings = np.concatenate(parts) if parts else np.empty((0, self.embedding_dimension), np.float32)
         else:
             checked = checked_options(self, precision=precision, ranges=ranges, **options)
             embeddings, done = np.empty((len(many), self._kept(checked)), np.float32), 0
@@ -326,7 +326,8 @@ class SentenceEncoder(PromptedReader):
 
         The first `skipped` tokens of each text are not pooled.
         """
-        return self.pooled_states(*self.model.encode_packed(batch), skipped)
+        hidden, cu_seqlens = self.model.encode_packed(batch)
+        return self.pooled_states(hidden, cu_seqlens, skipped)
 
     def pooled_states(self, hidden: Array, cu_seqlens: np.ndarray, skipped: int) -> np.ndarray:
         """Return the vectors that `pooled` makes of packed hidden states, (tokens, hidden), and their offsets."""
