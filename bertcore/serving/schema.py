@@ -14,17 +14,17 @@ STATUSES = {
     403: "The host or the origin is not allowed",
     404: "No such model is served",
     408: "The body arrived too slowly",
-    413: "The body, the batch or a text is beyond the limits",
+    413: "The body, the batch, a text or the answer is beyond the limits",
     415: "The body is not declared as JSON, or compressed",
     422: "A field is wrong",
     424: "No served model can do this",
-    429: "The queue is full",
+    429: "The server has as much work as it takes",
     500: "The server failed",
     503: "The server is stopping",
     504: "The time is over",
 }
-OF_LISTS = (401, 403, 404, 500, 503, 504)
-OF_PAGES = (403, 500)
+OF_LISTS = (401, 403, 404, 429, 500, 503, 504)
+OF_PAGES = (403, 429, 500, 503)
 NULL_OR_TEXT = TEXT | {"type": ["string", "null"]}
 ERROR = record(error=TEXT, error_type=choice(*KINDS))
 OPENAI_ERROR = record(
