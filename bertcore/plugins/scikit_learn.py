@@ -75,7 +75,7 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
     def __init__(
         self,
-        model: str,
+        model: str | os.PathLike[str],
         *,
         dtype: str | None = None,
         prompt_name: str | None = None,
@@ -143,7 +143,7 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        model: str,
+        model: str | os.PathLike[str],
         *,
         epochs: float = 3,
         batch_size: int = 16,

@@ -89,8 +89,6 @@ def test_values_of_tokens(made):
         np.testing.assert_array_equal(found["sentence_embedding"], embedding)
         assert len(found["input_ids"]) == len(given)
     assert encode(texts[0], output_value="token_embeddings").shape == states[0].shape
-    rows = encode(texts, convert_to_numpy=False)
-    assert isinstance(rows, list) and len(rows) == len(texts)
 
 
 def test_dimensions_and_devices(made):
@@ -142,6 +140,21 @@ EVALUATORS = [
     ("sparse", "sparse_encoder.evaluation.SparseInformationRetrievalEvaluator", (*QUERIES, RELEVANT)),
     ("sparse", "sparse_encoder.evaluation.SparseEmbeddingSimilarityEvaluator", (MANY[:15], MANY[15:], SCORES)),
 ]
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", ["dense", "sparse", "pairs"])
+def test_tensors(made, kind):
+    import torch
+
+    _, call, inputs = made[kind]
+    expected = dense(call(inputs))
+    found = call(inputs, convert_to_tensor=True)
+    assert found.is_sparse == (kind == "sparse")
+    np.testing.assert_array_equal(found.to_dense().numpy(), expected)
+    if kind != "sparse":
+        rows = call(inputs, convert_to_numpy=False)
+        assert len(rows) == len(inputs) and all(isinstance(row, torch.Tensor) for row in rows)
 
 
 @pytest.mark.parity
