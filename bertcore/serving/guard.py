@@ -152,8 +152,8 @@ def json_response(value: Any, status: int = 200) -> Response:
 def error_response(error: RequestError, path: str) -> Response:
     """Return an error as the path's clients read it.
 
-    On OpenAI's paths: OpenAI's object, and beside it what text-embeddings-inference answers there. Elsewhere: as
-    text-embeddings-inference.
+    On OpenAI's paths: OpenAI's object, and beside it the members that text-embeddings-inference has there. Elsewhere:
+    the form of text-embeddings-inference.
     """
     status = error.status
     if path.startswith(OPENAI_PATHS):

@@ -106,7 +106,7 @@ COUNTS = ("max_concurrent_requests", "max_input_length", "max_batch_tokens", "ma
     ),
 )
 async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return what the first model is, and the limits of the server."""
+    """Return the kind and the sizes of the first model, and the limits of the server."""
     model = models.all[0]
     if model.kind == "classifier":
         names = dict(enumerate(model.labels))

@@ -190,7 +190,7 @@ class ServedModel:
         return np.array(ids[-most:] if side == "left" else ids[:most], np.int32), len(ids) > most
 
     def prepared(self, texts: list[str], prompt: str) -> list[str]:
-        """Return what the tokenizer is given for each text."""
+        """Return the tokenizer's input for each text."""
         if self.kind == "classifier":
             return [lower_cased(text) for text in texts] if self.engine.scores.do_lower_case else texts
         return [self.engine.prepared(text, prompt) for text in texts]
