@@ -1,4 +1,4 @@
-"""Arguments of public functions: dtype names, checks, warnings at the caller's line, and optional packages.
+"""Arguments of public functions: dtype names, checks, warnings at the caller's line, printable text, optional packages.
 
 Each error names the argument, what came and what was expected: TypeError for a wrong type, ValueError for a wrong
 value. Imports nothing but the standard library, because `bertcore --help` reads it.
@@ -113,6 +113,13 @@ def naming_nearest(*more: str) -> Callable[[Callable[Arguments, Result]], Callab
         return call
 
     return decorate
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters escaped, as these may command a terminal."""
+    return "".join(
+        character if character.isprintable() else repr(character)[1:-1].replace("\\\\", "\\") for character in text
+    )
 
 
 def required(name: str) -> Any:

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ import numpy as np
 from bertcore import checkpoint
 from bertcore.arguments import INT8, check_count, check_number
 from bertcore.checkpoint.files import locked
+from bertcore.checkpoint.patterns import BoundedPattern
 from bertcore.kernels import checks
 from bertcore.models.model import Model
 from bertcore.nn.forms import storage_dtype
@@ -337,7 +339,8 @@ class LoraConfig:
     Attributes:
         r: the rank of each product.
         target_modules: the linear layers to adapt: endings of their names in a checkpoint ("query" matches every
-            layer's), a regular expression for whole names, or "all-linear", all linear layers of the encoder.
+            layer's), a regular expression for whole names (a `BoundedPattern`), or "all-linear", all linear layers of
+            the encoder.
         lora_alpha: the product is multiplied by lora_alpha / r.
         lora_dropout: the dropout rate of the adapters' input in training.
         modules_to_save: endings of the names of modules that are trained in full and saved beside the adapters, such as
@@ -399,7 +402,7 @@ class LoraConfig:
     def rank_and_scale(self, module: str) -> tuple[int, float]:
         """Return the rank of the product for the linear layer of this name, and the factor on it."""
         rank, alpha = (
-            next((value for key, value in given.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+            next((value for key, value in given.items() if _matches(rf"(.*\.)?({key})", module)), default)
             for given, default in ((self.rank_pattern, self.r), (self.alpha_pattern, self.lora_alpha))
         )
         return rank, alpha / (rank**0.5 if self.use_rslora else rank)
@@ -419,8 +422,9 @@ class LoraConfig:
             return _is_named(self.target_modules, module)
         patterns = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
         beginnings = [rf"(?:^|.*?\.){pattern}" for pattern in patterns] or [r".*?\.[^.]*"]
-        found = next(filter(None, (re.match(rf"{start}\.(\d+)\.", module) for start in beginnings)), None)
-        return found is not None and int(found[found.re.groups]) in self.layers_to_transform
+        numbers = list(re.finditer(r"\.(?=(\d+)\.)", module))
+        found = (number[1] for start in beginnings for number in numbers if _matches(start, module[: number.start()]))
+        return int(next(found, "-1")) in self.layers_to_transform
 
     def to_file(self) -> dict[str, Any]:
         """Return the contents of adapter_config.json."""
@@ -431,29 +435,41 @@ class LoraConfig:
     def from_file(cls, config: Mapping[str, Any], source: Any) -> Self:
         """Return the config that the contents of an adapter_config.json describe; errors name its place, `source`.
 
-        Raises ValueError for other kinds of adapters, and for keys that ask for something unsupported.
+        Raises CheckpointError for other kinds of adapters, and for keys that ask for something unsupported.
         """
         if config.get("peft_type") != "LORA":
-            raise ValueError(f"{source}: peft_type is {config.get('peft_type')!r}, expected 'LORA'")
+            raise checkpoint.CheckpointError(f"{source}: peft_type is {config.get('peft_type')!r}, expected 'LORA'")
         initial = config.get("init_lora_weights")
         if initial not in INITIAL_VALUES:
-            raise ValueError(
+            raise checkpoint.CheckpointError(
                 f"{source}: init_lora_weights is {initial!r}, which changes the model's own weights, too; convert the "
                 "adapters with PEFT: save_pretrained(..., path_initial_model_for_weight_conversion=...)"
             )
         known = {field.name for field in fields(cls)}
         asked = [key for key, value in config.items() if value and key not in known | IGNORED_KEYS]
         if asked:
-            raise ValueError(f"{source} asks for options that are not supported: {', '.join(asked)}")
+            raise checkpoint.CheckpointError(f"{source} asks for options that are not supported: {', '.join(asked)}")
         if not config.get("target_modules"):
-            raise ValueError(f"{source} has no target_modules")
+            raise checkpoint.CheckpointError(f"{source} has no target_modules")
         given = {key: config[key] for key in known & config.keys()}
         try:
             heads = HEADS.get(given.get("task_type"), ())
             saved = [name for name in given.get("modules_to_save") or () if name not in heads]
             return cls(**given | {"modules_to_save": saved})
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{source}: {error}") from error
+            raise checkpoint.CheckpointError(f"{source}: {error}") from error
+
+
+@lru_cache(64)
+def _pattern(text: str) -> BoundedPattern:
+    return BoundedPattern(text)
+
+
+def _matches(pattern: str, module: str) -> bool:
+    try:
+        return _pattern(pattern).fullmatch(module)
+    except ValueError as error:
+        raise ValueError(f"pattern {pattern!r:.80} {error}") from error
 
 
 def _patterns(label: str, given: Any) -> Any:
@@ -461,8 +477,8 @@ def _patterns(label: str, given: Any) -> Any:
     if not isinstance(given, str):
         return _names(label, given)
     try:
-        re.compile(given)
-    except re.error as error:
+        _pattern(given)
+    except ValueError as error:
         raise ValueError(f"{label} is {given!r}, expected a regular expression: {error}") from error
     return given
 
@@ -470,7 +486,7 @@ def _patterns(label: str, given: Any) -> Any:
 def _is_named(names: Sequence[str] | str, module: str) -> bool:
     """Return whether a regular expression is that of the whole name, or one of some names is its end."""
     if isinstance(names, str):
-        return re.fullmatch(names, module) is not None
+        return _matches(names, module)
     return any(f".{module}".endswith(f".{name}") for name in names)
 
 

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "passes": {"kernels", "tape"},
     "nn": {"arguments", "checkpoint", "kernels", "passes", "tape"},
     "heads": {"kernels", "nn", "passes", "tape"},
-    "checkpoint": set(),
+    "checkpoint": {"arguments"},
     # the registry finds families
     "models": {
         "arguments",

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bertcore.arguments import printable
+
 if os.name == "posix":
     import fcntl
 
@@ -31,7 +33,13 @@ NOTE = b'{"bertcore_saving": "the files beside this one are being replaced; this
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be read, or does not fit the model; the message names the file and every problem."""
+    """A checkpoint cannot be read, or does not fit the model; the message names the file and every problem.
+
+    Control characters that the message quotes from a file or library are escaped: they may command a terminal.
+    """
+
+    def __init__(self, message: str):
+        super().__init__("\n".join(map(printable, message.split("\n"))))
 
 
 def listed(items: list[str]) -> str:

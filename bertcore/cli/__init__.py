@@ -211,7 +211,7 @@ def one_line(error: Exception, argv: Sequence[str] = ()) -> str:
 
 
 def _plain(message: object) -> str:
-    from bertcore.cli.outputs import printable
+    from bertcore.arguments import printable
 
     return printable(" ".join(str(message).split()))
 

@@ -6,9 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bertcore.arguments import printable
 from bertcore.cli.inputs import model_folder
 from bertcore.cli.options import Command, File, Positive
-from bertcore.cli.outputs import aligned, printable
+from bertcore.cli.outputs import aligned
 from bertcore.models.cost import LENGTH, Figures, figures
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
+from bertcore.arguments import printable
 from bertcore.cli.options import UNWRITABLE, Command, CommandError, File
 
 if TYPE_CHECKING:
@@ -140,13 +141,6 @@ def write_jsonl(stream: BinaryIO, rows: "Iterable[np.ndarray]") -> None:
         if not np.isfinite(row).all():
             raise CommandError(f"the embedding of line {number} is not finite, which JSON cannot hold (npy can)")
         stream.write(f"[{', '.join(row.astype(str).tolist())}]\n".encode("ascii"))
-
-
-def printable(text: str) -> str:
-    """Return the text with control characters escaped, as these may command a terminal."""
-    return "".join(
-        character if character.isprintable() else repr(character)[1:-1].replace("\\\\", "\\") for character in text
-    )
 
 
 def aligned(rows: Sequence[Sequence[str]], titles: Sequence[str] = (), *, right: Sequence[bool] = ()) -> str:

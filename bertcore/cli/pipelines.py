@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+from bertcore.arguments import printable
 from bertcore.cli.inputs import Pairs, Reading, Texts, Truncation, input_stream, model_folder
 from bertcore.cli.options import CommandError, File, Positive, Seed
-from bertcore.cli.outputs import Output, aligned, output_stream, printable
+from bertcore.cli.outputs import Output, aligned, output_stream
 
 STEPS = 50
 WIDEST = 24  # characters of a bar

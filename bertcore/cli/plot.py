@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import bertcore
+from bertcore.arguments import printable
 from bertcore.cli.inputs import Texts, check_one_source, model_folder, some_texts
 from bertcore.cli.options import ABOVE_0, Command, CommandError, File, Kind, Positive, Seed
-from bertcore.cli.outputs import check_matplotlib, output_stream, printable
+from bertcore.cli.outputs import check_matplotlib, output_stream
 
 SUFFIXES = (".png", ".svg")
 EXPECTED_CHANCES = 'expected {"probabilities": [...], "label": N}'

@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from bertcore.arguments import printable
 from bertcore.cli.options import Command, CommandError, File, Positive, Words, settings_options
-from bertcore.cli.outputs import printable
 from bertcore.cli.reports import write_reports
 
 if TYPE_CHECKING:
