@@ -115,3 +115,11 @@ class _Match:
             reached |= places
             left -= 1
         return reached
+
+
+def least_length(pattern: str) -> int:
+    """Return the characters of the shortest text that a pattern matches; 0 also for one that is not `re`'s."""
+    try:
+        return _parser.parse(pattern[:MOST_CHARACTERS]).getwidth()[0]
+    except (re.error, OverflowError, RecursionError):
+        return 0

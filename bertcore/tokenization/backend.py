@@ -12,6 +12,7 @@ from .builders import MODELS, build, set_options
 from .engine import library_errors
 from .families import FAMILIES, GENERIC, AddedTokenSettings, TokenizerFamily
 from .settings import GENERIC_CLASSES, SPECIAL_TOKEN_NAMES, TOKENIZER_JSON, TokenizerSettings, WrongSetting
+from .tokenizer_json import check_tokenizer_json
 
 BERT = "BertTokenizer"
 
@@ -57,6 +58,7 @@ def completed(backend: Tokenizer, extra: list[str], family: TokenizerFamily, set
 
 def _from_tokenizer_json(file: Path) -> Tokenizer:
     content = read_complete(file)
+    check_tokenizer_json(file, content)
     try:
         with library_errors():
             backend = Tokenizer.from_buffer(content)

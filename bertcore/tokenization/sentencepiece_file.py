@@ -31,6 +31,7 @@ NORMALIZER_FIELDS = {
 }  # fmt: skip
 
 STATES_AT_ONCE = 4096  # of the character map's trie; bounds the memory of a step to 8 MB
+MOST_REPLACED = 256  # characters for one; 18 in Unicode's normal forms
 BYTE_VALUES = np.arange(1, 256)  # the tokenizers library stops at a zero byte
 
 
@@ -184,21 +185,22 @@ def _varint(message: bytes, place: int) -> tuple[int, int]:
 # --- the character map ---------------------------------------------------------------------------------------
 
 
-def check_charsmap(charsmap: bytes) -> None:
-    """Check SentencePiece's compiled character map before the `tokenizers` library walks it.
+def check_charsmap(charsmap: bytes) -> int:
+    """Return the longest replacement of SentencePiece's compiled character map, which the `tokenizers` library walks.
 
     The map is the size of a trie in bytes, the trie (a double array of 32-bit units, packed as in
     https://github.com/s-yata/darts-clone) and its replacement strings, each ended by a zero byte. The library trusts
     every index in it, and its Rust code panics at a text that leads outside.
 
-    Raises ValueError if the parts do not fit together, or if a text would lead outside them or to invalid UTF-8.
+    Raises ValueError if the parts do not fit together, or if a text would lead outside them or to invalid UTF-8, or to
+    a replacement of more than MOST_REPLACED characters.
     """
     size = int.from_bytes(charsmap[:4], "little")
     if size == 0 or size % 4 or 4 + size > len(charsmap):
         raise ValueError(f"its trie has {size} bytes, expected a multiple of 4, and at most {len(charsmap) - 4}")
     trie = np.frombuffer(charsmap, "<u4", size // 4, 4).astype(np.int64)
     strings = np.frombuffer(charsmap, np.uint8, offset=4 + size)
-    _check_strings(strings, _values(trie))
+    return _check_strings(strings, _values(trie))
 
 
 def _values(trie: np.ndarray) -> np.ndarray:
@@ -234,12 +236,15 @@ def _offsets(units: np.ndarray) -> np.ndarray:
     return units >> 10 << ((units & 1 << 9) >> 6)
 
 
-def _check_strings(strings: np.ndarray, values: np.ndarray) -> None:
+def _check_strings(strings: np.ndarray, values: np.ndarray) -> int:
     try:
-        strings.tobytes().decode("utf-8")
+        longest = max(map(len, strings.tobytes().decode("utf-8").split("\0")))
     except UnicodeDecodeError as error:
         raise ValueError(f"its strings are not UTF-8: {error}") from error
     if values.size and values.max() >= len(strings):
         raise ValueError(f"its trie gives the string at {values.max()}; the strings have {len(strings)} bytes")
     if (strings[values] & 0xC0 == 0x80).any():
         raise ValueError("its trie gives a string that starts within a character")
+    if longest > MOST_REPLACED:
+        raise ValueError(f"it replaces a character by {longest}, expected at most {MOST_REPLACED}")
+    return longest

@@ -1,6 +1,7 @@
 """A tokenizer's settings: tokenizer_config.json, special_tokens_map.json, added_tokens.json, and the caller's own."""
 
 import contextlib
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from .families import CLASS_OF_MODEL_TYPE, AddedTokenSettings, TokenizerFamily
 
 TOKENIZER_JSON = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
+MOST_ID = 2**31 - 1  # ids are int32 in many places
 UNKNOWN_LENGTH = int(1e30)  # transformers' value for an unlimited model_max_length
 
 # In the order in which transformers adds those that a vocabulary lacks.
@@ -109,7 +111,7 @@ def read_settings(folder: Path, overrides: Mapping[str, Any]) -> TokenizerSettin
         model_max_length=_number(values, "model_max_length") or _number(values, "max_len") or UNKNOWN_LENGTH,
         padding_side=_side(values, "padding_side"),
         truncation_side=_side(values, "truncation_side") or "right",
-        pad_token_type_id=_number(values, "pad_token_type_id"),
+        pad_token_type_id=_number(values, "pad_token_type_id", most=MOST_ID),
         model_input_names=_input_names(values) or None,
         entities={key: values[key] for key in ENTITY_SETTINGS if values.get(key) is not None},
         overridden=frozenset(overrides),
@@ -130,11 +132,13 @@ def _wrong(key: str, value: Any, expected: str) -> WrongSetting:
     return WrongSetting(key, f"{key} is {value!r}, expected {expected}")
 
 
-def _number(values: Mapping[str, Any], key: str) -> int:
+def _number(values: Mapping[str, Any], key: str, most: float = math.inf) -> int:
     """Return a count or an id, at most UNKNOWN_LENGTH; 0 if it is not stated."""
     value = values.get(key) or 0
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise _wrong(key, value, "a number of at least 0")
+    if value > most:
+        raise _wrong(key, value, f"at most {most}")
     return int(min(value, UNKNOWN_LENGTH))
 
 

@@ -1,5 +1,6 @@
 """The files beside a tokenizer: their old and new forms, and the ways they can be broken."""
 
+import base64
 import json
 import re
 import shutil
@@ -7,9 +8,11 @@ import shutil
 import pytest
 
 from bertcore.checkpoint import CheckpointError
+from bertcore.checkpoint.files import MOST_JSON_BYTES
 from bertcore.tokenization import AutoTokenizer
 from tests.refusals import refuses
 from tests.tokenization.corpus import HARD_TEXTS, write_json
+from tests.tokenization.sentencepiece_writer import charsmap
 
 
 @pytest.fixture
@@ -166,16 +169,43 @@ def words_alone(kind, **more):
     return tokenizer_json({"type": kind, "unk_token": "[UNK]", "vocab": {"the": 0}, **more})
 
 
+def precompiled(text):
+    return {"type": "Precompiled", "precompiled_charsmap": text}
+
+
+def replace(pattern, content, count=1):
+    return {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": pattern, "content": content}] * count}
+
+
 PIECES = {"max_input_chars_per_word": 100, "continuing_subword_prefix": "##"}
-PANICS = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
 UNREADABLE = r"tokenizer\.json cannot be read by the tokenizers library: "
 NO_UNICODE = r"tokenizer files of .*: the token '\\ud800' is not valid Unicode"
 JSON_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 # (file beside a vocab.txt, its content, error).
 BROKEN = [
-    *[("tokenizer.json", content, UNREADABLE) for content in (b"", b"{", b"[]", {"version": "1.0"})],
+    *[("tokenizer.json", content, r"tokenizer\.json is not valid JSON: ") for content in (b"", b"{", b'{"\xff": 0}')],
+    ("tokenizer.json", b"[]", r"tokenizer\.json cannot be read: it is a JSON list, expected an object"),
+    ("tokenizer.json", b"[" * 100_000, r"tokenizer\.json cannot be read: its JSON is nested too deeply"),
+    ("tokenizer.json", b'{"normalizer": 0, "normalizer": 1}', "the key 'normalizer' occurs twice"),
+    ("tokenizer.json", {"version": "1.0"}, UNREADABLE),
     ("tokenizer.json", {"model": {"type": "Other"}}, UNREADABLE),
-    ("tokenizer.json", words_alone("WordPiece", **PIECES) | {"normalizer": PANICS}, UNREADABLE),
+    *[
+        ("tokenizer.json", words_alone("WordPiece", **PIECES) | changes, rf"tokenizer\.json cannot be read: {message}")
+        for changes, message in [
+            ({"normalizer": precompiled("AAAA")}, "normalizer: precompiled_charsmap is broken: its trie has 0 bytes"),
+            ({"normalizer": precompiled("/////w==")}, "normalizer: .* is broken: its trie has 4294967295 bytes"),
+            ({"decoder": [{"a": precompiled("A")}]}, "decoder: precompiled_charsmap is broken: "),
+            ({"normalizer": replace({"String": "a"}, "a" * 1025)}, "normalizer replaces a .* by up to 1.02e.03, exp"),
+            ({"normalizer": replace({"String": "a"}, "aa", 40)}, "normalizer replaces a .* up to 1.1e.12, e"),
+            ({"normalizer": replace({"Regex": "x*"}, "a", 40)}, "normalizer replaces a .* up to 1.1e.12, e"),
+            ({"normalizer": replace({"Regex": r"\p{L}"}, "aaa", 6)}, r"normalizer replaces a .* 4.1e\+03"),
+            ({"decoder": replace({"String": ""}, "a", 40)}, "decoder replaces a character by up to 1.1e.12"),
+            ({"added_tokens": [{"id": 2**32 - 1}]}, "it has the id 4294967295, expected at most 2147483647"),
+            ({"added_tokens": [{"id": -1}]}, "it has the id -1, expected"),
+            ({"post_processor": {"special_tokens": {"a": {"ids": [0, 2**32 - 1]}}}}, "it has the id 4294967295"),
+            ({"model": {"vocab": {"the": 0, "a": 2**31}}}, "it has the id 2147483648, expected at most 2147483647"),
+        ]
+    ],
     ("tokenizer.json", words_alone("WordPiece", **PIECES), r"tokenizer\.json lacks the unknown token '\[UNK\]'"),
     ("tokenizer.json", words_alone("WordLevel"), r"tokenizer\.json lacks the unknown token '\[UNK\]'"),
     *[(name, b"{", rf"{name} is not valid JSON") for name in JSON_FILES],
@@ -191,6 +221,7 @@ BROKEN = [
             ({"padding_side": "top"}, "padding_side is 'top', expected 'left' or 'right'"),
             ({"model_max_length": "many"}, "model_max_length is 'many', expected a number of at least 0"),
             ({"model_max_length": -5}, "model_max_length is -5, expected a number of at least 0"),
+            ({"pad_token_type_id": 2**32 - 1}, "pad_token_type_id is 4294967295, expected at most 2147483647"),
             ({"pad_token_type_id": [0]}, r"pad_token_type_id is \[0\], expected a number"),
             ({"model_input_names": 3}, "model_input_names is 3, expected a list of names"),
             ({"do_lower_case": "yes"}, "do_lower_case is 'yes', expected true, false or null"),
@@ -212,6 +243,28 @@ def test_broken_files(folder, name, content, message):
     else:
         write_json(folder / name, content)
     refuses(CheckpointError, message, load, folder)
+
+
+def test_a_file_beyond_the_limit_is_not_read(folder):
+    with (folder / "tokenizer.json").open("wb") as stream:
+        stream.truncate(MOST_JSON_BYTES + 1)  # a hole: no disk is used
+    refuses(CheckpointError, r"tokenizer\.json has 268435457 bytes, expected at most 268435456", load, folder)
+
+
+def test_replacements_as_published_are_read(folder):
+    """Replacements of albert, t5, llama and clip, and a character map, in one."""
+    steps = [replace({"String": "``"}, '"'), replace({"String": " "}, "▁"), replace({"Regex": r"\s{2,}|[\n\r]"}, " ")]
+    steps += [precompiled(base64.b64encode(charsmap({"ﷺ": "x" * 18})).decode()), replace({"Regex": " {2,}"}, "▁")]
+    model = {**PIECES, "type": "WordPiece", "unk_token": "[UNK]", "vocab": {"[UNK]": 0, "x" * 18: 1}}
+    write_json(
+        folder / "tokenizer.json", tokenizer_json(model) | {"normalizer": {"type": "Sequence", "normalizers": steps}}
+    )
+    assert load(folder).tokenize("ﷺ") == ["x" * 18]
+
+
+def test_control_characters_of_a_file_are_escaped(folder):
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "\x1b[31mRed"})
+    refuses(CheckpointError, r"a \\x1b\[31mRed without tokenizer\.json", load, folder)
 
 
 @pytest.mark.parametrize(
