@@ -47,10 +47,12 @@ class ClassOptions:
 
 _dtype: ContextVar[str | None] = ContextVar("bertcore_autocast", default=None)
 _options: ContextVar[ClassOptions | None] = ContextVar("bertcore_class_options", default=None)
+_loss_factors: ContextVar[tuple[float, ...]] = ContextVar("bertcore_loss_factors", default=())
 _scores: ContextVar[list[Any] | None] = ContextVar("bertcore_scores", default=None)
 
 autocast_dtype: Callable[[], str | None] = _dtype.get
 current_class_options: Callable[[], ClassOptions | None] = _options.get
+current_loss_factors: Callable[[], tuple[float, ...]] = _loss_factors.get
 current_scores: Callable[[], list[Any] | None] = _scores.get
 
 
@@ -89,6 +91,11 @@ def autocast(dtype: str) -> Iterator[None]:
 def use_class_options(options: ClassOptions) -> Any:
     """Return a block in which models' losses follow `options`."""
     return _set(_options, options)
+
+
+def use_loss_factors(factors: tuple[float, ...]) -> Any:
+    """Return a block in which a loss that is a sum multiplies its summands by these, and leaves out those of 0."""
+    return _set(_loss_factors, factors)
 
 
 def kept_scores() -> Any:
@@ -189,6 +196,7 @@ class Pass:
         trace: the notes that the pass takes.
         cache: keys and values of a generation, or None.
         class_options: how losses compare labels that are classes, or None.
+        loss_factors: the factors on the summands of a loss; () for 1.
         is_noted: whether operations may be given Deferred arrays, by a program that is being recorded.
         place: (backend, gpu, autocast); what is made of parameters is kept for one place.
         is_inference: whether neither a tape records nor anything is dropped.
@@ -203,6 +211,7 @@ class Pass:
     trace: Trace = field(default_factory=Trace)
     cache: Cache | None = None
     class_options: ClassOptions | None = None
+    loss_factors: tuple[float, ...] = ()
     is_noted: bool = False
     place: Place = field(init=False)
     is_inference: bool = field(init=False)
@@ -230,6 +239,7 @@ class Pass:
         trace.scores = current_scores()
         gpu = kernels.current_gpu() if backend == "cupy" else 0
         options = {"trace": trace, "seeds": seeds, "class_options": current_class_options()}
+        options["loss_factors"] = current_loss_factors()
         return cls(backend, gpu, on_gpu, autocast_dtype(), current_tape(), **options)
 
     def to_backend(self, array: Any) -> Any:

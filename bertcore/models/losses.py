@@ -3,6 +3,7 @@
 Losses and the names of labels are those of transformers. A loss over no label at all is NaN, as there.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,17 @@ def cross_entropy(run: Pass, logits: Any, labels: Any) -> Any:
         return functional.cross_entropy(run, logits, labels=labels)
     weights, smoothing = options.weights_for(value_of(logits), run.to_backend), options.label_smoothing
     return functional.cross_entropy(run, logits, labels=labels, label_smoothing=smoothing, class_weights=weights)
+
+
+def total(run: Pass, *losses: Any) -> Any:
+    """The sum of losses, each times its factor in `run.loss_factors`."""
+    factors = run.loss_factors or [1] * len(losses)
+    parts = (
+        loss if factor == 1 else functional.scale(run, loss, factor=factor)
+        for loss, factor in zip(losses, factors, strict=True)
+        if factor
+    )
+    return functools.reduce(functools.partial(functional.add, run), parts)
 
 
 def token_loss(

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Self
 
+import numpy as np
+
 from bertcore import checkpoint
 from bertcore.heads.classifier import Classifier
 from bertcore.heads.language_model import SpanBoundaryHead, find_boundaries
@@ -121,7 +123,7 @@ class _PairPreTraining(AutoModelForPreTraining):
         words_loss, predictions = self._words(words, encoded, None if pair_label is None else labels)
         if words_loss is not None:
             pairs_loss = losses.sequence_loss(encoded.run, pairs, pair_label, self._pair_labels(), name=self._label)
-            loss = functional.add(encoded.run, words_loss, pairs_loss)
+            loss = losses.total(encoded.run, words_loss, pairs_loss)
         logits = {self._logits: encoded.packed.pad_sequences(encoded.run, pairs)}
         return PreTrainingOutput(loss=loss, prediction_logits=predictions, traced=encoded.traced, **logits)
 
@@ -190,12 +192,17 @@ class AutoModelForSpanBoundary(AutoModelForMaskedLM):
         mlm_loss, logits = self._words(self.heads[0], encoded, labels)
         sbo_loss = None if labels is None else self._boundary_loss(encoded, labels)
         return SpanBoundaryOutput(
-            loss=mlm_loss if sbo_loss is None else functional.add(encoded.run, mlm_loss, sbo_loss),
+            loss=mlm_loss if sbo_loss is None else losses.total(encoded.run, mlm_loss, sbo_loss),
             mlm_loss=mlm_loss,
             sbo_loss=sbo_loss,
             logits=logits,
             traced=encoded.traced,
         )
+
+    def count_boundaries(self, labels: np.ndarray, is_real: np.ndarray) -> float:
+        """Return the number of labelled tokens that the second head predicts, of (sequences, length) tokens."""
+        cu_seqlens = np.concatenate([[0], np.cumsum(is_real.sum(axis=1))])
+        return float(find_boundaries(labels[is_real], cu_seqlens, self.heads[1].most).rows.size)
 
     def _boundary_loss(self, encoded: Encoded, labels: Any) -> Any:
         """The mean cross entropy of the second head; None if there is nothing to predict."""

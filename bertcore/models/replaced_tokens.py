@@ -300,7 +300,8 @@ class ReplacedTokenModel(NamedParameters):
         given[has_label] = sample_words(value_of(scores), draws[has_label])
         replaced = (given != np.where(has_label, labels, ids)).astype(np.int64)
         found = self.discriminator(given, **rest, labels=replaced)
-        loss = functional.add(run, generator_loss, functional.scale(run, found.loss, factor=discriminator_weight))
+        weighted = functional.scale(run, found.loss, factor=discriminator_weight)
+        loss = losses.total(run, generator_loss, weighted)
         if rest["attention_mask"] is not None:
             replaced[integer_batch("attention_mask", rest["attention_mask"]) == 0] = losses.IGNORED
         return ReplacedTokensOutput(

@@ -30,7 +30,8 @@ class TrainingArguments:
         output_dir: the folder of checkpoints and logs; created if missing.
         per_device_train_batch_size, per_device_eval_batch_size: the most examples of a batch.
         max_tokens_per_batch: the most tokens of a batch; no limit by default.
-        gradient_accumulation_steps: batches whose gradients make one step, each weighted by its number of labels.
+        gradient_accumulation_steps: batches that make one step, equal to one batch of all their examples: the summands
+            of a loss are each weighted by their own number of labels.
         learning_rate, weight_decay, adam_beta1, adam_beta2, adam_epsilon: of the optimiser.
         optim: "adamw", "stable_adamw", "lamb" or "muon".
         max_grad_norm: the most that the joint norm of all gradients may be; 0 for no limit.

@@ -179,7 +179,7 @@ class Run:
         while True:
             some = itertools.islice(numbered, self.args.gradient_accumulation_steps)
             group = [(number, self.collate(examples, number)) for number, examples in some]
-            part = [(number, batch) for number, batch in group if self.objective.weight(batch) > 0]
+            part = [(number, batch) for number, batch in group if any(self.objective.counts(self.model, batch))]
             sizes = self.processes.gathered((len(group), len(part)))
             taken += sum(size for size, _ in sizes)
             if not any(size for size, _ in sizes):
@@ -247,25 +247,23 @@ class Run:
 
     def _gradients(self, part: Part) -> tuple[Any, Gradients]:
         """Return the mean loss over the labels of all batches of the step, a 0-d array, and its gradients."""
-        weights = [self.objective.weight(batch) for _, batch in part]
-        of_all = [weight for some in self.processes.gathered(weights) for weight in some]
+        counts = [self.objective.counts(self.model, batch) for _, batch in part]
+        of_all = [count for some in self.processes.gathered(counts) for count in some]
+        totals = [sum(column) for column in zip(*of_all, strict=True)]
         losses, grads = [], None
-        for (number, batch), weight in zip(part, weights, strict=True):
-            share = weight / sum(of_all)
+        for (number, batch), own in zip(part, counts, strict=True):
+            shares = [count / total if count else 0.0 for count, total in zip(own, totals, strict=True)]
             self.model.train(mixed_seed(self.args.seed, number))
             with self.args.precision(), multiplied_gradients(self._loss_scale and self._loss_scale.value):
-                out, some = self.objective.value_and_grad(self.model, batch)
-            losses.append((share, out.loss))
-            if len(of_all) > 1:
-                for array in some.values():
-                    array *= array.dtype.type(share)
+                loss, some = self.objective.in_step(self.model, batch, shares)
+            losses.append(loss)
             if grads is None:
                 grads = some
             else:
                 grads.accumulate(some)
         grads = zero_gradients(self.objective.trained(self.model)) if grads is None else grads
         xp = kernels.array_module(next(iter(grads.values())))
-        loss = xp.asarray(sum(share * xp.asarray(each, np.float64) for share, each in losses), np.float64)
+        loss = xp.asarray(sum(losses), np.float64)
         self.processes.add_up([*grads.values(), loss])
         return loss, grads
 

@@ -112,7 +112,7 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
                 mep_loss = losses.token_loss(run, scores, entity_labels, entities.batch, count, **named)
         both = [loss for loss in (mlm_loss, mep_loss) if loss is not None]
         return EntityMaskedLMOutput(
-            loss=functional.add(run, *both) if len(both) == 2 else both[0] if both else None,
+            loss=losses.total(run, *both) if len(both) == 2 else both[0] if both else None,
             mlm_loss=mlm_loss,
             mep_loss=mep_loss,
             logits=vars(of_words)["logits"],  # unread, if they are to be computed later

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from bertcore import kernels
 from bertcore.arguments import check_number
+from bertcore.models.losses import total
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Parameter
-from bertcore.passes import Pass, kept_scores
+from bertcore.passes import Pass, kept_scores, use_loss_factors
 from bertcore.tape import unrecorded
-from bertcore.training.objectives.distillation_terms import PROJECTIONS, Outputs, Term, total_of
+from bertcore.training.objectives.distillation_terms import PROJECTIONS, Outputs, Term
 from bertcore.training.objectives.language_modeling import MaskedLM
-from bertcore.training.objectives.objective import TARGETS, Batch, Examples, Objective, Supervised, Texts
+from bertcore.training.objectives.objective import TARGETS, Batch, Examples, Objective, Supervised, Texts, real_tokens
 
 
 class Distillation(Objective):
@@ -85,7 +85,19 @@ class Distillation(Objective):
         if self.objective is not None:
             return self.objective.weight(batch)
         is_of_texts = all(term.is_of_texts(self.teacher) for term in self.terms)
-        return float(len(batch["input_ids"]) if is_of_texts else np.count_nonzero(_is_real(batch)))
+        return float(len(batch["input_ids"]) if is_of_texts else np.count_nonzero(real_tokens(batch)))
+
+    def counts(self, model: Any, batch: Batch) -> tuple[float, ...]:
+        found = [] if self.objective is None else [self.objective.weight(batch)]
+        for term in self.terms:
+            if getattr(term, "labelled_only", False):
+                found.append(self.weight(batch))
+            else:
+                rows = (
+                    len(batch["input_ids"]) if term.is_of_texts(self.teacher) else np.count_nonzero(real_tokens(batch))
+                )
+                found.append(float(rows))
+        return tuple(found)
 
     def parameters(self, model: Any) -> Sequence[Parameter]:
         """Return the parameters of the terms, made for the first model."""
@@ -94,10 +106,11 @@ class Distillation(Objective):
 
     def loss(self, model: Any, batch: Batch) -> Any:
         run = Pass.begin(batch["input_ids"])
-        out, losses = self._losses(run, model, batch)
+        with use_loss_factors(()):  # which are for the terms, not for summands of the student's own loss
+            out, losses = self._losses(run, model, batch)
         weights = [*([] if self.objective is None else [self.objective_weight]), *(term.weight for term in self.terms)]
         parts = zip(losses, weights, strict=True)
-        out.loss = total_of(run, (functional.scale(run, loss, factor=weight) for loss, weight in parts))
+        out.loss = total(run, *(functional.scale(run, loss, factor=weight) for loss, weight in parts))
         return out
 
     def losses(self, model: Any, batch: Batch) -> list[float]:
@@ -124,7 +137,7 @@ class Distillation(Objective):
                 raise ValueError(f"batch has no labels for the student's own objective; it has {', '.join(batch)}")
             losses = [out.loss]
         labelled = (of_student[0], of_teacher[0]) if self._labelled_only else None
-        outputs = Outputs(run, out, teacher, (model.spec, self.teacher.spec), _is_real(batch), labelled)
+        outputs = Outputs(run, out, teacher, (model.spec, self.teacher.spec), real_tokens(batch), labelled)
         return out, losses + [term.loss(outputs, maps) for term, maps in zip(self.terms, self._maps, strict=True)]
 
     def _prepare(self, model: Any) -> None:
@@ -149,10 +162,3 @@ class Distillation(Objective):
         pairs = {pair for term in terms for pair in term.pairs(*specs).items()}
         own, other = (sorted(set(layers)) for layers in zip(*pairs, strict=True))
         return options | {PROJECTIONS: own}, options | {PROJECTIONS: other}
-
-
-def _is_real(batch: Batch) -> np.ndarray:
-    """Return which columns of the texts hold real tokens, (texts, length); choices are texts."""
-    mask = batch.get("attention_mask")
-    real = np.ones(np.shape(batch["input_ids"]), bool) if mask is None else kernels.to_host(mask) != 0
-    return real.reshape(-1, real.shape[-1])

@@ -10,6 +10,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number
 from bertcore.models.outputs import Later, SpanBoundaryOutput
+from bertcore.models.pretraining import AutoModelForSpanBoundary
 from bertcore.training.collators import DataCollatorForLanguageModeling, DataCollatorWithPadding, ids_of
 from bertcore.training.masking import IGNORED, Masking, Words
 from bertcore.training.objectives.objective import (
@@ -21,6 +22,7 @@ from bertcore.training.objectives.objective import (
     Supervised,
     Texts,
     document_ids,
+    real_tokens,
     stream_pieces,
     text_limit,
 )
@@ -107,7 +109,7 @@ class SpanBoundary(MaskedLM):
 
     The loss is the sum of two means of cross entropies: over the masked tokens, from the token itself, and over those
     whose span has a boundary on both sides, from these two tokens and the position in the span. Its weight is the
-    number of masked tokens. See `bertcore.AutoModelForSpanBoundary` for spans. `loss` raises TypeError for a model
+    number of the masked tokens. See `bertcore.AutoModelForSpanBoundary` for spans. `loss` raises TypeError for a model
     without that head.
 
     Args:
@@ -119,6 +121,11 @@ class SpanBoundary(MaskedLM):
 
     def __init__(self, masking: Masking = SPANS, *, label_smoothing: float = 0.0):
         super().__init__(masking, label_smoothing=label_smoothing)
+
+    def counts(self, model: Any, batch: Batch) -> tuple[float, ...]:
+        if not isinstance(model, AutoModelForSpanBoundary):  # `loss` raises the error
+            return super().counts(model, batch)
+        return self.weight(batch), model.count_boundaries(kernels.to_host(batch["labels"]), real_tokens(batch))
 
     def loss(self, model: Any, batch: Batch) -> Any:
         out = super().loss(model, batch)
@@ -279,6 +286,9 @@ class ReplacedToken(Objective):
         collator = DataCollatorForReplacedTokens(tokenizer, seed=seed)
         collator.masking = self.masking
         return collator
+
+    def counts(self, model: Any, batch: Batch) -> tuple[float, ...]:
+        return self.weight(batch), float(np.count_nonzero(real_tokens(batch)))
 
     def loss(self, model: Any, batch: Batch) -> Any:
         return model(**batch, discriminator_weight=self.discriminator_weight)

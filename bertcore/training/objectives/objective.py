@@ -13,7 +13,7 @@ from bertcore.arguments import check_numbers, check_share
 from bertcore.gradients import Gradients, differentiate, with_loss
 from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
-from bertcore.passes import ClassOptions, Pass, use_class_options
+from bertcore.passes import ClassOptions, Pass, use_class_options, use_loss_factors
 from bertcore.training.collators import is_cut
 from bertcore.training.masking import IGNORED
 
@@ -105,6 +105,24 @@ class Objective:
             raise NotImplementedError(f"{type(self).__name__} does not say what its loss is a mean over")
         return self.source.weight(batch)
 
+    def counts(self, model: Any, batch: Batch) -> tuple[float, ...]:
+        """Return what each summand of a batch's loss is a mean over; `weight` alone for a loss that is no sum."""
+        return (self.weight(batch),)
+
+    def in_step(self, model: Any, batch: Batch, shares: Sequence[float]) -> tuple[Any, Gradients]:
+        """Return the loss of one of the batches of a step, a float64 0-d array, and its gradients, by its shares.
+
+        Each summand times the share of this batch in its count over all batches, added up over these, is the mean over
+        all: several batches make the step of one batch of them all. A summand without a share is left out.
+        """
+        base = next(filter(None, shares))
+        with use_loss_factors(tuple(share / base for share in shares) if set(shares) != {base} else ()):
+            out, grads = self.value_and_grad(model, batch)
+        for array in grads.values() if base != 1 else ():
+            array *= array.dtype.type(base)
+        xp = kernels.array_module(next(iter(grads.values())))
+        return base * xp.asarray(out.loss, np.float64), grads
+
     def __add__(self, other: Objective) -> Objective:
         """Return the sum of both losses of one batch."""
         return other.added_to(self) if isinstance(other, Objective) else NotImplemented
@@ -116,6 +134,8 @@ class Objective:
 
 class Sum(Objective):
     """The sum of two losses of one batch, each with a pass of its own. Examples, collator and weight are the first's.
+
+    If a step has several batches, each of the two losses is weighed by its own counts.
 
     An objective for any model, such as `CustomLoss`, combines with every other; put it second. Neither gets targets of
     the other alone, unless the model takes them.
@@ -153,6 +173,28 @@ class Sum(Objective):
         out.loss = out.loss + other.loss
         grads.accumulate(more)
         return out, grads
+
+    def counts(self, model: Any, batch: Batch) -> tuple[float, ...]:
+        """Return those of both; for a summand that does not say what it is a mean over, the weight of the sum."""
+        return tuple(count for _, _, counts in self._counted(model, batch) for count in counts)
+
+    def _counted(self, model: Any, batch: Batch) -> Iterator[tuple[Objective, Batch, tuple[float, ...]]]:
+        for each, part in self._parts(model, batch):
+            try:
+                yield each, part, each.counts(model, part)
+            except NotImplementedError:
+                yield each, part, (self.weight(batch),)
+
+    def in_step(self, model: Any, batch: Batch, shares: Sequence[float]) -> tuple[Any, Gradients]:
+        """Differentiate each summand in its own way; one without labels in this batch is left out."""
+        loss, grads, left = 0.0, Gradients(), list(shares)
+        for each, part, counts in self._counted(model, batch):
+            own, left = left[: len(counts)], left[len(counts) :]
+            if any(own):
+                value, some = each.in_step(model, part, own)
+                loss = loss + value
+                grads.accumulate(some)
+        return loss, grads
 
     def _parts(self, model: Any, batch: Batch) -> Iterator[tuple[Objective, Batch]]:
         """Yield each summand, and the batch without the targets of the other."""
@@ -313,7 +355,20 @@ class SpecialTokens:
         return {"input_ids": ids} | ({"token_type_ids": types} if self._has_types else {})
 
 
-TARGETS = ("labels", "start_positions", "entity_labels", "next_sentence_label", "sentence_order_label")
+BESIDE_WORDS = ("entity_labels", "next_sentence_label", "sentence_order_label")
+TARGETS = ("labels", "start_positions", *BESIDE_WORDS)
+
+
+def count_labels(batch: Batch, name: str) -> float:
+    """Return the number of labels other than -100."""
+    return float(np.count_nonzero(kernels.to_host(batch[name]) != IGNORED))
+
+
+def real_tokens(batch: Batch) -> np.ndarray:
+    """Return which columns of the texts hold real tokens, (texts, length); choices are texts."""
+    mask = batch.get("attention_mask")
+    real = np.ones(np.shape(batch["input_ids"]), bool) if mask is None else kernels.to_host(mask) != 0
+    return real.reshape(-1, real.shape[-1])
 
 
 class Supervised(Objective):
@@ -360,3 +415,8 @@ class Supervised(Objective):
         if self.class_weights is None or counted.dtype.kind == "f":
             return float(counted.size)
         return float(self.class_weights[counted].sum())
+
+    def counts(self, model: Any, batch: Batch) -> tuple[float, ...]:
+        """Return the weight, and the numbers of labels of pairs or entities beside it."""
+        names = [name for name in BESIDE_WORDS if batch.get("labels") is not None and batch.get(name) is not None]
+        return self.weight(batch), *(count_labels(batch, name) for name in names)

@@ -20,6 +20,7 @@ from bertcore.training.objectives.objective import (
     SpecialTokens,
     Supervised,
     Texts,
+    count_labels,
     document_ids,
     text_limit,
 )
@@ -64,7 +65,7 @@ class SentencePairs(Objective):
         raise NotImplementedError(f"{type(self).__name__} does not say what its pairs are")
 
     def weight(self, batch: Batch) -> float:
-        return float(np.count_nonzero(kernels.to_host(batch[self.label]) != losses.IGNORED))
+        return count_labels(batch, self.label)
 
     @property
     def pairing(self) -> SentencePairs:
@@ -143,7 +144,8 @@ class SentenceOrder(SentencePairs):
 class MaskedLMAndPairs(Supervised):
     """`MaskedLM() + NextSentence()` or `MaskedLM() + SentenceOrder()`: both losses of one pass, added.
 
-    The loss is the sum of two means, over masked tokens and over pairs; its weight is the number of the former.
+    The loss is the sum of two means, over masked tokens and over pairs, also where a step has several batches; its
+    weight is the number of the former.
     """
 
     model_class = "AutoModelForPreTraining"
