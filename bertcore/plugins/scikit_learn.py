@@ -28,6 +28,7 @@ from bertcore.kernels import get_backend
 from bertcore.models.auto import AutoModelForSequenceClassification
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.long_texts import Cutting
+from bertcore.tasks.reading import ReadOptions
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sentence_encoder.settings import read_settings
 from bertcore.tasks.sequence_scores import SequenceScores, softmax
@@ -235,8 +236,8 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         texts = [(text,) for text in checked_texts(X, "X")]
         cutting = Cutting(self.truncation, self._scores.max_seq_length)
-        found = self._scores.logits(texts, cutting, "mean", BATCH_TOKENS, lambda count: None, get_backend())
-        return np.array(list(found), np.float32).reshape(len(texts), len(self.classes_))
+        found = list(self._scores.logits(texts, ReadOptions(cutting=cutting, backend=get_backend())))
+        return np.array(found, np.float32).reshape(len(texts), len(self.classes_))
 
     def _loaded(self) -> SequenceScores:
         with tempfile.TemporaryDirectory(

@@ -14,7 +14,7 @@ from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.checkpoint.files import CONFIG_NAME
 from bertcore.kernels import checks
 from bertcore.models.spec import ConfigReader
-from bertcore.tasks.encoders import Encoder, EncoderOptions, EncoderPool, backend_of, converted
+from bertcore.tasks.encoders import Encoder, EncoderOptions, EncoderPool, converted
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,
@@ -23,7 +23,8 @@ from bertcore.tasks.folder import (
     read_saved_settings,
     read_transformer,
 )
-from bertcore.tasks.long_texts import MERGES, Cutting
+from bertcore.tasks.long_texts import Cutting
+from bertcore.tasks.reading import ReadOptions
 from bertcore.tasks.sequence_scores import SequenceScores, sigmoid, softmax, unchanged
 from bertcore.tasks.texts import BATCH_TOKENS, checked_text, checked_texts, progress_bar
 
@@ -205,19 +206,19 @@ class CrossEncoder(Encoder):
             ValueError: a text is not valid Unicode, a prompt name or activation is unknown, `batch_tokens`,
                 `truncation`, `stride` or `merge` is invalid, or a pair is too long for truncation "error".
         """
-        cutting, checked = Cutting(truncation, self.max_length, stride), _checked(inputs)
-        batch_tokens = check_count("batch_tokens", batch_tokens)
-        batch_size = None if batch_size is None else check_count("batch_size", batch_size)
-        checks.choice("merge", merge, MERGES)
+        checked = _checked(inputs)
+        how = ReadOptions(
+            cutting=Cutting(truncation, self.max_length, stride), backend=self._backend(device), merge=merge,
+            batch_tokens=batch_tokens, batch_size=batch_size,
+        )  # fmt: skip
         count = len(inputs) if isinstance(inputs, Sequence) else None
         activation = self.activation_fn if activation_fn is None else chosen_activation(activation_fn)
         before = self._prompts.resolve(prompt, prompt_name)
-        how, backend = (merge, batch_tokens), backend_of(self._device if device is None else device)
 
         def scores() -> Iterator[np.ndarray]:
             rows = ((before + first, second) for first, second in checked)
             with progress_bar(count, show_progress_bar) as advance:
-                for logits in self.scores.logits(rows, cutting, *how, advance, backend, batch_size):
+                for logits in self.scores.logits(rows, how, advance):
                     found = np.asarray(activation(logits[None]), np.float32)
                     if found.shape != (1, self.num_labels):
                         raise ValueError(

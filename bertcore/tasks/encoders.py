@@ -103,6 +103,10 @@ class Encoder:
         """The device that calls compute on, "cpu" or "cuda"."""
         return "cuda" if backend_of(self._device) == "cupy" else "cpu"
 
+    def _backend(self, device: str | None) -> str:
+        """Return the backend that computes on a call's device, by default the encoder's."""
+        return backend_of(self._device if device is None else device)
+
     @property
     def dtype(self) -> str:
         """The dtype of the weights."""

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,50 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.arguments import check_count
 from bertcore.checkpoint import CheckpointError
 from bertcore.kernels import checks
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.encoders import Encoder
 from bertcore.tasks.folder import with_prompt
-from bertcore.tasks.long_texts import Cutting, MergedWindows, Text, Window, merged_vectors
-from bertcore.tasks.texts import CutTexts, checked_text, grouped, in_batches, lower_cased, sequence_length, uncut
+from bertcore.tasks.long_texts import MERGES, Cutting, MergedWindows, Text, Window, merged_vectors
+from bertcore.tasks.texts import (
+    BATCH_TOKENS,
+    CutTexts,
+    checked_text,
+    grouped,
+    in_batches,
+    lower_cased,
+    sequence_length,
+    uncut,
+)
 from bertcore.tokenization import AutoTokenizer, BatchEncoding
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """The checked options by which a call reads texts.
+
+    Attributes:
+        cutting: treatment of texts that are too long.
+        backend: what computes.
+        prompt: text before each input.
+        merge: merge of the vectors of a text's windows.
+        batch_tokens, batch_size: most tokens and texts computed at once.
+    """
+
+    cutting: Cutting
+    backend: str
+    prompt: str = ""
+    merge: str = "mean"
+    batch_tokens: int = BATCH_TOKENS
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count("batch_tokens", self.batch_tokens)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+        checks.choice("merge", self.merge, MERGES)
 
 
 class TextReader:
@@ -79,38 +116,35 @@ class TextReader:
         texts: Iterable[Any],
         compute: Callable[[list[Any]], Iterable[Any]],
         whole: MergedWindows,
-        cutting: Cutting,
-        batch_tokens: int,
-        backend: str,
+        how: ReadOptions,
         advance: Callable[[int], object],
-        prompt: str = "",
-        batch_size: int | None = None,
     ) -> Iterator[list[Any]]:
         """Yield the results of `compute` for the tokens of the texts, in their order, in lists of neighbours.
 
         Memory is bounded by `batch_tokens`, however long texts are. `whole` merges the vectors of a text's windows.
         `advance` is called with the number of texts just completed.
         """
+        cutting, sizes = how.cutting, (how.batch_tokens, how.batch_size)
 
         def of_batch(rows: list[Any]) -> Iterable[Any]:
             # Set for each batch: a with block that is open across a yield would change the backend of the caller.
-            with kernels.use_backend(backend):
+            with kernels.use_backend(how.backend):
                 return compute(rows)
 
         if cutting.reads_all:
-            given = (self._text(text, prompt) for text in texts)
+            given = (self._text(text, how.prompt) for text in texts)
 
             def of_windows(windows: list[Window]) -> Iterable[Any]:
                 return of_batch([self._row(window) for window in windows])
 
-            for found in merged_vectors(given, self.tokenizer, cutting, whole, of_windows, batch_tokens, batch_size):
+            for found in merged_vectors(given, self.tokenizer, cutting, whole, of_windows, *sizes):
                 advance(len(found))
                 yield found
             return
         cut, groups = self._cut_texts(), grouped(texts, self._size)
-        rows = chain.from_iterable(self.token_rows(group, prompt) for group in groups)
+        rows = chain.from_iterable(self.token_rows(group, how.prompt) for group in groups)
         kept = cut.counted(uncut(rows, self.max_seq_length, self._name) if cutting.truncation == "error" else rows)
-        yield from in_batches(kept, batch_tokens, of_batch, advance, batch_size)
+        yield from in_batches(kept, how.batch_tokens, of_batch, advance, how.batch_size)
         if cutting.truncation == "warn":
             cut.warn()
 

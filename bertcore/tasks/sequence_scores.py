@@ -10,8 +10,8 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.models.auto import AutoModelForSequenceClassification
-from bertcore.tasks.long_texts import Cutting, MergedWindows, Text, Window
-from bertcore.tasks.reading import TextReader
+from bertcore.tasks.long_texts import MergedWindows, Text, Window
+from bertcore.tasks.reading import ReadOptions, TextReader
 from bertcore.tasks.texts import lower_cased
 
 
@@ -58,21 +58,14 @@ class SequenceScores(TextReader):
     def logits(
         self,
         rows: Iterable[Sequence[str]],
-        cutting: Cutting,
-        merge: str,
-        batch_tokens: int,
-        advance: Callable[[int], object],
-        backend: str,
-        batch_size: int | None = None,
+        how: ReadOptions,
+        advance: Callable[[int], object] = lambda count: None,
     ) -> Iterator[np.ndarray]:
         """Yield the logits, (labels,) float32, of each row, in their order: one text, (text,), or a pair of texts.
 
-        Memory is bounded by `batch_tokens`; `advance` is called with the number of rows just completed. `cutting` is
-        the treatment of rows that are too long, `merge` that of the logits of their windows.
+        Memory is bounded by `batch_tokens`; `advance` is called with the number of rows just completed.
         """
-        whole = MergedWindows(merge)
-        how = cutting, batch_tokens, backend, advance
-        yield from chain.from_iterable(self._read(rows, self.scored, whole, *how, batch_size=batch_size))
+        yield from chain.from_iterable(self._read(rows, self.scored, MergedWindows(how.merge), how, advance))
 
     def _text(self, text: Sequence[str], prompt: str) -> Text:
         return Text(*map(lower_cased, text) if self.do_lower_case else text)

@@ -17,10 +17,9 @@ from bertcore import kernels
 from bertcore.arguments import check_count, naming_nearest, required
 from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
-from bertcore.kernels import checks
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.passes import Pass
-from bertcore.tasks.encoders import EncoderOptions, EncoderPool, backend_of
+from bertcore.tasks.encoders import EncoderOptions, EncoderPool
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,
@@ -31,9 +30,9 @@ from bertcore.tasks.folder import (
     read_saved_settings,
     read_transformer,
 )
-from bertcore.tasks.long_texts import MERGES, Cutting, MergedWindows
-from bertcore.tasks.reading import PromptedReader
-from bertcore.tasks.texts import BATCH_TOKENS, checked_text, checked_texts, progress_bar
+from bertcore.tasks.long_texts import Cutting, MergedWindows
+from bertcore.tasks.reading import PromptedReader, ReadOptions
+from bertcore.tasks.texts import BATCH_TOKENS, checked_texts, listed_texts, progress_bar
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -133,7 +132,7 @@ class SparseEncoder(PromptedReader):
         Raises ImportError if SciPy is missing, or PyTorch for a tensor.
         """
         sparse = required("scipy.sparse")  # fail before the work
-        many = [checked_text("inputs", inputs)] if isinstance(inputs, str) else list(checked_texts(inputs, "inputs"))
+        many = listed_texts(inputs)
         given: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "device": None, **options}
         if pool is not None or isinstance(given["device"], list | tuple):
             parts = self._in_processes(many, pool, chunk_size, given | {"show_progress_bar": False})
@@ -190,20 +189,18 @@ class SparseEncoder(PromptedReader):
             ValueError: a text is not valid Unicode, a prompt name is unknown, an argument is out of range, or a text is
                 too long for truncation "error".
         """
-        checked, batch_tokens = checked_texts(inputs, "inputs"), check_count("batch_tokens", batch_tokens)
-        batch_size = None if batch_size is None else check_count("batch_size", batch_size)
-        before = self.prompt(prompt, prompt_name)
+        checked = checked_texts(inputs, "inputs")
+        how = ReadOptions(
+            cutting=Cutting(truncation, self.max_seq_length, stride), backend=self._backend(device), merge=merge,
+            prompt=self.prompt(prompt, prompt_name), batch_tokens=batch_tokens, batch_size=batch_size,
+        )  # fmt: skip
         most = self._max_active if max_active_dims is None else check_count("max_active_dims", max_active_dims)
-        cutting = Cutting(truncation, self.max_seq_length, stride)
-        backend = backend_of(self._device if device is None else device)
-        checks.choice("merge", merge, MERGES)
         whole = MergedWords(merge, self.embedding_dimension, most)
-        kept = None if cutting.reads_all else most  # of a text in windows all weights are merged first
-        how = whole, cutting, batch_tokens, backend
+        kept = None if how.cutting.reads_all else most  # of a text in windows all weights are merged first
 
         def rows() -> Iterator[SparseRow]:
             with progress_bar(None, show_progress_bar) as advance:
-                found = self._read(checked, lambda batch: self.words(batch, kept), *how, advance, before, batch_size)
+                found = self._read(checked, lambda batch: self.words(batch, kept), whole, how, advance)
                 yield from chain.from_iterable(found)
 
         return rows()

@@ -125,6 +125,11 @@ def checked_texts(texts: Any, name: str = "texts") -> Iterator[str]:
     return (checked_text(f"{name}[{index}]", text) for index, text in enumerate(texts))
 
 
+def listed_texts(inputs: Any) -> list[str]:
+    """Return the argument `inputs` of a call, one text or several, as a list of checked texts."""
+    return [checked_text("inputs", inputs)] if isinstance(inputs, str) else list(checked_texts(inputs, "inputs"))
+
+
 def checked_text(name: str, text: Any, expected: str = "str") -> str:
     """Return the text. Raises TypeError if it is not a string, ValueError if it cannot be written as UTF-8."""
     if not isinstance(text, str):

@@ -19,10 +19,10 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models.auto import AutoModel
-from bertcore.tasks.encoders import EncoderOptions, EncoderPool, backend_of, converted
-from bertcore.tasks.long_texts import MERGES, Cutting, MergedWindows
+from bertcore.tasks.encoders import EncoderOptions, EncoderPool, converted
+from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.quantization import PRECISIONS, quantize_embeddings
-from bertcore.tasks.reading import PromptedReader
+from bertcore.tasks.reading import PromptedReader, ReadOptions
 from bertcore.tasks.sentence_encoder.modules import StaticModel, pool, read_maps
 from bertcore.tasks.sentence_encoder.settings import read_settings
 from bertcore.tasks.similarity import SIMILARITIES, normalized
@@ -30,8 +30,8 @@ from bertcore.tasks.texts import (
     BATCH_TOKENS,
     MOST_TOKENS,
     CutTexts,
-    checked_text,
     checked_texts,
+    listed_texts,
     progress_bar,
 )
 
@@ -197,7 +197,7 @@ class SentenceEncoder(PromptedReader):
             ValueError: a text has a lone surrogate, a prompt name or precision is unknown, a number is not positive,
                 ranges would come from a single text, or the task is not the encoder's.
         """
-        many = [checked_text("inputs", inputs)] if isinstance(inputs, str) else list(checked_texts(inputs, "inputs"))
+        many = listed_texts(inputs)
         options = {
             "prompt": prompt, "prompt_name": prompt_name, "batch_size": batch_size, "device": device, "task": task,
             "normalize_embeddings": normalize_embeddings, "truncate_dim": truncate_dim, "truncation": truncation,
@@ -318,8 +318,7 @@ class SentenceEncoder(PromptedReader):
     def _of_texts(
         self, texts: Iterable[str], compute: Callable[[Any], Any], advance: Callable[[int], object], options: Options
     ) -> Iterator[list[np.ndarray]]:
-        whole, how = MergedWindows(options.merge), (options.cutting, options.batch_tokens, options.backend)
-        return self._read(texts, compute, whole, *how, advance, options.prompt, options.batch_size)
+        return self._read(texts, compute, MergedWindows(options.merge), options, advance)
 
     def pooled(self, batch: list[np.ndarray], skipped: int = 0) -> np.ndarray:
         """Return the vectors of a batch of token ids after pooling and the modules that follow it, (texts, dim).
@@ -365,41 +364,27 @@ class SentenceEncoder(PromptedReader):
         return [(np.array(row[kept], np.int32), len(row) > most) for row in rows]
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class Options(ReadOptions):
     """The checked options of one call of `encode`.
 
     Attributes:
-        prompt: text before each input.
         skipped: number of first tokens that are not pooled.
         normalize_embeddings: whether embeddings are scaled to length 1 at the end.
         dimensions: number of first dimensions that are kept; None for all.
         precision, ranges: see `quantize_embeddings`.
-        batch_tokens, batch_size: most tokens and texts computed at once.
-        backend: what computes them.
-        cutting: treatment of texts that are too long.
-        merge: merge of the vectors of a text's windows.
     """
 
-    prompt: str
     skipped: int
     dimensions: int | None
-    backend: str
-    cutting: Cutting
     normalize_embeddings: bool = False
     precision: str = "float32"
     ranges: np.ndarray | None = None
-    batch_tokens: int = BATCH_TOKENS
-    batch_size: int | None = None
-    merge: str = "mean"
 
     def __post_init__(self) -> None:
-        check_count("batch_tokens", self.batch_tokens)
-        if self.batch_size is not None:
-            check_count("batch_size", self.batch_size)
+        super().__post_init__()
         checks.boolean("normalize_embeddings", self.normalize_embeddings)
         checks.choice("precision", self.precision, PRECISIONS)
-        checks.choice("merge", self.merge, MERGES)
 
 
 def checked_options(
@@ -429,7 +414,7 @@ def checked_options(
         prompt=before,
         skipped=0 if encoder.settings.include_prompt else _prompt_tokens(encoder, before),
         dimensions=encoder.truncate_dim if truncate_dim is None else check_count("truncate_dim", truncate_dim),
-        backend=backend_of(encoder._device if device is None else device),
+        backend=encoder._backend(device),
         cutting=_cutting(encoder, truncation, stride, before),
         **others,
     )
