@@ -324,7 +324,8 @@ def test_files_of_other_adapters(tmp_path, changes, error):
     refuses(ValueError, error, PeftModel.from_pretrained, new_model(), tmp_path)
 
 
-def test_a_run_of_adapters_goes_on_from_its_checkpoint(tmp_path):
+@pytest.mark.parametrize("bias", ["none", "lora_only"])
+def test_a_run_of_adapters_goes_on_from_its_checkpoint(tmp_path, bias):
     """The Trainer saves adapters alone, and a resumed run ends with the bits of a whole one."""
     texts = [{"input_ids": row, "labels": labels} for row, labels in zip(IDS, LABELS, strict=True)]
 
@@ -332,7 +333,8 @@ def test_a_run_of_adapters_goes_on_from_its_checkpoint(tmp_path):
         return {name: np.stack([example[name] for example in examples]) for name in BATCH}
 
     def trained(folder, steps, seed=1, **options):
-        model = get_peft_model(AutoModelForMaskedLM.from_config(CONFIG, seed=seed), query_and_value(lora_dropout=0.2))
+        config = query_and_value(lora_dropout=0.2, bias=bias)
+        model = get_peft_model(AutoModelForMaskedLM.from_config(CONFIG, seed=seed), config)
         settings = {"save_steps": 2, "per_device_train_batch_size": 2, "lr_scheduler_type": "constant"}
         args = TrainingArguments(folder, max_steps=steps, **settings)
         Trainer(model, args, collate, texts).train(**options)
