@@ -13,13 +13,14 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
 if TYPE_CHECKING:
     import numpy as np
 
 INT8 = ("int8", "int8_weight_only")
-DTYPES = ("float32", "float64", "float16", "bfloat16", *INT8)  # that a model can be loaded in
+DType: TypeAlias = Literal["float32", "float64", "float16", "bfloat16", "int8", "int8_weight_only"]
+DTYPES: tuple[str, ...] = get_args(DType)  # that a model can be loaded in
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

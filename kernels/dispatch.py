@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from .own_name import PROJECT, setting, variable
 
 IMPLEMENTATIONS = {"numpy": "reference", "numba": "cpu", "cupy": "cuda"}
 AUTO = "auto"
+Backend: TypeAlias = Literal["numpy", "numba", "cupy", "auto"]
 
 _ALREADY = nullcontext()  # of a device that is the current one
 
@@ -37,7 +38,7 @@ _process_backend = setting("BACKEND") or AUTO
 _process_backend_from = variable("BACKEND")
 
 
-def set_backend(name: str) -> None:
+def set_backend(name: Backend) -> None:
     """Choose the backend of this process: "numpy", "numba", "cupy", or "auto".
 
     Raises ValueError for an unknown name and BackendUnavailable for a backend that cannot run here.
@@ -47,7 +48,7 @@ def set_backend(name: str) -> None:
 
 
 @contextmanager
-def use_backend(name: str) -> Iterator[None]:
+def use_backend(name: Backend) -> Iterator[None]:
     """Choose the backend within a `with` block, for this thread or asynchronous task alone.
 
     Raises ValueError for an unknown name and BackendUnavailable for a backend that cannot run here.

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from bertcore import checkpoint, kernels
-from bertcore.arguments import DTYPES, INT8, check_count, warn_caller
+from bertcore.arguments import DTYPES, INT8, DType, check_count, warn_caller
 from bertcore.checkpoint.files import checkpoint_folder, locked
 from bertcore.kernels import checks
 from bertcore.kernels.linear import LOW_PRECISION
@@ -81,7 +81,7 @@ class Model(NamedParameters):
         cls,
         folder: str | os.PathLike,
         *,
-        dtype: str | None = None,
+        dtype: DType | None = None,
         task: str | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
@@ -165,7 +165,7 @@ class Model(NamedParameters):
 
     @classmethod
     def from_config(
-        cls, config: Mapping[str, Any] | str, *, dtype: str = "float32", seed: int = 0, **options: Any
+        cls, config: Mapping[str, Any] | str, *, dtype: DType = "float32", seed: int = 0, **options: Any
     ) -> Self:
         """A new model with random weights: normal with the config's initializer_range, biases 0, norms' weights 1.
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from bertcore import checkpoint, kernels
+from bertcore.arguments import DType
 from bertcore.checkpoint.files import made_folder, replace_files
 from bertcore.checkpoint.safetensors_file import write_safetensors
 from bertcore.kernels import checks
@@ -143,7 +144,7 @@ class ReplacedTokenModel(NamedParameters):
         generator: Mapping[str, Any] | None = None,
         *,
         embeddings: str = "tied",
-        dtype: str = "float32",
+        dtype: DType = "float32",
         seed: int = 0,
     ) -> Self:
         """Return new models with random weights, of a config, or a preset's name, of the discriminator.
@@ -161,7 +162,7 @@ class ReplacedTokenModel(NamedParameters):
         return cls(first, second, embeddings=embeddings)
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike, *, dtype: str = "float32") -> Self:
+    def from_pretrained(cls, folder: str | os.PathLike, *, dtype: DType = "float32") -> Self:
         """Load what `save_pretrained` wrote.
 
         Raises CheckpointError (a ValueError) for what is missing or wrong in the folder.

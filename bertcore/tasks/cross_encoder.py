@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from bertcore.arguments import check_count, naming_nearest
+from bertcore.arguments import DType, check_count, naming_nearest
 from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.checkpoint.files import CONFIG_NAME
 from bertcore.kernels import checks
@@ -80,7 +80,7 @@ class CrossEncoder(Encoder):
         self,
         model_name_or_path: str | os.PathLike,
         *,
-        dtype: str | None = None,
+        dtype: DType | None = None,
         max_length: int | None = None,
         activation_fn: str | Activation | None = None,
         **options: Unpack[EncoderOptions],

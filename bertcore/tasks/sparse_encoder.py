@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, naming_nearest, required
+from bertcore.arguments import DType, check_count, naming_nearest, required
 from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
 from bertcore.models.auto import AutoModelForMaskedLM
@@ -86,7 +86,7 @@ class SparseEncoder(PromptedReader):
         self,
         model_name_or_path: str | os.PathLike,
         *,
-        dtype: str | None = None,
+        dtype: DType | None = None,
         max_seq_length: int | None = None,
         max_active_dims: int | None = None,
         **options: Unpack[EncoderOptions],

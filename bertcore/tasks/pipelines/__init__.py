@@ -4,6 +4,7 @@ import importlib
 import os
 from typing import Any
 
+from bertcore.arguments import DType
 from bertcore.models.model import Model
 from bertcore.tasks.pipelines.base import Pipeline
 from bertcore.tokenization.tokenizer import Tokenizer
@@ -27,7 +28,7 @@ def pipeline(
     model: str | os.PathLike | Model,
     tokenizer: Any = None,
     *,
-    dtype: str | None = None,
+    dtype: DType | None = None,
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike | None = None,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count
+from bertcore.arguments import DType, check_count
 from bertcore.checkpoint import resolve
 from bertcore.kernels import checks
 from bertcore.models import auto
@@ -140,7 +140,7 @@ class Pipeline:
         return f"<{type(self).__name__} of {self.model!r}>"
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike, *, tokenizer: Any = None, dtype: str | None = None,
+    def from_pretrained(cls, folder: str | os.PathLike, *, tokenizer: Any = None, dtype: DType | None = None,
                         hub: Mapping[str, Any] | None = None, **options: Any) -> Self:  # fmt: skip
         """Load the pipeline of a checkpoint.
 

@@ -14,7 +14,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, naming_nearest
+from bertcore.arguments import DType, check_count, naming_nearest
 from bertcore.checkpoint import CheckpointError
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
@@ -95,7 +95,7 @@ class SentenceEncoder(PromptedReader):
         self,
         model_name_or_path: str | os.PathLike,
         *,
-        dtype: str | None = None,
+        dtype: DType | None = None,
         task: str | None = None,
         max_seq_length: int | None = None,
         truncate_dim: int | None = None,
