@@ -37,11 +37,7 @@ def write_pickle(folder, arrays, *, older=False):
     (folder / "pytorch_model.bin").write_bytes(content)
 
 
-WRITERS = {
-    "safetensors": write_safetensors,
-    "zip": write_pickle,
-    "stream": functools.partial(write_pickle, older=True),
-}
+WRITERS = {"safetensors": write_safetensors, "zip": write_pickle, "stream": functools.partial(write_pickle, older=True)}
 
 
 def as_of_2018(arrays):

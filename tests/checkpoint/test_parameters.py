@@ -201,10 +201,7 @@ class TestInt8:
             ({"scale": np.zeros(3, np.float32)}, r"dense\.weight: expected \(3, 1\) F32, found \(3,\) F32"),
             ({"scale": np.zeros((4, 1), np.float32)}, r"dense\.weight: expected \(3, 1\) F32, found \(4, 1\) F32"),
             ({"scale": np.zeros((3, 1), np.int32)}, r"dense\.weight: expected \(3, 1\) F32, found \(3, 1\) I32"),
-            (
-                {"weight": np.zeros((3, 4), np.int8)},
-                r"shape \(1\): pooler\.dense\.weight: expected \(3, 3\), found",
-            ),
+            ({"weight": np.zeros((3, 4), np.int8)}, r"shape \(1\): pooler\.dense\.weight: expected \(3, 3\), found"),
             ({"weight": np.zeros((3, 3), np.uint8)}, r"neither floating point nor int8 matrices \(1\): .*weight: U8"),
             (
                 {"scale": np.array([[0.5], [0.5], [-1]])},

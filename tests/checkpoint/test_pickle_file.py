@@ -222,9 +222,3 @@ class TestCheckpoint:
             checkpoint = open_checkpoint(path)
             assert set(checkpoint) == {"w", "v"} and checkpoint.source == index
             np.testing.assert_array_equal(checkpoint["v"], VALUES.reshape(3, 2))
-
-    def test_array_outlives_the_file(self, tmp_path):
-        (tmp_path / "pytorch_model.bin").write_bytes(self.CONTENT)
-        found = open_checkpoint(tmp_path)["w"]
-        (tmp_path / "pytorch_model.bin").unlink()
-        np.testing.assert_array_equal(found, VALUES.reshape(2, 3))

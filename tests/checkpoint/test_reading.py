@@ -1,5 +1,4 @@
 import json
-import threading
 from pathlib import Path
 
 import ml_dtypes
@@ -82,21 +81,6 @@ def test_format_without_a_numpy_dtype(tmp_path):
     assert checkpoint.info["w"].dtype == "F8_E4M3"
     with pytest.raises(CheckpointError, match=r"tensor w is stored as F8_E4M3; readable are F64"):
         checkpoint["w"]
-
-
-def test_threads_share_a_checkpoint(tmp_path):
-    write_tensors(tmp_path / "model.safetensors", ARRAYS)
-    checkpoint, wrong = open_checkpoint(tmp_path), []
-
-    def read():
-        wrong.extend(name for name in ARRAYS if not np.array_equal(checkpoint[name], ARRAYS[name]))
-
-    threads = [threading.Thread(target=read) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 SOUND = safetensors_bytes({"a": entry("F32", (2,), 0, 8), "b": entry("F32", (3,), 8, 20)}, bytes(20))

@@ -6,8 +6,6 @@ import shutil
 import signal
 import stat
 import subprocess
-import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -148,32 +146,6 @@ def test_killed_process_leaves_one_model_or_a_note(tmp_path):
         assert contents(folder) == NEW
         assert sorted(entry.name for entry in folder.iterdir()) == ["config.json", "model.safetensors", "vocab.txt"]
     assert any(isinstance(each, str) for each in found)  # between the replacements
-
-
-def test_concurrent_saves_take_turns(tmp_path, monkeypatch):
-    """Otherwise one config may stand beside the other weights, or files vanish during a save."""
-    save_checkpoint(tmp_path, CONFIG, ARRAYS)
-    is_between, may_go_on, replace = threading.Event(), threading.Event(), os.replace
-
-    def stop_at_the_weights(source, target):
-        if threading.current_thread() is first and Path(target).name == "model.safetensors":
-            is_between.set()
-            assert may_go_on.wait(60)
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", stop_at_the_weights)
-    first = threading.Thread(target=save_checkpoint, args=(tmp_path, CONFIG, ARRAYS))
-    second = threading.Thread(target=save_checkpoint, args=(tmp_path, NEW_CONFIG, NEW_ARRAYS))
-    first.start()
-    assert is_between.wait(60)
-    second.start()
-    second.join(0.3)
-    assert second.is_alive()
-    may_go_on.set()
-    first.join()
-    second.join()
-    assert contents(tmp_path) == NEW
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
 
 
 def test_no_name_is_not_the_current_folder(tmp_path, monkeypatch):
@@ -344,12 +316,3 @@ def test_transformers_loads_what_is_saved(tmp_path):
     assert not any(report.values())
     for name, parameter in again.named_parameters():
         np.testing.assert_array_equal(parameter.detach().numpy(), named[name])
-
-
-def test_error_in_a_read_only_folder_is_the_blocks_own(tmp_path, monkeypatch):
-    def refuse(path, missing_ok=False):  # as a read-only file system does, even for missing files
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(FileNotFoundError, match="an error of the block"), temporary_beside(tmp_path / "a.npy"):
-        raise FileNotFoundError("an error of the block")

@@ -46,11 +46,7 @@ def test_the_download_is_not_counted(demo_folder, monkeypatch, capsys):  # noqa:
 
 def test_columns_are_aligned():
     table = demo.similarity_table(["one", "two"], np.array([[1.0, -0.123], [-0.123, 1.0]]))
-    assert table.splitlines() == [
-        "         1      2",
-        "  1   1.00  -0.12   one",
-        "  2  -0.12   1.00   two",
-    ]
+    assert table.splitlines() == ["         1      2", "  1   1.00  -0.12   one", "  2  -0.12   1.00   two"]
 
 
 def test_without_the_model(monkeypatch, capsys):

@@ -64,10 +64,7 @@ class Driverless:
         self.current, self.memory_bytes = 0, 1 << 36
         names = (name.partition("cudaDevAttr")[2] for name in dir(cupy.cuda.runtime))
         self.attributes = dict.fromkeys(filter(None, names), 0)
-        self.attributes |= {
-            "MultiProcessorCount": multiprocessors,
-            "MaxSharedMemoryPerBlockOptin": SHARED_BYTES,
-        }
+        self.attributes |= {"MultiProcessorCount": multiprocessors, "MaxSharedMemoryPerBlockOptin": SHARED_BYTES}
         self.compiled = []  # (source, kernel, options)
         self.grants = []  # bytes of shared memory that kernels asked for
         self.launches = []

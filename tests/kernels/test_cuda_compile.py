@@ -16,7 +16,7 @@ GENERIC = {  # kernels whose pointers come from memory, so that the compiler doe
     *("move_momentum", "move_matrix"),  # and of matrices
 }
 TENSOR_CORES = {  # kernels of 16-bit types that multiply by tensor cores, fed by ldmatrix
-    *("attention_forward", "relative_attention_forward", "attention_backward", "linear_mma"),
+    *("attention_forward", "relative_attention_forward", "attention_backward", "linear_mma")
 }
 
 

@@ -97,13 +97,7 @@ def test_doctor_explains_the_use_of_amx(machine, monkeypatch, settings, target, 
 
 @pytest.mark.parametrize(
     ("error", "reason"),
-    [
-        (0, None),
-        (errno.ENOSPC, "signal stack"),
-        (errno.EINVAL, "5.16"),
-        (errno.EPERM, "sandbox"),
-        (errno.EIO, "error"),
-    ],
+    [(0, None), (errno.ENOSPC, "signal stack"), (errno.EINVAL, "5.16"), (errno.EPERM, "sandbox"), (errno.EIO, "error")],
 )
 def test_request_for_tiles(monkeypatch, error, reason):
     monkeypatch.setattr(permission.sys, "platform", "linux")

@@ -45,10 +45,7 @@ def test_models_pass_in_turns(monkeypatch):
             order.append(name)
             yield {"seconds": each, "resident": 10.0 + number}
 
-    workers = {
-        "a": FakeWorker(False, turns("a", [3.0, 1.0, 2.0])),
-        "b": FakeWorker(False, turns("b", [5.0, 5.0, 8.0])),
-    }
+    workers = {"a": FakeWorker(False, turns("a", [3.0, 1.0, 2.0])), "b": FakeWorker(False, turns("b", [5.0, 5.0, 8.0]))}
     monkeypatch.setattr(cost, "ROUNDS", 3)
     monkeypatch.setattr(cost, "_started", workers.__getitem__)
     first, second = cost.pass_costs([cost.Member(name, CONFIG) for name in workers], 1, 4)

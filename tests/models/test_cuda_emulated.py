@@ -6,14 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertcore import (
-    AutoModelForMaskedLM,
-    ReplacedTokenModel,
-    autocast,
-    kernels,
-    use_backend,
-    value_and_grad,
-)
+from bertcore import AutoModelForMaskedLM, ReplacedTokenModel, autocast, kernels, use_backend, value_and_grad
 from bertcore.kernels._cuda import vectors
 from bertcore.nn.functional import losses
 from bertcore.passes import Pass

@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from bertcore import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    use_backend,
-    value_and_grad,
-)
+from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, use_backend, value_and_grad
 from tests.models.family_checks import check_loads, drawn_anew
 from tests.models.family_table import FAMILIES
 from tests.slopes import assert_slope

@@ -5,12 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bertcore import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    use_backend,
-)
+from bertcore import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, use_backend
 from bertcore.checkpoint import save_checkpoint
 from bertcore.kernels import _cuda
 from bertcore.kernels.linear import LINEAR
@@ -242,8 +237,7 @@ def test_families_that_cannot_generate(config, message):
 
 
 @pytest.mark.parametrize(
-    ("attribute", "value"),
-    [("rotary", RotarySpec(12, 100.0)), ("window", (4, 0)), ("num_key_value_heads", 1)],
+    ("attribute", "value"), [("rotary", RotarySpec(12, 100.0)), ("window", (4, 0)), ("num_key_value_heads", 1)]
 )
 def test_layers_that_keep_keys_are_plain(attribute, value):
     model = made()

@@ -41,11 +41,7 @@ def check(model, batch):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        ALWAYS,
-        *(pytest.param(name, marks=pytest.mark.slow) for name in runnable() if name != ALWAYS),
-    ],
+    "name", [ALWAYS, *(pytest.param(name, marks=pytest.mark.slow) for name in runnable() if name != ALWAYS)]
 )
 def test_replays_give_what_numpy_gives(gpu, name):
     model = tiny_model(name)

@@ -94,8 +94,7 @@ def test_what_stands_under_padding_does_not_matter(model):
 
 
 @pytest.mark.parametrize(
-    ("empty", "shape"),
-    [([], (0, 0)), (np.zeros((0, 5), int), (0, 5)), ([[]], (1, 0)), (np.zeros((3, 0), int), (3, 0))],
+    ("empty", "shape"), [([], (0, 0)), (np.zeros((0, 5), int), (0, 5)), ([[]], (1, 0)), (np.zeros((3, 0), int), (3, 0))]
 )
 def test_empty_batches_give_empty_results(masked_lm, model, empty, shape):
     out = model(empty, output_hidden_states=True, output_attentions=True)

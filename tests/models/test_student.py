@@ -127,6 +127,11 @@ def test_a_teacher_in_low_precision_and_in_float64():
             np.testing.assert_array_equal(one.array(), other.array().astype(expected))
 
 
+@pytest.mark.parametrize("name, key", [("distilbert-base-uncased", "n_layers"), ("gpt2", "n_layer")])
+def test_configs_with_other_names_of_the_number_of_layers(name, key):
+    assert with_layers(tiny_config(name), 1)[key] == 1
+
+
 @pytest.mark.parametrize(
     "config, layers, message",
     [

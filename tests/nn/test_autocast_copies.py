@@ -292,17 +292,6 @@ def test_a_pullback_after_the_step_is_refused(gpu):
         refuses(RuntimeError, "the parameters have changed since", late, seeds)
 
 
-def test_layers_that_run_again_between_steps(gpu):
-    losses = []
-    for again in (False, True):
-        model = made()
-        if again:
-            model.gradient_checkpointing_enable()
-        optimizer = AdamW(model, lr=1e-2)
-        losses.append([step(model, optimizer) for _ in range(3)])
-    assert losses[0] == losses[1]
-
-
 def test_the_cast_runs_on_the_stream_of_the_step(gpu):
     model = made()
     optimizer, streams, original = AdamW(model), [], kernels.cast

@@ -53,19 +53,6 @@ def test_answers(folders, vote, weights):
     assert {answer["disagreement"] for answer in answers} - {0.0}
 
 
-def test_equal_members_agree(folders):
-    answers = Ensemble.from_pretrained([folders[0]] * 3, truncation=True)(TEXTS)
-    for answer in answers:
-        assert answer["disagreement"] == pytest.approx(0, abs=1e-12) and answer["divergence"] < 1e-12
-
-
-def test_more_texts_than_are_classified_at_once(folders, monkeypatch):
-    ensemble = Ensemble.from_pretrained(folders[:2], truncation=True)
-    whole = ensemble(TEXTS)
-    monkeypatch.setattr("bertcore.tasks.ensemble.TOGETHER", 2)
-    assert len(TEXTS) > 3 and [answer["label"] for answer in ensemble(TEXTS)] == [answer["label"] for answer in whole]
-
-
 def test_invalid_ensembles(folders, tmp_path):
     members = [pipeline("text-classification", folder) for folder in folders]
     other = save_head(tmp_path, "AutoModelForSequenceClassification", {"0": "a", "1": "b"})

@@ -10,12 +10,7 @@ from bertcore.tokenization.engine import _copy
 from bertcore.tokenization.families import CLASS_OF_MODEL_TYPE, FAMILIES
 from tests.refusals import refuses
 from tests.tokenization.corpus import HARD_TEXTS, write_json
-from tests.tokenization.family_folders import (
-    BYTE_BPE,
-    SENTENCEPIECE,
-    WORD_PIECE,
-    write_family,
-)
+from tests.tokenization.family_folders import BYTE_BPE, SENTENCEPIECE, WORD_PIECE, write_family
 
 load = AutoTokenizer.from_pretrained
 

@@ -12,9 +12,7 @@ from bertcore.checkpoint.files import NOTE
 from bertcore.tokenization import AutoTokenizer
 from tests.refusals import refuses
 from tests.tokenization.corpus import HARD_TEXTS, write_json
-from tests.tokenization.family_folders import (
-    write_family,
-)
+from tests.tokenization.family_folders import write_family
 
 load = AutoTokenizer.from_pretrained
 

@@ -229,14 +229,6 @@ class TestBadInput:
         assert caught[0].filename == __file__
 
 
-def test_model_max_length_is_the_default(demo_folder):
-    demo = AutoTokenizer.from_pretrained(demo_folder)
-    assert demo.model_max_length == 512
-    assert len(demo("word " * 600, truncation=True).input_ids) == 512
-    assert len(demo("word " * 600).input_ids) == 602
-    assert len(demo("word", padding="max_length").input_ids) == 512
-
-
 def test_settings_stored_in_tokenizer_json_do_not_apply(demo_folder):
     """all-MiniLM-L6-v2's tokenizer.json pads and cuts everything to 128."""
     demo = AutoTokenizer.from_pretrained(demo_folder)

@@ -10,11 +10,7 @@ from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.families import FAMILIES
 from tests.refusals import refuses
 from tests.tokenization.corpus import HARD_TEXTS, write_json
-from tests.tokenization.family_folders import (
-    sentencepiece_model,
-    write_byte_bpe,
-    write_family,
-)
+from tests.tokenization.family_folders import sentencepiece_model, write_byte_bpe, write_family
 from tests.tokenization.sentencepiece_writer import BYTE, charsmap, integer_field, model, piece
 
 load = AutoTokenizer.from_pretrained

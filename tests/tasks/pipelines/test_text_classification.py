@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from bertcore import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline, use_backend
+from bertcore import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 from bertcore.tasks.calibration import IsotonicCalibration, TemperatureScaling
 from bertcore.tasks.texts import TextsCutWarning
 from tests.refusals import refuses
@@ -96,20 +96,6 @@ def test_answers_do_not_change_with_the_batch(classify):
     alone = [classify(text, top_k=None) for text in TEXTS]
     assert classify(TEXTS, top_k=None) == alone
     assert classify(TEXTS, top_k=None, batch_tokens=1) == alone
-
-
-def test_the_backend_of_the_call_is_used(classify, monkeypatch):
-    from bertcore import get_backend
-
-    seen = []
-    model = classify.model
-    monkeypatch.setattr(classify, "model", lambda **arrays: seen.append(get_backend()) or model(**arrays), raising=True)
-    classify.model.__dict__.update(spec=model.spec, config=model.config)
-    answers = classify(iter(TEXTS))
-    with use_backend("numpy"):
-        list(answers)
-        assert get_backend() == "numpy"
-    assert set(seen) == {"numba"}
 
 
 def test_texts_that_are_cut(classifier_folder):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import bertcore
-from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, use_backend
+from bertcore import AutoModelForMaskedLM, AutoModelForSequenceClassification, use_backend
 from bertcore.heads.language_model import LanguageModelHead
 from bertcore.kernels.program import Recordings
 from bertcore.tape import value_of
@@ -21,7 +21,6 @@ from bertcore.training.objectives import (
 )
 from tests.slopes import assert_slope
 from tests.tiny_bert import CONFIG
-from tests.tiny_families import tiny_config
 from tests.tolerances import assert_same_arrays
 from tests.training.objectives.students import BATCH, DEEP, LENGTHS, WIDE, classifier, inputs
 
@@ -248,21 +247,6 @@ def test_soft_targets_of_every_head(kind):
     assert losses == [pytest.approx(expected, rel=1e-9)]
 
 
-def test_soft_targets_of_masked_words_are_of_all_tokens():
-    """Beside labels, whose rows alone the student's own loss needs."""
-    student, teacher = (AutoModelForMaskedLM.from_config(CONFIG, dtype="float64", seed=seed) for seed in (1, 2))
-    labels = np.where(np.random.default_rng(1).random((4, 9)) < 0.3, BATCH["input_ids"], -100)
-    labels[BATCH["attention_mask"] == 0] = -100
-    batch = {**BATCH, "labels": labels}
-    own, soft = Distillation(teacher, SoftTargets(), objective=MaskedLM()).losses(student, batch)
-    assert own == pytest.approx(student(**batch).loss, rel=1e-12)
-    assert [soft] == Distillation(teacher, SoftTargets()).losses(student, inputs())
-    _, grads = Distillation(teacher, SoftTargets(), objective=MaskedLM()).value_and_grad(student, batch)
-    parts = [each.value_and_grad(student, batch)[1] for each in (MaskedLM(), Distillation(teacher, SoftTargets()))]
-    for name, gradient in grads.items():
-        np.testing.assert_allclose(gradient, sum(part[name] for part in parts), rtol=1e-9, atol=1e-12)
-
-
 def test_the_teacher_runs_as_in_inference(monkeypatch):
     student, teacher = (
         AutoModelForSequenceClassification.from_config({**CONFIG, "hidden_dropout_prob": 0.5}, num_labels=3, seed=seed)
@@ -282,16 +266,6 @@ def test_the_teacher_runs_as_in_inference(monkeypatch):
     assert not teacher.training and student.training
     assert set(grads) == set(student.expected_tensors())
     assert_same_arrays(before, teacher.state_dict())
-
-
-@pytest.mark.parametrize("name", ["distilbert-base-uncased", "albert-base-v2", "mobilebert-uncased"])
-def test_students_of_other_families(name):
-    """Of other widths and heads, by relations and learned maps."""
-    student = AutoModel.from_config({**tiny_config(name), "vocab_size": 75}, dtype="float64", seed=3)
-    teacher = AutoModel.from_config({**DEEP, "hidden_size": 96, "num_attention_heads": 4}, dtype="float64")
-    batch = {**inputs(), "token_type_ids": np.zeros((4, 9), int)}
-    out, grads = Distillation(teacher, Relations(), HiddenStates()).value_and_grad(student, batch)
-    assert np.isfinite(out.loss) and any(gradient.any() for gradient in grads.values())
 
 
 def test_projections_are_of_the_layers_that_are_compared():

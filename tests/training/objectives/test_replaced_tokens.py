@@ -67,13 +67,6 @@ def test_words_without_probability_are_not_drawn():
     assert sample_words(scores[:0], draws[:0]).shape == (0,)
 
 
-def test_words_have_their_probabilities():
-    scores = np.random.default_rng(0).normal(0, 1, 2 * BLOCK + 3).astype(np.float32)
-    found = sample_words(np.tile(scores, (20_000, 1)), (np.arange(20_000) + 0.5) / 20_000)
-    expected = np.exp(scores) / np.exp(scores).sum()
-    np.testing.assert_allclose(np.bincount(found, minlength=len(scores)) / 20_000, expected, atol=1.1e-4)
-
-
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("embeddings", EMBEDDINGS)
 def test_the_loss_is_that_of_both_models_by_themselves(tokenizer, examples, embeddings, config, tmp_path):
