@@ -69,6 +69,32 @@ def check(cuda, given, **options):
     return wide(found[0])
 
 
+def gradients(backend, given, names=(), *arrays):
+    """All gradients of `given` with the `arrays` of these names: what the forward kept, if given, in its place."""
+    given = given | dict(zip(names, arrays, strict=True))
+    grad, *kept = (given.pop(name) for name in ("grad", "output", "lse") if name in given)
+    _, saved = kernels.attention(**public_arguments(given), save=True, backend=backend)
+    saved = saved._replace(**dict(zip(("output", "lse"), kept, strict=False)))
+    *found, relative = kernels.attention_backward(grad, saved, backend=backend)
+    terms = () if relative is None else [array for name, array in vars(relative).items() if name != "longest"]
+    return (*found, *terms)
+
+
+def check_gradients(cuda, given):
+    """Compare all gradients with the definition's, by what its forward keeps."""
+    dtype = given["query"].dtype
+    output, lse, _ = defined(given)
+    given = given | {"grad": normal(9, *given["query"].shape, dtype=dtype)}
+    expected = gradients("numpy", {name: wide(it) for name, it in given.items()})
+    given |= {"output": output.astype(dtype), "lse": lse.astype(np.float32)}
+    arrays = {name: it for name, it in given.items() if isinstance(it, np.ndarray)}
+    found = cuda.run(functools.partial(gradients, "cupy", given, tuple(arrays)), *arrays.values())
+    for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert (one is None) == (other is None), index
+        if other is not None:
+            assert_close(one, other, name=f"gradient {index}", at_least=1, factor=3)
+
+
 def normal(seed, *shape, dtype):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
@@ -142,6 +168,7 @@ CASES = [  # function that makes the arguments, its own arguments, options of at
 def test_cases(cuda, dtype, case):
     make, given, options = case
     check(cuda, make(dtype, **given), **options)
+    check_gradients(cuda, make(dtype, **given) | options)
 
 
 @pytest.mark.parametrize("head_dim", [1, 40, 64, *(pytest.param(size, marks=SLOW) for size in (32, 100, 128))])

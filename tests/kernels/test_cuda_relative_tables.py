@@ -17,7 +17,6 @@ from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
 from tests.kernels.arrays import backward
 from tests.kernels.cuda_support import DTYPES, wide
 from tests.kernels.strategies import normal
-from tests.kernels.test_cuda_backward import widened_terms
 from tests.refusals import refuses
 from tests.tolerances import assert_close
 
@@ -40,6 +39,10 @@ def with_tables(dtype, heads, heads_k, lengths, terms=TERMS):
         tables |= {"segment_scores": normal(9, per_segment, dtype)}
         tables |= {"segment_ids": (np.arange(np.prod(tokens), dtype=np.int32) % 7 // 4).reshape(tokens)}
     return (grad, query, key, value), RelativePositions(rows, **tables)
+
+
+def widened_terms(relative):
+    return RelativePositions(**{name: wide(array) for name, array in vars(relative).items()})
 
 
 def on_backend(backend, arrays, relative, lengths, to=lambda array: array, **options):
