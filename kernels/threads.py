@@ -3,6 +3,9 @@
 import math
 import operator
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,6 +76,7 @@ def detect_threads() -> ThreadCount:
 
 
 _chosen: ThreadCount | None = None
+_here = threading.local()  # .count: that of this Python thread alone
 _only_one: str | None = None  # the reason why this process may have only one thread
 
 
@@ -81,7 +85,17 @@ def thread_count() -> ThreadCount:
     global _chosen
     if _chosen is None:
         _chosen = detect_threads()
-    return _chosen
+    return getattr(_here, "count", _chosen)
+
+
+@contextmanager
+def threads_here(count: int) -> Iterator[None]:
+    """Use `count` threads in the kernels that this Python thread calls."""
+    _here.count = ThreadCount(count, "threads_here")
+    try:
+        yield
+    finally:
+        del _here.count
 
 
 def get_num_threads() -> int:

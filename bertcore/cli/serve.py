@@ -10,13 +10,14 @@ from typing import Annotated, Any
 from bertcore.cli.inputs import Dtype
 from bertcore.cli.options import Command, CommandError, File, Kind, Positive, integer
 
-BACKLOG = 2048  # connections that wait to be accepted, as in uvicorn
 # Seconds that an idle connection stays open: longer than the 60 for which nginx and other load balancers keep one, or a
 # request is sent on a connection that is being closed, and its client gets 502.
 KEEP_ALIVE = 75
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 PLAIN = "%(asctime)s %(levelname)s %(message)s"
-LIMITS = ("max_batch_tokens", "max_queue_tokens", "max_client_batch_size", "max_body_bytes", "timeout")
+LIMITS = (
+    "max_batch_tokens", "max_queue_tokens", "max_client_batch_size", "max_body_bytes", "max_response_bytes", "timeout",
+)  # fmt: skip
 
 
 class Serve(Command):
@@ -42,7 +43,10 @@ class Serve(Command):
         max_queue_tokens: tokens that may wait, of short requests and of long ones each; beyond, requests are refused
             with 429 (default: 262144).
         max_client_batch_size: texts of a request; beyond, it is refused with 413 (default: 32).
+        max_concurrent_requests: requests in work; beyond, they are refused with 429 (default: 512, or what the limit
+            of open files allows).
         max_body_bytes: bytes of a request (default: 4194304).
+        max_response_bytes: bytes of an answer; beyond, its request is refused with 413 (default: 33554432).
         timeout: seconds that a request may take (default: 60).
         auto_truncate: cut texts that are too long, instead of refusing them.
         graceful_timeout: seconds that requests have to end when the server is stopped.
@@ -62,7 +66,9 @@ class Serve(Command):
     max_batch_tokens: Positive | None = None
     max_queue_tokens: Positive | None = None
     max_client_batch_size: Positive | None = None
+    max_concurrent_requests: Positive = 512
     max_body_bytes: Positive | None = None
+    max_response_bytes: Positive | None = None
     timeout: Positive | None = None
     auto_truncate: bool = False
     graceful_timeout: Positive = 30
@@ -75,10 +81,14 @@ class Serve(Command):
         try:
             import uvicorn
 
-            from bertcore.serving import ServerSettings, create_app
+            from bertcore.serving import ServerSettings, connections, create_app
         except ModuleNotFoundError as error:
             raise CommandError(f'{error.name} is not installed: pip install "bertcore[serve]"') from error
         limits = {name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None}
+        backlog, most = connections.connection_limits()
+        if (requests := most - connections.SPARE_CONNECTIONS) < 1:
+            raise CommandError(f"{most} connections can be open, too few to serve: raise the limit of files, ulimit -n")
+        limits["max_concurrent_requests"] = min(self.max_concurrent_requests, requests)
         limits |= {"auto_truncate": self.auto_truncate, "cors_origins": self.cors_origin}
         hosts, key = allowed_hosts(self.host, self.allowed_host), os.environ.get("BERTCORE_API_KEY")
         try:
@@ -91,9 +101,10 @@ class Serve(Command):
         with self.chosen_backend():
             app = create_app(self.models, settings, dtype=self.dtype)
         options: Any = {"timeout_keep_alive": KEEP_ALIVE, "timeout_graceful_shutdown": self.graceful_timeout}
-        with listening_socket(self.host, self.port) as listening:
+        with listening_socket(self.host, self.port, backlog) as listening:
             host = f"[{self.host}]" if ":" in self.host else self.host
             print(f"bertcore: listening at http://{host}:{listening.getsockname()[1]}", flush=True)
+            options |= {"http": connections.Connection, "backlog": backlog, "limit_concurrency": most}
             options |= {"log_config": None, "log_level": self.log_level, "access_log": False, "ws": "none"}
             uvicorn.Server(uvicorn.Config(app, **options)).run([listening])
 
@@ -116,11 +127,11 @@ def allowed_hosts(host: str, names: Sequence[str]) -> set[str] | None:
     return {*LOOPBACK, host.lower(), *(name.lower().strip("[]") for name in names)}
 
 
-def listening_socket(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int, backlog: int = 128) -> socket.socket:
     """Return a socket at that address (port 0: any free port); CommandError if it cannot be opened."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server(address, family=family, backlog=BACKLOG)
+        listening = socket.create_server(address, family=family, backlog=backlog)
     except UnicodeError as error:  # of a name that no host can have
         raise CommandError(f"cannot listen at {host}:{port}: {host!r} is not the name of a host") from error
     except socket.gaierror as error:

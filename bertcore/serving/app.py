@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hmac
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,9 +21,11 @@ from starlette.routing import Route
 from bertcore.checkpoint import resolve
 from bertcore.demo_model import demo_model_folder
 from bertcore.serving import embeddings, information, page, schema, scores
-from bertcore.serving.guard import HANDLERS, Guard, json_response
+from bertcore.serving.batcher import Lanes
+from bertcore.serving.guard import HANDLERS, Guard, disconnected, json_response, long_json_response
+from bertcore.serving.memory import hold
 from bertcore.serving.metrics import Metrics
-from bertcore.serving.models import Models, ServedModel, ServerSettings
+from bertcore.serving.models import BODY, Models, ServedModel, ServerSettings
 from bertcore.serving.requests import (
     Endpoint,
     body_too_slow,
@@ -34,6 +37,9 @@ from bertcore.serving.requests import (
     too_large,
     unauthorized,
 )
+
+MOST_LISTS = 1 << 16  # lists and objects of a body: making a million takes the event loop's time and 70 MB
+STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 
 # POST, which takes an object. "/" is added, for the first model's kind.
 ENDPOINTS: dict[str, Endpoint] = {
@@ -104,10 +110,10 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
-        # One batch at a time, and one of short requests beside it: its kernels use all the cores.
         with ThreadPoolExecutor(1, "bertcore-short") as short, ThreadPoolExecutor(1, "bertcore-long") as long:
+            lanes = Lanes(short, long)
             for model in loaded.all:
-                model.start((short, long), settings, metrics.batch)
+                model.start(lanes, settings, metrics.batch)
                 await asyncio.get_running_loop().run_in_executor(long, model.warm_up)
             yield
 
@@ -141,7 +147,7 @@ def _handler(
             body = checked(endpoint.body, await _read_body(request, settings), "", settings.max_client_batch_size)
         else:
             body = request.path_params
-        return json_response(await _answered(request, endpoint.answer(body, models, settings), settings.timeout))
+        return long_json_response(await _answered(request, endpoint.answer(body, models, settings), settings.timeout))
 
     return handle
 
@@ -171,10 +177,16 @@ async def _read_body(request: Request, settings: ServerSettings) -> dict[str, An
                 size += len(part)
                 if size > most:
                     raise too_large(f"the body has more than {most} bytes, the limit")
+                hold(BODY * len(part))
     except TimeoutError as error:
         raise body_too_slow(f"the body did not arrive within {settings.body_timeout:g} s") from error
+    content = b"".join(parts)
+    if content.count(b"[") + content.count(b"{") > MOST_LISTS:
+        bare = STRING.sub(b"", content)
+        if bare.count(b"[") + bare.count(b"{") > MOST_LISTS:
+            raise too_large(f"the body has more than {MOST_LISTS} lists and objects, the limit")
     try:
-        body = orjson.loads(b"".join(parts))
+        body = orjson.loads(content)
     except orjson.JSONDecodeError as error:
         raise malformed(f"the body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
@@ -185,7 +197,7 @@ async def _read_body(request: Request, settings: ServerSettings) -> dict[str, An
 async def _answered(request: Request, work: Any, timeout: float) -> Any:
     """Return the result of `work`, which is cancelled when its time is over or its client has gone."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(disconnected(request.receive))
     try:
         await asyncio.wait({task, gone}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -196,8 +208,3 @@ async def _answered(request: Request, work: Any, timeout: float) -> Any:
     finally:
         task.cancel()
         gone.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -4,11 +4,50 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from typing import Any
 
+from bertcore.kernels import get_num_threads
+from bertcore.kernels.threads import threads_here
 from bertcore.serving.requests import overloaded
 
 Compute = Callable[[list[Any]], Sequence[Any]]
+
+
+class Lanes:
+    """The two threads that compute the batches of all models: those of long requests, and those of short ones.
+
+    A batch uses all the cores; a short one a quarter of them while a long one computes, as its parts would wait for
+    those of the long one.
+
+    Attributes:
+        short_executor, long_executor: of one thread each.
+    """
+
+    def __init__(self, short_executor: Executor, long_executor: Executor):
+        self.short_executor, self.long_executor = short_executor, long_executor
+        self._is_long_busy = False
+
+    def long(self, compute: Compute) -> Compute:
+        """Return `compute` for batches of long requests."""
+
+        def call(rows: list[Any]) -> Sequence[Any]:
+            self._is_long_busy = True
+            try:
+                return compute(rows)
+            finally:
+                self._is_long_busy = False
+
+        return call
+
+    def short(self, compute: Compute) -> Compute:
+        """Return `compute` for batches of short requests."""
+
+        def call(rows: list[Any]) -> Sequence[Any]:
+            with threads_here(max(1, get_num_threads() // 4)) if self._is_long_busy else nullcontext():
+                return compute(rows)
+
+        return call
 
 
 class Batcher:

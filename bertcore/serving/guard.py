@@ -5,20 +5,23 @@ import contextlib
 import logging
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from bertcore.serving.memory import Memory
 from bertcore.serving.metrics import Metrics
 from bertcore.serving.models import ServerSettings
-from bertcore.serving.requests import RequestError, failed, forbidden, stopped
+from bertcore.serving.requests import RequestError, failed, forbidden, overloaded, stopped
 
 CLIENT_GONE = 499  # nginx's status for a client that closed the connection
+PART = 1 << 16  # bytes of an answer that are made and sent at once
 LINGER = 2.0  # seconds for a client to finish sending a body that is not read
 OPENAI_PATHS = ("/v1/", "/v2/", "/embeddings")
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
@@ -48,6 +51,7 @@ class Guard:
 
     def __init__(self, app: Any, settings: ServerSettings, metrics: Metrics, paths: Mapping[Any, str]):
         self._app, self._settings, self._metrics, self._paths = app, settings, metrics, paths
+        self._memory, self._in_work = Memory(settings.max_memory), 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass one request on to the application."""
@@ -55,9 +59,13 @@ class Guard:
             await self._app(scope, receive, send)
             return
         exchange, start = Exchange(scope, receive, send), time.perf_counter()
+        self._in_work += 1
         try:
             self._check_sender(scope)
-            await self._app(scope, exchange.receive, exchange.send)
+            if self._in_work > self._settings.max_concurrent_requests:
+                raise overloaded(f"{self._in_work - 1} requests are in work, the limit: try again")
+            with self._memory.of_request():
+                await self._app(scope, exchange.receive, exchange.send)
         except RequestError as error:
             await exchange.answer(error)
         except asyncio.CancelledError:  # uvicorn's, when the time to end is over
@@ -68,6 +76,7 @@ class Guard:
             log.error("%.20s %s: %s", scope["method"], self._path(scope), described)
             await exchange.answer(failed(f"the server failed ({type(error).__name__}), which its log describes"))
         finally:
+            self._in_work -= 1
             seconds = time.perf_counter() - start
             self._metrics.request(self._path(scope), exchange.status, seconds)
             fields = {
@@ -145,8 +154,72 @@ class Exchange:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """Return a value, which may have arrays in it, as JSON."""
-    return Response(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), status, media_type="application/json")
+    """Return a value as JSON."""
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+def long_json_response(value: Any) -> Response:
+    """Return a value, which may have arrays in it, as JSON; beyond PART bytes it is made while it is sent."""
+    parts = _in_parts(value)
+    first, second = next(parts), next(parts, None)
+    return Response(first, media_type="application/json") if second is None else Parts(first + second, parts)
+
+
+class Parts(Response):
+    """An answer that is made while it is sent: neither its memory nor the event loop's time is taken at once."""
+
+    def __init__(self, first: bytes, others: Iterator[bytes]):
+        super().__init__(media_type="application/json")
+        del self.headers["content-length"]
+        self._first, self._others = first, others
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send it, until the client has gone."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            for part in self._others:
+                await asyncio.sleep(0)  # sending waits only for a client that is slow
+                if gone.done():
+                    return
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            gone.cancel()
+
+
+async def disconnected(receive: Any) -> None:
+    """Return when the client has closed the connection; nothing else may be read meanwhile."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _in_parts(value: Any) -> Iterator[bytes]:
+    """Yield a value as JSON, in parts of PART bytes or a little more; one at least."""
+    part = bytearray()
+    for piece in _pieces(value, 0):
+        part += piece
+        if len(part) >= PART:
+            yield bytes(part)
+            part.clear()
+    yield bytes(part)
+
+
+def _pieces(value: Any, depth: int) -> Iterator[bytes]:
+    """Yield a value as JSON in pieces: the numbers of a row, the fields of an entry."""
+    if isinstance(value, dict) and depth == 0:
+        for index, (name, each) in enumerate(value.items()):
+            yield (b"," if index else b"{") + orjson.dumps(name) + b":"
+            yield from _pieces(each, 1)
+        yield b"}" if value else b"{}"
+    elif (isinstance(value, list) and depth < 2) or (isinstance(value, np.ndarray) and value.ndim > 1):
+        for index, each in enumerate(value):
+            yield b"," if index else b"["
+            yield from _pieces(each, depth + 1)
+        yield b"]" if len(value) else b"[]"
+    else:
+        yield orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def error_response(error: RequestError, path: str) -> Response:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import bertcore
 from bertcore.serving.embeddings import INTEGER, listed, prompt_of
-from bertcore.serving.models import Models, ServerSettings
+from bertcore.serving.models import TOKEN, Models, ServerSettings
 from bertcore.serving.requests import (
     FILLED,
     FILLED_TEXTS,
@@ -44,6 +44,7 @@ async def tokenize(body: dict[str, Any], models: Models, settings: ServerSetting
     """Return the tokens of each text of `inputs`, uncut, with the bytes that they stand for."""
     model = models.of_kind(None, body["model"])
     texts = model.prepared(listed(body["inputs"]), prompt_of(model, body["prompt_name"]))
+    model.check_answer(TOKEN * sum(len(text.encode()) for text in texts))  # a token has a byte or more
     options = {"add_special_tokens": body["add_special_tokens"]}
     found = await asyncio.to_thread(model.tokenizer, texts, **options)
     return [_tokens(text, encoding) for text, encoding in zip(texts, found.encodings, strict=True)]
@@ -122,7 +123,7 @@ async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -
         "model_dtype": model.engine.model.dtype,
         "served_model_name": model.name,
         "model_type": kind,
-        "max_concurrent_requests": settings.max_queue_tokens,  # of one token each
+        "max_concurrent_requests": settings.max_concurrent_requests,
         "max_input_length": model.engine.max_seq_length,
         "max_batch_tokens": settings.max_batch_tokens,
         "max_batch_requests": None,

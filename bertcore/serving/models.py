@@ -5,7 +5,6 @@ import copy
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, read_config
-from bertcore.serving.batcher import Batcher
-from bertcore.serving.requests import no_model, too_long, unknown_token, unsupported
+from bertcore.serving.batcher import Batcher, Lanes
+from bertcore.serving.memory import hold
+from bertcore.serving.requests import no_model, too_large, too_long, unknown_token, unsupported
 from bertcore.tasks.cross_encoder import CrossEncoder
 from bertcore.tasks.folder import opened_folder, read_modules
 from bertcore.tasks.sentence_encoder import SentenceEncoder
@@ -30,6 +30,9 @@ LARGEST_ON_CPU = 1024
 # Requests of at most this part of a batch's tokens are computed beside the longer ones, in a second thread: waiting for
 # the batch that computes would take many times as long as they do.
 SHARE = 4
+# Bytes that an answer takes, at most: for a float32 (of JSON), a word and its weight, a label and its score, a token.
+NUMBER, WORD, SCORE, TOKEN = 17, 330, 330, 600
+BODY = 9  # bytes of memory for one of a body: token ids of three digits and a comma take 36
 WHAT = {"dense": "embeds texts", "sparse": "embeds texts into sparse vectors", "classifier": "classifies texts"}
 
 
@@ -41,7 +44,10 @@ class ServerSettings:
         max_batch_tokens: tokens computed at once, on a CPU at most LARGEST_ON_CPU; a longer text is computed alone.
         max_queue_tokens: tokens that may wait, of short requests and of long ones each; requests beyond get 429.
         max_client_batch_size: texts that a request may have (413 beyond).
+        max_concurrent_requests: requests in work (429 beyond).
         max_body_bytes: how long a request's body may be (413 beyond).
+        max_response_bytes: how long an answer may be (413 beyond), estimated from its numbers (NUMBER bytes each),
+            words, labels or tokens: before computing, but for sparse embeddings.
         body_timeout: seconds in which a request's body has to arrive (408 beyond).
         timeout: seconds that a request may wait and compute (504 beyond).
         api_key: the key that requests must bring as `Authorization: Bearer KEY` (401 without), printable ASCII
@@ -56,13 +62,20 @@ class ServerSettings:
     max_batch_tokens: int = 4096
     max_queue_tokens: int = 1 << 18
     max_client_batch_size: int = 32
+    max_concurrent_requests: int = 512
     max_body_bytes: int = 4 << 20
+    max_response_bytes: int = 32 << 20
     body_timeout: float = 30.0
     timeout: float = 60.0
     api_key: str | None = field(default=None, repr=False)
     auto_truncate: bool = False
     allowed_hosts: Collection[str] | None = None
     cors_origins: Collection[str] = ()
+
+    @property
+    def max_memory(self) -> int:
+        """The bytes that requests may hold together (429 beyond): the answers and bodies of four of the largest."""
+        return 4 * (self.max_response_bytes + BODY * self.max_body_bytes)
 
     def __post_init__(self) -> None:
         for name in (entry.name for entry in fields(self) if entry.type in (int, float)):
@@ -117,21 +130,22 @@ class ServedModel:
         self._on_gpu = kernels.resolve_backend(None, on_gpu=False) == "cupy"
         self._batchers: dict[str, tuple[Batcher, Batcher]] = {}  # of short and of long requests
 
-    def start(
-        self, executors: tuple[Executor, Executor], settings: ServerSettings, observe: Callable[[int, int], None]
-    ) -> None:
-        """Make the queues; batches of short requests run in the first of `executors`, others in the second."""
+    def start(self, lanes: Lanes, settings: ServerSettings, observe: Callable[[int, int], None]) -> None:
+        """Make the queues; their batches run in `lanes`."""
         computed = {
             "dense": {"pooled": "pooled", "tokens": "hidden_states"},
             "sparse": {"words": "words"},
             "classifier": {"logits": "scored"},
         }[self.kind]
         most = settings.max_batch_tokens if self._on_gpu else min(settings.max_batch_tokens, LARGEST_ON_CPU)
-        self._short, short, long = most // SHARE, *((executors[1],) * 2 if self._on_gpu else executors)
+        short, long = lanes.long_executor if self._on_gpu else lanes.short_executor, lanes.long_executor
+        self._short = most // SHARE
+        self._most_bytes = settings.max_response_bytes
         options: Any = {"batch_tokens": most, "queue_tokens": settings.max_queue_tokens, "observe": observe}
         for what, method in computed.items():
             compute = self._on_backend(getattr(self._part, method))
-            self._batchers[what] = Batcher(compute, short, **options), Batcher(compute, long, **options)
+            both = Batcher(lanes.short(compute), short, **options), Batcher(lanes.long(compute), long, **options)
+            self._batchers[what] = both
 
     @property
     def _part(self) -> Any:
@@ -196,8 +210,29 @@ class ServedModel:
         return [self.engine.prepared(text, prompt) for text in texts]
 
     async def compute(self, what: str, rows: list[Any]) -> list[Any]:
-        """Return `what` (dense: "pooled" or "tokens"; sparse: "words"; classifier: "logits") for rows of tokens."""
-        return await self._batchers[what][sum(map(len, rows)) > self._short].submit(rows)
+        """Return `what` (dense: "pooled" or "tokens"; sparse: "words"; classifier: "logits") for rows of tokens.
+
+        Raises RequestError: 413 if the answer is too long, 429 if too much is held or waits.
+        """
+        tokens = sum(map(len, rows))
+        if what == "tokens":
+            self.check_answer(NUMBER * tokens * self.engine.model.spec.hidden_size)
+        elif what == "pooled":
+            self.check_answer(NUMBER * len(rows) * self.engine.embedding_dimension)
+        elif what == "logits":
+            self.check_answer(len(rows) * sum(SCORE + len(label) for label in self.labels))
+        found = await self._batchers[what][tokens > self._short].submit(rows)
+        if what == "words":
+            self.check_answer(sum(WORD * len(words.indices) for words in found))
+        return found
+
+    def check_answer(self, count: int) -> None:
+        """Hold the memory of an answer. Raises RequestError: 413 if it is too long, 429 if there is no room for it."""
+        if count > self._most_bytes:
+            raise too_large(
+                f"the answer takes up to {count} bytes, the limit is {self._most_bytes}: send shorter texts"
+            )
+        hold(count)
 
     @property
     def waiting_tokens(self) -> int:

@@ -9,10 +9,12 @@ import logging
 import statistics
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import httpx
+import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
 from bertcore.checkpoint import CheckpointError
 from bertcore.cli.serve import PLAIN, JSONLines, allowed_hosts
@@ -31,13 +33,15 @@ from tests.serving.conftest import JSON
         (b"\xff\xfe", 400, "the body is not valid JSON"),
         (b'{"inputs": "\\ud800"}', 400, "the body is not valid JSON"),
         (b'{"inputs": NaN}', 400, "the body is not valid JSON"),
-        (b"[" * 100_000, 400, "the body is not valid JSON"),
+        (b"[" * 50_000, 400, "the body is not valid JSON"),
+        (b"[" * 100_000, 413, "the body has more than 65536 lists and objects"),
+        (b'{"inputs": "' + b"[" * 100_000 + b'\\"[", "truncate": true}', 200, "["),
         (b'["a"]', 422, "the body is a JSON list, expected an object"),
     ],
 )
 def test_malformed_bodies(client, content, status, message):
     answer = client.post("/embed", content=content)
-    assert answer.status_code == status and message in answer.json()["error"]
+    assert answer.status_code == status and message in answer.text
 
 
 def test_a_compressed_body_is_told_of_as_such(client):
@@ -146,7 +150,7 @@ def nested(depth):
     ("path", "content", "message"),
     [
         ("/embed", b'{"inputs": [' + nested(900) + b"]}", "inputs[0][0] is a list of 1, expected a token id"),
-        ("/embed", b'{"inputs": [{"a": [' + b"1," * 500_000 + b"1]}]}", "inputs[0] is an object, expected a string"),
+        ("/embed", b'{"inputs": [{"a": [' + b"1," * 200_000 + b"1]}]}", "inputs[0] is an object, expected a string"),
         ("/embed", b'{"inputs": "a", "normalize": ' + nested(900) + b"}", "normalize is a list of 1, expected true"),
         ("/similarity", b'{"inputs": ' + nested(900) + b"}", "inputs is a list of 1, expected an object"),
         ("/embed", b'{"inputs": "a", "prompt_name": "' + b"x" * 3_000_000 + b'"}', "prompt_name is 'xxx"),
@@ -199,6 +203,70 @@ def test_sizes(server):
     parts = (b"x" * 30 for _ in range(1000))  # without a content-length
     answer = client.post("/embed", content=parts)
     assert answer.status_code == 413 and "more than 100 bytes" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "most"),
+    [
+        ("/embed", {"inputs": ["a"] * 30}, 10_000),
+        ("/embed_all", {"inputs": ["a b c d"] * 5}, 10_000),
+        ("/embed_sparse", {"inputs": "the cat"}, 1_000),
+        ("/predict", {"inputs": [["a"]] * 30}, 2_000),
+        ("/tokenize", {"inputs": "a " * 5_000}, 1_000_000),
+    ],
+)
+def test_answers_are_bounded(folders, monkeypatch, path, body, most):
+    computed = []
+    whole = ServedModel._on_backend
+    monkeypatch.setattr(
+        ServedModel, "_on_backend", lambda self, call: whole(self, lambda rows: computed.append(1) or call(rows))
+    )
+    app = create_app(
+        [folders[name] for name in ("encoder", "splade", "classifier")], ServerSettings(max_response_bytes=most)
+    )
+    with TestClient(app, headers=JSON) as client:
+        warm = len(computed)
+        answer = client.post(path, json=body)
+        assert answer.status_code == 413 and f"the limit is {most}" in answer.json()["error"]
+        assert len(computed) == warm + (path == "/embed_sparse")  # what is too long is not computed
+        assert client.post("/embed", json={"inputs": "a"}).status_code == 200
+
+
+def test_long_answers_are_sent_in_parts(client, folders):
+    inputs = ["the cat sat on an mat"] * 32
+    answer = client.post("/embed_all", json={"inputs": inputs})
+    assert "content-length" not in answer.headers and len(answer.content) > 1 << 16
+    expected = client.post("/embed_all", json={"inputs": inputs[0]})
+    assert "content-length" in expected.headers
+    np.testing.assert_allclose(answer.json(), expected.json() * 32, atol=1e-5)
+
+
+def test_the_memory_of_all_requests_is_bounded(server, monkeypatch):
+    go_on = blocked(monkeypatch)
+    client = server(max_response_bytes=1_000, max_body_bytes=1_000)  # 40 kB together, 9 for one of these bodies
+    blocked.is_armed = True
+    body = {"inputs": "a" + " " * 970}
+    with ThreadPoolExecutor(5) as pool:
+        asked = [pool.submit(client.post, "/embed", json=body) for _ in range(5)]
+        wait(asked, return_when=FIRST_COMPLETED)
+        go_on.set()
+        answers = [each.result() for each in asked]
+    assert sorted(answer.status_code for answer in answers) == [200] * 4 + [429]
+    assert any("of 40000 bytes, no room for" in answer.text for answer in answers)
+    assert client.post("/embed", json=body).status_code == 200
+
+
+def test_requests_in_work_are_bounded(server, monkeypatch):
+    go_on = blocked(monkeypatch)
+    client = server(max_concurrent_requests=1)
+    blocked.is_armed = True
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(client.post, "/embed", json={"inputs": "a"}) for _ in range(2)]
+        wait(asked, return_when=FIRST_COMPLETED)
+        go_on.set()
+        served, refused = sorted((each.result() for each in asked), key=lambda answer: answer.status_code)
+    assert served.status_code == 200 and refused.status_code == 429 and refused.headers["retry-after"] == "1"
+    assert "1 requests are in work" in refused.json()["error"]
 
 
 def test_api_key(server):

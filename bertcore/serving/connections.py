@@ -1,0 +1,114 @@
+"""Connections of `bertcore serve`: how many there are, and how long a client may take to send a head and to read."""
+
+import os
+from typing import Any
+
+import h11
+import orjson
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+BACKLOG = 128  # connections that wait to be accepted
+MOST_CONNECTIONS = 1024
+SPARE_FILES = 12  # descriptors that the process opens later: of the event loop, of files
+SPARE_CONNECTIONS = 8  # those beyond the requests in work: for what is refused, and for new clients
+HEAD_SECONDS = 10.0  # for the head of a request
+READ_SECONDS = 10.0  # for a client to read what is to be sent: 64 kB
+
+
+class Connection(H11Protocol):
+    """A connection of HTTP/1.1, whose client cannot hold it or its memory by doing nothing.
+
+    It is closed if a head is not complete within HEAD_SECONDS, and if a part of an answer is not sent within
+    READ_SECONDS. A new connection beyond uvicorn's `limit_concurrency` ends the one that has been without a request for
+    the longest time. Bytes that are not HTTP are answered with JSON, too.
+    """
+
+    def __init__(self, *given: Any, **options: Any):
+        super().__init__(*given, **options)
+        self._most, self.limit_concurrency = self.limit_concurrency, None  # whose answer would be plain text
+        self._head_ends = self._reading_ends = None
+        self.idle_since = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """True while no request is in work."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: Any) -> None:
+        """Set the limits of a new connection, and close an idle one if there are too many."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # so that `pause_writing` is called for every byte that waits
+        self._expect_head()
+        alive = [each for each in self.connections if not each.transport.is_closing()]
+        if self._most is not None and len(alive) > self._most:
+            idle = [each for each in alive if each is not self and each.is_idle]
+            min(idle, key=lambda each: each.idle_since, default=self).transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a request."""
+        super().data_received(data)
+        if self.is_idle:
+            self._expect_head()
+        else:
+            self._head_ends = None
+
+    def _expect_head(self) -> None:
+        now = self.loop.time()
+        if self._head_ends is None:
+            self._head_ends, self.idle_since = now + HEAD_SECONDS, now
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_at(self._head_ends, self.timeout_keep_alive_handler)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self.idle_since = self.loop.time()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """Begin to wait for the client to read."""
+        super().pause_writing()
+        self._reading_ends = self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """End the wait."""
+        super().resume_writing()
+        self._reading_ends.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End all waits."""
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        if self._reading_ends is not None:
+            self._reading_ends.cancel()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are not HTTP, unless an answer has begun, and close the connection."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = orjson.dumps({"error": "the request is not valid HTTP/1.1", "error_type": "Validation"})
+            headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+            head = h11.Response(status_code=400, reason="Bad Request", headers=list(headers.items()))
+            for event in (head, h11.Data(body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event))
+        self.transport.close()
+
+
+def connection_limits() -> tuple[int, int]:
+    """Return how many connections may wait and how many may be open, so that the files that may be open suffice.
+
+    The event loop accepts as many connections at once as may wait, and closes what is too much three rounds later.
+    """
+    if resource is None:
+        return BACKLOG, MOST_CONNECTIONS
+    files, used = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(os.listdir("/dev/fd"))
+    if files == resource.RLIM_INFINITY:
+        return BACKLOG, MOST_CONNECTIONS
+    waiting = max(1, min(BACKLOG, files // 16))
+    return waiting, min(MOST_CONNECTIONS, files - used - SPARE_FILES - 4 * waiting)
