@@ -14,6 +14,8 @@ TITLES = ("content to content", "content to position", "position to content", "t
 def attention_maps(model: Any, tokenizer: Any, text: str, layer: int) -> Figure:
     """Draw the attention probabilities of each head of a layer, counted from 1.
 
+    The colours end at the greatest probability of a key that is not a special token: those often get nearly all.
+
     Raises ValueError if the layer does not exist, the model returns no attentions, or the text is too long.
     """
     ids, output = output_for(model, tokenizer, text, output_attentions=True)
@@ -22,7 +24,8 @@ def attention_maps(model: Any, tokenizer: Any, text: str, layer: int) -> Figure:
         raise ValueError(f"models of type {model.family.model_type!r} do not return attentions")
     heads = kernels.to_host(attentions[_checked(layer, len(attentions))])[0]
     titles = [f"layer {layer}, head {number}" for number in range(1, len(heads) + 1)]
-    return maps(list(heads), titles, tokenizer.convert_ids_to_tokens(ids), columns=4, cmap="Blues", vmin=0, vmax=1)
+    most = heads[:, :, ~np.isin(ids, tokenizer.all_special_ids)].max(initial=0) or 1
+    return maps(list(heads), titles, tokenizer.convert_ids_to_tokens(ids), columns=4, cmap="Blues", vmin=0, vmax=most)
 
 
 def attention_components(model: Any, tokenizer: Any, text: str, layer: int) -> Figure:

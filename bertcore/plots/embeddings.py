@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-LABELLED = 40  # texts; with more the labels would hide the points
+LABELLED = 40  # texts; labels of more would hide the points
 CHARACTERS = 36
 
 
 def embeddings_in_two_dimensions(texts: Sequence[str], embeddings: np.ndarray) -> Figure:
-    """Draw texts along the first two principal components of their embeddings (texts, dim).
+    """Draw texts along the first two principal components of their embeddings (texts, dim), with up to 40 labels.
 
     Raises ValueError for fewer than three texts.
     """
@@ -22,7 +22,7 @@ def embeddings_in_two_dimensions(texts: Sequence[str], embeddings: np.ndarray) -
     figure = Figure(figsize=(9, 7), layout="constrained")
     place = figure.subplots()
     place.scatter(*points.T, s=22, color="#3b6ea5")
-    for rank, index in enumerate(np.argsort(points[:, 1]) if len(texts) <= LABELLED else ()):
+    for rank, index in enumerate(np.argsort(points[:, 1])[:: -(-len(texts) // LABELLED)]):
         text, below = texts[index], rank % 2  # labels of neighbours alternate in height
         shown = text if len(text) <= CHARACTERS else text[: CHARACTERS - 1] + "…"
         place.annotate(shown, points[index], xytext=(4, -9 if below else 3), textcoords="offset points", fontsize=8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -297,7 +298,7 @@ def _checked(inputs: Any) -> Iterator[tuple[str, str]]:
     def checked() -> Iterator[tuple[str, str]]:
         for index, pair in enumerate(inputs):
             if isinstance(pair, str | bytes) or not isinstance(pair, Sequence | np.ndarray) or len(pair) != 2:
-                raise TypeError(f"inputs[{index}] is {pair!r}, expected two strings")
+                raise TypeError(f"inputs[{index}] is {reprlib.repr(pair)}, expected two strings")
             first, second = (checked_text(f"inputs[{index}][{side}]", text) for side, text in enumerate(pair))
             yield first, second
 

@@ -51,6 +51,8 @@ def test_attention(folder):
     expected = model(tokenizer([TEXT])["input_ids"], output_attentions=True).attentions[1][0]
     assert list(found) == ["layer 2, head 1", "layer 2, head 2", "layer 2, head 3"]
     np.testing.assert_array_equal(list(found.values()), expected)
+    image = attention_maps(model, tokenizer, TEXT, 2).axes[0].images[0]
+    assert image.get_clim() == (0, pytest.approx(expected[:, :, 1:-1].max()))  # without [CLS] and [SEP]
     refuses(ValueError, "layer is 3, expected 1 to 2", attention_maps, model, tokenizer, TEXT, 3)
     with pytest.raises(ValueError, match="the model is of type 'bert', expected a DeBERTa"):
         attention_components(model, tokenizer, TEXT, 1)
@@ -157,6 +159,8 @@ def test_embeddings():
     points = np.asarray(place.collections[0].get_offsets())
     first = np.abs(np.corrcoef(points[:, 0], rows[:, 0])[0, 1])
     assert first > 0.99 and points.shape == (9, 2) and len(place.texts) == 9
+    rows = np.random.default_rng(0).normal(size=(300, 5))
+    assert 30 <= len(embeddings_in_two_dimensions(["a"] * 300, rows).axes[0].texts) <= 40
     refuses(ValueError, "texts has 2, expected at least 3", embeddings_in_two_dimensions, ["a", "b"], rows[:2])
 
 
