@@ -314,11 +314,8 @@ def _features_of_pairs(run: Pass, hidden: Array, *, mask: Any, pooling: str, par
     xp, (vectors, spread) = kernels.array_module(hidden), pooled(hidden, mask, pooling)
     first, second = vectors[::2], vectors[1::2]
     kept = (parts[0], parts[0], *parts[1:])
-    made = [
-        each
-        for each, is_kept in zip((first, second, abs(first - second), first * second), kept, strict=True)
-        if is_kept
-    ]
+    every = first, second, abs(first - second), first * second
+    made = [each for each, is_kept in zip(every, kept, strict=True) if is_kept]
 
     def pullback(grad):
         given = iter(xp.split(grad, len(made), axis=1))
@@ -360,36 +357,31 @@ class AdaptiveLayer(EmbeddingObjective):
         self.inner, self.n_layers_per_step = inner, n_layers_per_step
         self.weights = last_layer_weight, prior_layers_weight, kl_div_weight
         self.kl_temperature = check_number("kl_temperature", kl_temperature)
-        self.columns, self.has_labels, self.label_axes = inner.columns, inner.has_labels, inner.label_axes
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> ColumnCollator:
         return self.inner.collator(tokenizer, seed=seed)
 
     def loss(self, model: Any, batch: Batch) -> Any:
         texts, of_rows = self.inner.prepared(batch)
-        last, prior, divergence = self.weights
-        heat, mask = self.kl_temperature, texts.get("attention_mask")
-        number = model.passes
+        heat, mask, number = self.kl_temperature, texts.get("attention_mask"), model.passes
 
         def of_output(out: Any) -> tuple[Any, Mapping[str, Any]]:
             final, spread = pooled(out.last_hidden_state, mask, self.pooling)
-            value, grad = of_rows(final)
-            value, gradients = last * value, {"last_hidden_state": spread(last * grad)}
             layers = np.arange(len(out.hidden_states) - 1)
             if 0 < self.n_layers_per_step < len(layers):
                 layers = np.random.default_rng(number).permutation(layers)[: self.n_layers_per_step]
-            of_layers: list[Any] = [None] * len(out.hidden_states)
+            last, prior, divergence = self.weights
+            prior, divergence = prior / max(len(layers), 1), divergence / len(final)
+            total, grad = of_rows(final)
+            total, of_last, of_layers = last * total, spread(last * grad), [None] * len(out.hidden_states)
             for layer in layers.tolist():
                 vectors, spread = pooled(out.hidden_states[layer], mask, self.pooling)
-                part, grad = of_rows(vectors)
-                value, grad = value + prior / len(layers) * part, prior / len(layers) * grad
+                value, grad = of_rows(vectors)
+                total, grad = total + prior * value, prior * grad
                 if heat:
-                    part, slope = divergence_of_scores(vectors / heat, final / heat)
-                    value, grad = (
-                        value + divergence * heat / len(vectors) * part,
-                        grad + divergence / len(vectors) * slope,
-                    )
+                    value, slope = divergence_of_scores(vectors / heat, final / heat)
+                    total, grad = total + divergence * heat * value, grad + divergence * slope
                 of_layers[layer] = spread(grad)
-            return value, gradients | ({"hidden_states": tuple(of_layers)} if len(layers) else {})
+            return total, {"last_hidden_state": of_last, "hidden_states": tuple(of_layers) if len(layers) else None}
 
         return with_loss(model(**texts, output_hidden_states=True), of_output)

@@ -63,8 +63,10 @@ class ChunkedObjective(Objective):
         return with_loss(model(**texts), of_output)
 
     def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
+        if self.chunk is None:
+            return super().value_and_grad(model, batch)
         texts, of_rows = self.prepared(batch)
-        if self.chunk is None or self.chunk >= len(texts["input_ids"]):
+        if self.chunk >= len(texts["input_ids"]):
             return super().value_and_grad(model, batch)
         starts = range(0, len(texts["input_ids"]), self.chunk)
         chunks = [{name: array[start : start + self.chunk] for name, array in texts.items()} for start in starts]
