@@ -26,7 +26,9 @@ from . import _cuda, checks, tensors
 from .deferred import Deferred, Recorder
 from .errors import BackendUnavailable
 from .own_name import PROJECT, setting, variable
+from .threads import detect_threads
 
+NUMBA_MEGABYTES, THREAD_MEGABYTES = 512, 72  # of address space: libraries; a stack and an arena of the allocator
 IMPLEMENTATIONS = {"numpy": "reference", "numba": "cpu", "cupy": "cuda"}
 AUTO = "auto"
 Backend: TypeAlias = Literal["numpy", "numba", "cupy", "auto"]
@@ -125,6 +127,15 @@ def _numba_unavailable_reason() -> str | None:
         return "Numba is not installed: pip install numba"
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         return "the environment variable NUMBA_DISABLE_JIT switches Numba's compiler off: unset it"
+    if importlib.util.find_spec("resource") is not None:
+        resource = importlib.import_module("resource")
+        limit, threads = resource.getrlimit(resource.RLIMIT_AS)[0], detect_threads().count
+        needed = NUMBA_MEGABYTES + threads * THREAD_MEGABYTES
+        if limit != resource.RLIM_INFINITY and limit >> 20 < needed:  # its thread pool would abort the process
+            return (
+                f"the limit of address space (ulimit -v) is {limit >> 20} MiB, expected at least {needed} MiB for Numba "
+                f"and {threads} threads: raise it, or set OMP_NUM_THREADS to fewer"
+            )
     try:
         importlib.import_module("numba")
     except ImportError as error:  # such as for a NumPy that is newer than it knows

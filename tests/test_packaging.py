@@ -1,6 +1,7 @@
 """The contents of an installation, and the direction of imports."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,35 @@ def test_no_modules_import_each_other():
         for module in free:
             del left[module]
     assert not {module: targets & set(left) for module, targets in left.items()}
+
+
+REPOSITORY = PACKAGE.parent
+
+
+def versions(text):
+    """Requirements in quotes, by name: the versions that they allow."""
+    found = re.findall(r'["\']([A-Za-z][\w.-]*)((?:[<>=]=?[\d.]+,?)+)', text)
+    return {re.sub("[-.]", "_", name.lower()): limits.split(",") for name, limits in found}
+
+
+def test_numba_has_an_upper_bound():
+    """Its private functions are patched: a new release may change them."""
+    limits = versions((REPOSITORY / "setup.py").read_text())["numba"]
+    assert [limit[0] for limit in limits] == [">", "<"]
+
+
+def test_the_image_is_pinned():
+    """Each requirement of setup.py that the image has is one version in constraints.txt, and the base one release."""
+    lines = (REPOSITORY / "constraints.txt").read_text().splitlines()[1:]
+    pinned = {name.lower(): version for name, version in (line.split("==") for line in lines)}
+    required = versions((REPOSITORY / "setup.py").read_text())
+    image = {"click", "numpy", "numba", "ml_dtypes", "safetensors", "tokenizers", "tbb", "starlette", "uvicorn"}
+    assert image | {"orjson", "prometheus_client", "huggingface_hub"} <= pinned.keys() and image <= required.keys()
+    for name in image:
+        for limit in required[name]:
+            sign, bound = re.match(r"([<>]=?)(.*)", limit).groups()
+            found, wanted = ([int(part) for part in version.split(".")] for version in (pinned[name], bound))
+            assert {">=": found >= wanted, "<": found < wanted}[sign], (name, pinned[name], limit)
+    containerfile = (REPOSITORY / "Containerfile").read_text()
+    assert re.search(r"^ARG PYTHON=\S+:\d+\.\d+\.\d+-slim-[a-z]+$", containerfile, re.MULTILINE)
+    assert set(re.findall(r"^FROM (\S+)", containerfile, re.MULTILINE)) == {"$PYTHON"}

@@ -5,6 +5,7 @@ import builtins
 import importlib
 import os
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -236,3 +237,23 @@ class TestTorch:
             "conjugated or negated": lambda: torch.ones(3, dtype=torch.complex64).conj(),
         }[kind]()
         refuses(TypeError, f"input is a {kind} tensor", softmax, tensor)
+
+
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (600_000 << 10, resource.RLIM_INFINITY))
+import numpy as np
+from bertcore import kernels
+try:
+    kernels.softmax(np.ones((4, 8), np.float32), backend="numba")
+except kernels.BackendUnavailable as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are those of Linux")
+def test_too_little_address_space_is_an_error():
+    """Otherwise the thread pool ends the process, or loading a library fails somewhere."""
+    said, _ = run_python(LIMITED, OMP_NUM_THREADS="4")
+    expected = "the limit of address space (ulimit -v) is 585 MiB, expected at least 800 MiB for Numba and 4 threads"
+    assert expected in said
