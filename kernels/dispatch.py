@@ -133,8 +133,8 @@ def _numba_unavailable_reason() -> str | None:
         needed = NUMBA_MEGABYTES + threads * THREAD_MEGABYTES
         if limit != resource.RLIM_INFINITY and limit >> 20 < needed:  # its thread pool would abort the process
             return (
-                f"the limit of address space (ulimit -v) is {limit >> 20} MiB, expected at least {needed} MiB for Numba "
-                f"and {threads} threads: raise it, or set OMP_NUM_THREADS to fewer"
+                f"the limit of address space (ulimit -v) is {limit >> 20} MiB, expected at least {needed} MiB for "
+                f"Numba and {threads} threads: raise it, or set OMP_NUM_THREADS to fewer"
             )
     try:
         importlib.import_module("numba")
