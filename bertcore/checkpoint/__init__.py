@@ -1,7 +1,7 @@
 """Checkpoints: config.json, weights (safetensors or pickles, one file or shards), names, saving, hub ids."""
 
 from .config import INPUT_SCALE, SCALE, naming_config, read_config, split_dtype, with_dtype
-from .files import CheckpointError
+from .files import CheckpointError, copied
 from .hub import resolve
 from .parameters import NameRules, load_parameters
 from .safetensors_file import TensorInfo
@@ -16,6 +16,7 @@ __all__ = [
     "CheckpointError",
     "NameRules",
     "TensorInfo",
+    "copied",
     "load_parameters",
     "naming_config",
     "open_checkpoint",

@@ -9,14 +9,16 @@ import contextlib
 import errno
 import hashlib
 import json
+import mmap
 import os
 import re
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from bertcore.arguments import printable
 
@@ -31,6 +33,27 @@ STALE_SECONDS = 3600  # where folders cannot be locked, a temporary one last wri
 
 # Takes the place of a file while the files beside it are replaced. No reader takes it for a config or a tokenizer.
 NOTE = b'{"bertcore_saving": "the files beside this one are being replaced; this one comes last"}\n'
+
+
+_copies: ContextVar[bool] = ContextVar("copies", default=False)
+
+
+@contextlib.contextmanager
+def copied() -> Iterator[None]:
+    """Copy the weights that are opened within into memory: a process that maps a file ends when others shorten it."""
+    token = _copies.set(True)
+    try:
+        yield
+    finally:
+        _copies.reset(token)
+
+
+def content_of(stream: BinaryIO) -> mmap.mmap | bytes:
+    """Return the bytes of an open file, mapped or copied."""
+    if not _copies.get():
+        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    stream.seek(0)
+    return stream.read()
 
 
 class CheckpointError(ValueError):

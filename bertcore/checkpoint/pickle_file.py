@@ -11,7 +11,6 @@ The first bytes distinguish two formats:
 with tensors. Only data.pkl is checked against its checksum, as the tensors are read later.
 """
 
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .files import CheckpointError, listed
+from .files import CheckpointError, content_of, listed
 from .pickle_machine import Refused, kind, read_pickle, shown
 from .pickle_tensors import ITEM_SIZES, KNOWN_NAMES, Storage, Tensor
 from .safetensors_file import NUMPY_DTYPES, TensorInfo, native
@@ -53,7 +52,7 @@ class PickleFile:
         try:
             with file.open("rb") as stream:
                 _check_start(stream.read(TAR_NAME.stop))
-                self._bytes = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+                self._bytes = content_of(stream)
             content = _read_zip(self._bytes) if self._bytes[:4] == ZIP_START else _read_stream(self._bytes)
             self._tensors = content.tensors
             self.info = {name: _info(file, content, tensor) for name, tensor in content.tensors.items()}

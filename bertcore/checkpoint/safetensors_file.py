@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .files import CheckpointError
+from .files import CheckpointError, content_of
 
 # bfloat16 is read as uint16, and seen as ml_dtypes.bfloat16 (see `native`).
 NUMPY_DTYPES = {
@@ -70,7 +70,7 @@ class SafetensorsFile:
                 _check_intact(file)
                 if not os.path.samestat(os.fstat(stream.fileno()), file.stat()):
                     raise CheckpointError(f"{file} was replaced while it was opened; load it again")
-                self._bytes = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+                self._bytes = content_of(stream)
         except OSError as error:
             raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
         start = 8 + int.from_bytes(self._bytes[:8], "little")
@@ -95,7 +95,7 @@ class SafetensorsFile:
         return native(_array(self._bytes, info), info.dtype)
 
 
-def _array(data: mmap.mmap, info: TensorInfo) -> np.ndarray:
+def _array(data: mmap.mmap | bytes, info: TensorInfo) -> np.ndarray:
     dtype = np.dtype(NUMPY_DTYPES[info.dtype])
     count = int(np.prod(info.shape, dtype=np.int64))
     if count == 0:  # frombuffer refuses a zero-length tensor at the very end of the file

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bertcore.checkpoint import resolve
+from bertcore.checkpoint import copied, resolve
 from bertcore.demo_model import demo_model_folder
 from bertcore.serving import embeddings, information, page, schema, scores
 from bertcore.serving.batcher import Lanes
@@ -129,7 +129,8 @@ def create_app(
 
 def _load(name: str | os.PathLike, dtype: str | None) -> ServedModel:
     folder = demo_model_folder() if name == "demo" else resolve(name, "sentence_encoder")
-    return ServedModel(folder, Path(os.fspath(name)).name or Path(folder).resolve().name, dtype=dtype)
+    with copied():
+        return ServedModel(folder, Path(os.fspath(name)).name or Path(folder).resolve().name, dtype=dtype)
 
 
 def _handler(

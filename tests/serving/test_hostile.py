@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import signal
 import socket
 import struct
@@ -12,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from bench.memory import resident
+from tests.checkpoint.test_old_names import write_pickle
 from tests.refusals import refuses
 from tests.serving.conftest import JSON
 from tests.serving.process import served
@@ -224,3 +227,18 @@ def test_sigterm_beyond_the_grace_is_a_503(folders):
             answer = b"".join(iter(lambda: connection.recv(10_000), b""))
         assert answer.startswith(b"HTTP/1.1 503") and b'"the server is stopping"' in answer
         process.wait(30)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_that_change_on_disk_do_not_matter(folders, tmp_path, name):
+    """A mapped file would end the server with SIGBUS."""
+    folder = shutil.copytree(folders["encoder"], tmp_path / "encoder")
+    if name == "pytorch_model.bin":
+        tensors = load_file(folder / "model.safetensors")
+        write_pickle(folder, tensors)
+        (folder / "model.safetensors").unlink()
+    with served(folder) as (process, port):
+        expected = post(port, **GOOD).json()
+        with (folder / name).open("r+b") as file:
+            file.truncate(10)
+        assert post(port, **GOOD).json() == expected and process.poll() is None
