@@ -18,7 +18,8 @@ from bertcore.training.schedules import ENDLESS, PLATEAU, SCHEDULES, STEPS_OF_SC
 OPTIMIZERS = {"adamw": AdamW, "stable_adamw": StableAdamW, "lamb": LAMB, "muon": Muon}
 SPELLINGS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"}  # of transformers
 STRATEGIES = "no", "steps", "epoch"
-REPORTS = "plot", "tensorboard"
+REPORTS = "plot", "tensorboard", "wandb", "mlflow"
+LOCAL_REPORTS = REPORTS[:2]  # "all" of them: the others may ask for a login
 MOST_SEED = 2**32 - 1
 
 
@@ -44,6 +45,7 @@ class TrainingArguments:
         warmup_steps: the steps of the warm-up; a number below 1 is a fraction of the run, rounded up to whole steps.
             With `max_seconds` only a fraction.
         label_smoothing_factor: the probability that labels spread evenly over all classes.
+        eval_on_start: evaluate before the first step, too.
         eval_strategy, eval_steps: "no", "steps" or "epoch": when to evaluate; every `eval_steps` (by default
             `logging_steps`).
         save_strategy, save_steps: when to write a checkpoint, likewise.
@@ -53,7 +55,8 @@ class TrainingArguments:
         greater_is_better: whether a greater value is better; by default true unless the metric's name ends with "loss".
         logging_steps: the steps between two lines of the log.
         logging_first_step: log the first step, too.
-        report_to: "plot" (loss.png, by matplotlib), "tensorboard", a list of both, "all" that are installed, or "none".
+        report_to: "plot" (loss.png, by matplotlib), "tensorboard", "wandb", "mlflow", a list of them, "none", or "all":
+            of the first two those that are installed.
         disable_tqdm: show no progress bar; None shows one on a terminal.
         seed: of dropout, of masking and, unless `data_seed` is given, of the order of the examples.
         data_seed: of the order of the examples; by default `seed`.
@@ -92,6 +95,7 @@ class TrainingArguments:
     label_smoothing_factor: float = 0.0
     eval_strategy: str = "no"
     eval_steps: int | None = None
+    eval_on_start: bool = False
     save_strategy: str = "steps"
     save_steps: int = 500
     save_total_limit: int | None = None

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from bertcore.arguments import check_count
 from bertcore.checkpoint.files import naming, temporary_beside
-from bertcore.training.arguments import TrainingArguments
+from bertcore.training.arguments import LOCAL_REPORTS, TrainingArguments
 
 
 class TrainerCallback:
@@ -92,14 +92,26 @@ class Callbacks:
     """All callbacks of a run, called in turn."""
 
     def __init__(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]]):
-        self.all = [callback() if isinstance(callback, type) else callback for callback in callbacks]
-        for callback in self.all:
-            if not isinstance(callback, TrainerCallback):
-                raise TypeError(f"callbacks is {type(callback).__name__}, expected TrainerCallbacks")
-            for name in dir(callback):
-                if name.startswith("on_") and name not in EVENTS:
-                    known = ", ".join(EVENTS)
-                    raise TypeError(f"{type(callback).__name__} has {name}, which is never called; {known} are")
+        self.all: list[TrainerCallback] = []
+        for callback in callbacks:
+            self.add(callback, "callbacks")
+
+    def add(self, callback: TrainerCallback | type[TrainerCallback], name: str = "callback") -> None:
+        """Call this one, too, after the others. Raises TypeError for another object, or a method without an event."""
+        made = callback() if isinstance(callback, type) else callback
+        if not isinstance(made, TrainerCallback):
+            raise TypeError(f"{name} is {type(made).__name__}, expected TrainerCallbacks")
+        for event in dir(made):
+            if event.startswith("on_") and event not in EVENTS:
+                raise TypeError(f"{type(made).__name__} has {event}, which is never called; {', '.join(EVENTS)} are")
+        self.all.append(made)
+
+    def pop(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback | None:
+        """Remove this callback, or the first of this class, and return it; None if there is none."""
+        for number, each in enumerate(self.all):
+            if each is callback or type(each) is callback:
+                return self.all.pop(number)
+        return None
 
     def call(self, event: str, *now: Any, **details: Any) -> None:
         """Call the method `event` of each callback; if on_train_begin raises, end the run for the earlier ones."""
@@ -258,9 +270,57 @@ class TensorBoard(TrainerCallback):
         self._writer.close()
 
 
+class WeightsAndBiases(TrainerCallback):
+    """Logs a run with wandb, which reads WANDB_PROJECT and the like itself; the config has the arguments."""
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+        import wandb
+
+        self._run = wandb.init(dir=str(args.output_dir), config=_settings(args))
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+        logs = dict(event["logs"])
+        self._run.log(logs, step=logs.pop("step"))
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+        self._run.finish()
+        del self._run
+
+
+class MLflow(TrainerCallback):
+    """Logs a run with mlflow, which reads MLFLOW_TRACKING_URI and the like itself; the parameters are the arguments."""
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+        import mlflow
+
+        mlflow.start_run()
+        mlflow.log_params(_settings(args))
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+        import mlflow
+
+        logs = dict(event["logs"])
+        mlflow.log_metrics(logs, step=logs.pop("step"))
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+        import mlflow
+
+        mlflow.end_run()
+
+
+def _settings(args: TrainingArguments) -> dict[str, Any]:
+    return {each.name: _plain(getattr(args, each.name)) for each in fields(args)}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | str | None) else str(value)
+
+
 _OPTIONAL: dict[str, tuple[str, Callable[[], TrainerCallback]]] = {
     "plot": ("matplotlib", LossPlot),
     "tensorboard": ("tensorboard", TensorBoard),
+    "wandb": ("wandb", WeightsAndBiases),
+    "mlflow": ("mlflow", MLflow),
 }
 
 
@@ -272,7 +332,7 @@ def reports_of(args: TrainingArguments) -> list[TrainerCallback]:
     """
     made: list[TrainerCallback] = [JsonLog(), Progress(args.disable_tqdm)]
     for name, (package, report) in _OPTIONAL.items():
-        is_asked = args.report_to != "none" and (args.report_to == "all" or name in args.reports)
+        is_asked = name in (LOCAL_REPORTS if args.report_to == "all" else args.reports)
         is_there = is_asked and find_spec(package) is not None
         if is_asked and not is_there and args.report_to != "all":
             raise ImportError(f"report_to has {name!r}, which needs {package}: pip install {package}")

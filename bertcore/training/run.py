@@ -110,6 +110,8 @@ class Run:
         self._started = time.monotonic() - self.state.seconds
         self._call("on_train_begin")
         try:
+            if self.args.eval_on_start and self.state.global_step == 0:
+                self._evaluate(at_start=True)
             for part in self._steps():
                 if part is not None:
                     self._step(part)
@@ -342,12 +344,12 @@ class Run:
         self.state.log_history.append(line)
         self._call("on_log", logs=line)
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, *, at_start: bool = False) -> None:
         self.model.eval()
         metrics = self.processes.from_first(self.evaluate)
         self.log({**metrics, "epoch": self.state.epoch})
         self._note_best(metrics)
-        if self.schedule.metrics is not None:
+        if self.schedule.metrics is not None and not at_start:
             self.schedule.step(self.args.deciding_value(metrics))
         self._call("on_evaluate", metrics=metrics)
 

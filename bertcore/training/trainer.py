@@ -19,6 +19,7 @@ from bertcore.training.collators import LABELS, LEFT_OUT, DataCollatorWithPaddin
 from bertcore.training.data import Batches
 from bertcore.training.evaluation import EvalPrediction, PredictionOutput, Reduce, run_through
 from bertcore.training.objectives.language_modeling import NextWords
+from bertcore.training.objectives.objective import OwnLoss
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.processes import started_together
 from bertcore.training.run import Run
@@ -76,8 +77,9 @@ class Trainer:
             raise TypeError(f"model is {type(model).__name__}, expected one of bertcore's models")
         if not isinstance(args, TrainingArguments):
             raise TypeError(f"args is {type(args).__name__}, expected TrainingArguments")
-        if args.eval_strategy != "no" and eval_dataset is None:
-            raise ValueError(f"eval_strategy is {args.eval_strategy!r}, and there is no eval_dataset")
+        for name, value in ("eval_strategy", args.eval_strategy), ("eval_on_start", args.eval_on_start):
+            if value not in ("no", False) and eval_dataset is None:
+                raise ValueError(f"{name} is {value!r}, and there is no eval_dataset")
         for name in ("bf16", "fp16"):
             if getattr(args, name) and model.dtype != "float32":
                 raise ValueError(f"{name} is for models in float32, model has dtype {model.dtype!r}")
@@ -90,6 +92,8 @@ class Trainer:
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.compute_metrics, self.reduce = compute_metrics, preprocess_logits_for_metrics
         self.objective = _weighed_for(model, objective or objectives.Supervised(args.label_smoothing_factor))
+        if type(self).compute_loss is not Trainer.compute_loss:
+            self.objective = OwnLoss(self.compute_loss, self.objective)
         self.data_collator = data_collator or self._default_collator()
         self.optimizer, self.schedule = _checked_optimizers(optimizers)
         self.processes = started_together()
@@ -171,6 +175,28 @@ class Trainer:
     def is_world_process_zero(self) -> bool:
         """Return whether this is the first process of the run, which writes and reports for all."""
         return self.processes.is_first
+
+    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Call this callback, too, after the others; a class is made first."""
+        self.callbacks.add(callback)
+
+    def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback | None:
+        """Remove a callback, or the first of a class, and return it; None if there is none."""
+        return self.callbacks.pop(callback)
+
+    def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Remove a callback, or the first of a class."""
+        self.callbacks.pop(callback)
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
+        """Return the loss of a batch, or (loss, the model's output); a subclass may have another loss.
+
+        An override computes by operations that have gradients (`bertcore.nn.functional`), and takes its loss as a mean
+        over the labels that the objective counts.
+        """
+        own = self.objective
+        out = (own.source if isinstance(own, OwnLoss) else own).loss(model, inputs)
+        return (out.loss, out) if return_outputs else out.loss
 
     # --- what a run is made of ------------------------------------------------------------------------
 

@@ -4,11 +4,15 @@ import copy
 import json
 import os
 import pickle
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from bertcore.nn import functional
+from bertcore.passes import Pass
 from bertcore.training import Trainer, TrainerCallback, TrainerState, TrainingArguments, callbacks
 from tests.refusals import refuses
 from tests.training.tiny_runs import LABELLED, classifier, collate
@@ -130,3 +134,79 @@ def test_the_log_is_json_whatever_is_logged(tmp_path):
     lines = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     evaluated = [line for line in lines if "eval_count" in line]
     assert evaluated and all(line["eval_ratio"] is line["eval_most"] is None for line in evaluated)
+
+
+class FakeRun:
+    """What wandb.init returns, and the module mlflow."""
+
+    def __init__(self):
+        self.lines, self.settings, self.is_over = [], None, False
+
+    def log(self, logs, step):
+        self.lines.append({**logs, "step": step})
+
+    def finish(self):
+        self.is_over = True
+
+    log_metrics, end_run = log, finish
+
+    def start_run(self):
+        self.is_over = False
+
+    def log_params(self, settings):
+        self.settings = settings
+
+
+@pytest.mark.parametrize("report", ["wandb", "mlflow"])
+def test_reports_by_other_packages(tmp_path, monkeypatch, report):
+    run = FakeRun()
+
+    def init(dir, config):
+        run.settings = config
+        return run
+
+    monkeypatch.setattr(callbacks, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, report, run if report == "mlflow" else SimpleNamespace(init=init))
+    history = run_of_4_steps(tmp_path, report, disable_tqdm=True).state.log_history
+    assert run.lines == history and run.is_over
+    assert run.settings["learning_rate"] == 5e-5 and run.settings["output_dir"] == str(tmp_path)
+    every = callbacks.reports_of(TrainingArguments(tmp_path, report_to="all"))
+    assert not any(isinstance(each, callbacks.WeightsAndBiases | callbacks.MLflow) for each in every)
+
+
+def test_callbacks_come_and_go(tmp_path):
+    args = TrainingArguments(tmp_path, max_steps=1, report_to="none", disable_tqdm=True, save_strategy="no")
+    trainer = Trainer(classifier(), args, collate, LABELLED)
+    trainer.add_callback(Failing)
+    assert isinstance(trainer.pop_callback(Failing), Failing) and trainer.pop_callback(Failing) is None
+    refuses(TypeError, "callback is int, expected TrainerCallbacks", trainer.add_callback, 3)
+    trainer.train()
+
+
+def test_an_evaluation_before_the_first_step(tmp_path):
+    args = TrainingArguments(
+        tmp_path, max_steps=1, report_to="none", disable_tqdm=True, save_strategy="no", eval_on_start=True
+    )
+    trainer = Trainer(classifier(), args, collate, LABELLED, LABELLED[:9])
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert [(logs["step"], "eval_loss" in logs) for logs in trainer.state.log_history] == [(0, True), (1, False)]
+    assert trainer.state.log_history[0]["eval_loss"] == before
+    refuses(ValueError, "eval_on_start is True, and there is no eval_dataset", Trainer, classifier(), args, collate)
+
+
+def test_a_loss_of_a_subclass(tmp_path):
+    class Doubled(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False):
+            loss, out = super().compute_loss(model, inputs, return_outputs=True)
+            return (functional.add(Pass.begin(inputs["input_ids"]), loss, loss), out) if return_outputs else loss
+
+    losses = []
+    for kind in (Trainer, Doubled):
+        args = TrainingArguments(tmp_path / kind.__name__, max_steps=2, max_grad_norm=0, report_to="none")
+        args.disable_tqdm, args.save_strategy, args.logging_steps = True, "no", 1
+        trainer = kind(classifier(), args, collate, LABELLED, LABELLED[:9])
+        losses.append(trainer.evaluate()["eval_loss"])
+        trainer.train()
+        losses.append(trainer.state.log_history[0]["loss"])
+    np.testing.assert_allclose(losses[2:], [2 * loss for loss in losses[:2]], rtol=1e-6)

@@ -169,7 +169,7 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
         ({"max_seconds": 9, "lr_scheduler_kwargs": {"num_decay_steps": 10}}, "num_decay_steps is 10, expected a share"),
         ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "which needs an eval_strategy other than 'no'"),
         ({"load_best_model_at_end": True}, "load_best_model_at_end needs an eval_strategy"),
-        ({"report_to": "wandb"}, "report_to has 'wandb'"),
+        ({"report_to": "comet_ml"}, "report_to has 'comet_ml'"),
         ({"report_to": None}, "report_to is None, expected a string"),
         ({"seed": np.array([1])}, "seed is .*, expected an integer"),
         ({"group_by_length": 1}, "group_by_length is 1, expected True or False"),

@@ -224,6 +224,23 @@ class CustomLoss(Objective):
         return float(len(batch["input_ids"]))
 
 
+class OwnLoss(Objective):
+    """An objective whose loss is `compute_loss(model, batch, return_outputs=True)`: (loss, output) under a tape."""
+
+    def __init__(self, compute_loss: Callable[..., tuple[Any, Any]], source: Objective):
+        self._compute, self.source = compute_loss, source
+        self.model_class, self.targets, self.teacher = source.model_class, source.targets, source.teacher
+        self.pairing = source.pairing
+
+    def parameters(self, model: Any) -> Sequence[Parameter]:
+        return self.source.parameters(model)
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        loss, out = self._compute(model, dict(batch), return_outputs=True)
+        out.loss = loss
+        return out
+
+
 LABELS = ("label", "labels", "score", "scores")
 
 
