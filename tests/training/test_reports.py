@@ -137,7 +137,7 @@ def test_the_log_is_json_whatever_is_logged(tmp_path):
 
 
 class FakeRun:
-    """What wandb.init returns, and the module mlflow."""
+    """A run of wandb, and the module mlflow."""
 
     def __init__(self):
         self.lines, self.settings, self.is_over = [], None, False
