@@ -87,7 +87,7 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level)
+    warnings.warn("\n".join(map(printable, message.split("\n"))), category, stacklevel=level)
 
 
 def naming_nearest(*more: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:

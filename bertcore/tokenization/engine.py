@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from bertcore.arguments import printable
+
 from .inputs import Truncation
 
 if TYPE_CHECKING:
@@ -137,7 +139,8 @@ def library_errors() -> Iterator[None]:
     except BaseException as error:
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
-        raise RuntimeError(f"the tokenizers library failed, as it does on a broken tokenizer: {error}") from error
+        said = printable(str(error))
+        raise RuntimeError(f"the tokenizers library failed, as it does on a broken tokenizer: {said}") from error
 
 
 def _copy(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from bertcore.arguments import warn_caller
 from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.files import MOST_JSON_BYTES
 from bertcore.tokenization import AutoTokenizer
@@ -286,6 +287,11 @@ def test_missing_files_and_folders(tmp_path):
     (tmp_path / "vocab.json").write_text("{}")
     refuses(CheckpointError, r"neither tokenizer\.json nor vocab\.txt nor .*; it holds vocab\.json", load, tmp_path)
     refuses(TypeError, "from_pretrained", AutoTokenizer)
+
+
+def test_control_characters_in_a_warning_are_escaped():
+    with pytest.warns(UserWarning, match=r"^a \\x1b\[31m\n\\u202e b$"):
+        warn_caller("a \x1b[31m\n\u202e b")
 
 
 def test_unknown_piece_without_a_token(tmp_path):
