@@ -217,48 +217,57 @@ def _squad(stream: IO[bytes]) -> Iterator[_Found | _Problem]:
         yield _Problem(1, f"not in SQuAD's form, data > paragraphs > context and qas > question and answers: {why}")
 
 
+def _rows(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]] | _Problem]:
+    """Yield (number of its first line, fields) of each row of a table, or its problem."""
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))  # of all the process; 131,072 by default
+    taken: list[tuple[int, str] | _Problem] = []  # the lines of one row
+    again: deque[tuple[int, str] | _Problem] = deque()  # those of a row that failed, but its first
+
+    def plain() -> Iterator[str]:
+        size = 0
+        while (item := again.popleft() if again else next(lines, None)) is not None:
+            size = len(item[1]) + (size if taken else 0)
+            taken.append(item)
+            if isinstance(taken[0], _Problem):
+                raise csv.Error(item[1])
+            if size > LONGEST_LINE:
+                raise csv.Error(f"a row of more than {LONGEST_LINE} characters: is a quote not closed?")
+            yield "\n" if isinstance(item, _Problem) else item[1] + "\n"
+
+    while True:
+        rows = csv.reader(plain(), delimiter=delimiter, strict=True)
+        try:
+            for row in rows:
+                broken = next((item for item in taken if isinstance(item, _Problem)), None)  # of a field of many lines
+                yield _Problem(taken[0][0], f"line {broken.line}: {broken.why}") if broken else (taken[0][0], row)
+                taken.clear()
+            return
+        except csv.Error as error:
+            yield _Problem(taken[0][0], str(error))
+            again.extendleft(reversed(taken[1:]))  # a quote that is not closed costs its own line alone
+            taken.clear()
+
+
 def _table(delimiter: str) -> Callable[[Lines], Iterator[_Found | _Problem]]:
     def parse(lines: Lines) -> Iterator[_Found | _Problem]:
-        csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))  # of all the process; 131,072 by default
-        taken: list[tuple[int, str] | _Problem] = []  # the lines of one row
-        again: deque[tuple[int, str] | _Problem] = deque()  # those of a row that failed, but its first
+        rows = _rows(lines, delimiter)
+        head = next(rows, None)
+        if isinstance(head, _Problem):
+            yield head
+        elif head is not None and len(set(head[1])) < len(head[1]):
+            yield _Problem(1, f"two columns of one name: {', '.join(head[1])}")
+        elif head is not None:
+            yield from named(head[1], rows)
 
-        def plain() -> Iterator[str]:
-            size = 0
-            while (item := again.popleft() if again else next(lines, None)) is not None:
-                size = len(item[1]) + (size if taken else 0)
-                taken.append(item)
-                if isinstance(item, _Problem):
-                    raise csv.Error(item.why)
-                if size > LONGEST_LINE:
-                    raise csv.Error(f"a row of more than {LONGEST_LINE} characters: is a quote not closed?")
-                yield item[1] + "\n"
-
-        rows = csv.reader(plain(), delimiter=delimiter, strict=True)
-        names: list[str] | None = None
-        while True:
-            taken.clear()
-            try:
-                row = next(rows, None)
-            except csv.Error as error:
-                yield _Problem(taken[0][0], str(error))
-                if names is None:
-                    return
-                again.extendleft(reversed(taken[1:]))  # a quote that is not closed costs its own line alone
-                rows = csv.reader(plain(), delimiter=delimiter, strict=True)
-                continue
-            if row is None:
-                return
-            if names is None:
-                names = row
-                if len(set(names)) < len(names):
-                    yield _Problem(1, f"two columns of one name: {', '.join(names)}")
-                    return
-            elif row and len(row) != len(names):
-                why = f"{len(row)} fields, expected {len(names)}: {', '.join(names)}{_other_separator(names)}"
-                yield _Problem(taken[0][0], why)
-            elif row:
-                yield _Found(taken[0][0], dict(zip(names, row, strict=True)))
+    def named(names: list[str], rows: Iterator[tuple[int, list[str]] | _Problem]) -> Iterator[_Found | _Problem]:
+        for item in rows:
+            if isinstance(item, _Problem):
+                yield item
+            elif item[1] and len(item[1]) != len(names):
+                why = f"{len(item[1])} fields, expected {len(names)}: {', '.join(names)}{_other_separator(names)}"
+                yield _Problem(item[0], why)
+            elif item[1]:
+                yield _Found(item[0], dict(zip(names, item[1], strict=True)))
 
     return parse
 

@@ -81,6 +81,7 @@ MALFORMED = {
     "quote.csv": (b'text\n"never closed\n', "quote.csv:2: unexpected end", 0),
     "twice.csv": (b"text,text\n1,2\n", "twice.csv:1: two columns of one name", 0),
     "bytes.csv": (b"text\ngood\n\xff\ngood\n", "bytes.csv:3: not UTF-8", 2),
+    "field.csv": (b'text,label\n"bad\n\xff\nbad",1\ngood,2\n', "field.csv:2: line 3: not UTF-8", 1),
 }
 
 
