@@ -28,7 +28,7 @@ if os.name == "posix":
 CONFIG_NAME = "config.json"
 WEIGHTS_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
 MOST_DEPTH = 64  # of nested objects and lists: an error that showed a value 990 deep would fail itself
-MOST_JSON_BYTES = 1 << 28  # of an index, a vocabulary or a config; read, it takes ten times as much memory
+MOST_BYTES = 1 << 28  # of an index, a vocabulary or a config; read, it takes ten times as much memory
 STALE_SECONDS = 3600  # where folders cannot be locked, a temporary one last written to so long ago is abandoned
 
 # Takes the place of a file while the files beside it are replaced. No reader takes it for a config or a tokenizer.
@@ -132,12 +132,12 @@ def _is_too_deep(value: Any) -> bool:
 def read_complete(file: Path) -> bytes:
     """Return the content of a file that belongs to others beside it; waits for a process that replaces them.
 
-    Raises CheckpointError if the file cannot be read, exceeds MOST_JSON_BYTES, or is the note that `replace_files`
+    Raises CheckpointError if the file cannot be read, exceeds MOST_BYTES, or is the note that `replace_files`
     leaves when it is killed.
     """
     try:
-        if file.stat().st_size > MOST_JSON_BYTES:
-            raise CheckpointError(f"{file} has {file.stat().st_size} bytes, expected at most {MOST_JSON_BYTES}")
+        if (size := file.stat().st_size) > MOST_BYTES:
+            raise CheckpointError(f"{file} has {size} bytes, expected at most {MOST_BYTES}")
         content = file.read_bytes()
         if content == NOTE:
             with locked(file.parent, shared=True):

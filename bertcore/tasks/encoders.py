@@ -19,7 +19,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.checkpoint import resolve
-from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
+from bertcore.checkpoint.files import CONFIG_NAME, read_json_object, replace_files
 from bertcore.kernels import checks
 from bertcore.tasks.folder import (
     MODULES_NAME,
@@ -301,8 +301,8 @@ def _of_chunk(method: str, chunk: list[Any], options: dict[str, Any]) -> Any:
 
 def _update(file: Path, values: dict[str, Any]) -> None:
     """Write `values` into a JSON object, which may not exist yet."""
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    file.write_text(json.dumps(known | values, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps((read_json_object(file) if file.is_file() else {}) | values, indent=2) + "\n"
+    replace_files(file.parent, {file.name: lambda new: new.write_text(text, encoding="utf-8")})
 
 
 def backend_of(device: str | None) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bertcore.checkpoint import CheckpointError
-from bertcore.checkpoint.files import checkpoint_folder, read_json_object
+from bertcore.checkpoint.files import checkpoint_folder, read_complete, read_json_object
 
 MODULES_NAME = "modules.json"
 SETTINGS_NAME = "config_sentence_transformers.json"
@@ -87,11 +87,10 @@ def read_modules(folder: Path) -> list[Module] | None:
     file = folder / MODULES_NAME
     if not file.is_file():
         return None
+    content = read_complete(file)
     try:
-        modules = json.loads(file.read_text(encoding="utf-8"))
+        modules = json.loads(content)
         listed = [(str(module["type"]), str(module["path"])) for module in modules]
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{file} is not a list of modules with type and path: {error!r}") from error
     return [Module(kind.rpartition(".")[2], kind, _inside(file, path)) for kind, path in listed]

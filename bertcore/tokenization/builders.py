@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from bertcore.checkpoint.files import CheckpointError, listed, read_json_object
+from bertcore.checkpoint.files import CheckpointError, listed, read_complete, read_json_object
 
 from .families import TokenizerFamily
 from .sentencepiece_file import SentencePieceModel, read_sentencepiece
@@ -62,6 +62,7 @@ def build(
 
 def _word_piece(file: Path, unknown: str) -> models.WordPiece:
     """Read a vocab.txt, one token a line."""
+    read_complete(file)  # its size is checked
     try:
         model = models.WordPiece.from_file(str(file), unk_token=unknown)
     except Exception as error:  # the library raises Exception itself for a file it cannot read
@@ -90,7 +91,7 @@ def _read_vocabulary(file: Path) -> dict[str, int]:
     wrong = [token for token, number in vocabulary.items() if type(number) is not int]
     if wrong:
         raise CheckpointError(f"{file}: the id of {wrong[0]!r} is {vocabulary[wrong[0]]!r}, expected an integer")
-    if json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=len) != len(vocabulary):
+    if json.loads(read_complete(file), object_pairs_hook=len) != len(vocabulary):
         raise CheckpointError(f"{file}: a token occurs twice")
     ids = set(vocabulary.values())
     if len(ids) != len(vocabulary):
@@ -103,9 +104,7 @@ def _read_vocabulary(file: Path) -> dict[str, int]:
 
 def _read_merges(file: Path, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
+        lines = read_complete(file).decode("utf-8").replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{file} is not UTF-8: {error}") from error
     first = 1 if lines[0].startswith("#version") else 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertcore.checkpoint.files import CheckpointError
+from bertcore.checkpoint.files import CheckpointError, read_complete
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 WIDTHS = {FIXED64: 8, FIXED32: 4}
@@ -67,10 +67,9 @@ def read_sentencepiece(file: Path) -> SentencePieceModel:
     Raises CheckpointError, naming the file, if it cannot be read, is not such a message, holds pieces that do not make
     a vocabulary, or is of a kind that no model here uses (BPE, white space as suffix or not escaped).
     """
+    content = read_complete(file)
     try:
-        return _model(file.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
+        return _model(content)
     except ValueError as error:  # WireError, and the character map's
         raise CheckpointError(f"{file} is not a SentencePiece model: {error}") from error
 

@@ -9,7 +9,7 @@ import pytest
 
 from bertcore.arguments import warn_caller
 from bertcore.checkpoint import CheckpointError
-from bertcore.checkpoint.files import MOST_JSON_BYTES
+from bertcore.checkpoint.files import MOST_BYTES
 from bertcore.tokenization import AutoTokenizer
 from tests.refusals import refuses
 from tests.tokenization.corpus import HARD_TEXTS, write_json
@@ -246,10 +246,14 @@ def test_broken_files(folder, name, content, message):
     refuses(CheckpointError, message, load, folder)
 
 
-def test_a_file_beyond_the_limit_is_not_read(folder):
-    with (folder / "tokenizer.json").open("wb") as stream:
-        stream.truncate(MOST_JSON_BYTES + 1)  # a hole: no disk is used
-    refuses(CheckpointError, r"tokenizer\.json has 268435457 bytes, expected at most 268435456", load, folder)
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "vocab.txt", "spiece.model", "merges.txt"])
+def test_a_file_beyond_the_limit_is_not_read(tmp_path, name):
+    kinds = {"spiece.model": "AlbertTokenizer", "merges.txt": "GPT2Tokenizer"}
+    write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": kinds.get(name, "BertTokenizer")})
+    write_json(tmp_path / "vocab.json", {"a": 0})
+    with (tmp_path / name).open("wb") as stream:
+        stream.truncate(MOST_BYTES + 1)  # a hole: no disk is used
+    refuses(CheckpointError, rf"{name} has 268435457 bytes, expected at most 268435456", load, tmp_path)
 
 
 def test_replacements_as_published_are_read(folder):
