@@ -243,9 +243,10 @@ def _of_parameters(model: Any, found: Mapping[Any, Any]) -> Gradients:
         if gradient is None:
             xp = kernels.array_module(next(iter(found.values())))
             gradient = xp.zeros(parameter.shape, parameter.dtype)
-        for name, piece in zip(parameter.names, parameter.pieces(gradient), strict=True):
-            if parameter.trained_names is not None and name not in parameter.trained_names:
-                piece[...] = 0
+        if parameter.trained_names is not None:
+            for name, piece in zip(parameter.names, parameter.pieces(gradient), strict=True):
+                if name not in parameter.trained_names:
+                    piece[...] = 0
         grads.add(parameter, gradient)
     _check_adapters(parameters, found, grads)
     return grads

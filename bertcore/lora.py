@@ -21,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 
 from bertcore import checkpoint
-from bertcore.arguments import INT8, check_count, check_number
+from bertcore.arguments import INT8, check_count, check_number, warn_caller
 from bertcore.checkpoint.files import locked
 from bertcore.checkpoint.patterns import BoundedPattern
 from bertcore.kernels import checks
@@ -207,14 +207,18 @@ class PeftModel(Block):
         Raises CheckpointError, a ValueError, for tensors that are missing, unknown or do not fit; nothing is replaced.
         """
         tensors = checkpoint.open_checkpoint(Path(folder) / WEIGHTS_NAME)
-        names, expected = (
-            ((name, name.removeprefix(PREFIX).replace(BASE, ".")) for name in tensors),
-            self.expected_tensors(),
-        )
+        expected, given = self.expected_tensors(), {}
+        for name in tensors:
+            short = name.removeprefix(PREFIX).replace(BASE, ".")
+            if short in expected or not COPIES.search(name):
+                given[short] = tensors[name]
+        own = {name: part for each in self._biases for name, part in each.parts(each.array()) if name in expected}
+        if self.peft_config.bias == "lora_only" and own and own.keys().isdisjoint(given):
+            # Earlier versions of PEFT did not write them, and today's leaves the model's own as they are.
+            warn_caller(f"{tensors.source} has no biases, expected some for bias 'lora_only': the model's own stay")
+            given |= own
         try:
-            self.load_state_dict(
-                {short: tensors[name] for name, short in names if short in expected or not COPIES.search(name)}
-            )
+            self.load_state_dict(given)
         except ValueError as error:
             raise checkpoint.CheckpointError(f"{tensors.source}: {error}") from error
 

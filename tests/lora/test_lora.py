@@ -190,6 +190,17 @@ def test_ranks_and_biases_of_some_maps_of_a_joined_one(tmp_path, cpu_backend, bi
     assert value_and_grad(merged)(**BATCH)[1][f"{layer}.value.bias"].any()
 
 
+def test_a_file_without_the_biases_of_its_config(tmp_path):
+    """The model's own stay, as in PEFT, which has not always written them."""
+    adapted = drawn(get_peft_model(new_model(), query_and_value()))
+    adapted.save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"bias": "lora_only"}))
+    with pytest.warns(UserWarning, match="has no biases, expected some for bias 'lora_only': the model's own stay"):
+        again = PeftModel.from_pretrained(new_model(), tmp_path)
+    np.testing.assert_array_equal(again(IDS).logits, adapted(IDS).logits)
+
+
 def test_dropout_of_adapters():
     """It is that of the adapters' input alone, the same for the same seed, and where layers run again."""
     rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)

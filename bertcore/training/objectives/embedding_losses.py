@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_number
+from bertcore.arguments import check_count, check_number, warn_caller
 from bertcore.gradients import with_loss
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
@@ -100,6 +100,8 @@ class OnlineContrastive(Contrastive):
 
     def weights(self, distances: Array, labels: Array) -> tuple[Array, Array, float]:
         is_near, is_far = labels == 1, labels == 0
+        if not (is_near | is_far).all():
+            warn_caller("labels has numbers other than 0 and 1: their pairs do not count")
         near, far = distances[is_near], distances[is_far]
         if len(near):
             is_near &= distances > (far.min() if len(far) else near.mean())

@@ -326,5 +326,14 @@ def test_errors(call, message):
     refuses(ValueError, message, call)
 
 
+def test_pairs_of_other_labels_do_not_count():
+    vectors, objective = vectors_of(2, 4), OnlineContrastive()
+    expected = objective.of_embeddings(vectors[:3], np.array([1.0, 0, 1]))
+    with pytest.warns(UserWarning, match="labels has numbers other than 0 and 1"):
+        value, grad = objective.of_embeddings(vectors, np.array([1.0, 0, 1, 0.5]))
+    assert value == expected[0] and not grad[3].any()
+    np.testing.assert_array_equal(grad[:3], expected[1])
+
+
 def test_a_guide_encodes():
     refuses(TypeError, "guide is int, expected a SentenceEncoder", GISTEmbed, 1)
