@@ -132,7 +132,7 @@ def _is_too_deep(value: Any) -> bool:
 def read_complete(file: Path) -> bytes:
     """Return the content of a file that belongs to others beside it; waits for a process that replaces them.
 
-    Raises CheckpointError if the file cannot be read, exceeds MOST_BYTES, or is the note that `replace_files`
+    Raises CheckpointError if the file cannot be read, exceeds MOST_BYTES, or is the note that `replacing`
     leaves when it is killed.
     """
     try:
@@ -167,27 +167,48 @@ def made_folder(folder: str | os.PathLike) -> Path:
 def replace_files(folder: Path, writers: Mapping[str, Callable[[Path], object]]) -> None:
     """Write files that belong together into `folder`, name -> function that writes the path it is given.
 
-    All files are written into a temporary folder first. Then a note takes the place of the first one (`read_complete`
-    detects it), the others are replaced, and the first one last. A process that is killed at any moment leaves the old
-    files, the new ones, or the note; an error or an interrupt leaves the old ones. Processes and threads that save at
-    the same time each leave a consistent set; the last one stays. OSError names the file, not the temporary one.
+    See `replacing`; the first file is the guard.
     """
-    guard, *others = targets = [folder / name for name in writers]
-    for target in targets:
-        if target.is_dir() and not target.is_symlink():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-    with temporary_beside(guard) as work:
-        new, old = ({target: work / name / target.name for target in targets} for name in ("new", "old"))
-        note = work / "note"
+    with replacing(folder, next(iter(writers))) as new:
+        for name, write in writers.items():
+            if (target := folder / name).is_dir() and not target.is_symlink():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+            with naming(target):
+                write(new / name)
+
+
+@contextlib.contextmanager
+def replacing(folder: Path, guard_name: str) -> Iterator[Path]:
+    """Yield a temporary folder whose files, at any depth, take their places in `folder` together when the block ends.
+
+    A note takes the place of the guard first (`read_complete` detects it), the others are replaced, and the guard
+    last. A process that is killed at any moment leaves the old files, the new ones, or the note; an error or an
+    interrupt leaves the old ones. Processes and threads that save at the same time each leave a consistent set; the
+    last one stays. OSError names the file, not the temporary one.
+    """
+    guard = folder / guard_name
+    with temporary_beside(folder / guard.name) as work:
+        made, note = work / "new", work / "note"
         with naming(guard):
-            for path in (work, work / "new", work / "old"):
+            for path in (work, made, work / "old"):
                 path.mkdir()
             note.write_bytes(NOTE)
-        for target, write in zip(targets, writers.values(), strict=True):
+        try:
+            yield made
+        except OSError as error:
+            if error.errno is None or not str(error.filename).startswith(f"{made}{os.sep}"):
+                raise
+            raise OSError(error.errno, error.strerror, str(folder / Path(error.filename).relative_to(made))) from error
+        files = [file for file in sorted(made.rglob("*")) if file.is_file()]
+        new = {folder / file.relative_to(made): file for file in files}
+        guard = guard if guard in new else next(iter(new))  # static embeddings have no config.json
+        others = [target for target in new if target != guard]
+        old = {target: work / "old" / str(number) for number, target in enumerate(new)}
+        for target, file in new.items():
             with naming(target):
-                write(new[target])
-                shutil.copymode(note, new[target])  # safetensors makes files that only their owner may read
-                sync(new[target])
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copymode(note, file)  # safetensors makes files that only their owner may read
+                sync(file)
         with locked(folder):
             if os.path.lexists(guard):
                 shutil.copy2(guard, old[guard], follow_symlinks=False)
@@ -195,7 +216,7 @@ def replace_files(folder: Path, writers: Mapping[str, Callable[[Path], object]])
                 _switch(guard, others, new, old, note)
             finally:
                 if os.path.lexists(new[guard]):  # it comes last: all of them stay as they were
-                    _restore(targets, new, old)
+                    _restore([guard, *others], new, old)
     sync(folder)
 
 

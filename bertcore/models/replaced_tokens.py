@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from bertcore import checkpoint, kernels
 from bertcore.arguments import DType
-from bertcore.checkpoint.files import made_folder, replace_files
+from bertcore.checkpoint.files import locked, made_folder, replacing
 from bertcore.checkpoint.safetensors_file import write_safetensors
 from bertcore.kernels import checks
 from bertcore.models import losses
@@ -180,25 +179,24 @@ class ReplacedTokenModel(NamedParameters):
 
         bertcore and transformers load both folders as models of their own.
         """
-        folder = made_folder(folder)
-        settings = json.dumps({"embeddings": self.embeddings}) + "\n"
-        files = {SETTINGS: lambda file: file.write_text(settings, encoding="utf-8")}
-        for part in PARTS:
-            model = getattr(self, part)
-            arrays = {_own_name(name): array for name, array in model.state_dict().items()}
-            for name in [name for name in arrays if name.endswith(DELTA_ENDING)]:
-                table, delta = name.removesuffix(DELTA_ENDING), arrays.pop(name)
-                files[DELTA] = partial(write_safetensors, arrays={table: np.require(delta, requirements="C")})
-                arrays[table] = arrays[table] + delta
-            checkpoint.save_checkpoint(folder / part, model.config_to_save(), arrays)
-        replace_files(folder, files)
+        with replacing(made_folder(folder), SETTINGS) as new:
+            for part in PARTS:
+                model = getattr(self, part)
+                arrays = {_own_name(name): array for name, array in model.state_dict().items()}
+                for name in [name for name in arrays if name.endswith(DELTA_ENDING)]:
+                    table, delta = name.removesuffix(DELTA_ENDING), arrays.pop(name)
+                    write_safetensors(new / DELTA, {table: np.require(delta, requirements="C")})
+                    arrays[table] = arrays[table] + delta
+                checkpoint.save_checkpoint(new / part, model.config_to_save(), arrays)
+            (new / SETTINGS).write_text(json.dumps({"embeddings": self.embeddings}) + "\n", encoding="utf-8")
 
     def _stored(self, folder: str | os.PathLike) -> dict[str, Any]:
         folder = Path(folder)
-        _read_embeddings(folder, (self.embeddings,))
-        opened = {part: checkpoint.open_checkpoint(folder / part) for part in PARTS}
-        if self.embeddings == "gradient_disentangled":
-            opened[DELTA_ENDING] = checkpoint.open_checkpoint(folder / DELTA)
+        with locked(folder, shared=True):
+            _read_embeddings(folder, (self.embeddings,))
+            opened = {part: checkpoint.open_checkpoint(folder / part) for part in PARTS}
+            if self.embeddings == "gradient_disentangled":
+                opened[DELTA_ENDING] = checkpoint.open_checkpoint(folder / DELTA)
         found = {}
         for name in self.expected_tensors():
             own, source = _own_name(name), opened[name.partition(".")[0]]

@@ -15,7 +15,7 @@ from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.checkpoint.files import CONFIG_NAME
 from bertcore.kernels import checks
 from bertcore.models.spec import ConfigReader
-from bertcore.tasks.encoders import Encoder, EncoderOptions, EncoderPool, converted
+from bertcore.tasks.encoders import Encoder, EncoderOptions, EncoderPool, converted, reading_whole
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,
@@ -76,6 +76,7 @@ class CrossEncoder(Encoder):
 
     _method = "predict"
 
+    @reading_whole
     @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,9 +19,9 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count
+from bertcore.arguments import Arguments, check_count
 from bertcore.checkpoint import resolve
-from bertcore.checkpoint.files import CONFIG_NAME, read_json_object, replace_files
+from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, read_json_object, replacing
 from bertcore.kernels import checks
 from bertcore.tasks.folder import (
     MODULES_NAME,
@@ -31,6 +33,18 @@ from bertcore.tasks.folder import (
     read_modules,
     read_prompts,
 )
+
+
+def reading_whole(init: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Decorate a constructor of an encoder: saves into the folder that it reads wait until it is done."""
+
+    @functools.wraps(init)
+    def call(*args: Arguments.args, **given: Arguments.kwargs) -> None:
+        folder = given.get("model_name_or_path", args[1] if len(args) > 1 else None)
+        with locked(Path(folder), shared=True) if isinstance(folder, str | os.PathLike) else nullcontext():
+            init(*args, **given)
+
+    return call
 
 
 class EncoderOptions(TypedDict, total=False):
@@ -163,8 +177,13 @@ class Encoder:
 
         Published modules are copied; weights, tokenizer, prompts, lengths and dimensions are written as they are now.
         """
-        target, source = Path(path), self.folder
+        source = self.folder
         where = self._model_folder().relative_to(source)
+        with replacing(made_folder(path), (where / CONFIG_NAME).as_posix()) as target:
+            self._fill(target, where)
+
+    def _fill(self, target: Path, where: Path) -> None:
+        source = self.folder
         (target / where).mkdir(parents=True, exist_ok=True)
         files: list[str | Path] = [SETTINGS_NAME, MODULES_NAME, *(where / name for name in TRANSFORMER_NAMES)]
         for name in [name for name in files if (source / name).is_file()]:
@@ -301,8 +320,8 @@ def _of_chunk(method: str, chunk: list[Any], options: dict[str, Any]) -> Any:
 
 def _update(file: Path, values: dict[str, Any]) -> None:
     """Write `values` into a JSON object, which may not exist yet."""
-    text = json.dumps((read_json_object(file) if file.is_file() else {}) | values, indent=2) + "\n"
-    replace_files(file.parent, {file.name: lambda new: new.write_text(text, encoding="utf-8")})
+    known = read_json_object(file) if file.is_file() else {}
+    file.write_text(json.dumps(known | values, indent=2) + "\n", encoding="utf-8")
 
 
 def backend_of(device: str | None) -> str:

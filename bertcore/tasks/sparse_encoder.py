@@ -19,7 +19,7 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.passes import Pass
-from bertcore.tasks.encoders import EncoderOptions, EncoderPool
+from bertcore.tasks.encoders import EncoderOptions, EncoderPool, reading_whole
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,
@@ -81,6 +81,7 @@ class SparseEncoder(PromptedReader):
     once.
     """
 
+    @reading_whole
     @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,

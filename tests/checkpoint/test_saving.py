@@ -10,8 +10,10 @@ import subprocess
 import numpy as np
 import pytest
 
+from bertcore import AutoModel, AutoTokenizer
 from bertcore.checkpoint import CheckpointError, open_checkpoint, read_config, save_checkpoint
 from bertcore.checkpoint.files import temporary_beside
+from bertcore.tasks.sentence_encoder import save_sentence_encoder
 from tests.checkpoint.files import write_shards
 from tests.processes import finish, run_python, start_python
 from tests.refusals import refuses
@@ -232,10 +234,11 @@ def test_without_locks_old_temporary_folders_are_removed(tmp_path, monkeypatch):
         assert fresh.exists() and other.exists() and not old.exists()
 
 
-# Saves two models of different widths by turns, or loads whichever is there; any mixture of two is an error.
+# Saves two encoders of different widths and settings by turns, or loads whichever is there; a mixture is an error.
 SAVER_OR_LOADER = """
 import sys, time
-from bertcore import AutoModel, AutoTokenizer
+from bertcore import AutoModel, AutoTokenizer, SentenceEncoder
+from bertcore.tasks.sentence_encoder import save_sentence_encoder
 from tests.tiny_bert import CONFIG
 
 folder, is_loader = sys.argv[1], sys.argv[2] == "loader"
@@ -246,9 +249,12 @@ while time.monotonic() < end:
     if is_loader:
         model, tokenizer = AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
         assert model.state_dict()["pooler.dense.bias"].shape == (model.config["hidden_size"],)
+        encoder = SentenceEncoder(folder)
+        found = encoder.model.spec.hidden_size, encoder.max_seq_length, encoder.settings.pooling
+        assert found in ((39, 7, ("mean",)), (27, 9, ("cls",))), found
     else:
-        models[count % 2].save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        how = dict(pooling="cls", max_seq_length=9) if count % 2 else dict(max_seq_length=7)
+        save_sentence_encoder(folder, models[count % 2], tokenizer, **how)
     count += 1
 print(count)
 """
@@ -257,7 +263,8 @@ print(count)
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX locks")
 def test_loading_beside_saving(tmp_path):
     """The savers each have a process namespace of their own where root makes one: as in two containers."""
-    save_tiny_bert(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path))
+    save_sentence_encoder(tmp_path, AutoModel.from_pretrained(tmp_path), tokenizer, max_seq_length=7)
     apart = ("unshare", "--pid", "--fork")
     can_unshare = (
         shutil.which("unshare") and subprocess.run([*apart, "true"], stderr=subprocess.DEVNULL).returncode == 0

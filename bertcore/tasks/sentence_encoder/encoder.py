@@ -19,7 +19,7 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models.auto import AutoModel
-from bertcore.tasks.encoders import EncoderOptions, EncoderPool, converted
+from bertcore.tasks.encoders import EncoderOptions, EncoderPool, converted, reading_whole
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.quantization import PRECISIONS, quantize_embeddings
 from bertcore.tasks.reading import PromptedReader, ReadOptions
@@ -90,6 +90,7 @@ class SentenceEncoder(PromptedReader):
     once.
     """
 
+    @reading_whole
     @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,

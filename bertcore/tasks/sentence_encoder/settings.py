@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertcore.checkpoint import CheckpointError
-from bertcore.checkpoint.files import locked, read_json_object, replace_files
+from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, read_json_object, replacing
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,
@@ -183,19 +183,18 @@ def save_sentence_encoder(
         for index, (path, kind) in enumerate(kinds)
     ]
     flags = {flag: mode in modes for flag, mode in POOLING_FLAGS.items()}
-    folder = Path(folder)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    contents = {
+        "1_Pooling/config.json": {"word_embedding_dimension": model.spec.hidden_size, **flags},
+        MODULES_NAME: modules,
+        TRANSFORMER_NAMES[0]: {"max_seq_length": max_seq_length, "do_lower_case": do_lower_case},
+        SETTINGS_NAME: {"prompts": prompts, "default_prompt_name": default_prompt_name},
+    }
+    folder = made_folder(folder)
     for path, _ in kinds[1:]:
         (folder / path).mkdir(exist_ok=True)
-    _write(folder / "1_Pooling", {"config.json": {"word_embedding_dimension": model.spec.hidden_size, **flags}})
-    texts = {"max_seq_length": max_seq_length, "do_lower_case": do_lower_case}
-    named = {"prompts": prompts, "default_prompt_name": default_prompt_name}
-    _write(folder, {MODULES_NAME: modules, TRANSFORMER_NAMES[0]: texts, SETTINGS_NAME: named})
-
-
-def _write(folder: Path, contents: Mapping[str, Any]) -> None:
-    def writer(value: Any) -> Any:
-        return lambda file: file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-    replace_files(folder, {name: writer(value) for name, value in contents.items()})
+    with replacing(folder, CONFIG_NAME) as new:
+        model.save_pretrained(new)
+        tokenizer.save_pretrained(new)
+        (new / "1_Pooling").mkdir()
+        for name, value in contents.items():
+            (new / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
