@@ -107,18 +107,6 @@ def test_some_heads_at_a_time(gpu, monkeypatch, dtype, case):
             assert_close(host(some), one, name=f"gradient {index}", at_least=1, factor=3)
 
 
-@ONE_DTYPE
-def test_a_table_that_only_one_side_meets(gpu, dtype):
-    for name in TERMS[:2]:
-        arrays, relative = with_tables(dtype, 2, 2, RAGGED, [name])
-        expected = on_backend("numpy", [wide(array) for array in arrays], widened_terms(relative), RAGGED)
-        found = on_backend("cupy", arrays, relative, RAGGED, cupy.asarray)
-        for index, (one, other) in enumerate(zip(expected, found, strict=True)):
-            assert (one is None) == (other is None)
-            if one is not None:
-                assert_close(host(other), one, name=f"gradient {index}", at_least=1, factor=3)
-
-
 def bytes_at_once(function):
     """The most bytes that the arrays a function makes take together."""
     lifetimes = Lifetimes()
