@@ -31,10 +31,6 @@ def encoder_with_dropout(folder):
     return SentenceEncoder(folder)
 
 
-def classifier(folder, labels):
-    return pipeline("text-classification", save_tiny_classifier(folder, labels=labels), top_k=None)
-
-
 def schedule(folder):
     model = AutoModel.from_config(CONFIG)
     return get_scheduler("cosine", AdamW(model), num_warmup_steps=3, num_training_steps=9, num_cycles=1.5)
@@ -63,7 +59,7 @@ KEPT = {
         lambda encoder: encoder.encode(TEXTS).toarray(),
     ),
     "pipeline": (
-        lambda folder: classifier(folder, 3),
+        lambda folder: pipeline("text-classification", save_tiny_classifier(folder, labels=3), top_k=None),
         lambda classify: [answer["score"] for answers in classify(TEXTS) for answer in answers],
     ),
     "schedule": (schedule, rates),

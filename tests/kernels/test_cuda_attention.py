@@ -204,6 +204,13 @@ def test_packed_views_of_a_fused_projection(cuda, dtype, head_dim, is_causal):
     check(cuda, views, cu_seqlens=offsets(*MANY), is_causal=is_causal)
 
 
+def test_masks_whose_keys_lie_apart(cuda, dtype):
+    given = dense(dtype, 2, 2, 40, 37, 39)
+    given["attn_mask"] = (np.random.default_rng(5).random((2, 2, 37, 40)) < 0.8).swapaxes(2, 3)
+    check(cuda, given)
+    check_gradients(cuda, given)
+
+
 def test_views_with_tables(cuda, dtype):
     given = packed(dtype, FEW, FEW_K, head_dim=24, form="all")
     for name in ("query", "key", "value", "position_key", "position_query", "query_for_position"):

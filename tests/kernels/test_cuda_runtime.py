@@ -36,6 +36,7 @@ def test_arguments_and_extents(gpu, module):
     assert type(number) is np.int32
     assert others[0] is array and others[1].tobytes() == struct.tobytes()
     refuses(TypeError, "Unsupported type", module.launch, "sum", (3,), (64,), ([1.0],))
+    refuses(ValueError, "'product' is not among the instantiations", module.launch, "product", (1,), (1,), ())
 
 
 def test_shared_memory_is_asked_for_when_it_grows(gpu, module):

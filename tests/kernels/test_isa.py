@@ -36,10 +36,6 @@ def machine(monkeypatch):
     return make
 
 
-def chosen():
-    return isa._choose_level().name  # as at import, which happens once in a process
-
-
 @x86_only
 @pytest.mark.parametrize(
     ("settings", "level", "requests"),
@@ -57,7 +53,7 @@ def chosen():
 )
 def test_level(machine, settings, level, requests):
     asked = machine(**settings)
-    assert chosen() == level
+    assert isa._choose_level().name == level
     assert asked == requests
     is_native = level == "amx" or "forced" not in settings  # compiled for the host, so that runs share the cache
     assert (config.CPU_NAME, config.CPU_FEATURES) == (None, None) if is_native else config.CPU_NAME == "x86-64-v4"

@@ -13,7 +13,7 @@ import pytest
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
 from bertcore.execution.graphs import NotCapturedWarning
 from bertcore.training.optimizers import AdamW
-from tests.cuda_emulator.streams import Graph
+from tests.cuda_emulator.streams import CaptureError, Graph, Stream
 from tests.tiny_families import drawn_anew, runnable, tiny_config
 
 RECURRENT = ("transfo-xl-wt103", "xlnet-base-cased")
@@ -215,6 +215,17 @@ def test_a_pass_that_cannot_be_captured_is_computed_with_a_warning(gpu, monkeypa
         for lengths in ([16, 0], [3, 30], [30, 3], [29, 4]):
             check(model, texts(lengths))
     assert not gpu.graphs
+
+
+def test_a_stream_that_cannot_be_captured_is_told(gpu, monkeypatch):
+    def refuse(stream, mode):
+        raise CaptureError("no graphs here")
+
+    monkeypatch.setattr(Stream, "begin_capture", refuse)
+    model = tiny_model("bert-base-uncased")
+    check(model, texts([5, 11]))
+    with pytest.warns(NotCapturedWarning, match="no graphs here"):
+        check(model, texts([4, 12]))
 
 
 def test_a_replayed_pass_is_one_copy_and_one_launch(gpu):
