@@ -10,6 +10,7 @@ import secrets
 import stat
 import tempfile
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from .own_name import PROJECT, setting, variable
@@ -105,8 +106,20 @@ def check_private(path: Path) -> None:
             place = place.parent
 
 
+@cache
+def _unmapped_user() -> int:
+    """Return the owner that root's folders seem to have in a user namespace without root (Apptainer), else 0.
+
+    Other users' folders seem so, too: it is accepted above a file alone, which must be the user's own.
+    """
+    with suppress(OSError):
+        if Path("/proc/self/uid_map").read_text().split() != ["0", "0", str(2**32 - 1)]:
+            return int(Path("/proc/sys/kernel/overflowuid").read_text())
+    return 0
+
+
 def _check_status(place: Path, status: os.stat_result, *, is_above: bool = False) -> None:
-    if status.st_uid not in (os.getuid(), 0):
+    if status.st_uid not in (os.getuid(), 0, _unmapped_user() if is_above else 0):
         raise PermissionError(errno.EPERM, f"{place} belongs to user {status.st_uid}, expected this user or root")
     is_sticky = is_above and status.st_mode & stat.S_ISVTX
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky and not stat.S_ISLNK(status.st_mode):

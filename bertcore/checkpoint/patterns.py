@@ -101,7 +101,8 @@ class _Match:
             ends = self._ends_from(tree, start) if start >= 0 else set()
             is_met = bool(ends) if direction > 0 else place in ends
             return {place} if is_met == (operation is _constants.ASSERT) else set()
-        return self._repeated(*value, place)
+        least, most, tree = value
+        return self._repeated(least, most, tree, place)
 
     def _repeated(self, least: int, most: int, tree: Any, place: int) -> set[int]:
         places = {place}

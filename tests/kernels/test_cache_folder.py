@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bertcore.kernels import cache_folder
 from bertcore.kernels.cache_folder import (
     cache_candidates,
     check_private,
@@ -144,6 +145,18 @@ def test_links_are_looked_at_like_folders(tmp_path, users):
     (tmp_path / "file").symlink_to("link/file")  # a file is never a link
     with pytest.raises(OSError, match="Too many levels"):
         read_private(tmp_path / "file")
+
+
+@posix
+def test_root_may_be_unmapped_above_a_file(monkeypatch, tmp_path, users):
+    file = tmp_path / "a" / "file"
+    write_private(file, b"content")
+    users[tmp_path] = 65534
+    monkeypatch.setattr(cache_folder, "_unmapped_user", lambda: 65534)
+    assert read_private(file) == b"content"
+    users[file] = 65534
+    with pytest.raises(PermissionError, match=f"{file} belongs to user 65534"):
+        read_private(file)
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root, to be two users")
