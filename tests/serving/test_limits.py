@@ -330,6 +330,22 @@ def test_long_texts_are_read_in_a_thread(folders, monkeypatch, name):
     assert threads[0] == threading.get_ident() != threads[1]
 
 
+@pytest.mark.parametrize("name", ["encoder", "reranker"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_only_the_end_of_a_giant_text_is_read(folders, monkeypatch, name, side):
+    model, seen = ServedModel(folders[name], name), []
+    giant = "paris is " * 100 + "the cat sat on an mat " * 20_000 + "is france " * 100
+    texts = [(giant, "the cat"), ("the cat", giant)] if name == "reranker" else [giant]
+    whole = model._readers[side].token_rows
+    expected = [list(getattr(row, "ids", row)) for row, _ in whole(texts)]
+    monkeypatch.setattr(
+        model._readers[side], "token_rows", lambda texts, *more: seen.extend(texts) or whole(texts, *more)
+    )
+    found = model.read(texts, truncate=True, side=side)
+    assert [list(getattr(row, "ids", row)) for row in found] == expected
+    assert all(len("".join(text)) < 40_000 for text in seen) or (name, side) == ("encoder", "right")
+
+
 def test_time_is_limited(server, monkeypatch):
     go_on = blocked(monkeypatch)
     client = server(timeout=0.2)
