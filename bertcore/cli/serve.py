@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -13,6 +14,9 @@ from bertcore.cli.options import Command, CommandError, File, Kind, Positive, in
 # Seconds that an idle connection stays open: longer than the 60 for which nginx and other load balancers keep one, or a
 # request is sent on a connection that is being closed, and its client gets 502.
 KEEP_ALIVE = 75
+SWITCH = (
+    0.0005  # seconds for which a thread keeps the interpreter: with Python's 0.005 short requests wait for long ones
+)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 PLAIN = "%(asctime)s %(levelname)s %(message)s"
 LIMITS = (
@@ -98,6 +102,7 @@ class Serve(Command):
         handler = logging.StreamHandler()
         handler.setFormatter(JSONLines() if self.log_format == "json" else logging.Formatter(PLAIN))
         logging.basicConfig(level=self.log_level.upper(), handlers=[handler])
+        sys.setswitchinterval(SWITCH)
         with self.chosen_backend():
             app = create_app(self.models, settings, dtype=self.dtype)
         options: Any = {"timeout_keep_alive": KEEP_ALIVE, "timeout_graceful_shutdown": self.graceful_timeout}

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -12,11 +13,17 @@ START = 300  # seconds: kernels may have to be compiled
 
 
 @contextlib.contextmanager
-def served(*models, backend="numpy", options=()):
-    """Process and port of `bertcore serve`, once it answers; killed afterwards."""
+def served(*models, backend="numpy", options=(), files=None, log=None):
+    """Process and port of `bertcore serve`, once it answers; killed afterwards.
+
+    `files`: how many it may open; `log`: the file to which its standard error goes.
+    """
     command = [sys.executable, "-m", "bertcore", "serve", *map(str, models), "--port", "0", *options]
     environment = {**os.environ, "BERTCORE_BACKEND": backend}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    limit = (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))) if files else None
+    with contextlib.ExitStack() as stack:
+        pipes = {"stdout": subprocess.PIPE, "stderr": stack.enter_context(log.open("wb")) if log else None}
+        process = stack.enter_context(subprocess.Popen(command, env=environment, preexec_fn=limit, text=True, **pipes))
         try:
             port = int(process.stdout.readline().rpartition(":")[2])
             _wait(process, port)
