@@ -102,8 +102,7 @@ def test_a_model_that_others_can_change_is_not_used(wheel, nothing_here, monkeyp
     put_model(nothing_here / "all-MiniLM-L6-v2")
     mode = (nothing_here / place).stat().st_mode
     (nothing_here / place).chmod(mode | 0o020)
-    with pytest.raises(DemoModelError, match=r"has the mode 0\d\d\d, expected one that lets only its owner write"):
-        demo_model_folder()
+    refuses(DemoModelError, r"has the mode 0\d\d\d, expected one that lets only its owner write", demo_model_folder)
     (nothing_here / place).chmod(mode)
     assert demo_model_folder() == nothing_here / "all-MiniLM-L6-v2"
 
@@ -113,8 +112,7 @@ def test_another_file_in_the_cache_is_refused(wheel, nothing_here, name):
     folder = demo_model_folder()
     file = folder / name
     file.write_text("another")
-    with pytest.raises(DemoModelError, match=f"{file} is the wrong file: its SHA-256 is .*; remove {folder} "):
-        demo_model_folder()
+    refuses(DemoModelError, f"{file} is the wrong file: its SHA-256 is .*; remove {folder} ", demo_model_folder)
 
 
 def test_without_network_or_pip(nothing_here, monkeypatch):

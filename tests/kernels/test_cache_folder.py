@@ -14,6 +14,7 @@ from bertcore.kernels.cache_folder import (
     writable_cache_folder,
     write_private,
 )
+from tests.refusals import refuses
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +43,7 @@ def test_explicit_folder_is_created(monkeypatch, tmp_path):
 def test_explicit_folder_never_falls_back(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("BERTCORE_CACHE_DIR", str(tmp_path / "file" / "sub"))
-    with pytest.raises(OSError, match=r"set BERTCORE_CACHE_DIR to one\. Tried: .*/file/sub \(Not a directory\)"):
-        writable_cache_folder()
+    refuses(OSError, r"set BERTCORE_CACHE_DIR to one\. Tried: .*/file/sub \(Not a directory\)", writable_cache_folder)
 
 
 def test_unwritable_home(monkeypatch, tmp_path):
@@ -79,13 +79,11 @@ def test_folder_of_another_user_is_rejected(monkeypatch, tmp_path, users, explic
         monkeypatch.setenv("BERTCORE_CACHE_DIR", str(folder))
     (folder / "kernels").mkdir(parents=True)
     users |= {folder: 4242, folder / "kernels": 4242}
-    with pytest.raises(OSError, match="belongs to user 4242, expected this user or root"):
-        writable_cache_folder()
+    refuses(OSError, "belongs to user 4242, expected this user or root", writable_cache_folder)
     for owner in (4242, 0):
         users[folder] = owner
         if explicit:
-            with pytest.raises(OSError, match="belongs to user 4242, expected this user or root"):
-                usable_cache_folder("kernels")
+            refuses(OSError, "belongs to user 4242, expected this user or root", usable_cache_folder, "kernels")
         else:  # the home's, where nothing can be kept
             assert usable_cache_folder("kernels") == cache_candidates()[0]
     users[folder / "kernels"] = os.getuid()
@@ -122,8 +120,7 @@ def test_what_others_can_write_is_not_read(tmp_path, level, mode, is_private):
 def test_a_sticky_folder_holds_nothing_itself(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a").chmod(0o1777)
-    with pytest.raises(PermissionError, match="has the mode 1777"):
-        write_private(tmp_path / "a" / "file", b"")
+    refuses(PermissionError, "has the mode 1777", write_private, tmp_path / "a" / "file", b"")
 
 
 @posix
@@ -132,19 +129,15 @@ def test_links_are_looked_at_like_folders(tmp_path, users):
     (tmp_path / "link").symlink_to("real/../real/folder")
     assert read_private(tmp_path / "link" / "file") == b"content"
     users[tmp_path / "link"] = 4242
-    with pytest.raises(PermissionError, match=f"{tmp_path / 'link'} belongs to user 4242"):
-        read_private(tmp_path / "link" / "file")
+    refuses(PermissionError, f"{tmp_path / 'link'} belongs to user 4242", read_private, tmp_path / "link" / "file")
     del users[tmp_path / "link"]
     (tmp_path / "real").chmod(0o777)
-    with pytest.raises(PermissionError, match=f"{tmp_path / 'real'} has the mode 0777"):
-        check_private(tmp_path / "link" / "file")
+    refuses(PermissionError, f"{tmp_path / 'real'} has the mode 0777", check_private, tmp_path / "link" / "file")
     (tmp_path / "circle").symlink_to("circle")
-    with pytest.raises(OSError, match="Too many levels"):
-        check_private(tmp_path / "circle")
+    refuses(OSError, "Too many levels", check_private, tmp_path / "circle")
     (tmp_path / "real").chmod(0o700)
     (tmp_path / "file").symlink_to("link/file")  # a file is never a link
-    with pytest.raises(OSError, match="Too many levels"):
-        read_private(tmp_path / "file")
+    refuses(OSError, "Too many levels", read_private, tmp_path / "file")
 
 
 @posix
@@ -168,10 +161,8 @@ def test_another_user_in_a_shared_folder():
         command = f"mkdir {theirs} && touch {theirs}/file && ln -s {theirs} {links}"
         subprocess.run(["/bin/sh", "-c", command], user=4242, check=True)
         for folder in (theirs, links):
-            with pytest.raises(PermissionError, match=f"{folder} belongs to user 4242"):
-                read_private(folder / "file")
-            with pytest.raises(PermissionError, match=f"{folder} belongs to user 4242"):
-                write_private(folder / "new", b"")
+            refuses(PermissionError, f"{folder} belongs to user 4242", read_private, folder / "file")
+            refuses(PermissionError, f"{folder} belongs to user 4242", write_private, folder / "new", b"")
         assert [path.name for path in theirs.iterdir()] == ["file"]
         write_private(Path(shared, "mine", "file"), b"content")
         assert read_private(Path(shared, "mine", "file")) == b"content"

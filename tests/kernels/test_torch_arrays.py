@@ -12,6 +12,7 @@ from bertcore.kernels import dispatch, tensors, use_backend
 from tests.kernels.arrays import normal
 from tests.kernels.conformance.calls import everything
 from tests.kernels.conformance.cases import CASES
+from tests.refusals import refuses
 
 pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("on_numpy")]
 torch = pytest.importorskip("torch")
@@ -98,12 +99,10 @@ def test_arrays_and_tensors_may_be_mixed():
 
 def test_autograd_is_not_lost_silently():
     weight = torch.ones(7, requires_grad=True)
-    with pytest.raises(TypeError, match=r"weight requires grad.*detach"):
-        kernels.layer_norm(torch.from_numpy(X), weight)
+    refuses(TypeError, r"weight requires grad.*detach", kernels.layer_norm, torch.from_numpy(X), weight)
     with torch.no_grad():
         kernels.layer_norm(torch.from_numpy(X), weight)
 
 
 def test_host_bfloat16_tensors_are_refused():
-    with pytest.raises(TypeError, match=r"input is a bfloat16 tensor.*float\(\)"):
-        kernels.softmax(torch.ones(3, dtype=torch.bfloat16))
+    refuses(TypeError, r"input is a bfloat16 tensor.*float\(\)", kernels.softmax, torch.ones(3, dtype=torch.bfloat16))

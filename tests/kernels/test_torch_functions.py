@@ -8,6 +8,7 @@ from bertcore import kernels
 from bertcore.kernels import use_backend
 from tests.kernels.attention_forms import FORMS, arguments
 from tests.kernels.strategies import normal
+from tests.refusals import refuses
 
 pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
@@ -135,18 +136,12 @@ def test_what_is_refused():
     x = tensor(5, 7)
     with use_backend("numpy"):
         (grad,) = torch.autograd.grad(F.softmax(x).square().sum(), x, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
-            grad.sum().backward()
+        refuses(RuntimeError, "once_differentiable", grad.sum().backward)
         heads = tensor(1, 2, 5, 4)
         with pytest.raises(ValueError, match="attn_mask requires a gradient, and there is none for it"):
             F.attention(heads, heads, heads, attn_mask=tensor(5, 5))
-        with pytest.raises(TypeError, match="input is of type list, expected a PyTorch tensor"):
-            F.softmax([1.0, 2.0])
-        with pytest.raises(TypeError, match="weight is of type ndarray, expected a PyTorch tensor"):
-            F.linear(x, np.ones((3, 5)))
-        with pytest.raises(TypeError, match="key is None, expected a NumPy, CuPy or PyTorch array"):
-            F.attention(heads, None, heads)
-        with pytest.raises(TypeError, match="relative is int, expected RelativePositions"):
-            F.attention(heads, heads, heads, relative=3)
-        with pytest.raises(ValueError, match="weight has shape"):
-            F.linear(x, tensor(3, 6))
+        refuses(TypeError, "input is of type list, expected a PyTorch tensor", F.softmax, [1.0, 2.0])
+        refuses(TypeError, "weight is of type ndarray, expected a PyTorch tensor", F.linear, x, np.ones((3, 5)))
+        refuses(TypeError, "key is None, expected a NumPy, CuPy or PyTorch array", F.attention, heads, None, heads)
+        refuses(TypeError, "relative is int, expected RelativePositions", F.attention, heads, heads, heads, relative=3)
+        refuses(ValueError, "weight has shape", F.linear, x, tensor(3, 6))

@@ -9,6 +9,7 @@ from bertcore.kernels.arguments import Axis, Choice, Integer, Number, Probabilit
 from bertcore.kernels.operation import OPERATIONS
 from tests.kernels.arrays import f32
 from tests.kernels.conformance.cases import CASES
+from tests.refusals import refuses
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -46,8 +47,7 @@ def check_kinds(call, name, right=()):
     """`call` refuses every value of WRONG but `right` as a wrong kind of the argument `name`."""
     for kind, value in WRONG.items():
         if kind not in right:
-            with pytest.raises(TypeError, match=rf"^{name}\b"):
-                call(value)
+            refuses(TypeError, rf"^{name}\b", call, value)
 
 
 @pytest.mark.parametrize("operation, given, name", sorted(calls(), key=lambda param: param.id))
@@ -106,8 +106,7 @@ def test_lists_of_arrays(operation, name):
     called(operation, **{name: tuple(OTHERS[operation][name])})
     if sum(operation == other for other, _ in LISTS) > 1:  # of one length and of the same shapes
         for wrong in ([], OTHERS[operation][name] * 2, [f32(5, 2)]):
-            with pytest.raises(ValueError):
-                called(operation, **{name: wrong})
+            refuses(ValueError, None, called, operation, **{name: wrong})
 
 
 WRONG_VALUES = [
@@ -127,5 +126,4 @@ WRONG_VALUES = [
 
 @pytest.mark.parametrize("operation, changed", WRONG_VALUES)
 def test_wrong_values(operation, changed):
-    with pytest.raises(ValueError):
-        called(operation, **changed)
+    refuses(ValueError, None, called, operation, **changed)

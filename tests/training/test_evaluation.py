@@ -7,6 +7,7 @@ from bertcore import AutoModel, AutoModelForNextSentencePrediction
 from bertcore.training import EarlyStoppingCallback, EvalPrediction, Trainer, TrainerCallback, TrainingArguments
 from bertcore.training.callbacks import Callbacks
 from bertcore.training.objectives import MultipleNegativesRanking, NextSentence
+from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 from tests.training.tiny_runs import (
     LABELLED,
@@ -61,8 +62,7 @@ def test_a_dataset_that_gives_nothing_is_not_evaluated(tmp_path):
     trainer, rows = class_trainer(tmp_path), iter(LABELLED)
     assert "eval_loss" in trainer.evaluate(rows)
     for nothing in (rows, []):
-        with pytest.raises(ValueError, match="the dataset for eval gave no examples"):
-            trainer.evaluate(nothing)
+        refuses(ValueError, "the dataset for eval gave no examples", trainer.evaluate, nothing)
 
 
 def test_predictions_of_texts_of_different_lengths(tmp_path):
@@ -159,8 +159,7 @@ def test_metrics_that_could_not_be_computed_are_refused(tmp_path):
     args = TrainingArguments(tmp_path, per_device_eval_batch_size=3, report_to="none")
     given = {"eval_dataset": LABELLED[:6], "objective": MultipleNegativesRanking(), "compute_metrics": accuracy}
     trainer = Trainer(AutoModel.from_config(CONFIG), args, two, **given)
-    with pytest.raises(ValueError, match="compute_metrics is given, and the evaluation's batches have no labels"):
-        trainer.evaluate()
+    refuses(ValueError, "compute_metrics is given, and the evaluation's batches have no labels", trainer.evaluate)
 
 
 def test_two_callbacks_of_one_class_keep_their_own_states():

@@ -20,6 +20,7 @@ from bertcore.checkpoint.files import digest_of
 from bertcore.training import Masking, NotSaved, TrainerCallback, TrainingDiverged
 from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints, write_folder
 from bertcore.training.objectives.language_modeling import DEFAULT
+from tests.refusals import refuses
 from tests.tolerances import assert_same_arrays
 from tests.training.tiny_runs import TEXTS, At, assert_same_weights, language_trainer, names_in, without_times
 
@@ -71,8 +72,7 @@ def test_a_signal_ends_a_run_once_it_is_saved(tmp_path, number):
     stopped = language_trainer(tmp_path / "stopped", [At(4, lambda event: signal.raise_signal(number))], save_steps=100)
     before = signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     try:
-        with pytest.raises(KeyboardInterrupt):
-            stopped.train()
+        refuses(KeyboardInterrupt, None, stopped.train)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert [name for name in names_in(tmp_path / "stopped") if "check" in name] == ["checkpoint-4"]
@@ -87,8 +87,7 @@ def test_a_second_signal_acts_at_once(tmp_path):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        language_trainer(tmp_path, [At(2, twice)], save_steps=100).train()
+    refuses(KeyboardInterrupt, None, language_trainer(tmp_path, [At(2, twice)], save_steps=100).train)
     assert not [name for name in names_in(tmp_path) if "checkpoint" in name]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -101,8 +100,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
 
     message = r"File too large.*checkpoint-6; the last whole checkpoint is .*checkpoint-3"
     try:
-        with pytest.raises(NotSaved, match=message):
-            language_trainer(tmp_path, [At(5, fails)]).train()
+        refuses(NotSaved, message, language_trainer(tmp_path, [At(5, fails)]).train)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [name for name in names_in(tmp_path) if "checkpoint" in name] == ["checkpoint-3"]
@@ -158,16 +156,13 @@ def test_a_failure_at_the_end_does_not_hide_the_first(tmp_path):
     with pytest.raises(ArithmeticError, match="the first") as caught:
         language_trainer(tmp_path / "fails", [At(1, fails), Full]).train()
     assert "No space left" in caught.value.__notes__[0]
-    with pytest.raises(OSError, match="No space left"):
-        language_trainer(tmp_path / "ends", [Full], max_steps=1).train()
+    refuses(OSError, "No space left", language_trainer(tmp_path / "ends", [Full], max_steps=1).train)
 
 
 def test_existing_checkpoints_are_not_overwritten(tmp_path):
     language_trainer(tmp_path).train()
-    with pytest.raises(ValueError, match="checkpoint-7 already"):
-        language_trainer(tmp_path).train()
-    with pytest.raises(ValueError, match="no checkpoint of a run"):
-        language_trainer(tmp_path).train(resume_from_checkpoint=tmp_path)
+    refuses(ValueError, "checkpoint-7 already", language_trainer(tmp_path).train)
+    refuses(ValueError, "no checkpoint of a run", language_trainer(tmp_path).train, resume_from_checkpoint=tmp_path)
 
 
 KILLED = """
@@ -219,8 +214,7 @@ def test_a_run_goes_on_with_what_it_began_with(tmp_path, change, error):
     trainer().train()
     again = trainer(**change)
     before = again.model.state_dict()
-    with pytest.raises(ValueError, match=error):
-        again.train(resume_from_checkpoint=True)
+    refuses(ValueError, error, again.train, resume_from_checkpoint=True)
     assert_same_weights(again.model, language_trainer(tmp_path).model)
     assert before.keys() == again.model.state_dict().keys()
 
@@ -257,8 +251,7 @@ def test_a_checkpoint_whose_files_hold_something_else_is_refused(tmp_path, file,
     changed.write_text(json.dumps(content))
     digests = json.loads((changed.parent / "digests.json").read_text()) | {file: digest_of(changed)}
     (changed.parent / "digests.json").write_text(json.dumps(digests))
-    with pytest.raises(ValueError, match=error):
-        language_trainer(tmp_path, max_steps=1, save_steps=1).train(resume_from_checkpoint=True)
+    refuses(ValueError, error, language_trainer(tmp_path, max_steps=1, save_steps=1).train, resume_from_checkpoint=True)
 
 
 def flip(file):
@@ -282,8 +275,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, file, damage, error):
     whole = language_trainer(tmp_path)
     whole.train()
     damage(tmp_path / "checkpoint-7" / file)
-    with pytest.raises(ValueError, match=error):
-        language_trainer(tmp_path).train(resume_from_checkpoint=tmp_path / "checkpoint-7")
+    refuses(ValueError, error, language_trainer(tmp_path).train, resume_from_checkpoint=tmp_path / "checkpoint-7")
     resumed = language_trainer(tmp_path)
     with pytest.warns(UserWarning, match=f"{error}.*: the run goes on from .*checkpoint-6 instead"):
         resumed.train(resume_from_checkpoint=True)

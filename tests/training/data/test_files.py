@@ -12,6 +12,7 @@ import pytest
 
 from bertcore.training.data import MalformedRecord, Records, files
 from bertcore.training.data.files import KEPT_PROBLEMS, LONGEST_LINE, text_of
+from tests.refusals import refuses
 
 
 def write(path, content):
@@ -89,8 +90,7 @@ MALFORMED = {
 def test_malformed(tmp_path, name):
     content, error, good = MALFORMED[name]
     path = write(tmp_path / name, content)
-    with pytest.raises(MalformedRecord, match=error):
-        list(Records(path))
+    refuses(MalformedRecord, error, list, Records(path))
     records = Records(path, on_malformed="skip")
     assert len(list(records)) == good
     assert records.malformed == len(records.problems) == 1
@@ -106,8 +106,7 @@ def test_a_quote_that_is_not_closed_costs_its_row_alone(tmp_path):
     records = Records(write(tmp_path / "a.csv", "\n".join(lines)), on_malformed="skip")
     assert [record["label"] for record in records] == [str(row) for row in range(5000)]
     assert records.malformed == 2 and re.search(r"a.csv:4: ", records.problems[0])
-    with pytest.raises(MalformedRecord, match=r"a\.csv:4: "):
-        list(Records(tmp_path / "a.csv"))
+    refuses(MalformedRecord, r"a\.csv:4: ", list, Records(tmp_path / "a.csv"))
 
 
 def test_fields_up_to_the_longest_line(tmp_path, monkeypatch):
@@ -126,8 +125,7 @@ def test_a_table_with_another_separator(tmp_path):
     with pytest.raises(MalformedRecord, match=expected):
         [text_of(record, 0, "text") for record in Records(path)]
     path.write_text("text;label\ngood, or bad;1\n")
-    with pytest.raises(MalformedRecord, match=r"a\.csv:2: 2 fields, expected 1: text;label; is its separator ';'\?"):
-        list(Records(path))
+    refuses(MalformedRecord, r"a\.csv:2: 2 fields, expected 1: text;label; is its separator ';'\?", list, Records(path))
 
 
 @pytest.mark.parametrize("name, indent", [("a.json", None), ("a.json.gz", 2), ("a.jsonl", None)])
@@ -144,10 +142,8 @@ def test_squads_own_file(tmp_path, name, indent):
         assert found[0] == first and found[1]["answers"] == {"text": [], "answer_start": []}
     del asked[1]["answers"]
     path = write(tmp_path / name, json.dumps(nested))
-    with pytest.raises(MalformedRecord, match=r"a\.json.*:1: not in SQuAD's form, .*: KeyError: 'answers'"):
-        list(Records(path))
-    with pytest.raises(MalformedRecord, match=r"a\.json.*:1: not JSON"):
-        list(Records(write(tmp_path / name, json.dumps(nested)[:-9])))
+    refuses(MalformedRecord, r"a\.json.*:1: not in SQuAD's form, .*: KeyError: 'answers'", list, Records(path))
+    refuses(MalformedRecord, r"a\.json.*:1: not JSON", list, Records(write(tmp_path / name, json.dumps(nested)[:-9])))
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "none"])
@@ -156,8 +152,7 @@ def test_damaged_compression(tmp_path, damage):
     data = {"cut": data[:-20], "flipped": data[:30] + bytes(9) + data[39:], "none": b"no gzip"}[damage]
     path = tmp_path / "a.txt.gz"
     path.write_bytes(data)
-    with pytest.raises(MalformedRecord, match="damaged compression"):
-        list(Records(path))
+    refuses(MalformedRecord, "damaged compression", list, Records(path))
     records = Records(path, on_malformed="skip")
     list(records)
     assert records.malformed == 1
@@ -193,7 +188,5 @@ def test_paths_that_cannot_be_read(tmp_path, monkeypatch, paths, error):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     write(tmp_path / "a.pdf", "")
-    with pytest.raises((FileNotFoundError, ValueError), match=error):
-        Records(paths)
-    with pytest.raises(ValueError, match="on_malformed is 'ignore'"):
-        Records("-", on_malformed="ignore")
+    refuses((FileNotFoundError, ValueError), error, Records, paths)
+    refuses(ValueError, "on_malformed is 'ignore'", Records, "-", on_malformed="ignore")
