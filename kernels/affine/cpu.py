@@ -5,8 +5,6 @@ import numpy as np
 from .._numba import empty, helper, inline_helper, kernel, parallel_kernel, region
 from .._numba.rows import BLOCK_ROWS, block_count, flat, or_empty, row_with_residual, share, sum_blocks, task_count
 from .._numba.simd import first_lanes, fma, lanes, load_masked, store_masked, wide_pointer
-from .._numba.steps import ADDRESS, FLOAT, array_at, record
-from ..deferred import are_plain
 
 GRAIN = 1 << 15
 
@@ -89,43 +87,3 @@ def _backward(grad, x, residual, weight, out, partial, sums, tasks):
     _backward_blocks(grad, x, residual, weight, out, partial, tasks)
     sum_blocks(partial[0], sums[0])
     sum_blocks(partial[1], sums[1])
-
-
-# --- as a step of a program -------------------------------------------------------------------------------------------
-
-STEP = record(
-    ("input", ADDRESS),
-    ("rows", np.intp),
-    ("width", np.intp),
-    ("residual", ADDRESS),  # 0 if absent
-    ("weight", ADDRESS),
-    ("bias", ADDRESS),
-    ("output", ADDRESS),
-)
-
-
-def deferred_affine(program, input, weight, bias, residual):
-    """Note a step of `affine` in float32; return None if that is impossible."""
-    if not input.size or not are_plain(input, weight, bias, residual):
-        return None
-    output, width = program.empty(input.shape, input.dtype), input.shape[-1]
-    arrays = {"input": input, "residual": residual, "weight": weight, "bias": bias, "output": output}
-    program.note(
-        STEP,
-        task_count(input.size, GRAIN),
-        rows=input.size // width,
-        width=width,
-        **{name: program.address(array) for name, array in arrays.items()},
-    )
-    return output
-
-
-@helper
-def run_step(step, task, tasks):
-    """Compute a task's share of the rows of a step."""
-    rows, width = step.rows, step.width
-    x, out = array_at(step.input, (rows * width,), FLOAT), array_at(step.output, (rows * width,), FLOAT)
-    residual = array_at(step.residual, (rows * width if step.residual != 0 else 0,), FLOAT)
-    weight, bias = array_at(step.weight, (width,), FLOAT), array_at(step.bias, (width,), FLOAT)
-    first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
-    forward_rows(x, residual, weight, bias, out, first, last)

@@ -1,14 +1,10 @@
 """Gated activation on the CPU: a row of gate and value at a time."""
 
-import numpy as np
-
 from .._numba import empty, helper, inline_helper, parallel_kernel
 from .._numba.pointwise import activation_derivative, activation_function
 from .._numba.rows import flat, share, task_count
 from .._numba.simd import first_lanes, lanes, load_masked, store_masked, wide_pointer
-from .._numba.steps import ADDRESS, FLOAT, array_at, record
 from ..activation_names import activation_code
-from ..deferred import are_plain
 
 GRAIN = 1 << 15
 
@@ -81,43 +77,3 @@ def _backward(grad, x, gate_first, code, width, out, task, tasks):
             _backward_vector(source, gate, value, code, *targets, i, everywhere)
         if full < width:
             _backward_vector(source, gate, value, code, *targets, full, first_lanes(gate, width - full))
-
-
-# --- as a step of a program -------------------------------------------------------------------------------------------
-
-STEP = record(
-    ("input", ADDRESS),
-    ("gate_first", np.bool_),
-    ("activation", np.intp),
-    ("rows", np.intp),
-    ("width", np.intp),
-    ("output", ADDRESS),
-)
-
-
-def deferred_gated_activation(program, input, activation, gate):
-    """Note a step of `gated_activation` in float32; return None if that is impossible."""
-    width = input.shape[-1] // 2
-    if not input.size or not are_plain(input):
-        return None
-    output = program.empty((*input.shape[:-1], width), input.dtype)
-    program.note(
-        STEP,
-        task_count(output.size, GRAIN),
-        input=program.address(input),
-        gate_first=gate == "first",
-        activation=activation_code(activation),
-        rows=output.size // width,
-        width=width,
-        output=program.address(output),
-    )
-    return output
-
-
-@helper
-def run_step(step, task, tasks):
-    """Compute a task's share of the rows of a step."""
-    rows, width = step.rows, step.width
-    x, out = array_at(step.input, (2 * rows * width,), FLOAT), array_at(step.output, (rows * width,), FLOAT)
-    first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
-    forward_rows(x, step.gate_first, step.activation, width, out, first, last)

@@ -1,7 +1,7 @@
 """The compiled code that runs a program's steps, one parallel region after another, in one call.
 
-An operation that can be a step has in its cpu.py, or cpu/step.py: `STEP`, the dtype of the records of its steps,
-`deferred_<name>`, which notes a step, and `run_step`, which runs one in compiled code. All of them are listed here.
+An operation that can be a step has in its cpu.py, its cpu/step.py or rows.py: `STEP`, the dtype of the records of its
+steps, `deferred_<name>`, which notes a step, and `run_step`, which runs one in compiled code. All are listed here.
 """
 
 import numpy as np
@@ -9,27 +9,25 @@ import numpy as np
 from .._numba import empty, kernel, num_threads, region
 from .._numba.products import make_scratch
 from .._numba.steps import filled
-from ..affine import cpu as affine
 from ..attention.cpu import step as attention
-from ..gated_activation import cpu as gated_activation
-from ..layer_norm import cpu as layer_norm
 from ..linear.cpu import step as linear
 from ..rotary import cpu as rotary
+from . import rows
 
 __all__ = ["DEFERRED_FORMS", "StepTable", "empty"]
 
 DEFERRED_FORMS = {
     "linear": linear.deferred_linear,
-    "layer_norm": layer_norm.deferred_layer_norm,
-    "rms_norm": layer_norm.deferred_rms_norm,
-    "affine": affine.deferred_affine,
+    "layer_norm": rows.deferred_layer_norm,
+    "rms_norm": rows.deferred_rms_norm,
+    "affine": rows.deferred_affine,
     "rotary": rotary.deferred_rotary,
-    "gated_activation": gated_activation.deferred_gated_activation,
+    "gated_activation": rows.deferred_gated_activation,
     "attention": attention.deferred_attention,
 }
 
-_KINDS = linear.STEP, layer_norm.STEP, affine.STEP, rotary.STEP, gated_activation.STEP, attention.STEP
-_LINEAR, _LAYER_NORM, _AFFINE, _ROTARY, _GATED_ACTIVATION, _ATTENTION = range(len(_KINDS))
+_KINDS = linear.STEP, rows.STEP, rotary.STEP, attention.STEP
+_LINEAR, _ROWS, _ROTARY, _ATTENTION = range(len(_KINDS))
 _INDEX = np.dtype([("kind", np.int64), ("record", np.int64), ("tasks", np.int64)])
 _LINE = 8  # int64: counters of different steps share no cache line
 
@@ -83,13 +81,9 @@ def _perform(index, i, records, memory, storage, attention_storage, relative, ta
     kind, record, counter = index[i].kind, index[i].record, memory[0][i]
     if kind == _LINEAR:
         linear.run_step(records[_LINEAR][record], counter, memory[1][task], storage)
-    elif kind == _LAYER_NORM:
-        layer_norm.run_step(records[_LAYER_NORM][record], task, tasks)
-    elif kind == _AFFINE:
-        affine.run_step(records[_AFFINE][record], task, tasks)
+    elif kind == _ROWS:
+        rows.run_step(records[_ROWS][record], task, tasks)
     elif kind == _ROTARY:
         rotary.run_step(records[_ROTARY][record], task, tasks)
-    elif kind == _GATED_ACTIVATION:
-        gated_activation.run_step(records[_GATED_ACTIVATION][record], task, tasks)
     elif kind == _ATTENTION:
         attention.run_step(records[_ATTENTION][record], counter, attention_storage, relative, task)
