@@ -269,11 +269,10 @@ class Call:
         result = self.operation.forward(self.backend, *self.given, save=checks.boolean("save", save))
         if not self._are_tensors:
             return result
-        return self._as_tensors(*result) if save else hand_back(result, {})
-
-    def _as_tensors(self, result: Any, saved: Any) -> tuple[Any, Any]:
-        """Return the result and `saved` as tensors: those that were given, where their memory is kept as it was."""
         made: dict[int, Any] = {}
+        if not save:
+            return hand_back(result, made)
+        result, saved = result  # as tensors: those that were given, where their memory is kept as it was
         result = hand_back(result, made)
         known = self._originals | made
         fields = [known.get(id(value), value) for value in saved]

@@ -1,7 +1,6 @@
 """The memory of PyTorch tensors as NumPy and CuPy arrays, without a copy (DLPack)."""
 
 import importlib
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,15 @@ def array_of(name: str, tensor: Any) -> tuple[Any, str]:
             f"{name} requires grad, but PyTorch's autograd cannot see through {PACKAGE}: "
             f"pass {name}.detach(), or call under torch.no_grad()"
         )
-    problem = _unreadable(torch, tensor)
-    if problem is not None:
-        raise TypeError(f"{name} is a {problem} tensor, expected a dense one with memory of its own values")
+    kinds = {
+        "meta": tensor.is_meta,
+        "sparse": tensor.layout != torch.strided,
+        "quantized": tensor.is_quantized,
+        "conjugated or negated": tensor.is_conj() or tensor.is_neg(),
+    }
+    for kind, is_it in kinds.items():
+        if is_it:
+            raise TypeError(f"{name} is a {kind} tensor, expected a dense one with memory of its own values")
     tensor = tensor.detach()
     if tensor.is_cuda:
         return importlib.import_module("cupy").from_dlpack(tensor), "GPU"
@@ -34,14 +39,3 @@ def array_of(name: str, tensor: Any) -> tuple[Any, str]:
 def tensor_of(array: Any) -> Any:
     """Return a tensor of the memory of an array; None for None."""
     return None if array is None else importlib.import_module("torch").from_dlpack(array)
-
-
-def _unreadable(torch: ModuleType, tensor: Any) -> str | None:
-    """Return the reason why the memory of a tensor does not hold its values, or None."""
-    kinds = {
-        "meta": tensor.is_meta,
-        "sparse": tensor.layout != torch.strided,
-        "quantized": tensor.is_quantized,
-        "conjugated or negated": tensor.is_conj() or tensor.is_neg(),
-    }
-    return next((kind for kind, is_it in kinds.items() if is_it), None)

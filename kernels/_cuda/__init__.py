@@ -125,18 +125,14 @@ def inline_includes(path, seen=None):
         if include is None:
             lines.append(line)
             continue
-        header = _find_header(include[1], path)
+        found = (folder / include[1] for folder in (path.parent, HEADERS))
+        header = next((file for file in found if file.is_file()), None)
+        if header is None:
+            raise FileNotFoundError(f'{path}: #include "{include[1]}" is neither beside it nor in {HEADERS}')
         if header.resolve() not in seen:
             lines.append(inline_includes(header, seen))
         lines.append(f'#line {number + 1} "{path.name}"')
     return "\n".join(lines) + "\n"
-
-
-def _find_header(name, includer):
-    for folder in (includer.parent, HEADERS):
-        if (folder / name).is_file():
-            return folder / name
-    raise FileNotFoundError(f'{includer}: #include "{name}" is neither beside it nor in {HEADERS}')
 
 
 # ---- the runtime -----------------------------------------------------------------------------------------------------

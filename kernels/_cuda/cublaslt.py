@@ -133,7 +133,11 @@ class Plan:
         self._fixed = self._handle, self._operation.handle, *layouts, byref(choice.algorithm)
 
     def _choose(self, product):
-        preference = _preference(self._library, product)
+        preference = Descriptor(self._library, "MatmulPreference")
+        preference.set(WORKSPACE, c_uint64(MOST_WORKSPACE))
+        preference.set(REDUCTIONS, c_uint32(REDUCED_IN_FLOAT32))
+        for attribute, alignment in zip(ALIGNMENTS, product.alignments[:4], strict=True):
+            preference.set(attribute, c_uint32(alignment))
         choice, count = _Choice(), c_int()
         descriptors = (it.handle for it in (self._operation, *self._layouts, preference))
         found = byref(choice), byref(count)
@@ -167,37 +171,23 @@ def _operation(library, product):
     return operation
 
 
-def _preference(library, product):
-    preference = Descriptor(library, "MatmulPreference")
-    preference.set(WORKSPACE, c_uint64(MOST_WORKSPACE))
-    preference.set(REDUCTIONS, c_uint32(REDUCED_IN_FLOAT32))
-    for attribute, alignment in zip(ALIGNMENTS, product.alignments[:4], strict=True):
-        preference.set(attribute, c_uint32(alignment))
-    return preference
-
-
 def _layouts(library, product):
     """Return the layouts of right, left, addend and output: rows and columns as cuBLASLt sees them."""
     rows, columns, depth = product.rows, product.columns, product.depth
     right = (depth, columns) if product.transpose_right else (columns, depth)
     left = (rows, depth) if product.transpose_left else (depth, rows)
-    return [
-        _layout(library, product.batch, dtype, shape, *strides)
-        for dtype, shape, strides in (
-            (product.dtype, right, product.right_strides),
-            (product.dtype, left, product.left_strides),
-            (product.output_dtype, (columns, rows), product.addend_strides),
-            (product.output_dtype, (columns, rows), product.output_strides),
-        )
-    ]
-
-
-def _layout(library, batch, dtype, shape, batch_stride, stride):
-    layout = Descriptor(library, "MatrixLayout", TYPES[dtype.name], *shape, stride)
-    if batch > 1:
-        layout.set(BATCH, c_int32(batch))
-        layout.set(BATCH_STRIDE, c_int64(batch_stride))
-    return layout
+    layouts = []
+    for dtype, shape, (batch_stride, stride) in (
+        (product.dtype, right, product.right_strides),
+        (product.dtype, left, product.left_strides),
+        (product.output_dtype, (columns, rows), product.addend_strides),
+        (product.output_dtype, (columns, rows), product.output_strides),
+    ):
+        layouts.append(layout := Descriptor(library, "MatrixLayout", TYPES[dtype.name], *shape, stride))
+        if product.batch > 1:
+            layout.set(BATCH, c_int32(product.batch))
+            layout.set(BATCH_STRIDE, c_int64(batch_stride))
+    return layouts
 
 
 def multiply(

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import checks, dispatch
+from .. import checks
 from ..lists import open_lists
 
 RULES = ("adamw", "stable_adamw", "lamb")
@@ -75,16 +75,11 @@ def adam_update(
             f"betas is {betas!r}, expected a pair of numbers"
         )
     betas = tuple(checks.probability(f"betas[{index}]", beta) for index, beta in enumerate(betas))
-    step = _checked_step(call, step)
-    call.compute("adam_update", sets, lr, betas, eps, weight_decay, step, rule, grad_scale)
-
-
-def _checked_step(call: dispatch.Call, step: Any) -> Any:
     if call.backend == "cupy" and hasattr(step, "shape") and not isinstance(step, np.generic):
         checks.integer(step=step)
         checks.shape((), step=step)
-        return step
-    step = checks.integer_number("step", step, minimum=1)
-    if step >= 1 << 64:
-        raise ValueError(f"step is an integer of {step.bit_length()} bits, expected one of at most 64")
-    return step
+    else:
+        step = checks.integer_number("step", step, minimum=1)
+        if step >= 1 << 64:
+            raise ValueError(f"step is an integer of {step.bit_length()} bits, expected one of at most 64")
+    call.compute("adam_update", sets, lr, betas, eps, weight_decay, step, rule, grad_scale)

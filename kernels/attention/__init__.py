@@ -106,7 +106,9 @@ def _backward(
     *grads, grad_bias, grad_relative = function(*given)
     if is_packed:
         grads = [_packed(grad) for grad in grads]
-        grad_relative = _packed_relative(grad_relative)
+        per_query = {name: getattr(grad_relative, name, None) for name in ("query_for_position", "segment_scores")}
+        packed = {name: _packed(grad) for name, grad in per_query.items() if grad is not None}
+        grad_relative = replace(grad_relative, **packed) if packed else grad_relative
     if bias is not None:
         grad_bias = _sum_to_shape(grad_bias, bias.shape)
     return *grads, grad_bias, *[getattr(grad_relative, name, None) for name in TERMS]
@@ -279,7 +281,9 @@ def attention_backward(
     Raises:
         As `attention`.
     """
-    call = ATTENTION.open_backward(backend, grad_output, saved, **_named_targets(out))
+    if out is not None and (not isinstance(out, tuple) or len(out) != 3):
+        raise TypeError(f"out is {out!r:.100}, expected a tuple of three arrays")
+    call = ATTENTION.open_backward(backend, grad_output, saved, **dict(zip(_TARGETS, out or (), strict=False)))
     with dispatch.on_device_of(call.grad_output):
         call.saved = _checked(call.backend, call.saved)
     if out is not None:
@@ -305,22 +309,6 @@ def _checked(backend: str, saved: AttentionSaved) -> AttentionSaved:
 def _packed(array: Any) -> Any:
     """(1, heads, tokens, head_dim) as (tokens, heads, head_dim)."""
     return array[0].transpose(1, 0, 2)
-
-
-def _packed_relative(grads: RelativePositions | None) -> RelativePositions | None:
-    """The gradients of relative terms with those of queries packed."""
-    if grads is None:
-        return None
-    per_query = {name: getattr(grads, name) for name in ("query_for_position", "segment_scores")}
-    return replace(grads, **{name: None if it is None else _packed(it) for name, it in per_query.items()})
-
-
-def _named_targets(out: Any) -> dict[str, Any]:
-    if out is None:
-        return {}
-    if not isinstance(out, tuple) or len(out) != 3:
-        raise TypeError(f"out is {out!r:.100}, expected a tuple of three arrays")
-    return dict(zip(_TARGETS, out, strict=True))
 
 
 def _check_targets(call: BackwardCall) -> None:

@@ -256,7 +256,12 @@ def check_relative(relative: RelativePositions, query: Any, key: Any) -> Relativ
     """The terms that fit queries and keys (tokens on the first axis or, dense, on the last but one), integers int32."""
     _check_tables(relative, query)
     ids, ids_k = _check_segments(relative, query, key)
-    rows = _check_distance_rows(relative.distance_rows, table_rows(relative))
+    rows = relative.distance_rows
+    checks.integer(distance_rows=rows)
+    if rows.ndim != 1 or rows.shape[0] % 2 == 0:
+        raise ValueError(f"distance_rows has shape {rows.shape}, expected an odd number of rows on one axis")
+    checks.in_range("distance_rows", rows, table_rows(relative))
+    rows = rows.astype(np.int32, copy=False)
     return replace(relative, distance_rows=rows, segment_ids=ids, segment_ids_k=ids_k)
 
 
@@ -297,15 +302,6 @@ def _check_tables(relative: RelativePositions, query: Any) -> None:
     checks.shape(query.shape, query_for_position=relative.query_for_position)
 
 
-def _check_distance_rows(distance_rows: Any, rows: int) -> Any:
-    """The rows as int32."""
-    checks.integer(distance_rows=distance_rows)
-    if distance_rows.ndim != 1 or distance_rows.shape[0] % 2 == 0:
-        raise ValueError(f"distance_rows has shape {distance_rows.shape}, expected an odd number of rows on one axis")
-    checks.in_range("distance_rows", distance_rows, rows)
-    return distance_rows.astype(np.int32, copy=False)
-
-
 def _check_segments(relative: RelativePositions, query: Any, key: Any) -> tuple[Any, Any]:
     """The segments of queries and keys as int32, or Nones."""
     segment_ids, segment_ids_k, scores = relative.segment_ids, relative.segment_ids_k, relative.segment_scores
@@ -328,7 +324,9 @@ def _check_segments(relative: RelativePositions, query: Any, key: Any) -> tuple[
     checks.integer(**ids)
     for (name, values), expected in zip(ids.items(), (tokens, tokens_k), strict=False):
         checks.shape(expected, **{name: values})
-        _check_magnitude(name, values)
+        low, high = (int(values.min()), int(values.max())) if isinstance(values, np.ndarray) and values.size else (0, 0)
+        if max(-low, high) > MOST_SEGMENT:
+            raise ValueError(f"{name} runs from {low} to {high}, expected magnitudes of at most {MOST_SEGMENT}")
     converted = [values.astype(np.int32, copy=False) for values in ids.values()]
     return converted[0], converted[-1]
 
@@ -336,10 +334,3 @@ def _check_segments(relative: RelativePositions, query: Any, key: Any) -> tuple[
 def _token_shape(array: Any) -> tuple[int, ...]:
     """(tokens,) of packed arrays, (batch, length) of dense ones."""
     return array.shape[:1] if array.ndim == 3 else (array.shape[0], array.shape[2])
-
-
-def _check_magnitude(name: str, values: Any) -> None:
-    if isinstance(values, np.ndarray) and values.size:
-        low, high = int(values.min()), int(values.max())
-        if max(-low, high) > MOST_SEGMENT:
-            raise ValueError(f"{name} runs from {low} to {high}, expected magnitudes of at most {MOST_SEGMENT}")

@@ -56,6 +56,7 @@ class RelativePositions:
     longest: int | None = None
 
 
+TABLES = "position_key", "position_query", "position_bias"
 TERMS = ("position_key", "position_query", "query_for_position", "position_bias", "segment_scores")
 """The fields of RelativePositions that have gradients."""
 

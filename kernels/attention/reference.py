@@ -47,7 +47,7 @@ import numpy as np
 from ..philox import random_bits, threshold
 from ..precision import ieee_arithmetic, widen, working_dtype
 from .arguments import UNLIMITED, scores_shape
-from .positions import RelativePositions
+from .positions import TABLES, TERMS, RelativePositions
 
 
 class Piece(NamedTuple):
@@ -111,7 +111,7 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring, out
     relative, heads = scoring.relative, query.shape[1]
     grad_query, grad_key, grad_value = out or (empty_like(array, scoring.cu_seqlens) for array in (query, key, value))
     grad_bias = None if scoring.bias is None else np.zeros(unbroadcast(scoring.bias).shape)
-    grad_relative = None if relative is None else _empty_gradients(relative, query, scoring.cu_seqlens)
+    grad_relative = None if relative is None else _empty_gradients(relative, scoring.cu_seqlens)
     for piece in _pieces(scoring):
         scores = _scores(_products(query, key, relative, scoring.scale, piece), scoring, piece)
         grad = widen(grad_output[piece.queries])
@@ -200,16 +200,11 @@ def _scores(products, scoring, piece):
         mask = _corner(scoring.attn_mask, piece, scores)
         scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + widen(mask)
     if scoring.is_causal or scoring.window != (UNLIMITED, UNLIMITED):
-        scores = np.where(_is_near(scoring, queries, keys), scores, -np.inf)
+        i, j, (left, right) = np.arange(queries)[:, None], np.arange(keys), scoring.window
+        beyond = j - (i + keys - queries)  # how far the key stands after the query
+        is_near = (-left <= beyond) & (beyond <= right) & ((j <= i) | (not scoring.is_causal))
+        scores = np.where(is_near, scores, -np.inf)
     return scores
-
-
-def _is_near(scoring, queries, keys):
-    """Return True where window and causality let a query see a key, (queries, keys)."""
-    i, j = np.arange(queries)[:, None], np.arange(keys)
-    left, right = scoring.window
-    beyond = j - (i + keys - queries)  # how far the key stands after the query
-    return (-left <= beyond) & (beyond <= right) & ((j <= i) | (not scoring.is_causal))
 
 
 def _distance_rows(relative, queries, keys):
@@ -267,16 +262,13 @@ def _kept(scoring, piece, shape, length):
 # --- gradients --------------------------------------------------------------------------------------
 
 
-def _empty_gradients(relative, query, cu_seqlens):
-    """Room for the gradients of relative terms, by name; that of tables is float64 zeros."""
-    grads = {}
-    for name in ("position_key", "position_query", "position_bias"):
-        if getattr(relative, name) is not None:
-            grads[name] = np.zeros(getattr(relative, name).shape)
-    for name in ("query_for_position", "segment_scores"):
-        if getattr(relative, name) is not None:
-            grads[name] = empty_like(getattr(relative, name), cu_seqlens)
-    return grads
+def _empty_gradients(relative, cu_seqlens):
+    """Return arrays for the gradients of relative terms, by name; those of tables are float64 zeros."""
+    return {
+        name: np.zeros(array.shape) if name in TABLES else empty_like(array, cu_seqlens)
+        for name in TERMS
+        if (array := getattr(relative, name)) is not None
+    }
 
 
 def _differentiate_terms(grad_scores, scaled, q, k, relative, grads, piece):

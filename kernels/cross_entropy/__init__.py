@@ -8,7 +8,7 @@ import numpy as np
 from .. import checks
 from ..arguments import Choice, Flag, Floats, Integer, Integers, Wide
 from ..arrays import Array, ArrayT
-from ..operation import BackwardCall, Operation
+from ..operation import Operation
 from ..precision import ieee_arithmetic
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -135,21 +135,16 @@ def cross_entropy_backward(
     checks.shape((target.shape[0], 2), **{"saved.lse": lse})
     checks.in_range("saved.target", target, logits.shape[1], also=ignore_index)
     if out is not None:
-        _check_out(call)
+        out = call.options["out"]
+        checks.same_dtype("input", logits, out=out)
+        checks.shape(logits.shape, out=out)
+        if call.backend == "numba":
+            checks.updatable(out=out)
+        else:
+            checks.writable_rows("out", out)
+        read = {"grad_output": call.grad_output, "target": target, "lse": lse}
+        checks.overlaps_none("out", {"out": out} | read | ({} if _is_same(out, logits) else {"input": logits}))
     return call.run()
-
-
-def _check_out(call: BackwardCall) -> None:
-    input, target, lse, *_ = call.saved
-    out = call.options["out"]
-    checks.same_dtype("input", input, out=out)
-    checks.shape(input.shape, out=out)
-    if call.backend == "numba":
-        checks.updatable(out=out)
-    else:
-        checks.writable_rows("out", out)
-    read = {"grad_output": call.grad_output, "target": target, "lse": lse}
-    checks.overlaps_none("out", {"out": out} | read | ({} if _is_same(out, input) else {"input": input}))
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -39,7 +39,10 @@ def dropout_layer_norm_backward(grad_output, input, residual, weight, bias, eps,
     arrays, grads = _cuda.contiguous(grad_output, input, residual, weight), (_empty_like(input), _empty_like(input))
     launch = _choose("dropout_norm_backward", *grads, *arrays)
     if launch is None:
-        return _in_parts(grad_output, input, residual, weight, bias, eps, p, seed, dtype)
+        dropped = dropout_cuda.dropout(input, p, seed, None)
+        in_parts = grad_output, dropped, weight, bias, eps, residual, dtype
+        grad_sum, *of_parameters = layer_norm_cuda.layer_norm_backward(*in_parts)
+        return dropout_cuda.dropout_backward(grad_sum, p, seed), grad_sum, *of_parameters
     xp, sizes = _cuda.array_module(input), rows.sizes_of(input)
     statistics = xp.empty((int(sizes[0]), rows.STATISTICS), np.float32)
     kept = xp.empty(input.nbytes // 16, np.uint8)  # a byte for a vector
@@ -47,13 +50,6 @@ def dropout_layer_norm_backward(grad_output, input, residual, weight, bias, eps,
     kernel = _cuda.template("dropout_norm_backward_columns", _cuda.c_type(input.dtype))
     args = *arrays[:3], statistics, kept, np.float32(1 / (1 - p))
     return *grads, *rows.parameter_gradients(KERNELS, kernel, args, sizes, weight, bias, dtype)
-
-
-def _in_parts(grad_output, input, residual, weight, bias, eps, p, seed, dtype):
-    dropped = dropout_cuda.dropout(input, p, seed, None)
-    arrays = grad_output, dropped, weight, bias, eps, residual
-    grad_sum, *of_parameters = layer_norm_cuda.layer_norm_backward(*arrays, dtype)
-    return dropout_cuda.dropout_backward(grad_sum, p, seed), grad_sum, *of_parameters
 
 
 def _empty_like(array):

@@ -125,20 +125,16 @@ def linear_weight_gradient(grad_output, input, dtype, add_to):
 
 def _product(input, weight):
     if weight.dtype == np.int8 and not weight.is_grouped:
-        return _product_of_levels(input, weight)
+        levels, zero, step = quantize_rows(input if weight.input_scale is None else input * weight.input_scale)
+        values = weight.array.astype(np.float64)  # sums of integers are exact in it
+        sums = levels.astype(np.float64) @ values.T - zero * values.sum(axis=1)
+        return sums.astype(np.float32) * (step * weight.scale)
     return widen(_rounded(input, weight)) @ _widened(weight).T
 
 
 def _rounded(rows, weight):
     """float32 rows in bfloat16 where the weight is; others as they are."""
     return rows if weight.dtype in (rows.dtype, np.int8) else rows.astype(weight.dtype)
-
-
-def _product_of_levels(x, weight):
-    levels, zero, step = quantize_rows(x if weight.input_scale is None else x * weight.input_scale)
-    values = weight.array.astype(np.float64)  # sums of integers are exact in it
-    sums = levels.astype(np.float64) @ values.T - zero * values.sum(axis=1)
-    return sums.astype(np.float32) * (step * weight.scale)
 
 
 def _widened(weight):

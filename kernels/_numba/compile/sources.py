@@ -56,7 +56,10 @@ class Sources:
 
     def _tree(self, file: Path) -> ast.Module:
         if file not in self._trees:
-            self._trees[file] = _without_docstrings(ast.parse(file.read_bytes()))
+            self._trees[file] = tree = ast.parse(file.read_bytes())
+            for node in ast.walk(tree):
+                if isinstance(node, _DOCUMENTED) and node.body and ast.get_docstring(node, clean=False) is not None:
+                    del node.body[0]
         return self._trees[file]
 
     def _imported(self, node: ast.AST, file: Path) -> Iterator[Path]:
@@ -90,13 +93,6 @@ class Sources:
                 yield from self._imported(ast.ImportFrom(node.module, [ast.alias(name)], node.level), package)
                 return
         yield package
-
-
-def _without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
-        if isinstance(node, _DOCUMENTED) and node.body and ast.get_docstring(node, clean=False) is not None:
-            del node.body[0]
-    return tree
 
 
 def _sha256(text: str) -> str:

@@ -9,7 +9,7 @@ from ..._numba.memory import address_of
 from ..._numba.rows import task_count
 from ..._numba.steps import ADDRESS, record
 from ..arguments import scores_shape
-from ..positions import RelativePositions
+from ..positions import TABLES, TERMS, RelativePositions
 from ..reference import empty_like, score_components, unbroadcast
 from . import (
     backward,
@@ -34,7 +34,6 @@ from .records import (
     visible_keys,
 )
 
-TABLES = "position_key", "position_query", "position_bias"
 ALWAYS = "query", "key", "value", "output", "lse"
 GRAIN = 300_000  # multiply-adds: see task_count
 LEAST_TASKS = 32  # of a backward with tables, given enough sequences and heads
@@ -174,11 +173,8 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring, out
         grad_bias = grad_bias.sum(axis=3, keepdims=True)
     of_relative = None
     if relative is not None:
-        names = ("position_key", "position_query", "position_bias")
-        grads |= {name: None if grads[name] is None else _sum_parts(grads[name]) for name in names}
-        of_relative = RelativePositions(
-            None, **{name: grads[name] for name in (*names, "query_for_position", "segment_scores")}
-        )
+        grads |= {name: None if grads[name] is None else _sum_parts(grads[name]) for name in TABLES}
+        of_relative = RelativePositions(None, **{name: grads[name] for name in TERMS})
     return grads["query"], grads["key"], grads["value"], grad_bias, of_relative
 
 
@@ -198,13 +194,11 @@ def _groups(sequences, heads_k, relative, grad_bias):
 
 def _relative_gradients(relative, parts, cu_seqlens):
     """Return memory for the gradients of the terms by name; those of tables are zeros, in parts."""
-    grads = {}
-    for name in TABLES:
-        table = getattr(relative, name, None)
-        grads[name] = None if table is None else zeros((max(parts, 1), *table.shape), table.dtype)
-    for name in ("query_for_position", "segment_scores"):
-        array = getattr(relative, name, None)
-        grads[name] = None if array is None else empty_like(array, cu_seqlens, empty)
+    grads = dict.fromkeys(TERMS)
+    for name in TERMS:
+        if (array := getattr(relative, name, None)) is not None:
+            in_parts = (max(parts, 1), *array.shape)
+            grads[name] = zeros(in_parts, array.dtype) if name in TABLES else empty_like(array, cu_seqlens, empty)
     return grads
 
 

@@ -79,7 +79,9 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring, out
     relative = None if scoring.relative is None else _RelativeGradients(scores, bands, scoring, problem)
     if query.size and key.size:
         deltas = xp.empty(output.size // query.shape[3], np.float32)
-        _launch_deltas(grad_output, output, deltas)
+        kernel = _cuda.template("attention_deltas", _cuda.c_type(output.dtype))
+        args = grad_output, output, deltas, np.int64(deltas.size), np.int32(query.shape[3])
+        KERNELS.launch(kernel, (-(-deltas.size // THREADS),), (THREADS,), args)
         tiles = _cuda.vector_rows(_four_axes(grad_output, is_packed))
         set_strides(problem, grad_output=tiles)
         kept = tiles, xp.ascontiguousarray(lse), deltas
@@ -119,12 +121,6 @@ def shared_memory(padded, dtype, has_bands=False):
     if dtype == np.float32:
         return 4 * (count * padded + rows * (others + 16))
     return 2 * count * (padded + 8) + has_bands * 4 * rows * (others + 8)
-
-
-def _launch_deltas(grad_output, output, deltas):
-    blocks, sizes = -(-deltas.size // THREADS), (np.int64(deltas.size), np.int32(output.size // deltas.size))
-    kernel = _cuda.template("attention_deltas", _cuda.c_type(output.dtype))
-    KERNELS.launch(kernel, (blocks,), (THREADS,), (grad_output, output, deltas, *sizes))
 
 
 def _launch(goal, sums, scores, heads, shared, problem, scoring, array):

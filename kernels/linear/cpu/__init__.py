@@ -190,11 +190,6 @@ def _panel_width(dtype):
     return WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // dtype.itemsize
 
 
-def _group_rows(dtype):
-    """Return the rows of a group of the left operand: whole tiles, and whole vectors so that they can be packed."""
-    return max(WEIGHT_TILE_ROWS, LEVEL.vector_bytes // dtype.itemsize)
-
-
 def _sum_rows(grad):
     rows, columns = grad.shape
     total, partial = np.zeros(columns), np.zeros((block_count(rows), columns), grad.dtype)
@@ -229,7 +224,8 @@ def _multiply_rows(a, panels, columns, bias, activation, residual):
     """Return activation(a @ panels + bias) + residual of floats."""
     rows = as_kernel_array(a if a.shape[1] else np.zeros((len(a), 1), a.dtype))
     depth = rows.shape[1]
-    strides = depth, 1, depth * _group_rows(rows.dtype)
+    # A group of rows is whole tiles, and whole vectors so that it can be packed.
+    strides = depth, 1, depth * max(WEIGHT_TILE_ROWS, LEVEL.vector_bytes // rows.itemsize)
     return _multiply(rows, strides, len(a), panels, columns, bias, activation, residual, rows.dtype)
 
 

@@ -47,16 +47,13 @@ def product_of_columns(a, b, needs_sums):
         output[...] = 0
         return output, a.sum(axis=0) if needs_sums else None
     tasks = min(num_threads(), -(-a.shape[1] // WEIGHT_TILE_ROWS))
-    scratch = empty((tasks, _scratch_size(b.shape[1], a.dtype)), a.dtype)
+    width = WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // a.dtype.itemsize
+    laid = -(-min(b.shape[1], PART_COLUMNS) // width) * width + STRIP
+    # Of each task: panels, a strip, a tile, and alignment to a cache line.
+    size = CHUNK_ROWS * laid + WEIGHT_TILE_ROWS * width + CACHE_LINE // a.dtype.itemsize
+    scratch = empty((tasks, size), a.dtype)
     _multiply_columns(as_kernel_array(a), as_kernel_array(b), output, total, scratch, tasks)
     return output, total.astype(a.dtype, copy=False) if needs_sums else None
-
-
-def _scratch_size(columns, dtype):
-    """Return the elements of a task's scratch: panels, a strip, a tile, and alignment to a cache line."""
-    width = WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // dtype.itemsize
-    laid = -(-min(columns, PART_COLUMNS) // width) * width + STRIP
-    return CHUNK_ROWS * laid + WEIGHT_TILE_ROWS * width + CACHE_LINE // dtype.itemsize
 
 
 # --- kernels ----------------------------------------------------------------------------------------
