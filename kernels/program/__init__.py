@@ -5,7 +5,7 @@ the next one comes back from main memory: 30 to 130 us for an operation of BERT-
 A program notes all operations first, while that code is warm, and crosses to compiled code once.
 
 `Program.enter(array)` gives a `Deferred`, which the operations take in the array's place; those that have a deferred
-form (`deferred_<name>`, beside their cpu.py) note a step and return a Deferred again; all others run the program so far
+form (`deferred_<name>`, listed in cpu.py) note a step and return a Deferred again; all others run the program so far
 and compute at once, so that every combination of operations is right. Reading a Deferred as an array runs the program,
 too.
 
