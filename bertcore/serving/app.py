@@ -112,6 +112,8 @@ def create_app(
     async def lifespan(app: Starlette) -> Any:
         with ThreadPoolExecutor(1, "bertcore-short") as short, ThreadPoolExecutor(1, "bertcore-long") as long:
             lanes = Lanes(short, long)
+            # For what reads long texts: each may take 50 MB.
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2, "bertcore-read"))
             for model in loaded.all:
                 model.start(lanes, settings, metrics.batch)
                 await asyncio.get_running_loop().run_in_executor(long, model.warm_up)

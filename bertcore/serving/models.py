@@ -25,7 +25,7 @@ from bertcore.tasks.texts import by_halves, lower_cased
 CLASSES: dict[str, Any] = {"dense": SentenceEncoder, "sparse": SparseEncoder, "classifier": CrossEncoder}
 # Characters tokenized on the event loop: a thread makes a short request 0.4 ms longer (2.0 ms beyond `encode`).
 SHORT = 2000
-LONG = 1 << 15  # characters
+LONG = 1 << 13  # characters that are tokenized even if the model reads fewer: each takes 170 bytes
 # On a CPU larger batches are not faster, and requests wait for them.
 LARGEST_ON_CPU = 1024
 # Requests of at most this part of a batch's tokens are computed beside the longer ones, in a second thread: waiting for
@@ -190,12 +190,10 @@ class ServedModel:
         if prompt:
             texts = [self.tokenizer.decode(text, True) if isinstance(text, list) else text for text in texts]
             ids = {}
-        if side == "left" or self.kind == "classifier":  # which read a whole text before they cut it
-            texts = [
-                tuple(self._shortened(part, side) for part in text) if isinstance(text, tuple) else text
-                for text in texts
-            ]
-            texts = [self._shortened(text, side) if isinstance(text, str) else text for text in texts]
+        texts = [
+            tuple(self._shortened(part, side) for part in text) if isinstance(text, tuple) else text for text in texts
+        ]
+        texts = [self._shortened(text, side) if isinstance(text, str) else text for text in texts]
         options = [] if self.kind == "classifier" else [prompt]
         found = iter(self._readers[side].token_rows([text for text in texts if not isinstance(text, list)], *options))
         rows: list[Any] = []
@@ -207,7 +205,7 @@ class ServedModel:
         return rows
 
     def _shortened(self, text: str, side: str) -> str:
-        """Return enough of a text whose end on `side` is cut: tokenizing 4 MB would take 700 MB."""
+        """Return enough of a text whose end on `side` is cut: 4 MB would take 700 MB."""
         size = LONG
         while size < len(text):
             part = text[-size:] if side == "left" else text[:size]

@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import httpx
 import numpy as np
@@ -75,7 +75,7 @@ def killed_while_it_waits(port):
 
 def no_http(port):
     with raw(port, b"\x16\x03\x01 this is no HTTP\r\n\r\n") as connection:
-        assert connection.recv(1000).startswith(b"HTTP/1.1 400")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json")
 
 
 def too_long_a_head(port):
@@ -156,6 +156,15 @@ def test_who_sends_a_byte_a_second_is_told_after_30_seconds(server):
     assert post(port, **GOOD).status_code == 200
 
 
+def test_a_head_that_is_not_finished_ends_after_10_seconds(server):
+    _, port = server
+    start = time.monotonic()
+    for sent in (b"", head(10)[:40]):
+        with raw(port, sent) as connection:
+            assert connection.recv(1000) == b""
+    assert 15 < time.monotonic() - start < 30
+
+
 def test_memory_is_flat_after_2000_of_them(server):
     process, port = server
 
@@ -227,6 +236,18 @@ def test_sigterm_beyond_the_grace_is_a_503(folders):
             answer = b"".join(iter(lambda: connection.recv(10_000), b""))
         assert answer.startswith(b"HTTP/1.1 503") and b'"the server is stopping"' in answer
         process.wait(30)
+
+
+def test_requests_that_wait_beyond_the_grace_get_a_503(folders):
+    options = ("--graceful-timeout", "1", "--max-client-batch-size", "300")
+    with served(folders["encoder"], options=options) as (process, port), ThreadPoolExecutor(20) as pool:
+        asked = [pool.submit(post, port, inputs=["the cat sat on an mat " * 6] * 300) for _ in range(20)]
+        wait(asked, return_when=FIRST_COMPLETED)
+        process.send_signal(signal.SIGTERM)
+        answers = [each.result() for each in asked]
+        process.wait(30)
+    assert {answer.status_code for answer in answers} == {200, 503}
+    assert all(answer.json()["error_type"] == "Unhealthy" for answer in answers if answer.status_code == 503)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
