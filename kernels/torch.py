@@ -63,7 +63,7 @@ def _refuse_forward_mode(ctx: Any, *tangents: Any) -> None:
 class _Function(torch.autograd.Function):
     """One eager call of an operation, whose tensors that have a gradient are `tensors`, in the order of `names`."""
 
-    jvp = _refuse_forward_mode
+    jvp = staticmethod(_refuse_forward_mode)
 
     @staticmethod
     def forward(
@@ -118,7 +118,7 @@ class _Transformed(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         return *ctx.pull_back(ctx, grads), None
 
-    jvp = _refuse_forward_mode
+    jvp = staticmethod(_refuse_forward_mode)
 
 
 _apply_transformed = _untraced(_Transformed.apply)
@@ -247,7 +247,7 @@ class _Operator:
         *given, _, keep = values
         named = dict(zip(self.names, given, strict=True))
         first = next(value for value in given if isinstance(value, Tensor) and value.is_floating_point())
-        kept, output, sizes = {}, self.record.output, {}
+        kept, output, sizes = {}, self.record.output, dict[Any, Any]()
         for name, value in named.items():
             axes = getattr(self.record.arguments[name], "axes", None)
             if axes and isinstance(value, Tensor):
