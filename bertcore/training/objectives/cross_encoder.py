@@ -17,9 +17,9 @@ from bertcore.arguments import check_count, check_number
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.training.collators import is_cut
-from bertcore.training.objectives.embeddings import ChunkedObjective, checked_labels, margins
+from bertcore.training.objectives.embeddings import ChunkedObjective, checked_labels
 from bertcore.training.objectives.objective import LABELS, Batch
-from bertcore.training.objectives.similarity import ranking_loss
+from bertcore.training.objectives.similarity import margin_error, ranking_loss, squared_error
 
 ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Any]]] = {  # and derivatives, of the values
     "identity": (lambda logits: logits, lambda found: 1.0),
@@ -117,8 +117,7 @@ class MSE(CrossEncoderObjective):
     """The mean squared error of scores and labels."""
 
     def of_scores(self, scores: Array, labels: Any, lists: list[slice]) -> tuple[Array, Array]:
-        difference = scores - labels
-        return (difference**2).mean(), 2 * difference / len(scores)
+        return squared_error(scores, labels)
 
 
 class MarginMSE(CrossEncoderObjective):
@@ -134,11 +133,8 @@ class MarginMSE(CrossEncoderObjective):
         return checked_labels(labels, len(labels))
 
     def of_scores(self, scores: Array, labels: Any, lists: list[slice]) -> tuple[Array, Array]:
-        table = scores.reshape(len(lists), -1)
-        difference = table[:, :1] - table[:, 1:] - margins(labels, len(lists), table.shape[1] - 1)
-        grad = 2 * difference / difference.size
-        xp = kernels.array_module(scores)
-        return (difference**2).mean(), xp.concatenate([grad.sum(axis=1, keepdims=True), -grad], axis=1).reshape(-1)
+        value, grad = margin_error(scores.reshape(len(lists), -1), labels)
+        return value, grad.reshape(-1)
 
 
 class _Lists(CrossEncoderObjective):

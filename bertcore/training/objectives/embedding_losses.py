@@ -29,6 +29,7 @@ from bertcore.training.objectives.similarity import (
     angles,
     first_with_others,
     ranking_loss,
+    squared_error,
 )
 
 
@@ -127,8 +128,7 @@ class MSE(EmbeddingObjective):
             raise ValueError(
                 f"labels has shape {labels.shape}, expected ({count}, {dim}) or ({count}, {columns}, {dim})"
             )
-        difference = embeddings - labels.reshape(count, -1, dim)
-        return (difference**2).mean(), 2 * difference / difference.size
+        return squared_error(embeddings, labels.reshape(count, -1, dim))
 
 
 class DistillKLDiv(EmbeddingObjective):

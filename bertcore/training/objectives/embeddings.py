@@ -22,9 +22,11 @@ from bertcore.training.objectives.similarity import (
     all_cosines,
     cosines,
     first_with_others,
+    margin_error,
     normalized,
     ordering_loss,
     ranking_loss,
+    squared_error,
 )
 
 
@@ -228,8 +230,7 @@ class CosineSimilarity(Pairs):
     """
 
     def of_cosines(self, scores: Array, labels: Array | None) -> tuple[Array, Array]:
-        difference = scores - labels
-        return (difference**2).mean(), 2 * difference / len(scores)
+        return squared_error(scores, labels)
 
 
 class Triplet(EmbeddingObjective):
@@ -274,11 +275,9 @@ class MarginMSE(EmbeddingObjective):
     has_labels = True
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
-        xp, (count, columns, _) = kernels.array_module(embeddings), embeddings.shape
         scores, pullback = first_with_others(embeddings)
-        difference = scores[:, :1] - scores[:, 1:] - margins(labels, count, columns - 2)
-        grad = 2 * difference / difference.size
-        return (difference**2).mean(), pullback(xp.concatenate([grad.sum(axis=1, keepdims=True), -grad], axis=1))
+        value, grad = margin_error(scores, labels)
+        return value, pullback(grad)
 
 
 class Matryoshka(EmbeddingObjective):
@@ -313,16 +312,6 @@ class Matryoshka(EmbeddingObjective):
             total = total + weight * value
             grads[:, :, :dim] += weight * pullback(grad)
         return total, grads
-
-
-def margins(labels: Array, count: int, negatives: int) -> Array:
-    """Return a teacher's margins, (examples, negatives), from margins or from all similarities of each example."""
-    labels = labels.reshape(count, -1)
-    if labels.shape[1] == negatives + 1:
-        labels = labels[:, :1] - labels[:, 1:]
-    if labels.shape[1] != negatives:
-        raise ValueError(f"labels has shape {labels.shape}, expected ({count}, {negatives}): one each negative")
-    return labels
 
 
 def _flat(name: str, array: Array, shape: tuple[int, int]) -> Any:

@@ -135,6 +135,27 @@ def all_euclidean_distances(rows: Array) -> tuple[Array, Callable[[Array], Array
 ALL_DISTANCES = {"euclidean": all_euclidean_distances, "cosine": all_cosine_distances}
 
 
+def squared_error(found: Array, wanted: Array) -> tuple[Array, Array]:
+    """Return the mean squared difference and the gradient of `found`."""
+    difference = found - wanted
+    return (difference**2).mean(), 2 * difference / difference.size
+
+
+def margin_error(scores: Array, labels: Array) -> tuple[Array, Array]:
+    """Return the mean squared error of the first score's margins over the others, and the gradient of `scores`.
+
+    `scores` are (examples, 1 + negatives); `labels` have a teacher's margins, (examples, negatives), or all its scores.
+    """
+    count, negatives = len(scores), scores.shape[1] - 1
+    labels = labels.reshape(count, -1)
+    if labels.shape[1] == negatives + 1:
+        labels = labels[:, :1] - labels[:, 1:]
+    if labels.shape[1] != negatives:
+        raise ValueError(f"labels has shape {labels.shape}, expected ({count}, {negatives}): one each negative")
+    value, grad = squared_error(scores[:, :1] - scores[:, 1:], labels)
+    return value, kernels.array_module(scores).concatenate([grad.sum(axis=1, keepdims=True), -grad], axis=1)
+
+
 def ranking_loss(scores: Array) -> tuple[Array, Array]:
     """Return the mean cross entropy of each row's softmax and its own index, and the gradient of `scores`.
 
