@@ -154,7 +154,11 @@ def _code(argv: list[str]) -> int:
         else:
             # A failed write to a closed or full stdout while the help is printed is no matter of the command.
             print(f"{'bertcore' if '--help' in argv else name}: {one_line(error, argv)}", file=sys.stderr)
-        _drop_unwritten()
+        try:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except OSError:
+            _drop_stdout()
         return 1
 
 
@@ -214,14 +218,6 @@ def _plain(message: object) -> str:
     from bertcore.arguments import printable
 
     return printable(" ".join(str(message).split()))
-
-
-def _drop_unwritten() -> None:
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:
-        _drop_stdout()
 
 
 def _drop_stdout() -> None:

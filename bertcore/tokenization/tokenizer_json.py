@@ -27,7 +27,15 @@ def check_tokenizer_json(file: Path, content: bytes) -> None:
             raise ValueError(f"it is a JSON {type(value).__name__}, expected an object")
         for part in ("normalizer", "pre_tokenizer", "decoder"):
             _check_growth(part, value.get(part))
-        _check_ids(value)
+        model = value.get("model")
+        vocabulary = model.get("vocab") if isinstance(model, dict) else None
+        numbers = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+        for step in _steps([value.get("added_tokens"), value.get("post_processor")]):
+            for number in step.values():
+                numbers += number if isinstance(number, list) else [number]
+        for number in numbers:
+            if isinstance(number, int) and not 0 <= number <= MOST_ID:
+                raise ValueError(f"it has the id {number}, expected at most {MOST_ID}")
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} is not valid JSON: {error}") from error
     except RecursionError as error:
@@ -68,16 +76,3 @@ def _check_growth(part: str, value: Any) -> None:
             growth *= max(1.0, len(content) / least) if least else 1.0 + len(content)  # put between all characters
     if growth > MOST_GROWTH:
         raise ValueError(f"{part} replaces a character by up to {growth:.3g}, expected at most {MOST_GROWTH}")
-
-
-def _check_ids(value: dict[str, Any]) -> None:
-    """Raise ValueError for a token id that int32 cannot hold."""
-    model = value.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    numbers = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
-    for step in _steps([value.get("added_tokens"), value.get("post_processor")]):
-        for number in step.values():
-            numbers += number if isinstance(number, list) else [number]
-    for number in numbers:
-        if isinstance(number, int) and not 0 <= number <= MOST_ID:
-            raise ValueError(f"it has the id {number}, expected at most {MOST_ID}")

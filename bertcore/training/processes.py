@@ -105,24 +105,20 @@ class Processes:
         for dtype in dict.fromkeys(array.dtype for array in arrays):
             same = [array for array in arrays if array.dtype == dtype]
             for bucket in _buckets(same, BUCKET):
-                self._add_up(bucket)
-
-    def _add_up(self, bucket: list[Any]) -> None:
-        """Add up the bucket: each process sums one part and sends it to the others."""
-        size, exchange = sum(part.size for part in bucket), self._exchange(bucket[0])
-        width = -(-size // self.count)  # elements that a process adds up
-        given, taken = (buffer[: width * self.count] for buffer in self._two_buffers(bucket[0]))
-        for part, place in _views(given, bucket):
-            place[...] = part
-        given[size:] = 0
-        exchange.Alltoall(given, taken)
-        parts = taken.reshape(self.count, width)
-        total = parts[0]
-        for part in parts[1:]:
-            total += part
-        exchange.Allgather(total, given)
-        for part, place in _views(given, bucket):
-            part[...] = place
+                size, exchange = sum(part.size for part in bucket), self._exchange(bucket[0])
+                width = -(-size // self.count)  # elements that a process adds up
+                given, taken = (buffer[: width * self.count] for buffer in self._two_buffers(bucket[0]))
+                for part, place in _views(given, bucket):
+                    place[...] = part
+                given[size:] = 0
+                exchange.Alltoall(given, taken)
+                parts = taken.reshape(self.count, width)
+                total = parts[0]
+                for part in parts[1:]:
+                    total += part
+                exchange.Allgather(total, given)
+                for part, place in _views(given, bucket):
+                    part[...] = place
 
     def _exchange(self, array: Array) -> Any:
         """Return the communicator for such arrays."""

@@ -89,11 +89,6 @@ def real_tokens(run: Pass, inputs: Any) -> Any:
     return run.to_backend(inputs.packed.strip(inputs.packed.is_real))
 
 
-def _contiguous(array: Any) -> Any:
-    """A NumPy or CuPy array, or the values of a Deferred, with contiguous rows."""
-    return kernels.array_module(array).ascontiguousarray(array)
-
-
 class DisentangledEmbeddings(Embeddings):
     """LayerNorm(projection(word + position + token type)) where embeddings are narrower; padding is zero."""
 
@@ -307,7 +302,9 @@ class DisentangledAttention(SelfAttention):
 
         def contiguous() -> tuple[Any, ...]:
             arrays = self._bias(run), *self._by_head(run, positions)
-            return tuple(None if array is None else _contiguous(array) for array in arrays)
+            return tuple(
+                None if array is None else kernels.array_module(array).ascontiguousarray(array) for array in arrays
+            )
 
         return self._constants.get(run, (self.version, positions.block.version), contiguous)
 

@@ -121,18 +121,16 @@ class DebertaForMaskedLM(AutoModelForMaskedLM):
         super().__init__({**config, **chosen})
         self.positions = None
         if ConfigReader(self.config).flag(KEY, False):
-            self.positions = self._make_positions()
-
-    def _make_positions(self) -> Embedding:
-        read, spec = ConfigReader(self.config), self.spec
-        read.require(position_biased_input=False)
-        if spec.embedding_size != spec.hidden_size:
-            raise ValueError(
-                f"config: embedding_size is {spec.embedding_size}, expected hidden_size {spec.hidden_size} for {KEY}"
-            )
-        name = f"{self.family.name_rules.prefix}embeddings.position_embeddings"
-        rows = read.size("max_position_embeddings", 512, most=MOST_POSITIONS)
-        return Embedding(name, rows=rows, features=spec.hidden_size)
+            read, spec = ConfigReader(self.config), self.spec
+            read.require(position_biased_input=False)
+            if spec.embedding_size != spec.hidden_size:
+                raise ValueError(
+                    f"config: embedding_size is {spec.embedding_size}, "
+                    f"expected hidden_size {spec.hidden_size} for {KEY}"
+                )
+            name = f"{self.family.name_rules.prefix}embeddings.position_embeddings"
+            rows = read.size("max_position_embeddings", 512, most=MOST_POSITIONS)
+            self.positions = Embedding(name, rows=rows, features=spec.hidden_size)
 
     def _pass(self, *given: Any, read: Callable[[Encoded], Any], trace: Trace, **options: Any) -> Any:
         if self.positions is None:

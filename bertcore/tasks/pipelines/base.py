@@ -177,7 +177,7 @@ class Pipeline:
         return self._call(inputs, self._options(options))
 
     def _call(self, inputs: Any, options: Any) -> Any:
-        if self._is_one(inputs):
+        if isinstance(inputs, str | Mapping if self._keys else str):
             (answer,) = self._answers([inputs], options, total=1, one=True)
             return self._answer_of_one(inputs, answer, options)
         self._check_several(inputs)
@@ -197,9 +197,6 @@ class Pipeline:
         return dict(enumerate(ConfigReader(self.model.config).label_names()))
 
     # Overridden by tasks.
-
-    def _is_one(self, inputs: Any) -> bool:
-        return isinstance(inputs, str | Mapping if self._keys else str)
 
     def _expected(self) -> str:
         return "{" + ", ".join(f'"{key}": ...' for key in self._keys) + "}" if self._keys else "a string"
