@@ -6,7 +6,7 @@ import os
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.checkpoint.files import CONFIG_NAME
 from bertcore.kernels import checks
 from bertcore.models.spec import ConfigReader
-from bertcore.tasks.encoders import Encoder, EncoderOptions, EncoderPool, converted, reading_whole
+from bertcore.tasks.encoders import Encoder, EncoderOptions, EncoderPool, ReadingOptions, converted, reading_whole
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,
@@ -32,17 +32,10 @@ from bertcore.tasks.texts import BATCH_TOKENS, checked_text, checked_texts, prog
 Pair = Sequence[str]
 
 
-class PairOptions(TypedDict, total=False):
+class PairOptions(ReadingOptions, total=False):
     """Arguments of `CrossEncoder.predict_stream` beside the pairs and their prompt."""
 
-    batch_size: int | None
-    device: str | None
     activation_fn: str | Activation | None
-    truncation: Any
-    stride: int | None
-    merge: str
-    batch_tokens: int
-    show_progress_bar: bool | None
 
 
 class CrossEncoder(Encoder):
@@ -87,11 +80,8 @@ class CrossEncoder(Encoder):
         activation_fn: str | Activation | None = None,
         **options: Unpack[EncoderOptions],
     ):
-        opened = self._open(model_name_or_path, "cross-encoder", options)
-        self._arguments = {
-            "model_name_or_path": opened, "dtype": dtype, "max_length": max_length, "activation_fn": activation_fn,
-            **options,
-        }  # fmt: skip
+        own: dict[str, Any] = {"dtype": dtype, "max_length": max_length, "activation_fn": activation_fn}
+        opened = self._open(model_name_or_path, "cross-encoder", options, **own)
         self._where = where = _model_folder(opened)
         settings = read_transformer(where, "sequence-classification")
         self.scores = SequenceScores(
@@ -156,14 +146,13 @@ class CrossEncoder(Encoder):
         checks.boolean("apply_softmax", apply_softmax)
         is_one = _is_pair(inputs)
         many = list(_checked([inputs] if is_one else inputs))
-        given: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "device": None, **options}
+        given: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, **options}
         scores = np.empty((len(many),) if self.num_labels == 1 else (len(many), self.num_labels), np.float32)
-        if pool is not None or isinstance(given["device"], list | tuple):
-            found = self._in_processes(many, pool, chunk_size, given | {"show_progress_bar": False})
-            scores = np.concatenate(found) if found else scores
-        else:
-            for index, score in enumerate(self.predict_stream(many, **given)):
-                scores[index] = score
+        parts = self._in_processes(many, pool, chunk_size, given)
+        if parts:
+            scores = np.concatenate(parts)
+        for index, score in enumerate(self.predict_stream(many, **given) if parts is None else ()):
+            scores[index] = score
         if apply_softmax and self.num_labels > 1:
             scores = softmax(scores).astype(np.float32)
         return scores[0] if is_one and not convert_to_tensor else converted(scores, convert_to_numpy, convert_to_tensor)

@@ -60,6 +60,18 @@ class EncoderOptions(TypedDict, total=False):
     trust_remote_code: bool
 
 
+class ReadingOptions(TypedDict, total=False):
+    """Keyword arguments of all calls that read texts."""
+
+    batch_size: int | None
+    device: str | None
+    truncation: Any
+    stride: int | None
+    merge: str
+    batch_tokens: int
+    show_progress_bar: bool | None
+
+
 class Encoder:
     """A published model that reads texts.
 
@@ -90,13 +102,15 @@ class Encoder:
     _arguments: dict[str, Any]  # that make the same encoder in another process
     _method: ClassVar[str] = "encode"
 
-    def _open(self, model_name_or_path: str | os.PathLike, kind: str, options: EncoderOptions) -> Path:
+    def _open(self, model_name_or_path: str | os.PathLike, kind: str, options: EncoderOptions, **own: Any) -> Path:
+        """Find the folder of a `kind` of encoder, and take `options`; `own` are the other arguments of the encoder."""
         hub: dict[str, Any] = {
             name: options[name] for name in ("revision", "token", "local_files_only") if name in options
         }
         checks.boolean("trust_remote_code", options.get("trust_remote_code", False))
         found = resolve(model_name_or_path, "sentence_encoder", cache_dir=options.get("cache_folder"), **hub)
         self.folder = opened_folder(found, kind)
+        self._arguments = {"model_name_or_path": self.folder, **own, **options}
         self.model_card_data = ModelCardData()
         self._device = options.get("device")
         backend_of(self._device)
@@ -243,12 +257,15 @@ class Encoder:
 
     def _in_processes(
         self, inputs: Sequence[Any], pool: EncoderPool | None, chunk_size: int | None, options: dict[str, Any]
-    ) -> list[Any]:
-        """Return the results of the chunks of the inputs, computed by a pool, or by one of this call's devices."""
-        own = pool is None
-        pool = self.start_multi_process_pool(options.pop("device")) if pool is None else pool
+    ) -> list[Any] | None:
+        """Return the results of the chunks of the inputs by a pool or one of this call's devices; None without both."""
+        own, device = pool is None, options.get("device")
+        if pool is None:
+            if not isinstance(device, list | tuple):
+                return None
+            pool = self.start_multi_process_pool(device)
         try:
-            return pool.run(self._method, inputs, chunk_size, options | {"device": None})
+            return pool.run(self._method, inputs, chunk_size, options | {"device": None, "show_progress_bar": False})
         finally:
             if own:
                 pool.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.passes import Pass
-from bertcore.tasks.encoders import EncoderOptions, EncoderPool, reading_whole
+from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, reading_whole
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,
@@ -38,17 +38,10 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 
-class TextOptions(TypedDict, total=False):
+class TextOptions(ReadingOptions, total=False):
     """Arguments of `SparseEncoder.encode_stream` beside the texts and their prompt."""
 
-    batch_size: int | None
-    device: str | None
     max_active_dims: int | None
-    truncation: Any
-    stride: int | None
-    merge: str
-    batch_tokens: int
-    show_progress_bar: bool | None
 
 
 class SparseEncoder(PromptedReader):
@@ -92,11 +85,9 @@ class SparseEncoder(PromptedReader):
         max_active_dims: int | None = None,
         **options: Unpack[EncoderOptions],
     ):
-        self.settings = settings = read_sparse_settings(self._open(model_name_or_path, "sparse encoder", options))
-        self._arguments = {
-            "model_name_or_path": self.folder, "dtype": dtype, "max_seq_length": max_seq_length,
-            "max_active_dims": max_active_dims, **options,
-        }  # fmt: skip
+        own: dict[str, Any] = {"dtype": dtype, "max_seq_length": max_seq_length, "max_active_dims": max_active_dims}
+        folder = self._open(model_name_or_path, "sparse encoder", options, **own)
+        self.settings = settings = read_sparse_settings(folder)
         where = settings.model_folder
         self._load_trained(AutoModelForMaskedLM, where, dtype, "masked language model")
         self._load_tokenizer(where, max_seq_length, settings.max_seq_length)
@@ -134,12 +125,12 @@ class SparseEncoder(PromptedReader):
         """
         sparse = required("scipy.sparse")  # fail before the work
         many = listed_texts(inputs)
-        given: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "device": None, **options}
-        if pool is not None or isinstance(given["device"], list | tuple):
-            parts = self._in_processes(many, pool, chunk_size, given | {"show_progress_bar": False})
-            found = sparse.vstack(parts, format="csr") if parts else self._matrix(sparse, [])
+        given: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, **options}
+        parts = self._in_processes(many, pool, chunk_size, given)
+        if parts:
+            found = sparse.vstack(parts, format="csr")
         else:
-            found = self._matrix(sparse, list(self.encode_stream(many, **given)))
+            found = self._matrix(sparse, list(self.encode_stream(many, **given)) if parts is None else [])
         found = found[0] if isinstance(inputs, str) else found
         if convert_to_tensor is None:
             convert_to_tensor = convert_to_sparse_tensor is not None

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models.auto import AutoModel
-from bertcore.tasks.encoders import EncoderOptions, EncoderPool, converted, reading_whole
+from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, converted, reading_whole
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.quantization import PRECISIONS, quantize_embeddings
 from bertcore.tasks.reading import PromptedReader, ReadOptions
@@ -36,22 +36,16 @@ from bertcore.tasks.texts import (
 )
 
 
-class StreamOptions(TypedDict, total=False):
+class StreamOptions(ReadingOptions, total=False):
     """Arguments of `SentenceEncoder.encode` that `encode_stream` takes."""
 
     prompt: str | None
     prompt_name: str | None
-    batch_size: int | None
-    device: str | None
     normalize_embeddings: bool
     truncate_dim: int | None
     precision: str
     ranges: np.ndarray | None
     task: str | None
-    truncation: Any
-    stride: int | None
-    merge: str
-    batch_tokens: int
 
 
 class SentenceEncoder(PromptedReader):
@@ -104,11 +98,9 @@ class SentenceEncoder(PromptedReader):
         **options: Unpack[EncoderOptions],
     ):
         self.task = task
-        self.settings = settings = read_settings(self._open(model_name_or_path, "sentence encoder", options))
-        self._arguments = {
-            "model_name_or_path": self.folder, "dtype": dtype, "task": task, "max_seq_length": max_seq_length,
-            "truncate_dim": truncate_dim, "similarity_fn_name": similarity_fn_name, **options,
-        }  # fmt: skip
+        own: dict[str, Any] = {"dtype": dtype, "task": task, "max_seq_length": max_seq_length}
+        own |= {"truncate_dim": truncate_dim, "similarity_fn_name": similarity_fn_name}
+        self.settings = settings = read_settings(self._open(model_name_or_path, "sentence encoder", options, **own))
         self.similarity_fn_name = settings.similarity if similarity_fn_name is None else similarity_fn_name
         checks.choice("similarity_fn_name", self.similarity_fn_name, SIMILARITIES)
         self.model: Any = self._load_model(dtype)
@@ -207,12 +199,12 @@ class SentenceEncoder(PromptedReader):
         precision = "float32" if precision is None else precision
         checks.choice("precision", precision, PRECISIONS)
         checks.choice("output_value", output_value, ("sentence_embedding", "token_embeddings", None))
-        is_one, in_processes = isinstance(inputs, str), pool is not None or isinstance(device, list | tuple)
+        is_one = isinstance(inputs, str)
         if output_value != "sentence_embedding":
             found = self._token_embeddings(many, output_value is None, options)
             return found[0] if is_one else found
-        if in_processes:
-            parts = self._in_processes(many, pool, chunk_size, options | {"show_progress_bar": False})
+        parts = self._in_processes(many, pool, chunk_size, options)
+        if parts is not None:
             embeddings = np.concatenate(parts) if parts else np.empty((0, self.embedding_dimension), np.float32)
         else:
             checked = checked_options(self, precision=precision, ranges=ranges, **options)
@@ -230,22 +222,21 @@ class SentenceEncoder(PromptedReader):
         return self.encode(sentences, pool=pool, **options)
 
     @naming_nearest(*StreamOptions.__annotations__)
-    def encode_stream(
-        self, inputs: Iterable[str], *, show_progress_bar: bool | None = None, **options: Unpack[StreamOptions]
-    ) -> Iterator[np.ndarray]:
+    def encode_stream(self, inputs: Iterable[str], **options: Unpack[StreamOptions]) -> Iterator[np.ndarray]:
         """Embed texts as they come: an iterator over their float32 (dim,) embeddings, in their order.
 
         Memory is bounded by `batch_tokens`, however many texts there are: a few batches are read, sorted by length,
         computed and returned before the next are read. The backend is the current one at this call. Arguments and
         errors as for `encode`, except that int8 and uint8 need `ranges`.
         """
+        bar = options.pop("show_progress_bar", None)
         given, checked = checked_texts(inputs, "inputs"), checked_options(self, **options)
         precision, ranges = checked.precision, checked.ranges
         if precision in ("int8", "uint8") and ranges is None:
             raise ValueError(f"precision is {precision!r}, for which a stream needs ranges, (2, dim)")
 
         def embeddings() -> Iterator[np.ndarray]:
-            with progress_bar(None, show_progress_bar) as advance:
+            with progress_bar(None, bar) as advance:
                 for rows in self._windows_of_rows(given, advance, checked):
                     yield from rows if precision == "float32" else quantize_embeddings(rows, precision, ranges=ranges)
 
