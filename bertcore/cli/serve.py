@@ -109,7 +109,12 @@ class Serve(Command):
         with listening_socket(self.host, self.port, backlog) as listening:
             host = f"[{self.host}]" if ":" in self.host else self.host
             print(f"bertcore: listening at http://{host}:{listening.getsockname()[1]}", flush=True)
-            options |= {"http": connections.Connection, "backlog": backlog, "limit_concurrency": most}
+
+            async def lengthen() -> None:  # asyncio takes `backlog` for how many are accepted at once, too
+                listening.listen(connections.BACKLOG)
+
+            options |= {"http": connections.Connection, "limit_concurrency": most}
+            options |= {"backlog": backlog, "callback_notify": lengthen}
             options |= {"log_config": None, "log_level": self.log_level, "access_log": False, "ws": "none"}
             uvicorn.Server(uvicorn.Config(app, **options)).run([listening])
 

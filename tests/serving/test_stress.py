@@ -119,7 +119,8 @@ def test_a_server_with_64_files_under_everything_at_once(folders, tmp_path):
                 half += [raw(port, head(10)[:40]) for _ in range(10)] if len(half) < 200 else []
                 times.append(clients.seconds(SMALL))
                 most = max(most, resident(process=process.pid))
-        assert sum(seconds is not None for seconds in times) > 0.9 * len(times)
+        answered = [seconds for seconds in times if seconds is not None]
+        assert len(answered) > 0.9 * len(times) and statistics.median(answered) < 1
         for sent in BROKEN:
             with raw(port, sent) as connection:
                 answer = b"".join(iter(lambda connection=connection: connection.recv(1000), b""))
@@ -134,4 +135,3 @@ def test_a_server_with_64_files_under_everything_at_once(folders, tmp_path):
         assert most < before + (4 * (MOST_BYTES + 9 * (4 << 20)) >> 20)
         for connection in (*deaf, *half):
             connection.close()
-        print(f"{before} MB before, {most} at most, {len(times)} small ones, statuses {sorted(set(clients.statuses))}")
