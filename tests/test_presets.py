@@ -5,7 +5,7 @@ import pytest
 from bertcore import AutoModel, AutoModelForPreTraining
 from bertcore.models.model import Model
 from bertcore.presets import PRESETS, preset, preset_config
-from bertcore.presets.preset import PUBLISHED
+from bertcore.presets.preset import CATEGORIES, PUBLISHED
 from tests.refusals import refuses
 
 # Parameters of the base model, including its pooler, as transformers counts them.
@@ -89,12 +89,15 @@ def test_facts_are_complete(name):
     assert known.name == name
     assert 2018 <= known.year <= 2025
     assert known.paper and known.objective and known.pretraining_heads and known.tokenizer and known.own
+    assert known.category in CATEGORIES and known.languages
+    assert 0 < len(known.use) <= 60 and not known.use.endswith(".")
     if known.paper.startswith("arXiv:"):  # whose numbers begin with year and month
         assert known.year % 100 == int(known.paper[6:8])
 
 
 # Scores in the sources: of the development sets in MNLI-m, QNLI, QQP, RTE, SST-2, MRPC, CoLA, STS-B; or MNLI-m
-# alone (for BERT on the test set; for DeBERTa, whose other tasks began from the model of MNLI or are not reported).
+# alone (of BERT, TinyBERT and MobileBERT on the test set; of others, where not all eight tasks are reported, or where
+# some began from the model of MNLI).
 SCORES = {
     "arXiv:1810.04805": {"bert-base-uncased": (84.6,), "bert-large-uncased": (86.7,)},
     "facebookresearch/fairseq": {
@@ -114,13 +117,22 @@ SCORES = {
     },
     "microsoft/DeBERTa": {
         "deberta-base": (88.8,),
-        "deberta-large": (91.3,),
+        "deberta-large": (91.3, 95.3, 92.3, 86.6, 96.7, 91.9, 70.5, 92.5),
         "deberta-v2-xlarge": (91.7,),
         "deberta-v3-small": (88.3,),
         "deberta-v3-base": (90.6,),
         "deberta-v3-large": (91.8, 96.0, 93.0, 92.7, 96.9, 92.2, 75.3, 93.0),
     },
     "zihangdai/xlnet": {"xlnet-large-cased": (89.8, 93.9, 91.8, 83.8, 95.6, 89.2, 63.6, 91.8)},
+    "huggingface/transformers": {"distilbert-base-uncased": (82.1, 89.2, 88.5, 59.9, 91.3, 87.5, 51.3, 86.9)},
+    "microsoft/unilm": {"minilm-l6-h384": (83.3,), "minilm-l12-h384": (85.7,)},
+    "arXiv:1909.10351": {"tinybert-4l-312": (82.5,), "tinybert-6l-768": (84.6,)},
+    "arXiv:2004.02984": {"mobilebert-uncased": (83.3,)},
+    "arXiv:2412.13663": {
+        "modernbert-base": (89.1, 93.9, 92.1, 87.4, 96.0, 92.2, 65.1, 91.8),
+        "modernbert-large": (90.8, 95.2, 92.7, 92.1, 97.1, 91.7, 71.4, 92.8),
+    },
+    "arXiv:1911.02116": {"xlm-roberta-large": (88.9,)},
 }
 
 
@@ -132,7 +144,7 @@ def test_quoted_figures_match_their_sources():
         for name, scores in models.items():
             mnli_m, glue_dev = quoted[name]
             assert mnli_m.value == scores[0] and source in mnli_m.source
-            assert ("test set" in mnli_m.source) == name.startswith("bert-")
+            assert ("test set" in mnli_m.source) == name.startswith(("bert-", "tinybert-", "mobilebert-"))
             assert (glue_dev is None) == (len(scores) == 1)
             if glue_dev is not None:
                 assert glue_dev.value == pytest.approx(sum(scores) / 8, abs=0.051)

@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
 
 class Column(NamedTuple):
-    """A column of the table: its title, the format of its values, and a factor for the unit of the title."""
+    """A column: its title, the format of its values, a factor for the unit of the title, and the text for None."""
 
     title: str
     form: str = ""
     factor: float = 1
+    for_none: str = ""
 
     def text(self, value: Any) -> str:
         if value is None:
-            return ""
+            return self.for_none
         return format(value * self.factor, self.form) if self.form else str(value)
 
 
@@ -38,8 +39,11 @@ COLUMNS = {
     "year": Column("year"),
     "layers": Column("layers", "d"),
     "hidden_size": Column("hidden", "d"),
+    "intermediate_size": Column("feed-forward", "d"),
     "heads": Column("heads", "d"),
     "vocabulary": Column("vocabulary", ",d"),
+    "position_encoding": Column("positions"),
+    "positions": Column("tokens at most", ",d", for_none="no limit"),
     "parameters": Column("parameters, M", ",.1f", 1e-6),
     "embeddings": Column("of them embeddings", ",.1f", 1e-6),
     "flops_per_token": Column("MFLOPs/token", ",.1f", 1e-6),
@@ -47,6 +51,10 @@ COLUMNS = {
     "megabytes_int8": Column("MB int8", ",.1f"),
     **{key: Column(title, ".1f") for key, title in QUOTED.items()},
     "objective": Column("objective"),
+    "own": Column("key innovation"),
+    "category": Column("category"),
+    "use": Column("used for"),
+    "languages": Column("languages"),
 }
 
 _MEGABYTES, _RATE = ",.0f", ",.0f"
@@ -82,7 +90,7 @@ class Compare(Command):
 
     NAMES are presets, folders of models or their ids on the Hugging Face hub, as for `bertcore info`; by default all
     presets. MNLI-m (accuracy) and GLUE dev (mean of eight tasks) are reported by each model's authors, not measured
-    here; `bertcore info NAME` names the source.
+    here; --json, --csv and `bertcore info NAME` name the source.
 
     --training estimates the memory and time of training on this machine: some steps of two and of four layers are
     measured (in seconds to minutes), and their difference counts for each further layer. Memory is the most that the
@@ -241,14 +249,15 @@ def _counted(count: int, noun: str) -> str:
 
 
 def row(name: str, config: Mapping[str, Any], facts: Mapping[str, Any], *, length: int) -> dict[str, Any]:
-    """Return the values of COLUMNS for one model; None for unknown values."""
+    """Return the values of COLUMNS for one model, and the sources of quoted ones; None for unknown values."""
     from bertcore.checkpoint import naming_config
 
     with naming_config(name):
         found: Figures = figures(config, length)
     sizes = {f"megabytes_{dtype}": size for dtype, size in found.megabytes.items()}
     known = {"name": name, **vars(found), **sizes, **facts}
-    return {key: known.get(key) for key in COLUMNS}
+    sources = {f"{key}_source": facts.get("sources", {}).get(key) for key in QUOTED}
+    return {key: known.get(key) for key in COLUMNS} | sources
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> str:

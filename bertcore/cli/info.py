@@ -141,7 +141,8 @@ def _rows(found: Figures, facts: Mapping[str, Any]) -> dict[str, str]:
         "widths": f"{widths}, embeddings {found.embedding_size:,}",
         "heads": heads,
         "vocabulary": f"{found.vocabulary:,}{kind}{types}",
-        "positions": "no limit" if found.positions is None else f"{found.positions:,}",
+        "positions": f"{found.position_encoding}, "
+        + ("no limit" if found.positions is None else f"at most {found.positions:,} tokens"),
         "parameters": f"{found.parameters:,}, of them {found.embeddings:,} in embeddings",
         **_savings(found),
         "FLOPs": f"{found.flops_per_token / 1e6:,.1f} million per token at {found.length} tokens, "
@@ -154,6 +155,7 @@ def _rows(found: Figures, facts: Mapping[str, Any]) -> dict[str, str]:
             "objective": facts["objective"],
             "paper": f"{facts['paper']} ({facts['year']})",
             "its own": facts["own"],
+            "used for": f"{facts['use']} ({facts['category']}; languages: {facts['languages']})",
         }
         rows |= {"on the hub": facts["hub_id"]} if facts["hub_id"] else {}
         rows |= {

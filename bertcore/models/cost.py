@@ -52,6 +52,7 @@ class Figures:
         attention_size: the width of all heads' queries.
         vocabulary, token_types: rows of the tables.
         positions: how many tokens a sequence may have; None where there is no limit.
+        position_encoding: "learned absolute", "sinusoidal", "relative" (one + the other), "rotary", "ALiBi".
         parameters: of the base model, with its pooler where the family has one.
         embeddings: those of them in tables that are looked up.
         wide_embeddings: what the tables would have if they were as wide as the layers.
@@ -75,6 +76,7 @@ class Figures:
     vocabulary: int
     token_types: int
     positions: int | None
+    position_encoding: str
     parameters: int
     embeddings: int
     wide_embeddings: int
@@ -111,6 +113,7 @@ def figures(config: Mapping[str, Any], length: int = LENGTH) -> Figures:
         vocabulary=spec.vocab_size,
         token_types=spec.type_vocab_size,
         positions=spec.longest_sequence,
+        position_encoding=_position_encoding(model),
         parameters=model.num_parameters(),
         embeddings=embeddings,
         wide_embeddings=embeddings * spec.hidden_size // spec.embedding_size,
@@ -122,6 +125,17 @@ def figures(config: Mapping[str, Any], length: int = LENGTH) -> Figures:
         megabytes={dtype: _bytes(model, dtype) / 1e6 for dtype in DTYPES if dtype != "float64"},
         classes=tuple(models),
     )
+
+
+def _position_encoding(model: Model) -> str:
+    spec = model.spec
+    if any(layer.rotary for layer in spec.layers):
+        return "rotary"
+    if spec.biases_scores and not spec.max_positions:
+        return "ALiBi"
+    table = "sinusoidal" if model.config.get("sinusoidal_pos_embds") else "learned absolute"
+    is_relative = spec.biases_scores or any(layer.attention.position_terms for layer in model.encoder.layers)
+    return " + ".join([table] * bool(spec.max_positions) + ["relative"] * is_relative) or "none"
 
 
 def weights_passed(model: Model) -> int:

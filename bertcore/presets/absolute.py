@@ -23,63 +23,75 @@ BERT = Preset(
     },
     year=2018, paper="arXiv:1810.04805", objective="MLM + NSP", pretraining_heads=("masked_lm", "next_sentence"),
     tokenizer="WordPiece, lower case", own="the encoder that the others vary",
+    category="general", use="a baseline: labels, entities and answers",
 )  # fmt: skip
 _CASED = "WordPiece, cased"
-_DISTILLED = {"objective": "distillation", "pretraining_heads": ("distillation",)}
+_DISTILLED = {"objective": "distillation", "pretraining_heads": ("distillation",), "category": "small"}
 _SHAPED_LIKE_BERT = (
     BERT,
     BERT.but("bert-large-uncased", "google-bert/bert-large-uncased", LARGE),
     BERT.but(
         "bert-base-multilingual-cased", "google-bert/bert-base-multilingual-cased", {"vocab_size": 119547},
         tokenizer=_CASED, own="104 languages in one vocabulary",
+        category="multilingual", use="labels and entities in many languages", languages="104",
     ),
     BERT.but(
         "mini-bert", "", {**sizes(3, 192, 4), "vocab_size": 8192, "max_position_embeddings": 64},
         objective="MLM", pretraining_heads=MLM, own="a small one to try things with: 8,192 words, 64 positions",
+        category="small", use="pretraining from scratch on a CPU", languages="any",
     ),
     BERT.but(
         "scibert", "allenai/scibert_scivocab_uncased", {"vocab_size": 31090},
         year=2019, paper="arXiv:1903.10676", own="scientific papers, vocabulary made from them",
+        category="domain", use="scientific papers",
     ),
     BERT.but(
         "biobert", "dmis-lab/biobert-v1.1", {"vocab_size": 28996},
         year=2019, paper="arXiv:1901.08746", objective=_CONTINUED, tokenizer=_CASED, own="abstracts of PubMed",
+        category="domain", use="biomedical papers",
     ),
     BERT.but(
         "clinicalbert", "emilyalsentzer/Bio_ClinicalBERT", {"vocab_size": 28996},
         year=2019, paper="arXiv:1904.03323", objective="MLM + NSP, continued from BioBERT", tokenizer=_CASED,
-        own="notes of hospitals (MIMIC-III)",
+        own="notes of hospitals (MIMIC-III)", category="domain", use="clinical notes",
     ),
     BERT.but(
         "finbert", "ProsusAI/finbert", {},
         year=2019, paper="arXiv:1908.10063", objective=_CONTINUED, own="financial news, a classifier of sentiment",
+        category="domain", use="the sentiment of financial news",
     ),
     BERT.but(
         "legalbert", "nlpaueb/legal-bert-base-uncased", {},
         year=2020, paper="arXiv:2010.02559", own="laws, courts' cases and contracts, vocabulary made from them",
+        category="domain", use="laws, cases and contracts",
     ),
     BERT.but(
         "spanbert", "SpanBERT/spanbert-base-cased", {"vocab_size": 28996},
         year=2019, paper="arXiv:1907.10529", tokenizer=_CASED, own="masks contiguous spans, one segment, no NSP",
         objective="MLM of spans + span boundary objective", pretraining_heads=("masked_lm", "span_boundary"),
+        category="spans and entities", use="answers, and relations between spans",
     ),
     BERT.but(
         "minilm-l6-h384", "nreimers/MiniLM-L6-H384-uncased", sizes(6, 384, 12),
         year=2020, paper="arXiv:2002.10957", **_DISTILLED, own="every second layer of minilm-l12-h384",
+        use="fast labels; the base of small embedding models",
     ),
     BERT.but(
         "minilm-l12-h384", "microsoft/MiniLM-L12-H384-uncased", sizes(12, 384, 12),
         year=2020, paper="arXiv:2002.10957", **_DISTILLED,
         own="the teacher's last attention distributions and value relations",
+        use="fast labels; the base of small embedding models",
     ),
     BERT.but(
         "tinybert-4l-312", "huawei-noah/TinyBERT_General_4L_312D", sizes(4, 312, 12, 1200),
         year=2019, paper="arXiv:1909.10351", **_DISTILLED,
         own="the teacher's embeddings, hidden states and attention scores, layer by layer",
+        use="very small models, distilled for one task",
     ),
     BERT.but(
         "tinybert-6l-768", "huawei-noah/TinyBERT_General_6L_768D", sizes(6, 768, 12),
         year=2019, paper="arXiv:1909.10351", **_DISTILLED, own="as tinybert-4l-312, of the teacher's width",
+        use="models of half of BERT's cost, distilled for one task",
     ),
 )  # fmt: skip
 
@@ -93,11 +105,13 @@ _ROBERTA = BERT.but(
     },
     year=2019, paper="arXiv:1907.11692", objective="MLM, masks drawn anew each time", pretraining_heads=MLM,
     tokenizer="byte-level BPE", own="no NSP, no segments, positions start after the padding's id",
+    use="labels, entities and answers, better pretrained than BERT",
 )  # fmt: skip
 _XLM_ROBERTA = _ROBERTA.but(
     "xlm-roberta-base", "FacebookAI/xlm-roberta-base", {"model_type": "xlm-roberta", "vocab_size": 250002},
     paper="arXiv:1911.02116", objective="MLM in 100 languages", tokenizer="SentencePiece unigram",
     own="RoBERTa with 250,002 pieces",
+    category="multilingual", use="labels in many languages, learned from one of them", languages="100",
 )  # fmt: skip
 _LUKE = _ROBERTA.but(
     "luke-base", "studio-ousia/luke-base",
@@ -108,6 +122,7 @@ _LUKE = _ROBERTA.but(
     year=2020, paper="arXiv:2010.01057", objective="MLM of words and entities",
     pretraining_heads=("masked_lm", "masked_entities"), tokenizer="byte-level BPE + entities",
     own="entity embeddings, queries that know words from entities",
+    category="spans and entities", use="types of entities, and relations between them",
 )  # fmt: skip
 _SHAPED_LIKE_ROBERTA = (
     _ROBERTA,
@@ -116,11 +131,13 @@ _SHAPED_LIKE_ROBERTA = (
         "codebert", "microsoft/codebert-base", {},
         year=2020, paper="arXiv:2002.08155", objective="MLM + replaced token detection",
         pretraining_heads=("masked_lm", "replaced_tokens"), own="pairs of text and code",
+        category="domain", use="code and its documentation", languages="English, 6 programming languages",
     ),
     _ROBERTA.but(
         "camembert-base", "almanach/camembert-base",
         {"model_type": "camembert", "vocab_size": 32005, "bos_token_id": 5, "eos_token_id": 6},
         paper="arXiv:1911.03894", objective="MLM of whole words", tokenizer="SentencePiece unigram", own="French",
+        use="labels, entities and answers in French", languages="French",
     ),
     _XLM_ROBERTA,
     _XLM_ROBERTA.but("xlm-roberta-large", "FacebookAI/xlm-roberta-large", LARGE),
@@ -140,17 +157,21 @@ _ALBERT = BERT.but(
     year=2019, paper="arXiv:1909.11942", objective="MLM + sentence order",
     pretraining_heads=("masked_lm", "sentence_order"), tokenizer="SentencePiece unigram",
     own="one layer's parameters for all layers, narrow embeddings",
+    use="few parameters to store or send",
 )  # fmt: skip
 _ELECTRA = BERT.but(
     "electra-small-discriminator", "google/electra-small-discriminator",
     {"model_type": "electra", "embedding_size": 128, **sizes(12, 256, 4)},
     year=2020, paper="arXiv:2003.10555", objective=RTD, pretraining_heads=("replaced_tokens",),
     own="detects replaced tokens; narrow embeddings; no pooler",
+    category="small", use="labels and answers, accurate for its cost",
 )  # fmt: skip
 _GENERATES = {
     "objective": "MLM, beside its discriminator",
     "pretraining_heads": MLM,
     "own": "makes the tokens that its discriminator detects",
+    "category": "pretraining",
+    "use": "the generator while an ELECTRA is pretrained",
 }
 _ELECTRA_SIZES = {"base": {"embedding_size": 768, **BASE}, "large": {"embedding_size": 1024, **LARGE}}
 _GENERATOR_SIZES = {
@@ -167,6 +188,7 @@ _DISTILBERT = Preset(
     },
     year=2019, paper="arXiv:1910.01108", objective="MLM + distillation of logits and hidden states",
     pretraining_heads=MLM, tokenizer="WordPiece, lower case", own="every second layer of BERT, no segments, no pooler",
+    category="small", use="labels and entities at half of BERT's cost",
 )  # fmt: skip
 _MOBILEBERT = BERT.but(
     "mobilebert-uncased", "google/mobilebert-uncased",
@@ -178,6 +200,7 @@ _MOBILEBERT = BERT.but(
     },
     year=2020, paper="arXiv:2004.02984", objective="MLM + NSP + transfer layer by layer",
     own="bottlenecks, four feed-forwards a layer, scale and shift for layer norm, trigram embeddings",
+    category="small", use="phones and other small devices",
 )  # fmt: skip
 _SMALLER = (
     _ALBERT,
@@ -188,7 +211,9 @@ _SMALLER = (
     _MOBILEBERT,
     _ELECTRA,
     *(
-        _ELECTRA.but(f"electra-{size}-discriminator", f"google/electra-{size}-discriminator", changes)
+        _ELECTRA.but(
+            f"electra-{size}-discriminator", f"google/electra-{size}-discriminator", changes, category="general"
+        )
         for size, changes in _ELECTRA_SIZES.items()
     ),
     *(

@@ -34,6 +34,12 @@ _ALBERT = "github.com/google-research/albert, README.md: version 2"
 _ELECTRA = "github.com/google-research/electra, README.md"
 _DEBERTA = "github.com/microsoft/DeBERTa, README.md"
 _XLNET = "github.com/zihangdai/xlnet, README.md of June 2019"
+_DISTILBERT = "github.com/huggingface/transformers, examples/research_projects/distillation/README.md"
+_MINILM = "github.com/microsoft/unilm, minilm/README.md"
+_TINYBERT = "arXiv:1909.10351, table 1: test set, distilled for the task with augmented data"
+_MOBILEBERT = "arXiv:2004.02984, table 4: test set"
+_MODERNBERT = "arXiv:2412.13663, table 5"
+_XLM_ROBERTA = "arXiv:1911.02116, table 4"
 
 
 def _eight_tasks(mnli_m: float, glue_dev: float, source: str) -> OnGlue:
@@ -53,13 +59,28 @@ PUBLISHED: Mapping[str, OnGlue] = {
     "electra-base-discriminator": _eight_tasks(88.8, 87.5, _ELECTRA),
     "electra-large-discriminator": _eight_tasks(90.9, 89.5, _ELECTRA),
     "deberta-base": OnGlue(Quoted(88.8, _DEBERTA)),
-    "deberta-large": OnGlue(Quoted(91.3, _DEBERTA)),
+    "deberta-large": _eight_tasks(91.3, 89.6, _DEBERTA),
     "deberta-v2-xlarge": OnGlue(Quoted(91.7, _DEBERTA)),
     "deberta-v3-small": OnGlue(Quoted(88.3, _DEBERTA)),
     "deberta-v3-base": OnGlue(Quoted(90.6, _DEBERTA)),
     "deberta-v3-large": _eight_tasks(91.8, 91.4, _DEBERTA),
     "xlnet-large-cased": _eight_tasks(89.8, 87.4, _XLNET),
+    "distilbert-base-uncased": _eight_tasks(82.1, 79.6, _DISTILBERT),
+    "minilm-l6-h384": OnGlue(Quoted(83.3, _MINILM)),
+    "minilm-l12-h384": OnGlue(Quoted(85.7, _MINILM)),
+    "tinybert-4l-312": OnGlue(Quoted(82.5, _TINYBERT)),
+    "tinybert-6l-768": OnGlue(Quoted(84.6, _TINYBERT)),
+    "mobilebert-uncased": OnGlue(Quoted(83.3, _MOBILEBERT)),
+    "modernbert-base": _eight_tasks(89.1, 88.4, _MODERNBERT),
+    "modernbert-large": _eight_tasks(90.8, 90.5, _MODERNBERT),
+    "xlm-roberta-large": OnGlue(Quoted(88.9, _XLM_ROBERTA)),
 }
+
+
+CATEGORIES = (
+    *("general", "small", "multilingual", "domain", "spans and entities"),
+    *("embeddings", "generation", "pretraining"),
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +96,10 @@ class Preset:
         objective: the pretraining objective.
         pretraining_heads: the heads of that objective, as `Family.heads` names them; other names are of missing heads.
         tokenizer: the kind of vocabulary.
-        own: the differences from BERT.
+        own: its key innovation: the differences from BERT.
+        category: one of CATEGORIES.
+        use: what it is mostly used for.
+        languages: of its pretraining: a name, or how many.
     """
 
     name: str
@@ -87,6 +111,9 @@ class Preset:
     pretraining_heads: tuple[str, ...]
     tokenizer: str
     own: str
+    category: str
+    use: str
+    languages: str = "English"
 
     @property
     def on_glue(self) -> OnGlue:

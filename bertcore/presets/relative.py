@@ -20,7 +20,7 @@ _DEBERTA = BERT.but(
         "pos_att_type": ["c2p", "p2c"], "pooler_dropout": 0, "pooler_hidden_act": "gelu",
     },
     year=2020, paper="arXiv:2006.03654", objective="MLM", pretraining_heads=MLM, tokenizer="byte-level BPE",
-    own="disentangled attention: content and relative position apart",
+    own="disentangled attention: content and relative position apart", use="accurate labels and answers",
 )  # fmt: skip
 _DEBERTA_V3 = _DEBERTA.but(
     "deberta-v3-base", "microsoft/deberta-v3-base",
@@ -42,6 +42,7 @@ _XLNET = Preset(
     },
     year=2019, paper="arXiv:1906.08237", objective="permutation LM", pretraining_heads=CAUSAL_LM,
     tokenizer="SentencePiece unigram", own="two-stream attention, relative positions, memory of earlier segments",
+    category="general", use="labels of long texts, read segment by segment",
 )  # fmt: skip
 _MPNET = replace(
     BERT, name="mpnet-base", hub_id="microsoft/mpnet-base",
@@ -52,7 +53,7 @@ _MPNET = replace(
         "eos_token_id": 2,
     },
     year=2020, paper="arXiv:2004.09297", objective="masked and permuted LM", pretraining_heads=MLM,
-    own="a bias for each head and bucket of relative positions; no segments",
+    own="a bias for each head and bucket of relative positions; no segments", use="the base of embedding models",
 )  # fmt: skip
 _RELATIVE = (
     _DEBERTA,
@@ -86,6 +87,7 @@ _GPT2 = Preset(
     year=2019, paper="Language Models are Unsupervised Multitask Learners", objective="causal LM",
     pretraining_heads=CAUSAL_LM, tokenizer="byte-level BPE",
     own="a decoder: each token sees those before it; layer norms before the blocks",
+    category="generation", use="text that continues a beginning",
 )  # fmt: skip
 _TRANSFORMER_XL = Preset(
     name="transfo-xl-wt103", hub_id="transfo-xl/transfo-xl-wt103",
@@ -98,6 +100,7 @@ _TRANSFORMER_XL = Preset(
     },
     year=2019, paper="arXiv:1901.02860", objective="causal LM", pretraining_heads=CAUSAL_LM, tokenizer="words",
     own="recurrence over segments, relative positions, adaptive softmax; XLNet's ancestor",
+    category="generation", use="the probability of very long texts",
 )  # fmt: skip
 
 RELATIVE_OR_CAUSAL = (*_RELATIVE, _GPT2, _TRANSFORMER_XL)
@@ -127,12 +130,14 @@ _MODERNBERT = Preset(
     },
     year=2024, paper="arXiv:2412.13663", objective="MLM", pretraining_heads=MLM, tokenizer="byte-level BPE",
     own="norms first, rotary positions, gated feed-forwards, two layers of three local; 8,192 tokens",
+    category="general", use="long texts and code",
 )  # fmt: skip
 # Ettin's config.json (its 32m's, which other models' configs quote) has one theta for all layers, and 7,999 positions.
 _ONE_THETA = {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _rope(160000.0))}
 _ETTIN = _MODERNBERT.but(
     "ettin-17m", "jhu-clsp/ettin-encoder-17m", sizes(7, 256, 4, 384) | _ONE_THETA | {"max_position_embeddings": 7999},
     year=2025, paper="arXiv:2507.11412", own="ModernBERT's shape from small to large, one theta, open data",
+    category="small", use="long texts, at a size of choice",
 )  # fmt: skip
 _MMBERT = _MODERNBERT.but(
     "mmbert-base",
@@ -151,6 +156,9 @@ _MMBERT = _MODERNBERT.but(
     year=2025,
     paper="arXiv:2509.06888",
     own="ModernBERT's shape, over 1,800 languages, one theta",
+    category="multilingual",
+    use="long texts in many languages",
+    languages="1,833",
 )
 
 # --- EuroBERT: the defaults of transformers, which are those of 210m, and the authors' conversion script ----------
@@ -165,6 +173,7 @@ _EUROBERT = Preset(
     },
     year=2025, paper="arXiv:2503.05500", objective="MLM", pretraining_heads=MLM, tokenizer="byte-level BPE",
     own="Llama's layers without causality: root-mean-square norms, grouped keys and values; 8,192 tokens",
+    category="multilingual", use="long texts and code in large languages", languages="15",
 )  # fmt: skip
 
 # --- BERT's order, rotary: the defaults of transformers, and the theta and factor that published configs say ------
@@ -191,6 +200,8 @@ _NOMIC_BERT = Preset(
     pretraining_heads=MLM,
     tokenizer="WordPiece, lower case",
     own="rotary positions, gated feed-forwards, no biases in maps",
+    category="embeddings",
+    use="search",
 )
 _GTE = Preset(
     name="gte-multilingual-base", hub_id="Alibaba-NLP/gte-multilingual-base",
@@ -201,6 +212,7 @@ _GTE = Preset(
     },
     year=2024, paper="arXiv:2407.19669", objective="MLM, then contrastive", pretraining_heads=MLM,
     tokenizer="SentencePiece unigram", own="rotary positions, gated feed-forwards; 8,192 tokens, 70 languages",
+    category="embeddings", use="search in long texts of many languages", languages="70",
 )  # fmt: skip
 _GTE_ENGLISH = {
     "vocab_size": 30528,
@@ -208,7 +220,12 @@ _GTE_ENGLISH = {
     "pad_token_id": 0,
     "rope_parameters": _rope(500000.0, 2.0),
 }
-_OF_GTE_ENGLISH = {"tokenizer": "WordPiece, lower case", "own": "as gte-multilingual-base, of English"}
+_OF_GTE_ENGLISH = {
+    "tokenizer": "WordPiece, lower case",
+    "own": "as gte-multilingual-base, of English",
+    "use": "search in long texts",
+    "languages": "English",
+}
 _JINA_V3 = Preset(
     name="jina-embeddings-v3", hub_id="jinaai/jina-embeddings-v3",
     config={
@@ -219,6 +236,7 @@ _JINA_V3 = Preset(
     year=2024, paper="arXiv:2409.10173", objective="MLM, then contrastive, then an adapter for each task",
     pretraining_heads=MLM, tokenizer="SentencePiece unigram",
     own="XLM-R with rotary positions, and adapters of tasks; 8,192 tokens",
+    category="embeddings", use="search, matching and labels, with an adapter for each", languages="89",
 )  # fmt: skip
 # config.json of jina-embeddings-v2-base-en; the code that it names is not run.
 _JINA_V2 = Preset(
@@ -232,6 +250,7 @@ _JINA_V2 = Preset(
     year=2023, paper="arXiv:2310.19923", objective="MLM, then contrastive", pretraining_heads=MLM,
     tokenizer="WordPiece, lower case",
     own="biases of distance in place of positions, gated feed-forwards; 8,192 tokens",
+    category="embeddings", use="search in long texts",
 )  # fmt: skip
 
 ROTARY = (
@@ -240,7 +259,7 @@ ROTARY = (
     _ETTIN,
     _ETTIN.but("ettin-32m", "jhu-clsp/ettin-encoder-32m", sizes(10, 384, 6, 576)),
     _ETTIN.but("ettin-68m", "jhu-clsp/ettin-encoder-68m", sizes(19, 512, 8, 768)),
-    _ETTIN.but("ettin-1b", "jhu-clsp/ettin-encoder-1b", sizes(28, 1792, 28, 3840)),
+    _ETTIN.but("ettin-1b", "jhu-clsp/ettin-encoder-1b", sizes(28, 1792, 28, 3840), category="general"),
     _MMBERT.but("mmbert-small", "jhu-clsp/mmBERT-small", sizes(22, 384, 6, 1152)),
     _MMBERT,
     _EUROBERT,

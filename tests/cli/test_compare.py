@@ -12,7 +12,7 @@ from bertcore.cli.doctor import cpu_model
 from bertcore.kernels import get_num_threads
 from bertcore.kernels._numba import LEVEL
 from bertcore.models import cost
-from bertcore.presets import PRESETS
+from bertcore.presets import PRESETS, preset_config
 from tests.tiny_bert import CONFIG
 
 NAMES = ["bert-base-uncased", "mini-bert"]
@@ -26,10 +26,9 @@ def shown(capsys, *arguments):
 def test_a_table(capsys):
     lines = shown(capsys, *NAMES).splitlines()
     assert lines[0].split()[:3] == ["model", "year", "layers"]
-    assert lines[1].split() == [
-        *("bert-base-uncased", "2018", "12", "768", "12", "30,522", "109.5", "23.8", "174.6", "437.9", "134.0", "84.6"),
-        *("MLM", "+", "NSP"),
-    ]
+    cells = ("bert-base-uncased 2018 12 768 3072 12 30,522 learned absolute 512 109.5 23.8 174.6 437.9 134.0 84.6",)
+    cells += ("MLM + NSP the encoder that the others vary general a baseline: labels, entities and answers English",)
+    assert " ".join(lines[1].split()) == " ".join(cells)
     assert lines[2].split()[0] == "mini-bert"
     assert "a sequence of 128 tokens" in lines[-1]
 
@@ -40,10 +39,11 @@ def test_all_presets_are_the_default(capsys):
 
 def test_csv_and_json_hold_numbers_in_units_of_one(capsys, encoder_folder):
     (line, folder) = csv.DictReader(io.StringIO(shown(capsys, "mini-bert", encoder_folder, "--csv", "--length", "32")))
-    assert list(line) == list(compare.COLUMNS)
+    assert list(line) == [*compare.COLUMNS, "mnli_m_source", "glue_dev_source"]
     assert (line["parameters"], line["mnli_m"], line["glue_dev"]) == ("2957568", "", "")
     assert int(line["flops_per_token"]) == 2 * 1_327_104 + 3 * 4 * 32 * 192
-    assert (folder["name"], folder["year"]) == (str(encoder_folder), "")
+    assert (folder["name"], folder["year"], folder["use"]) == (str(encoder_folder), "", "")
+    assert (folder["position_encoding"], int(folder["positions"])) == ("learned absolute", 40)
     (same,) = json.loads(shown(capsys, "mini-bert", "--json", "--length", "32"))
     assert same["parameters"] == 2_957_568 and same["mnli_m"] is same["glue_dev"] is None
 
@@ -54,8 +54,33 @@ def test_published_figures_have_columns(capsys):
     )
     assert (bert["mnli_m"], bert["glue_dev"]) == (84.6, None)
     assert (roberta["mnli_m"], roberta["glue_dev"]) == (87.6, 86.4)
-    assert (distilbert["mnli_m"], distilbert["glue_dev"]) == (None, None)
+    assert (distilbert["mnli_m"], distilbert["glue_dev"]) == (82.1, 79.6)
     assert "glue" not in bert
+    assert bert["mnli_m_source"] == "arXiv:1810.04805, table 1: test set" and bert["glue_dev_source"] is None
+    assert roberta["glue_dev_source"].endswith("examples/roberta/README.md: mean of its eight tasks")
+
+
+def test_positions_are_read_from_the_config(capsys, tmp_path):
+    expected = {
+        "mpnet-base": "learned absolute + relative",
+        "xlnet-base-cased": "relative",
+        "deberta-v3-base": "relative",
+        "modernbert-base": "rotary",
+        "jina-embeddings-v2-base-en": "ALiBi",
+    }
+    configs = {
+        "sinusoidal": preset_config("distilbert-base-uncased") | {"sinusoidal_pos_embds": True},
+        "learned absolute + relative": preset_config("deberta-base") | {"position_biased_input": True},
+        "none": preset_config("deberta-base") | {"relative_attention": False, "pos_att_type": []},
+    }
+    for kind, config in configs.items():
+        (tmp_path / f"{kind}.json").write_text(json.dumps(config))
+        expected[str(tmp_path / f"{kind}.json")] = kind
+    rows = json.loads(shown(capsys, *expected, "--json"))
+    assert {row["name"]: row["position_encoding"] for row in rows} == expected
+    lines = shown(capsys, "xlnet-base-cased", "modernbert-base").splitlines()
+    assert "32,000 relative no limit 116.7" in " ".join(lines[1].split())
+    assert "50,368 rotary 8,192 149.0" in " ".join(lines[2].split())
 
 
 def test_a_plot(tmp_path, capsys):
