@@ -14,8 +14,9 @@ A line `<!-- include: WHAT -->` of a page becomes one of these:
 import ast
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).parent.parent
 INCLUDE = re.compile(r"^<!-- include: (?P<kind>\w+)(?:: (?P<name>.+?))? -->$", re.MULTILINE)
@@ -26,6 +27,10 @@ PAGES = {
     "models": "models.md",
     "one-kernel-in-your-own-project": "kernels.md",
 }
+
+# Columns of `bertcore compare` on the page "Which model for what"; every model has a value in the last.
+GUIDE = ("name", "use", "languages", "position_encoding", "positions", "parameters", "megabytes_int8")
+GUIDE += ("flops_per_token", "mnli_m", "category")
 
 
 def included(page: str) -> str:
@@ -123,6 +128,62 @@ def presets_table() -> str:
     return _table(head, rows)
 
 
+def compared() -> list[dict[str, Any]]:
+    """Return what `bertcore compare` prints of each preset, by category and number of parameters."""
+    from bertcore.cli.compare import row
+    from bertcore.cli.info import described
+    from bertcore.models.cost import LENGTH
+    from bertcore.presets import PRESETS
+    from bertcore.presets.preset import CATEGORIES
+
+    rows = [row(name, *described(name), length=LENGTH) for name in PRESETS]
+    return sorted(rows, key=lambda each: (CATEGORIES.index(each["category"]), each["parameters"]))
+
+
+def comparison_table(names: Sequence[str]) -> str:
+    """Return columns of `bertcore compare`, for models that have a value in the last."""
+    from bertcore.cli.compare import COLUMNS
+
+    def cell(key: str, each: Mapping[str, Any]) -> str:
+        text = COLUMNS[key].text(each[key]) if key in COLUMNS else str(each[key])
+        return f"`{text}`" if key == "name" else text
+
+    head = tuple(COLUMNS[key].title if key in COLUMNS else "source" for key in names)
+    return _table(head, [tuple(cell(key, each) for key in names) for each in compared() if each[names[-1]] is not None])
+
+
+def needs_table() -> str:
+    """Return the table of needs: a rule for each, and the models that `bertcore compare`'s figures pick by it."""
+    rows = compared()
+    bert = next(each for each in rows if each["name"] == "bert-base-uncased")
+    quoted = [each for each in rows if each["mnli_m"] is not None]
+    best = sorted(quoted, key=lambda each: -each["mnli_m"])
+    as_bert = [each for each in best if each["flops_per_token"] <= 1.1 * bert["flops_per_token"]]
+    good = [each for each in quoted if each["mnli_m"] >= 83]
+    few_flops = sorted(good, key=lambda each: each["flops_per_token"])
+    small = sorted(good, key=lambda each: each["megabytes_int8"])
+    long = [each for each in rows if each["category"] in ("general", "small") and (each["positions"] or 0) > 2048]
+
+    def of(category: str) -> list[dict[str, Any]]:
+        return [each for each in rows if each["category"] == category]
+
+    picks = (
+        ("accuracy", "the highest MNLI-m", best[:3]),
+        ("accuracy at BERT-base's cost", "the highest MNLI-m of those within 1.1 of its FLOPs", as_bert[:3]),
+        ("speed", "the fewest FLOPs a token of those with an MNLI-m of 83 or more", few_flops[:3]),
+        ("memory", "the smallest in int8 of those with an MNLI-m of 83 or more", small[:3]),
+        ("length", "English texts of more than 2,048 tokens", long),
+        ("languages", "category multilingual", of("multilingual")),
+        ("a domain", "category domain", of("domain")),
+        ("entities, relations, answers", "category spans and entities", of("spans and entities")),
+        ("search", "category embeddings", of("embeddings")),
+    )
+    return _table(
+        ("what matters", "rule", "models"),
+        [(need, rule, ", ".join(f"`{each['name']}`" for each in found)) for need, rule, found in picks],
+    )
+
+
 def operations_table() -> str:
     """Return the table of operations: the first line of each contract and the backends that implement it."""
     kernels = REPOSITORY / "kernels"
@@ -165,5 +226,9 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "families": families_table,
     "operations": operations_table,
+    "needs": needs_table,
+    "guide": lambda: comparison_table(GUIDE),
+    "quality": lambda: comparison_table(("name", "mnli_m", "mnli_m_source")),
+    "glue": lambda: comparison_table(("name", "glue_dev", "glue_dev_source")),
     "presets": presets_table,
 }

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 import shutil
 import sys
@@ -134,9 +135,40 @@ def test_tables_have_a_row_for_each_family_preset_and_operation():
 
     operations = {file.parent.name for file in (REPOSITORY / "kernels").glob("[a-z]*/reference.py")}
     tables = {"families": known_families(), "presets": PRESETS, "operations": operations}
-    assert set(tables) == set(inclusions.TABLES)
+    assert {*tables, "needs", "guide", "quality", "glue"} == set(inclusions.TABLES)
     for name, members in tables.items():
         rows = inclusions.TABLES[name]().splitlines()[2:]
         assert {re.match(r"\| `([^`]+)`", row)[1] for row in rows} == set(members)
         assert len(rows) == len(members)
         assert len({row.count(" | ") for row in rows}) == 1
+
+
+def test_the_guide_shows_what_compare_prints(capsys):
+    """Each table of the page, against the rows of `bertcore compare`."""
+    from bertcore.cli.compare import COLUMNS
+
+    assert main(["compare", "--json"]) == 0
+    compared = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    page = inclusions.included((REPOSITORY / "docs" / "choosing.md").read_text(encoding="utf-8"))
+    needs, guide, *quoted = (
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+        for table in re.findall(r"(?:^\|.*\n)+", page, flags=re.MULTILINE)
+    )
+    columns = {column.title: (key, column) for key, column in COLUMNS.items()}
+    head, _, *rows = guide
+    assert {row[0].strip("`") for row in rows} == set(compared)
+    for row in rows:
+        for title, cell in zip(head, row, strict=True):
+            key, column = columns[title]
+            assert cell.strip("`") == column.text(compared[row[0].strip("`")][key])
+    for (head, _, *rows), key in zip(quoted, ("mnli_m", "glue_dev"), strict=True):
+        assert head == ["model", COLUMNS[key].title, "source"]
+        known = {name: [f"{each[key]:.1f}", each[f"{key}_source"]] for name, each in compared.items() if each[key]}
+        assert {row[0].strip("`"): row[1:] for row in rows} == known
+    picked = {need: re.findall(r"`(.+?)`", names) for need, _, names in needs[2:]}
+    assert all(set(names) <= set(compared) and names for names in picked.values())
+    best = max(compared.values(), key=lambda each: each["mnli_m"] or 0)
+    assert picked["accuracy"][0] == best["name"]
+    assert set(picked["languages"]) == {
+        each["name"] for each in compared.values() if each["category"] == "multilingual"
+    }
