@@ -188,10 +188,7 @@ class Tape:
 
 
 def _added(known: Any, part: Any, passed_on: Sequence[Any], parts: Sequence[Any], dtype: Any) -> Any:
-    """Return the gradient of a leaf, `known` so far, with one more part: an array that belongs to this leaf alone.
-
-    A pullback may return the array that it got, or views of it, and may return one array twice.
-    """
+    """Return a leaf's gradient `known` plus one more part, as an array of its own: parts may be one array twice."""
     if isinstance(part, Addend):
         return part.added_to(known, dtype)
     if known is not None:

@@ -134,10 +134,7 @@ class _Source:
 
 
 def _modules(modules: Path) -> list[tuple[str, str]]:
-    """Return (type, folder) of a sentence encoder's modules, the model's first; [] without a readable modules.json.
-
-    Errors in the file are reported when it is loaded.
-    """
+    """Return (type, folder) of a sentence encoder's modules, the model's first; [] without a readable modules.json."""
     try:
         listed = json.loads(modules.read_text(encoding="utf-8"))
         types, paths = [str(module.get("type")) for module in listed], [module["path"] for module in listed]
@@ -156,11 +153,7 @@ def _module_files(folders: list[str]) -> Iterator[str]:
 
 
 def _fetch_weights(source: _Source, snapshot: Path, folder: str) -> None:
-    """Fetch the first of WEIGHTS_NAMES that the model has in `folder`, with its shards.
-
-    Cached files come first, which saves requests: a commit does not change. A model without any is an error when it is
-    loaded.
-    """
+    """Fetch the first of WEIGHTS_NAMES in `folder`, with its shards; cached files come first."""
     start = f"{folder}/" if folder else ""
     for name in sorted(WEIGHTS_NAMES, key=lambda name: not (snapshot / folder / name).is_file()):
         file = source.file(start + name, snapshot.name)

@@ -123,10 +123,7 @@ def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, dtype: st
 
 
 def _check_bounds(tensor: Tensor, elements: int) -> None:
-    """Raise Refused unless `tensor` lies within its storage, which has that many elements.
-
-    It may not have more elements than the storage either: a stride of 0 would make any number of them out of one.
-    """
+    """Raise Refused unless `tensor` lies within its storage and, for strides of 0, has no more elements."""
     where = f"a tensor of shape {tensor.shape} and stride {tensor.stride}"
     if tensor.start + tensor.span > tensor.storage.stop:
         raise Refused(f"{where} ends after its storage {shown(tensor.storage.key)} of {elements} elements")

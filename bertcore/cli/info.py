@@ -78,10 +78,7 @@ def described(name: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
 
 
 def _of_checkpoint(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return further properties of a checkpoint: its head, its labels, its low precision.
-
-    The head is the name of a class, or `architectures` if bertcore has no class of that name; None without either.
-    """
+    """Return further properties of a checkpoint: its head (None without one), its labels, its low precision."""
     from bertcore import checkpoint
     from bertcore.models.architectures import class_for
     from bertcore.models.spec import ConfigReader

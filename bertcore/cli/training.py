@@ -204,10 +204,7 @@ class Training(Command):
         return folder
 
     def _goes_on(self, folder: Path) -> bool:
-        """Return whether there is a checkpoint to go on from; if not, the run is finished, which is printed.
-
-        CommandError without a run in the folder, and for other options, or an end that needs a checkpoint.
-        """
+        """Return whether there is a checkpoint to go on from; if not, the run is finished, which is printed."""
         from bertcore.checkpoint.files import read_json_object
         from bertcore.training.callbacks import TrainerState
         from bertcore.training.checkpoints import ARGUMENTS, STATE

@@ -172,14 +172,7 @@ def _warn_not_captured(error: NotCaptured) -> None:
 
 
 class _SeedsOnGPU(Seeds):
-    """Seeds for a captured pass, which kernels read from GPU memory.
-
-    The same draw of each pass has the same place; `numbers` returns the seeds of a pass of another seed.
-
-    Args:
-        array: where they lie, uint64.
-        count: how many were drawn before the pass.
-    """
+    """Seeds for a captured pass, in GPU memory at `array`; the same draw of each pass has the same place."""
 
     def __init__(self, array: Any, count: int):
         self.count, self._array, self._path = count, array, ()
@@ -213,11 +206,7 @@ def _seeds(run: Pass, drawn: _SeedsOnGPU | None) -> Any:
 
 
 class _Kept:
-    """Objects that live as long as the graphs.
-
-    They are the arrays that graphs read, the seeds' places, and the owners of the gradients (the hidden state, if it
-    has one, then parameters).
-    """
+    """Objects that live as long as the graphs: the arrays that they read, the seeds, the owners of the gradients."""
 
     def __init__(self, has_hidden: bool, seeds: _SeedsOnGPU | None, *arrays: Any):
         self.has_hidden, self.seeds, self.arrays, self.parameters = has_hidden, seeds, arrays, ()

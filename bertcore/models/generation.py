@@ -310,10 +310,7 @@ def sample_words(scores: Any, draws: np.ndarray) -> np.ndarray:
 
 
 def _passed(shares: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each row the number of the share that its draw falls into, and how far into it, from 0 to below 1.
-
-    A share of 0 is never chosen, however sums are rounded.
-    """
+    """Return for each row the share (never an empty one) that its draw falls into, and how far, from 0 to below 1."""
     sums = np.cumsum(shares, axis=1, dtype=np.float64)
     total = sums[:, -1:]
     target = draws[:, None] * total

@@ -109,10 +109,7 @@ RELATIVE_OR_CAUSAL = (*_RELATIVE, _GPT2, _TRANSFORMER_XL)
 
 
 def _rope(theta: float, factor: float | None = None) -> dict[str, object]:
-    """Return rope_parameters; a factor means NTK's static scaling, which transformers calls "linear".
-
-    That is theta times the factor, and every angle divided by factor^(2 / head_dim), with head_dim 64.
-    """
+    """Return rope_parameters; a factor means NTK's static scaling, which transformers calls "linear"."""
     if factor is None:
         return {"rope_type": "default", "rope_theta": theta}
     return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / 64)}

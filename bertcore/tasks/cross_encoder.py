@@ -50,8 +50,7 @@ class CrossEncoder(Encoder):
         activation_fn: function applied to the logits: "identity", "sigmoid", "softmax", "relu", "tanh", or a function
             of (pairs, labels) float32. By default as published, otherwise the sigmoid for one label and the identity
             for several.
-        options: device, prompts, default_prompt_name, cache_folder, revision, token, local_files_only,
-            trust_remote_code; see `Encoder`.
+        options: those of `Encoder`.
 
     Attributes:
         num_labels, labels: number of scores of a pair, and their names.
@@ -62,9 +61,6 @@ class CrossEncoder(Encoder):
     Raises:
         CheckpointError: a file is invalid, the checkpoint has no classifier's head, or its activation is unknown.
         ValueError: `max_length` is out of range, or the activation is unknown.
-
-    The first call that cuts pairs ends with a TextsCutWarning that counts them. Several threads may use one
-    CrossEncoder at once.
     """
 
     _method = "predict"

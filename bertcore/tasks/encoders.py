@@ -73,7 +73,9 @@ class ReadingOptions(TypedDict, total=False):
 
 
 class Encoder:
-    """A published model that reads texts.
+    """A published model that reads texts. Several threads may use one encoder at once.
+
+    The first call that cuts texts ends with a TextsCutWarning that counts them.
 
     Args:
         model_name_or_path: folder of the model, or its id on the Hugging Face hub ("ORGANISATION/NAME").

@@ -136,15 +136,7 @@ def _embeddings(
 
 
 class _Candidates:
-    """The documents near each query.
-
-    Attributes:
-        queries, documents: distinct texts.
-        most: the most pairs of one query.
-        owners, positives: of each distinct pair the query and the document.
-        of_positives: the scores of these pairs.
-        indices, scores: of each query's candidates, (queries, candidates).
-    """
+    """The documents near each query, with their scores; `owners` and `positives` are the distinct pairs."""
 
     def __init__(self, pairs: list[tuple[str, str]], corpus: list[str]):
         counts = Counter(query for query, _ in pairs)

@@ -198,10 +198,7 @@ def _beginning(window: Window) -> int:
 
 
 def _windows_of_pieces(tokenizer: Any, text: Text, cutting: Cutting) -> Iterator[Window]:
-    """Yield the windows of a text that is too long to be tokenized at once.
-
-    The last window of a piece may be incomplete: the next piece starts with it, at the space before its first word.
-    """
+    """Yield the windows of a text too long to be tokenized at once; a piece starts with the last one of that before."""
     whole, part = text.parts[text.windowed], text.windowed
     strategy, stride = _strategy(text, cutting), _stride(tokenizer, text, cutting)
     start, size, last = 0, PIECE, None

@@ -179,10 +179,7 @@ def _uses(opened: Any, config: dict[str, Any]) -> tuple[dict[str, set[str]], dic
 
 
 def _check_links(source: Path, folders: Iterable[Path]) -> None:
-    """Refuse links out of the model's folder, by which a foreign model could copy any file of the user's.
-
-    Links into the blobs of the Hugging Face cache are allowed for a snapshot, which consists of such links.
-    """
+    """Refuse links out of the model's folder, except into the blobs of the Hugging Face cache."""
     allowed = [source.resolve()]
     if allowed[0].parent.name == "snapshots":
         allowed.append(allowed[0].parent.parent / "blobs")
@@ -225,10 +222,7 @@ def _written_beside(target: Path) -> Iterator[Path]:
 def _copy_files(
     source: Path, beside: Path, folders: Iterable[Path], config: Path, with_weights: Iterable[Path], target: Path
 ) -> None:
-    """Copy files other than weights and `config` from the folders of a model in `source`, all from `with_weights`.
-
-    Write errors name `target`, read errors the file.
-    """
+    """Copy files other than weights and `config` from the folders of a model in `source`, all from `with_weights`."""
     for folder in filter(Path.is_dir, folders):
         place = beside / folder.relative_to(source)
         with naming(target):

@@ -57,8 +57,7 @@ class SparseEncoder(PromptedReader):
         dtype: dtype of weights and computation, as for AutoModel; embeddings are float32.
         max_seq_length: cut texts to this many tokens, special ones included; by default as published.
         max_active_dims: keep this many of the greatest weights of each text; by default as published, or all.
-        options: device, prompts, default_prompt_name, cache_folder, revision, token, local_files_only,
-            trust_remote_code; see `Encoder`.
+        options: those of `Encoder`.
 
     Attributes:
         settings: settings of the folder.
@@ -69,9 +68,6 @@ class SparseEncoder(PromptedReader):
     Raises:
         CheckpointError: a file of the folder is invalid, or the checkpoint has no masked language model's head.
         ValueError: a number is out of range.
-
-    The first call that cuts texts ends with a TextsCutWarning that counts them. Several threads may use one encoder at
-    once.
     """
 
     @reading_whole

@@ -48,11 +48,7 @@ def models_of(source: Path | None, dtype: str | None) -> tuple[Any, Any]:
 
 
 def _with_head(kind: type, folder: Path, encoder: Any) -> Any:
-    """Return the model with its own head if that takes a label for each token, else with a classifier.
-
-    The classifier is one of tokens, or of sequences for families without one of tokens (Transformer-XL): all heads run
-    the same kernels.
-    """
+    """Return the model with its own head if that takes a label for each token, else with a classifier."""
     if kind in (AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForTokenClassification):
         return kind.from_pretrained(folder, dtype=encoder.dtype)
     if "token_classification" in head_specs(encoder.config):

@@ -193,10 +193,7 @@ class LukeTokenizer(Tokenizer):
         return self._result(values, encodings, options.return_tensors, flat=not texts.batched)
 
     def _mentions(self, argument: str, texts: list[str], spans: Any, names: Any) -> list[Mentions]:
-        """Return the entities of each text, checked; errors name the wrong one.
-
-        spans and names have one list for each text, or are None; `argument` is the name of the spans in errors.
-        """
+        """Return the entities of each text, checked; `argument` is the name of the spans in errors."""
         if spans is None:
             if names is not None:
                 raise ValueError(f"entities are given without {argument}")

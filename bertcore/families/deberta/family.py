@@ -92,10 +92,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 
 def _head_spellings() -> tuple[tuple[str, str], ...]:
-    """Return pairs of spellings, both ways, between the two sets of names of the language model's head.
-
-    Published files have the newer set, though their configs do not say so (transformers then starts with a new head).
-    """
+    """Return pairs of spellings, both ways, of the language model's head; configs do not say which a file has."""
     parts = [
         ("cls.predictions.bias", "lm_predictions.lm_head.bias"),
         *(

@@ -50,10 +50,7 @@ class WordAndEntityInput(EncoderInput):
         return moved
 
     def _buffer(self, run: Pass) -> IntegerBuffer:
-        """Return the buffer of all integers; mentions have spare capacity for tokens, filled with -1.
-
-        In layers what is behind words and entities stands behind all tokens, in the sequences that are there.
-        """
+        """Return the buffer of all integers; mentions have spare capacity for tokens, filled with -1."""
         entities, sequences, in_training = self.entities, len(self.cu_seqlens) - 1, run.tape is not None
         of_words = {name: getattr(self, name) for name in OF_WORDS}
         words, most = capacities_for(len(self.input_ids), sequences, in_training=in_training)

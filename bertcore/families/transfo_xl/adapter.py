@@ -145,10 +145,7 @@ class RecurrentAdapter(Adapter):
         return table
 
     def _distances(self, xp: ModuleType, longest: int, memory: int) -> tuple[int, int, Any]:
-        """Return the lowest and the highest encoded distance, and the row of each distance, an array of `xp`.
-
-        Rows count from the lowest distance. More distances are encoded than occur, so that similar lengths share them.
-        """
+        """Return the lowest and the highest encoded distance, and the row of each distance, an array of `xp`."""
         details = self.spec.details
         highest = max(longest + memory - 1, 0)
         first, last = (distance // RANGE_STEP * RANGE_STEP for distance in (self._lowest(longest, highest), highest))

@@ -159,13 +159,7 @@ class RelativeAttention(Sublayer):
         weight: Parameter,
         segment_scores: Any = None,
     ) -> Any:
-        """Return relative attention, (tokens, heads * head_dim).
-
-        `queries` are for content and for positions, `keys` are keys, values and the positions' keys: (tokens, heads *
-        head_dim) each.
-
-        `weight` is that of a map beside them, whose precision decides attention's.
-        """
+        """Return relative attention, (tokens, heads * head_dim); `weight` decides its precision."""
         key, value, positions = (self._heads(run, each) for each in keys)
         arrays = (*(self._heads(run, query) for query in queries), key, value, segment_scores)
         attended = self._attend_in(run, context, positions, attention_dtype(run, weight), *arrays)

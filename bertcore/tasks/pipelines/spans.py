@@ -326,10 +326,7 @@ class QuestionAnsweringPipeline(Pipeline):
 def _best_spans(
     starts: np.ndarray, ends: np.ndarray, longest: int, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return first token, last token and score of the `count` spans with the highest sums of scores, best first.
-
-    All spans of at most `longest` tokens are candidates.
-    """
+    """Return first token, last token and score of the `count` best spans of at most `longest` tokens, best first."""
     lengths = range(min(longest, len(starts)))
     sums = [starts[: len(starts) - more] + ends[more:] for more in lengths]
     if not sums:

@@ -64,8 +64,7 @@ class SentenceEncoder(PromptedReader):
             number of special tokens, at most the model's positions.
         truncate_dim: keep only the first dimensions (Matryoshka embeddings); by default as published, or all.
         similarity_fn_name: "cosine", "dot", "euclidean" or "manhattan"; by default as published, or "cosine".
-        options: device, prompts, default_prompt_name, cache_folder, revision, token, local_files_only,
-            trust_remote_code; see `Encoder`.
+        options: those of `Encoder`.
 
     Attributes:
         settings: settings of the folder (pooling, normalize, ...).
@@ -79,9 +78,6 @@ class SentenceEncoder(PromptedReader):
     Raises:
         CheckpointError: a file of the folder is invalid, or a module is not supported.
         ValueError: `max_seq_length` or `truncate_dim` is out of range, or the task or similarity is unknown.
-
-    The first call that cuts texts ends with a TextsCutWarning that counts them. Several threads may use one encoder at
-    once.
     """
 
     @reading_whole

@@ -78,10 +78,7 @@ class EntityMaskedLM(MaskedLM):
 def _by_piece(
     entities: Sequence[int], positions: Sequence[Sequence[int]], limit: int, before: int
 ) -> Mapping[int, list[tuple[int, list[int]]]]:
-    """Return the (entity, places) of each piece of `limit` tokens, by its number, whose whole mention it holds.
-
-    Places are in the piece, after `before` special tokens; `positions` are filled up with -1.
-    """
+    """Return the (entity, places) of each piece of `limit` tokens that holds the whole mention, by its number."""
     found = defaultdict(list)
     for entity, some in zip(entities, positions, strict=True):
         places = [place for place in some if place >= 0]

@@ -187,10 +187,7 @@ class PermutationLM(Supervised):
         return rng.permutation(np.append(np.flatnonzero(is_predicted), others[: goal - is_predicted.sum()]))
 
     def _spans(self, words: np.ndarray, goal: int, rng: np.random.Generator) -> np.ndarray:
-        """Return which tokens are in spans of words, together at most `goal`; `words` has each token's word, or -1.
-
-        From left to right: a span of n words stands at random among n / share tokens around it.
-        """
+        """Return which tokens are in spans of words, together at most `goal`; `words` has each token's word, or -1."""
         is_predicted = np.zeros(len(words), bool)
         starts = np.flatnonzero((words >= 0) & (words != np.append(-1, words[:-1])))
         lengths = np.arange(1, self.longest_span + 1)
