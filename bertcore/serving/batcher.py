@@ -126,7 +126,8 @@ class Batcher:
             self._worker = None
 
     def _next_batch(self) -> list[tuple[Any, asyncio.Future]]:
-        batch, tokens = [], 0
+        batch: list[tuple[Any, asyncio.Future]] = []
+        tokens = 0
         while self._requests:
             rows = self._requests[0]
             row, future = rows[0]

@@ -31,7 +31,8 @@ class Connection(H11Protocol):
     def __init__(self, *given: Any, **options: Any):
         super().__init__(*given, **options)
         self._most, self.limit_concurrency = self.limit_concurrency, None  # whose answer would be plain text
-        self._head_ends = self._reading_ends = None
+        self._head_ends: float | None = None
+        self._reading_ends: Any = None
         self.idle_since = 0.0
 
     @property
@@ -44,7 +45,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # so that `pause_writing` is called for every byte that waits
         self._expect_head()
-        alive = [each for each in self.connections if not each.transport.is_closing()]
+        alive: list[Any] = [each for each in self.connections if not each.transport.is_closing()]
         if self._most is not None and len(alive) > self._most:
             idle = [each for each in alive if each is not self and each.is_idle]
             min(idle, key=lambda each: each.idle_since, default=self).transport.abort()
