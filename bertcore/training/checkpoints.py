@@ -52,7 +52,7 @@ def checkpoints_in(output_dir: str | os.PathLike) -> list[Path]:
 def check_whole(folder: Path) -> None:
     """Raise CheckpointError, naming the file, unless all files of a checkpoint are as they were saved."""
     if not (folder / DIGESTS).is_file():
-        raise CheckpointError(f"{folder} is no checkpoint of a run: it has no {DIGESTS}")
+        raise CheckpointError(f"{folder} is not a checkpoint of a run: it lacks {DIGESTS}")
     for name, expected in _read_json(folder / DIGESTS).items():
         file = folder / name
         try:
@@ -226,7 +226,7 @@ def load_run(
     """
     for name in (OPTIMIZER, *([OBJECTIVE] if beside else []), SCHEDULE, STATE, ARGUMENTS):
         if not (folder / name).is_file():
-            raise CheckpointError(f"{folder} is no checkpoint of a run: it has no {name}")
+            raise CheckpointError(f"{folder} is not a checkpoint of a run: it lacks {name}")
     before, state = _read_json(folder / ARGUMENTS), TrainerState.load_from_json(folder / STATE)
     known = {name: (before.get(name), getattr(args, name)) for name in _KEPT}
     facts = {"the number of examples": "num_examples", "the number of processes": "num_processes"}

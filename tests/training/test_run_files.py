@@ -162,7 +162,7 @@ def test_a_failure_at_the_end_does_not_hide_the_first(tmp_path):
 def test_existing_checkpoints_are_not_overwritten(tmp_path):
     language_trainer(tmp_path).train()
     refuses(ValueError, "checkpoint-7 already", language_trainer(tmp_path).train)
-    refuses(ValueError, "no checkpoint of a run", language_trainer(tmp_path).train, resume_from_checkpoint=tmp_path)
+    refuses(ValueError, "not a checkpoint of a run", language_trainer(tmp_path).train, resume_from_checkpoint=tmp_path)
 
 
 KILLED = """
@@ -265,7 +265,7 @@ DAMAGE = [
     ("optimizer.safetensors", flip, "optimizer.safetensors is damaged"),
     ("optimizer.safetensors", lambda file: file.unlink(), "optimizer.safetensors cannot be read: No such file"),
     ("trainer_state.json", lambda file: file.write_text(""), "trainer_state.json is damaged"),
-    ("digests.json", lambda file: file.unlink(), "checkpoint-7 is no checkpoint of a run: it has no digests.json"),
+    ("digests.json", lambda file: file.unlink(), "checkpoint-7 is not a checkpoint of a run: it lacks digests.json"),
     ("digests.json", lambda file: file.write_text("[]"), "digests.json holds \\[\\], expected an object"),
 ]
 

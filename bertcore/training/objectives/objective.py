@@ -106,7 +106,7 @@ class Objective:
         return self.source.weight(batch)
 
     def counts(self, model: Any, batch: Batch) -> tuple[float, ...]:
-        """Return what each summand of a batch's loss is a mean over; `weight` alone for a loss that is no sum."""
+        """Return what each summand of a batch's loss is a mean over; by default `weight` alone."""
         return (self.weight(batch),)
 
     def in_step(self, model: Any, batch: Batch, shares: Sequence[float]) -> tuple[Any, Gradients]:
