@@ -318,15 +318,8 @@ TASKS = (None, *HEADS, "CAUSAL_LM", "FEATURE_EXTRACTION", "SEQ_2_SEQ_LM")
 
 # Keys of PEFT that do not change what is computed from the tensors in the file (init_lora_weights: see below).
 IGNORED_KEYS = {
-    *(
-        "init_lora_weights",
-        "auto_mapping",
-        "base_model_name_or_path",
-        "revision",
-        "inference_mode",
-        "peft_type",
-        "peft_version",
-    ),
+    *("init_lora_weights", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode"),
+    *("peft_type", "peft_version"),
     *("fan_in_fan_out", "megatron_core", "qalora_group_size", "ensure_weight_tying"),
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "layers_pattern"),
 }

@@ -204,7 +204,8 @@ class SentenceEncoder(PromptedReader):
             embeddings = np.concatenate(parts) if parts else np.empty((0, self.embedding_dimension), np.float32)
         else:
             checked = checked_options(self, precision=precision, ranges=ranges, **options)
-            embeddings, done = np.empty((len(many), self._kept(checked)), np.float32), 0
+            width = min(self._width, checked.dimensions or self._width)
+            embeddings, done = np.empty((len(many), width), np.float32), 0
             with progress_bar(len(many), show_progress_bar) as advance:
                 for rows in self._windows_of_rows(many, advance, checked):
                     embeddings[done : done + len(rows)] = rows
@@ -241,7 +242,8 @@ class SentenceEncoder(PromptedReader):
     def _token_embeddings(self, texts: list[str], with_all: bool, options: dict[str, Any]) -> list[Any]:
         """Return the hidden states of each text, or a dict of them, the embedding and the token ids."""
         checked = checked_options(self, **options)
-        found = list(chain.from_iterable(self._of_texts(texts, self.hidden_states, lambda count: None, checked)))
+        whole = MergedWindows(checked.merge)
+        found = list(chain.from_iterable(self._read(texts, self.hidden_states, whole, checked, lambda count: None)))
         if not with_all:
             return found
         ids, embeddings = [row for row, _ in self.token_rows(texts, checked.prompt)], self.encode(texts, **options)
@@ -292,21 +294,13 @@ class SentenceEncoder(PromptedReader):
         else:
             super()._save_model(folder)
 
-    def _kept(self, options: Options) -> int:
-        """Return the number of dimensions of a call's embeddings."""
-        return min(self._width, options.dimensions or self._width)
-
     def _windows_of_rows(
         self, texts: Iterable[str], advance: Callable[[int], object], options: Options
     ) -> Iterator[np.ndarray]:
         """Yield the embeddings of neighbouring texts, (texts, dim) float32, window by window."""
-        for rows in self._of_texts(texts, lambda batch: self.pooled(batch, options.skipped), advance, options):
+        whole = MergedWindows(options.merge)
+        for rows in self._read(texts, lambda batch: self.pooled(batch, options.skipped), whole, options, advance):
             yield self.finished(np.stack(rows), options.normalize_embeddings or None, options.dimensions)
-
-    def _of_texts(
-        self, texts: Iterable[str], compute: Callable[[Any], Any], advance: Callable[[int], object], options: Options
-    ) -> Iterator[list[np.ndarray]]:
-        return self._read(texts, compute, MergedWindows(options.merge), options, advance)
 
     def pooled(self, batch: list[np.ndarray], skipped: int = 0) -> np.ndarray:
         """Return the vectors of a batch of token ids after pooling and the modules that follow it, (texts, dim).
@@ -397,24 +391,20 @@ def checked_options(
             f"task is {task!r}, but this encoder has {has} in its weights: make another one, "
             f"SentenceEncoder(folder, task={task!r})"
         )
-    before = encoder.prompt(prompt, prompt_name)
+    before, settings = encoder.prompt(prompt, prompt_name), encoder.settings
+    cutting = Cutting(truncation, encoder.max_seq_length, stride)
+    if cutting.reads_all and before and not settings.include_prompt:
+        raise ValueError("truncation is 'chunk', and this encoder does not pool its prompt, which one window has")
+    if cutting.reads_all and settings.is_static:
+        raise ValueError("truncation is 'chunk', and static embeddings have no windows: max_seq_length can be any")
     return Options(
         prompt=before,
-        skipped=0 if encoder.settings.include_prompt else _prompt_tokens(encoder, before),
+        skipped=0 if settings.include_prompt else _prompt_tokens(encoder, before),
         dimensions=encoder.truncate_dim if truncate_dim is None else check_count("truncate_dim", truncate_dim),
         backend=encoder._backend(device),
-        cutting=_cutting(encoder, truncation, stride, before),
+        cutting=cutting,
         **others,
     )
-
-
-def _cutting(encoder: Any, truncation: Any, stride: int | None, prompt: str) -> Cutting:
-    cutting = Cutting(truncation, encoder.max_seq_length, stride)
-    if cutting.reads_all and prompt and not encoder.settings.include_prompt:
-        raise ValueError("truncation is 'chunk', and this encoder does not pool its prompt, which one window has")
-    if cutting.reads_all and encoder.settings.is_static:
-        raise ValueError("truncation is 'chunk', and static embeddings have no windows: max_seq_length can be any")
-    return cutting
 
 
 def _prompt_tokens(encoder: Any, prompt: str) -> int:
