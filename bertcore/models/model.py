@@ -203,8 +203,14 @@ class Model(NamedParameters):
         return kernels.use_backend(backend)
 
     def get_input_embeddings(self) -> Embedding:
-        """Return the table of the words' embeddings; its `weight` is (vocab_size, features)."""
-        return self.encoder.embeddings.words
+        """Return the table of the words' embeddings; its `weight` is (vocab_size, features).
+
+        Raises ValueError for Transformer-XL, whose words stand in several tables.
+        """
+        words = getattr(self.encoder.embeddings, "words", None)
+        if words is None:
+            raise ValueError(f"the model is of {self.config['model_type']}, expected a family with one table of words")
+        return words
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
@@ -217,8 +223,9 @@ class Model(NamedParameters):
             mean_resizing: new rows are the mean of the old ones; otherwise they are random as in a new model.
 
         A decoder's weight and bias get the same number of rows. Optimisers made before must be made again. Raises
-        ValueError for a low precision, and for a family whose tables are not of one row a token.
+        ValueError for a low precision, and for Transformer-XL, whose words stand in several tables.
         """
+        self.get_input_embeddings()
         if self.dtype in LOW_PRECISION:
             raise ValueError(f"dtype is {self.dtype}, expected float32, float64 or float16: resize before converting")
         count = self.spec.vocab_size if new_num_tokens is None else check_count("new_num_tokens", new_num_tokens)
@@ -230,13 +237,14 @@ class Model(NamedParameters):
         rng, spread, kept = np.random.default_rng(0), self.spec.initializer_range, min(count, self.spec.vocab_size)
 
         def resized(name: str, initial: np.ndarray) -> np.ndarray:
-            if old[name].shape[1:] != initial.shape[1:]:
-                raise ValueError(f"{name} has no row for each token, expected a family whose tables have one")
             if old[name].shape == initial.shape:
                 return np.array(old[name])
+            rows, old_rows = initial, old[name]
+            if rows.shape[0] == old_rows.shape[0]:  # a part of MobileBERT's decoder has a column for each token
+                rows, old_rows = rows.T, old_rows.T
             if mean_resizing:
-                initial[...] = old[name].mean(axis=0, dtype=np.float64)
-            initial[:kept] = old[name][:kept]
+                rows[...] = old_rows.mean(axis=0, dtype=np.float64)
+            rows[:kept] = old_rows[:kept]
             return initial
 
         def fill(parameter: Parameter, precision: str) -> None:

@@ -3,9 +3,16 @@
 import numpy as np
 import pytest
 
-from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+from bertcore import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 from tests.refusals import refuses
 from tests.tiny_bert import save_tiny_bert
+from tests.tiny_families import runnable, tiny_config
 
 CONFIG = {
     "model_type": "bert", "vocab_size": 39, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -42,6 +49,22 @@ def test_sizes():
     refuses(ValueError, "new_num_tokens is 0, expected a positive integer", model.resize_token_embeddings, 0)
     low = AutoModel.from_config(CONFIG, dtype="bfloat16")
     refuses(ValueError, "dtype is bfloat16, expected float32", low.resize_token_embeddings, 50)
+
+
+@pytest.mark.parametrize("name", runnable())
+def test_families(name):
+    model = AutoModelForPreTraining.from_config(tiny_config(name))
+    if name.startswith("transfo-xl"):
+        refuses(ValueError, "expected a family with one table of words", model.resize_token_embeddings, 100)
+        return
+    old = model([[6, 7, 96]])
+    model.resize_token_embeddings(100)
+    scores = model([[6, 7, 96]])
+    for key, value in old.items():
+        if isinstance(value, tuple):  # XLNet's memories
+            continue
+        np.testing.assert_allclose(scores[key][..., : value.shape[-1]], value, rtol=1e-5, atol=1e-6)
+        assert scores[key].shape[-1] in (value.shape[-1], 100)
 
 
 def test_configs_have_attributes():
