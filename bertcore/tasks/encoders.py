@@ -266,6 +266,8 @@ class Encoder:
             if not isinstance(device, list | tuple):
                 return None
             pool = self.start_multi_process_pool(device)
+        if not isinstance(pool, EncoderPool):
+            raise TypeError(f"pool is {type(pool).__name__}, expected what start_multi_process_pool returns")
         try:
             return pool.run(self._method, inputs, chunk_size, options | {"device": None, "show_progress_bar": False})
         finally:

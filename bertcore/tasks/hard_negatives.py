@@ -87,6 +87,9 @@ def mine_hard_negatives(
         warn_caller("use_faiss has no effect: texts are compared exactly without it")
     names, pairs = _pairs(dataset, anchor_column_name, positive_column_name)
     limits = absolute_margin, relative_margin, max_score, min_score
+    for name, limit in zip(("absolute_margin", "relative_margin", "max_score", "min_score"), limits, strict=True):
+        if limit is not None:
+            checks.finite_number(name, limit)  # beyond NaN there is nothing: it would turn the limit off
     rescoring = cross_encoder if any(limit is not None for limit in limits) else None
     is_wide = any(limit is not None for limit in (limits if rescoring is not None else limits[:3]))
     check_count("num_negatives", num_negatives)
@@ -122,6 +125,11 @@ def _pairs(dataset: Any, *given: str | None) -> tuple[list[str], list[tuple[str,
         names.append(known[place] if name is None and place < len(known) else name)
         if names[-1] not in known:
             raise ValueError(f"{label} is {name!r}, expected one of {', '.join(known)}")
+    if names[0] == names[1]:
+        raise ValueError(f"positive_column_name is {names[1]!r}, expected another than anchor_column_name")
+    for index, row in enumerate(() if is_table else dataset):
+        if not {*names} <= {*row}:
+            raise ValueError(f"dataset[{index}] has the columns {', '.join(row)}, expected {' and '.join(names)}")
     columns = ([*dataset[name]] if is_table else [row[name] for row in dataset] for name in names)
     texts = [list(checked_texts(column, name)) for name, column in zip(names, columns, strict=True)]
     return names, list(zip(*texts, strict=True))

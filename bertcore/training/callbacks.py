@@ -412,6 +412,9 @@ class TrainerState:
         for each in fields(cls):
             if not _is_of(values[each.name], each.type):
                 raise ValueError(f"{file}: {each.name} is {values[each.name]!r:.80}, expected {each.type}")
+        for index, line in enumerate(values["log_history"]):
+            if not isinstance(line, dict) or not _is_of(line.get("step"), "int"):
+                raise ValueError(f"{file}: log_history[{index}] is {line!r:.80}, expected an object with a step")
         limits = {"batches_done": MOST_BATCHES, "global_step": values["batches_done"]}  # a step takes a batch at least
         for name, limit in limits.items():
             if not 0 <= values[name] <= limit:

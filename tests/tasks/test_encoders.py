@@ -79,6 +79,11 @@ def test_processes(made, kind):
     refuses(ValueError, "device is 'tpu', expected 'cpu', 'cuda' or None", call, inputs, device=["tpu"])
 
 
+def test_a_pool_of_another_kind(made):
+    for _, call, inputs in made.values():
+        refuses(TypeError, "pool is int, expected what start_multi_process_pool returns", call, inputs, pool=5)
+
+
 def test_values_of_tokens(made):
     _, encode, texts = made["dense"]
     states = encode(texts, output_value="token_embeddings")

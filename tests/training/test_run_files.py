@@ -240,6 +240,8 @@ def test_another_length_is_reported_where_the_rates_depend_on_it(tmp_path, kind,
         ("trainer_state.json", {"global_step": 10**18}, "global_step is 10{18}, expected a number from 0 to 1"),
         ("trainer_state.json", {"global_step": -5}, "global_step is -5, expected a number from 0 to 1"),
         ("trainer_state.json", {"batches_done": 10**18, "global_step": 10**18}, "batches_done is 10{18}, expected"),
+        ("trainer_state.json", {"log_history": [1]}, r"log_history\[0\] is 1, expected an object with a step"),
+        ("trainer_state.json", {"log_history": [{"loss": 1}]}, r"log_history\[0\] is {'loss': 1}, expected an object"),
         ("trainer_state.json", {"callbacks": None}, "trainer_state.json: callbacks is None, expected dict"),
     ],
 )
