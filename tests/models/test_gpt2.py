@@ -146,6 +146,7 @@ def test_what_padding_or_scales_do_not_change(cpu_backend):
     np.testing.assert_allclose(logits[1, 2:], model(IDS[1:2, 2:]).logits[0], atol=1e-5 * np.abs(logits).max())
 
 
+@pytest.mark.slow  # 18 s: the emulator compiles each kernel
 def test_generation_on_the_emulated_gpu():
     if cuda_emulator.unavailable_reason() is not None:
         pytest.skip("no emulator")

@@ -133,6 +133,7 @@ def test_weights_that_are_replaced_meanwhile_stay_until_their_graph_has_run(gpu,
     assert not any(array() is not None for array in read)
 
 
+@pytest.mark.slow  # 16 s: the emulator compiles a training step's kernels
 def test_training_lets_the_graphs_of_weights_go_that_it_replaced(gpu):
     with use_backend("numpy"):
         model = drawn_anew(AutoModelForMaskedLM.from_config(tiny_config("bert-base-uncased")))
