@@ -44,7 +44,7 @@ def test_the_bits_of_one_process(folder, encoder):
 
 
 def test_options_and_columns(folder, encoder):
-    options = {"prompt_name": "query", "normalize": True, "truncate_dim": 7, "truncation": "chunk"}
+    options = {"prompt_name": "query", "normalize_embeddings": True, "truncate_dim": 7, "truncation": "chunk"}
     rows = embedded([{"body": LONG}], folder, text_column="body", embedding_column="vector", **options).take_all()
     with use_backend("numba"):
         np.testing.assert_array_equal(rows[0]["vector"], encoder.encode(LONG, **options))

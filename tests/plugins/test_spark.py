@@ -50,7 +50,7 @@ def test_the_bits_of_one_process(spark, folder, encoder):
 
 
 def test_options(spark, folder, encoder):
-    options = {"prompt_name": "query", "normalize": True, "truncate_dim": 7, "truncation": "chunk"}
+    options = {"prompt_name": "query", "normalize_embeddings": True, "truncate_dim": 7, "truncation": "chunk"}
     (row,) = embedded(spark, [LONG], embedding_udf(folder, **options))
     with use_backend("numba"):
         np.testing.assert_array_equal(np.array(row["embedding"], np.float32), encoder.encode(LONG, **options))
