@@ -59,6 +59,8 @@ class LabelledData(Data):
         if not rows:
             left = f" beside the {len(held_out)} that are held out" if held_out and not self.eval else ""
             raise CommandError(f"{', '.join(self.data)} holds no records to learn from{left}")
+        if self.eval and not held_out:
+            raise CommandError(f"{', '.join(self.eval)} (--eval) holds no records to measure the model with")
         return rows, held_out
 
     def _rows(self, paths: Sequence[str]) -> list[Any]:

@@ -144,6 +144,7 @@ FAILURES = {
     f"{FINETUNE} sequence --label-kind numbers": "is 'numbers', which labels in",
     f"{FINETUNE} sequence --max-length 41": "--max-length is 41, expected at most the 40 tokens of",
     f"{FINETUNE} sequence --held-out 0.99": "holds no records to learn from beside the 10 that are held out",
+    f"{FINETUNE} sequence --eval nothing.jsonl": r"nothing.jsonl .--eval. holds no records to measure",
     f"{FINETUNE} sequence --early-stopping 2 --held-out 0": "--early-stopping needs data to measure the model with",
     "finetune one.jsonl --model lm --out out --task sequence": "one.jsonl has the label x alone, expected two or more",
     "finetune one.jsonl --model lm --out out --task similarity --label score": "all pairs have the score 2.5",
@@ -180,6 +181,7 @@ def place(tmp_path, monkeypatch, stdin):
     (tmp_path / "empty").mkdir()
     write = {
         "nothing.txt": "",
+        "nothing.jsonl": "",
         "b.json": '{"method": "temperature", "labels": ["a", "b"], "temperature": 2.0}',
         "texts.txt": "the cat sat\nparis\n",
         "log.jsonl": '{"step": 1, "loss": 2.0}\n',
