@@ -51,6 +51,7 @@ from .linear import (
     prepare_weight,
     quantize_weight,
 )
+from .lstm import LSTMSaved, lstm, lstm_backward
 from .maxsim import MaxsimSaved, maxsim, maxsim_backward
 from .muon_update import muon_update
 from .pooling import PoolingSaved, pooling, pooling_backward
@@ -72,6 +73,7 @@ __all__ = [
     "GELUSaved",
     "GatedActivationSaved",
     "Gradients",
+    "LSTMSaved",
     "LayerNormSaved",
     "LinearSaved",
     "MaxsimSaved",
@@ -115,6 +117,8 @@ __all__ = [
     "linear",
     "linear_backward",
     "linear_weight_gradient",
+    "lstm",
+    "lstm_backward",
     "maxsim",
     "maxsim_backward",
     "muon_update",

@@ -385,6 +385,7 @@ embedding = _differentiable(_kernels.embedding)
 pooling = _differentiable(_kernels.pooling)
 cross_entropy = _differentiable(_kernels.cross_entropy)
 rotary = _differentiable(_kernels.rotary)
+lstm = _differentiable(_kernels.lstm)
 maxsim = _differentiable(_kernels.maxsim)
 attention = _differentiable(_kernels.attention)
 

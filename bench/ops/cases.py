@@ -345,6 +345,18 @@ def _maxsim_cases(size: str, length: str) -> Iterator[Case]:
         yield from _pair(("maxsim", name, size, length), inputs, forward, backward)
 
 
+def _lstm_cases(size: str, length: str) -> Iterator[Case]:
+    """In both directions, with as many states as the text has features, as GLiNER has it."""
+    hidden = SIZES[size].hidden // 2
+    for name, lengths in SIZES[size].batches[length].items():
+        tokens = sum(lengths)
+        inputs = {"input": Normal((tokens, 8 * hidden)), "weight": Normal((2, 4 * hidden, hidden))}
+        inputs["cu_seqlens"] = np.cumsum((0, *lengths), dtype=np.int32)
+        inputs["grad_output"] = Normal((tokens, 2 * hidden))
+        elements, flops = 10 * tokens * hidden + 8 * hidden**2, 16 * tokens * hidden**2
+        yield from _pair(("lstm", name, size, length), inputs, _Cost(elements, flops), _Cost(2 * elements, 2 * flops))
+
+
 # embedding and cross entropy: both ends of a masked language model
 
 
@@ -378,6 +390,7 @@ OPS = {
     "rotary": _rotary_cases,
     "pooling": _pooling_cases,
     "maxsim": _maxsim_cases,
+    "lstm": _lstm_cases,
     "embedding": _embedding_cases,
     "cross_entropy": _cross_entropy_cases,
 }

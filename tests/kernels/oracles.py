@@ -134,6 +134,21 @@ def maxsim(query, document, cu_seqlens, cu_seqlens_q=None):
     return output
 
 
+def lstm(input, weight, cu_seqlens):
+    directions, units, hidden = weight.shape
+    output = np.zeros((len(input), directions * hidden))
+    for direction, (first, last) in product(range(directions), pairwise(cu_seqlens)):
+        state, cell, places = np.zeros(hidden), np.zeros(hidden), range(first, last)
+        for place in places if direction == 0 else reversed(places):
+            known = input[place, direction * units :][:units]
+            known = [start + _dot(row, state) for start, row in zip(known, weight[direction], strict=True)]
+            i, f, g, o = np.reshape(known, (4, hidden))
+            cell = cell / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
+            state = np.tanh(cell) / (1 + np.exp(-o))
+            output[place, direction * hidden :][:hidden] = state
+    return output
+
+
 def pooling(input, cu_seqlens, mode="mean", skipped=0):
     output = np.zeros((len(cu_seqlens) - 1, input.shape[1]))
     for sequence, (start, stop) in enumerate(pairwise(cu_seqlens)):

@@ -261,6 +261,8 @@ ALTERED = [
     ("pooling", [SQUARE, OFFSETS_OF_THREE], "cu_seqlens", THREE[:3], ValueError, "saved.cu_seqlens 0 to 1 0 to 3"),
     ("maxsim", [f32(2, 3, 4), WIDE, THREE], "document", f32(2, 4), ValueError, "saved.cu_seqlens 0 to 3 0 to 2"),
     ("maxsim", [f32(2, 3, 4), WIDE, THREE], "best", np.full((3, 6), 3), ValueError, "saved.best[0, 0] 3 0 to 2"),
+    ("lstm", [f32(3, 8), f32(1, 8, 2), THREE], "weight", f32(3, 8, 2), ValueError, "saved.weight (3, 8, 2) 1 or 2"),
+    ("lstm", [f32(3, 8), f32(1, 8, 2), THREE], "gates", f32(3, 4), ValueError, "saved.gates (3, 4) (any, 8)"),
     ("attention", [f32(1, 2, 3, 8)] * 3, "key", f32(1, 2, 3, 4), ValueError, "key (1, 2, 3, 4) (1, any, any, 8)"),
     ("attention", [f32(1, 2, 3, 8)] * 3, "lse", f32(1, 2, 2, 2), ValueError, "saved.lse (1, 2, 2, 2) (1, 2, 3, 2)"),
 ]  # fmt: skip

@@ -38,6 +38,7 @@ CALLS = {
     "embedding": (lambda table: F.embedding(IDS, table), [(5, 7)]),
     "pooling": (lambda x: F.pooling(x, OFFSETS, "weightedmean", skipped=1), [(5, 7)]),
     "maxsim": (lambda query, document: F.maxsim(query, document, OFFSETS), [(2, 3, 7), (5, 7)]),
+    "lstm": (lambda x, weight: F.lstm(x, weight, OFFSETS), [(5, 24), (2, 12, 3)]),
     "cross_entropy": (lambda logits: F.cross_entropy(logits, TARGET), [(5, 7)]),
     "rotary": (lambda x: F.rotary(x, COS, SIN, cu_seqlens=OFFSETS), [(5, 2, 4)]),
     "attention": (lambda q, k, v: F.attention(q, k, v, is_causal=True), [(1, 2, 5, 4)] * 3),

@@ -369,6 +369,18 @@ def maxsim() -> Iterator[Case]:
     yield Case("NaN in a document", special, forward_only=True)
 
 
+def lstm() -> Iterator[Case]:
+    for lengths in ((1,), (3, 0, 5, 1, 5), (2,) * 15, (0,), ()):
+        cu_seqlens = np.fromiter(accumulate((0, *lengths)), np.int32)
+        for directions, hidden in ((2, 1), (1, 7), (2, 20), (2, 0)):
+            given = {"input": normal(1, (sum(lengths), directions * 4 * hidden))}
+            given["weight"] = normal(2, (directions, 4 * hidden, hidden), scale=0.3)
+            yield Case(f"{directions} x {hidden} and {lengths}", given | {"cu_seqlens": cu_seqlens})
+    special = {"input": normal(1, (3, 8)), "weight": normal(2, (2, 4, 1)), "cu_seqlens": np.array([0, 1, 3])}
+    special["input"][0, 0], special["input"][1] = np.nan, np.inf
+    yield Case("NaN and infinity", special, forward_only=True)
+
+
 def pooling() -> Iterator[Case]:
     for mode, skipped in product(MODES, (0, 3)):
         for lengths, width in (
@@ -403,6 +415,7 @@ CASES = {
         dropout_layer_norm,
         pooling,
         maxsim,
+        lstm,
         embedding,
         cross_entropy,
     )

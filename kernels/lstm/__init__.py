@@ -1,0 +1,111 @@
+"""A long short-term memory (LSTM) over packed sequences, in one direction or in both, forward and backward."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .. import checks
+from ..arguments import Floats, Offsets, Wide
+from ..arrays import Array, ArrayT
+from ..operation import Operation
+
+
+class LSTMSaved(NamedTuple):
+    """The arrays that `lstm` keeps for its backward.
+
+    `gates`, (tokens, directions * 4 * hidden), and `cells`, (tokens, directions * hidden), are those of each token
+    after their functions, in the dtype that the operation computes in.
+    """
+
+    weight: Array
+    cu_seqlens: Array
+    output: Array
+    gates: Array
+    cells: Array
+
+
+def _forward(
+    function: Callable[..., Any], backend: str, save: bool, input: Any, weight: Any, cu_seqlens: Any
+) -> Any:  # fmt: skip
+    output, gates, cells = function(input, weight, cu_seqlens)
+    return (output, LSTMSaved(weight, cu_seqlens, output, gates, cells)) if save else output
+
+
+def _kept_shapes(given: Any) -> dict[str, Any]:
+    directions, _, hidden = given.weight.shape
+    return {"gates": given.input.shape, "cells": (given.input.shape[0], directions * hidden)}
+
+
+LSTM = Operation(
+    __package__,
+    "lstm",
+    {"input": Floats("tokens gates"), "weight": Floats("directions units hidden"), "cu_seqlens": Offsets(of="input")},
+    saves=LSTMSaved,
+    kept={"output": Floats("tokens width"), "gates": Wide("tokens gates"), "cells": Wide("tokens width")},
+    kept_shapes=_kept_shapes,
+    gradients=("input", "weight"),
+    output="output",
+    forward=_forward,
+)
+
+
+def lstm(
+    input: ArrayT, weight: ArrayT, cu_seqlens: Array, *, save: bool = False, backend: str | None = None
+) -> Any:  # fmt: skip
+    """The hidden states of an LSTM: what torch.nn.LSTM makes of packed sequences, without its first product.
+
+    Source: Hochreiter and Schmidhuber 1997, Long short-term memory.
+
+    Args:
+        input: input @ weight_ih.T + bias_ih + bias_hh of each token, (tokens, directions * 4 * hidden): first the
+            input, forget, cell and output gates of the forward direction, then those of the backward one; float32 or
+            float64 on Numba, float32, float16 or bfloat16 on CUDA, any floating dtype on NumPy.
+        weight: torch.nn.LSTM's weight_hh of each direction, (directions, 4 * hidden, hidden), of the dtype of `input`;
+            a second direction runs from the last token of a sequence to its first.
+        cu_seqlens: integer offsets of the sequences, (sequences + 1,), from 0 to the number of tokens. On a GPU their
+            values are not checked.
+        save: also return what `lstm_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+
+    Returns:
+        (tokens, directions * hidden), of the kind and dtype of `input`; with `save` a pair of it and an `LSTMSaved`.
+
+    Raises:
+        TypeError: for a wrong kind of array or dtype.
+        ValueError: for a wrong shape or offset.
+        BackendUnavailable: if the backend cannot run here.
+    """
+    call = LSTM.open(backend, input, weight, cu_seqlens)
+    _check_weight("weight", call.given[1])
+    directions, units, _ = call.given[1].shape
+    checks.shape((None, directions * units), input=call.given[0])
+    return call.run(save)
+
+
+def lstm_backward(grad_output: ArrayT, saved: LSTMSaved, *, backend: str | None = None) -> tuple[ArrayT, ArrayT]:
+    """The gradients of `lstm`.
+
+    Args:
+        grad_output: the gradient with respect to the output, (tokens, directions * hidden), of its dtype.
+        saved: what `lstm` returned beside the output.
+        backend: as for `lstm`.
+
+    Returns:
+        (grad_input, grad_weight), of the shapes and dtype of input and weight.
+
+    Raises:
+        As `lstm`.
+    """
+    call = LSTM.open_backward(backend, grad_output, saved)
+    weight, _, output, gates, _ = call.saved
+    _check_weight("saved.weight", weight)
+    directions, units, hidden = weight.shape
+    checks.shape((None, directions * hidden), **{"saved.output": output})
+    checks.shape((None, directions * units), **{"saved.gates": gates})
+    return call.run()
+
+
+def _check_weight(name: str, weight: Any) -> None:
+    directions, _, hidden = weight.shape
+    if directions not in (1, 2):
+        raise ValueError(f"{name} has shape {tuple(weight.shape)}, expected 1 or 2 directions in the first axis")
+    checks.shape((directions, 4 * hidden, hidden), **{name: weight})
