@@ -56,6 +56,7 @@ COMMANDS = {
         ("distill", "distill", "train a smaller model to imitate a larger one"),
         ("doctor", "doctor", "report which backends can run here, and what to install"),
         ("embed", "embed", "embed lines of text"),
+        ("evaluate", "evaluate", "measure how well an encoder finds what answers queries"),
         ("explain", "pipelines", "attribute a classifier's answer to the tokens of a text"),
         ("fill-mask", "pipelines", "predict masked words"),
         ("finetune", "finetune", "fine-tune a model on labelled data"),

@@ -12,17 +12,13 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.checkpoint import CheckpointError, read_config
+from bertcore.checkpoint import CheckpointError
 from bertcore.serving.batcher import Batcher, Lanes
 from bertcore.serving.memory import hold
 from bertcore.serving.requests import no_model, too_large, too_long, unknown_token, unsupported
-from bertcore.tasks.cross_encoder import CrossEncoder
-from bertcore.tasks.folder import opened_folder, read_modules
-from bertcore.tasks.sentence_encoder import SentenceEncoder
-from bertcore.tasks.sparse_encoder import SparseEncoder
+from bertcore.tasks.loading import ENCODERS, kind_of
 from bertcore.tasks.texts import by_halves, lower_cased
 
-CLASSES: dict[str, Any] = {"dense": SentenceEncoder, "sparse": SparseEncoder, "classifier": CrossEncoder}
 # Characters tokenized on the event loop: a thread makes a short request 0.4 ms longer (2.0 ms beyond `encode`).
 SHORT = 2000
 LONG = 1 << 13  # characters that are tokenized even if the model reads fewer: each takes 170 bytes
@@ -98,16 +94,6 @@ class ServerSettings:
         return {"truncate": truncate, "side": body["truncation_direction"].lower()}
 
 
-def kind_of(folder: Path) -> str:
-    """Return the kind of the model in `folder`: "dense" (a sentence encoder), "sparse" or "classifier"."""
-    folder = opened_folder(folder, "model")
-    kinds = [module.kind for module in read_modules(folder) or []]
-    if kinds:
-        return "sparse" if "SpladePooling" in kinds else "classifier" if kinds == ["Transformer"] else "dense"
-    architectures = read_config(folder).get("architectures") or [""]
-    return "classifier" if str(architectures[0]).endswith("ForSequenceClassification") else "dense"
-
-
 class ServedModel:
     """A loaded model and its queues.
 
@@ -120,7 +106,7 @@ class ServedModel:
 
     def __init__(self, folder: Path, name: str, *, dtype: str | None = None):
         self.name, self.kind = name, kind_of(folder)
-        self.engine = CLASSES[self.kind](folder, dtype=dtype)
+        self.engine = ENCODERS[self.kind](folder, dtype=dtype)
         self.tokenizer = self._part.tokenizer
         self._readers = {side: copy.copy(self._part) for side in ("left", "right")}
         for side, reader in self._readers.items():

@@ -1,0 +1,127 @@
+"""The command evaluate: how well an encoder finds the documents that answer queries."""
+
+import json
+from typing import Any
+
+from bertcore.cli.inputs import WithModel, model_folder
+from bertcore.cli.options import CommandError, File, Positive
+from bertcore.cli.outputs import aligned
+
+SHOWN = ("accuracy@1", "accuracy@10", "precision@10", "recall@10", "mrr@10", "ndcg@10", "map@100")
+
+
+class Evaluate(WithModel):
+    """Measure how well an encoder finds the documents that answer queries.
+
+    Queries and documents come from JSON lines with _id (or id) and text, and title for documents that have one, as in
+    BEIR; from a table with these columns; or from lines of text, whose ids are their numbers from 1 on. The answers
+    come from a table with the columns query-id, corpus-id and score (above 0 for an answer), or from lines of TREC's
+    form: a query's id, 0, a document's id, a score.
+
+    The metrics are means over the queries that have an answer; ndcg@10 is the one that models are compared by. Every
+    answer counts the same.
+
+    Examples:
+        bertcore evaluate demo --queries queries.jsonl --corpus corpus.jsonl --qrels qrels/test.tsv
+        bertcore evaluate splade/ --queries questions.txt --corpus pages.txt --qrels answers.txt --json
+
+    Attributes:
+        queries: file of queries.
+        corpus: file or folder of documents.
+        qrels: file of the documents that answer each query.
+        max_length: tokens of a text that are read (default: as published).
+        truncate_dim: compare the first dimensions of embeddings alone.
+        results: a folder; the metrics are appended to a table in it.
+        json: print one JSON object.
+    """
+
+    title = WithModel.title
+
+    queries: File
+    corpus: File
+    qrels: File
+    max_length: Positive | None = None
+    truncate_dim: Positive | None = None
+    results: File | None = None
+    json: bool = False
+
+    def run(self) -> None:
+        from bertcore.tasks.evaluation import InformationRetrievalEvaluator
+        from bertcore.tasks.loading import kind_of, load_encoder
+
+        folder = model_folder(self.model)
+        if kind_of(folder) == "classifier":
+            raise CommandError(f"{self.model} scores pairs of texts, expected an encoder of single texts")
+        queries, corpus = texts_by_id(self.queries, "--queries"), texts_by_id(self.corpus, "--corpus")
+        answers = answers_by_query(self.qrels)
+        known = {query: documents & corpus.keys() for query, documents in answers.items() if query in queries}
+        if not any(known.values()):
+            raise CommandError(f"{self.qrels} names no query of --queries with a document of --corpus, expected one")
+        answers = {query: answers[query] for query in known}
+        evaluator = InformationRetrievalEvaluator(queries, corpus, answers, truncate_dim=self.truncate_dim)
+        with self.chosen_backend():
+            encoder = load_encoder(folder, dtype=self.dtype, max_seq_length=self.max_length)
+            metrics = evaluator(encoder, self.results)
+        if self.json:
+            print(json.dumps({"queries": len(evaluator.queries), "documents": len(corpus), **metrics}))
+            return
+        total = sum(len(documents) for documents in answers.values())
+        missing = total - sum(len(documents) for documents in known.values())
+        note = f" ({missing:,} of them not in the corpus)" if missing else ""
+        similarity = encoder.similarity_fn_name
+        print(f"{len(evaluator.queries):,} queries, {len(corpus):,} documents, {total:,} answers{note}, {similarity}\n")
+        print(aligned([[name, f"{metrics[f'{similarity}_{name}']:.4f}"] for name in SHOWN]))
+
+
+def texts_by_id(file: str, option: str) -> dict[str, str]:
+    """Return the texts of a file by their ids, with a document's title before its text."""
+    from bertcore.training.data.files import Records, text_of
+
+    found: dict[str, str] = {}
+    for number, record in enumerate(Records(file)):
+        text = text_of(record, number, "text")
+        if record.is_line:
+            key: Any = number + 1
+        else:
+            key = record.get("_id", record.get("id"))
+            if isinstance(title := record.get("title"), str):
+                text = f"{title} {text}".strip()
+        if isinstance(key, bool) or not isinstance(key, str | int):
+            raise CommandError(f"{_place(record)}: _id is {key!r:.100}, expected a string or an integer")
+        if str(key) in found:
+            raise CommandError(f"{_place(record)}: _id is {key!r:.100} a second time, expected one of its own")
+        found[str(key)] = text
+    if not found:
+        raise CommandError(f"{option} is {file}, which holds no texts")
+    return found
+
+
+def answers_by_query(file: str) -> dict[str, set[str]]:
+    """Return the ids of the documents that answer each query."""
+    from bertcore.training.data.files import Records
+
+    found: dict[str, set[str]] = {}
+    for record in Records(file):
+        fields = record["text"].split() if record.is_line else [record.get(name) for name in ("query-id", "corpus-id")]
+        if record.is_line and len(fields) == 4:
+            query, _, document, score = fields
+        elif not record.is_line and None not in fields:
+            query, document, score = *fields, record.get("score", 1)
+        elif record.is_line and not fields:
+            continue
+        else:
+            raise CommandError(
+                f"{_place(record)}: {dict(record)!r:.100}, expected query-id, corpus-id and score, or a line "
+                "'query 0 document score'"
+            )
+        try:
+            is_answer = float(score) > 0
+        except (TypeError, ValueError) as error:
+            raise CommandError(f"{_place(record)}: score is {score!r:.100}, expected a number") from error
+        if is_answer:
+            found.setdefault(str(query), set()).add(str(document))
+    return found
+
+
+def _place(record: Any) -> str:
+    return f"{record.file}:{record.line}"

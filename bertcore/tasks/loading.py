@@ -1,0 +1,31 @@
+"""The kinds of encoders, and a folder opened as the encoder that it holds."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from bertcore.checkpoint import read_config
+from bertcore.tasks.cross_encoder import CrossEncoder
+from bertcore.tasks.folder import opened_folder, read_modules
+from bertcore.tasks.sentence_encoder import SentenceEncoder
+from bertcore.tasks.sparse_encoder import SparseEncoder
+
+ENCODERS: dict[str, Any] = {"dense": SentenceEncoder, "sparse": SparseEncoder, "classifier": CrossEncoder}
+
+
+def kind_of(folder: str | os.PathLike) -> str:
+    """Return the kind of the model in `folder`, a name of ENCODERS, by its modules.json or its config."""
+    folder = opened_folder(folder, "model")
+    kinds = [module.kind for module in read_modules(folder) or []]
+    if kinds:
+        return "sparse" if "SpladePooling" in kinds else "classifier" if kinds == ["Transformer"] else "dense"
+    architectures = read_config(folder).get("architectures") or [""]
+    return "classifier" if str(architectures[0]).endswith("ForSequenceClassification") else "dense"
+
+
+def load_encoder(folder: str | os.PathLike, **options: Any) -> Any:
+    """Open a folder as what it holds: a SentenceEncoder, a SparseEncoder or a CrossEncoder.
+
+    `options` are those of the class, whose errors this raises.
+    """
+    return ENCODERS[kind_of(folder)](Path(folder), **options)

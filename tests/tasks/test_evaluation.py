@@ -1,0 +1,197 @@
+"""Evaluators: metrics as sentence-transformers and scikit-learn compute them, and wrong data."""
+
+import csv
+import importlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertcore import CrossEncoder, SentenceEncoder, SparseEncoder
+from bertcore.tasks import evaluation
+from bertcore.tasks.evaluation import (
+    BinaryClassificationEvaluator,
+    EmbeddingSimilarityEvaluator,
+    InformationRetrievalEvaluator,
+    ParaphraseMiningEvaluator,
+    RerankingEvaluator,
+    TripletEvaluator,
+)
+from tests.refusals import refuses
+from tests.tasks.cross_encoder.tiny import save_tiny_classifier
+from tests.tasks.sparse_encoder.tiny import save_tiny_splade
+from tests.tiny_bert import random_texts, save_tiny_encoder
+
+MANY = [*random_texts(35, longest=10, seed=1), *["the cat"] * 3, ""]  # with equal ones
+CORPUS = {f"d{place}": text for place, text in enumerate(MANY[9:])}
+QUERIES = {f"q{place}": MANY[place] for place in range(9)}
+RELEVANT = {f"q{place}": {f"d{3 * place}", f"d{place + 1}", "elsewhere"} for place in range(8)} | {"q8": set()}
+SAMPLES = [
+    {"query": MANY[k], "positive": MANY[k + 5 : k + 7], "negative": [MANY[k + 10], MANY[k + 15], "the cat"]}
+    for k in range(20)
+]
+SAMPLES += [{"query": "cats", "positive": "a cat", "negative": []}]
+SCORES = np.random.default_rng(3).random(19).round(1).tolist()
+LABELS = [int(place % 3 == 0) for place in range(19)]
+IDS = {str(place): text for place, text in enumerate(MANY)}
+SAME = [("1", "2"), ("2", "5"), ("35", "36"), ("36", "37"), ("7", "nowhere")]
+ALL = ["cosine", "dot", "euclidean", "manhattan"]
+DATA = {
+    "retrieval": ("InformationRetrievalEvaluator", (QUERIES, CORPUS, RELEVANT), {}),
+    "retrieval-chunks": (
+        "InformationRetrievalEvaluator",
+        (QUERIES, CORPUS, RELEVANT),
+        {"corpus_chunk_size": 7, "ndcg_at_k": [1, 5, 100], "mrr_at_k": [2], "truncate_dim": 5, "name": "some"},
+    ),
+    "similarity": ("EmbeddingSimilarityEvaluator", (MANY[:19], MANY[19:38], SCORES), {"name": "pairs"}),
+    "similarities": ("EmbeddingSimilarityEvaluator", (MANY[:19], MANY[19:38], SCORES), {"similarity_fn_names": ALL}),
+    **{
+        precision: (
+            "EmbeddingSimilarityEvaluator",
+            (MANY[:19], MANY[19:38], SCORES),
+            {"precision": precision, "main_similarity": "dot"},
+        )
+        for precision in ("uint8", "binary", "ubinary")
+    },
+    "triplets": ("TripletEvaluator", (MANY[:13], MANY[13:26], MANY[26:]), {"margin": 0.01}),
+    "triplets-all": (
+        "TripletEvaluator",
+        (MANY[:13], MANY[13:26], MANY[26:]),
+        {"similarity_fn_names": ALL, "main_similarity_function": "dot", "margin": {"dot": 0.1}},
+    ),
+    "binary": ("BinaryClassificationEvaluator", (MANY[:19], MANY[19:38], LABELS), {}),
+    "binary-all": ("BinaryClassificationEvaluator", (MANY[:19], MANY[19:38], LABELS), {"similarity_fn_names": ALL}),
+    "alike": ("BinaryClassificationEvaluator", (MANY[:5], MANY[:5], [1] * 5), {}),
+    "reranking": ("RerankingEvaluator", (SAMPLES,), {"at_k": 2}),
+    "mining": ("ParaphraseMiningEvaluator", (IDS, SAME), {}),
+    "mining-closure": ("ParaphraseMiningEvaluator", (IDS, SAME), {"add_transitive_closure": True, "max_pairs": 300}),
+}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return SentenceEncoder(save_tiny_encoder(tmp_path_factory.mktemp("dense"), normalize=True))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("case", DATA)
+def test_metrics_equal_sentence_transformers(encoder, case):
+    peers = importlib.import_module("sentence_transformers.sentence_transformer.evaluation")
+    name, data, options = DATA[case]
+    peer, ours = getattr(peers, name)(*data, **options), getattr(evaluation, name)(*data, **options)
+    expected, found = encoder.evaluate(peer), encoder.evaluate(ours)
+    for metric, value in expected.items():
+        rounded = any(part in metric for part in ("threshold", "pearson", "_accuracy"))  # in float32
+        assert found[metric] == pytest.approx(value, abs=1e-6 if rounded else 1e-9)
+    assert set(found) == set(expected) and ours.primary_metric == peer.primary_metric
+
+
+@pytest.mark.parity
+def test_sparse_retrieval_equals_sentence_transformers(tmp_path):
+    peers = importlib.import_module("sentence_transformers.sparse_encoder.evaluation")
+    encoder, data = SparseEncoder(save_tiny_splade(tmp_path)), DATA["retrieval"][1]
+    expected = encoder.evaluate(peers.SparseInformationRetrievalEvaluator(*data))
+    found = encoder.evaluate(InformationRetrievalEvaluator(*data))
+    assert found == pytest.approx({name: expected[name] for name in found}, abs=1e-9)
+
+
+ranked = st.lists(st.tuples(st.booleans(), st.sampled_from([-1.5, 0.0, 0.25, 0.5, 2.0])), min_size=2, max_size=17)
+
+
+@given(ranked.filter(lambda rows: any(right for right, _ in rows)), st.integers(1, 12))
+@settings(max_examples=30, deadline=None)
+def test_ties_count_as_in_scikit_learn(rows, k):
+    metrics = pytest.importorskip("sklearn.metrics")
+    right, scores = np.array([right for right, _ in rows]), np.array([score for _, score in rows])
+    assert evaluation._ndcg(right, scores, k) == pytest.approx(metrics.ndcg_score([right], [scores], k=k))
+    assert evaluation._average_precision(right, scores) == pytest.approx(metrics.average_precision_score(right, scores))
+    found = evaluation._of_thresholds(scores, right)
+    assert found["ap"] == pytest.approx(metrics.average_precision_score(right, scores))
+    assert found["f1"] == pytest.approx(metrics.f1_score(right, scores >= found["f1_threshold"]))
+    assert found["accuracy"] == pytest.approx(np.mean(right == (scores >= found["accuracy_threshold"])))
+    assert found["mcc"] == pytest.approx(metrics.matthews_corrcoef(right, scores >= found["f1_threshold"]))
+    thresholds = [*scores, scores.max() + 1]
+    assert found["f1"] == pytest.approx(max(metrics.f1_score(right, scores >= each) for each in thresholds))
+    assert found["accuracy"] == pytest.approx(max(np.mean(right == (scores >= each)) for each in thresholds))
+
+
+def test_retrieval_by_hand():
+    """Three queries over four documents, whose scores are given."""
+
+    class Given:
+        similarity_fn_name = "given"
+
+        def encode_query(self, texts, **options):
+            return np.array([[3.0, 2.0, 1.0, 0.0], [0.0, 1.0, 2.0, 3.0], [1.0, 1.0, 1.0, 1.0]])
+
+        def encode_document(self, texts, **options):
+            return np.eye(4)[[int(text) for text in texts]]
+
+        def similarity(self, asked, documents):
+            return asked @ documents.T
+
+    corpus, right = {str(k): str(k) for k in (2, 0, 3, 1)}, {"a": ["1"], "b": ["0", "3"], "c": ["2", "gone"]}
+    made = InformationRetrievalEvaluator(dict.fromkeys("abc", "?"), corpus, right, mrr_at_k=[1, 3], ndcg_at_k=[4])
+    found = made(Given())
+    assert made.primary_metric == "given_ndcg@4"
+    assert found["given_accuracy@1"] == pytest.approx(1 / 3) and found["given_mrr@1"] == pytest.approx(1 / 3)
+    assert found["given_mrr@3"] == pytest.approx((1 / 2 + 1 + 1 / 3) / 3)
+    assert found["given_recall@3"] == pytest.approx((1 + 1 / 2 + 1 / 2) / 3)
+    assert found["given_map@100"] == pytest.approx((1 / 2 + (1 + 2 / 4) / 2 + (1 / 3) / 2) / 3)
+    gain = 1 / np.log2(np.arange(2, 6))
+    ndcg = (gain[1] + (gain[0] + gain[3]) / gain[:2].sum() + gain[2] / gain[:2].sum()) / 3
+    assert found["given_ndcg@4"] == pytest.approx(ndcg)
+
+
+def test_cross_encoders_are_compared(tmp_path):
+    encoder = CrossEncoder(save_tiny_classifier(tmp_path))
+    found = encoder.evaluate(RerankingEvaluator(SAMPLES, at_k=3))
+    assert set(found) == {"map", "mrr@3", "ndcg@3"} and 0 < found["map"] <= 1
+
+
+def test_results_are_appended_to_a_table(encoder, tmp_path):
+    evaluator = TripletEvaluator(["the cat"], ["the cat"], ["a dog"], name="pets")
+    for step in (1, 2):
+        assert evaluator(encoder, tmp_path / "new", epoch=0, steps=step) == {"pets_cosine_accuracy": 1.0}
+    with open(tmp_path / "new" / "Triplet_pets_results.csv", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["steps"] for row in rows] == ["1", "2"] and rows[0]["pets_cosine_accuracy"] == "1.0"
+
+
+TWO = ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "error, text, kind, data, options",
+    [
+        (ValueError, "relevant_docs answers 0 of 1 queries", "InformationRetrieval", ({"q": "a"}, CORPUS, {}), {}),
+        (ValueError, "corpus has 0 documents", "InformationRetrieval", (QUERIES, {}, RELEVANT), {}),
+        (TypeError, "queries is list", "InformationRetrieval", (TWO, CORPUS, RELEVANT), {}),
+        (TypeError, r"relevant_docs\['q0'\] is str", "InformationRetrieval", (QUERIES, CORPUS, {"q0": "d1"}), {}),
+        (ValueError, "mrr_at_k is 0", "InformationRetrieval", (QUERIES, CORPUS, RELEVANT), {"mrr_at_k": [0]}),
+        (ValueError, "ndcg_at_k is empty", "InformationRetrieval", (QUERIES, CORPUS, RELEVANT), {"ndcg_at_k": []}),
+        (ValueError, "sentences1 has 2, sentences2 has 1", "EmbeddingSimilarity", (TWO, ["a"], [1, 2]), {}),
+        (ValueError, "scores has shape", "EmbeddingSimilarity", (TWO, TWO, [1]), {}),
+        (ValueError, "scores has shape", "EmbeddingSimilarity", (TWO, TWO, [1, float("nan")]), {}),
+        (ValueError, "expected cosine, dot", "EmbeddingSimilarity", (TWO, TWO, [1, 2], 16, "cosin"), {}),
+        (ValueError, "labels has other numbers than 0 and 1", "BinaryClassification", (TWO, TWO, [1, 2]), {}),
+        (TypeError, "sentences1 is str", "BinaryClassification", ("ab", TWO, [1, 0]), {}),
+        (ValueError, "anchors has 0", "Triplet", ([], [], []), {}),
+        (ValueError, "margin has cosin", "Triplet", (TWO, TWO, TWO), {"margin": {"cosin": 1}}),
+        (ValueError, r"samples\[0\] is .*expected query, positive and negative", "Reranking", ([{"query": "a"}],), {}),
+        (ValueError, "samples has none", "Reranking", ([],), {}),
+        (ValueError, "at_k is 0", "Reranking", (SAMPLES,), {"at_k": 0}),
+        (TypeError, "sentences_map is list", "ParaphraseMining", (TWO,), {}),
+        (ValueError, "batch_size is 0", "Triplet", (TWO, TWO, TWO), {"batch_size": 0}),
+    ],
+)
+def test_wrong_data(error, text, kind, data, options):
+    refuses(error, text, getattr(evaluation, f"{kind}Evaluator"), *data, **options)
+
+
+def test_mining_and_labels_without_duplicates(encoder):
+    assert ParaphraseMiningEvaluator(IDS, [])(encoder)["f1"] == 0.0
+    found = BinaryClassificationEvaluator(TWO, ["c", "d"], [0, 0])(encoder)
+    assert found["cosine_accuracy"] == 1.0 and found["cosine_ap"] == 0.0
+    assert np.isnan(EmbeddingSimilarityEvaluator(TWO, TWO, [1, 1])(encoder)["pearson_cosine"])
