@@ -43,7 +43,7 @@ EXTRAS = {
     "docs": ["mkdocs-material>=9.7", "mkdocstrings[python]>=1"],
     "parity": [
         *("torch==2.13.0", "transformers>=5.23", "peft>=0.21", "sentencepiece", "protobuf", "threadpoolctl"),
-        *("sentence-transformers", "tensorboard", "datasets"),
+        *("sentence-transformers", "tensorboard", "datasets", "mteb"),
         "expecttest",  # PyTorch's own operator suite imports it
     ],
     "plugins": [  # what bertcore/plugins/ is tested with, beside scikit-learn and `parity`

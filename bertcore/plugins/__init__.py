@@ -9,6 +9,7 @@
 | `plugins.llama_index` | `BertcoreEmbedding` |
 | `plugins.haystack` | `BertcoreTextEmbedder`, `BertcoreDocumentEmbedder` |
 | `plugins.chroma` | `BertcoreEmbeddingFunction` |
+| `plugins.mteb` | `MTEBEncoder`, for `mteb.evaluate` |
 | `plugins.spacy` | the pipeline component `bertcore` |
 | `plugins.ray` | `TextEmbedder`, for `Dataset.map_batches` (extra `ray`) |
 | `plugins.spark` | `embedding_udf`, a function of a column (extra `spark`) |

@@ -1,0 +1,93 @@
+"""mteb's encoder: `MTEBEncoder` (needs mteb).
+
+    import mteb
+    from bertcore.plugins.mteb import MTEBEncoder
+
+    mteb.evaluate(MTEBEncoder("all-MiniLM-L6-v2/"), tasks=mteb.get_tasks(tasks=["NanoNQRetrieval"]))
+
+It has what mteb's EncoderProtocol asks for.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mteb.models import ModelMeta
+from mteb.models.abs_encoder import get_prompt_name
+from mteb.models.model_meta import ScoringFunction
+from mteb.types import PromptType
+
+from bertcore.plugins import opened
+from bertcore.tasks.long_texts import Cutting
+
+
+class MTEBEncoder:
+    """Embeddings of a sentence encoder, for mteb's tasks.
+
+    The prompt of a text is the model's own, in mteb's order: that of the task and the kind of text ("NFCorpus-query"),
+    of the task, of the task's type and the kind, of the type, of the kind; else queries and documents get the model's
+    prompts for them.
+
+    Args:
+        model: a folder, or an id on the Hugging Face hub.
+        revision, device: as for `SentenceEncoder`.
+        truncation: treatment of texts that are too long, see `SentenceEncoder.encode`.
+        options: those of `SentenceEncoder`.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike,
+        revision: str | None = None,
+        *,
+        device: str | None = None,
+        truncation: Cutting = True,
+        **options: Any,
+    ):
+        self.encoder = opened(model, revision=revision, device=device, **options)
+        self._name, self._revision, self._truncation = os.fspath(model), revision, truncation
+
+    def encode(
+        self,
+        inputs: Any,
+        *,
+        task_metadata: Any,
+        hf_split: str,
+        hf_subset: str,
+        prompt_type: PromptType | None = None,
+        batch_size: int = 32,
+        show_progress_bar: bool = False,
+        **options: Any,
+    ) -> np.ndarray:
+        """Return the embeddings (texts, dim), float32, of the column "text" of mteb's batches.
+
+        `options` are those of `SentenceEncoder.encode`.
+        """
+        name = get_prompt_name(dict(self.encoder.prompts), task_metadata, prompt_type)
+        encoders = {None: self.encoder.encode, "query": self.encoder.encode_query}
+        encode = encoders.get(prompt_type and prompt_type.value, self.encoder.encode_document)
+        options |= {"batch_size": batch_size, "show_progress_bar": show_progress_bar, "truncation": self._truncation}
+        return encode([text for batch in inputs for text in batch["text"]], prompt_name=name, **options)
+
+    def similarity(self, embeddings1: np.ndarray, embeddings2: np.ndarray) -> np.ndarray:
+        """Return the model's similarities, (texts, other texts)."""
+        return self.encoder.similarity(embeddings1, embeddings2)
+
+    def similarity_pairwise(self, embeddings1: np.ndarray, embeddings2: np.ndarray) -> np.ndarray:
+        """Return the model's similarities of rows with the same place, (texts,)."""
+        return self.encoder.similarity_pairwise(embeddings1, embeddings2)
+
+    @property
+    def mteb_model_meta(self) -> ModelMeta:
+        """What mteb writes about the model; its name is that on the hub, or "bertcore/" and the folder's."""
+        is_folder = Path(self._name).is_dir() or self._name.count("/") != 1
+        return ModelMeta.create_empty(
+            {
+                "name": f"bertcore/{Path(self._name).resolve().name}" if is_folder else self._name,
+                "revision": self._revision or "no_revision",
+                "embed_dim": self.encoder.embedding_dimension,
+                "max_tokens": self.encoder.max_seq_length,
+                "similarity_fn_name": ScoringFunction(self.encoder.similarity_fn_name),
+            }
+        )
