@@ -80,7 +80,7 @@ class MTEBEncoder:
 
     @property
     def mteb_model_meta(self) -> ModelMeta:
-        """What mteb writes about the model; its name is that on the hub, or "bertcore/" and the folder's."""
+        """The model as mteb describes it, by its name on the hub, or "bertcore/" and the folder's."""
         is_folder = Path(self._name).is_dir() or self._name.count("/") != 1
         return ModelMeta.create_empty(
             {
