@@ -4,14 +4,13 @@ import csv
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertcore.cli.doctor import cpu_model
 from bertcore.cli.info import QUOTED, described, known_preset
 from bertcore.cli.inputs import model_folder
 from bertcore.cli.options import Command, CommandError, File, Positive
-from bertcore.cli.outputs import aligned, check_matplotlib, output_stream
+from bertcore.cli.outputs import aligned, check_matplotlib, check_picture, write_picture
 from bertcore.kernels import get_backend, get_num_threads
 from bertcore.models.cost import LENGTH, Figures, figures
 
@@ -115,7 +114,9 @@ class Compare(Command):
         batch: sequences of a step (--training, default: 32) or of a pass (--measure, default: 1).
         csv: print comma-separated values, in units of one.
         json: print one JSON array.
-        plot: PNG file to plot parameters, FLOPs and MNLI-m to (needs matplotlib).
+        plot: draw parameters, FLOPs and MNLI-m, or what --training or --measure measures, to a file named *.png or
+            *.svg (needs matplotlib).
+        log: draw dots on logarithmic axes in place of bars (--plot).
     """
 
     positions = ("names",)
@@ -128,6 +129,7 @@ class Compare(Command):
     csv: bool = False
     json: bool = False
     plot: File | None = None
+    log: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,26 +141,22 @@ class Compare(Command):
             raise CommandError("--batch is given without --training or --measure")
         if option is not None and not self.names:
             raise CommandError(f"{option} is given without NAMES, expected some, as each takes its time")
-        if option is not None and self.plot:
-            raise CommandError(f"--plot and {option} are both given, expected one of them")
-        if self.plot and Path(self.plot).suffix.lower() != ".png":
-            raise CommandError(f"--plot is {self.plot}, expected a file named *.png")
+        if self.plot:
+            check_picture("--plot", self.plot)
+        if self.log and not self.plot:
+            raise CommandError("--log is given without --plot")
 
     def run(self) -> None:
         from bertcore.presets import PRESETS
 
+        if self.plot:
+            check_matplotlib("--plot")
         if self.training or self.measure:
             (self._compare_training if self.training else self._compare_passes)()
             return
-        if self.plot:
-            check_matplotlib("--plot")
-            from bertcore.plots.models import models_side_by_side
         rows = [row(name, *described(name), length=self.length) for name in self.names or PRESETS]
         note = f"FLOPs in a sequence of {self.length} tokens, or the model's longest; see `bertcore info --help`"
         self._print(rows, COLUMNS, note)
-        if self.plot:
-            with output_stream(self.plot, seekable=True) as stream:
-                models_side_by_side(rows).savefig(stream, format="png", dpi=120)
 
     def _compare_training(self) -> None:
         from bertcore.checkpoint import naming_config
@@ -192,7 +190,7 @@ class Compare(Command):
         self._print(rows, MEASURED_COLUMNS, f"{note} for {machine['level']}" if machine["level"] else note)
 
     def _print(self, rows: Sequence[Mapping[str, Any]], columns: Columns, note: str) -> None:
-        """Print the models as --csv, --json, or a table with a note below it."""
+        """Print the models as --csv, --json, or a table with a note below it; draw them for --plot."""
         if self.csv:
             writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
             writer.writeheader()
@@ -202,6 +200,11 @@ class Compare(Command):
         else:
             print(table(rows, columns))
             print(f"\n{note}")
+        if self.plot:
+            from bertcore.plots.models import MEASURED, SIZES, TRAINED, models_side_by_side
+
+            panels = TRAINED if self.training else MEASURED if self.measure else SIZES
+            write_picture(self.plot, models_side_by_side(rows, panels, log=self.log))
 
 
 def _member(name: str) -> "Member":

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from bertcore.arguments import printable
 from bertcore.cli.options import UNWRITABLE, Command, CommandError, File
@@ -37,6 +37,20 @@ def check_matplotlib(name: str) -> None:
     """Check that matplotlib is installed, which `name` needs."""
     if importlib.util.find_spec("matplotlib") is None:
         raise CommandError(f"{name} needs matplotlib, which is not installed: pip install matplotlib")
+
+
+def check_picture(option: str, file: str) -> None:
+    """Check that a file is named *.png or *.svg; matplotlib need not be installed."""
+    if Path(file).suffix.lower() not in (".png", ".svg"):
+        raise CommandError(f"{option} is {file}, expected a file named *.png or *.svg")
+
+
+def write_picture(file: str, figure: Any) -> None:
+    """Write a figure as the file's suffix says."""
+    from bertcore.drawing import save_figure
+
+    with output_stream(file, seekable=True) as stream:
+        save_figure(figure, stream, Path(file).suffix)
 
 
 @contextmanager

@@ -9,55 +9,62 @@ import bertcore
 from bertcore.arguments import printable
 from bertcore.cli.inputs import Texts, check_one_source, model_folder, some_texts
 from bertcore.cli.options import ABOVE_0, Command, CommandError, File, Kind, Positive, Seed
-from bertcore.cli.outputs import check_matplotlib, output_stream
+from bertcore.cli.outputs import check_matplotlib, check_picture, write_picture
 
-SUFFIXES = (".png", ".svg")
 EXPECTED_CHANCES = 'expected {"probabilities": [...], "label": N}'
 TEMPERATURES = Kind(
     lambda text: [ABOVE_0.read(part) for part in text.split(",")], "numbers above 0 such as 1,2,4", "T,T"
 )
 
 
-# {figure: (module of bertcore.plots, its function, the option of its own)}
-FIGURES = {
-    "attention": ("attention", "attention_maps", "layer"),
-    "components": ("attention", "attention_components", "layer"),
-    "masking": ("masking", "masking", "epochs"),
-    "temperature": ("temperature", "distillation_temperature", "temperatures"),
-    "calibration": ("calibration", "reliability_diagram", None),
-    "curves": ("curves", "training_curves", None),
-    "embeddings": ("embeddings", "embeddings_in_two_dimensions", None),
+# {figure: (its module, its function, its own options)}
+FIGURES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "attention": ("plots.attention", "attention_maps", ("layer", "head", "special_tokens")),
+    "components": ("plots.attention", "attention_components", ("layer", "head", "special_tokens")),
+    "masking": ("plots.masking", "masking", ("epochs",)),
+    "temperature": ("plots.temperature", "distillation_temperature", ("temperatures",)),
+    "calibration": ("plots.calibration", "reliability_diagram", ("bins",)),
+    "curves": ("training.curves", "training_curves", ()),
+    "embeddings": ("plots.embeddings", "embeddings_in_two_dimensions", ("labels", "clusters", "method")),
 }
+OPTIONS = tuple(dict.fromkeys(name for *_, names in FIGURES.values() for name in names))
 WITHOUT_MODEL = ("calibration", "curves")
 
 
 class Plot(Command):
     """Draw a picture of a model or of its training, as a PNG or SVG file (needs matplotlib).
 
-      attention MODEL [FILE]    the attention of the heads of a layer
-      components MODEL [FILE]   the three terms of DeBERTa's attention scores
+      attention MODEL [FILE]    attention probabilities: all heads, or those of --layer, --head or both
+      components MODEL [FILE]   the three terms of DeBERTa's attention scores in a layer
       masking MODEL [FILE]      the masks of static and dynamic masking in each epoch
-      temperature MODEL [FILE]  a teacher's probabilities of a masked word at several temperatures
-      embeddings MODEL [FILE]   texts, one a line, in two dimensions
+      temperature MODEL [FILE]  a teacher's classes, or words for a mask, at several temperatures
+      embeddings MODEL [FILE]   texts, one a line, in two dimensions, coloured by label or cluster
       calibration FILE          accuracy by confidence of a classifier, from lines {"probabilities": [...], "label": N}
       curves FILE               losses and learning rate of a training run, from its log.jsonl
 
     The first four take one text. FILE is a file of texts, or - for standard input; --text gives a text instead.
 
     Examples:
-        bertcore plot attention bert-base-uncased/ --text "The cat sat on the mat." -o attention.png --layer 3
-        bertcore plot temperature bert-base-uncased/ --text "Paris is the [MASK] of France." -o temperature.png
+        bertcore plot attention bert-base-uncased/ --text "The cat sat on the mat." -o attention.png --layer 3 --head 5
+        bertcore plot temperature my-classifier/ --text "What a film." -o temperature.svg
         bertcore plot curves run/log.jsonl -o curves.png
-        bertcore plot embeddings demo texts.txt -o embeddings.png
+        bertcore plot embeddings demo texts.txt --labels labels.txt -o embeddings.png
+        bertcore plot embeddings demo texts.txt --clusters 5 --method umap -o clusters.png
 
     Attributes:
         figure: the picture; see above.
         inputs: MODEL and FILE; see above.
         text: a literal text in place of FILE; may be repeated.
         output: the file to write, *.png or *.svg.
-        layer: the layer, for attention and components (default: 1).
+        layer: the layer, from 1 (default: all for attention, 1 for components).
+        head: the head, from 1 (default: all).
+        special_tokens: show [CLS], [SEP] and the like, for attention and components (default: yes).
         epochs: number of epochs, for masking (default: 4).
         temperatures: temperatures, with commas between them, for temperature (default: 1,2,4,8).
+        bins: number of bins, for calibration (default: 15).
+        labels: file of labels, one a line as the texts, which colour embeddings.
+        clusters: number of clusters made by k-means, which colour embeddings (needs scikit-learn).
+        method: projection of embeddings; umap needs umap-learn, tsne scikit-learn (default: pca).
     """
 
     positions = ("figure", "inputs")
@@ -68,13 +75,18 @@ class Plot(Command):
     text: tuple[str, ...] = ()
     output: File
     layer: Positive | None = None
+    head: Positive | None = None
+    special_tokens: bool | None = None
     epochs: Positive | None = None
     temperatures: Annotated[list[float] | None, TEMPERATURES] = None
+    bins: Positive | None = None
+    labels: File | None = None
+    clusters: Positive | None = None
+    method: Annotated[str | None, ("pca", "umap", "tsne")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if Path(self.output).suffix.lower() not in SUFFIXES:
-            raise CommandError(f"--output is {self.output}, expected a file named *.png or *.svg")
+        check_picture("--output", self.output)
         has_model = self.figure not in WITHOUT_MODEL
         if not has_model and (len(self.inputs) != 1 or self.text):
             raise CommandError(f"{self.figure} has {len(self.inputs)} inputs, expected FILE")
@@ -82,9 +94,9 @@ class Plot(Command):
             raise CommandError(f"{self.figure} has {len(self.inputs)} inputs, expected MODEL and FILE or --text")
         if has_model:
             check_one_source(self.file, self.text)
-        for name in ("layer", "epochs", "temperatures"):
-            if getattr(self, name) is not None and name != FIGURES[self.figure][2]:
-                raise CommandError(f"--{name} is given with {self.figure}, which has no use for it")
+        for name in OPTIONS:
+            if getattr(self, name) is not None and name not in FIGURES[self.figure][2]:
+                raise CommandError(f"--{name.replace('_', '-')} is given with {self.figure}, which has no use for it")
 
     @property
     def model(self) -> str:
@@ -100,35 +112,47 @@ class Plot(Command):
         check_matplotlib("plot")
         with self.chosen_backend():
             figure = self.draw()
-        with output_stream(self.output, seekable=True) as stream:
-            figure.savefig(stream, format=Path(self.output).suffix.lower()[1:], dpi=150)
-
-    def lines(self) -> list[str]:
-        """Return the texts; CommandError if there are none."""
-        return some_texts(self.file, self.text)
+        write_picture(self.output, figure)
 
     def draw(self) -> Any:
         """Return the figure."""
-        draw = getattr(importlib.import_module(f"bertcore.plots.{FIGURES[self.figure][0]}"), FIGURES[self.figure][1])
+        module, name, names = FIGURES[self.figure]
+        draw = getattr(importlib.import_module(f"bertcore.{module}"), name)
         if self.figure == "curves":
             return draw(self.file)
-        texts = self.lines()
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        texts = some_texts(self.file, self.text)
         if self.figure == "calibration":
-            return draw(*self._probabilities(texts))
+            return draw(*self._probabilities(texts), **given)
         if self.figure == "embeddings":
             from bertcore.tasks.sentence_encoder import SentenceEncoder
 
-            return draw(texts, SentenceEncoder(model_folder(self.model)).encode(texts))
+            if self.labels is not None:
+                given["labels"] = some_texts(self.labels)
+                if len(given["labels"]) != len(texts):
+                    lines = f"{len(given['labels'])} lines"
+                    raise CommandError(f"{self.labels} has {lines}, expected a label for each of {len(texts)} texts")
+            return draw(texts, SentenceEncoder(model_folder(self.model)).encode(texts), **given)
         if len(texts) != 1:
             raise CommandError(f"{self.figure} has {len(texts)} texts, expected one")
-        folder, text = model_folder(self.model), texts[0]
+        folder = model_folder(self.model)
         tokenizer = bertcore.AutoTokenizer.from_pretrained(folder)
         if self.figure == "masking":
-            return draw(tokenizer, text, epochs=self.epochs or 4)
+            return draw(tokenizer, texts[0], epochs=self.epochs or 4)
         if self.figure == "temperature":
-            model = bertcore.AutoModelForMaskedLM.from_pretrained(folder)
-            return draw(model, tokenizer, text, temperatures=self.temperatures or (1.0, 2.0, 4.0, 8.0))
-        return draw(bertcore.AutoModel.from_pretrained(folder), tokenizer, text, self.layer or 1)
+            given.setdefault("temperatures", (1.0, 2.0, 4.0, 8.0))
+        return draw(self._kind(folder).from_pretrained(folder), tokenizer, texts[0], **given)
+
+    def _kind(self, folder: Path) -> Any:
+        """Return the class of the model to draw: for temperature, of the head that its config names."""
+        from bertcore.checkpoint import naming_config, read_config
+        from bertcore.models.architectures import class_for
+
+        if self.figure != "temperature":
+            return bertcore.AutoModel
+        with naming_config(folder):
+            is_classifier = class_for(read_config(folder)) is bertcore.AutoModelForSequenceClassification
+        return bertcore.AutoModelForSequenceClassification if is_classifier else bertcore.AutoModelForMaskedLM
 
     def _probabilities(self, lines: list[str]) -> tuple[list[list[float]], list[int]]:
         """Return the probabilities and the right classes of lines."""

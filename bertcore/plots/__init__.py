@@ -1,1 +1,4 @@
-"""Figures of models and their training: one module per figure; its function returns a matplotlib figure."""
+"""Pictures of models: one module per picture; its function returns a matplotlib figure.
+
+`bertcore.drawing.save_figure(figure, "picture.svg")` writes one. The curves of a run are in `bertcore.training.curves`.
+"""

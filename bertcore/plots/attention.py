@@ -7,85 +7,161 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bertcore import kernels
+from bertcore.arguments import check_count
+from bertcore.drawing import label_ticks, new_figure, shortened, style
 
-TITLES = ("content to content", "content to position", "position to content", "their sum")
-
-
-def attention_maps(model: Any, tokenizer: Any, text: str, layer: int) -> Figure:
-    """Draw the attention probabilities of each head of a layer, counted from 1.
-
-    The colours end at the greatest probability of a key that is not a special token: those often get nearly all.
-
-    Raises ValueError if the layer does not exist, the model returns no attentions, or the text is too long.
-    """
-    ids, output = output_for(model, tokenizer, text, output_attentions=True)
-    attentions = output.attentions
-    if not attentions or attentions[0] is None:
-        raise ValueError(f"models of type {model.family.model_type!r} do not return attentions")
-    heads = kernels.to_host(attentions[_checked(layer, len(attentions))])[0]
-    titles = [f"layer {layer}, head {number}" for number in range(1, len(heads) + 1)]
-    most = heads[:, :, ~np.isin(ids, tokenizer.all_special_ids)].max(initial=0) or 1
-    return maps(list(heads), titles, tokenizer.convert_ids_to_tokens(ids), columns=4, cmap="Blues", vmin=0, vmax=most)
+TERMS = ("content to content", "content to position", "position to content", "sum of the terms")
+MOST_TOKENS = 512  # a picture of more cannot be read
 
 
-def attention_components(model: Any, tokenizer: Any, text: str, layer: int) -> Figure:
-    """Draw the terms of DeBERTa's attention scores in a layer, counted from 1, and their sum: means over the heads.
-
-    Raises ValueError if the layer does not exist, the model is not a DeBERTa, or the text is too long.
-    """
-    if not model.family.model_type.startswith("deberta"):
-        raise ValueError(f"the model is of type {model.family.model_type!r}, expected a DeBERTa")
-    ids, output = output_for(model, tokenizer, text, output_attention_components=True)
-    layers = output.attention_components
-    terms = layers[_checked(layer, len(layers))]
-    found = {
-        title: kernels.to_host(term)[0].mean(axis=0)
-        for title, term in zip(TITLES, terms, strict=False)
-        if term is not None
-    }
-    found[TITLES[3]] = np.sum(list(found.values()), axis=0)
-    most = max(float(np.abs(panel).max()) for panel in found.values())
-    tokens = tokenizer.convert_ids_to_tokens(ids)
-    return maps(list(found.values()), list(found), tokens, columns=2, cmap="RdBu_r", vmin=-most, vmax=most)
-
-
-def _checked(layer: int, count: int) -> int:
-    if not 1 <= layer <= count:
-        raise ValueError(f"layer is {layer}, expected 1 to {count}")
-    return layer - 1
-
-
-def maps(
-    panels: Sequence[np.ndarray], titles: Sequence[str], tokens: Sequence[str], *, columns: int, **look: Any
+@style()
+def attention_maps(
+    model: Any,
+    tokenizer: Any,
+    text: str,
+    layer: int | None = None,
+    *,
+    head: int | None = None,
+    special_tokens: bool = True,
 ) -> Figure:
-    """Return a figure of maps (queries, keys) in a grid, on one colour scale.
+    """Draw attention probabilities: of one head, or of several as small maps on one colour scale.
+
+    The scale ends at the greatest probability of a key that is not a special token: those often get nearly all.
 
     Args:
-        panels: the maps, (tokens, tokens) each.
-        titles: titles of the panels.
-        tokens: labels of the axes.
-        columns: number of panels in a row.
-        look: options of matplotlib's imshow: cmap, vmin, vmax.
+        model: with attention over all pairs of tokens.
+        tokenizer: the model's.
+        text: of at most 512 tokens.
+        layer: one layer, counted from 1; by default all.
+        head: one head, counted from 1; by default all.
+        special_tokens: whether to show special tokens such as [CLS]; probabilities stay as they are without them.
+
+    Raises:
+        TypeError: layer or head is not an integer.
+        ValueError: there is no such layer or head, the model does not return one probability for each pair of tokens,
+            or the text has too many or no tokens.
     """
-    columns = min(columns, len(panels))
+    ids, output = output_for(model, tokenizer, text, output_attentions=True)
+    attentions, count = output.attentions, len(ids)
+    if not attentions or any(each is None or tuple(each.shape[2:]) != (count, count) for each in attentions):
+        raise ValueError(
+            f"model is of type {model.family.model_type!r}, expected one whose attentions are (tokens, tokens)"
+        )
+    layers = _chosen("layer", layer, len(attentions))
+    panels = {index: kernels.to_host(attentions[index])[0].astype(np.float32) for index in layers}
+    heads = _chosen("head", head, max(map(len, panels.values())))
+    shown = _shown(tokenizer, ids, special_tokens)
+    is_word = ~np.isin(np.array(ids)[shown], tokenizer.all_special_ids)
+    names = [(index + 1, number + 1) for index in layers for number in heads]
+    maps = [panels[index][number][np.ix_(shown, shown)] for index in layers for number in heads]
+    words = max(float(each[:, is_word].max(initial=0)) for each in maps)
+    most = max(float(each.max()) for each in maps)
+    look = {"cmap": "Blues", "vmin": 0, "vmax": words or most or 1}
+    bar = {"label": "attention probability", "extend": "max" if most > words > 0 else "neither"}
+    if len(layers) > 1 and len(heads) > 1:
+        return _thumbnails(maps, len(layers), look, bar)
+    tokens = tokenizer.convert_ids_to_tokens(np.array(ids)[shown].tolist())
+    return _maps(maps, [f"layer {index}, head {number}" for index, number in names], tokens, look, bar)
+
+
+@style()
+def attention_components(
+    model: Any, tokenizer: Any, text: str, layer: int = 1, *, head: int | None = None, special_tokens: bool = True
+) -> Figure:
+    """Draw the terms of DeBERTa's attention scores in a layer, and their sum, with the mean absolute value of each.
+
+    The maps have the values of one head, or by default their absolute values averaged over all heads.
+
+    Arguments and errors as for `attention_maps`; ValueError also unless the model is a DeBERTa with relative positions.
+    """
+    if not model.family.model_type.startswith("deberta"):
+        raise ValueError(f"model is of type {model.family.model_type!r}, expected a DeBERTa")
+    ids, output = output_for(model, tokenizer, text, output_attention_components=True)
+    layers = output.attention_components
+    terms = layers[_chosen("layer", layer, len(layers))[0]]
+    shown = _shown(tokenizer, ids, special_tokens)
+    found = {
+        title: kernels.to_host(term)[0].astype(np.float32)[:, shown][:, :, shown]
+        for title, term in zip(TERMS, terms, strict=False)
+        if term is not None
+    }
+    found[TERMS[3]] = np.sum(list(found.values()), axis=0)
+    heads = _chosen("head", head, len(found[TERMS[3]]))
+    sizes = {title: np.abs(scores[heads]) for title, scores in found.items()}
+    panels = [size.mean(axis=0) if head is None else found[title][heads[0]] for title, size in sizes.items()]
+    most = max(float(np.abs(panel).max()) for panel in panels) or 1
+    titles = [f"{title}\nmean absolute value {size.mean():.3g}" for title, size in sizes.items()]
+    tokens = tokenizer.convert_ids_to_tokens(np.array(ids)[shown].tolist())
+    if head is None:
+        bar = {"label": f"absolute score, mean of {len(heads)} heads of layer {layer}"}
+        return _maps(panels, titles, tokens, {"cmap": "Blues", "vmin": 0, "vmax": most}, bar, columns=2)
+    look = {"cmap": "RdBu_r", "vmin": -most, "vmax": most}
+    return _maps(panels, titles, tokens, look, {"label": f"score, layer {layer}, head {head}"}, columns=2)
+
+
+def _chosen(name: str, number: int | None, count: int) -> list[int]:
+    """Return the index of a layer or head that is counted from 1, or all of them."""
+    if number is None:
+        return list(range(count))
+    if not 1 <= check_count(name, number) <= count:
+        raise ValueError(f"{name} is {number}, expected 1 to {count}")
+    return [number - 1]
+
+
+def _shown(tokenizer: Any, ids: Sequence[int], special_tokens: bool) -> np.ndarray:
+    """Return the places of the tokens to show."""
+    found = np.flatnonzero(special_tokens | ~np.isin(ids, tokenizer.all_special_ids))
+    if not len(found):
+        raise ValueError("text has no tokens but special ones, expected some to show")
+    return found
+
+
+def _maps(
+    panels: Sequence[np.ndarray], titles: Sequence[str], tokens: Sequence[str], look: Any, bar: Any, columns: int = 4
+) -> Figure:
+    """Draw maps (queries, keys) with labelled tokens in a grid."""
     rows = -(-len(panels) // columns)
-    side = max(2.0, 0.17 * len(tokens) + 0.6)
-    figure = Figure(figsize=(side * columns + 1.2, side * rows + 0.8), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for place, panel, title in zip(axes.flat, panels, titles, strict=False):
-        image = place.imshow(panel, **look)
-        place.set_title(title, fontsize=9)
-        place.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=7)
-        place.set_yticks(range(len(tokens)), tokens, fontsize=7)
+    columns = -(-len(panels) // rows)  # 6 are two rows of 3, not 4 and 2
+    least, most = ((3.0, 7.5), (2.6, 4.5), (1.9, 3.2))[0 if columns == 1 else 1 if columns == 2 else 2]
+    side = min(max(least, 0.16 * len(tokens)), most)
+    figure = new_figure(side * columns + 2.0, (side + 0.35) * rows + 0.9)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    drawn = list(axes.flat[: len(panels)])
+    for place, panel, title in zip(drawn, panels, titles, strict=True):
+        image = place.imshow(panel, interpolation="nearest", **look)
+        place.set_title(title)
+        place.set(xticks=[], yticks=[])
+        place.tick_params(length=2)
+        place.spines[:].set_visible(False)
     for place in axes.flat[len(panels) :]:
-        place.set_visible(False)
-    figure.colorbar(image, ax=axes, shrink=0.6, aspect=30)
-    figure.supxlabel("key", fontsize=9)
-    figure.supylabel("query", fontsize=9)
+        place.remove()
+    figure.colorbar(image, ax=drawn, shrink=0.8 if rows == 1 else 0.5, aspect=25, **bar)
+    figure.supxlabel("key token")
+    figure.supylabel("query token")
+    labelled = [place.yaxis for place in drawn[::columns]] + [place.xaxis for place in drawn[-columns:]]
+    label_ticks(labelled, [shortened(token, 16) for token in tokens])
     return figure
 
 
-MOST_TOKENS = 128  # a larger figure cannot be read and takes gigabytes
+def _thumbnails(panels: Sequence[np.ndarray], rows: int, look: Any, bar: Any) -> Figure:
+    """Draw maps without tokens, a row for each layer and a column for each head."""
+    columns = len(panels) // rows
+    side = min(1.0, 12 / max(rows, columns))
+    figure = new_figure(max(4.0, side * columns + 1.7), max(3.0, side * rows + 1.0))
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for place, panel in zip(axes.flat, panels, strict=True):
+        image = place.imshow(panel, interpolation="nearest", **look)
+        place.set(xticks=[], yticks=[])
+        place.spines[:].set_visible(True)
+    for number, place in enumerate(axes[0], 1):
+        place.set_title(number)
+    for number, place in enumerate(axes[:, 0], 1):
+        place.set_ylabel(number, rotation=0, ha="right", va="center")
+    figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, **bar)
+    figure.suptitle("head")
+    figure.supylabel("layer")
+    figure.supxlabel("in each map: key tokens across, query tokens down")
+    return figure
 
 
 def tokens_of(tokenizer: Any, text: str, longest: int | None = None) -> dict[str, list[int]]:

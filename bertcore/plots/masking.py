@@ -7,40 +7,45 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from bertcore.arguments import check_count
+from bertcore.drawing import AMBER, BLUE, ORANGE, label_ticks, new_figure, shortened, style
 from bertcore.plots.attention import tokens_of
 from bertcore.training.masking import Masking, Words
 
-KINDS = {
-    "not predicted": "#e8e8e8",
-    "the mask": "#3b6ea5",
-    "a random word": "#c0504d",
-    "kept and predicted": "#e0a030",
-}
+KINDS = {"not predicted": "#e8e8e8", "the mask": BLUE, "a random word": ORANGE, "kept and predicted": AMBER}
 
 
+@style()
 def masking(tokenizer: Any, text: str, *, epochs: int, seed: int = 0) -> Figure:
     """Draw a row per epoch and a column per token: static masking above, dynamic below.
 
-    Raises ValueError for a text that is too long.
+    Raises TypeError for `epochs` or `seed` that is not an integer, ValueError for more than 100 epochs, a seed below 0,
+    and a text that is too long.
     """
+    numbers = [str(epoch) for epoch in range(1, check_count("epochs", epochs, most=100) + 1)]
+    check_count("seed", seed, least=0)
     ids, words = np.array(tokens_of(tokenizer, text)["input_ids"]), Words.of(tokenizer)
-    tokens = tokenizer.convert_ids_to_tokens(ids.tolist())
-    size = (0.32 * len(tokens) + 1.5, 0.32 * 2 * epochs + 2.2)
-    figure = Figure(figsize=size, layout="constrained")
+    tokens = [shortened(token, 16) for token in tokenizer.convert_ids_to_tokens(ids.tolist())]
+    figure = new_figure(min(0.3 * len(tokens) + 1.5, 13) + 1.5, min(0.5 * epochs, 8) + 2.4)
     axes = figure.subplots(2, 1, sharex=True)
     for place, is_static in zip(axes, (True, False), strict=True):
         rng = np.random.default_rng(seed)
-        rows = [_kinds(ids, *Masking(is_static=is_static).apply(ids, words, rng), words) for _ in range(epochs)]
-        colors = ListedColormap(list(KINDS.values()))
-        place.pcolormesh(np.array(rows), cmap=colors, vmin=-0.5, vmax=3.5, edgecolors="white", linewidth=1.5)
+        rows = [_kinds(ids, *Masking(is_static=is_static).apply(ids, words, rng), words) for _ in numbers]
+        look = {
+            "cmap": ListedColormap(list(KINDS.values())),
+            "edgecolors": "white",
+            "linewidth": min(1.5, 40 / len(ids)),
+        }
+        place.pcolormesh(np.array(rows), vmin=-0.5, vmax=3.5, **look)
         place.invert_yaxis()
-        place.set_yticks(np.arange(epochs) + 0.5, range(1, epochs + 1))
         place.set_ylabel("epoch")
-        place.set_title("static: the same every time" if is_static else "dynamic: drawn anew every time", fontsize=10)
+        place.set_title("static: the same every time" if is_static else "dynamic: drawn anew every time")
         place.tick_params(length=0)
-    axes[1].set_xticks(np.arange(len(tokens)) + 0.5, tokens, rotation=90, fontsize=8)
+        place.spines[:].set_visible(False)
     handles = [Patch(color=color, label=kind) for kind, color in KINDS.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    figure.legend(handles=handles, loc="outside lower center", ncols=4 if len(tokens) > 16 else 2)
+    label_ticks([axes[1].xaxis], tokens, offset=0.5)
+    label_ticks([place.yaxis for place in axes], numbers, offset=0.5)
     return figure
 
 

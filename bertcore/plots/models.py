@@ -1,37 +1,110 @@
-"""Sizes, work and published quality of models, side by side."""
+"""Models side by side: sizes, work, measurements and published quality."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from bertcore.drawing import BLUE, GREEN, SKY, SMALL, label_ticks, new_figure, shortened, style
+
+Row = Mapping[str, Any]
 
 
-def models_side_by_side(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Return a figure with a line for each model.
+class Panel(NamedTuple):
+    """A figure of each model, as a bar from zero.
+
+    Attributes:
+        name: with its unit.
+        parts: functions of a model's row, by name; a bar is their sum. None is an unknown value, without a bar.
+        is_dot: draw a dot on an axis that need not begin at zero.
+    """
+
+    name: str
+    parts: Mapping[str, Callable[[Row], float | None]]
+    is_dot: bool = False
+
+
+SIZES = (
+    Panel(
+        "parameters, millions",
+        {
+            "layers": lambda row: (row["parameters"] - row["embeddings"]) / 1e6,
+            "embeddings": lambda row: row["embeddings"] / 1e6,
+        },
+    ),
+    Panel("FLOPs per token, millions", {"FLOPs": lambda row: row["flops_per_token"] / 1e6}),
+    Panel("MNLI-m accuracy, %, as published", {"MNLI-m": lambda row: row["mnli_m"]}, is_dot=True),
+)
+MEASURED = (
+    Panel("latency, ms, median of the rounds", {"latency": lambda row: row["latency"] * 1e3}),
+    Panel("resident memory, MB", {"resident": lambda row: row["resident"]}),
+    Panel("weights on disk, MB", {"disk": lambda row: row["on_disk"]}),
+)
+TRAINED = (
+    Panel("peak memory of a training step, MB", {"peak": lambda row: row["peak"]}),
+    Panel("with layers run again, MB", {"peak": lambda row: row["checkpointed_peak"]}),
+    Panel("training speed, tokens/s", {"speed": lambda row: row["tokens_per_second"]}),
+)
+
+
+@style()
+def models_side_by_side(rows: Sequence[Row], panels: Sequence[Panel] = SIZES, *, log: bool = False) -> Figure:
+    """Draw a line for each model: bars from zero in each panel, or dots on logarithmic axes.
 
     Args:
-        rows: for each model its name, "parameters", "embeddings" (parameters of tables), "flops_per_token" and "mnli_m"
-            (the published accuracy, None if it is unknown).
+        rows: for each model its "name" and what the panels read: as `bertcore compare --json` prints them.
+        panels: SIZES, MEASURED or TRAINED, or others.
+        log: whether to draw dots on logarithmic axes in place of bars; published accuracy stays as it is.
+
+    Raises ValueError without models, and for a value that is not a finite number of at least 0.
     """
-    size = (13, 1.5 + 0.24 * len(rows))
-    figure = Figure(figsize=size)
-    sizes, work, mnli = figure.subplots(1, 3, sharey=True, width_ratios=(2, 2, 1))
-    names = [f"{index}" for index in range(len(rows))]  # a model may be named twice
-    tables = [each["embeddings"] / 1e6 for each in rows]
-    others = [(each["parameters"] - each["embeddings"]) / 1e6 for each in rows]
-    sizes.barh(names, others, color="tab:blue", label="layers")
-    sizes.barh(names, tables, left=others, color="tab:cyan", label="embeddings")
-    sizes.set_xlabel("parameters, millions")
-    sizes.legend(frameon=False)
-    work.barh(names, [each["flops_per_token"] / 1e6 for each in rows], color="tab:orange")
-    work.set(xlabel="FLOPs per token, millions")
-    known = [(name, each["mnli_m"]) for name, each in zip(names, rows, strict=True) if each["mnli_m"] is not None]
-    mnli.plot([value for _, value in known], [name for name, _ in known], "o", color="tab:green")
-    mnli.set(xlabel="MNLI-m, %, as published", xlim=(80, 93))
-    sizes.set_yticks(range(len(rows)), [each["name"] for each in rows], fontsize=8)
-    sizes.invert_yaxis()
-    for panel in (sizes, work, mnli):
-        panel.grid(visible=True, alpha=0.25)
-        panel.margins(y=0.01)
-    figure.tight_layout()
+    if not rows:
+        raise ValueError("rows is empty, expected at least one model")
+    widths = [1.5 if panel.is_dot else 2 for panel in panels]
+    figure = new_figure(1.9 * sum(widths) + 2, 0.21 * len(rows) + 1.1)
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=widths)[0]
+    for place, panel in zip(axes, panels, strict=True):
+        values = {part: [_checked(row, panel, read(row)) for row in rows] for part, read in panel.parts.items()}
+        totals = [None if None in parts else math.fsum(parts) for parts in zip(*values.values(), strict=True)]
+        (_dots if log or panel.is_dot else _bars)(place, values, totals)
+        if log and not panel.is_dot:
+            place.set_xscale("log")
+            place.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+            place.xaxis.set_major_formatter("{x:,.6g}")
+            place.minorticks_off()
+        place.set_xlabel(panel.name)
+        place.grid(axis="x")
+        place.tick_params(axis="y", length=0)
+    axes[0].set_ylim(len(rows) - 0.4, -0.6)
+    label_ticks([axes[0].yaxis], [shortened(row["name"], 32) for row in rows])
     return figure
+
+
+def _checked(row: Row, panel: Panel, value: float | None) -> float | None:
+    if value is not None and not 0 <= value < math.inf:
+        raise ValueError(f"{panel.name} of {row['name']} is {value}, expected a number of at least 0")
+    return value
+
+
+def _bars(place: Any, values: Mapping[str, list[float | None]], totals: Sequence[float | None]) -> None:
+    known = [index for index, total in enumerate(totals) if total is not None]
+    left = [0.0] * len(known)
+    for (part, column), color in zip(values.items(), (BLUE, SKY, GREEN), strict=False):
+        widths = [column[index] or 0.0 for index in known]
+        place.barh(known, widths, left=left, height=0.72, color=color, label=part)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    for index, total in zip(known, left, strict=True):
+        label = f" {total:,.0f}" if total >= 100 else f" {total:.3g}"
+        place.text(total, index, label, va="center", fontsize=SMALL, color="#333333")
+    place.set_xlim(0, 1.22 * max(left, default=1) or 1)
+    if len(values) > 1:
+        place.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(values), borderaxespad=0.2)
+
+
+def _dots(place: Any, values: Mapping[str, list[float | None]], totals: Sequence[float | None]) -> None:
+    known = [(total, index) for index, total in enumerate(totals) if total]
+    if known:
+        place.plot(*zip(*known, strict=True), "o", color=GREEN, markersize=5)
+        place.margins(x=0.08)

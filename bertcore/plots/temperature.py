@@ -1,5 +1,6 @@
-"""Predictions for a masked word at several temperatures of distillation."""
+"""Predictions at several temperatures of distillation: of a classifier, or for a masked word."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,36 +8,74 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bertcore import kernels
+from bertcore.arguments import check_count, check_number
+from bertcore.drawing import BLUE, new_figure, shortened, style
+from bertcore.models.spec import ConfigReader
 from bertcore.plots.attention import output_for
 from bertcore.tasks.sequence_scores import softmax
 
+MOST = 12  # temperatures
 
+
+@style()
 def distillation_temperature(
     model: Any, tokenizer: Any, text: str, *, temperatures: Sequence[float], words: int = 12
 ) -> Figure:
-    """Draw the most probable words of the first mask, softmax(logits / T), for each temperature T.
+    """Draw the most probable answers, softmax(logits / T), for each temperature T.
 
-    Raises ValueError for a text that is too long or has no mask token, temperatures that are not above 0, and a model
-    without a trained head.
+    The answers are a sequence classifier's classes, or a masked language model's words for the first mask in the text.
+
+    Args:
+        model: with a trained head; a classifier has one label for a text and at least two classes.
+        tokenizer: the model's.
+        text: of at most 512 tokens, with a mask token for a language model.
+        temperatures: 1 to 12 numbers above 0.
+        words: how many of the words or classes to draw, at most 40.
+
+    Raises TypeError or ValueError for other arguments.
     """
     if model.newly_initialised:
-        raise ValueError(f"the model lacks {model.newly_initialised[0]}: expected a masked language model")
-    if not temperatures or not all(0 < temperature < np.inf for temperature in temperatures):
-        raise ValueError(f"temperatures is {temperatures}, expected numbers above 0")
+        raise ValueError(f"model lacks {model.newly_initialised[0]}, expected a trained head")
+    if isinstance(temperatures, str) or not 1 <= len(temperatures) <= MOST:
+        raise ValueError(f"temperatures is {temperatures!r:.60}, expected 1 to {MOST} numbers")
+    numbers = [check_number("temperatures", each, above_zero=True) for each in temperatures]
+    check_count("words", words, most=40)
     ids, output = output_for(model, tokenizer, text)
-    if tokenizer.mask_token_id not in ids:
-        raise ValueError(f"the text has no {tokenizer.mask_token} token, so there is nothing to predict")
-    place = ids.index(tokenizer.mask_token_id)
-    logits = kernels.to_host(output.logits)[0, place, : len(tokenizer)].astype(np.float64)
-    best = np.argsort(-logits, kind="stable")[:words]
-    figure = Figure(figsize=(2.3 * len(temperatures) + 1.2, 0.26 * words + 1.4), layout="constrained")
-    axes = figure.subplots(1, len(temperatures), sharex=True, sharey=True, squeeze=False)[0]
-    for place, temperature in zip(axes, temperatures, strict=True):
-        chances = softmax(logits / temperature)
-        place.barh(range(len(best)), chances[best], color="#3b6ea5")
-        rest = 1 - chances[best].sum()
-        place.set_title(f"T = {temperature:g}\nother words {rest:.0%}", fontsize=10)
-        place.set_xlabel("probability")
-    axes[0].set_yticks(range(len(best)), tokenizer.convert_ids_to_tokens(best.tolist()))
-    axes[0].invert_yaxis()
+    scores, names = _classes(model, output) if np.ndim(output.logits) == 2 else _words(tokenizer, ids, output)
+    best = np.argsort(-scores, kind="stable")[:words]
+    columns = min(len(numbers), 6)
+    rows = math.ceil(len(numbers) / columns)
+    figure = new_figure(1.9 * columns + 1.6, rows * (0.23 * len(best) + 0.8) + 0.5)
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for place, temperature in zip(axes.flat, numbers, strict=False):
+        chances = softmax(scores / temperature)
+        place.barh(range(len(best)), chances[best], color=BLUE)
+        rest = f"\nothers {1 - chances[best].sum():.0%}" if len(best) < len(scores) else ""
+        place.set_title(f"T = {temperature:g}{rest}")
+        place.grid(axis="x")
+        place.xaxis.get_major_locator().set_params(nbins=4)
+    for place in axes.flat[len(numbers) :]:
+        place.remove()
+    axes[0, 0].set(xlim=(0, None), yticks=range(len(best)), yticklabels=[shortened(names[index], 20) for index in best])
+    axes[0, 0].invert_yaxis()
+    figure.supxlabel("probability")
     return figure
+
+
+def _classes(model: Any, output: Any) -> tuple[np.ndarray, list[str]]:
+    """Return the logits of a classifier and the names of its classes."""
+    scores, kind = kernels.to_host(output.logits)[0].astype(np.float64), model.config.get("problem_type")
+    if len(scores) < 2 or kind in ("regression", "multi_label_classification"):
+        stated = f" and the problem_type {kind}" if kind else ""
+        raise ValueError(f"model has {len(scores)} outputs{stated}, expected a classifier with one label for a text")
+    return scores, list(ConfigReader(model.config).label_names())
+
+
+def _words(tokenizer: Any, ids: list[int], output: Any) -> tuple[np.ndarray, Any]:
+    """Return the logits at the first mask, and the words by their ids."""
+    if tokenizer.mask_token_id not in ids:
+        raise ValueError(f"text has no {tokenizer.mask_token} token, so there is nothing to predict")
+    logits = kernels.to_host(output.logits)[0, ids.index(tokenizer.mask_token_id), : len(tokenizer)]
+    if len(logits) < len(tokenizer):
+        raise ValueError(f"model has {len(logits)} outputs for a token, expected a masked language model")
+    return logits.astype(np.float64), tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))

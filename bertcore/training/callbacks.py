@@ -230,26 +230,18 @@ def _position(state: TrainerState, by_time: bool) -> int:
 
 
 class LossPlot(TrainerCallback):
-    """Draws loss.png: training and evaluation loss over the steps."""
+    """Draws loss.png: the curves of `training_curves`, unless no finite loss was logged."""
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        from bertcore.drawing import save_figure
+        from bertcore.training.curves import training_curves
 
-        figure = Figure(figsize=(7, 4), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots()
-        for name, label in (("loss", "training"), ("eval_loss", "evaluation")):
-            points = [(logs["step"], logs[name]) for logs in state.log_history if name in logs]
-            if points:
-                axes.plot(*zip(*points, strict=True), label=label, marker="." if len(points) < 50 else "")
-        axes.set(xlabel="steps", ylabel="loss")
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend()
+        losses = [logs.get(name, math.nan) for logs in state.log_history for name in ("loss", "eval_loss")]
+        if not any(map(math.isfinite, losses)):
+            return
         file = Path(args.output_dir) / PLOT_NAME
         with temporary_beside(file) as new, naming(file):
-            figure.savefig(new, format="png", dpi=120)
+            save_figure(training_curves(state.log_history), new, ".png")
             os.replace(new, file)
 
 

@@ -88,7 +88,7 @@ def test_the_plot(tmp_path, monkeypatch):
 
     monkeypatch.setattr(figures.Figure, "savefig", savefig)
     history = run_of_4_steps(tmp_path, ["plot"], disable_tqdm=True).state.log_history
-    ((axes,),) = [figure.axes for figure in drawn]
+    ((axes, _),) = [figure.axes for figure in drawn]
     for line, name in zip(axes.lines, ("loss", "eval_loss"), strict=True):
         logged = [(logs["step"], logs[name]) for logs in history if name in logs]
         assert [tuple(point) for point in line.get_xydata()] == logged
