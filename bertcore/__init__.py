@@ -9,13 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says that the name is ours to give
-    from bertcore.families.luke.models import AutoModelForEntityClassification as AutoModelForEntityClassification
-    from bertcore.families.luke.models import (
-        AutoModelForEntityPairClassification as AutoModelForEntityPairClassification,
-    )
-    from bertcore.families.luke.models import (
-        AutoModelForEntitySpanClassification as AutoModelForEntitySpanClassification,
-    )
     from bertcore.gradients import value_and_grad as value_and_grad
     from bertcore.gradients import vjp as vjp
     from bertcore.kernels import BackendUnavailable as BackendUnavailable
@@ -35,6 +28,13 @@ if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says
     from bertcore.models.auto import AutoModelForQuestionAnswering as AutoModelForQuestionAnswering
     from bertcore.models.auto import AutoModelForSequenceClassification as AutoModelForSequenceClassification
     from bertcore.models.auto import AutoModelForTokenClassification as AutoModelForTokenClassification
+    from bertcore.models.entities import AutoModelForEntityClassification as AutoModelForEntityClassification
+    from bertcore.models.entities import (
+        AutoModelForEntityPairClassification as AutoModelForEntityPairClassification,
+    )
+    from bertcore.models.entities import (
+        AutoModelForEntitySpanClassification as AutoModelForEntitySpanClassification,
+    )
     from bertcore.models.pretraining import AutoModelForPreTraining as AutoModelForPreTraining
     from bertcore.models.pretraining import AutoModelForSpanBoundary as AutoModelForSpanBoundary
     from bertcore.models.replaced_tokens import ReplacedTokenModel as ReplacedTokenModel
@@ -51,9 +51,9 @@ __version__ = "0.1.0"
 _LAZY = {
     "AutoModel": "bertcore.models.auto",
     "AutoModelForCausalLM": "bertcore.models.auto",
-    "AutoModelForEntityClassification": "bertcore.families.luke.models",
-    "AutoModelForEntityPairClassification": "bertcore.families.luke.models",
-    "AutoModelForEntitySpanClassification": "bertcore.families.luke.models",
+    "AutoModelForEntityClassification": "bertcore.models.entities",
+    "AutoModelForEntityPairClassification": "bertcore.models.entities",
+    "AutoModelForEntitySpanClassification": "bertcore.models.entities",
     "AutoModelForMaskedLM": "bertcore.models.auto",
     "AutoModelForMultipleChoice": "bertcore.models.auto",
     "AutoModelForNextSentencePrediction": "bertcore.models.auto",

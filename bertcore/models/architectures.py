@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bertcore import checkpoint
-from bertcore.models import auto
+from bertcore.models import auto, entities
 from bertcore.models.model import Model
 from bertcore.models.pretraining import HUB_OPTIONS, AutoModelForPreTraining, AutoModelForSpanBoundary
 from bertcore.models.registry import family_of
@@ -16,6 +16,8 @@ TASKS = (
     *(auto.AutoModelForMaskedLM, AutoModelForPreTraining, auto.AutoModelForNextSentencePrediction),
     *(auto.AutoModelForSequenceClassification, auto.AutoModelForTokenClassification),
     *(auto.AutoModelForQuestionAnswering, auto.AutoModelForMultipleChoice, auto.AutoModelForCausalLM),
+    *(entities.AutoModelForEntityClassification, entities.AutoModelForEntityPairClassification),
+    entities.AutoModelForEntitySpanClassification,
 )
 # Further endings of the names of transformers' classes.
 OTHER_ENDINGS = {

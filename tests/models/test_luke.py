@@ -358,7 +358,7 @@ def test_heads_say_what_they_lack():
     pair = bertcore.AutoModelForEntityPairClassification.from_config(TINY)
     span = bertcore.AutoModelForEntitySpanClassification.from_config(TINY)
     with use_backend("numpy"):
-        refuses(ValueError, "entity_ids is None; AutoModelForEntityPairClassification needs them", pair, **words)
+        refuses(ValueError, "entity_ids is None; LukeForEntityPairClassification needs them", pair, **words)
         refuses(ValueError, r"entity_attention_mask\[1, 1\] is 0, expected 1: .* first 2", pair, **batch)
         with pytest.raises(ValueError, match="entity_end_positions is None"):
             span(**batch, entity_start_positions=ends["entity_start_positions"])
@@ -366,5 +366,3 @@ def test_heads_say_what_they_lack():
             span(**batch, **ends | {"entity_start_positions": np.full((3, 3), 6)})
         with pytest.raises(ValueError, match=r"a label at a padded position \(entity_attention_mask 0\)"):
             span(**batch, **ends, labels=np.zeros((3, 3), int))
-        with pytest.raises(ValueError, match="have no head for entity_classification"):
-            bertcore.AutoModelForEntityClassification.from_config(TINY | {"model_type": "bert"})

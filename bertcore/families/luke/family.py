@@ -91,9 +91,9 @@ LUKE = register(
         models={
             "AutoModel": models.WordAndEntityModel,
             "AutoModelForMaskedLM": models.WordAndEntityMaskedLM,
-            "AutoModelForEntityClassification": models.AutoModelForEntityClassification,
-            "AutoModelForEntityPairClassification": models.AutoModelForEntityPairClassification,
-            "AutoModelForEntitySpanClassification": models.AutoModelForEntitySpanClassification,
+            "AutoModelForEntityClassification": models.LukeForEntityClassification,
+            "AutoModelForEntityPairClassification": models.LukeForEntityPairClassification,
+            "AutoModelForEntitySpanClassification": models.LukeForEntitySpanClassification,
         },
     )
 )

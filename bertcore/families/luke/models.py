@@ -18,12 +18,19 @@ from bertcore.heads.language_model import LanguageModelHead
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
+from bertcore.models.entities import (
+    AutoModelForEntityClassification,
+    AutoModelForEntityPairClassification,
+    AutoModelForEntitySpanClassification,
+    rows_of,
+)
 from bertcore.models.inputs import like
 from bertcore.models.outputs import EncoderOutput, LogitsOutput, ModelOutput
 from bertcore.models.registry import HeadSpec
-from bertcore.models.with_heads import ModelWithHeads, with_labels
+from bertcore.models.with_heads import ModelWithHeads
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear, drop
+from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass
@@ -121,81 +128,52 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
         )
 
 
-class _EntityModel(ModelWithHeads):
-    """A model that classifies entities; the option `num_labels` replaces the config's, to start a new task."""
+class LukeForEntityClassification(AutoModelForEntityClassification):
+    """LUKE's AutoModelForEntityClassification, which classifies the first entity of each sequence."""
 
+    _tasks = ("entity_classification",)
     _targets = ("labels",)
-    _parts = 1  # how many hidden states make up what is classified
-
-    def __init__(self, config: Mapping[str, Any], *, num_labels: int | None = None):
-        super().__init__(with_labels(config, num_labels))
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
-        return EntityClassifier(spec, self.spec, self._num_labels(), self._parts)
+        return EntityClassifier(spec, self.spec, self._num_labels(), len(self._parts))
 
     def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
-        """Classify the first `_parts` entities of each sequence together."""
+        """Classify the first entities of each sequence together, as many as there are `_parts`."""
         entities, run = _entities(encoded, self), encoded.run
         parts = (functional.take_rows(run, entities.hidden, rows=rows) for rows in self._first(run, entities))
-        logits = self.heads[0](run, *parts)
-        loss = None
-        if labels is not None:
-            kind = losses.PROBLEM_TYPES[1 if losses.label_array("labels", labels).ndim == 1 else 2]
-            loss = losses.classification_loss(run, logits, labels, self._num_labels(), kind)
-        return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
+        return self._classified(encoded, self.heads[0](run, *parts), labels)
 
     def _first(self, run: Pass, entities: Entities) -> list[Any]:
         """The packed indices of the first, second, ... entity of each sequence."""
-        is_real = entities.batch.is_real[:, : self._parts]
-        if is_real.shape[1] < self._parts:
-            raise ValueError(f"entity_ids has shape {entities.batch.shape}, expected at least {self._parts} entities")
+        count = len(self._parts)
+        is_real = entities.batch.is_real[:, :count]
+        if is_real.shape[1] < count:
+            raise ValueError(f"entity_ids has shape {entities.batch.shape}, expected at least {count} entities")
         if not is_real.all():
             where = ", ".join(map(str, np.argwhere(~is_real)[0]))
             raise ValueError(
                 f"entity_attention_mask[{where}] is 0, expected 1: {type(self).__name__} classifies the first "
-                f"{self._parts} entities of a sequence"
+                f"{count} entities of a sequence"
             )
-        return [run.to_backend(rows) for rows in entities.batch.rows()[:, : self._parts].T.copy()]
+        return [run.to_backend(rows) for rows in entities.batch.rows()[:, :count].T.copy()]
 
 
-class AutoModelForEntityClassification(_EntityModel):
-    """An encoder with a classifier of the first entity of each sequence: scores, (sequences, num_labels).
+class LukeForEntityPairClassification(LukeForEntityClassification, AutoModelForEntityPairClassification):
+    """LUKE's AutoModelForEntityPairClassification, which classifies the first two entities of each sequence."""
 
-    Calls take the entities (`family.inputs`), and `labels`: classes, (sequences,), -100 for no label, for a mean
-    cross entropy; or 0 and 1 for each label, (sequences, num_labels), for a mean binary cross entropy. They return a
-    LogitsOutput.
-    """
-
-    _architecture = "ForEntityClassification"
-    _tasks = ("entity_classification",)
-
-
-class AutoModelForEntityPairClassification(_EntityModel):
-    """An encoder with a classifier of the first two entities of each sequence: scores, (sequences, num_labels).
-
-    Arguments and outputs are those of AutoModelForEntityClassification.
-    """
-
-    _architecture = "ForEntityPairClassification"
     _tasks = ("entity_pair_classification",)
-    _parts = 2
 
 
-class AutoModelForEntitySpanClassification(_EntityModel):
-    """An encoder with a classifier of entities by themselves and their first and last words.
+class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
+    """LUKE's AutoModelForEntitySpanClassification: entities by themselves and their first and last words.
 
-    It returns scores, (sequences, entities, num_labels).
-
-    Calls take the entities (`family.inputs`); `entity_start_positions` and `entity_end_positions`, the columns of their
-    first and last token, (sequences, entities); and `labels`: classes, (sequences, entities), -100 for no label,
-    for a mean cross entropy; or 0 and 1 for each label, (sequences, entities, num_labels), for a mean binary cross
-    entropy, which as in transformers is over all columns, padding included. They return a LogitsOutput.
+    As in transformers the mean binary cross entropy is over all columns, padding included.
     """
 
-    _architecture = "ForEntitySpanClassification"
     _tasks = ("entity_span_classification",)
-    _targets = ("entity_start_positions", "entity_end_positions", "labels")
-    _parts = 3
+
+    def _head(self, task: str, spec: HeadSpec) -> Block:
+        return EntityClassifier(spec, self.spec, self._num_labels(), 3)
 
     def _keeps_padding(self, targets: Mapping[str, Any]) -> bool:
         labels = targets.get("labels")
@@ -210,7 +188,7 @@ class AutoModelForEntitySpanClassification(_EntityModel):
     ) -> LogitsOutput:
         entities, run = _entities(encoded, self), encoded.run
         ends = {"entity_start_positions": entity_start_positions, "entity_end_positions": entity_end_positions}
-        rows = [_word_rows(encoded, entities, name, columns) for name, columns in ends.items()]
+        rows = [_word_rows(encoded, entities.batch, name, columns) for name, columns in ends.items()]
         parts = (functional.take_rows(run, encoded.hidden, rows=row) for row in rows)
         logits, loss = self.heads[0](run, *parts, entities.hidden), None
         if labels is not None:
@@ -233,16 +211,9 @@ def _entities(encoded: Encoded, model: ModelWithHeads) -> Entities:
     return encoded.inputs.entities
 
 
-def _word_rows(encoded: Encoded, entities: Entities, name: str, columns: Any) -> Any:
+def _word_rows(encoded: Encoded, batch: PackedBatch, name: str, columns: Any) -> Any:
     """The packed index of the word in the column that each entity has in `columns`, (entities,)."""
     if columns is None:
-        raise ValueError(f"{name} is None, expected the columns of the entities' tokens, {entities.batch.shape}")
-    columns = like("entity_ids", entities.batch.stays, name, columns)
-    rows = encoded.packed.rows()
-    inside = (columns >= 0) & (columns < rows.shape[1])
-    found = np.where(inside, np.take_along_axis(rows, np.where(inside, columns, 0), axis=1), -1)
-    wrong = np.argwhere(entities.batch.stays & (found < 0))
-    if len(wrong):
-        where = tuple(wrong[0])
-        raise ValueError(f"{name}[{where[0]}, {where[1]}] is {columns[where]}, expected the column of a real token")
-    return encoded.run.to_backend(entities.batch.strip(found))
+        raise ValueError(f"{name} is None, expected the columns of the entities' tokens, {batch.shape}")
+    columns = like("entity_ids", batch.stays, name, columns)
+    return encoded.run.to_backend(rows_of(encoded, batch, name, columns))
