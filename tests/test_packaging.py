@@ -39,7 +39,8 @@ MAY_IMPORT = {
     "families": {"checkpoint", "execution", "heads", "kernels", "models", "nn", "passes", "tape"},
     "presets": set(),
     "gradients": {"kernels", "nn", "tape"},
-    "training": {"arguments", "checkpoint", "drawing", "gradients", "kernels", "models", "nn", "passes", "tape"},
+    "training": {"arguments", "checkpoint", "drawing", "gradients", "kernels", "models", "nn", "passes", "tape"}
+    | {"tokenization"},
     "lora": {"arguments", "checkpoint", "kernels", "models", "nn"},
     "tokenization": {"arguments", "checkpoint", "kernels"},
     "demo_model": {"kernels"},

@@ -15,6 +15,8 @@ from bertcore.cli.reports import figures, label_names, metric_of
 from bertcore.cli.training import Adapters, Data, check_once, print_malformed
 
 EMBEDDING_TASKS = ("similarity", "pair")
+MENTION_TASKS = ("entity-classification", "relation-extraction")
+ENTITY_TASKS = (*MENTION_TASKS, "span-ner")
 WORDS, TAGS = "tokens", "tags"  # names of columns
 LONGEST = 512  # tokens, for models that take more
 LONGEST_EMBEDDED = 128
@@ -79,6 +81,8 @@ class Labels(LabelledData):
 
     Attributes:
         label_kind: meaning of integers (default: classes, unless many differ).
+        negative_label: the label of no relation, or no type, which F1 leaves out (default: no_relation if it occurs).
+        max_span_width: words of the longest entity, for span-ner (default: 8).
     """
 
     title = LabelledData.title
@@ -89,10 +93,12 @@ class Labels(LabelledData):
     }
 
     label_kind: Annotated[str | None, ("classes", "numbers")] = None
+    negative_label: str | None = None
+    max_span_width: Positive | None = None
 
     def columns(self, rows: list[Any]) -> Any:
         """Return the columns of the data, with the labels that occur."""
-        from bertcore.training.data import LabelledTexts, LabelledWords, Questions
+        from bertcore.training.data import LabelledEntities, LabelledMentions, LabelledTexts, LabelledWords, Questions
 
         rows = sorted(rows, key=operator.attrgetter("file", "line"))  # so that the first wrong record is reported
         if self.task == "sequence":
@@ -100,16 +106,32 @@ class Labels(LabelledData):
             return LabelledTexts.found_in(rows, *names, kind=self.label_kind)
         if self.task == "token":
             return LabelledWords.found_in(rows, self.text or WORDS, self.label or TAGS)
+        if self.task in MENTION_TASKS:
+            names = self.text or "text", self.label or "label"
+            return LabelledMentions.found_in(rows, self.task, *names, negative=self.negative_label)
+        if self.task == "span-ner":
+            width = {"width": self.max_span_width} if self.max_span_width else {}
+            return LabelledEntities.found_in(rows, self.text or "text", **width)
         return Questions()
 
     def check_columns(self) -> None:
         """Check that the task uses the columns that are given."""
         if self.label_kind and self.task != "sequence":
             raise CommandError(f"--label-kind is given with --task {self.task}, expected --task sequence")
-        if (self.task == "token" and self.text_pair) or (
+        if self.negative_label is not None and self.task not in MENTION_TASKS:
+            raise CommandError(
+                f"--negative-label is given with --task {self.task}, expected {' or '.join(MENTION_TASKS)}"
+            )
+        if self.max_span_width and self.task != "span-ner":
+            raise CommandError(f"--max-span-width is given with --task {self.task}, expected --task span-ner")
+        if self.task == "span-ner" and self.label:
+            raise CommandError(
+                "--task span-ner has no use for --label: labels stand in spans, [first, last + 1, label]"
+            )
+        if (self.task in ("token", *ENTITY_TASKS) and self.text_pair) or (
             self.task == "qa" and (self.text_pair or self.text or self.label)
         ):
-            others = "" if self.task == "token" else ", --text and --label"
+            others = ", --text and --label" if self.task == "qa" else ""
             raise CommandError(f"--task {self.task} has no use for --text-pair{others}")
 
     def examples(
@@ -133,6 +155,10 @@ class Finetune(Labels, Adapters):
       sequence    the label of a text (--text), or of two (--text-pair): classes, numbers, or lists of classes
       token       the tag of each word: columns of words and tags, or lines (.txt) of a word and its tag as in CoNLL
       qa          the span of a text that answers a question: columns question, context and answers, or SQuAD's file
+      relation-extraction    the relation of two entities: {"text", "spans": [head, tail], "label"} in each line, where
+                             a span is [first, last + 1], characters of the text
+      entity-classification  the type, or a list of types, of an entity: {"text", "spans": [entity], "label"}
+      span-ner               the entities of a text: {"text", "spans": [[first, last + 1, label], ...]}
       similarity  the similarity of two texts (--text, --text-pair), a number (--label), from their embeddings (CoSENT)
       pair        texts that belong together: each first text is to find its second text among those of the batch
 
@@ -157,20 +183,22 @@ class Finetune(Labels, Adapters):
     positions = ("data",)
 
     model: File
-    task: Annotated[str, ("sequence", "token", "qa", *EMBEDDING_TASKS)]  # type: ignore[misc]
+    task: Annotated[str, ("sequence", "token", "qa", *ENTITY_TASKS, *EMBEDDING_TASKS)]  # type: ignore[misc]
     keep_checkpoints: bool = False
     class_weights: Annotated[tuple[float | str, ...], WEIGHT, SEVERAL] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.class_weights and self.task not in ("sequence", "token"):
-            raise CommandError(f"--class-weights is given with --task {self.task}, expected sequence or token")
+        if self.class_weights and self.task in ("qa", *EMBEDDING_TASKS):
+            raise CommandError(f"--class-weights is given with --task {self.task}, expected one with classes")
         if "balanced" in self.class_weights and len(self.class_weights) > 1:
             raise CommandError("--class-weights has balanced beside other weights, expected it alone")
         check_once([*self.data, *self.eval], "labels are looked up in it first: give files")
         self.check_columns()
 
     def train(self, folder: Path) -> None:
+        from bertcore.training.data import SpanCollator
+
         rows, held_out = self.labelled_rows(self.seed)
         if self.task in EMBEDDING_TASKS:
             self._train_encoder(folder, rows, held_out)
@@ -186,6 +214,8 @@ class Finetune(Labels, Adapters):
         train, measure, metric = self.examples(columns, rows, held_out, tokenizer, length)
         objective = self._weighted(columns, train) if self.class_weights else None
         options = {"compute_metrics": metric, "objective": objective}
+        if self.task == "span-ner":
+            options["data_collator"] = SpanCollator(tokenizer)
         self.train_and_report(self.trainer(folder, model, train, measure, tokenizer, **options))
 
     def _weighted(self, columns: Any, examples: list[Any]) -> Any:
@@ -214,6 +244,7 @@ class Finetune(Labels, Adapters):
         """Return the model with the task's head, new unless it fits these labels, and its tokenizer."""
         import bertcore
         from bertcore.tasks.sentence_encoder.settings import read_settings
+        from bertcore.tokenization.mentions import LUKE_TASKS, entities_of
 
         source = read_settings(model_folder(self.model)).model_folder
         labels = getattr(columns, "labels", None)  # questions have none
@@ -225,10 +256,15 @@ class Finetune(Labels, Adapters):
             model.config["id2label"] = {str(number): name for number, name in enumerate(labels)}
             model.config["label2id"] = {name: number for number, name in enumerate(labels)}
         tokenizer = bertcore.AutoTokenizer.from_pretrained(source)
+        if self.task in ENTITY_TASKS:
+            if model.takes_entities:
+                tokenizer = bertcore.AutoTokenizer.from_pretrained(source, task=LUKE_TASKS[self.task])
+                entities_of(tokenizer)  # raises for a folder without entity_vocab.json
+            model.config.update(columns.config(tokenizer))
         if self.task == "token" and type(tokenizer._backend.model).__name__ == "BPE":
             tokenizer = bertcore.AutoTokenizer.from_pretrained(source, add_prefix_space=True)  # words come one by one
-        if self.task == "qa":
-            tokenizer.padding_side = "right"  # answers stand at columns counted from the left
+        if self.task in ("qa", *ENTITY_TASKS):
+            tokenizer.padding_side = "right"  # answers and entities stand at columns counted from the left
         return model, tokenizer
 
     def _train_encoder(self, folder: Path, rows: list[Any], held_out: list[Any]) -> None:

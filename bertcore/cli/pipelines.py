@@ -14,6 +14,11 @@ from bertcore.cli.outputs import Output, aligned, output_stream
 
 STEPS = 50
 WIDEST = 24  # characters of a bar
+ENTITY_TASKS = {
+    "EntityClassification": "entity-classification",
+    "EntityPairClassification": "relation-extraction",
+    "EntitySpanClassification": "span-ner",
+}
 
 
 class Pipeline(Texts, Reading, Output):
@@ -43,15 +48,45 @@ class Pipeline(Texts, Reading, Output):
         folder = model_folder(self.model)
         self.write_answers(lambda: self.loaded(task, folder), show, **options)
 
-    def write_answers(self, load: Callable[[], Any], show: Callable[[Any], str], **options: Any) -> None:
-        """Load a pipeline, and write each answer as it comes: as JSON, or as `show` formats it."""
+    def write_answers(
+        self,
+        load: Callable[[], Any],
+        show: Callable[[Any], str],
+        read: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+        **options: Any,
+    ) -> None:
+        """Load a pipeline, and write each answer as it comes: as JSON, or as `show` formats it.
+
+        `read` makes the pipeline's inputs of the command's.
+        """
         with contextlib.ExitStack() as stack:
-            items = stack.enter_context(self.inputs())
+            items = read(stack.enter_context(self.inputs()))
             output = stack.enter_context(output_stream(self.output, seekable=False))
             stack.enter_context(self.chosen_backend())
             for answer in load()(items, **options):
                 line = json.dumps(answer, ensure_ascii=False) if self.json else show(answer)
                 output.write((line + "\n").encode("utf-8"))
+
+
+def entity_task(folder: Path) -> str | None:
+    """Return the pipeline's task for a model of entities; None for any other."""
+    from bertcore.checkpoint import read_config
+
+    names = read_config(folder).get("architectures")
+    found = (str(name).partition("For")[2] for name in names) if isinstance(names, list) else ()
+    return next((ENTITY_TASKS[name] for name in found if name in ENTITY_TASKS), None)
+
+
+def records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON object of each line; CommandError for a line that is anything else."""
+    from bertcore.training.data.files import json_object
+
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield json_object(line)
+            except ValueError as error:
+                raise CommandError(f"line {number}: {error}") from error
 
 
 def columns(rows: Iterable[tuple[str, ...]]) -> str:
@@ -125,6 +160,9 @@ class Classify(Pairs, Pipeline):
     With --ensemble several models of the same classes vote: soft by the mean of their probabilities, hard by the share
     of the models whose best class it is. Disagreement is the share of the models whose own best class is another one.
 
+    A model of relations or of types of entities (`bertcore finetune --task relation-extraction`) takes JSON lines:
+    {"text": "Ada was born in London", "spans": [[0, 3], [16, 22]]}.
+
     A line of output is a text's class and its probability; --json has transformers' form, and the shares of all classes
     for an ensemble.
 
@@ -133,6 +171,7 @@ class Classify(Pairs, Pipeline):
         bertcore classify mnli/ --text "Paris is in spring bloom." --labels "travel, cooking, politics"
         bertcore classify mnli/ pairs.tsv --pairs --truncation chunk
         bertcore classify seed-1/ --ensemble seed-2/ --ensemble seed-3/ --vote hard < reviews.txt
+        bertcore classify relations/ pairs.jsonl --json
 
     Attributes:
         top_k: classes of a text, the best first (default: 1).
@@ -175,6 +214,15 @@ class Classify(Pairs, Pipeline):
             self.answer("zero-shot-classification", _zero_shot, **options)
             return
         folders = [model_folder(name) for name in (self.model, *self.ensemble)]
+        task = entity_task(folders[0])
+        if task in ("entity-classification", "relation-extraction"):
+            if self.pairs or self.text_pair or self.ensemble or self.calibration is not None or self.merge:
+                raise CommandError(
+                    "--pairs, --text-pair, --ensemble, --calibration or --merge is given, expected JSON lines with "
+                    f"text and spans alone: {self.model} is of {task}"
+                )
+            self.answer(task, _some_classes, read=records, **self.given("top_k"))
+            return
         if self.ensemble:
             self.write_answers(lambda: self._voters(folders), _vote, **self.given("merge"))
             return
@@ -198,6 +246,10 @@ class Classify(Pairs, Pipeline):
 
 def _classes(answers: Any) -> str:
     return "\t".join(f"{printable(answer['label'])} {answer['score']:.4f}" for answer in answers)
+
+
+def _some_classes(answer: Any) -> str:
+    return _classes(answer if isinstance(answer, list) else [answer]) or "-"
 
 
 def _vote(answer: Any) -> str:
@@ -289,7 +341,10 @@ def _continuations(answers: Any) -> str:
 
 
 class Tag(Pipeline):
-    """Find the entities in texts (names of people, places, ...), or the class of each token, by a token classifier.
+    """Find the entities in texts (names of people, places, ...), or the class of each token.
+
+    The model classifies tokens, or spans (`bertcore finetune --task span-ner`), for which a FILE that ends with .jsonl
+    has JSON lines with text.
 
     Each entity is a line: its class, its probability, its first and last + 1 character, and its text; an empty line
     ends a text. --json has transformers' form, a text a line.
@@ -305,7 +360,13 @@ class Tag(Pipeline):
     aggregation: Annotated[str, ("none", "simple", "first", "average", "max")] = "simple"
 
     def run(self) -> None:
-        self.answer("token-classification", _entities, **self.given(), aggregation_strategy=self.aggregation)
+        if entity_task(model_folder(self.model)) != "span-ner":
+            self.answer("token-classification", _entities, **self.given(), aggregation_strategy=self.aggregation)
+            return
+        if self.aggregation != "simple":
+            raise CommandError(f"--aggregation is given, and {self.model} classifies spans, which it is not for")
+        read = {"read": records} if (self.file or "").endswith(".jsonl") else {}
+        self.answer("span-ner", _entities, **self.given(), **read)
 
 
 def _entities(entities: Any) -> str:

@@ -12,6 +12,9 @@ PIPELINES = {
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
     "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForEntityClassification": "entity-classification",
+    "AutoModelForEntityPairClassification": "relation-extraction",
+    "AutoModelForEntitySpanClassification": "span-ner",
 }
 SETTINGS = (
     *("optim", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "label_smoothing_factor"),
@@ -35,7 +38,8 @@ def write_reports(folder: Path, command: Any, trainer: Any, outcome: Any, scores
 
 
 def _card(folder: Path, command: Any, trainer: Any, outcome: Any, scores: Mapping[str, float]) -> str:
-    verb, kind = type(command).__name__.lower(), type(trainer.model).__name__
+    verb, names = type(command).__name__.lower(), [kind.__name__ for kind in type(trainer.model).__mro__]
+    kind = next((name for name in names if name in PIPELINES), names[0])  # of a family's own class, too
     source = {"pretrain": "model", "finetune": "model", "distill": "teacher"}[verb]
     aim = getattr(command, "task", None) or getattr(command, "objective", "")
     data = ", ".join(f"`{Path(each).name}`" for each in getattr(command, "data", ()) or getattr(command, "corpus", ()))
@@ -111,8 +115,10 @@ def metric_of(columns: Any, rows: list[Any], examples: list[Any]) -> Any:
     """Return the metrics of the task."""
     from bertcore.arguments import required
     from bertcore.training import metrics
-    from bertcore.training.data import LabelledWords, Questions, answer_metrics
+    from bertcore.training.data import LabelledEntities, LabelledMentions, LabelledWords, Questions, answer_metrics
 
+    if isinstance(columns, LabelledEntities | LabelledMentions):
+        return columns.metric(rows, examples)
     if isinstance(columns, Questions):
         return answer_metrics(rows, examples, columns)
     if isinstance(columns, LabelledWords):

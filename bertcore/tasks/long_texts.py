@@ -85,7 +85,10 @@ class Window:
         shift: position in the whole text of the first character of the encoded piece.
         part: 0 or 1, the text of a pair that is read in windows.
         shared: number of its first tokens that the previous window contains, too.
+        text: the whole text; set by pipelines.
     """
+
+    text = ""
 
     def __init__(self, encoding: Any, part: int = 0, shift: int = 0):
         self.encoding, self.part, self.shift, self.shared = encoding, part, shift, 0

@@ -102,7 +102,7 @@ def test_class_weights(model, tmp_path, capsys):
         ("sequence", "1 2 3", "--class-weights has 3 numbers, the labels are cat, paris"),
         ("sequence", "balanced 2", "--class-weights has balanced beside other weights"),
         ("sequence", "much", "--class-weights is 'much', expected balanced, or a number from 0 up for each class"),
-        ("qa", "balanced", "--class-weights is given with --task qa, expected sequence or token"),
+        ("qa", "balanced", "--class-weights is given with --task qa, expected one with classes"),
     ):
         assert finetune(model, tmp_path / "d", data, task, "--class-weights", *given.split()) in (1, 2)
         assert error in capsys.readouterr().err

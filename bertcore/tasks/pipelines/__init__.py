@@ -11,10 +11,13 @@ from bertcore.tokenization.tokenizer import Tokenizer
 
 # Task -> module and class; each is loaded when it is first asked for.
 TASKS = {
+    "entity-classification": ("entities", "EntityClassificationPipeline"),
     "feature-extraction": ("pretrained", "FeatureExtractionPipeline"),
     "fill-mask": ("pretrained", "FillMaskPipeline"),
     "next-sentence-prediction": ("pretrained", "NextSentencePredictionPipeline"),
     "question-answering": ("spans", "QuestionAnsweringPipeline"),
+    "relation-extraction": ("entities", "RelationExtractionPipeline"),
+    "span-ner": ("entities", "SpanNerPipeline"),
     "text-classification": ("classification", "TextClassificationPipeline"),
     "text-generation": ("pretrained", "TextGenerationPipeline"),
     "token-classification": ("spans", "TokenClassificationPipeline"),

@@ -32,7 +32,10 @@ from bertcore.tasks.texts import (
 from bertcore.tokenization import AutoTokenizer
 
 PADDINGS = "longest", "max_length", "do_not_pad"
-CLASSIFIERS = "ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice"
+CLASSIFIERS = (
+    *("ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice"),
+    *("ForEntityClassification", "ForEntityPairClassification", "ForEntitySpanClassification"),
+)
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,9 @@ class Pipeline:
             model = model_class.from_pretrained(folder, dtype=dtype, **cls._model_options())
         if model.newly_initialised or cls._is_of_another_task(model):
             raise ValueError(f"{folder} has no {cls._head}, so it cannot do {cls.task}")
-        return cls(model, AutoTokenizer.from_pretrained(folder) if tokenizer is None else tokenizer, **options)
+        if tokenizer is None:
+            tokenizer = AutoTokenizer.from_pretrained(folder, **cls._tokenizer_options(model))
+        return cls(model, tokenizer, **options)
 
     @classmethod
     def _is_of_another_task(cls, model: Model) -> bool:
@@ -170,6 +175,10 @@ class Pipeline:
 
     @classmethod
     def _model_options(cls) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def _tokenizer_options(cls, model: Model) -> dict[str, Any]:
         return {}
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
@@ -294,6 +303,7 @@ class Pipeline:
                 for place, window in enumerate(read):
                     kept.append(None)
                     each.item.in_work += 1
+                    window.text = each.text.parts[window.part]
                     yield _Row(each.item, each.number, place, window)
                 each.item.unread_texts -= 1
 

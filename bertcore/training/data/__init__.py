@@ -3,12 +3,15 @@
 from bertcore.training.data.batches import Batches
 from bertcore.training.data.files import Documents, MalformedRecord, Record, Records, split_sentences
 from bertcore.training.data.labelled import LabelledTexts, LabelledWords, TextColumns, TextMentions
+from bertcore.training.data.mentions import LabelledEntities, LabelledMentions, SpanCollator
 from bertcore.training.data.questions import Questions, answer_metrics, best_answers
 from bertcore.training.data.stored import Part, StoredExamples, store_examples
 
 __all__ = [
     "Batches",
     "Documents",
+    "LabelledEntities",
+    "LabelledMentions",
     "LabelledTexts",
     "LabelledWords",
     "MalformedRecord",
@@ -16,6 +19,7 @@ __all__ = [
     "Questions",
     "Record",
     "Records",
+    "SpanCollator",
     "StoredExamples",
     "TextColumns",
     "TextMentions",

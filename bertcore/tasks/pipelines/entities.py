@@ -1,0 +1,301 @@
+"""Marked entities: their types, the relation of two, and the named entities of a text, found span by span."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.arguments import check_count, check_share
+from bertcore.checkpoint import CheckpointError
+from bertcore.models import entities
+from bertcore.models.model import Model
+from bertcore.tasks.long_texts import Cutting, Text, Window
+from bertcore.tasks.pipelines.base import CallOptions, Pipeline, _ItemText, _Row
+from bertcore.tasks.pipelines.classification import BEST_ALONE, ClassificationOptions
+from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, softmax
+from bertcore.tasks.texts import CutTexts, checked_text, grouped, too_long
+from bertcore.tokenization.mentions import (
+    LUKE_TASKS,
+    MOST_SPANS,
+    NONE,
+    WIDEST,
+    Span,
+    apart,
+    candidates,
+    checked_spans,
+    entities_of,
+    find_markers,
+    mention_rows,
+    span_arrays,
+    without_task,
+)
+
+WIDEST_OF_LUKE = 16  # words of a span, as in its training (Yamada et al. 2020, section 4.3)
+
+
+class _EntityPipeline(Pipeline):
+    @classmethod
+    def model_class(cls) -> type[Model]:
+        return getattr(entities, cls._model_class)
+
+    @classmethod
+    def _tokenizer_options(cls, model: Any) -> dict[str, Any]:
+        return {"task": LUKE_TASKS[cls.task]} if model.takes_entities else {}
+
+    def __init__(self, model: Any, tokenizer: Any, **options: Any):
+        super().__init__(model, tokenizer, **options)
+        self._entities = None
+        if model.takes_entities:
+            self._entities = entities_of(tokenizer)
+            if tokenizer.task != LUKE_TASKS[self.task]:
+                expected = f"{LUKE_TASKS[self.task]!r}: AutoTokenizer.from_pretrained(folder, task=...)"
+                raise ValueError(f"tokenizer has the task {tokenizer.task!r}, expected {expected}")
+
+
+@dataclass(frozen=True)
+class MentionOptions(ClassificationOptions):
+    """Options of a call, in addition to `ClassificationOptions`, without those of windows and calibration.
+
+    Attributes:
+        threshold: for a model of several labels at once, the least probability of a label; by default 0.5, unless
+            `top_k` is given.
+        truncation: as in `CallOptions`, but for "chunk"; a text whose spans are cut off is refused.
+    """
+
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.threshold is not None:
+            check_share("threshold", self.threshold)
+        if self.truncation == "chunk" or self.calibration is not None or self.merge != "mean":
+            raise ValueError("truncation='chunk', merge or calibration is given, expected none of them")
+
+
+@dataclass(frozen=True)
+class _Mention(Text):
+    """A text with its marked spans."""
+
+    spans: tuple[Span, ...] = ()
+
+
+class _MentionRow:
+    """A row of the model's inputs, in place of a window."""
+
+    def __init__(self, values: Mapping[str, Sequence[Any]]):
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values["input_ids"])
+
+
+class EntityClassificationPipeline(_EntityPipeline):
+    """Predict the type of an entity in a text: {"label", "score"}, or with `top_k` a list of them, best first.
+
+    An input is {"text", "spans": [[first, last + 1]]}, in characters; other keys are ignored. A model of several labels
+    at once (problem_type "multi_label_classification") answers with the list of those above the `threshold`. Options:
+    `MentionOptions`.
+    """
+
+    task = "entity-classification"
+    options_class = MentionOptions
+    _model_class = "AutoModelForEntityClassification"
+    _head = "classifier of entities"
+    _keys = "text", "spans"
+    _count: ClassVar[int] = 1
+
+    def __init__(self, model: Any, tokenizer: Any, **options: Any):
+        super().__init__(model, tokenizer, **options)
+        self._markers = None if model.takes_entities else self._read_markers()
+
+    def _read_markers(self) -> tuple[str, ...]:
+        stated = self.model.config.get("entity_markers")
+        if stated is None:
+            return find_markers(self.tokenizer, self._count)
+        are_texts = isinstance(stated, list) and all(isinstance(each, str) and each.strip() for each in stated)
+        if not are_texts or len(stated) != self._count:
+            raise CheckpointError(f"config: entity_markers is {stated!r:.60}, expected {self._count} strings")
+        return tuple(stated)
+
+    def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
+        if not isinstance(item, Mapping):
+            raise TypeError(f"{name} is {type(item).__name__}, expected {self._expected()}")
+        missing = [key for key in self._keys if key not in item]
+        if missing:
+            raise ValueError(f"{name} has no {missing[0]!r}, it has {', '.join(map(repr, item)):.200}")
+        text = checked_text(f"{name}['text']", item["text"])
+        try:
+            return [_Mention(text, spans=tuple(checked_spans(item["spans"], text, self._count)))]
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}: {error}") from error
+
+    def _rows(self, texts: Iterable[_ItemText], cutting: Cutting, cut: CutTexts) -> Iterator[_Row]:
+        for group in grouped(texts):
+            given = [each.text.first for each in group], [each.text.spans for each in group]
+            for each, row in zip(
+                group, mention_rows(self.tokenizer, *given, self._markers, cutting.max_length), strict=True
+            ):
+                if row.was_cut and cutting.truncation == "error":
+                    raise too_long(each.item.name, cutting.max_length)
+                if row.values is None:
+                    expected = f"expected them within the first {cutting.max_length} tokens"
+                    raise ValueError(f"{each.item.name} has spans in the part of the text that is cut off, {expected}")
+                cut.count(row.was_cut and cutting.truncation == "warn")
+                each.item.kept[each.number].append(None)
+                each.item.in_work, each.item.unread_texts = 1, 0
+                yield _Row(each.item, each.number, 0, _MentionRow(row.values))
+
+    def _arrays(self, found: Sequence[Any], least: int = 0) -> dict[str, np.ndarray]:
+        width = max(least, *map(len, found))
+        fills = {"input_ids": self.tokenizer.pad_token_id or 0}
+        arrays = {}
+        for name in found[0].values:
+            rows = [row.values[name] for row in found]
+            if name.startswith("entity_"):
+                arrays[name] = np.array(rows, np.int64)
+            else:
+                padding = fills.get(name, 0)
+                arrays[name] = np.array([[*row, *[padding] * (width - len(row))] for row in rows], np.int64)
+        return arrays
+
+    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+        mask = np.arange(arrays["input_ids"].shape[1]) < np.array([[len(row)] for row in windows])
+        logits = self.model(**{"attention_mask": mask.astype(np.int64)} | dict(arrays)).logits
+        return list(FUNCTIONS[options.function_to_apply or self._function](kernels.to_host(logits)))
+
+    @property
+    def _function(self) -> str:
+        return published_function(self.model.config.get("problem_type"), len(self.id2label))
+
+    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
+        ((scores,),) = kept
+        names, order = self.id2label, np.argsort(-scores, kind="stable").tolist()
+        ranked = [{"label": names[index], "score": float(scores[index])} for index in order]
+        threshold, top_k = options.threshold, options.top_k
+        if threshold is None and top_k is BEST_ALONE:
+            if self.model.config.get("problem_type") != "multi_label_classification":
+                return ranked[0]
+            threshold = 0.5
+        above = [each for each in ranked if threshold is None or each["score"] >= threshold]
+        return above if top_k is BEST_ALONE else above[:top_k]
+
+
+class RelationExtractionPipeline(EntityClassificationPipeline):
+    """Predict the relation of two entities in a text: {"label", "score"}, or with `top_k` a list of them, best first.
+
+    An input is {"text", "spans": [head, tail]}, [first, last + 1] characters each; the rest is as for
+    `EntityClassificationPipeline`.
+    """
+
+    task = "relation-extraction"
+    _model_class = "AutoModelForEntityPairClassification"
+    _head = "classifier of pairs of entities"
+    _count = 2
+
+
+@dataclass(frozen=True)
+class SpanNerOptions(CallOptions):
+    """Options of a call, in addition to `CallOptions`; every span of a few words is scored, so batches are smaller.
+
+    Attributes:
+        threshold: the least probability of an entity.
+        max_span_width: the most words of an entity; by default the config's, else 8 (16 for LUKE).
+        batch_tokens: 1024 by default.
+    """
+
+    threshold: float = 0.0
+    max_span_width: int | None = None
+    batch_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share("threshold", self.threshold)
+        if self.max_span_width is not None:
+            check_count("max_span_width", self.max_span_width)
+
+
+class SpanNerPipeline(_EntityPipeline):
+    """Find the entities of each text: {"entity_group", "score", "word", "start", "end"} each, in their order.
+
+    The form is that of token classification. Every span of at most `max_span_width` words is scored; of overlapping
+    ones the highest logit wins, as in LUKE's evaluation (Yamada et al. 2020, section 4.3). A text in
+    windows ("chunk") has the entities of all of them. Options: `SpanNerOptions`.
+    """
+
+    task = "span-ner"
+    options_class = SpanNerOptions
+    _model_class = "AutoModelForEntitySpanClassification"
+    _head = "classifier of spans"
+    _keys = ("text",)
+
+    def __init__(self, model: Any, tokenizer: Any, **options: Any):
+        super().__init__(model, tokenizer, **options)
+        names = [number for number, name in self.id2label.items() if name in (NONE, "O")]
+        if len(names) != 1:
+            listed = ", ".join(self.id2label.values())
+            raise ValueError(f"id2label has {listed:.200}, expected one class {NONE} (or O), of spans without entities")
+        (self._none,) = names
+        self.tokenizer = without_task(tokenizer)
+        stated = model.config.get("max_span_width", WIDEST_OF_LUKE if model.takes_entities else WIDEST)
+        try:
+            self._width = check_count("max_span_width", stated)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"config: {error}") from error
+
+    def _expected(self) -> str:
+        return f"a string or {super()._expected()}"
+
+    def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
+        if isinstance(item, Mapping) and "text" not in item:
+            raise ValueError(f"{name} has no 'text', it has {', '.join(map(repr, item)):.200}")
+        return super()._texts(_text_of(item), name, options)
+
+    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+        found = [self._candidates(window, options) for window in windows]
+        most = None if self._entities is None else MOST_SPANS
+        groups = [
+            (row, slice(first, first + (most or len(each.spans))))
+            for row, each in enumerate(found)
+            for first in range(0, len(each.spans), most or len(each.spans) or 1)
+        ]
+        kept: list[list[tuple[Span, float, float, int]]] = [[] for _ in windows]
+        for first in range(0, len(groups), len(windows)):
+            some = groups[first : first + len(windows)]
+            rows = [row for row, _ in some]
+            spans = ([getattr(found[row], ends)[part] for row, part in some] for ends in ("starts", "ends"))
+            batch = {name: array[rows] for name, array in arrays.items()} | span_arrays(*spans, self._entities)
+            logits = kernels.to_host(self.model(**batch).logits)
+            for (row, part), scores in zip(some, logits, strict=True):
+                kept[row] += self._entities_of(found[row].spans[part], scores)
+        return kept
+
+    def _candidates(self, window: Window, options: Any) -> Any:
+        inside = set(window.content.tolist())
+        offsets = window.offsets.tolist()
+        spans = [offsets[column] if column in inside else (0, 0) for column in range(len(window))]
+        return candidates(window.text, spans, options.max_span_width or self._width)
+
+    def _entities_of(self, spans: Sequence[Span], logits: np.ndarray) -> Iterator[tuple[Span, float, float, int]]:
+        """Yield (characters, logit, probability, class) of the spans that are entities."""
+        logits = logits[: len(spans)]
+        chances, kinds = softmax(logits), logits.argmax(axis=1)
+        for number in np.flatnonzero(kinds != self._none).tolist():
+            kind = int(kinds[number])
+            yield spans[number], float(logits[number, kind]), float(chances[number, kind]), kind
+
+    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> list[dict[str, Any]]:
+        found = [each for window in kept[0] for each in window if each[2] >= options.threshold]
+        answers = []
+        for number in apart([span for span, *_ in found], [logit for _, logit, *_ in found]):
+            (start, end), _, score, kind = found[number]
+            about = {"entity_group": self.id2label[kind], "score": score, "word": _text_of(item)[start:end]}
+            answers.append(about | {"start": start, "end": end})
+        return answers
+
+
+def _text_of(item: Any) -> Any:
+    return item["text"] if isinstance(item, Mapping) else item

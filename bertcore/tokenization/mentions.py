@@ -1,0 +1,275 @@
+"""Texts with spans as a model reads them: markers around one or two entities, or every span of a few words."""
+
+from __future__ import annotations
+
+import copy
+import re
+from bisect import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Span = tuple[int, int]
+
+# A word, a character of Chinese or Japanese, or a punctuation mark: entities begin and end with one of these.
+IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+WORD = re.compile(rf"[{IDEOGRAPHS}]|[^\W{IDEOGRAPHS}]+|[^\w\s]")
+MARKERS = "@#*^$%&+=~|<>/:;-!?.,"  # the first ones that the vocabulary has stand around entities
+WIDEST = 8  # words of a span, by default (Zhong and Chen 2021, arXiv:2010.12812)
+NONE = "NIL"  # the class of spans that are not entities, as in LUKE's checkpoints
+MOST_SPANS = 128  # of a row of LUKE's, whose entities see each other
+LUKE_TASKS = {  # of its tokenizer
+    "entity-classification": "entity_classification",
+    "relation-extraction": "entity_pair_classification",
+    "span-ner": "entity_span_classification",
+}
+SPANS = "[first, last + 1], characters of the text"
+
+
+def checked_spans(spans: Any, text: str, count: int | None = None) -> list[Span]:
+    """Return the (first, last + 1) characters of spans, without white space around them.
+
+    Args:
+        spans: a list of such pairs of integers.
+        text: the text that they are in.
+        count: how many are expected; None for any number.
+
+    Raises TypeError for anything else, and ValueError for another number of spans, one that is outside the text or
+    holds white space alone, and two that overlap.
+    """
+    if not isinstance(spans, Sequence | np.ndarray) or isinstance(spans, str | bytes):
+        raise TypeError(f"spans is {spans!r:.60}, expected a list of {SPANS}")
+    found = [_checked_span(f"spans[{number}]", span, text) for number, span in enumerate(spans)]
+    if count is not None and len(found) != count:
+        raise ValueError(f"spans has {len(found)} spans, expected {count}{': head and tail' if count == 2 else ''}")
+    ordered = sorted(found)
+    for before, after in pairwise(ordered):
+        if after[0] < before[1]:
+            raise ValueError(f"spans has {list(before)} and {list(after)}, which overlap, expected spans apart")
+    return found
+
+
+def _checked_span(name: str, span: Any, text: str) -> Span:
+    ends = list(span) if isinstance(span, Sequence | np.ndarray) and not isinstance(span, str | bytes) else []
+    if len(ends) != 2 or not all(isinstance(end, int | np.integer) and not isinstance(end, bool) for end in ends):
+        raise TypeError(f"{name} is {span!r:.60}, expected {SPANS}")
+    start, end = map(int, ends)
+    if not 0 <= start < end <= len(text):
+        raise ValueError(f"{name} is {[start, end]}, expected {SPANS}, from 0 to {len(text)}, and not empty")
+    held = text[start:end]
+    if held.isspace():
+        raise ValueError(f"{name} is {[start, end]}, which holds {held!r:.20}, expected a word")
+    return start + len(held) - len(held.lstrip()), end - len(held) + len(held.rstrip())
+
+
+def find_markers(tokenizer: Any, count: int) -> tuple[str, ...]:
+    """Return punctuation marks of the vocabulary to stand around `count` entities: "@" and "#" where it has them.
+
+    Raises ValueError if it has fewer marks.
+    """
+    options = dict.fromkeys(("add_special_tokens", "return_attention_mask", "return_token_type_ids"), False)
+    plain = without_task(tokenizer)
+    found = []
+    for marker in MARKERS:
+        ids = plain(marker, **options)["input_ids"]
+        if ids and tokenizer.unk_token_id not in ids:
+            found.append(marker)
+        if len(found) == count:
+            return tuple(found)
+    raise ValueError(f"tokenizer has {len(found)} of the marks {MARKERS}, expected {count} to mark entities with")
+
+
+def marked(text: str, spans: Sequence[Span], markers: Sequence[str]) -> tuple[str, list[int]]:
+    """Return the text with its own marker before and after each span, and the places of those before.
+
+    "Ada was born in London" becomes "@ Ada @ was born in # London #" (Zhou and Chen 2022, arXiv:2102.01373).
+    """
+    places = [0] * len(spans)
+    parts, length, done = [], 0, 0
+    for number in sorted(range(len(spans)), key=spans.__getitem__):
+        (start, end), marker = spans[number], markers[number]
+        before = text[done:start]
+        before += "" if (before or text[:start])[-1:].isspace() or not start else " "
+        places[number] = length + len(before)
+        after = "" if text[end : end + 1].isspace() or end == len(text) else " "
+        parts.append(f"{before}{marker} {text[start:end]} {marker}{after}")
+        length, done = length + len(parts[-1]), end
+    return "".join([*parts, text[done:]]), places
+
+
+class MentionRow(NamedTuple):
+    """A text with marked entities as a row of a model's inputs.
+
+    Attributes:
+        values: input_ids and the rest, by name; None if its spans are cut off.
+        was_cut: whether the text was too long.
+    """
+
+    values: dict[str, list] | None
+    was_cut: bool
+
+
+def mention_rows(
+    tokenizer: Any,
+    texts: Sequence[str],
+    spans: Sequence[Sequence[Span]],
+    markers: Sequence[str] | None,
+    max_length: int | None,
+) -> list[MentionRow]:
+    """Return each text with its one or two entities marked, cut to `max_length` tokens.
+
+    With `markers` a row has entity_start_positions, the columns of the markers before the entities; without, it has the
+    entities that LUKE's tokenizer makes, and its own markers.
+
+    Raises ValueError if the tokenizer is not LUKE's of the task with this number of entities.
+    """
+    if markers is None:
+        return _luke_rows(tokenizer, texts, spans, max_length)
+    both = [marked(text, each, markers) for text, each in zip(texts, spans, strict=True)]
+    found = []
+    batch = tokenizer([text for text, _ in both], truncation=False)
+    for number, (text, places) in enumerate(both):
+        values, encoding = {name: rows[number] for name, rows in batch.items()}, batch.encodings[number]
+        was_cut = max_length is not None and len(values["input_ids"]) > max_length
+        if was_cut:
+            cut = tokenizer([text], truncation=True, max_length=max_length)
+            values, encoding = {name: rows[0] for name, rows in cut.items()}, cut.encodings[0]
+        starts, _ = token_ends(text, offsets_of(encoding))
+        columns = [starts[place] for place in places if place in starts]
+        whole = len(columns) == len(places)
+        found.append(MentionRow(values | {"entity_start_positions": columns} if whole else None, was_cut))
+    return found
+
+
+def _luke_rows(
+    tokenizer: Any, texts: Sequence[str], spans: Sequence[Sequence[Span]], max_length: int | None
+) -> list[MentionRow]:
+    lists = [list(each) for each in spans]
+    batch = tokenizer(list(texts), entity_spans=lists, truncation=False)
+    found = []
+    for number, text in enumerate(texts):
+        values = {name: rows[number] for name, rows in batch.items()}
+        was_cut = max_length is not None and len(values["input_ids"]) > max_length
+        if was_cut:
+            cut = tokenizer([text], entity_spans=[lists[number]], truncation=True, max_length=max_length)
+            values = {name: rows[0] for name, rows in cut.items()}
+        whole = len(values["entity_ids"]) == len(lists[number])
+        found.append(MentionRow(values if whole else None, was_cut))
+    return found
+
+
+def without_task(tokenizer: Any) -> Any:
+    """Return LUKE's tokenizer as one that takes texts alone; another one is returned as it is."""
+    if getattr(tokenizer, "task", None) is None:
+        return tokenizer
+    plain = copy.copy(tokenizer)
+    plain.task = None
+    return plain
+
+
+def offsets_of(encoding: Any) -> list[Span]:
+    """Return (first, last + 1) character of each token, (0, 0) for special ones."""
+    special = encoding.special_tokens_mask
+    return [(0, 0) if mark else span for mark, span in zip(special, encoding.offsets, strict=True)]
+
+
+def token_ends(text: str, offsets: Iterable[Sequence[int]]) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the first column whose token starts at a character, and the last whose token ends before one.
+
+    White space at the start of a token does not count. Tokens without characters are left out.
+    """
+    starts: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for column, (start, end) in enumerate(offsets):
+        while start < end and text[start].isspace():
+            start += 1
+        if start < end:
+            starts.setdefault(int(start), column)
+            ends[int(end)] = column
+    return starts, ends
+
+
+class Candidates(NamedTuple):
+    """The spans of a text that may be entities: their characters, and the columns of their first and last tokens."""
+
+    spans: list[Span]
+    starts: list[int]
+    ends: list[int]
+
+
+def candidates(text: str, offsets: Sequence[Sequence[int]], width: int) -> Candidates:
+    """Return all spans of at most `width` words that begin and end with a token.
+
+    `offsets` are the characters of each column's token, (0, 0) for special ones.
+    """
+    starts, ends = token_ends(text, offsets)
+    found = Candidates([], [], [])
+    if not starts:
+        return found
+    first, last = min(starts), max(ends)
+    words = [word.span() for word in WORD.finditer(text, _word_start(text, first)) if word.start() >= first]
+    for number, (start, _) in enumerate(words):
+        if start >= last:
+            break
+        for _, end in words[number : number + width] if start in starts else ():
+            if end in ends:
+                found.spans.append((start, end))
+                found.starts.append(starts[start])
+                found.ends.append(ends[end])
+    return found
+
+
+def _word_start(text: str, place: int) -> int:
+    """Return the start of the run of word characters that `place` is in."""
+    while place and WORD.fullmatch(text, place - 1, place + 1):
+        place -= 1
+    return place
+
+
+def span_arrays(
+    starts: Sequence[Sequence[int]], ends: Sequence[Sequence[int]], entities: Mapping[str, int] | None
+) -> dict[str, np.ndarray]:
+    """Return the inputs of the spans of a batch, (rows, spans), -1 where there are no more.
+
+    Args:
+        starts: the columns of the first tokens of each row's spans.
+        ends: those of their last tokens.
+        entities: for LUKE {"mask": id of the entity [MASK], "longest": most tokens of a mention}; None for others.
+    """
+    shape = len(starts), max(1, *map(len, starts), 1)
+    first, last = np.full((2, *shape), -1, np.int64)
+    for row, (some, others) in enumerate(zip(starts, ends, strict=True)):
+        first[row, : len(some)], last[row, : len(others)] = some, others
+    arrays = {"entity_start_positions": first, "entity_end_positions": last}
+    if entities is None:
+        return arrays
+    real = first >= 0
+    positions = first[..., None] + np.arange(entities["longest"])
+    return arrays | {
+        "entity_ids": np.where(real, entities["mask"], 0),
+        "entity_attention_mask": real.astype(np.int64),
+        "entity_position_ids": np.where(real[..., None] & (positions <= last[..., None]), positions, -1),
+    }
+
+
+def entities_of(tokenizer: Any) -> dict[str, int]:
+    """Return the argument `entities` of `span_arrays` for LUKE's tokenizer; ValueError for one without entities."""
+    if not getattr(tokenizer, "entity_vocab", None):
+        raise ValueError("tokenizer has no entity_vocab, expected LUKE's, with entity_vocab.json in its folder")
+    return {"mask": tokenizer.special_entity_ids["entity_mask_token"], "longest": tokenizer.max_mention_length}
+
+
+def apart(spans: Sequence[Span], scores: Sequence[float]) -> list[int]:
+    """Return which spans to keep so that none overlap: the highest scores first (Yamada et al. 2020, section 4.3).
+
+    Of equal scores the earlier span wins. The result is in the order of the text.
+    """
+    kept: list[tuple[Span, int]] = []
+    for number in sorted(range(len(spans)), key=lambda each: (-scores[each], spans[each])):
+        start, end = spans[number]
+        place = bisect(kept, ((start, end), number))
+        if (not place or kept[place - 1][0][1] <= start) and (place == len(kept) or end <= kept[place][0][0]):
+            kept.insert(place, ((start, end), number))
+    return [number for _, number in kept]

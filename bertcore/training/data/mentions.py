@@ -1,0 +1,293 @@
+"""Examples of marked entities: types, relations and named entities, from records of a text, spans and a label."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, tee
+from typing import Any
+
+import numpy as np
+
+from bertcore.kernels import checks
+from bertcore.tokenization.mentions import (
+    MOST_SPANS,
+    NONE,
+    WIDEST,
+    apart,
+    candidates,
+    checked_spans,
+    entities_of,
+    find_markers,
+    mention_rows,
+    offsets_of,
+    span_arrays,
+    without_task,
+)
+from bertcore.training import metrics
+from bertcore.training.collators import DataCollatorWithPadding, is_cut
+from bertcore.training.data.files import text_of, wrong_record
+from bertcore.training.data.labelled import AT_ONCE, LabelledTexts
+from bertcore.training.masking import IGNORED
+
+COUNTS = {"entity-classification": 1, "relation-extraction": 2}  # of spans
+NO_RELATION = "no_relation"  # of pairs without a relation (TACRED)
+EXPECTED_SPANS = "[[first, last + 1, label], ...], characters of the text"
+
+
+@dataclass(frozen=True)
+class LabelledMentions:
+    """Texts with one marked entity or two, and a label each: {"text", "spans": [[first, last + 1], ...], "label"}.
+
+    Attributes:
+        texts: the columns of texts and labels; a label is a class, or a list of any number of them.
+        task: "entity-classification", of a span, or "relation-extraction", of a first (head) and a second one (tail).
+        negative: the class that says that there is nothing, which F1 leaves out; None for none.
+    """
+
+    texts: LabelledTexts
+    task: str
+    negative: str | None = None
+
+    @classmethod
+    def found_in(
+        cls,
+        records: Iterable[Mapping[str, Any]],
+        task: str,
+        text: str = "text",
+        label: str = "label",
+        *,
+        negative: str | None = None,
+    ) -> LabelledMentions:
+        """Return the columns with the labels that the records have; all are read once.
+
+        `negative` is by default "no_relation", for pairs, if that is a label.
+
+        Raises ValueError for another task, a `negative` that is not a label, and as `LabelledTexts.found_in` does.
+        """
+        checks.choice("task", task, tuple(COUNTS))
+        texts = LabelledTexts.found_in(records, text, None, label, kind="classes")
+        if negative is None and COUNTS[task] == 2 and NO_RELATION in texts.labels:
+            negative = NO_RELATION
+        if negative is not None and negative not in texts.labels:
+            raise ValueError(f"negative is {negative!r}, expected one of the labels {', '.join(texts.labels):.200}")
+        return cls(texts, task, negative)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes in their order."""
+        return self.texts.labels
+
+    @property
+    def is_multiple(self) -> bool:
+        """True if a label is a list of classes."""
+        return self.texts.is_multiple
+
+    @property
+    def count(self) -> int:
+        """The number of spans of a record."""
+        return COUNTS[self.task]
+
+    @property
+    def model_class(self) -> str:
+        """The name of the class of the models."""
+        return f"AutoModelForEntity{'Pair' if self.count == 2 else ''}Classification"
+
+    def config(self, tokenizer: Any) -> dict[str, Any]:
+        """Return what the config of a model says of the task."""
+        markers = None if has_entities(tokenizer) else list(find_markers(tokenizer, self.count))
+        return {"problem_type": self.texts.problem_type} | ({} if markers is None else {"entity_markers": markers})
+
+    def examples(
+        self, records: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Yield an example of each record, cut to `max_length` tokens (by default the tokenizer's limit).
+
+        Raises:
+            MalformedRecord (a ValueError): naming a record that lacks a column, or has another label, or spans that are
+                not as many as expected, outside the text, overlapping, or cut off.
+            ValueError: for a tokenizer that pads on the left, or has no marks for entities.
+        """
+        check_side(tokenizer)
+        markers = None if has_entities(tokenizer) else find_markers(tokenizer, self.count)
+        length = (max_length or tokenizer.model_max_length) if is_cut(tokenizer, max_length) else None
+        first, second = tee(records)
+        rows = enumerate(zip(first, self.texts.inputs(second), strict=True))
+        while some := list(islice(rows, AT_ONCE)):
+            texts = [each["text"] for _, (_, (each, _)) in some]
+            spans = [
+                _spans_of(record, number, each["text"], self.count) for number, (record, (each, _)) in some
+            ]  # fmt: skip
+            made = mention_rows(tokenizer, texts, spans, markers, length)
+            for (number, (record, (_, label))), row in zip(some, made, strict=True):
+                if row.values is None:
+                    problem = f"has spans beyond the first {length} tokens, expected them within (--max-length)"
+                    raise wrong_record(record, number, problem)
+                yield row.values | {"label": label}
+
+    def metric(self, records: Sequence[Mapping[str, Any]], examples: Sequence[Mapping[str, Any]]) -> Any:
+        """Return the metrics of the task: `metrics.micro_f1` without the negative class, and the accuracy."""
+        left_out = () if self.negative is None else (self.labels.index(self.negative),)
+        return metrics.combined(metrics.micro_f1(left_out), metrics.accuracy)
+
+
+@dataclass(frozen=True)
+class LabelledEntities:
+    """Texts with the entities in them: {"text", "spans": [[first, last + 1, label], ...]}.
+
+    Attributes:
+        text: the name of the column of texts; that of the spans is "spans".
+        labels: the names of the classes in their order: "NIL", of spans that are no entities, and the kinds.
+        width: the most words of an entity.
+    """
+
+    text: str = "text"
+    labels: tuple[str, ...] = (NONE,)
+    width: int = WIDEST
+
+    model_class = "AutoModelForEntitySpanClassification"
+
+    @classmethod
+    def found_in(
+        cls, records: Iterable[Mapping[str, Any]], text: str = "text", *, width: int = WIDEST
+    ) -> LabelledEntities:
+        """Return the columns with the kinds that the records have; all are read once.
+
+        Raises:
+            MalformedRecord (a ValueError): naming a record whose spans are not as expected.
+            ValueError: if no record has an entity.
+        """
+        columns = cls(text, width=width)
+        kinds = {kind for number, record in enumerate(records) for _, kind in columns.entities(record, number)}
+        if not kinds:
+            raise ValueError("there are no records with entities in 'spans'")
+        return cls(text, (NONE, *sorted(kinds)), width)
+
+    def entities(self, record: Mapping[str, Any], number: int) -> list[tuple[tuple[int, int], str]]:
+        """Return the entities of a record, ((first, last + 1), kind) each. Raises MalformedRecord for wrong ones."""
+        text = text_of(record, number, self.text)
+        given = record.get("spans")
+        if not isinstance(given, list | tuple):
+            raise wrong_record(record, number, f"'spans' is {given!r:.60}, expected {EXPECTED_SPANS}")
+        kinds = []
+        for place, each in enumerate(given):
+            if not isinstance(each, list | tuple) or len(each) != 3 or not isinstance(each[2], str):
+                raise wrong_record(record, number, f"spans[{place}] is {each!r:.60}, expected {EXPECTED_SPANS}")
+            if not each[2].strip() or each[2].strip() == NONE:
+                problem = f"spans[{place}] has the label {each[2]!r}, expected another: {NONE} is of spans without one"
+                raise wrong_record(record, number, problem)
+            kinds.append(each[2].strip())
+        spans = _checked(record, number, [each[:2] for each in given], text)
+        return list(zip(spans, kinds, strict=True))
+
+    def config(self, tokenizer: Any) -> dict[str, Any]:
+        """Return what the config of a model says of the task."""
+        return {"max_span_width": self.width}
+
+    def examples(
+        self, records: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Yield an example of each text, cut to `max_length` tokens (by default the tokenizer's limit).
+
+        An example has every span of at most `width` words that begins and ends with a token: the columns of its first
+        and last token, entity_start_positions and entity_end_positions, and labels. For LUKE a text with many spans has
+        several examples; overflow_to_sample_mapping is the number of the text. A text without words is left out.
+
+        Raises:
+            MalformedRecord (a ValueError): naming a record that lacks a column, has another label, or spans that are
+                outside the text or overlap.
+            ValueError: for a tokenizer that pads on the left.
+        """
+        check_side(tokenizer)
+        plain, most = without_task(tokenizer), MOST_SPANS if has_entities(tokenizer) else None
+        numbered = enumerate(records)
+        while some := list(islice(numbered, AT_ONCE)):
+            entities = [dict(self.entities(record, number)) for number, record in some]
+            texts = [record[self.text] for _, record in some]
+            batch = plain(texts, truncation=is_cut(tokenizer, max_length), max_length=max_length)
+            for index, (number, record) in enumerate(some):
+                unknown = sorted(set(entities[index].values()).difference(self.labels))
+                if unknown:
+                    known = ", ".join(self.labels)
+                    raise wrong_record(record, number, f"has the label {unknown[0]!r}, expected one of {known:.200}")
+                made = {name: rows[index] for name, rows in batch.items()} | {"overflow_to_sample_mapping": number}
+                found = candidates(texts[index], offsets_of(batch.encodings[index]), self.width)
+                kinds = [self.labels.index(entities[index].get(span, NONE)) for span in found.spans]
+                columns = np.array([found.starts, found.ends, kinds], np.int64)
+                for first in range(0, len(kinds), most or len(kinds) or 1):
+                    starts, ends, labels = columns[:, first : first + (most or len(kinds))]
+                    spans = {"entity_start_positions": starts, "entity_end_positions": ends}
+                    yield made | spans | {"labels": labels}
+
+    def metric(
+        self, records: Sequence[Mapping[str, Any]], examples: Sequence[Mapping[str, Any]]
+    ) -> Callable[[metrics.Prediction], dict[str, float]]:
+        """Return precision, recall and F1 of the entities, of the scores of `examples`, made from `records`.
+
+        A predicted entity counts if its kind and both ends are right, over all texts (Tjong Kim Sang and De Meulder
+        2003); of overlapping ones the highest score wins. Entities that are not among the candidates count as missed.
+        """
+        total = sum(len(record["spans"]) for record in records)
+
+        def compute(prediction: metrics.Prediction) -> dict[str, float]:
+            found: dict[int, list[tuple[tuple[int, int], float, bool]]] = defaultdict(list)
+            for example, scores, labels in zip(examples, *prediction, strict=True):
+                for start, end, row, label in zip(
+                    example["entity_start_positions"], example["entity_end_positions"], scores, labels, strict=False
+                ):
+                    kind = int(row.argmax())
+                    if kind:
+                        found[example["overflow_to_sample_mapping"]].append(
+                            ((int(start), int(end) + 1), float(row[kind]), kind == label)
+                        )
+            right = predicted = 0
+            for each in found.values():
+                kept = apart([span for span, _, _ in each], [score for _, score, _ in each])
+                predicted, right = predicted + len(kept), right + sum(each[number][2] for number in kept)
+            return metrics.of_counts(right, predicted, total)
+
+        return compute
+
+
+class SpanCollator(DataCollatorWithPadding):
+    """Padded batches of `LabelledEntities.examples`: spans and their labels, too, and LUKE's entities."""
+
+    def __init__(self, tokenizer: Any):
+        super().__init__(tokenizer)
+        self._entities = entities_of(tokenizer) if has_entities(tokenizer) else None
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        """Return the batch; spans and labels are (examples, most spans), -1 and -100 where there are no more."""
+        own = ("entity_start_positions", "entity_end_positions", "labels")
+        batch = super().__call__([{name: row[name] for name in row if name not in own} for row in examples])
+        starts, ends, kinds = ([row[name] for row in examples] for name in own)
+        batch |= span_arrays(starts, ends, self._entities)
+        labels = np.full(batch["entity_start_positions"].shape, IGNORED, np.int64)
+        for row, some in zip(labels, kinds, strict=True):
+            row[: len(some)] = some
+        return batch | {"labels": labels}
+
+
+def has_entities(tokenizer: Any) -> bool:
+    """Return whether a tokenizer is LUKE's, with its entities."""
+    return bool(getattr(tokenizer, "entity_vocab", None))
+
+
+def check_side(tokenizer: Any) -> None:
+    """Raise ValueError for a tokenizer that pads on the left, where columns begin."""
+    if tokenizer.padding_side != "right":
+        raise ValueError("tokenizer pads on the left: load it with padding_side='right'")
+
+
+def _spans_of(record: Mapping[str, Any], number: int, text: str, count: int) -> list[tuple[int, int]]:
+    if "spans" not in record:
+        raise wrong_record(record, number, "has no 'spans'")
+    return _checked(record, number, record["spans"], text, count)
+
+
+def _checked(record: Any, number: int, spans: Any, text: str, count: int | None = None) -> list[tuple[int, int]]:
+    try:
+        return checked_spans(spans, text, count)
+    except (TypeError, ValueError) as error:
+        raise wrong_record(record, number, str(error)) from error
