@@ -36,7 +36,7 @@ def model_of(task, config=CONFIG, **options):
 
 
 def naive(model, task, hidden):
-    """The logits of the spans, one after another, zero where there is none."""
+    """The logits of the spans, one after another, zero in place of padding."""
     weights = {name.removeprefix("classifier."): array for name, array in model.state_dict().items()}
     columns = list(SPANS[task].values())
     is_pair = task == "EntityPairClassification"
