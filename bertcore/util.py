@@ -13,6 +13,8 @@ from bertcore.tasks.similarity import (
     dot_score,
     euclidean_sim,
     manhattan_sim,
+    maxsim,
+    maxsim_pairwise,
     normalize_embeddings,
     pairwise_cos_sim,
     pairwise_dot_score,
@@ -22,8 +24,8 @@ from bertcore.tasks.similarity import (
 )
 
 __all__ = (
-    "community_detection", "cos_sim", "dot_score", "euclidean_sim", "manhattan_sim", "mine_hard_negatives",
-    "normalize_embeddings", "pairwise_cos_sim", "pairwise_dot_score", "pairwise_euclidean_sim",
+    "community_detection", "cos_sim", "dot_score", "euclidean_sim", "manhattan_sim", "maxsim", "maxsim_pairwise",
+    "mine_hard_negatives", "normalize_embeddings", "pairwise_cos_sim", "pairwise_dot_score", "pairwise_euclidean_sim",
     "pairwise_manhattan_sim", "paraphrase_mining", "paraphrase_mining_embeddings", "quantize_embeddings",
     "semantic_search", "truncate_embeddings",
 )  # fmt: skip

@@ -35,6 +35,7 @@ BERT = register(
             prefix="bert.",
             heads=(
                 "pooler.",
+                "linear.",  # of ColBERT
                 "cls.predictions.",
                 "cls.seq_relationship.",
                 "span_boundary.",

@@ -56,7 +56,15 @@ ROBERTA = register(
         generator=fewer_layers,
         name_rules=NameRules(
             prefix="roberta.",
-            heads=("pooler.", "lm_head.", "span_boundary.", "classifier.", "qa_outputs.", "discriminator_predictions."),
+            heads=(
+                "pooler.",
+                "linear.",
+                "lm_head.",
+                "span_boundary.",
+                "classifier.",
+                "qa_outputs.",
+                "discriminator_predictions.",
+            ),
             tied=(
                 ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
                 ("lm_head.decoder.bias", "lm_head.bias"),

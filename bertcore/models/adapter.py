@@ -80,9 +80,11 @@ class Adapter(Block):
         given = input_ids, attention_mask, token_type_ids, position_ids
         return pack(self.spec, *given, keep_padding=keep_padding).to_backend(run)
 
-    def pack_sequences(self, run: Pass, input_ids: Sequence[Any]) -> tuple[EncoderInput, np.ndarray]:
+    def pack_sequences(
+        self, run: Pass, input_ids: Sequence[Any], seen: Sequence[Any] | None = None
+    ) -> tuple[EncoderInput, np.ndarray]:
         """Check and pack sequences of ids of any lengths; also return their offsets in host memory."""
-        return pack_sequences(run, self.spec, input_ids)
+        return pack_sequences(run, self.spec, input_ids, seen)
 
     def reads_on_host(self, run: Pass) -> Collection[str]:
         """Return what the host reads of a plain batch beside its layout: "longest" and "token_type_ids", or neither."""

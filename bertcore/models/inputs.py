@@ -257,8 +257,12 @@ def _positions(
     return positions
 
 
-def pack_sequences(run: Pass, spec: EncoderSpec, input_ids: Sequence[Any]) -> tuple[EncoderInput, np.ndarray]:
+def pack_sequences(
+    run: Pass, spec: EncoderSpec, input_ids: Sequence[Any], seen: Sequence[Any] | None = None
+) -> tuple[EncoderInput, np.ndarray]:
     """Check sequences of ids (lists or 1-D integer arrays, of any lengths) and join them; no padding is ever made.
+
+    `seen` are booleans of the same lengths: a token of False is computed, but no token attends to it.
 
     Returns the encoder's input, in the memory of the backend in force, and the offsets of the sequences in host memory.
     """
@@ -280,7 +284,22 @@ def pack_sequences(run: Pass, spec: EncoderSpec, input_ids: Sequence[Any]) -> tu
     positions = _positions(spec, ids, np.ones(ids.shape, bool), cu_seqlens, columns)
     first_tokens, last_tokens = cu_seqlens[:-1][lengths > 0], cu_seqlens[1:][lengths > 0] - 1
     types = None if spec.words_as_types else np.zeros_like(ids)
-    return EncoderInput(ids, types, positions, cu_seqlens, first_tokens, last_tokens).to_backend(run), cu_seqlens
+    inputs = EncoderInput(ids, types, positions, cu_seqlens, first_tokens, last_tokens)
+    if seen is not None:
+        inputs.packed = _with_unseen(seen, lengths)
+        inputs.key_mask = inputs.packed.key_mask()
+    return inputs.to_backend(run), cu_seqlens
+
+
+def _with_unseen(seen: Sequence[Any], lengths: np.ndarray) -> PackedBatch:
+    """Return the layout of sequences of which only some tokens are seen."""
+    rows = [np.asarray(row) for row in seen]
+    if [row.shape for row in rows] != [(length,) for length in lengths] or any(row.dtype != bool for row in rows):
+        raise ValueError(f"seen has other rows than {lengths.tolist()} booleans, expected one for each token")
+    stays = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    is_real = np.zeros_like(stays)
+    is_real[stays] = np.concatenate([np.zeros(0, bool), *rows])
+    return PackedBatch(stays, is_real, keeps_padding=True)
 
 
 def _ids(index: int, sequence: Any) -> np.ndarray:

@@ -27,7 +27,7 @@ from bertcore.nn.forms import bfloat16
 from bertcore.nn.layers import Embedding
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import Pass, Seeds, Trace, mixed_seed
-from bertcore.tape import value_of
+from bertcore.tape import Tensor, value_of
 
 
 class NewlyInitialisedWarning(UserWarning):
@@ -413,11 +413,13 @@ class Model(NamedParameters):
     def _output(self, encoded: Encoded, **targets: Any) -> ModelOutput:
         raise NotImplementedError(f"{type(self).__name__} is not a model of its own")
 
-    def encode_packed(self, input_ids: Sequence[Any]) -> tuple[Any, np.ndarray]:
+    def encode_packed(self, input_ids: Sequence[Any], seen: Sequence[Any] | None = None) -> tuple[Any, np.ndarray]:
         """Encode sequences of any lengths side by side, without padding on the way in or out.
 
         Args:
             input_ids: the ids of each sequence, lists or 1-D integer arrays; token types are 0.
+            seen: booleans of each sequence, (tokens,): a token of False gets a hidden state of its own, but no token
+                attends to it, as to ColBERT's [MASK] tokens; all are seen by default.
 
         Returns:
             The last hidden state, (tokens, hidden), in the memory of the backend in force, and the offsets of the
@@ -426,10 +428,15 @@ class Model(NamedParameters):
         Raises:
             ValueError: which sequence is wrong, where, and what was expected.
         """
+        hidden, cu_seqlens = self.packed_states(input_ids, seen)
+        return value_of(hidden), cu_seqlens
+
+    def packed_states(self, input_ids: Sequence[Any], seen: Sequence[Any] | None = None) -> tuple[Tensor, np.ndarray]:
+        """Return what `encode_packed` returns; under a tape the hidden state is a Variable."""
         with kernels.on_device_of(input_ids):
             run = Pass.begin(input_ids)
-            inputs, cu_seqlens = self.encoder.adapter.pack_sequences(run, input_ids)
-            return value_of(self.encoder(self._with_seeds(run), inputs)), cu_seqlens
+            inputs, cu_seqlens = self.encoder.adapter.pack_sequences(run, input_ids, seen)
+            return self.encoder(self._with_seeds(run), inputs), cu_seqlens
 
 
 def _keywords(function: Callable[..., Any]) -> list[str]:

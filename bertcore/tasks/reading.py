@@ -108,8 +108,12 @@ class TextReader:
         """Return the number of characters of a text."""
         return len(text)
 
-    def _cut_texts(self) -> CutTexts:
-        return CutTexts(self, self.max_seq_length, self.model.spec.longest_sequence, reads_windows=True)
+    def _cut_texts(self, max_length: int | None) -> CutTexts:
+        return CutTexts(self, max_length, self.model.spec.longest_sequence, reads_windows=True)
+
+    def _rows(self, texts: list[Any], how: ReadOptions) -> Iterable[tuple[Any, bool]]:
+        """Return the tokens of each text, cut as `how` says, and whether it was cut."""
+        return self.token_rows(texts, how.prompt)
 
     def _read(
         self,
@@ -141,9 +145,9 @@ class TextReader:
                 advance(len(found))
                 yield found
             return
-        cut, groups = self._cut_texts(), grouped(texts, self._size)
-        rows = chain.from_iterable(self.token_rows(group, how.prompt) for group in groups)
-        kept = cut.counted(uncut(rows, self.max_seq_length, self._name) if cutting.truncation == "error" else rows)
+        cut, groups = self._cut_texts(cutting.max_length), grouped(texts, self._size)
+        rows = chain.from_iterable(self._rows(group, how) for group in groups)
+        kept = cut.counted(uncut(rows, cutting.max_length, self._name) if cutting.truncation == "error" else rows)
         yield from in_batches(kept, how.batch_tokens, of_batch, advance, how.batch_size)
         if cutting.truncation == "warn":
             cut.warn()
@@ -154,6 +158,7 @@ class PromptedReader(TextReader, Encoder):
 
     settings: Any
     encode: Callable[..., Any]
+    encode_stream: Callable[..., Iterator[Any]]
 
     def encode_query(self, inputs: Any, **options: Any) -> Any:
         """Encode with the model's prompt for queries ("query"), if any; `prompt` and `prompt_name` replace it."""
@@ -165,6 +170,10 @@ class PromptedReader(TextReader, Encoder):
         `prompt` and `prompt_name` replace it.
         """
         return self.encode(inputs, **with_prompt(options, self.document_prompt))
+
+    def encode_document_stream(self, inputs: Iterable[str], **options: Any) -> Iterator[Any]:
+        """Encode documents as they come, with their prompt: an iterator over the embeddings, in their order."""
+        return self.encode_stream(inputs, **with_prompt(options, self.document_prompt))
 
     def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
         """Return the text that `encode` puts before each text, given these arguments; raises as `encode` does."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.arguments import check_count, check_numbers
 
 BLOCK = 1 << 22  # differences computed at once
@@ -110,6 +111,86 @@ def pairwise_manhattan_sim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return minus the Manhattan distances (n,) between a[i] and b[i], both (n, dim)."""
     a, b = _pairs(a, b)
     return -np.abs(a - b).sum(axis=-1)
+
+
+EMPTY_DOCUMENT = -1e9  # the score of a document without vectors, as in sentence-transformers
+AT_ONCE = 1 << 24  # query tokens times documents that are scored at once
+
+
+def maxsim(a: Any, b: Any, *, length_normalize: bool = False) -> Any:
+    """Return the late-interaction scores (n, m) of queries and documents, float32.
+
+    A score is the sum over the query's vectors of the highest dot product with a vector of the document. The backend in
+    force computes it; for tensors of PyTorch the result is one.
+
+    Args:
+        a: the queries: a list of (tokens, dim), a padded array (n, tokens, dim), whose rows of zeros do not count, or
+            one (tokens, dim).
+        b: the documents, likewise.
+        length_normalize: divide each score by the number of the query's vectors.
+
+    Raises TypeError or ValueError for anything else.
+    """
+    queries, documents = token_vectors("a", a), token_vectors("b", b)
+    step = max(1, AT_ONCE // max(sum(map(len, queries)), 1))
+    blocks = [_scores(queries, documents[at : at + step]) for at in range(0, len(documents), step)]
+    scores = np.concatenate([np.zeros((len(queries), 0), np.float32), *blocks], axis=1)
+    if length_normalize:
+        scores /= np.array([max(len(query), 1) for query in queries], np.float32)[:, None]
+    return _as_given(scores, a, b)
+
+
+def maxsim_pairwise(a: Any, b: Any, *, length_normalize: bool = False) -> Any:
+    """Return the late-interaction scores (n,) of the query and the document at the same index; as `maxsim`."""
+    queries, documents = token_vectors("a", a), token_vectors("b", b)
+    if len(queries) != len(documents):
+        raise ValueError(f"a has {len(queries)} texts, b {len(documents)}, expected as many")
+    found = [_scores([query], [document])[0, 0] for query, document in zip(queries, documents, strict=True)]
+    counts = [max(len(query), 1) if length_normalize else 1 for query in queries]
+    return _as_given(np.array(found, np.float32) / np.array(counts, np.float32), a, b)
+
+
+def _as_given(scores: np.ndarray, *given: Any) -> Any:
+    torch = sys.modules.get("torch")
+    firsts = [next(iter(each), None) if isinstance(each, list | tuple) else each for each in given]
+    return (
+        scores
+        if torch is None or not any(isinstance(one, torch.Tensor) for one in firsts)
+        else torch.from_numpy(scores)
+    )
+
+
+def token_vectors(name: str, embeddings: Any) -> list[np.ndarray]:
+    """Return the vectors of texts as a list of float32 (tokens, dim)."""
+    if not isinstance(embeddings, list | tuple):
+        array = check_numbers(name, embeddings)
+        if array.ndim == 3:
+            embeddings = [text[text.any(axis=1)] for text in array]
+        elif array.ndim == 2:
+            embeddings = [array]
+        else:
+            raise ValueError(f"{name} has shape {array.shape}, expected (texts, tokens, dim) or (tokens, dim)")
+    found = [check_numbers(f"{name}[{index}]", each) for index, each in enumerate(embeddings)]
+    for index, each in enumerate(found):
+        if each.ndim != 2 or each.shape[1] != found[0].shape[-1]:
+            expected = f"(tokens, {found[0].shape[1]})" if found[0].ndim == 2 else "(tokens, dim)"
+            raise ValueError(f"{name}[{index}] has shape {each.shape}, expected {expected}")
+    return [each.astype(np.float32, copy=False) for each in found]
+
+
+def _scores(queries: list[np.ndarray], documents: list[np.ndarray]) -> np.ndarray:
+    """Return the scores of some documents; the kernel does not take none of either."""
+    if not queries or not documents:
+        return np.zeros((len(queries), len(documents)), np.float32)
+    if queries[0].shape[1] != documents[0].shape[1]:
+        raise ValueError(f"a has vectors of {queries[0].shape[1]}, b of {documents[0].shape[1]}, expected as many")
+    given = []
+    for texts in (queries, documents):
+        offsets = np.cumsum([0, *map(len, texts)]).astype(np.int32)
+        given += [kernels.to_backend(np.concatenate(texts)), kernels.to_backend(offsets)]
+    scores = kernels.to_host(kernels.maxsim(given[0], given[2], given[3], cu_seqlens_q=given[1]))
+    scores[:, [not len(document) for document in documents]] = EMPTY_DOCUMENT
+    return scores
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def too_long(name: str, max_length: int | None) -> ValueError:
     )
 
 
-def uncut(rows: Iterable[tuple[Row, bool]], max_length: int, name: str = "texts") -> Iterator[tuple[Row, bool]]:
+def uncut(rows: Iterable[tuple[Row, bool]], max_length: int | None, name: str = "texts") -> Iterator[tuple[Row, bool]]:
     """Yield the rows of (row, was cut). Raises ValueError at the first one that was cut."""
     for number, (row, was_cut) in enumerate(rows):
         if was_cut:

@@ -9,7 +9,7 @@ import pytest
 from bertcore.models.registry import family_of
 from bertcore.models.spec import ConfigReader
 from tests.models.family_cases import TASKS, FamilyCase, Variant
-from tests.models.family_parity import check, random_batch
+from tests.models.family_parity import check, random_batch, random_model
 from tests.models.family_table import FAMILIES, WITH_OWN_LAYERS, WITH_PEER
 
 pytestmark = pytest.mark.parity
@@ -100,3 +100,27 @@ def test_losses_of_sequence_classification(name, problem_type, num_labels):
         labels = 10 * labels[:, 0]
     batch = batch_of(case, config, Variant({}, (4, 9, 2)))
     check(config, "SequenceClassification", batch, targets={"labels": labels})
+
+
+@pytest.mark.parametrize("name", WITH_PEER)
+def test_tokens_that_are_not_seen(name, tmp_path):
+    """They have hidden states of their own, as in a batch of transformers with a mask."""
+    import torch
+
+    from bertcore import AutoModel, use_backend
+
+    config, rng = config_of(FAMILIES[name], {}), np.random.default_rng(4)
+    peer = random_model(config, None, rng).float()
+    peer.save_pretrained(tmp_path)
+    ids, seen = (
+        rng.integers(6, config.vocab_size, (3, 11)),
+        np.arange(11) < np.array([[9], [11], [8]]),
+    )  # in the window of each token one is seen
+    with torch.no_grad():
+        given = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(seen.astype(np.int64))}
+        expected = peer(**given).last_hidden_state.numpy()
+    for backend in ("numpy", "numba"):
+        with use_backend(backend):
+            model = AutoModel.from_pretrained(tmp_path, add_pooling_layer=False)
+            found, _ = model.encode_packed(list(ids), list(seen))
+        np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=3e-5 * np.abs(expected).max())

@@ -42,6 +42,7 @@ from bertcore.nn.functional.rows import (
     take_neighbours,
     take_rows,
     transpose,
+    unit_rows,
     widened,
 )
 
@@ -76,5 +77,6 @@ __all__ = [
     "take_neighbours",
     "take_rows",
     "transpose",
+    "unit_rows",
     "widened",
 ]

@@ -35,6 +35,20 @@ def scale(run: Pass, array: Any, *, factor: Any) -> Any:
 
 
 @operation()
+def unit_rows(run: Pass, rows: Any) -> Any:
+    """Rows (rows, features) scaled to length 1; a row of zeros stays as it is."""
+    xp = kernels.array_module(rows)
+    divisors = xp.sqrt((rows * rows).sum(axis=1, keepdims=True)).clip(1e-12)  # as in torch.nn.functional.normalize
+    units = rows / divisors
+
+    def pullback(grad):
+        along = (grad * units).sum(axis=1, keepdims=True) * (divisors > 1e-12)
+        return ((grad - along * units) / divisors,)
+
+    return units, pullback
+
+
+@operation()
 def take_rows(run: Pass, table: Any, *, rows: Any, padding_row: int | None = None) -> Any:
     """The rows of `table` (rows, features) at the integers `rows`: an embedding, or a choice of tokens.
 

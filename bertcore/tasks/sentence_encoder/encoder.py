@@ -332,9 +332,9 @@ class SentenceEncoder(PromptedReader):
         rows = kernels.to_host(hidden).astype(np.float32, copy=False)
         return [part.copy() for part in np.split(rows, cu_seqlens[1:-1])] if batch else []
 
-    def _cut_texts(self) -> CutTexts:
+    def _cut_texts(self, max_length: int | None) -> CutTexts:
         positions, is_static = self.model.spec.longest_sequence, self.settings.is_static
-        return CutTexts(self, self.max_seq_length, positions, reads_windows=not is_static)
+        return CutTexts(self, max_length, positions, reads_windows=not is_static)
 
     def token_rows(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
         """Return for each text the token ids of prompt and text, cut to `max_seq_length`, and whether they were cut."""

@@ -14,7 +14,7 @@ from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
 from bertcore.kernels.arrays import Array
 from bertcore.kernels.pooling import MODES as POOLING
 from bertcore.nn.layers import LayerNorm, Linear
-from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.parameter import Block
 from bertcore.passes import Pass
 from bertcore.tasks.folder import Module, flag, positive_integer
 from bertcore.tasks.sequence_scores import unchanged
@@ -22,7 +22,6 @@ from bertcore.tasks.similarity import normalized
 
 # PyTorch's class, by the last part of its name -> the name that `kernels.linear` knows.
 ACTIVATIONS = {"Identity": None, "GELU": "gelu", "ReLU": "relu", "SiLU": "silu", "Tanh": "tanh"}
-NAMES_OF_VECTORS = (None, "sentence_embedding")  # vectors that a module may read and write
 
 Map = Callable[[Any], Any]
 
@@ -30,11 +29,13 @@ Map = Callable[[Any], Any]
 class Dense(Block):
     """A linear map with activation; `residual` adds its input, mapped linearly if the widths differ."""
 
-    def __init__(self, sizes: Mapping[str, int], *, activation: str | None, bias: bool, residual: bool):
-        self.linear = Linear("linear", **sizes, activation=activation, bias=bias)
+    def __init__(
+        self, sizes: Mapping[str, int], *, activation: str | None, bias: bool, residual: bool, prefix: str = ""
+    ):
+        self.linear = Linear(f"{prefix}linear", **sizes, activation=activation, bias=bias)
         self.has_residual, self.residual = residual, None
         if residual and sizes["in_features"] != sizes["out_features"]:
-            self.residual = Linear("residual", **sizes, bias=False)
+            self.residual = Linear(f"{prefix}residual", **sizes, bias=False)
 
     def __call__(self, run: Pass, rows: Array) -> Array:
         """Map (texts, in_features) to (texts, out_features)."""
@@ -61,6 +62,17 @@ def read_maps(modules: tuple[Module, ...], width: int, dtype: str) -> tuple[list
 
 
 def _dense(folder: Path, width: int, dtype: str) -> tuple[Map, int]:
+    dense, _, width = read_dense(folder, width, dtype)
+    return partial(_apply, dense), width
+
+
+def read_dense(
+    folder: Path, width: int, dtype: str, vectors: str = "sentence_embedding", prefix: str = ""
+) -> tuple[Dense, dict[str, Any], int]:
+    """Return a Dense module of `vectors` of this width, its config and the width of its output.
+
+    The names of its parameters get `prefix`. Raises CheckpointError for an invalid file.
+    """
     file = folder / CONFIG_NAME
     config = read_json_object(file)
     sizes = {key: positive_integer(file, config, key) for key in ("in_features", "out_features")}
@@ -69,17 +81,17 @@ def _dense(folder: Path, width: int, dtype: str) -> tuple[Map, int]:
             expected = "a positive integer" if key == "out_features" else f"{width}, the width before it"
             raise CheckpointError(f"{file}: {key} is {value!r}, expected {expected}")
     for key in ("module_input_name", "module_output_name"):
-        if config.get(key) not in NAMES_OF_VECTORS:
-            raise CheckpointError(f"{file}: {key} is {config[key]!r}, supported is 'sentence_embedding'")
+        if config.get(key) not in (None, vectors):
+            raise CheckpointError(f"{file}: {key} is {config[key]!r}, supported is {vectors!r}")
     stated = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     name = stated.rpartition(".")[2] if isinstance(stated, str) and stated.startswith("torch.") else None
     if name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise CheckpointError(f"{file}: activation_function is {stated!r}, supported are PyTorch's {known}")
     options = {"bias": flag(file, config, "bias", True), "residual": flag(file, config, "use_residual")}
-    dense = Dense(sizes, activation=ACTIVATIONS[name], **options)
-    _fill(dense, open_checkpoint(folder), dtype)
-    return partial(_apply, dense), sizes["out_features"]
+    dense = Dense(sizes, activation=ACTIVATIONS[name], prefix=prefix, **options)
+    _fill(dense, open_checkpoint(folder), dtype, prefix)
+    return dense, config, sizes["out_features"]
 
 
 def _layer_norm(folder: Path, width: int, dtype: str) -> tuple[Map, int]:
@@ -96,19 +108,18 @@ def _apply(block: Block, rows: Array) -> Array:
     return block(Pass.begin(rows), rows)
 
 
-def _fill(block: Block, checkpoint: Checkpoint, dtype: str) -> None:
+def _fill(block: Block, checkpoint: Checkpoint, dtype: str, prefix: str = "") -> None:
     """Fill the block's parameters with the values of the file, after checking their shapes."""
     for parameter in block.parameters():
-        _check(parameter, checkpoint)
-        parameter.fill({name: np.asarray(checkpoint[name], dtype) for name in parameter.names}, dtype)
-
-
-def _check(parameter: Parameter, checkpoint: Checkpoint) -> None:
-    for name in parameter.names:
-        found = checkpoint.info[name].shape if name in checkpoint else None
-        if found is None or tuple(found) != tuple(parameter.shape):
-            what = "is missing" if found is None else f"has shape {tuple(found)}"
-            raise CheckpointError(f"{checkpoint.source}: {name} {what}, expected {tuple(parameter.shape)}")
+        values = {}
+        for name in parameter.names:
+            stored = name.removeprefix(prefix)
+            found = checkpoint.info[stored].shape if stored in checkpoint else None
+            if found is None or tuple(found) != tuple(parameter.shape):
+                what = "is missing" if found is None else f"has shape {tuple(found)}"
+                raise CheckpointError(f"{checkpoint.source}: {stored} {what}, expected {tuple(parameter.shape)}")
+            values[name] = np.asarray(checkpoint[stored], dtype)
+        parameter.fill(values, dtype)
 
 
 # Kind of a module -> (folder, input width, dtype) -> its function and output width.

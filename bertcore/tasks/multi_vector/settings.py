@@ -1,0 +1,277 @@
+"""The folder of a late-interaction encoder, as sentence-transformers, PyLate, Stanford's ColBERT or BGE-M3 write it."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from bertcore.arguments import check_count
+from bertcore.checkpoint import CheckpointError, read_config
+from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
+from bertcore.kernels import checks
+from bertcore.tasks.folder import (
+    MODULES_NAME,
+    SETTINGS_NAME,
+    TRANSFORMER_NAMES,
+    Module,
+    check_kinds,
+    flag,
+    opened_folder,
+    positive_integer,
+    read_modules,
+    read_prompts,
+    read_saved_settings,
+    read_transformer,
+)
+
+STANFORD, METADATA, BGE = "HF_ColBERT", "artifact.metadata", "colbert_linear.pt"
+LAST = ("MultiVectorMask", "Normalize", "HierarchicalTokenPooling")  # modules after the maps
+SIMILARITIES = ("maxsim", "meanmaxsim")
+TASKS = ("query", "document")
+# Keys that PyLate writes beside the prompts.
+PYLATE = (
+    "query_length", "document_length", "query_expansion", "do_query_expansion", "attend_to_expansion_tokens",
+    "attend_to_mask_tokens", "query_prefix", "document_prefix", "skiplist_words",
+)  # fmt: skip
+PUNCTUATION = tuple(string.punctuation)
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """Tokens that fill a query up to a length, by default [MASK].
+
+    Attributes:
+        length: a shorter query is filled up to this many tokens.
+        strategy: "fixed" cuts longer queries to `length`, "min" leaves them longer.
+        attend: whether other tokens attend to the filling; its own vectors count either way.
+        token: the filling; None for the mask token.
+    """
+
+    length: int
+    strategy: str = "fixed"
+    attend: bool = False
+    token: str | None = None
+
+
+def checked_expansion(value: Any) -> Expansion | None:
+    """Return an expansion from a mapping of its fields; None for None and False.
+
+    Raises TypeError for anything else, ValueError for a wrong field.
+    """
+    if value is None or value is False or isinstance(value, Expansion):
+        return value or None
+    names = [entry.name for entry in fields(Expansion)]
+    if not isinstance(value, Mapping):
+        raise TypeError(f"query_expansion is {value!r}, expected a mapping of {', '.join(names)}, or None")
+    for name in value:
+        checks.choice("a name in query_expansion", name, names)
+    if value.get("token") is not None and not isinstance(value["token"], str):
+        raise TypeError(f"query_expansion['token'] is {value['token']!r}, expected a string or None")
+    check_count("query_expansion['length']", value.get("length"))
+    checks.choice("query_expansion['strategy']", value.get("strategy"), ("fixed", "min"))
+    checks.boolean("query_expansion['attend']", value.get("attend", False))
+    return Expansion(**value)
+
+
+@dataclass(frozen=True)
+class TokenPooling:
+    """`pool_tokens` of the texts of some tasks."""
+
+    pool_factor: float = 1.0
+    num_protected_tokens: int = 1
+    normalize_embeddings: bool = False
+    tasks: tuple[str, ...] = ("document",)
+
+
+@dataclass(frozen=True)
+class LateSettings:
+    """Settings in the folder of a late-interaction encoder.
+
+    Attributes:
+        model_folder: folder of config.json, the weights and the tokenizer.
+        dense: the linear maps of token vectors.
+        projection: weights and the start of their names where the only map is not a module; None otherwise.
+        is_new: whether there is no map yet, and one is to be initialised.
+        normalize: whether vectors are scaled to length 1.
+        skiplist_words: tokens whose vectors do not count in texts of `skiplist_tasks`.
+        skips_first: whether the first special token is the only one of that list.
+        keep_only_token_ids: the only tokens of a document that count; None for all.
+        query_length, document_length, max_seq_length: texts are cut to so many tokens; None leaves it to the next.
+        expansion: tokens that fill queries up; None for no filling.
+        pooling: pooling of the vectors of a text; None for no pooling.
+        similarity: "maxsim" or "meanmaxsim".
+        prefixes: tokens before a text that the tokenizer must not split, by task.
+        prompts: text before each text, by name; they begin with the prefixes.
+        do_lower_case: whether texts are lower-cased before they are tokenized.
+    """
+
+    model_folder: Path
+    dense: tuple[Module, ...] = ()
+    projection: tuple[Path, str] | None = None
+    is_new: bool = False
+    normalize: bool = True
+    skiplist_words: tuple[str, ...] = ()
+    skiplist_tasks: tuple[str, ...] = ("document",)
+    skips_first: bool = False
+    keep_only_token_ids: tuple[int, ...] | None = None
+    query_length: int | None = None
+    document_length: int | None = None
+    max_seq_length: int | None = None
+    expansion: Expansion | None = None
+    pooling: TokenPooling | None = None
+    similarity: str = "maxsim"
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    do_lower_case: bool = False
+
+
+def is_late(folder: Path) -> bool:
+    """Return whether a folder holds a late-interaction encoder; BGE-M3 is a sentence encoder first."""
+    kinds = [module.kind for module in read_modules(folder) or []]
+    if kinds:
+        return "MultiVectorMask" in kinds or read_saved_settings(folder).get("model_type") == "ColBERT"
+    return _is_stanford(folder)
+
+
+def _is_stanford(folder: Path) -> bool:
+    return STANFORD in _listed(folder / CONFIG_NAME, read_config(folder), "architectures", str, ())
+
+
+def read_late_settings(folder: Any) -> LateSettings:
+    """Read the settings of a folder. A model without token vectors of its own gets a new projection.
+
+    Raises CheckpointError for an invalid file or an unsupported module.
+    """
+    folder = opened_folder(folder, "late-interaction encoder")
+    modules = read_modules(folder)
+    if modules is None and _is_stanford(folder):
+        return _read_stanford(folder)
+    modules = [Module("Transformer", "", folder)] if modules is None else modules
+    if (folder / BGE).is_file() and modules:
+        where, prompts = modules[0].folder, read_prompts(folder).by_name
+        own: dict[str, Any] = {"projection": (folder / BGE, ""), "similarity": "meanmaxsim", "prompts": prompts}
+        lengths = read_transformer(where, "feature-extraction")
+        return LateSettings(where, skips_first=True, skiplist_tasks=TASKS, **own, **lengths)
+    return _read_modules(folder, modules)
+
+
+def _read_modules(folder: Path, modules: list[Module]) -> LateSettings:
+    """Read a folder with modules of sentence-transformers or PyLate, or a model to which token vectors are new."""
+    check_kinds(folder, modules, ("Transformer", "Pooling", "Dense", *LAST))
+    order = ("Transformer", "Pooling", "Dense", LAST)
+    kinds = [module.kind for module in modules]
+    places = [next(place for place, some in enumerate(order) if kind in some) for kind in kinds]
+    if (
+        kinds.count("Transformer") != 1
+        or places != sorted(places)
+        or len({*kinds} - {"Dense"}) + kinds.count("Dense") != len(kinds)
+    ):
+        raise CheckpointError(
+            f"{folder / MODULES_NAME} has the modules {', '.join(kinds) or 'none'}, expected one Transformer, any "
+            f"number of Dense, and at most one each of {', '.join(LAST)}"
+        )
+    file, saved = folder / SETTINGS_NAME, read_saved_settings(folder)
+    found = {module.kind: module.folder / CONFIG_NAME for module in modules}
+    is_pylate, dense = saved.get("model_type") == "ColBERT", tuple(each for each in modules if each.kind == "Dense")
+    is_late, similarity = is_pylate or LAST[0] in found, saved.get("similarity_fn_name")
+    prefixes = {task: _text(file, saved, f"{task}_prefix") for task in TASKS if f"{task}_prefix" in saved}
+    prompts = dict(read_prompts(folder).by_name)
+    for task, prefix in prefixes.items():
+        prompts[task] = prefix + prompts.get(task, "").removeprefix(prefix)
+    if LAST[0] in found:
+        mask = _read_mask(found[LAST[0]])
+    else:
+        by_default = PUNCTUATION if is_pylate or prefixes else ()
+        mask = {"skiplist_words": _listed(file, saved, "skiplist_words", str, by_default)}
+    return LateSettings(
+        modules[0].folder,
+        dense,
+        is_new=not dense and not is_late,
+        normalize=is_pylate or not is_late or LAST[1] in found,
+        pooling=_read_pooling(found[LAST[2]]) if LAST[2] in found else None,
+        similarity=similarity if similarity in SIMILARITIES else SIMILARITIES[0],
+        prefixes=prefixes,
+        prompts=prompts,
+        **mask,
+        **_read_lengths(modules[0].folder, file, saved),
+    )
+
+
+def _read_lengths(where: Path, file: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return lengths and expansion: as the Transformer's file has them, else the settings of the whole model."""
+    own = next((where / name for name in TRANSFORMER_NAMES if (where / name).is_file()), None)
+    config = {} if own is None else read_json_object(own)
+    found: dict[str, Any] = read_transformer(where, "feature-extraction")
+    for key in ("query_length", "document_length"):
+        found[key] = positive_integer(own or where, config, key) or positive_integer(file, saved, key)
+    given = config if "query_expansion" in config else saved
+    if "query_expansion" not in given and any(key in saved for key in PYLATE):
+        attend = flag(file, saved, "attend_to_expansion_tokens", flag(file, saved, "attend_to_mask_tokens"))
+        if flag(file, saved, "do_query_expansion", True):
+            found["expansion"] = Expansion(positive_integer(file, saved, "query_length") or 32, attend=attend)
+            found["query_length"] = positive_integer(own or where, config, "query_length")
+        return found
+    try:
+        found["expansion"] = checked_expansion(given.get("query_expansion"))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{file if given is saved else own}: {error}") from error
+    return found
+
+
+def _read_mask(file: Path) -> dict[str, Any]:
+    config = read_json_object(file)
+    kept = config.get("keep_only_token_ids")
+    return {
+        "skiplist_words": _listed(file, config, "skiplist_words", str, ()),
+        "skiplist_tasks": _listed(file, config, "skiplist_tasks", str, ("document",)),
+        "keep_only_token_ids": None if kept is None else _listed(file, config, "keep_only_token_ids", int, ()),
+    }
+
+
+def _read_pooling(file: Path) -> TokenPooling:
+    config = read_json_object(file)
+    factor, protected = config.get("pool_factor", 1.0), config.get("num_protected_tokens", 1)
+    if type(factor) not in (int, float) or not 1 <= factor < 1e6:
+        raise CheckpointError(f"{file}: pool_factor is {factor!r}, expected a number of at least 1")
+    if type(protected) is not int or protected < 0:
+        raise CheckpointError(f"{file}: num_protected_tokens is {protected!r}, expected an integer of at least 0")
+    tasks = _listed(file, config, "tasks", str, ("document",))
+    return TokenPooling(factor, protected, flag(file, config, "normalize_embeddings"), tasks)
+
+
+def _read_stanford(folder: Path) -> LateSettings:
+    file = folder / METADATA
+    metadata = read_json_object(file) if file.is_file() else {}
+    markers = (("query", "query_token_id", "[unused0]"), ("document", "doc_token_id", "[unused1]"))
+    prompts = {task: (_text(file, metadata, key) or default) + " " for task, key, default in markers}
+    attend = flag(file, metadata, "attend_to_mask_tokens")
+    lengths = read_transformer(folder, "feature-extraction")
+    return LateSettings(
+        folder,
+        projection=(folder, "linear."),
+        skiplist_words=PUNCTUATION if flag(file, metadata, "mask_punctuation", True) else (),
+        document_length=positive_integer(file, metadata, "doc_maxlen"),
+        expansion=Expansion(positive_integer(file, metadata, "query_maxlen") or 32, attend=attend),
+        prefixes=prompts,
+        prompts=prompts | dict(read_prompts(folder).by_name),
+        **lengths,
+    )
+
+
+def _text(file: Path, config: Mapping[str, Any], key: str) -> str:
+    value = config.get(key)
+    if value is not None and not isinstance(value, str):
+        raise CheckpointError(f"{file}: {key} is {value!r}, expected a string or null")
+    return value or ""
+
+
+def _listed(file: Path, config: Mapping[str, Any], key: str, kind: type, default: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a list of strings or integers as a tuple, the default if the key is absent or null."""
+    value = config.get(key)
+    value = [value] if kind is str and isinstance(value, str) else value
+    if value is not None and not (isinstance(value, list) and all(type(each) is kind for each in value)):
+        raise CheckpointError(f"{file}: {key} is {value!r}, expected a list of {kind.__name__}, or null")
+    return default if value is None else tuple(value)
