@@ -292,7 +292,7 @@ def pack_sequences(
 
 
 def _with_unseen(seen: Sequence[Any], lengths: np.ndarray) -> PackedBatch:
-    """Return the layout of sequences of which only some tokens are seen."""
+    """Return the layout of sequences with some tokens that are not seen."""
     rows = [np.asarray(row) for row in seen]
     if [row.shape for row in rows] != [(length,) for length in lengths] or any(row.dtype != bool for row in rows):
         raise ValueError(f"seen has other rows than {lengths.tolist()} booleans, expected one for each token")

@@ -104,7 +104,7 @@ def test_losses_of_sequence_classification(name, problem_type, num_labels):
 
 @pytest.mark.parametrize("name", WITH_PEER)
 def test_tokens_that_are_not_seen(name, tmp_path):
-    """They have hidden states of their own, as in a batch of transformers with a mask."""
+    """Hidden states of padding are those that transformers computes."""
     import torch
 
     from bertcore import AutoModel, use_backend
