@@ -4,8 +4,11 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
+from click.core import ParameterSource
+
 from bertcore.cli.finetune import Labels, with_new_head
-from bertcore.cli.inputs import model_folder
+from bertcore.cli.inputs import model_folder, some_texts
 from bertcore.cli.options import NUMBER, SEVERAL, Above0, CommandError, File, Kind, Number, Positive
 from bertcore.cli.pretrain import config_of, kind_of, with_ids_of
 from bertcore.cli.training import (
@@ -19,6 +22,8 @@ from bertcore.cli.training import (
     stored_examples,
 )
 
+DIMS = 256  # of static embeddings
+OF_STATIC = ("static", "teacher", "out", "vocabulary", "dims", "backend", "traceback")
 LONGEST = {"sequence": 512, "token": 512, "mlm": 128}  # tokens, for models that take more
 MODEL_CLASSES = {
     "sequence": "AutoModelForSequenceClassification",
@@ -69,14 +74,21 @@ class Distill(Labels, Training):
 
     Ctrl-C ends a run when its checkpoint is written; the same command with --resume goes on to the same result.
 
+    With --static nothing is trained and no DATA read: the student is a table of a vector for each token, as Model2Vec
+    makes it of an encoder of sentences. It embeds texts some hundred times as fast, by meaning less well.
+
     Examples:
         bertcore distill reviews.csv --teacher my-classifier/ --layers 3 --task sequence --out my-fast-classifier/
         bertcore distill reviews.csv --teacher my-classifier/ --student tiny.json --take none --task sequence \\
             --terms soft states=0.1 --out tiny-classifier/
         bertcore distill corpus/ --teacher bert-base-uncased/ --student distilbert-base-uncased --task mlm \\
             --terms soft=5 cosine --label-weight 2 --out my-distilbert/
+        bertcore distill --static --teacher demo --out minilm-static/
 
     Attributes:
+        static: make static embeddings of the teacher; see above.
+        vocabulary: file of words and phrases, one a line, to add to the vocabulary, with --static.
+        dims: dimensions of static embeddings (default: 256).
         teacher: folder of the teacher, its id on the Hugging Face hub, or demo.
         student: a preset, config file or checkpoint; see above.
         layers: layers of a student that is otherwise as the teacher.
@@ -92,10 +104,14 @@ class Distill(Labels, Training):
 
     positions = ("data",)
 
+    data: tuple[File, ...] = ()
     teacher: File
+    static: bool = False
+    vocabulary: File | None = None
+    dims: Positive | None = None
     student: File | None = None
     layers: Positive | None = None
-    task: Annotated[str, tuple(MODEL_CLASSES)]  # type: ignore[misc]
+    task: Annotated[str | None, tuple(MODEL_CLASSES)] = None
     take: Annotated[list[int] | str | None, LAYERS] = None
     terms: Annotated[tuple[tuple[str, float], ...], TERM, SEVERAL] = (("soft", 1.0),)
     temperature: Above0 | None = None
@@ -105,6 +121,20 @@ class Distill(Labels, Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.static:
+            given = click.get_current_context()
+            for each in given.command.params:
+                is_given = given.get_parameter_source(str(each.name)) is ParameterSource.COMMANDLINE
+                if is_given and each.name not in OF_STATIC:
+                    raise CommandError(
+                        f"{each.opts[-1]} is given with --static, which takes --teacher, --out, --vocabulary and --dims"
+                    )
+            return
+        for name in ("vocabulary", "dims"):
+            if getattr(self, name) is not None:
+                raise CommandError(f"--{name} is given without --static, expected both")
+        if not self.data or self.task is None:
+            raise CommandError(f"{'--task' if self.data else 'DATA'} is missing, expected both, or --static")
         if (self.student is None) == (self.layers is None):
             what = "both missing" if self.student is None else "both given"
             raise CommandError(f"--student and --layers are {what}, expected one of them")
@@ -124,6 +154,9 @@ class Distill(Labels, Training):
             raise CommandError("--labelled-only is for the term soft with --task mlm")
 
     def train(self, folder: Path) -> None:
+        if self.static:
+            self._make_static(folder)
+            return
         teacher, tokenizer = self._teacher()
         student = self._student(teacher, tokenizer)
         named = {self.teacher: teacher, self.student or "the student": student}
@@ -138,6 +171,13 @@ class Distill(Labels, Training):
             own = measure | {"objective": objective.objective}
             print_metrics("teacher", self.trainer(folder, teacher, None, held_out, tokenizer, **own).evaluate())
         self.train_and_report(self.trainer(folder, student, train, held_out, tokenizer, objective=objective, **measure))
+
+    def _make_static(self, folder: Path) -> None:
+        from bertcore.tasks.static import distill_static
+
+        words = None if self.vocabulary is None else some_texts(self.vocabulary)
+        made = distill_static(model_folder(self.teacher), folder, vocabulary=words, pca_dims=self.dims or DIMS)
+        print(f"saved     {folder}: {len(made.model.table):,} tokens, {made.embedding_dimension} dimensions")
 
     def _teacher(self) -> tuple[Any, Any]:
         """Return the teacher with the task's head, and its tokenizer; CommandError without that head."""

@@ -204,6 +204,7 @@ CLASS_OF_MODEL_TYPE: Mapping[str, str] = {
     "luke": "LukeTokenizer",
     "mluke": "MLukeTokenizer",
     "mobilebert": "MobileBertTokenizer",
+    "model2vec": "PreTrainedTokenizer",  # generic: its tokenizer.json has what it needs
     "mpnet": "MPNetTokenizer",
     "nomic_bert": "BertTokenizer",
     "roberta": "RobertaTokenizer",

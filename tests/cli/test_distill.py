@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from bertcore import AutoModelForSequenceClassification, AutoTokenizer, load_model, use_backend
+from bertcore import AutoModelForSequenceClassification, AutoTokenizer, SentenceEncoder, load_model, use_backend
 from bertcore.cli import main
 from tests.tiny_bert import CONFIG, random_texts, save_tiny_bert, write_json
 
@@ -128,3 +128,26 @@ def test_classes_without_names_are_numbers(folder, tmp_path):
     assert (
         distill(folder, tmp_path / "out", "--layers", "1", data=tmp_path / "c.jsonl", teacher=tmp_path / "teacher") == 0
     )
+
+
+def test_static_embeddings(folder, tmp_path, capsys):
+    (tmp_path / "words.txt").write_text("paris cat\n", encoding="utf-8")
+    given = ["distill", "--static", "--teacher", str(folder / "bert"), "--out", str(tmp_path / "static")]
+    assert main([*given, "--dims", "7", "--vocabulary", str(tmp_path / "words.txt")]) == 0
+    assert "68 tokens, 7 dimensions" in capsys.readouterr().out
+    assert SentenceEncoder(tmp_path / "static").encode(["paris cat"]).shape == (1, 7)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--static", "--layers", "1"], "--layers is given with --static, which takes --teacher, --out"),
+        (["--static", "--epochs", "1"], "--num-train-epochs is given with --static"),
+        (["--static", "a.jsonl"], "data is given with --static"),
+        (["--dims", "7"], "--dims is given without --static"),
+        (["--task", "mlm"], "DATA is missing, expected both, or --static"),
+    ],
+)
+def test_static_embeddings_with_other_options(folder, tmp_path, capsys, options, message):
+    assert main(["distill", "--teacher", str(folder / "bert"), "--out", str(tmp_path / "out"), *options]) != 0
+    assert message in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 
@@ -64,6 +65,8 @@ class SentenceEncoder(PromptedReader):
             number of special tokens, at most the model's positions.
         truncate_dim: keep only the first dimensions (Matryoshka embeddings); by default as published, or all.
         similarity_fn_name: "cosine", "dot", "euclidean" or "manhattan"; by default as published, or "cosine".
+        unknown: for static embeddings, "drop" leaves unknown words out, "mean" pools their vector as others; by default
+            "drop" for Model2Vec's files, "mean" for sentence-transformers', as each does.
         options: those of `Encoder`.
 
     Attributes:
@@ -91,17 +94,20 @@ class SentenceEncoder(PromptedReader):
         max_seq_length: int | None = None,
         truncate_dim: int | None = None,
         similarity_fn_name: str | None = None,
+        unknown: Literal["drop", "mean"] | None = None,
         **options: Unpack[EncoderOptions],
     ):
         self.task = task
         own: dict[str, Any] = {"dtype": dtype, "task": task, "max_seq_length": max_seq_length}
-        own |= {"truncate_dim": truncate_dim, "similarity_fn_name": similarity_fn_name}
+        own |= {"truncate_dim": truncate_dim, "similarity_fn_name": similarity_fn_name, "unknown": unknown}
         self.settings = settings = read_settings(self._open(model_name_or_path, "sentence encoder", options, **own))
         self.similarity_fn_name = settings.similarity if similarity_fn_name is None else similarity_fn_name
         checks.choice("similarity_fn_name", self.similarity_fn_name, SIMILARITIES)
         self.model: Any = self._load_model(dtype)
-        length = (MOST_TOKENS, "bare") if settings.is_static else (settings.max_seq_length, "text")
+        length = (settings.max_seq_length or MOST_TOKENS, "bare") if settings.is_static else (settings.max_seq_length,)
         self._load_tokenizer(settings.model_folder, max_seq_length, *length)
+        checks.choice("unknown", unknown, ("drop", "mean", None) if settings.is_static else (None,))
+        self._dropped = unknown_id(self.tokenizer) if (unknown or settings.unknown) == "drop" else None
         hidden = self.model.spec.hidden_size
         key, stated = settings.width or ("", hidden)
         if stated != hidden:
@@ -343,7 +349,16 @@ class SentenceEncoder(PromptedReader):
         rows = self.tokenizer([self.prepared(text, prompt) for text in texts], add_special_tokens=False)["input_ids"]
         most = self.max_seq_length
         kept = slice(-most, None) if self.tokenizer.truncation_side == "left" else slice(most)
-        return [(np.array(row[kept], np.int32), len(row) > most) for row in rows]
+        return [
+            (np.array([token for token in row[kept] if token != self._dropped], np.int32), len(row) > most)
+            for row in rows
+        ]
+
+
+def unknown_id(tokenizer: Any) -> int | None:
+    """Return the id of unknown words in a tokenizer's vocabulary; None if it knows all."""
+    model = json.loads(tokenizer._backend.to_str())["model"]
+    return tokenizer._backend.token_to_id(model["unk_token"]) if model.get("unk_token") else model.get("unk_id")
 
 
 @dataclass(frozen=True, kw_only=True)

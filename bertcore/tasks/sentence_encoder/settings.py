@@ -46,6 +46,8 @@ class Settings:
         model_folder: folder of config.json, the weights and the tokenizer.
         folders: the folder that was read and those of its modules.
         is_static: whether the model is a table with one vector per token, whose mean is pooled.
+        unknown: "drop" to leave unknown words of static embeddings out, as Model2Vec, whose files this is for; "mean"
+            to pool their vector as others.
         pooling_file: the pooling's config; None for a plain model.
         width: key and value of the stated width of the pooled hidden states; None if it is not stated.
         pooling: modes of POOLING; the vectors of several are joined.
@@ -61,6 +63,7 @@ class Settings:
     model_folder: Path
     folders: tuple[Path, ...] = ()
     is_static: bool = False
+    unknown: str = "mean"
     pooling_file: Path | None = None
     width: tuple[str, int] | None = None
     pooling: tuple[str, ...] = ("mean",)
@@ -84,11 +87,15 @@ def read_settings(folder: Any) -> Settings:
     with locked(folder, shared=True):
         modules, options = read_modules(folder), _read_whole(folder)
     if modules is None:
-        return Settings(folder, (folder,), **read_transformer(folder, "feature-extraction"), **options)
+        table = _read_model2vec(folder)
+        of_model = {"is_static": True, **table} if table else read_transformer(folder, "feature-extraction")
+        return Settings(folder, (folder,), **of_model, **options)
     is_static = _check_order(folder, modules)
     maps = modules[1 if is_static else 2 :]
     normalize = bool(maps) and maps[-1].kind == "Normalize"
-    if not is_static:
+    if is_static:
+        options |= _read_model2vec(modules[0].folder)
+    else:
         options |= _read_pooling(modules[1].folder / "config.json")
         options |= read_transformer(modules[0].folder, "feature-extraction")
     return Settings(
@@ -96,9 +103,18 @@ def read_settings(folder: Any) -> Settings:
         folders=tuple(dict.fromkeys([folder, *(module.folder for module in modules)])),
         is_static=is_static,
         maps=tuple(maps[:-1] if normalize else maps),
-        normalize=normalize,
-        **options,
+        **(options | {"normalize": normalize}),
     )
+
+
+def _read_model2vec(folder: Path) -> dict[str, Any]:
+    """Return the settings in Model2Vec's config beside its table; none for another kind of model."""
+    file = folder / CONFIG_NAME
+    config = read_json_object(file) if file.is_file() else {}
+    if config.get("model_type") != "model2vec":
+        return {}
+    longest = positive_integer(file, {"max_length": 512} | config, "max_length")
+    return {"unknown": "drop", "max_seq_length": longest, "normalize": flag(file, config, "normalize")}
 
 
 def _check_order(folder: Path, modules: list[Module]) -> bool:

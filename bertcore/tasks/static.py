@@ -1,0 +1,231 @@
+"""Static embeddings made of an encoder: a vector for each token, whose mean is a text's (Model2Vec).
+
+Tulkens and van Dongen, "Model2Vec: Fast State-of-the-Art Static Embeddings", 2024.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.arguments import check_count, check_share
+from bertcore.checkpoint.files import CONFIG_NAME, made_folder, replacing
+from bertcore.checkpoint.safetensors_file import write_safetensors
+from bertcore.kernels import checks
+from bertcore.tasks.folder import MODULES_NAME
+from bertcore.tasks.sentence_encoder import SentenceEncoder
+from bertcore.tasks.sentence_encoder.encoder import unknown_id
+from bertcore.tasks.sentence_encoder.modules import pool
+from bertcore.tasks.texts import checked_texts
+
+POOLING = {"mean": "mean", "first": "cls", "last": "lasttoken"}
+DTYPES = ("float16", "float32", "int8")
+ROWS = 1024  # computed at once
+SEQUENCE = 1_000_000  # "seq_length" of Model2Vec's files: any
+
+
+def distill_static(
+    model: SentenceEncoder | str | os.PathLike,
+    folder: str | os.PathLike,
+    *,
+    vocabulary: Sequence[str] | None = None,
+    pca_dims: int | float | Literal["auto"] | None = 256,
+    sif_coefficient: float | None = 1e-4,
+    token_remove_pattern: str | None = r"\[unused\d+\]",
+    quantize_to: str = "float16",
+    pooling: str = "mean",
+) -> SentenceEncoder:
+    """Make static embeddings of an encoder, write them as Model2Vec does, and open them.
+
+    Each token of the vocabulary goes through the encoder by itself, between the special tokens; the vectors are reduced
+    by a principal component analysis and weighted by the smooth inverse frequency (Arora et al., 2017) of their rank in
+    the vocabulary, which stands for a frequency by Zipf's law.
+
+    Args:
+        model: a `SentenceEncoder`, or a folder or hub id that one reads; its own pooling and modules are not used.
+        folder: where to write config.json, model.safetensors, tokenizer.json and modules.json, which Model2Vec,
+            sentence-transformers and `SentenceEncoder` load.
+        vocabulary: words to add to the vocabulary, of a WordPiece tokenizer; of several words, a phrase.
+        pca_dims: the number of dimensions; a float for that share of the variance; "auto" for as many as the encoder
+            has; None for no analysis. There is none either with fewer tokens than dimensions.
+        sif_coefficient: between 0 and 1, less for a stronger weighting; None for none.
+        token_remove_pattern: tokens to leave out: a regular expression that their beginning matches.
+        quantize_to: dtype of the file: "float32", "float16" or "int8".
+        pooling: "mean" over a token and the special ones, "first" or "last".
+
+    Raises:
+        ValueError: for a value outside of these, and if no token is left.
+        TypeError: for a value of another type.
+    """
+    checks.choice("quantize_to", quantize_to, DTYPES)
+    checks.choice("pooling", pooling, POOLING)
+    wanted = _dimensions(pca_dims)
+    if sif_coefficient is not None and not 0 < check_share("sif_coefficient", sif_coefficient) < 1:
+        raise ValueError(f"sif_coefficient is {sif_coefficient}, expected a number between 0 and 1")
+    try:
+        removed = re.compile(token_remove_pattern) if token_remove_pattern is not None else None
+    except (re.error, TypeError) as error:
+        raise ValueError(f"token_remove_pattern is {token_remove_pattern!r}, expected a regular expression") from error
+    encoder = model if isinstance(model, SentenceEncoder) else SentenceEncoder(model)
+    if encoder.settings.is_static:
+        raise ValueError(f"model is {encoder!r}, expected an encoder with layers")
+    tokenizer, rows = _vocabulary(encoder.tokenizer, list(checked_texts(vocabulary or [], "vocabulary")), removed)
+    vectors = _vectors(encoder, rows, POOLING[pooling])
+    if wanted is not None:
+        vectors = _principal_components(vectors, wanted)
+    if sif_coefficient is not None:
+        vectors = vectors * _weights(len(vectors), sif_coefficient)[:, None]
+    config = {
+        "model_type": "model2vec",
+        "architectures": ["StaticModel"],
+        "tokenizer_name": encoder.folder.name,
+        "apply_pca": pca_dims,
+        "sif_coefficient": sif_coefficient,
+        "hidden_dim": vectors.shape[1],
+        "seq_length": SEQUENCE,
+        "normalize": True,
+        "pooling": pooling,
+        "embedding_dtype": quantize_to,
+    }
+    _write(made_folder(folder), config, _quantized(vectors, quantize_to), tokenizer)
+    return SentenceEncoder(folder)
+
+
+def _dimensions(pca_dims: Any) -> Any:
+    """Return the number of dimensions, a share of the variance, or "auto"; None for no analysis."""
+    if pca_dims is None or pca_dims == "auto":
+        return pca_dims
+    if isinstance(pca_dims, float):
+        if not check_share("pca_dims", pca_dims) > 0:
+            raise ValueError(f"pca_dims is {pca_dims}, expected a share of the variance above 0")
+        return pca_dims
+    return check_count("pca_dims", pca_dims)
+
+
+def _vocabulary(tokenizer: Any, words: list[str], removed: re.Pattern[str] | None) -> tuple[str, list[list[int]]]:
+    """Return tokenizer.json of the kept tokens, numbered anew, and the original ids of each, with special ones.
+
+    Special tokens go, but for those of padding and of unknown words; no special token is added to a text.
+    """
+    parts = json.loads(tokenizer._backend.to_str())
+    own, kind = parts["model"], parts["model"]["type"]
+    before, after = _special_ids(tokenizer)
+    is_list = isinstance(own["vocab"], list)
+    names = [entry[0] for entry in own["vocab"]] if is_list else sorted(own["vocab"], key=own["vocab"].get)
+    ids = dict(zip(names, range(len(names)), strict=True)) if is_list else dict(own["vocab"])
+    unknown = unknown_id(tokenizer)
+    needed = {tokenizer.pad_token, tokenizer.unk_token, None if unknown is None else names[unknown]}
+    special = {entry["content"] for entry in parts["added_tokens"]} - needed
+    is_gone = removed.match if removed is not None else lambda name: False
+    gone = {name for name in names if name in special or (name not in needed and is_gone(name))}
+    kept = [name for name in names if name not in gone]
+    if set(kept) <= needed:
+        raise ValueError("token_remove_pattern matches every token, expected some to be left")
+    new = {name: number for number, name in enumerate(kept)}
+    rows = [[*before, ids[name], *after] for name in kept]
+    if is_list:
+        own["vocab"] = [entry for entry in own["vocab"] if entry[0] not in gone]
+        own["unk_id"] = new.get(names[own["unk_id"]]) if own.get("unk_id") is not None else None
+    else:
+        own["vocab"] = new
+    if kind == "BPE":
+        pairs = [pair if isinstance(pair, list) else pair.split(" ") for pair in own["merges"]]
+        own["merges"] = [pair for pair in pairs if {*pair, "".join(pair)} <= set(new)]
+    parts["added_tokens"] = [
+        entry | {"id": new[entry["content"]]} for entry in parts["added_tokens"] if entry["content"] in new
+    ]
+    parts |= {"post_processor": None, "padding": None, "truncation": None}
+    pre_tokenizers = parts["pre_tokenizer"] or {}
+    for each in pre_tokenizers.get("pretokenizers", [pre_tokenizers]):
+        if "add_prefix_space" in each:
+            each["add_prefix_space"] = True  # a text's first word is one like others
+    rows += _add(words, parts, tokenizer, new)
+    return json.dumps(parts, ensure_ascii=False), rows
+
+
+def _add(words: list[str], parts: dict[str, Any], tokenizer: Any, new: dict[str, int]) -> list[list[int]]:
+    """Add words and phrases to a tokenizer's parts; return the original ids of each."""
+    if words and parts["model"]["type"] != "WordPiece":
+        raise ValueError(f"vocabulary is given with a {parts['model']['type']} tokenizer, expected one of WordPiece")
+    backend, rows, phrases = tokenizer._backend, [], set()
+    for word in words:
+        plain = backend.normalizer.normalize_str(word).strip() if backend.normalizer else word.strip()
+        pieces = [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(plain)]
+        name = pieces[0] if len(pieces) == 1 else plain
+        if not pieces or name in new:
+            continue
+        new[name] = len(new)
+        rows.append(tokenizer.encode(name))
+        if len(pieces) > 1:
+            phrases.add(name)
+            entry = {"id": new[name], "content": name, "normalized": True, "special": False}
+            parts["added_tokens"].append(entry | dict.fromkeys(("single_word", "lstrip", "rstrip"), False))
+    if words:
+        parts["model"]["vocab"] = {name: number for name, number in new.items() if name not in phrases}
+    return rows
+
+
+def _special_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the ids of the special tokens before and after a text."""
+    row = tokenizer("a", return_special_tokens_mask=True)
+    ids, is_special = list(row["input_ids"]), list(row["special_tokens_mask"])
+    first = is_special.index(0)
+    last = len(ids) - is_special[::-1].index(0)
+    return ids[:first], ids[last:]
+
+
+def _vectors(encoder: SentenceEncoder, rows: list[list[int]], pooling: str) -> np.ndarray:
+    """Return the pooled hidden states of rows of ids, float32."""
+    found = np.empty((len(rows), encoder.model.spec.hidden_size), np.float32)
+    order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+    for start in range(0, len(rows), ROWS):
+        some = order[start : start + ROWS]
+        hidden, cu_seqlens = encoder.model.encode_packed([np.array(rows[number], np.int32) for number in some])
+        found[some] = kernels.to_host(pool(hidden, cu_seqlens, (pooling,)))
+    return np.nan_to_num(found)
+
+
+def _principal_components(vectors: np.ndarray, wanted: Any) -> np.ndarray:
+    """Return the vectors along their first principal components, the largest entry of each positive."""
+    width = vectors.shape[1]
+    wanted = width if wanted == "auto" else wanted if isinstance(wanted, float) else min(wanted, width)
+    if wanted >= len(vectors):
+        return vectors
+    centred = vectors - vectors.mean(axis=0, dtype=np.float64)
+    variances, directions = np.linalg.eigh(centred.T @ centred / (len(vectors) - 1))
+    variances, directions = np.clip(variances[::-1], 0, None), directions[:, ::-1]
+    if isinstance(wanted, float):
+        share = np.cumsum(variances) / variances.sum()
+        wanted = min(int(np.searchsorted(share, wanted)) + 1, width)
+    found = centred @ directions[:, :wanted]
+    largest = np.take_along_axis(found, np.abs(found).argmax(axis=0)[None], axis=0)
+    return (found * np.sign(largest)).astype(np.float32)
+
+
+def _weights(count: int, coefficient: float) -> np.ndarray:
+    """Return the smooth inverse frequency of each rank, with frequencies in proportion to 1 / (rank + 2)."""
+    inverse = 1 / np.arange(2, count + 2)
+    return coefficient / (coefficient + inverse / inverse.sum())
+
+
+def _quantized(vectors: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype != "int8":
+        return vectors.astype(dtype)
+    scale = np.abs(vectors).max() / 127 or 1.0
+    return np.clip(np.rint(vectors / scale), -127, 127).astype(np.int8)
+
+
+def _write(folder: Any, config: Mapping[str, Any], table: np.ndarray, tokenizer: str) -> None:
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (path, kind) in enumerate([(".", "StaticEmbedding"), ("1_Normalize", "Normalize")])
+    ]
+    with replacing(folder, CONFIG_NAME) as new:
+        write_safetensors(new / "model.safetensors", {"embeddings": np.ascontiguousarray(table)})
+        for name, value in ((CONFIG_NAME, config), (MODULES_NAME, modules)):
+            (new / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        (new / "tokenizer.json").write_text(tokenizer, encoding="utf-8")

@@ -1,0 +1,173 @@
+"""Static embeddings made of an encoder: rows and files as Model2Vec makes them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bertcore import AutoModel, SentenceEncoder
+from bertcore.tasks import static
+from bertcore.tasks.static import distill_static
+from tests.refusals import refuses
+from tests.tiny_bert import CONFIG, VOCABULARY, save_tiny_encoder, write_json
+from tests.tokenization.family_folders import write_family
+
+TEXTS = [
+    "the cat sat",
+    "Paris is the capital of France",
+    "",
+    "values thes",
+    "☃ the ☃",
+    "[CLS] the [unused1]",
+    "the " * 600,
+]
+FAMILIES = {"bert": None, "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer"}
+
+
+def save_family(folder, name):
+    if FAMILIES[name] is None:
+        return save_tiny_encoder(folder)
+    config = CONFIG | {"model_type": name, "vocab_size": 40, "pad_token_id": 1, "type_vocab_size": 1}
+    AutoModel.from_config(config, seed=7).save_pretrained(folder)
+    write_family(folder, FAMILIES[name])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return SentenceEncoder(save_tiny_encoder(tmp_path_factory.mktemp("encoder")))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_are_the_means_of_single_tokens(tmp_path, family):
+    folder = save_family(tmp_path / "model", family)
+    encoder = SentenceEncoder(folder)
+    options = {"pca_dims": None, "sif_coefficient": None, "quantize_to": "float32"}
+    made = distill_static(folder, tmp_path / "static", **options)
+    table = made.model.table
+    known = json.loads((tmp_path / "static" / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    names = list(known) if isinstance(known, dict) else [name for name, _ in known]
+    assert len(table) == len(names) < len(json.loads(encoder.tokenizer._backend.to_str())["model"]["vocab"])
+    backend = encoder.tokenizer._backend
+    for number in range(0, len(names), 5):
+        row = encoder.tokenizer("the")["input_ids"]
+        row = [row[0], backend.token_to_id(names[number]), row[-1]]
+        states, _ = encoder.model.encode_packed([np.array(row, np.int32)])
+        np.testing.assert_allclose(table[number], states.mean(axis=0), atol=1e-5)
+
+
+def test_components_and_weights(encoder, tmp_path):
+    plain = distill_static(encoder, tmp_path / "a", pca_dims=None, sif_coefficient=None, quantize_to="float32")
+    turned = distill_static(encoder, tmp_path / "b", pca_dims="auto", sif_coefficient=None, quantize_to="float32")
+    first, second = plain.model.table, turned.model.table
+    distances = [np.linalg.norm(rows[:, None] - rows, axis=2) for rows in (first, second)]
+    np.testing.assert_allclose(*distances, atol=1e-4)
+    spread = second.var(axis=0)
+    assert (np.diff(spread) <= 1e-6).all() and (np.abs(second).max(axis=0) == second.max(axis=0)).all()
+    half = distill_static(
+        encoder, tmp_path / "c", pca_dims=0.5, sif_coefficient=1e-3, quantize_to="float32"
+    ).model.table
+    share = np.cumsum(spread) / spread.sum()
+    assert half.shape[1] == np.searchsorted(share, 0.5) + 1
+    inverse = 1 / np.arange(2, len(half) + 2)
+    weights = 1e-3 / (1e-3 + inverse / inverse.sum())
+    np.testing.assert_allclose(half, second[:, : half.shape[1]] * weights[:, None], atol=1e-5)
+    few = distill_static(encoder, tmp_path / "d", pca_dims=500, token_remove_pattern="^[^a]", quantize_to="int8")
+    assert few.embedding_dimension == CONFIG["hidden_size"] and few.model.table.max() <= 127
+
+
+def test_words_and_phrases_are_added(encoder, tmp_path):
+    made = distill_static(encoder, tmp_path, vocabulary=["Snowman", "the cat", "cat", " "], quantize_to="float32")
+    rows = made.tokenizer(["the cat snowman cat"], add_special_tokens=False)["input_ids"][0]
+    names = made.tokenizer._backend
+    assert [names.id_to_token(row) for row in rows] == ["the cat", "snowman", "cat"]
+    assert made.encode(["the cat"]).shape == (1, made.embedding_dimension)
+
+
+def test_unknown_words(encoder, tmp_path):
+    distill_static(encoder, tmp_path, quantize_to="float32")
+    dropped, pooled = SentenceEncoder(tmp_path), SentenceEncoder(tmp_path, unknown="mean")
+    known, mixed = dropped.encode(["the", "the ☃ ☃"])
+    np.testing.assert_array_equal(known, mixed)
+    assert not np.allclose(pooled.encode(["the ☃"]), known)
+    assert not dropped.encode(["☃"]).any() and dropped.max_seq_length == 512
+    refuses(ValueError, "unknown is 'no', expected one of 'drop', 'mean'", SentenceEncoder, tmp_path, unknown="no")
+    refuses(ValueError, "unknown is 'drop', expected one of None", SentenceEncoder, encoder.folder, unknown="drop")
+
+
+def test_a_folder_without_modules(encoder, tmp_path):
+    expected = distill_static(encoder, tmp_path).encode(TEXTS)
+    (tmp_path / "modules.json").unlink()
+    np.testing.assert_array_equal(SentenceEncoder(tmp_path).encode(TEXTS), expected)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    write_json(tmp_path / "config.json", config | {"normalize": False, "max_length": None})
+    plain = SentenceEncoder(tmp_path)
+    assert not np.allclose(np.linalg.norm(plain.encode(["the cat"])), 1) and plain.max_seq_length > 512
+
+
+@pytest.mark.parametrize(
+    "error, text, options",
+    [
+        (ValueError, "pca_dims is 0, expected a positive integer", {"pca_dims": 0}),
+        (ValueError, "pca_dims is 1.5", {"pca_dims": 1.5}),
+        (TypeError, "pca_dims is 'all'", {"pca_dims": "all"}),
+        (ValueError, "sif_coefficient is 1", {"sif_coefficient": 1}),
+        (TypeError, "sif_coefficient is 'a'", {"sif_coefficient": "a"}),
+        (ValueError, r"token_remove_pattern is '\(', expected a regular", {"token_remove_pattern": "("}),
+        (ValueError, "token_remove_pattern matches every token", {"token_remove_pattern": "."}),
+        (ValueError, "quantize_to is 'int4'", {"quantize_to": "int4"}),
+        (ValueError, "pooling is 'max'", {"pooling": "max"}),
+        (TypeError, "vocabulary is str", {"vocabulary": "cat"}),
+    ],
+)
+def test_wrong_options(encoder, tmp_path, error, text, options):
+    refuses(error, text, distill_static, encoder, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_tokenizers_take_no_words_and_tables_are_not_made_of_tables(encoder, tmp_path):
+    folder = save_family(tmp_path / "roberta", "roberta")
+    refuses(ValueError, "expected one of WordPiece", distill_static, folder, tmp_path / "out", vocabulary=["cat"])
+    made = distill_static(encoder, tmp_path / "table")
+    refuses(ValueError, "expected an encoder with layers", distill_static, made, tmp_path / "out")
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_model2vec_makes_the_same(tmp_path, family, dtype):
+    peer = pytest.importorskip("model2vec")
+    distill = pytest.importorskip("model2vec.distill").distill
+    folder = save_family(tmp_path / "model", family)
+    made = distill_static(folder, tmp_path / "ours", pca_dims=7, quantize_to=dtype)
+    expected = distill(str(folder), pca_dims=7, quantize_to=dtype)
+    assert made.model.table.shape == expected.embedding.shape
+    ours, theirs = made.model.table, expected.embedding.astype(np.float32)
+    cosines = np.abs((ours * theirs).sum(axis=0)) / np.linalg.norm(ours, axis=0) / np.linalg.norm(theirs, axis=0)
+    assert cosines.min() > 0.9999
+    again = peer.StaticModel.from_pretrained(tmp_path / "ours", force_download=False)
+    assert again.tokens == expected.tokens
+    close = 5e-6 if dtype == "float32" else 2e-3  # the peer adds a long text's rows in another order
+    short = TEXTS[:-1]
+    np.testing.assert_allclose(made.encode(short), again.encode(short), atol=1e-6 if dtype == "float32" else close)
+    expected.save_pretrained(tmp_path / "theirs")
+    theirs = SentenceEncoder(tmp_path / "theirs")
+    texts = TEXTS if family == "bert" else short  # it cuts texts by characters, too: 512 times the median of a token's
+    np.testing.assert_allclose(theirs.encode(texts), expected.encode(texts), atol=close)
+
+
+@pytest.mark.parity
+def test_sentence_transformers_reads_the_folder(encoder, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    distill_static(encoder, tmp_path, quantize_to="float32")
+    peer = SentenceTransformer(str(tmp_path), device="cpu")
+    found = SentenceEncoder(tmp_path, unknown="mean").encode(TEXTS[:-1])
+    np.testing.assert_allclose(peer.encode(TEXTS[:-1]), found, atol=1e-6)
+
+
+def test_the_whole_vocabulary_goes_in_batches(encoder, tmp_path, monkeypatch):
+    expected = distill_static(encoder, tmp_path / "a").model.table
+    monkeypatch.setattr(static, "ROWS", 7)
+    np.testing.assert_allclose(distill_static(encoder, tmp_path / "b").model.table, expected, atol=2e-3)
+    assert len(expected) == len(VOCABULARY) - 3
