@@ -1,6 +1,6 @@
-"""Compare pretraining objectives on one corpus, with one time budget and one model size.
+"""Compare pretraining objectives on one corpus, with one budget and one model size.
 
-    python examples/objectives.py [--seconds 100] [--seed 0] [--only mlm rtd] [--json FILE] [--out objectives]
+    python examples/objectives.py [--seconds 100 | --steps 2000] [--seed 0] [--only mlm rtd] [--json FILE]
     python examples/spread.py FILE --plot curves.png        # of several seeds
 
 Each objective trains a model of Mini-BERT's size on package descriptions. Its own figure is measured on 1,000 held-out
@@ -13,6 +13,7 @@ the same texts in encoders of the same size: one predicts whether segments belon
 from __future__ import annotations
 
 import statistics
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from corpora import package_descriptions, package_sections
-from runs import arguments, curve_of, options, report
+from runs import arguments, count, curve_of, options, report
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -79,8 +80,9 @@ WAYS = {
 }
 
 
-def run(way: Way, texts: list[str], tokenizer: Any, seconds: float, seed: int, folder: Path) -> dict[str, Any]:
+def run(way: Way, texts: list[str], tokenizer: Any, given: Namespace, folder: Path) -> dict[str, Any]:
     """Train, save the encoder in the folder, and return the figures."""
+    seed = given.seed
     kind = getattr(bertcore, way.objective.model_class)
     model = kind.from_config({**way.config, "pad_token_id": tokenizer.pad_token_id}, seed=seed, **way.options)
     records, language = [{"text": text} for text in texts], "en" if way.figure == "pair_accuracy" else None
@@ -90,7 +92,8 @@ def run(way: Way, texts: list[str], tokenizer: Any, seconds: float, seed: int, f
     )
     # With batches of 32, 100 s on one core end at the most frequent word.
     sizes = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 64}
-    args = arguments(folder, seconds, seed, way.learning_rate, **sizes)
+    by_steps = {} if given.steps is None else {"max_steps": given.steps, "max_seconds": None}
+    args = arguments(folder, given.seconds, seed, way.learning_rate, **sizes, **by_steps)
     own = {"pair_accuracy": metrics.pair_accuracy, "replaced_precision": metrics.replaced_tokens}
     trainer = Trainer(
         model,
@@ -150,6 +153,7 @@ def random_encoder(tokenizer: Any, seed: int, folder: Path) -> Path:
 
 def main() -> None:
     parser = options(__doc__, seconds=100, out="objectives")
+    parser.add_argument("--steps", type=count, help="of each training run, in place of seconds")
     parser.add_argument("--only", nargs="*", choices=WAYS, default=list(WAYS))
     given = parser.parse_args()
 
@@ -169,7 +173,7 @@ def main() -> None:
     report(given, "random weights", probe=probe(untrained, probed_texts, sections))
     for name in given.only:
         folder = given.out / f"{name.replace(', ', '-').replace(' ', '-')}-{given.seed}"
-        figures = run(WAYS[name], list(texts), tokenizer, given.seconds, given.seed, folder)
+        figures = run(WAYS[name], list(texts), tokenizer, given, folder)
         report(given, name, **figures, probe=probe(encoder_of(folder), probed_texts, sections))
 
 

@@ -23,12 +23,13 @@ def options(description: str, *, seconds: float, out: str) -> argparse.ArgumentP
     parser.add_argument("--seconds", type=float, default=seconds, help="of each training run (default: %(default)g)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, order and masks (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a line for each run, for spread.py")
-    parser.add_argument("--texts", type=_count, help="the number of texts (default: all)")
+    parser.add_argument("--texts", type=count, help="the number of texts (default: all)")
     parser.add_argument("--out", default=Path(out), type=Path, help="folder of the models (default: %(default)s)")
     return parser
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """Return the positive integer of an option."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number of at least 1")
     return int(text)
@@ -36,8 +37,8 @@ def _count(text: str) -> int:
 
 def arguments(folder: Path, seconds: float, seed: int, learning_rate: float, **more: Any) -> TrainingArguments:
     """Return the training arguments of a run that ends after some seconds."""
-    common = {"warmup_steps": 0.05, "logging_steps": 20, "save_strategy": "no"} | more
-    return TrainingArguments(output_dir=folder, max_seconds=seconds, seed=seed, learning_rate=learning_rate, **common)
+    common = {"warmup_steps": 0.05, "logging_steps": 20, "save_strategy": "no", "max_seconds": seconds} | more
+    return TrainingArguments(output_dir=folder, seed=seed, learning_rate=learning_rate, **common)
 
 
 def report(given: argparse.Namespace, run: str, *, curve: list[tuple[float, float]] = (), **figures: Any) -> None:
