@@ -74,7 +74,8 @@ class Engine:
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         """Return the text of token ids that are in the vocabulary."""
         with library_errors():
-            return self.plain.decode(ids, skip_special_tokens=skip_special_tokens)
+            # `decode` of the library keeps other threads waiting.
+            return self.plain.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def beginnings(self, texts: list[str], cut: Truncation) -> list[tuple[list[int], bool]]:
         """Return the first token ids of each text with special tokens, and whether the text was cut.

@@ -114,8 +114,8 @@ class Vocabulary:
         checks.boolean("skip_special_tokens", skip_special_tokens)
         if ids and isinstance(ids[0], list):
             return [self.decode(row, skip_special_tokens, clean_up_tokenization_spaces) for row in ids]
-        for place, number in enumerate(ids):  # the library silently drops unknown ids
-            self._token(number, f" at position {place}")
+        for number in dict.fromkeys(ids):  # the library silently drops unknown ids
+            self._token(number, f" at position {ids.index(number)}")
         text = self._engine.decode(ids, skip_special_tokens)
         if clean_up_tokenization_spaces and not self._may_clean_up:
             warn_caller("clean_up_tokenization_spaces does nothing for byte-level BPE")
