@@ -56,7 +56,7 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/tokenize": information.tokenize,
     "/decode": information.decode,
 }
-# GET: the answer is given the named parts of the path as its body.
+# GET: the answer is given the fields of the query and the named parts of the path as its body; all are texts.
 LISTS: dict[str, Endpoint] = {
     "/info": information.info,
     "/v1/models": information.openai_models,
@@ -125,6 +125,7 @@ def create_app(
         allowed: Any = {"allow_origins": settings.cors_origins, "allow_methods": "*", "allow_headers": "*"}
         middleware.append(Middleware(CORSMiddleware, **allowed))
     app = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=HANDLERS)
+    app.state.metrics = metrics  # for what is answered before it reaches the application
     app.router.redirect_slashes = False  # a redirect from "/embed/" would lead out of TLS behind a proxy that ends it
     return app
 
@@ -149,7 +150,8 @@ def _handler(
         if is_post:
             body = checked(endpoint.body, await _read_body(request, settings), "", settings.max_client_batch_size)
         else:
-            body = request.path_params
+            query = {name: request.query_params.get(name) for name in endpoint.body["properties"]}
+            body = query | request.path_params
         return long_json_response(await _answered(request, endpoint.answer(body, models, settings), settings.timeout))
 
     return handle
@@ -170,7 +172,7 @@ async def _read_body(request: Request, settings: ServerSettings) -> dict[str, An
     most, stated = settings.max_body_bytes, request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > most:
         raise too_large(f"the body has {stated} bytes, the limit is {most}")
-    if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+    if (encoding := request.headers.get("content-encoding", "identity")).lower() != "identity":
         raise encoded(f"content-encoding is {encoding!r:.60}, expected a body that is not compressed")
     parts, size = [], 0
     try:

@@ -88,7 +88,7 @@ class Connection(H11Protocol):
             self._reading_ends.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are not HTTP, unless an answer has begun, and close the connection."""
+        """Answer bytes that are not HTTP, unless an answer has begun, count them, and close the connection."""
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -98,6 +98,7 @@ class Connection(H11Protocol):
             head = h11.Response(status_code=400, reason="Bad Request", headers=list(headers.items()))
             for event in (head, h11.Data(body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event))
+            self.config.app.state.metrics.request("other", 400, 0.0)  # type: ignore[union-attr]
         self.transport.close()
 
 

@@ -89,7 +89,9 @@ async def openai_embeddings(body: dict[str, Any], models: Models, settings: Serv
     """
     model = models.of_kind("dense", body["model"])
     prompt, texts = prompt_of(model, None), listed(body["input"])
-    rows = await model.tokens(texts, truncate=settings.auto_truncate, prompt=prompt, name="input", advice="")
+    rows = await model.tokens(
+        texts, truncate=settings.auto_truncate, prompt=prompt, names="input[{}]".format, advice=""
+    )
     found = await pooled_embeddings(model, rows, normalize=True, dimensions=body["dimensions"])
     form: Any = (lambda row: row) if body["encoding_format"] == "float" else _base64
     data = [{"object": "embedding", "embedding": form(row), "index": index} for index, row in enumerate(found)]

@@ -83,9 +83,11 @@ def _tokens(text: str, encoding: "Encoding") -> list[dict[str, Any]]:
 )
 async def decode(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the text of each list of token ids."""
-    model = models.of_kind(None, body["model"])
+    model, rows = models.of_kind(None, body["model"]), listed(body["ids"])
+    model.check_read(count := sum(map(len, rows)), "token ids")
+    model.check_answer(count * model.longest_token)
     try:
-        return await asyncio.to_thread(model.tokenizer.decode, listed(body["ids"]), body["skip_special_tokens"])
+        return await asyncio.to_thread(model.tokenizer.decode, rows, body["skip_special_tokens"])
     except ValueError as error:
         raise unknown_token(str(error)) from error
 
@@ -105,10 +107,11 @@ COUNTS = ("max_concurrent_requests", "max_input_length", "max_batch_tokens", "ma
         model_type={"anyOf": [record(**{name: kind}) for name, kind in KINDS.items()]},
         auto_truncate=FLAG,
     ),
+    **MODEL,
 )
 async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the kind and the sizes of the first model, and the limits of the server."""
-    model = models.all[0]
+    """Return the kind and the sizes of the model that `model` names, or of the first, and the limits of the server."""
+    model = models.of_kind(None, body["model"])
     if model.kind == "classifier":
         names = dict(enumerate(model.labels))
         labels = {"id2label": {str(index): name for index, name in names.items()}}

@@ -6,6 +6,8 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ from bertcore.serving.batcher import Batcher, Lanes
 from bertcore.serving.memory import hold
 from bertcore.serving.requests import no_model, too_large, too_long, unknown_token, unsupported
 from bertcore.tasks.loading import ENCODERS, kind_of
-from bertcore.tasks.texts import by_halves, lower_cased
+from bertcore.tasks.texts import by_halves, grouped, lower_cased
 
 # Characters tokenized on the event loop: a thread makes a short request 0.4 ms longer (2.0 ms beyond `encode`).
 SHORT = 2000
 LONG = 1 << 13  # characters that are tokenized even if the model reads fewer: each takes 170 bytes
+LONGEST = 1 << 18  # characters of a text that are searched for as many tokens as the model reads
+WIDEST = 32  # characters of a token, of a text that is longer
 # On a CPU larger batches are not faster, and requests wait for them.
 LARGEST_ON_CPU = 1024
 # Requests of at most this part of a batch's tokens are computed beside the longer ones, in a second thread: waiting for
@@ -113,6 +117,7 @@ class ServedModel:
             reader.tokenizer = copy.copy(self.tokenizer)
             reader.tokenizer.truncation_side = side
         self.loaded_at = int(time.time())
+        self._longest = self._most_read = max(LONGEST, WIDEST * self.engine.max_seq_length)
         self._backend = kernels.get_backend()
         self._on_gpu = kernels.resolve_backend(None, on_gpu=False) == "cupy"
         self._batchers: dict[str, tuple[Batcher, Batcher]] = {}  # of short and of long requests
@@ -128,6 +133,7 @@ class ServedModel:
         short, long = lanes.long_executor if self._on_gpu else lanes.short_executor, lanes.long_executor
         self._short = most // SHARE
         self._most_bytes = settings.max_response_bytes
+        self._most_read = max(self._longest, settings.max_client_batch_size * WIDEST * self.engine.max_seq_length)
         options: Any = {"batch_tokens": most, "queue_tokens": settings.max_queue_tokens, "observe": observe}
         for what, method in computed.items():
             compute = self._on_backend(getattr(self._part, method))
@@ -148,7 +154,7 @@ class ServedModel:
 
     async def tokens(self, texts: Sequence[Any], **options: Any) -> list[Any]:
         """Call `read`, for long texts in a thread of their own, so that they do not hold up other requests."""
-        if sum(sum(map(len, text)) if isinstance(text, tuple) else len(text) for text in texts) <= SHORT:
+        if sum(map(_size, texts)) <= SHORT:
             return self.read(texts, **options)
         return await asyncio.to_thread(self.read, texts, **options)
 
@@ -159,46 +165,64 @@ class ServedModel:
         truncate: bool,
         side: str = "right",
         prompt: str = "",
-        name: str = "inputs",
+        names: Callable[[int], str] = "inputs[{}]".format,
         advice: str = "; truncate cuts it",
     ) -> list[Any]:
         """Return the tokens of texts, or of rows of one or two texts for a classifier.
 
-        A text may be a list of token ids, special ones included; with a prompt it is decoded first.
+        A text may be a list of token ids, special ones included; with a prompt it is decoded first. `names` gives the
+        name of each text in errors.
 
-        Raises RequestError: 413 for a text that is too long, unless `truncate`; 422 for an unknown token id.
+        Raises RequestError: 413 for a text that is too long, unless `truncate`, and for texts that are so long for
+            their tokens that they take more than `check_read` allows; 422 for an unknown token id.
         """
         most, size = self.engine.max_seq_length, len(self.tokenizer)
         ids = {index: text for index, text in enumerate(texts) if isinstance(text, list)}
         for index, largest in ((index, max(row)) for index, row in ids.items()):
             if largest >= size:
-                raise unknown_token(f"{name}[{index}] has the token id {largest}, the model has {size} tokens")
+                raise unknown_token(f"{names(index)} has the token id {largest}, the model has {size} tokens")
         if prompt:
+            self.check_read(sum(map(len, ids.values())), "token ids")
             texts = [self.tokenizer.decode(text, True) if isinstance(text, list) else text for text in texts]
             ids = {}
-        texts = [
-            tuple(self._shortened(part, side) for part in text) if isinstance(text, tuple) else text for text in texts
-        ]
-        texts = [self._shortened(text, side) if isinstance(text, str) else text for text in texts]
+        for index, text in enumerate(texts := list(texts)):
+            if isinstance(text, tuple):
+                texts[index] = tuple(self._shortened(part, side, names(index)) for part in text)
+            elif isinstance(text, str):
+                texts[index] = self._shortened(text, side, names(index))
         options = [] if self.kind == "classifier" else [prompt]
-        found = iter(self._readers[side].token_rows([text for text in texts if not isinstance(text, list)], *options))
+        read = [text for text in texts if not isinstance(text, list)]
+        self.check_read(sum(map(_size, read)), "characters")
+        found = chain.from_iterable(self._readers[side].token_rows(some, *options) for some in grouped(read, _size))
         rows: list[Any] = []
         for index in range(len(texts)):
             row, was_cut = self._cut(ids[index], side) if index in ids else next(found)
             if was_cut and not truncate:
-                raise too_long(f"{name}[{index}] has more than {most} tokens, the limit{advice}")
+                raise too_long(f"{names(index)} has more than {most} tokens, the limit{advice}")
             rows.append(row)
         return rows
 
-    def _shortened(self, text: str, side: str) -> str:
+    def _shortened(self, text: str, side: str, name: str) -> str:
         """Return enough of a text whose end on `side` is cut: 4 MB would take 700 MB."""
         size = LONG
         while size < len(text):
             part = text[-size:] if side == "left" else text[:size]
             if len(self.tokenizer(part, add_special_tokens=False)["input_ids"]) > 2 * self.engine.max_seq_length:
                 return part
+            if size >= self._longest:
+                raise too_long(f"{name} has {len(text)} characters, but few tokens in the first {size}, the limit")
             size *= 2
         return text
+
+    def check_read(self, count: int, what: str) -> None:
+        """Raise RequestError (413) if a request has more characters or token ids than are read at once."""
+        if count > self._most_read:
+            raise too_large(f"there are {count} {what} to read, the limit is {self._most_read}: send shorter texts")
+
+    @cached_property
+    def longest_token(self) -> int:
+        """The bytes that a token may add to a text."""
+        return 1 + max(len(token.encode()) for token in self.tokenizer.get_vocab())
 
     def _cut(self, ids: list[int], side: str) -> tuple[np.ndarray, bool]:
         most = self.engine.max_seq_length
@@ -280,6 +304,11 @@ class Models:
             what = f" that {WHAT[kind]}" if kind else ""
             raise no_model(f"no model here{what} is called {name!r}: there is {', '.join(found)}")
         return found[name]
+
+
+def _size(text: Any) -> int:
+    """Return the characters of a text or a pair, or the ids of a list."""
+    return sum(map(len, text)) if isinstance(text, tuple) else len(text)
 
 
 def finite(values: np.ndarray) -> np.ndarray:

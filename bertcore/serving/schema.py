@@ -64,6 +64,9 @@ def openapi(
                     "example": endpoint.example,
                 }
                 operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+            elif endpoint.body["properties"]:
+                fields = endpoint.body["properties"].items()
+                operation["parameters"] = [{"name": name, "in": "query", "schema": field} for name, field in fields]
             if "{model}" in path:
                 operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": TEXT}]
             if has_key:

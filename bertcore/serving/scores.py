@@ -52,7 +52,7 @@ async def predict(body: dict[str, Any], models: Models, settings: ServerSettings
     """
     model, inputs = models.of_kind("classifier", body["model"]), body["inputs"]
     rows = [(inputs,)] if isinstance(inputs, str) else [inputs] if isinstance(inputs[0], str) else inputs
-    _, scores = await _logits(model, [tuple(row) for row in rows], "inputs", settings.cutting(body))
+    _, scores = await _logits(model, [tuple(row) for row in rows], "inputs[{}]", settings.cutting(body))
     if not body["raw_scores"]:
         config = model.engine.model.config
         scores = FUNCTIONS[published_function(config.get("problem_type"), scores.shape[1])](scores)
@@ -76,7 +76,7 @@ async def predict(body: dict[str, Any], models: Models, settings: ServerSettings
 async def rerank(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the texts by how well they answer the query; scores are the sigmoid of the logits unless `raw_scores`."""
     model, texts = _reranker(models, body["model"]), body["texts"]
-    _, logits = await _logits(model, [(body["query"], text) for text in texts], "texts", settings.cutting(body))
+    _, logits = await _logits(model, [(body["query"], text) for text in texts], "texts[{}]", settings.cutting(body))
     scores = logits[:, 0] if body["raw_scores"] else sigmoid(logits[:, 0])
     return [
         {"index": index, "score": float(scores[index])} | ({"text": texts[index]} if body["return_text"] else {})
@@ -109,7 +109,7 @@ async def _ranked_documents(body: dict[str, Any], models: Models, settings: Serv
     """Return the documents by how well they answer the query, the `top_n` best; long ones are cut."""
     model = _reranker(models, body["model"])
     texts = [document if isinstance(document, str) else document["text"] for document in body["documents"]]
-    rows, logits = await _logits(model, [(body["query"], text) for text in texts], "documents", {"truncate": True})
+    rows, logits = await _logits(model, [(body["query"], text) for text in texts], "documents[{}]", {"truncate": True})
     scores, count = sigmoid(logits[:, 0]), usage(rows)
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": float(scores[index])} for index in _best_first(scores)[: body["top_n"]]
@@ -136,7 +136,9 @@ async def similarity(body: dict[str, Any], models: Models, settings: ServerSetti
     """Return the cosine of the source sentence with each of the sentences."""
     model, inputs, parameters = models.of_kind("dense", body["model"]), body["inputs"], body["parameters"]
     cut, prompt = settings.cutting(parameters), prompt_of(model, parameters["prompt_name"])
-    rows = await model.tokens([inputs["source_sentence"], *inputs["sentences"]], **cut, prompt=prompt, name="sentences")
+    names = ["inputs.source_sentence", *(f"inputs.sentences[{index}]" for index in range(len(inputs["sentences"])))]
+    texts = [inputs["source_sentence"], *inputs["sentences"]]
+    rows = await model.tokens(texts, **cut, prompt=prompt, names=names.__getitem__)
     found = await pooled_embeddings(model, rows, normalize=True, dimensions=None)
     return found[1:] @ found[0]
 
@@ -154,8 +156,8 @@ async def _logits(
     """Return the tokens of texts or pairs, and their logits, (rows, labels)."""
     for index, row in enumerate(texts):
         if not any(row):
-            raise empty(f"{name}[{index}] is empty, expected a text")
-    rows = await model.tokens(texts, **cut, name=name)
+            raise empty(f"{name.format(index)} is empty, expected a text")
+    rows = await model.tokens(texts, **cut, names=name.format)
     return rows, finite(np.stack(await model.compute("logits", rows)))
 
 

@@ -89,6 +89,15 @@ def test_predict(folders):
         assert post(client, "/embed", 424, inputs="a")["error"] == "no model here embeds texts"
 
 
+@pytest.mark.parametrize(
+    ("sentences", "name"), [(["a", LONG], "inputs.sentences[1]"), (["a"], "inputs.source_sentence")]
+)
+def test_similarity_names_the_text_that_is_too_long(client, sentences, name):
+    source = LONG if name.endswith("source_sentence") else "a"
+    error = post(client, "/similarity", 413, inputs={"source_sentence": source, "sentences": sentences})
+    assert error["error"].startswith(f"{name} has more than 40 tokens")
+
+
 def test_similarity(client, encoder):
     inputs = {"source_sentence": "the cat", "sentences": TEXTS}
     found = post(client, "/similarity", inputs=inputs, parameters={"prompt_name": None})

@@ -196,6 +196,10 @@ def test_the_model_is_chosen_by_name(folders):
     with TestClient(create_app([folders["classifier"], folders["reranker"]])) as client:
         assert len(post(client, "/predict", inputs="a")) == 3
         assert len(post(client, "/predict", inputs="a", model="reranker")) == 1
+        kinds = {"": "classifier", "?model=reranker": "reranker", "?model=reranker&other=1": "reranker"}
+        for query, kind in kinds.items():
+            assert [*client.get(f"/info{query}").json()["model_type"]] == [kind]
+        assert client.get("/info?model=other").status_code == 404
         assert "there is classifier, reranker" in post(client, "/decode", 404, ids=[5], model="other")["error"]
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shutil
 import signal
 import socket
@@ -73,9 +74,18 @@ def killed_while_it_waits(port):
     kill(raw(port, head(len(body)), body))
 
 
+def broken(port):
+    """The number of requests that were not HTTP."""
+    counters = CLIENT.get(f"http://127.0.0.1:{port}/metrics").text
+    (count,) = re.findall(r'^bertcore_requests_total{path="other",status="400"} (.+)', counters, re.MULTILINE) or [0]
+    return float(count)
+
+
 def no_http(port):
+    before = broken(port)
     with raw(port, b"\x16\x03\x01 this is no HTTP\r\n\r\n") as connection:
         assert connection.recv(1000).startswith(b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json")
+    assert broken(port) == before + 1
 
 
 def too_long_a_head(port):

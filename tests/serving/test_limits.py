@@ -48,7 +48,7 @@ def test_a_compressed_body_is_told_of_as_such(client):
     answer = client.post("/embed", content=gzip.compress(b'{"inputs": "a"}'), headers={"Content-Encoding": "gzip"})
     assert answer.status_code == 415
     assert answer.json()["error"] == "content-encoding is 'gzip', expected a body that is not compressed"
-    assert client.post("/embed", json={"inputs": "a"}, headers={"Content-Encoding": "identity"}).status_code == 200
+    assert client.post("/embed", json={"inputs": "a"}, headers={"Content-Encoding": "Identity"}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -213,6 +213,7 @@ def test_sizes(server):
         ("/embed_sparse", {"inputs": "the cat"}, 1_000),
         ("/predict", {"inputs": [["a"]] * 30}, 2_000),
         ("/tokenize", {"inputs": "a " * 5_000}, 1_000_000),
+        ("/decode", {"ids": [5] * 500}, 1_000),
     ],
 )
 def test_answers_are_bounded(folders, monkeypatch, path, body, most):
@@ -230,6 +231,22 @@ def test_answers_are_bounded(folders, monkeypatch, path, body, most):
         assert answer.status_code == 413 and f"the limit is {most}" in answer.json()["error"]
         assert len(computed) == warm + (path == "/embed_sparse")  # what is too long is not computed
         assert client.post("/embed", json={"inputs": "a"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/predict", {"inputs": "x" * 300_000}, "inputs[0] has 300000 characters, but few tokens in the first 262144"),
+        ("/predict", {"inputs": [["a"], ["a", " " * 300_000]]}, "inputs[1] has 300000 characters, but few tokens in"),
+        ("/embed", {"inputs": ["x" * 100_000] * 3}, "there are 300000 characters to read, the limit is 262144"),
+        ("/embed", {"inputs": [5] * 300_000, "prompt_name": "query"}, "there are 300000 token ids to read, the limit"),
+        ("/decode", {"ids": [[5] * 150_000] * 2, "model": "encoder"}, "there are 300000 token ids to read, the limit"),
+    ],
+)
+def test_what_takes_long_to_read_is_refused(folders, path, body, message):
+    with TestClient(create_app([folders[name] for name in ("encoder", "classifier")]), headers=JSON) as client:
+        answer = client.post(path, json={"truncate": True, **body})
+        assert answer.status_code == 413 and answer.json()["error"].startswith(message)
 
 
 def test_long_answers_are_sent_in_parts(client, folders):
