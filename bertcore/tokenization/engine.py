@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from tokenizers import Encoding
 
 PARALLEL_TEXTS = 16  # fewer texts are encoded one by one: no thread pool is started for a single sentence
+# Characters or token ids beyond which the pool is used nevertheless: calls without it keep the interpreter, and with it
+# all other Python threads, waiting (0.3 s for 250,000 characters).
+PARALLEL_SIZE = 1 << 12
 MOST_COPIES = 32  # each is small, but a caller may come with ever new lengths
 PIECE = 1 << 15  # characters of a long text that are tokenized at a time
 
@@ -51,10 +54,10 @@ class Engine:
         tokenizer = self._truncating(truncation)
         options = {"is_pretokenized": split, "add_special_tokens": add_special_tokens}
         with library_errors():
-            if len(inputs) < PARALLEL_TEXTS:
+            size = sum(len(text) for texts in inputs for text in texts)
+            if len(inputs) < PARALLEL_TEXTS and size <= PARALLEL_SIZE:
                 return [tokenizer.encode(*texts, **options) for texts in inputs]
-            global _pool_used
-            _pool_used = True
+            _note_pool()
             return tokenizer.encode_batch([texts if len(texts) > 1 else texts[0] for texts in inputs], **options)
 
     def merged(self, encodings: list["Encoding"]) -> "Encoding":
@@ -74,7 +77,9 @@ class Engine:
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         """Return the text of token ids that are in the vocabulary."""
         with library_errors():
-            # `decode` of the library keeps other threads waiting.
+            if len(ids) <= PARALLEL_SIZE:
+                return self.plain.decode(ids, skip_special_tokens=skip_special_tokens)
+            _note_pool()
             return self.plain.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def beginnings(self, texts: list[str], cut: Truncation) -> list[tuple[list[int], bool]]:
@@ -153,6 +158,11 @@ def _copy(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
     # In the order of their ids, added tokens keep their ids.
     copy.add_tokens([token for _, token in sorted(tokenizer.get_added_tokens_decoder().items())])
     return copy
+
+
+def _note_pool() -> None:
+    global _pool_used
+    _pool_used = True
 
 
 def _forget_pool() -> None:
