@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -104,6 +103,7 @@ class ServedModel:
     Attributes:
         name: its name in requests.
         kind: "dense", "sparse" or "classifier".
+        longest_token: the bytes that a token may add to a text.
         engine: the SentenceEncoder, SparseEncoder or CrossEncoder.
         loaded_at: the time of loading, in whole seconds since 1970.
     """
@@ -116,6 +116,7 @@ class ServedModel:
         for side, reader in self._readers.items():
             reader.tokenizer = copy.copy(self.tokenizer)
             reader.tokenizer.truncation_side = side
+        self.longest_token = 1 + max(len(token.encode()) for token in self.tokenizer.get_vocab())
         self.loaded_at = int(time.time())
         self._longest = self._most_read = max(LONGEST, WIDEST * self.engine.max_seq_length)
         self._backend = kernels.get_backend()
@@ -218,11 +219,6 @@ class ServedModel:
         """Raise RequestError (413) if a request has more characters or token ids than are read at once."""
         if count > self._most_read:
             raise too_large(f"there are {count} {what} to read, the limit is {self._most_read}: send shorter texts")
-
-    @cached_property
-    def longest_token(self) -> int:
-        """The bytes that a token may add to a text."""
-        return 1 + max(len(token.encode()) for token in self.tokenizer.get_vocab())
 
     def _cut(self, ids: list[int], side: str) -> tuple[np.ndarray, bool]:
         most = self.engine.max_seq_length

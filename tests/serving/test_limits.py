@@ -36,6 +36,8 @@ from tests.serving.conftest import JSON
         (b"[" * 50_000, 400, "the body is not valid JSON"),
         (b"[" * 100_000, 413, "the body has more than 65536 lists and objects"),
         (b'{"inputs": "' + b"[" * 100_000 + b'\\"[", "truncate": true}', 200, "["),
+        (b'{"inputs": "' + b'a, \\"' * 400_000 + b'", "truncate": true}', 200, "["),
+        (b'{"inputs": [' + b"5," * 400_000 + b"5]}", 413, "the body has more than 300000 values"),
         (b'["a"]', 422, "the body is a JSON list, expected an object"),
     ],
 )
@@ -239,8 +241,8 @@ def test_answers_are_bounded(folders, monkeypatch, path, body, most):
         ("/predict", {"inputs": "x" * 300_000}, "inputs[0] has 300000 characters, but few tokens in the first 262144"),
         ("/predict", {"inputs": [["a"], ["a", " " * 300_000]]}, "inputs[1] has 300000 characters, but few tokens in"),
         ("/embed", {"inputs": ["x" * 100_000] * 3}, "there are 300000 characters to read, the limit is 262144"),
-        ("/embed", {"inputs": [5] * 300_000, "prompt_name": "query"}, "there are 300000 token ids to read, the limit"),
-        ("/decode", {"ids": [[5] * 150_000] * 2, "model": "encoder"}, "there are 300000 token ids to read, the limit"),
+        ("/embed", {"inputs": [5] * 280_000, "prompt_name": "query"}, "there are 280000 token ids to read, the limit"),
+        ("/decode", {"ids": [[5] * 140_000] * 2, "model": "encoder"}, "there are 280000 token ids to read, the limit"),
     ],
 )
 def test_what_takes_long_to_read_is_refused(folders, path, body, message):
