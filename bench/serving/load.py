@@ -135,11 +135,19 @@ SERVERS: dict[str, Callable[[Path, int, int], list[str]]] = {OURS: _ours, PEER: 
 
 
 @contextlib.contextmanager
-def running(name: str, folder: Path, threads: int) -> Iterator[Server]:
-    """Yield a server of that name in SERVERS once it answers; it is stopped afterwards."""
+def running(
+    name: str, folder: Path, threads: int, options: Sequence[str] = (), files: int | None = None, log: Any = None
+) -> Iterator[Server]:
+    """Yield a server of that name in SERVERS once it answers; it is stopped afterwards.
+
+    `options` are added to its command; `files` is the number of files that it may open; errors go to the file `log`.
+    """
     port = _free_port()
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen([sys.executable, *SERVERS[name](folder, port, threads)], env=environment)
+    command = [sys.executable, *SERVERS[name](folder, port, threads), *options]
+    if files is not None:
+        command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
+    process = subprocess.Popen(command, env=environment, stderr=log)
     try:
         _wait(process, port)
         yield Server(process, port)
