@@ -5,18 +5,22 @@ A line `<!-- include: WHAT -->` of a page becomes one of these:
     readme                   the README's beginning
     readme: Training         its section of that name, without the heading
     prose: Models            the same without tables
-    file: Containerfile      a file of the repository, as a block of code
+    file: Containerfile      a Containerfile of the repository, as a block of code
     table: families          a function of `TABLES`
-    commands                 the help of each command of the command line
-    reference: bertcore      the public names of a module, whose docstrings mkdocstrings inserts
+    commands                 the help of each command of the command line, as sections and tables
+    gallery                  a card for each script in examples/
+    reference: bertcore Auto*  the public names of a module that match patterns, whose docstrings mkdocstrings inserts
 """
 
 import ast
-import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from commands import commands
+from gallery import gallery
+from reference import reference
 
 REPOSITORY = Path(__file__).parent.parent
 INCLUDE = re.compile(r"^<!-- include: (?P<kind>\w+)(?:: (?P<name>.+?))? -->$", re.MULTILINE)
@@ -39,16 +43,18 @@ def included(page: str) -> str:
     Raises:
         ValueError: for an unknown inclusion or link.
     """
-    return INCLUDE.sub(lambda found: _included(found["kind"], found["name"]), page)
+    shown: dict[Any, str] = {}
+    return INCLUDE.sub(lambda found: _included(found["kind"], found["name"], shown), page)
 
 
-def _included(kind: str, name: str | None) -> str:
+def _included(kind: str, name: str | None, shown: dict[Any, str]) -> str:
     kinds: Mapping[str, Callable[[], str]] = {
         "readme": lambda: with_links_of_site(readme_section(name)),
         "prose": lambda: re.sub(r"^\|.*\n+", "", with_links_of_site(readme_section(name)), flags=re.MULTILINE),
-        "file": lambda: f"```\n{(REPOSITORY / str(name)).read_text(encoding='utf-8').rstrip()}\n```",
+        "file": lambda: f"```docker\n{(REPOSITORY / str(name)).read_text(encoding='utf-8').rstrip()}\n```",
         "commands": commands,
-        "reference": lambda: reference(str(name)),
+        "gallery": gallery,
+        "reference": lambda: reference(str(name).split()[0], str(name).split()[1:], shown),
         "table": lambda: TABLES[str(name)](),
     }
     if kind not in kinds:
@@ -82,21 +88,6 @@ def with_links_of_site(text: str) -> str:
         return found[0] if "://" in target else f"`{target}`"
 
     return LINK.sub(link, text)
-
-
-def reference(module: str) -> str:
-    """Return mkdocstrings' directives for the public names of a module.
-
-    Modules are left out, and from `bertcore` the names of the kernels, which have a page of their own. For
-    "bertcore.tasks.pipelines" they are the class of each task.
-    """
-    package = importlib.import_module(module)
-    if module == "bertcore.tasks.pipelines":
-        offered = [package.pipeline_class(task) for task in package.TASKS]
-    else:
-        offered = [each for name in package.__all__ if hasattr(each := getattr(package, name), "__qualname__")]
-    own = [each for each in offered if module != "bertcore" or not each.__module__.startswith("bertcore.kernels")]
-    return "\n\n".join(f"::: {each.__module__}.{each.__qualname__}" for each in own)
 
 
 def families_table() -> str:
@@ -195,22 +186,6 @@ def operations_table() -> str:
         found = (name for name, module in backends.items() if list(folder.glob(f"{module}*")))
         rows.append((f"`{folder.name}`", summary, ", ".join(found)))
     return _table(("operation", "summary", "backends"), rows)
-
-
-def commands() -> str:
-    """Return a section for each command: a description, examples, and a table of its options."""
-    import click
-
-    from bertcore.cli import COMMANDS, program
-
-    found = []
-    for name in COMMANDS:
-        command = program.load(name)
-        records = (param.get_help_record(click.Context(command)) for param in command.params)
-        rows = [(f"`{record[0]}`", record[1]) for record in records if record is not None]
-        options = _table(("position or option", "meaning"), rows)
-        found.append(f"## bertcore {name}\n\n{command.help}\n\n```text\n{command.epilog}\n```\n\n{options}")
-    return "\n\n".join(found)
 
 
 def _first_line(file: Path) -> str:

@@ -8,11 +8,11 @@ def set_batch_invariant(wanted: bool) -> None:
 
     What each promises, for one version of the libraries and one type of GPU:
 
-        False   the same call gives the same bits, each time. A text's result may differ in its last bits with what
-                else is in the batch: products are cuBLASLt's, which sums in an order chosen for the number of rows.
-        True    the same text gives the same bits, whatever its neighbours, its padding and its place in the batch.
-                Products are by a kernel of this package, which sums each row in one order. Gradients, which are sums
-                over the batch in any case, are still cuBLASLt's.
+    - False: the same call gives the same bits, each time. A text's result may differ in its last bits with what else
+      is in the batch: products are cuBLASLt's, which sums in an order chosen for the number of rows.
+    - True: the same text gives the same bits, whatever its neighbours, its padding and its place in the batch. Products
+      are by a kernel of this package, which sums each row in one order. Gradients, which are sums over the batch in any
+      case, are still cuBLASLt's.
 
     On the CPU both promises hold always. The environment variable BERTCORE_BATCH_INVARIANT (see own_name.py), 1 or 0,
     decides until this function is called; any other value is an error of the import, with a GPU or without.

@@ -3,13 +3,18 @@
 import contextlib
 import io
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
+import textwrap
+import types
 from pathlib import Path
 
 import pytest
 
+import bertcore
 from bertcore.cli import main
 
 REPOSITORY = Path(__file__).parent.parent
@@ -20,8 +25,10 @@ BLOCK = re.compile(
 )
 # A command line in a code span or an indented block, without shell syntax.
 COMMAND = re.compile(r"(?:`|^    |\| )bertcore (?P<name>[a-z][a-z-]*)(?P<rest>[^`\n|<>]*)", flags=re.MULTILINE)
+SHELL = re.compile(r"^```sh\n(?P<code>.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 # Libraries that a page needs; without them its blocks are not run.
 HOSTS = {"clusters.md": ("pandas", "polars", "duckdb", "pyarrow", "ray", "pyspark")}
+HOSTS["index.md"] = ("sklearn",)
 HOSTS["plugins.md"] = ("sklearn", "sentence_transformers", "chromadb", "haystack", "langchain_core", "spacy")
 WITH_BLOCKS = [page for page in (REPOSITORY / "README.md", *PAGES) if BLOCK.search(page.read_text(encoding="utf-8"))]
 
@@ -61,7 +68,9 @@ def test_code_blocks_run_and_print_their_output(page):
 def test_command_lines_are_valid(capsys):
     known, found = {}, set()
     for page in (*OTHERS, *PAGES):
-        for name, rest in COMMAND.findall(BLOCK.sub("", page.read_text(encoding="utf-8"))):
+        text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+        text = SHELL.sub(lambda found: textwrap.indent(found["code"], "    "), text)
+        for name, rest in COMMAND.findall(text):
             if name not in known:
                 assert main([name, "--help"]) == 0, f"{page}: bertcore {name}"
                 known[name] = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
@@ -96,7 +105,7 @@ def test_every_block_of_python_is_found():
 def test_inclusions_are_found(page):
     text = inclusions.included(page.read_text(encoding="utf-8"))
     assert "<!-- include" not in text
-    assert text.startswith("# ")
+    assert re.search(r"^# ", text, flags=re.MULTILINE)
 
 
 def test_unknown_inclusions_and_links():
@@ -112,21 +121,115 @@ def test_unknown_inclusions_and_links():
 
 
 def test_references_name_what_modules_offer():
-    from bertcore import kernels
+    """Each public name has a place on a page, once; kernels have theirs alone."""
+    from bertcore import kernels, lora
     from bertcore.tasks.pipelines import TASKS
+    from bertcore.training import data, objectives
 
-    last = {line.rpartition(".")[2] for line in inclusions.reference("bertcore.kernels").split("\n\n")}
-    assert last == set(kernels.__all__)
-    assert "::: bertcore.models.auto.AutoModel\n" in inclusions.reference("bertcore")
-    assert "kernels" not in inclusions.reference("bertcore")
-    assert inclusions.reference("bertcore.tasks.pipelines").count("Pipeline") == len(TASKS)
+    pages = {page.stem: page.read_text(encoding="utf-8") for page in (REPOSITORY / "docs" / "api").glob("*.md")}
+    shown = {}
+    for name, page in pages.items():
+        addresses = re.findall(r"^::: (\S+)$", inclusions.included(page), flags=re.MULTILINE)
+        assert len(set(addresses)) == len(addresses), name
+        shown[name] = [address.rpartition(".")[2] for address in addresses]
+    for module, name in ((kernels, "kernels"), (lora, "lora"), (objectives, "objectives"), (data, "data")):
+        names = [each for each in module.__all__ if hasattr(getattr(module, each), "__qualname__")]
+        assert set(names) <= set(shown[name]), name
+    of_bertcore = [name for name in bertcore.__all__ if not hasattr(kernels, name) and name != "kernels"]
+    modules = [name for name in of_bertcore if isinstance(getattr(bertcore, name), types.ModuleType)]
+    assert set(of_bertcore) - set(modules) <= set(shown["bertcore"])
+    assert shown["tasks"].count("Pipeline") == 0
+    assert sum(name.endswith("Pipeline") for name in shown["tasks"]) == len(TASKS)
 
 
-def test_the_page_of_commands_has_them_all():
-    from bertcore.cli import COMMANDS
+def test_reference_begins_with_what_users_call():
+    """A member has one place on a page; internals have none."""
+    shown = {}
+    first, *others = inclusions.reference("bertcore", ["AutoModel", "AutoModelFor*", "SentenceEncoder"], shown).split(
+        "\n\n:::"
+    )
+    members = re.search(r"members: \[(.*?)\]", first)[1].split(", ")
+    assert members[:3] == ["from_pretrained", "from_config", "__call__"]
+    assert "save_pretrained" in members
+    assert not set(members) & {"version", "in_use", "token_weights", "expected_tensors", "class_for_config"}
+    masked = next(each for each in others if "AutoModelForMaskedLM" in each)
+    assert "members: false" in masked
+    assert "As in [`AutoModel`][bertcore.models.auto.AutoModel]: [`from_pretrained`][" in masked
+    encoder = re.search(r"members: \[(.*?)\]", others[-1])[1].split(", ")
+    assert encoder[0] == "encode"
+    with pytest.raises(ValueError, match="Nothing is not a public name of bertcore"):
+        inclusions.reference("bertcore", ["Nothing"], {})
 
-    found = re.findall(r"^## bertcore (\S+)$", inclusions.included("<!-- include: commands -->"), flags=re.MULTILINE)
-    assert found == list(COMMANDS)
+
+def test_page_of_commands_has_all_options():
+    from bertcore.cli import COMMANDS, program
+
+    sections = re.split(r"^## bertcore (\S+)$", inclusions.included("<!-- include: commands -->"), flags=re.MULTILINE)
+    assert sections[1::2] == list(COMMANDS)
+    for name, text in zip(sections[1::2], sections[2::2], strict=True):
+        first_cells = "".join(re.findall(r"^ *\| (`.*?) \| ", text, flags=re.MULTILINE))
+        for param in program.load(name).params:
+            if not getattr(param, "hidden", False) and param.name not in ("backend", "traceback"):
+                spelled = param.opts[0] if param.opts[0].startswith("-") else param.name.upper()
+                assert re.search(rf"`{spelled}[` .]", first_cells), (name, spelled)
+        rows = re.findall(r"^ *\|.*\|$", text, flags=re.MULTILINE)
+        assert all(len(re.findall(r"(?<!\\)\|", row)) in (3, 4) for row in rows), name
+
+
+def test_help_texts_become_markdown():
+    import commands
+
+    assert commands.prose("a *b* with --json") == r"a \*b\* with `--json`"
+    assert commands.prose("  one    the first\n  two    the second").count("\n") == 3
+
+
+def test_gallery_has_every_example():
+    import gallery
+
+    text = inclusions.included("<!-- include: gallery -->")
+    scripts = {file.stem for file in (REPOSITORY / "examples").glob("*.py")} - gallery.TOOLS
+    assert set(re.findall(r"^python examples/(\w+)\.py", text, flags=re.MULTILINE)) == scripts
+    assert text.count("**Result:** ") == len(scripts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", sorted((REPOSITORY / "examples").glob("*.py")), ids=lambda script: script.stem)
+def test_examples_start(script):
+    """Each explains its options, or is a part of others; what they do with real text takes minutes."""
+    ended = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, cwd=REPOSITORY)
+    assert ended.returncode == 0, ended.stderr
+    assert "usage" in ended.stdout or "__main__" not in script.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_short_example_runs(tmp_path):
+    """The one that needs no network: its text is the standard library."""
+    command = [sys.executable, REPOSITORY / "examples" / "code_search.py", "--seconds", "3", "--mlm-seconds", "0"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    assert "TF-IDF" in ended.stdout
+
+
+PYTHON = '<div class="language-python highlight"><pre><code>{}</code></pre></div>'
+
+
+@pytest.mark.parametrize(
+    "page, error",
+    [
+        ("<p>Either:\n- one\n- two</p>", "a list without an empty line"),
+        ("<p>Either:\n1. one\n   and more\n2. two</p>", "a list without an empty line"),
+        ("<p>4 - 2 is 2\nand 1.5 is more than 1</p><ul><li>one</li></ul>", None),
+        (PYTHON.format('"a"  <span>the</span> angle grows here'), "prose in a block of code"),
+        (PYTHON.format("for each in names:  # of the file here\n    f(each)"), None),
+        (PYTHON.replace("python", "text").format("the output of a program"), None),
+    ],
+)
+def test_rendered_pages_are_checked(page, error):
+    import checks
+
+    found = checks.problem(page)
+    assert found is None if error is None else error in found
 
 
 def test_tables_have_a_row_for_each_family_preset_and_operation():

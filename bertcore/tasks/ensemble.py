@@ -30,12 +30,12 @@ class Ensemble:
 
     A call with a text, a pair {"text", "text_pair"}, a list or an iterator of them returns for each:
 
-        "label", "score": the class and its share.
-        "scores": {label: share} of all classes, which sum to 1.
-        "disagreement": the share of members that predict another class, from 0 to below 1.
-        "divergence": the entropy of the mean probabilities less the mean entropy, in nats (the generalised
-            Jensen-Shannon divergence, or mutual information; Houlsby et al. 2011, arXiv:1112.5745). It separates
-            texts on which members disagree from texts that all find unclear.
+    - "label", "score": the class and its share.
+    - "scores": {label: share} of all classes, which sum to 1.
+    - "disagreement": the share of members that predict another class, from 0 to below 1.
+    - "divergence": the entropy of the mean probabilities less the mean entropy, in nats (the generalised Jensen-Shannon
+      divergence, or mutual information; Houlsby et al. 2011, arXiv:1112.5745). It separates texts on which members
+      disagree from texts that all find unclear.
 
     Source: Lakshminarayanan et al. 2017, arXiv:1612.01474. Raises ValueError for fewer than two members, different
     classes, an unknown vote, and invalid weights; TypeError for members that are not text-classification pipelines.

@@ -16,13 +16,15 @@ class RelativePositions:
     Query i of a sequence stands at the key position i + keys - queries, so that earlier keys are memory. Its distance
     to key j is d = i + keys - queries - j, whose row of the tables is
 
-        r(d) = distance_rows[d + (len(distance_rows) - 1) // 2], the end entries for all d beyond them
+        r(d) = distance_rows[d + (len(distance_rows) - 1) // 2]
+
+    with the end entries for all d beyond them.
 
     To query @ key.T are added, before the scale (query_for_position is the query by default):
 
-        query_for_position[i] . position_key[r(d)]                       content to position
-        key[j] . position_query[r(d)]                                    position to content
-        segment_scores[i, h, segment_ids[i] != segment_ids_k[j]]         segments
+    - content to position: `query_for_position[i] . position_key[r(d)]`,
+    - position to content: `key[j] . position_query[r(d)]`,
+    - segments: `segment_scores[i, h, segment_ids[i] != segment_ids_k[j]]`,
 
     and after the scale, before bias and mask, position_bias[r(d), h].
 

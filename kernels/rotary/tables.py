@@ -25,12 +25,12 @@ def rotary_tables(
     Pair i of position p turns by p * theta^(-2 i / d), d = rotary_dim; the angles are float64, and rounded as late as
     in cos and sin. To read texts that are longer than those trained on, `scaling` stretches the positions:
 
-        "linear"   the angle is divided by factor (Chen et al. 2023, arXiv:2306.15595)
-        "ntk"      theta is multiplied by factor, and the angle divided by factor^(2 / d)
-        "dynamic"  theta is multiplied by (factor length / trained_length - factor + 1)^(d / (d - 2)) if `length`
-                   exceeds trained_length: `length` is that of the one text
+    - "linear": the angle is divided by factor (Chen et al. 2023, arXiv:2306.15595).
+    - "ntk": theta is multiplied by factor, and the angle divided by factor^(2 / d).
+    - "dynamic": theta is multiplied by (factor length / trained_length - factor + 1)^(d / (d - 2)) if `length`
+      exceeds trained_length: `length` is that of the one text.
 
-    (The last two: Peng et al. 2023, arXiv:2309.00071, section 3.)
+    The source of the last two is Peng et al. 2023, arXiv:2309.00071, section 3.
 
     Args:
         length: the number of positions.

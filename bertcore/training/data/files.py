@@ -49,11 +49,11 @@ class Records:
 
     The file ending gives the format; .gz may follow each:
 
-        .txt, .text, .md, or none    a record {"text": line} for each line; an empty line is a record, too: it ends a
-            document
-        .jsonl, .json                an object in each line; or SQuAD's own nested file, which is read whole
-        .csv, .tsv                   a row, by the names in the first line; a quoted field may have several lines, and a
-            row as many characters as a line has bytes
+    - .txt, .text, .md, or none: a record {"text": line} for each line; an empty line is a record, too: it ends a
+      document.
+    - .jsonl, .json: an object in each line; or SQuAD's own nested file, which is read whole.
+    - .csv, .tsv: a row, by the names in the first line; a quoted field may have several lines, and a row as many
+      characters as a line has bytes.
 
     Args:
         paths: files; folders, whose files of a known ending are read in the order of their names; and "-" for standard
