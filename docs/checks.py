@@ -1,4 +1,4 @@
-"""Checks of the site's pages as they are rendered: docstrings are Markdown that nobody sees before."""
+"""Checks of the site's pages as they are rendered: a docstring is Markdown that its author does not see as a page."""
 
 import html
 import keyword
