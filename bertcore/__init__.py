@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says
     from bertcore.models.student import student_from_teacher as student_from_teacher
     from bertcore.passes import autocast as autocast
     from bertcore.tasks.cross_encoder import CrossEncoder as CrossEncoder
+    from bertcore.tasks.gliner import GLiNER as GLiNER
     from bertcore.tasks.multi_vector import MultiVectorEncoder as MultiVectorEncoder
     from bertcore.tasks.pipelines import pipeline as pipeline
     from bertcore.tasks.sentence_encoder import SentenceEncoder as SentenceEncoder
@@ -66,6 +67,7 @@ _LAZY = {
     "AutoTokenizer": "bertcore.tokenization",
     "BackendUnavailable": "bertcore.kernels",
     "CrossEncoder": "bertcore.tasks.cross_encoder",
+    "GLiNER": "bertcore.tasks.gliner",
     "MultiVectorEncoder": "bertcore.tasks.multi_vector",
     "ReplacedTokenModel": "bertcore.models.replaced_tokens",
     "SentenceEncoder": "bertcore.tasks.sentence_encoder",

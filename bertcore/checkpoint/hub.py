@@ -17,7 +17,7 @@ from typing import Any, Literal, TypedDict
 from .files import CONFIG_NAME, WEIGHTS_ENDINGS, CheckpointError
 from .weights import WEIGHTS_NAMES, read_weight_map
 
-Wanted = Literal["model", "tokenizer", "sentence_encoder"]
+Wanted = Literal["model", "tokenizer", "sentence_encoder", "gliner"]
 
 TOKENIZER_NAMES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -31,6 +31,7 @@ MODULES_WITH_WEIGHTS = ("Dense", "LayerNorm")  # beside the first one
 SMALL_NAMES: dict[Wanted, tuple[str, ...]] = {
     "model": (CONFIG_NAME,),
     "tokenizer": (CONFIG_NAME, *TOKENIZER_NAMES),
+    "gliner": ("gliner_config.json", *TOKENIZER_NAMES),
     "sentence_encoder": (
         CONFIG_NAME, MODULES_NAME, "config_sentence_transformers.json", *SENTENCE_NAMES, *TOKENIZER_NAMES,
     ),
@@ -63,7 +64,8 @@ def resolve(
     Args:
         name: a folder or a file of weights, or a model's id on the hub ("ORGANISATION/NAME"). Local files win;
             a PathLike, and text that cannot be an id, is never looked for on the hub.
-        wanted: the files to fetch: the config and the weights, the tokenizer's, or all that a sentence encoder needs.
+        wanted: the files to fetch: the config and the weights, the tokenizer's, or all that a sentence encoder, or a
+            GLiNER model, needs.
         revision: a branch, tag or commit on the hub; "main" by default. This and the following matter for ids only.
         token: the hub's access token; True for the saved one, False for none. By default the saved one, if any.
         cache_dir: the folder of the cache; by default huggingface_hub's (HF_HOME, HF_HUB_CACHE).

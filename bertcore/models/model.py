@@ -58,6 +58,7 @@ class Model(NamedParameters):
     _architecture = ""  # how transformers' names of the class end
     _has_head = True
     _targets: Sequence[str] = ()
+    _config_name = "config.json"
 
     def __init__(self, config: Mapping[str, Any], *, add_pooling_layer: bool):
         self.family = family_of(config)
@@ -116,7 +117,7 @@ class Model(NamedParameters):
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         folder = checkpoint.resolve(folder, **hub)
         with locked(checkpoint_folder(folder), shared=True):  # both files of one save
-            config, stored_dtype = checkpoint.split_dtype(folder, checkpoint.read_config(folder))
+            config, stored_dtype = checkpoint.split_dtype(folder, cls._read_config(folder))
             with checkpoint.naming_config(folder):
                 model = cls._made(config, options, Model.from_pretrained)
             opened = model.family.name_rules.published(checkpoint.open_checkpoint(folder))
@@ -141,6 +142,10 @@ class Model(NamedParameters):
 
         model._fill(fill, (stored_dtype or "float32") if dtype is None else dtype)
         return model
+
+    @classmethod
+    def _read_config(cls, folder: str | os.PathLike) -> dict[str, Any]:
+        return checkpoint.read_config(folder)
 
     @classmethod
     def _made(cls, config: Mapping[str, Any], options: Mapping[str, Any], method: Callable[..., Any]) -> Self:
@@ -311,7 +316,7 @@ class Model(NamedParameters):
         tensors = self.state_dict()
         if self.dtype in INT8:
             tensors = {name: array for parameter in self.parameters() for name, array in parameter.tensors()}
-        checkpoint.save_checkpoint(folder, self.config_to_save(), tensors)
+        checkpoint.save_checkpoint(folder, self.config_to_save(), tensors, config_name=self._config_name)
 
     def config_to_save(self) -> dict[str, Any]:
         """The config that stands beside its weights, with the dtype and the name of transformers' class."""

@@ -19,6 +19,7 @@ from bertcore.nn.functional.dense import (
     gated_activation,
     layer_norm,
     linear,
+    lstm,
     rms_norm,
 )
 from bertcore.nn.functional.losses import (
@@ -62,6 +63,7 @@ __all__ = [
     "layer_norm",
     "linear",
     "log_softmax",
+    "lstm",
     "mean_squared_error",
     "reshape",
     "rms_norm",

@@ -12,6 +12,7 @@ from bertcore.kernels.dropout_layer_norm import DROPOUT_LAYER_NORM
 from bertcore.kernels.gated_activation import GATED_ACTIVATION
 from bertcore.kernels.layer_norm import LAYER_NORM
 from bertcore.kernels.linear import LINEAR
+from bertcore.kernels.lstm import LSTM
 from bertcore.kernels.rms_norm import RMS_NORM
 from bertcore.nn.functional.rows import add
 from bertcore.nn.operation import differentiable, operation, parameter_dtype
@@ -148,3 +149,6 @@ dropout = differentiable(DROPOUT, "input", "residual")
 
 dropout_layer_norm = differentiable(DROPOUT_LAYER_NORM, "input", "weight", "bias", "residual")
 """Layer normalisation, by `eps`, of `input` with elements dropped by `p` and `seed`, plus `residual`."""
+
+lstm = differentiable(LSTM, "input", "weight")
+"""The hidden states of an LSTM over the sequences `cu_seqlens`; see `kernels.lstm`."""

@@ -1,0 +1,381 @@
+"""GLiNER: entities of any labels, which the model reads beside the text (Zaratiana et al. 2023, arXiv:2311.08526).
+
+The encoder reads "[ENT] label [ENT] label ... [SEP] word word ...". A label is the state of its [ENT], a word that of
+its first token after an LSTM over the text's words. The span kind compares spans of up to `max_width` words with the
+labels; the token kind scores each word as the start, the end and the inside of an entity.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from bertcore import checkpoint, kernels
+from bertcore.checkpoint.config import naming_config
+from bertcore.models.adapter import Encoded
+from bertcore.models.encoder import Encoder
+from bertcore.models.inputs import integer_batch
+from bertcore.models.model import Model
+from bertcore.models.outputs import ModelOutput
+from bertcore.models.registry import family_of
+from bertcore.models.spec import Config, ConfigReader
+from bertcore.nn import functional
+from bertcore.nn.layers import Linear, drop
+from bertcore.nn.operation import operation
+from bertcore.nn.parameter import Block, Parameter
+from bertcore.passes import Pass
+from bertcore.presets import preset_config
+from bertcore.tape import Tensor, value_of
+
+CONFIG_NAME = "gliner_config.json"
+ENCODER = "token_rep_layer.bert_layer.model."
+KINDS = {"gliner_uni_encoder_span": "span", "gliner_uni_encoder_token": "token"}
+TOKEN_MODES = ("token_level", "token-level")
+ABSENT = (
+    "labels_encoder", "labels_decoder", "relations_layer", "span_encoder_config", "fuse_layers", "post_fusion_schema",
+    "represent_spans", "precomputed_prompts_mode",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GLiNERSpec:
+    """The settings of a gliner_config.json beside those of the encoder.
+
+    Attributes:
+        kind: "span" or "token".
+        hidden_size: the width of words and labels.
+        max_width: the most words of a span.
+        max_len: the most words of a text.
+        rnn_layers: the number of LSTMs over the words, one after the other.
+        dropout: the rate in the layers above the encoder.
+        class_token: the id of the token before each label; -1 if the tokenizer's says.
+        reads_label: whether a label is the state of the token after that one.
+        pools_last: whether a word is the state of its last token.
+        ent_token, sep_token: the tokens before each label and after the last one.
+    """
+
+    kind: str
+    hidden_size: int
+    max_width: int
+    max_len: int
+    rnn_layers: int
+    dropout: float
+    class_token: int
+    reads_label: bool
+    pools_last: bool
+    ent_token: str
+    sep_token: str
+
+
+def read_spec(config: Mapping[str, Any]) -> GLiNERSpec:
+    """Return the spec of a gliner_config.json; ValueError for a kind of model that is not here."""
+    read = ConfigReader(config)
+    mode = read.choice("span_mode", "markerV0", "markerV0", *TOKEN_MODES)
+    kind = KINDS[read.choice("model_type", list(KINDS)[mode in TOKEN_MODES], *KINDS)]
+    for key in ABSENT:
+        if config.get(key) not in (None, False, ""):
+            raise ValueError(f"config: {key} is {config[key]!r:.60}, supported is a model without one")
+    read.require(words_splitter_type="whitespace")
+    tokens = [config.get(key, default) for key, default in (("ent_token", "<<ENT>>"), ("sep_token", "<<SEP>>"))]
+    for key, token in zip(("ent_token", "sep_token"), tokens, strict=True):
+        if not isinstance(token, str) or not token:
+            raise ValueError(f"config: {key} is {token!r}, expected a token")
+    return GLiNERSpec(
+        "token" if mode in TOKEN_MODES else kind,
+        read.size("hidden_size", 512),
+        read.size("max_width", 12, most=1024),
+        read.size("max_len", 384, most=2**20),
+        0 if read.integer("num_rnn_layers", 1) < 1 else read.size("num_rnn_layers", 1, most=64),
+        read.rate("dropout", 0.4),
+        read.integer("class_token_index", -1),
+        not read.flag("embed_ent_token", True),
+        read.choice("subtoken_pooling", "first", "first", "last") == "last",
+        *tokens,
+    )
+
+
+@dataclass(eq=False, kw_only=True)
+class GLiNEROutput(ModelOutput):
+    """The output of a GLiNER model.
+
+    Attributes:
+        logits: of the span kind (texts, words, max_width, labels): the span that begins at a word and has one word,
+            two words, ...; of the token kind (texts, words, labels, 3): start, end and inside. Zero where there is no
+            such word, span or label.
+    """
+
+    logits: Any
+
+
+class _MLP(Block):
+    """Two linear maps with a ReLU between them, the first four times as wide as the second."""
+
+    def __init__(self, name: str, width: int, dropout: float, activation: str | None = None):
+        self.dropout = dropout
+        self.inner = Linear(f"{name}.0", in_features=width, out_features=4 * width, activation="relu")
+        self.outer = Linear(f"{name}.3", in_features=4 * width, out_features=width, activation=activation)
+
+    def __call__(self, run: Pass, input: Tensor) -> Tensor:
+        return self.outer(run, drop(run, self.inner(run, input), self.dropout))
+
+
+class _LSTM(Block):
+    """An LSTM in both directions over the words of each text."""
+
+    def __init__(self, layer: int, width: int):
+        names = {
+            part: [f"rnn.lstm.{part}_l{layer}{ending}" for ending in ("", "_reverse")]
+            for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        }
+        self.weight = Parameter(*names["weight_ih"], shape=(2 * width, width), use="weight")
+        self.recurrent = Parameter(*names["weight_hh"], shape=(2 * width, width // 2))
+        self.biases = [Parameter(*names[part], shape=(2 * width,), initial="zeros") for part in ("bias_ih", "bias_hh")]
+
+    def __call__(self, run: Pass, words: Tensor, cu_seqlens: Any) -> Tensor:
+        """(words, width) -> (words, width)."""
+        bias = functional.add(run, *(bias.value(run) for bias in self.biases))
+        known = functional.linear(run, words, self.weight.weight(run), bias)
+        units, hidden = self.recurrent.part_shape
+        recurrent = functional.reshape(run, self.recurrent.value(run), shape=(2, units, hidden))
+        return functional.lstm(run, known, recurrent, cu_seqlens=cu_seqlens)
+
+
+class _Spans(Block):
+    """The scores of spans by their first and last word.
+
+    A span's vector is W2 relu(W1 [start, end] + b1) + b2, and a score its product with a label's p. W1 multiplies each
+    word as a start and as an end once, and p W2 each label once: a span costs a sum and a product by the labels alone.
+    """
+
+    def __init__(self, spec: GLiNERSpec):
+        name, width, self.dropout = "span_rep_layer.span_rep_layer", spec.hidden_size, spec.dropout
+        self.max_width = spec.max_width
+        self.start, self.end = (_MLP(f"{name}.project_{end}", width, spec.dropout, "relu") for end in ("start", "end"))
+        self.joint = Linear(f"{name}.out_project.0", in_features=2 * width, out_features=4 * width)
+        sizes = {"in_features": width, "out_features": 4 * width, "is_transposed": True}
+        self.output = Linear(f"{name}.out_project.3", **sizes, bias=False)
+        self.output_bias = Parameter(f"{name}.out_project.3.bias", shape=(width,), initial="zeros")
+        self.labels = _MLP("prompt_rep_layer", width, spec.dropout)
+
+    def __call__(self, run: Pass, words: Tensor, labels: Tensor, layout: _Layout) -> Tensor:
+        """(words, width) and (labels, width) of all texts -> (texts, words, max_width, labels)."""
+        count, width = len(layout.rows), self.joint.weight.shape[1] // 2
+        sides = self.start(run, words), self.end(run, words)
+        xp, dtype = kernels.array_module(value_of(sides[0])), value_of(sides[0]).dtype
+        nothing = xp.zeros((count, width), dtype)
+        rows = [functional.concatenate(run, *pair, axis=1) for pair in ((sides[0], nothing), (nothing, sides[1]))]
+        joint = functional.linear(run, functional.concatenate(run, *rows), self.joint.weight.weight(run), None)
+        starts = functional.add(run, functional.slice_rows(run, joint, first=0, last=count), self.joint.bias.value(run))
+        ends = functional.slice_rows(run, joint, first=count, last=2 * count)
+        labels = self.labels(run, labels)
+        queries = self.output(run, labels)
+        bias = functional.reshape(run, self.output_bias.value(run), shape=(1, width))
+        biases = functional.reshape(run, functional.linear(run, labels, bias, None), shape=(-1,))
+        shape, scores, places = (*layout.shape, self.max_width, layout.most_labels), [], []
+        for text, (words_of, labels_of) in enumerate(layout.texts()):
+            first, last = spans_of(words_of.stop - words_of.start, self.max_width)
+            hidden = functional.add(
+                run,
+                functional.take_rows(run, starts, rows=run.to_backend(first + words_of.start)),
+                functional.take_rows(run, ends, rows=run.to_backend(last + words_of.start)),
+            )
+            hidden = drop(run, functional.activation(run, hidden, activation="relu"), self.dropout)
+            own = {"first": labels_of.start, "last": labels_of.stop}
+            query, own_bias = (functional.slice_rows(run, each, **own) for each in (queries, biases))
+            scores.append(functional.linear(run, hidden, query, own_bias))
+            at = (text, first[:, None], (last - first)[:, None], np.arange(labels_of.stop - labels_of.start))
+            places.append(np.ravel_multi_index(np.broadcast_arrays(*at), shape))
+        return _scattered(run, *scores, places=places, shape=shape)
+
+
+class _Tokens(Block):
+    """The scores of each word as the start, the end and the inside of an entity of each label."""
+
+    def __init__(self, spec: GLiNERSpec):
+        self.width, self.dropout = spec.hidden_size, spec.dropout
+        sizes = {"in_features": self.width, "out_features": 2 * self.width}
+        self.word, self.label = (Linear(f"scorer.proj_{side}", **sizes) for side in ("token", "label"))
+        sizes = {"in_features": 3 * self.width, "out_features": 4 * self.width}
+        self.joint = Linear("scorer.out_mlp.0", **sizes, activation="relu")
+        self.output = Linear("scorer.out_mlp.3", in_features=4 * self.width, out_features=3)
+
+    def __call__(self, run: Pass, words: Tensor, labels: Tensor, layout: _Layout) -> Tensor:
+        """(words, width) and (labels, width) of all texts -> (texts, words, labels, 3)."""
+        sides, shape, scores, places = (self.word(run, words), self.label(run, labels)), [], [], []
+        shape = (*layout.shape, layout.most_labels, 3)
+        for text, (words_of, labels_of) in enumerate(layout.texts()):
+            pairs = np.meshgrid(*(np.arange(each.start, each.stop) for each in (words_of, labels_of)), indexing="ij")
+            both = [
+                functional.take_rows(run, side, rows=run.to_backend(rows.reshape(-1)))
+                for side, rows in zip(sides, pairs, strict=True)
+            ]
+            first, second = (
+                [functional.slice_columns(run, side, first=place, last=place + self.width) for side in both]
+                for place in (0, self.width)
+            )
+            joined = functional.concatenate(run, *first, _product(run, *second), axis=1)
+            scores.append(self.output(run, drop(run, self.joint(run, joined), self.dropout)))
+            word, label, side = np.indices((*pairs[0].shape, 3))
+            places.append(np.ravel_multi_index((np.full_like(word, text), word, label, side), shape))
+        return _scattered(run, *scores, places=places, shape=shape)
+
+
+@operation()
+def _product(run: Pass, left: Any, right: Any) -> Any:
+    """Left * right, of one shape."""
+    return left * right, lambda grad: (grad * right, grad * left)
+
+
+@operation()
+def _scattered(run: Pass, *parts: Any, places: list[np.ndarray], shape: tuple[int, ...]) -> Any:
+    """Return an array of `shape` with each part at its places, by their flat numbers, and zeros elsewhere."""
+    where = [run.to_backend(each.reshape(-1)) for each in places]
+
+    def pullback(grad):
+        flat = grad.reshape(-1)
+        return tuple(flat[place].reshape(part.shape) for place, part in zip(where, parts, strict=True))
+
+    whole = kernels.array_module(parts[0]).zeros(math.prod(shape), parts[0].dtype)
+    for place, part in zip(where, parts, strict=True):
+        whole[place] = part.reshape(-1)
+    return whole.reshape(shape), pullback
+
+
+def spans_of(words: int, max_width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first and the last word of each span of a text, (spans,), in the order of starts, then widths."""
+    first, width = np.divmod(np.arange(words * max_width), max_width)
+    is_within = first + width < words
+    return first[is_within], (first + width)[is_within]
+
+
+class _Layout:
+    """The words and labels of a batch on the packed axis.
+
+    Attributes:
+        rows, label_rows: the packed tokens whose states they are.
+        cu_words: offsets of the texts among the words, (texts + 1,).
+        shape: (texts, words of the longest).
+        most_labels: of any text.
+    """
+
+    def __init__(self, spec: GLiNERSpec, ids: np.ndarray, packed: Any, words_mask: np.ndarray):
+        numbers = packed.strip(words_mask)
+        self.rows = np.flatnonzero(numbers)
+        self.label_rows = np.flatnonzero(ids == spec.class_token)
+        offsets = packed.cu_seqlens
+        self.cu_words = np.searchsorted(self.rows, offsets).astype(np.int32)
+        self._cu_labels = np.searchsorted(self.label_rows, offsets)
+        counts = np.diff(self.cu_words)
+        if (numbers[self.rows] != np.arange(len(self.rows)) - np.repeat(self.cu_words[:-1], counts) + 1).any():
+            raise ValueError("words_mask has other numbers than 1, 2, ... for the words of a text in their order")
+        if np.count_nonzero(words_mask) != len(self.rows):
+            raise ValueError("words_mask has a word at a padded position (attention_mask 0): set it to 0")
+        if spec.reads_label:
+            self.label_rows = np.minimum(self.label_rows + 1, len(ids) - 1)
+        self.shape = len(counts), int(counts.max(initial=0))
+        self.most_labels = int(np.diff(self._cu_labels).max(initial=0))
+
+    def texts(self) -> list[tuple[slice, slice]]:
+        """Return the words and the labels of each text that has both; empty slices for the others."""
+        pairs = zip(pairwise(self.cu_words.tolist()), pairwise(self._cu_labels.tolist()), strict=True)
+        return [(slice(*words), slice(*labels)) for words, labels in pairs]
+
+
+class GLiNERModel(Model):
+    """A GLiNER model of the span or the token kind.
+
+    Calls take `words_mask`, (texts, length) integers: 1, 2, ... at the token whose state is the first word, the second
+    word, ..., and 0 elsewhere. The labels of a text are its tokens `class_token_index`. A GLiNEROutput is returned.
+    `GLiNER` (bertcore.tasks.gliner) makes these arrays of texts.
+
+    Attributes:
+        gliner: the settings of its config beside those of the encoder.
+    """
+
+    _targets = ("words_mask",)
+    _config_name = CONFIG_NAME
+
+    def __init__(self, config: Mapping[str, Any]):
+        self.config, self.gliner = Config(config), read_spec(config)
+        encoder = config.get("encoder_config")
+        if not isinstance(encoder, Mapping):
+            raise ValueError(f"config: encoder_config is {encoder!r:.60}, expected the config of an encoder")
+        family = family_of(encoder)
+        rules = replace(family.name_rules, prefix=ENCODER, heads=("pooler.",), tied=(), untied=())
+        self.family, self.spec = replace(family, name_rules=rules), family.spec_from_config(encoder)
+        self.encoder = Encoder(self.family, self.spec, prefix=ENCODER, pooler=family.pooler is not None)
+        width, of_encoder = self.gliner.hidden_size, self.spec.hidden_size
+        if width % 2 and self.gliner.rnn_layers:
+            raise ValueError(f"config: hidden_size is {width}, expected an even number beside num_rnn_layers")
+        self.projection = None
+        if width != of_encoder:
+            self.projection = Linear("token_rep_layer.projection", in_features=of_encoder, out_features=width)
+        self.lstms = [_LSTM(layer, width) for layer in range(self.gliner.rnn_layers)]
+        self.head = (_Spans if self.gliner.kind == "span" else _Tokens)(self.gliner)
+
+    @classmethod
+    def class_for_config(cls, config: Mapping[str, Any]) -> type[GLiNERModel]:
+        return cls
+
+    @classmethod
+    def _read_config(cls, folder: str | os.PathLike) -> dict[str, Any]:
+        """Return gliner_config.json, with the config of the encoder that it may name alone."""
+        config = checkpoint.read_config(folder, CONFIG_NAME)
+        with naming_config(folder):
+            return with_encoder(config, folder)
+
+    def set_class_token(self, token: int) -> None:
+        """Take the id of the token before each label, where the config does not say it."""
+        self.gliner = replace(self.gliner, class_token=token)
+        self.config.update(class_token_index=token, vocab_size=self.spec.vocab_size)
+
+    def config_to_save(self) -> dict[str, Any]:
+        return checkpoint.with_dtype(dict(self.config), self.dtype, smoothed=self._is_smoothed())
+
+    def _output(self, encoded: Encoded, words_mask: Any = None) -> GLiNEROutput:
+        if words_mask is None:
+            raise ValueError("words_mask is None, expected the numbers of the words, (texts, length)")
+        mask, run = integer_batch("words_mask", words_mask), encoded.run
+        if mask.shape != encoded.packed.shape:
+            raise ValueError(f"words_mask has shape {mask.shape}, expected {encoded.packed.shape} as input_ids has")
+        layout = _Layout(self.gliner, kernels.to_host(encoded.inputs.on_host.input_ids), encoded.packed, mask)
+        both = [run.to_backend(rows) for rows in (layout.rows, layout.label_rows)]
+        words, labels = (functional.take_rows(run, encoded.hidden, rows=rows) for rows in both)
+        if self.projection is not None:
+            words, labels = self.projection(run, words), self.projection(run, labels)
+        for lstm in self.lstms:
+            words = lstm(run, words, run.to_backend(layout.cu_words))
+        return GLiNEROutput(logits=self.head(run, words, labels, layout), traced=encoded.traced)
+
+
+def with_encoder(config: Mapping[str, Any], folder: str | os.PathLike) -> dict[str, Any]:
+    """Return the config of the GLiNER model in `folder` with the config of its encoder.
+
+    Where it lacks that, `model_name` is a preset, its id on the hub, a folder or another id; and where it says no
+    number of words, the file of weights does.
+    """
+    encoder = config.get("encoder_config")
+    if encoder is None:
+        name = config.get("model_name")
+        if not isinstance(name, str):
+            raise ValueError(f"config: model_name is {name!r}, expected the name of an encoder")
+        try:
+            encoder = preset_config(name)
+        except ValueError:
+            encoder = checkpoint.read_config(checkpoint.resolve(name, "tokenizer"))
+        encoder = encoder | {"vocab_size": config.get("vocab_size", -1)}
+    if isinstance(encoder, Mapping) and -1 in (encoder.get("vocab_size"), config.get("vocab_size", -1)):
+        found = checkpoint.open_checkpoint(folder).info
+        tables = [info.shape[0] for name, info in found.items() if name.startswith(ENCODER) and _is_table(name)]
+        encoder = {**encoder, "vocab_size": tables[0]} if tables else encoder
+    return {**config, "encoder_config": encoder}
+
+
+def _is_table(name: str) -> bool:
+    return name.endswith((".word_embeddings.weight", ".tok_embeddings.weight", ".embed_tokens.weight"))
