@@ -2,11 +2,11 @@
 
 objective.py has the base, sums, labels, losses of the caller's own, and texts; language_modeling.py, sentence_pairs.py
 and entities.py learn from raw texts; embeddings.py, embedding_losses.py and batch_triplets.py make embeddings,
-cross_encoder.py scores of pairs; distillation.py learns from a teacher, by the terms of distillation_terms.py.
-preview.py shows what objectives ask of a model.
+cross_encoder.py scores of pairs, multi_vector.py scores by token vectors; distillation.py learns from a teacher, by the
+terms of distillation_terms.py. preview.py shows what objectives ask of a model.
 """
 
-from bertcore.training.objectives import cross_encoder
+from bertcore.training.objectives import cross_encoder, multi_vector
 from bertcore.training.objectives.batch_triplets import (
     BatchAllTriplet,
     BatchHardSoftMarginTriplet,
@@ -94,5 +94,6 @@ __all__ = [
     "TranslationLM",
     "Triplet",
     "cross_encoder",
+    "multi_vector",
     "preview",
 ]

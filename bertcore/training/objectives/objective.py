@@ -277,12 +277,16 @@ class ColumnCollator:
                 kind = type(example[wrong[0]]).__name__
                 raise TypeError(f"examples[{index}][{wrong[0]!r}] is {kind}, expected a text")
         texts = [example[name] for example in examples for name in columns]
-        cuts = {"truncation": is_cut(self.tokenizer, self.max_length), "max_length": self.max_length}
-        rows = self.tokenizer(texts, padding=True, return_tensors="np", **cuts)
+        rows = self.rows(texts, len(columns))
         batch = {name: array.reshape(len(examples), len(columns), -1) for name, array in rows.items()}
         for name in set(names) - set(columns):
             batch["labels"] = np.array([example[name] for example in examples])
         return batch
+
+    def rows(self, texts: list[str], columns: int) -> Mapping[str, np.ndarray]:
+        """Return the model's inputs, (texts, length), for texts of examples of so many columns."""
+        cuts = {"truncation": is_cut(self.tokenizer, self.max_length), "max_length": self.max_length}
+        return self.tokenizer(texts, padding=True, return_tensors="np", **cuts)
 
 
 AT_ONCE = 256  # texts that are tokenized together: faster than short documents one by one

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from bertcore import MultiVectorEncoder, use_backend
-from tests.tasks.multi_vector.tiny import EXPANSION, save_tiny_late, save_tiny_pylate, save_tiny_stanford
+from tests.tasks.multi_vector.tiny import DEEP, EXPANSION, save_tiny_late, save_tiny_pylate, save_tiny_stanford
 from tests.tiny_bert import WIDTH, random_texts
 
 pytestmark = pytest.mark.parity
 
 TEXTS = ["the cat sat on a mat.", "paris, is . . !", "", *random_texts(15, longest=36, seed=2)]
-DEEP = ((WIDTH, 48, {"bias": True, "use_residual": True}), (48, 48, {"use_residual": True}), (48, 9, {}))
+
 GELU = ((WIDTH, 24, {"activation_function": "torch.nn.modules.activation.GELU", "bias": True}),)
 
 CASES = {

@@ -18,6 +18,7 @@ MASK = f"{ST}.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"
 POOLING = f"{ST}.multi_vector_encoder.modules.token_pooling.HierarchicalTokenPooling"
 IDENTITY = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
 EXPANSION = {"strategy": "fixed", "attend": False, "length": 17}
+DEEP = ((WIDTH, 48, {"bias": True, "use_residual": True}), (48, 48, {"use_residual": True}), (48, 9, {}))
 
 
 def save_dense(folder: Path, features: tuple[int, int] = (WIDTH, DIM), *, seed: int = 3, **config) -> None:

@@ -1,0 +1,260 @@
+"""Late interaction: losses over the scores of a query's token vectors with those of documents.
+
+A batch has one more axis than a model's: input_ids, attention_mask (what other tokens attend to) and scoring_mask (what
+has a vector) of (examples, columns, length), the query first, and labels if the objective has them. Names, arguments
+and values are those of sentence-transformers' losses of multi-vector encoders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.arguments import check_number
+from bertcore.gradients import Gradients
+from bertcore.kernels import checks
+from bertcore.kernels.arrays import Array
+from bertcore.models.outputs import ModelOutput
+from bertcore.nn.packing import PackedBatch
+from bertcore.nn.parameter import Block, Parameter
+from bertcore.passes import Pass
+from bertcore.training.objectives.divergences import divergence_of_scores
+from bertcore.training.objectives.embeddings import ChunkedObjective, checked_labels
+from bertcore.training.objectives.objective import Batch, ColumnCollator
+from bertcore.training.objectives.similarity import margin_error, ranking_loss
+
+MASKS = ("attention_mask", "scoring_mask")
+EMPTY_DOCUMENT = -1e9  # the score of a document without vectors, as in sentence-transformers
+
+
+@dataclass(eq=False, kw_only=True)
+class TokenVectors(ModelOutput):
+    """The output of an encoder and its head: vectors (texts, length, dim), zero where a token has none."""
+
+    token_embeddings: Any = None
+
+
+class WithHead(Block):
+    """An encoder with its head, as one model."""
+
+    def __init__(self, model: Any, head: Any):
+        self.model, self.head = model, head
+
+    def parameters(self) -> Iterator[Parameter]:
+        yield from self.model.parameters()
+        yield from self.head.parameters()
+
+    @property
+    def passes(self) -> int:
+        """The number of passes of the encoder, which dropout follows."""
+        return self.model.passes
+
+    @passes.setter
+    def passes(self, count: int) -> None:
+        self.model.passes = count
+
+    def __call__(self, input_ids: Any, attention_mask: Any, scoring_mask: Any) -> TokenVectors:
+        """Return the vectors of texts; all arguments are (texts, length)."""
+        seen, scored = (kernels.to_host(mask) != 0 for mask in (attention_mask, scoring_mask))
+        stays, ids = seen | scored, kernels.to_host(input_ids)
+        rows, shown = ([array[kept] for array, kept in zip(each, stays, strict=True)] for each in (ids, seen))
+        with kernels.on_device_of(input_ids):
+            hidden, _ = self.model.packed_states(rows, None if (seen == stays).all() else shown)
+            run = Pass.begin(input_ids)
+            vectors = PackedBatch(stays, scored, keeps_padding=True).pad(run, self.head(run, hidden))
+        return TokenVectors(token_embeddings=vectors)
+
+
+class LateCollator(ColumnCollator):
+    """A `ColumnCollator` whose first column has queries and whose others have documents, as an encoder reads them."""
+
+    def __init__(self, encoder: Any):
+        super().__init__(encoder.tokenizer)
+        self._encoder = encoder
+
+    def rows(self, texts: list[str], columns: int) -> Mapping[str, np.ndarray]:
+        encoder, found = self._encoder, []
+        prompts = {"query": encoder.query_prompt, "document": encoder.document_prompt}
+        for number, (task, prompt) in enumerate(prompts.items()):
+            some = [text for place, text in enumerate(texts) if min(place % columns, 1) == number]
+            found.append(iter(encoder.token_rows(some, prompt, task)))
+        rows = [next(found[min(place % columns, 1)])[0] for place in range(len(texts))]
+        batch = {name: np.zeros((len(rows), max(map(len, rows))), np.int64) for name in ("input_ids", *MASKS)}
+        for place, row in enumerate(rows):
+            for name, values in zip(batch, (row.ids, row.seen, row.scored), strict=True):
+                batch[name][place, : len(row)] = values
+        return batch
+
+
+class MultiVectorObjective(ChunkedObjective):
+    """Base of objectives of late interaction; subclasses define their loss in `of_scores`.
+
+    The trainer trains `encoder.model` with the encoder's head; save both with `encoder.save_pretrained`.
+
+    Args:
+        encoder: a `MultiVectorEncoder`.
+        similarity_fn_name: "maxsim", or "meanmaxsim", the same by query vector; by default the encoder's.
+        chunk: the number of texts that pass through the model at once in training; all by default.
+    """
+
+    model_class = "AutoModel"
+    field = "token_embeddings"
+    targets = ("labels", "scoring_mask")
+    columns = 2  # at least
+    has_labels = True
+    in_batch = False  # whether a query is scored with the documents of the other examples, too
+
+    def __init__(self, encoder: Any, *, similarity_fn_name: str | None = None, chunk: int | None = None):
+        super().__init__(chunk=chunk)
+        if not hasattr(encoder, "head"):
+            raise TypeError(f"encoder is {type(encoder).__name__}, expected a MultiVectorEncoder")
+        name = encoder.similarity_fn_name if similarity_fn_name is None else similarity_fn_name
+        checks.choice("similarity_fn_name", name, ("maxsim", "meanmaxsim"))
+        self.encoder, self.is_mean = encoder, name == "meanmaxsim"
+
+    def of_scores(self, scores: Array, labels: Any) -> tuple[Array, Array]:
+        """Return the loss and the gradient of the scores, (examples, documents), in float64."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+
+    def parameters(self, model: Any) -> list[Parameter]:
+        return list(self.encoder.head.parameters())
+
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> LateCollator:
+        return LateCollator(self.encoder)
+
+    def weight(self, batch: Batch) -> float:
+        return float(len(batch["input_ids"]))
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        return super().loss(self._with_head(model), batch)
+
+    def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
+        return super().value_and_grad(self._with_head(model), batch)
+
+    def _with_head(self, model: Any) -> WithHead:
+        return model if isinstance(model, WithHead) else WithHead(model, self.encoder.head)
+
+    def rows_of(self, out: Any, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
+        return out.token_embeddings, lambda grad: grad
+
+    def prepared(self, batch: Batch) -> tuple[dict[str, Any], Callable[[Array], tuple[Array, Array]]]:
+        shape = np.shape(batch["input_ids"])
+        if len(shape) != 3 or shape[1] < self.columns or not shape[0]:
+            raise ValueError(
+                f"input_ids has shape {shape}, expected (examples, columns, length) with at least {self.columns} "
+                f"columns for {type(self).__name__}"
+            )
+        for name in MASKS:
+            found = np.shape(batch.get(name, ()))
+            if found != shape:
+                raise ValueError(f"{name} has shape {found}, expected {shape} as input_ids has")
+        labels = batch.get("labels")
+        if self.has_labels != (labels is not None):
+            state, wanted = ("no labels", "some") if self.has_labels else ("labels", "none")
+            raise ValueError(f"batch has {state}, expected {wanted} for {type(self).__name__}")
+        flat = {name: batch[name].reshape(-1, shape[2]) for name in ("input_ids", *MASKS)}
+        checked = None if labels is None else checked_labels(labels, shape[0])
+        places = np.arange(shape[0] * shape[1]).reshape(shape[:2])
+        groups = [(places[:, 0], places[:, 1:].T.ravel())] if self.in_batch else [(row[:1], row[1:]) for row in places]
+        scored = kernels.to_host(flat["scoring_mask"]) != 0
+        return flat, lambda vectors: self._of_vectors(vectors, scored, groups, checked)
+
+    def _of_vectors(
+        self, vectors: Array, scored: np.ndarray, groups: list[tuple[np.ndarray, np.ndarray]], labels: Any
+    ) -> tuple[Array, Array]:
+        """Return the loss and the gradient of vectors, (texts, length, dim); a group has queries and documents."""
+        xp, flat, kept = kernels.array_module(vectors), vectors.reshape(-1, vectors.shape[2]), []
+        tokens, counts = np.arange(scored.size).reshape(scored.shape), scored.sum(axis=1)
+        for group in groups:
+            where = [xp.asarray(tokens[texts][scored[texts]]) for texts in group]
+            ends = [xp.asarray(np.cumsum([0, *counts[texts]]), np.int32) for texts in group]
+            found, saved = kernels.maxsim(flat[where[0]], flat[where[1]], ends[1], cu_seqlens_q=ends[0], save=True)
+            kept.append((where, found, saved))
+        queries, documents = (np.concatenate([group[side] for group in groups]) for side in (0, 1))
+        divisors = xp.asarray(np.maximum(counts[queries], 1) if self.is_mean else np.ones(len(queries)))[:, None]
+        scores = xp.concatenate([found for _, found, _ in kept]).astype("float64") / divisors
+        is_empty = (counts[documents] == 0).reshape(-1, scores.shape[1])  # in batches one row stands for all queries
+        scores = xp.where(xp.asarray(is_empty), EMPTY_DOCUMENT, scores)
+        value, grad = self.of_scores(scores, None if labels is None else xp.asarray(labels))
+        grad, total = (grad / divisors).astype(vectors.dtype), xp.zeros_like(flat)
+        parts = xp.split(grad, len(groups))
+        for (where, _, saved), part in zip(kept, parts, strict=True):
+            total[where[0]], total[where[1]] = kernels.maxsim_backward(xp.ascontiguousarray(part), saved)
+        return xp.asarray(value, vectors.dtype), total.reshape(vectors.shape)
+
+
+class MultipleNegativesRanking(MultiVectorObjective):
+    """Each query ranks its own document, the second text, above all other documents of the batch.
+
+    The loss is the mean cross entropy of softmax(scale * score); texts from the third column on are negatives of every
+    example (Henderson et al. 2017, arXiv:1705.00652, section 4.4). With `chunk` it is sentence-transformers' cached
+    loss.
+
+    Args:
+        encoder: a `MultiVectorEncoder`.
+        scale: the factor on scores: 1 / temperature.
+        more: as for `MultiVectorObjective`.
+    """
+
+    has_labels = False
+    in_batch = True
+
+    def __init__(self, encoder: Any, scale: float = 1.0, **more: Any):
+        super().__init__(encoder, **more)
+        self.scale = check_number("scale", scale, above_zero=True)
+
+    def of_scores(self, scores: Array, labels: Any) -> tuple[Array, Array]:
+        value, grad = ranking_loss(self.scale * scores)
+        return value, self.scale * grad
+
+
+class MarginMSE(MultiVectorObjective):
+    """The difference of two scores of a query approaches a teacher's: the mean squared error.
+
+    Labels are the differences of the second text's score and each later one's, (examples, negatives), or all scores,
+    (examples, 1 + negatives) (Hofstätter et al. 2020, arXiv:2010.02666).
+    """
+
+    columns = 3
+
+    def of_scores(self, scores: Array, labels: Any) -> tuple[Array, Array]:
+        return margin_error(scores, labels)
+
+
+class DistillKLDiv(MultiVectorObjective):
+    """The distribution of a query's scores approaches a teacher's: the Kullback-Leibler divergence (ColBERTv2).
+
+    The loss is student_temperature^2 times the mean over queries of KL(softmax(labels / teacher_temperature) ||
+    softmax(scores / student_temperature)); labels are (examples, documents) (Santhanam et al. 2022, arXiv:2112.01488).
+
+    Args:
+        encoder: a `MultiVectorEncoder`.
+        temperature: of both distributions.
+        student_temperature, teacher_temperature: of one of them, by default `temperature`.
+        more: as for `MultiVectorObjective`.
+    """
+
+    columns = 3
+
+    def __init__(
+        self, encoder: Any, temperature: float = 1.0, student_temperature: float | None = None,
+        teacher_temperature: float | None = None, **more: Any,
+    ):  # fmt: skip
+        super().__init__(encoder, **more)
+        given = {"student_temperature": student_temperature, "teacher_temperature": teacher_temperature}
+        temperature = check_number("temperature", temperature, above_zero=True)
+        self.student_temperature, self.teacher_temperature = (
+            temperature if value is None else check_number(name, value, above_zero=True)
+            for name, value in given.items()
+        )
+
+    def of_scores(self, scores: Array, labels: Any) -> tuple[Array, Array]:
+        if labels.shape != scores.shape:
+            raise ValueError(f"labels has shape {labels.shape}, expected {scores.shape}: one for each document")
+        student = self.student_temperature
+        value, grad = divergence_of_scores(scores / student, labels / self.teacher_temperature)
+        return value * student**2 / len(scores), grad * student / len(scores)
