@@ -35,7 +35,8 @@ EXTRAS = {
         *("pytest>=9", "pytest-xdist", "pytest-benchmark", "hypothesis", "ruff", "pip"),
         *("cupy-cuda13x>=14.2", *CUDA_COMPILER, *TRAINING),
         *(*SERVE, "httpx"),  # starlette's TestClient
-        *("openai", "jsonschema", "schemathesis>=4"),  # the server's formats, as others read them
+        *("openai", "huggingface_hub", "jsonschema", "schemathesis>=4"),  # the server's formats, as others read them
+        "playwright",  # the server's page in the Chromium of the system
         *("setuptools>=84", "pyright[nodejs]", "mypy"),  # tests of installations and of type checkers
         *("nbclient", "ipykernel"),  # docs/family.ipynb
         *("mpi4py", 'mpich; sys_platform == "linux"'),
@@ -91,7 +92,8 @@ setup(
     python_requires=">=3.11",
     packages=PACKAGES,
     package_dir={"": "src"},
-    package_data={"bertcore": ["py.typed"]} | {name: ["*.cu", "*.cuh"] for name in PACKAGES if ".kernels" in name},
+    package_data={"bertcore": ["py.typed"], "bertcore.serving": ["static/*"]}
+    | {name: ["*.cu", "*.cuh"] for name in PACKAGES if ".kernels" in name},
     install_requires=[
         "click>=8.5",  # bertcore.cli alone; 8.5 suggests commands and options
         "numpy>=2.0",

@@ -116,7 +116,7 @@ def installed(wheel, tmp_path_factory):
 
 def sources(root, package):
     """The names of what belongs into an installation, under the name of the package."""
-    files = [file for pattern in ("*.py", "*.cu", "*.cuh", "py.typed") for file in root.rglob(pattern)]
+    files = [file for pattern in ("*.py", "*.cu", "*.cuh", "py.typed", "static/*") for file in root.rglob(pattern)]
     return {(Path(package) / file.relative_to(root)).as_posix() for file in files}
 
 

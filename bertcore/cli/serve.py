@@ -25,10 +25,11 @@ LIMITS = (
 
 
 class Serve(Command):
-    """Serve models over HTTP: embeddings, sparse embeddings, reranking and classification.
+    """Serve models over HTTP: embeddings, reranking, classification, entities and masked words.
 
     The interfaces are text-embeddings-inference's (/embed, /rerank, /predict, ...), OpenAI's (/v1/embeddings,
-    /v1/models), and Jina's and Cohere's (/v1/rerank, /v2/rerank). The page /docs lists all requests, / tries them.
+    /v1/models), Jina's and Cohere's (/v1/rerank, /v2/rerank), and Hugging Face's (/token_classification, /fill_mask).
+    In a browser, / shows what each model does, and /docs lists all requests.
 
     Requests of several clients are computed together. The environment variable BERTCORE_API_KEY sets the key that
     requests must bring (Authorization: Bearer KEY). Needs: pip install "bertcore[serve]".

@@ -6,6 +6,7 @@ import hmac
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from starlette.routing import Route
 
 from bertcore.checkpoint import copied, resolve
 from bertcore.demo_model import demo_model_folder
-from bertcore.serving import embeddings, information, page, schema, scores
+from bertcore.serving import embeddings, information, page, schema, scores, words
 from bertcore.serving.batcher import Lanes, step_back
 from bertcore.serving.guard import HANDLERS, Guard, disconnected, json_response, long_json_response
 from bertcore.serving.memory import hold
@@ -52,8 +53,19 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/v1/rerank": scores.jina_rerank,
     "/v2/rerank": scores.cohere_rerank,
     "/predict": scores.predict,
+    "/token_classification": words.token_classification,
+    "/fill_mask": words.fill_mask,
+    "/attention": words.attention,
     "/tokenize": information.tokenize,
     "/decode": information.decode,
+}
+ROOTS: dict[str, Endpoint] = {
+    "embedding": embeddings.embed,
+    "sparse": embeddings.embed_sparse,
+    "classifier": scores.predict,
+    "reranker": scores.rerank,
+    "token-classification": words.token_classification,
+    "fill-mask": words.fill_mask,
 }
 # GET: the answer is given the fields of the query and the named parts of the path as its body; all are texts.
 LISTS: dict[str, Endpoint] = {
@@ -70,7 +82,8 @@ def create_app(
 
     Args:
         models: folders, ids on the Hugging Face hub, or the word demo for all-MiniLM-L6-v2: sentence encoders, sparse
-            encoders, classifiers. Requests call them by the last part of these names.
+            encoders, classifiers of texts or tokens, masked language models. Requests call them by the last part of
+            these names.
         settings: limits; see `ServerSettings`.
         dtype: of the weights, as for AutoModel.
 
@@ -83,14 +96,11 @@ def create_app(
         raise ValueError("models is empty, expected at least one folder or id")
     loaded = Models([_load(name, dtype) for name in models])
     metrics = Metrics(lambda: sum(model.waiting_tokens for model in loaded.all))
-    first = loaded.all[0]
-    roots = {"dense": embeddings.embed, "sparse": embeddings.embed_sparse, "classifier": scores.predict}
-    is_reranker = first.kind == "classifier" and len(first.labels) == 1
-    endpoints = ENDPOINTS | {"/": scores.rerank if is_reranker else roots[first.kind]}
+    endpoints = ENDPOINTS | {"/": ROOTS[information.task_of(loaded.all[0])]}
     api = json_response(document := schema.openapi(endpoints, LISTS, settings))
-    trial, docs = page.trial_page(loaded, endpoints), page.docs_page(document)
+    docs, files = page.docs_page(document), page.files()
     pages: dict[str, Callable[[], Response]] = {  # GET, without a key
-        "/": lambda: trial,
+        **{path: partial(dict.__getitem__, files, path) for path in files},
         "/docs": lambda: docs,
         "/openapi.json": lambda: api,
         "/health": Response,  # 200, as text-embeddings-inference

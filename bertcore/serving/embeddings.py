@@ -110,8 +110,8 @@ def listed(inputs: Any) -> list[Any]:
 
 
 def prompt_of(model: ServedModel, name: str | None) -> str:
-    """Return the prompt of this name, or the model's default; a classifier has none."""
-    if model.kind == "classifier":
+    """Return the prompt of this name, or the model's default; classifiers and pipelines have none."""
+    if model.kind not in ("dense", "sparse"):
         if name is not None:
             raise invalid(f"prompt_name is {name!r}, but {model.name} takes no prompts")
         return ""

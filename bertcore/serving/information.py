@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import bertcore
 from bertcore.serving.embeddings import INTEGER, listed, prompt_of
-from bertcore.serving.models import TOKEN, Models, ServerSettings
+from bertcore.serving.models import TOKEN, Models, ServedModel, ServerSettings
 from bertcore.serving.requests import (
     FILLED,
     FILLED_TEXTS,
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 NULL = {"type": "null"}
 PLACE = INTEGER | {"type": ["integer", "null"]}
+TOKENS = many(record(id=INTEGER, text=TEXT, special=FLAG, start=PLACE, stop=PLACE))
 
 
 @endpoint(
     kind=None,
     example={"inputs": "the cat"},
-    result=many(many(record(id=INTEGER, text=TEXT, special=FLAG, start=PLACE, stop=PLACE))),
+    result=many(TOKENS),
     inputs={"anyOf": [FILLED, FILLED_TEXTS], "description": "a string or a list of strings"},
     add_special_tokens=optional(FLAG, True),
     **PROMPT,
@@ -47,10 +48,11 @@ async def tokenize(body: dict[str, Any], models: Models, settings: ServerSetting
     model.check_answer(TOKEN * sum(len(text.encode()) for text in texts))  # a token has a byte or more
     options = {"add_special_tokens": body["add_special_tokens"]}
     found = await asyncio.to_thread(model.tokenizer, texts, **options)
-    return [_tokens(text, encoding) for text, encoding in zip(texts, found.encodings, strict=True)]
+    return [described(text, encoding) for text, encoding in zip(texts, found.encodings, strict=True)]
 
 
-def _tokens(text: str, encoding: "Encoding") -> list[dict[str, Any]]:
+def described(text: str, encoding: "Encoding") -> list[dict[str, Any]]:
+    """Return the tokens of a text with the bytes that they stand for."""
     if text.isascii():
         bytes_before: Any = range(len(text) + 1)
     else:
@@ -93,7 +95,11 @@ async def decode(body: dict[str, Any], models: Models, settings: ServerSettings)
 
 
 LABEL_IDS = {"id2label": {"type": "object"}, "label2id": {"type": "object"}}
-KINDS = {"embedding": record(pooling=TEXT), "classifier": record(**LABEL_IDS), "reranker": record(**LABEL_IDS)}
+KINDS = {
+    "embedding": record(pooling=TEXT),
+    **dict.fromkeys(("classifier", "reranker", "token-classification"), record(**LABEL_IDS)),
+    "fill-mask": record(mask_token=TEXT),
+}
 COUNTS = ("max_concurrent_requests", "max_input_length", "max_batch_tokens", "max_client_batch_size")
 
 
@@ -112,22 +118,24 @@ COUNTS = ("max_concurrent_requests", "max_input_length", "max_batch_tokens", "ma
 async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the kind and the sizes of the model that `model` names, or of the first, and the limits of the server."""
     model = models.of_kind(None, body["model"])
-    if model.kind == "classifier":
-        names = dict(enumerate(model.labels))
-        labels = {"id2label": {str(index): name for index, name in names.items()}}
-        ids = {"label2id": {name: index for index, name in names.items()}}
-        kind: dict[str, Any] = {"reranker" if len(names) == 1 else "classifier": labels | ids}
+    kind = task_of(model)
+    if kind == "fill-mask":
+        about: dict[str, Any] = {"mask_token": model.tokenizer.mask_token}
+    elif kind == "sparse":
+        kind, about = "embedding", {"pooling": "splade"}
+    elif kind == "embedding":
+        about = {"pooling": "+".join(model.engine.settings.pooling)}
     else:
-        pooling = "splade" if model.kind == "sparse" else "+".join(model.engine.settings.pooling)
-        kind = {"embedding": {"pooling": pooling}}
+        names = {str(index): name for index, name in enumerate(model.labels)}
+        about = {"id2label": names, "label2id": {name: int(index) for index, name in names.items()}}
     return {
         "model_id": model.name,
         "model_sha": None,
         "model_dtype": model.engine.model.dtype,
         "served_model_name": model.name,
-        "model_type": kind,
+        "model_type": {kind: about},
         "max_concurrent_requests": settings.max_concurrent_requests,
-        "max_input_length": model.engine.max_seq_length,
+        "max_input_length": model.max_seq_length,
         "max_batch_tokens": settings.max_batch_tokens,
         "max_batch_requests": None,
         "max_client_batch_size": settings.max_client_batch_size,
@@ -139,14 +147,41 @@ async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -
     }
 
 
-ONE = record(id=TEXT, object=TEXT, created=INTEGER, owned_by=TEXT)
+TASKS = {"dense": "embedding", "tagger": "token-classification", "masked": "fill-mask"}  # others by their own kinds
+
+
+def task_of(model: ServedModel) -> str:
+    """Return the public name of a model's kind."""
+    if model.kind == "classifier" and len(model.labels) == 1:
+        return "reranker"
+    return TASKS.get(model.kind, model.kind)
+
+
+ONE = record(
+    **dict.fromkeys(("id", "object", "owned_by", "task"), TEXT),
+    **dict.fromkeys(("created", "layers", "heads"), INTEGER),
+    mask_token=TEXT | {"type": ["string", "null"]},
+)
 
 
 async def _openai_models(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the served models, or the one that `model` names (404 for any other)."""
+    """Return the served models, or the one that `model` names (404 for any other).
+
+    Beside OpenAI's members: its task, its number of layers and of heads in a layer, and its mask token.
+    """
     found = models.all if "model" not in body else [models.of_kind(None, body["model"])]
     data = [
-        {"id": model.name, "object": "model", "created": model.loaded_at, "owned_by": "bertcore"} for model in found
+        {
+            "id": model.name,
+            "object": "model",
+            "created": model.loaded_at,
+            "owned_by": "bertcore",
+            "task": task_of(model),
+            "layers": len(model.layers),
+            "heads": model.layers[0].num_heads if model.layers else 0,
+            "mask_token": model.tokenizer.mask_token,
+        }
+        for model in found
     ]
     return data[0] if "model" in body else {"object": "list", "data": data}
 

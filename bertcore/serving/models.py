@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.checkpoint import CheckpointError
+from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.serving.batcher import Batcher, Lanes
+from bertcore.serving.jobs import SCORE, Job, answer_bytes, answers, attentions, read_jobs
 from bertcore.serving.memory import hold
-from bertcore.serving.requests import no_model, too_large, too_long, unknown_token, unsupported
+from bertcore.serving.requests import RequestError, no_model, too_large, too_long, unknown_token, unsupported
+from bertcore.tasks.folder import read_modules
 from bertcore.tasks.loading import ENCODERS, kind_of
-from bertcore.tasks.texts import by_halves, grouped, lower_cased
+from bertcore.tasks.pipelines.pretrained import FillMaskPipeline
+from bertcore.tasks.pipelines.spans import TokenClassificationPipeline
+from bertcore.tasks.texts import MOST_TOKENS, by_halves, grouped, lower_cased
 
 # Characters tokenized on the event loop: a thread makes a short request 0.4 ms longer (2.0 ms beyond `encode`).
 SHORT = 2000
@@ -31,9 +36,20 @@ LARGEST_ON_CPU = 1024
 # the batch that computes would take many times as long as they do.
 SHARE = 4
 # Bytes that an answer takes, at most: for a float32 (of JSON), a word and its weight, a label and its score, a token.
-NUMBER, WORD, SCORE, TOKEN = 17, 330, 330, 600
+NUMBER, WORD, TOKEN = 17, 330, 600
 BODY = 9  # bytes of memory for one of a body: token ids of three digits and a comma take 36
-WHAT = {"dense": "embeds texts", "sparse": "embeds texts into sparse vectors", "classifier": "classifies texts"}
+WHAT = {
+    "dense": "embeds texts",
+    "sparse": "embeds texts into sparse vectors",
+    "classifier": "classifies texts",
+    "tagger": "classifies tokens",
+    "masked": "predicts masked words",
+}
+PIPELINES: dict[str, Any] = {
+    "tagger": TokenClassificationPipeline.from_pretrained,
+    "masked": FillMaskPipeline.from_pretrained,
+}
+ARCHITECTURES = {"ForTokenClassification": "tagger", "ForMaskedLM": "masked"}
 
 
 @dataclass(frozen=True)
@@ -102,42 +118,54 @@ class ServedModel:
 
     Attributes:
         name: its name in requests.
-        kind: "dense", "sparse" or "classifier".
+        kind: a key of `WHAT`.
         longest_token: the bytes that a token may add to a text.
-        engine: the SentenceEncoder, SparseEncoder or CrossEncoder.
+        engine: the SentenceEncoder, SparseEncoder, CrossEncoder or Pipeline.
+        layers: the specs of its layers.
+        max_seq_length: tokens that it reads of a text.
         loaded_at: the time of loading, in whole seconds since 1970.
     """
 
     def __init__(self, folder: Path, name: str, *, dtype: str | None = None):
         self.name, self.kind = name, kind_of(folder)
-        self.engine = ENCODERS[self.kind](folder, dtype=dtype)
+        if self.kind == "dense" and read_modules(folder) is None:
+            architecture = str((read_config(folder).get("architectures") or [""])[0])
+            self.kind = next((ARCHITECTURES[end] for end in ARCHITECTURES if architecture.endswith(end)), "dense")
+        self.is_pipeline = self.kind in PIPELINES
+        self.engine = PIPELINES.get(self.kind, ENCODERS.get(self.kind))(folder, dtype=dtype)
         self.tokenizer = self._part.tokenizer
+        self.layers = getattr(self.engine.model.spec, "layers", ())  # a table of vectors has none
+        positions = self.engine.model.spec.longest_sequence or MOST_TOKENS
+        self.max_seq_length = (
+            min(self.tokenizer.model_max_length, positions) if self.is_pipeline else self.engine.max_seq_length
+        )
         self._readers = {side: copy.copy(self._part) for side in ("left", "right")}
         for side, reader in self._readers.items():
             reader.tokenizer = copy.copy(self.tokenizer)
             reader.tokenizer.truncation_side = side
         self.longest_token = 1 + max(len(token.encode()) for token in self.tokenizer.get_vocab())
         self.loaded_at = int(time.time())
-        self._longest = self._most_read = max(LONGEST, WIDEST * self.engine.max_seq_length)
+        self._longest = self._most_read = max(LONGEST, WIDEST * self.max_seq_length)
         self._backend = kernels.get_backend()
         self._on_gpu = kernels.resolve_backend(None, on_gpu=False) == "cupy"
         self._batchers: dict[str, tuple[Batcher, Batcher]] = {}  # of short and of long requests
 
     def start(self, lanes: Lanes, settings: ServerSettings, observe: Callable[[int, int], None]) -> None:
         """Make the queues; their batches run in `lanes`."""
-        computed = {
-            "dense": {"pooled": "pooled", "tokens": "hidden_states"},
-            "sparse": {"words": "words"},
-            "classifier": {"logits": "scored"},
-        }[self.kind]
+        part = self._part
+        computed: dict[str, Callable[[list[Any]], Any]] = {
+            "dense": lambda: {"pooled": part.pooled, "tokens": part.hidden_states},
+            "sparse": lambda: {"words": part.words},
+            "classifier": lambda: {"logits": part.scored},
+        }.get(self.kind, lambda: {"answers": partial(answers, self)})()
         most = settings.max_batch_tokens if self._on_gpu else min(settings.max_batch_tokens, LARGEST_ON_CPU)
         short, long = lanes.long_executor if self._on_gpu else lanes.short_executor, lanes.long_executor
         self._short = most // SHARE
         self._most_bytes = settings.max_response_bytes
-        self._most_read = max(self._longest, settings.max_client_batch_size * WIDEST * self.engine.max_seq_length)
+        self._most_read = max(self._longest, settings.max_client_batch_size * WIDEST * self.max_seq_length)
         options: Any = {"batch_tokens": most, "queue_tokens": settings.max_queue_tokens, "observe": observe}
-        for what, method in computed.items():
-            compute = self._on_backend(getattr(self._part, method))
+        for what, method in (computed | {"attention": partial(attentions, self)}).items():
+            compute = self._on_backend(method)
             both = Batcher(lanes.short(compute), short, **options), Batcher(lanes.long(compute), long, **options)
             self._batchers[what] = both
 
@@ -154,10 +182,18 @@ class ServedModel:
         return call
 
     async def tokens(self, texts: Sequence[Any], **options: Any) -> list[Any]:
-        """Call `read`, for long texts in a thread of their own, so that they do not hold up other requests."""
+        """Call `read`; see `_aside`."""
+        return await self._aside(self.read, texts, options)
+
+    async def jobs(self, texts: Sequence[str], **options: Any) -> list[Job]:
+        """Call `read_jobs`; see `_aside`."""
+        return await self._aside(partial(read_jobs, self), texts, options)
+
+    async def _aside(self, read: Callable[..., list[Any]], texts: Sequence[Any], options: dict[str, Any]) -> list[Any]:
+        """Tokenize, long texts in a thread of their own, so that they do not hold up other requests."""
         if sum(map(_size, texts)) <= SHORT:
-            return self.read(texts, **options)
-        return await asyncio.to_thread(self.read, texts, **options)
+            return read(texts, **options)
+        return await asyncio.to_thread(read, texts, **options)
 
     def read(
         self,
@@ -177,7 +213,7 @@ class ServedModel:
         Raises RequestError: 413 for a text that is too long, unless `truncate`, and for texts that are so long for
             their tokens that they take more than `check_read` allows; 422 for an unknown token id.
         """
-        most, size = self.engine.max_seq_length, len(self.tokenizer)
+        most, size = self.max_seq_length, len(self.tokenizer)
         ids = {index: text for index, text in enumerate(texts) if isinstance(text, list)}
         for index, largest in ((index, max(row)) for index, row in ids.items()):
             if largest >= size:
@@ -188,9 +224,9 @@ class ServedModel:
             ids = {}
         for index, text in enumerate(texts := list(texts)):
             if isinstance(text, tuple):
-                texts[index] = tuple(self._shortened(part, side, names(index)) for part in text)
+                texts[index] = tuple(self.shortened(part, side, names(index)) for part in text)
             elif isinstance(text, str):
-                texts[index] = self._shortened(text, side, names(index))
+                texts[index] = self.shortened(text, side, names(index))
         options = [] if self.kind == "classifier" else [prompt]
         read = [text for text in texts if not isinstance(text, list)]
         self.check_read(sum(map(_size, read)), "characters")
@@ -203,12 +239,12 @@ class ServedModel:
             rows.append(row)
         return rows
 
-    def _shortened(self, text: str, side: str, name: str) -> str:
+    def shortened(self, text: str, side: str, name: str) -> str:
         """Return enough of a text whose end on `side` is cut: 4 MB would take 700 MB."""
         size = LONG
         while size < len(text):
             part = text[-size:] if side == "left" else text[:size]
-            if len(self.tokenizer(part, add_special_tokens=False)["input_ids"]) > 2 * self.engine.max_seq_length:
+            if len(self.tokenizer(part, add_special_tokens=False)["input_ids"]) > 2 * self.max_seq_length:
                 return part
             if size >= self._longest:
                 raise too_long(f"{name} has {len(text)} characters, but few tokens in the first {size}, the limit")
@@ -221,17 +257,19 @@ class ServedModel:
             raise too_large(f"there are {count} {what} to read, the limit is {self._most_read}: send shorter texts")
 
     def _cut(self, ids: list[int], side: str) -> tuple[np.ndarray, bool]:
-        most = self.engine.max_seq_length
+        most = self.max_seq_length
         return np.array(ids[-most:] if side == "left" else ids[:most], np.int32), len(ids) > most
 
     def prepared(self, texts: list[str], prompt: str) -> list[str]:
         """Return the tokenizer's input for each text."""
         if self.kind == "classifier":
             return [lower_cased(text) for text in texts] if self.engine.scores.do_lower_case else texts
-        return [self.engine.prepared(text, prompt) for text in texts]
+        return texts if self.is_pipeline else [self.engine.prepared(text, prompt) for text in texts]
 
     async def compute(self, what: str, rows: list[Any]) -> list[Any]:
-        """Return `what` (dense: "pooled" or "tokens"; sparse: "words"; classifier: "logits") for rows of tokens.
+        """Return `what` for rows of tokens: dense "pooled" or "tokens", sparse "words", classifier "logits".
+
+        For jobs: "attention", and of a pipeline "answers".
 
         Raises RequestError: 413 if the answer is too long, 429 if too much is held or waits.
         """
@@ -242,7 +280,13 @@ class ServedModel:
             self.check_answer(NUMBER * len(rows) * self.engine.embedding_dimension)
         elif what == "logits":
             self.check_answer(len(rows) * sum(SCORE + len(label) for label in self.labels))
+        elif what == "attention":
+            self.check_answer(sum(NUMBER * len(job) ** 2 + TOKEN * len(job) for job in rows))
+        elif what == "answers":
+            self.check_answer(sum(answer_bytes(self, job) for job in rows))
         found = await self._batchers[what][tokens > self._short].submit(rows)
+        for wrong in (each for each in found if isinstance(each, RequestError)):
+            raise wrong
         if what == "words":
             self.check_answer(sum(WORD * len(words.indices) for words in found))
         return found
@@ -263,14 +307,18 @@ class ServedModel:
     @property
     def labels(self) -> list[str]:
         """The names of a classifier's labels."""
-        return self.engine.labels
+        return list(self.engine.id2label.values()) if self.is_pipeline else self.engine.labels
 
     def warm_up(self) -> None:
         """Compute a text, so that no request waits for kernels to compile."""
-        row = ("warm", "up") if self.kind == "classifier" else "warm up"
-        rows = self.read([row], truncate=True)
-        for batcher, _ in self._batchers.values():
-            batcher._compute(rows)
+        if self.is_pipeline:
+            options = {"top_k": 1} if self.kind == "masked" else {}
+            rows = read_jobs(self, [f"warm {self.tokenizer.mask_token} up"], truncate=True, **options)
+        else:
+            rows = self.read([("warm", "up") if self.kind == "classifier" else "warm up"], truncate=True)
+        for what, (batcher, _) in self._batchers.items():
+            if what != "attention":  # on request, and seldom
+                batcher._compute(rows)
 
 
 class Models:

@@ -35,7 +35,9 @@ OPENAI_ERROR = record(
     error_type=choice(*KINDS),
 )
 PAGES = {
-    "/": ("A page to try the server", "text/html"),
+    "/": ("A page to use the models in a browser", "text/html"),
+    "/page.css": ("The style of the pages", "text/css"),
+    "/page.js": ("The script of the page", "text/javascript"),
     "/docs": ("A page about all requests", "text/html"),
     "/health": ("Answer 200 while the server takes requests", None),
     "/ping": ("Answer 200 while the server takes requests", None),

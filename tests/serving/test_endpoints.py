@@ -183,8 +183,10 @@ def test_health_metrics_and_page(client):
     text = client.get("/metrics").text
     assert 'bertcore_requests_total{path="/embed",status="200"}' in text and text != before
     assert "bertcore_waiting_tokens 0.0" in text and "bertcore_batch_tokens_bucket" in text
-    page = client.get("/")
-    assert page.headers["content-type"].startswith("text/html") and "/embed_sparse" in page.text
+    types = {"/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript", "/docs": "text/html"}
+    for path, media in types.items():
+        answer = client.get(path)
+        assert answer.headers["content-type"] == f"{media}; charset=utf-8" and len(answer.text) > 1000
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """Refusals of a server: bodies, keys, queues, time, clients that go away."""
 
 import asyncio
-import base64
 import gzip
-import hashlib
 import json
 import logging
 import statistics
@@ -120,8 +118,8 @@ def test_headers_of_the_page(client):
     answer = client.get("/")
     policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
     assert policy["default-src"] == policy["frame-ancestors"] == "'none'" and "unsafe" not in str(policy)
-    script = answer.text.partition("<script>")[2].partition("</script>")[0]
-    assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in policy["script-src"]
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert "<script>" not in answer.text and "style=" not in answer.text and "onclick" not in answer.text
     assert answer.headers["x-frame-options"] == "DENY"
     for each in (answer, client.get("/v1/models"), client.get("/nothing")):
         assert each.headers["x-content-type-options"] == "nosniff"

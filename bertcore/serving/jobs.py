@@ -1,0 +1,93 @@
+"""Texts for pipelines, and texts whose attention is asked for: how they are read, computed and measured."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.serving.requests import invalid, too_long, unsupported
+
+MASK = 32  # tokens that a mask counts as in a batch: its scores of the vocabulary take their memory
+SCORE = 330  # bytes that a label and its score, or a word and its probability, take in an answer, at most
+
+
+@dataclass(frozen=True)
+class Job:
+    """A text and the options of its call; its length is the number of tokens that it counts as in a batch."""
+
+    text: str
+    size: int
+    options: tuple[tuple[str, Any], ...]
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def read_jobs(
+    model: Any,
+    texts: Sequence[str],
+    *,
+    truncate: bool,
+    most: int | None = None,
+    names: Callable[[int], str] = "inputs[{}]".format,
+    **options: Any,
+) -> list[Job]:
+    """Return the texts as jobs of a `ServedModel` with these options.
+
+    Raises RequestError: 413 for a text of more than `most` tokens (by default the model's limit), unless `truncate`,
+        and for texts that take more than `ServedModel.check_read` allows; 422 for a text without a mask where `top_k`
+        words are asked for.
+    """
+    jobs, most = [], most or model.max_seq_length
+    texts = [model.shortened(text, "right", names(index)) for index, text in enumerate(texts)]
+    model.check_read(sum(map(len, texts)), "characters")
+    for index, text in enumerate(texts):
+        ids = model.tokenizer(text, truncation=truncate, max_length=most if truncate else None)["input_ids"]
+        if len(ids) > most:
+            raise too_long(f"{names(index)} has more than {most} tokens, the limit")
+        masks = ids.count(model.tokenizer.mask_token_id) if "top_k" in options else 0
+        if "top_k" in options and not masks:
+            raise invalid(f"{names(index)} has no {model.tokenizer.mask_token}, expected one for each missing word")
+        jobs.append(Job(text, len(ids) + MASK * masks, tuple(options.items())))
+    return jobs
+
+
+def answers(model: Any, jobs: Sequence[Job]) -> list[Any]:
+    """Return the answers of the model's pipeline; jobs of the same options are computed together."""
+    found: dict[int, Any] = {}
+    for options in dict.fromkeys(job.options for job in jobs):
+        places = [place for place, job in enumerate(jobs) if job.options == options]
+        texts = (jobs[place].text for place in places)  # an iterator: a list of one is answered like its text
+        answered = model.engine(texts, truncation=True, show_progress_bar=False, **dict(options))
+        found |= zip(places, answered, strict=True)
+    return [found[place] for place in range(len(jobs))]
+
+
+def attentions(model: Any, jobs: Sequence[Job]) -> list[Any]:
+    """Return the probabilities of a layer's head, or the mean of its heads, (tokens, tokens) for each job.
+
+    In place of a model's that does not return them, an error.
+    """
+    found: list[Any] = []
+    for job in jobs:
+        encoded, options = model.tokenizer(job.text), dict(job.options)
+        arrays = {name: np.array([encoded[name]]) for name in model.tokenizer.model_input_names}
+        layers = model.engine.model(**arrays, output_attentions=True).attentions
+        layer = layers[options["layer"] - 1] if layers else None
+        if layer is None or isinstance(layer, tuple):
+            found.append(unsupported(f"{model.name} does not return attention"))
+            continue
+        heads = kernels.to_host(layer)[0].astype(np.float32)
+        found.append(heads.mean(axis=0) if options["head"] is None else heads[options["head"] - 1])
+    return found
+
+
+def answer_bytes(model: Any, job: Job) -> int:
+    """Return the bytes that a pipeline's answer takes, at most: entities, or words of masks, each with the text."""
+    text = 6 * len(job.text.encode())  # of JSON's escapes
+    if model.kind == "tagger":
+        return text + len(job) * (SCORE + max(len(label) for label in model.labels))
+    words = min(dict(job.options)["top_k"], len(model.tokenizer)) * (len(job) // MASK)
+    return words * (SCORE + text + 16 * len(job))

@@ -1,0 +1,122 @@
+"""Endpoints of words in their text: Hugging Face's token-classification and fill-mask, and attention."""
+
+from typing import Any
+
+from bertcore.serving.embeddings import INTEGER, NUMBER, prompt_of
+from bertcore.serving.information import TOKENS, described
+from bertcore.serving.models import Models, ServerSettings, finite
+from bertcore.serving.requests import (
+    COUNT,
+    FILLED,
+    FILLED_TEXTS,
+    FLAG,
+    MODEL,
+    PROMPT,
+    TEXT,
+    choice,
+    endpoint,
+    invalid,
+    many,
+    optional,
+    record,
+    unsupported,
+)
+from bertcore.tasks.pipelines.spans import STRATEGIES
+
+MOST_TOKENS = 128  # of a text whose attention is asked for: the answer grows with their square
+INPUTS = {"anyOf": [FILLED, FILLED_TEXTS], "description": "a string or a list of strings"}
+NAMES = many(TEXT) | {"description": "a list of strings"}
+PLACE = {"score": NUMBER, "word": TEXT, "start": INTEGER, "end": INTEGER}
+ENTITIES = many(record(**PLACE, entity_group=optional(TEXT), entity=optional(TEXT), index=optional(INTEGER)))
+WORDS = many(record(score=NUMBER, token=INTEGER, token_str=TEXT, sequence=TEXT))
+
+
+async def _piped(kind: str, body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+    """Return the answers of the pipeline of this kind to the texts of `inputs`; options are those of its call."""
+    model, inputs, options = models.of_kind(kind, body["model"]), body["inputs"], dict(body["parameters"])
+    truncate = settings.auto_truncate if options["truncate"] is None else options["truncate"]
+    del options["truncate"]
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    try:
+        model.engine(iter(()), **options)
+    except ValueError as error:
+        raise invalid(f"parameters: {error}") from error
+    texts = [inputs] if isinstance(inputs, str) else inputs
+    names = ("inputs" if isinstance(inputs, str) else "inputs[{}]").format
+    found = await model.compute("answers", await model.jobs(texts, truncate=truncate, names=names, **options))
+    return found[0] if isinstance(inputs, str) else found
+
+
+@endpoint(
+    kind="tagger",
+    example={"inputs": "Ada Lovelace lived in London"},
+    result={"anyOf": [ENTITIES, many(ENTITIES)]},
+    inputs=INPUTS,
+    parameters=optional(
+        record(
+            aggregation_strategy=optional(choice(*STRATEGIES), "simple"),
+            ignore_labels=optional(NAMES, ["O"]),
+            truncate=optional(FLAG),
+        ),
+        {},
+    ),
+    **MODEL,
+)
+async def token_classification(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+    """Return the entities of each text of `inputs`, with the characters at which they start and end.
+
+    As Hugging Face's inference API: with the aggregation strategy "none" tokens (`entity`) instead of entities
+    (`entity_group`), without the labels `ignore_labels`.
+    """
+    return await _piped("tagger", body, models, settings)
+
+
+@endpoint(
+    kind="masked",
+    example={"inputs": "The cat sat on the [MASK]."},
+    result={"anyOf": [WORDS, many(WORDS), many(many(WORDS))]},
+    inputs=INPUTS,
+    parameters=optional(
+        record(top_k=optional(COUNT, 5), targets=optional(many(TEXT, "a list of words")), truncate=optional(FLAG)), {}
+    ),
+    **MODEL,
+)
+async def fill_mask(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+    """Return the `top_k` most probable words for the mask of each text of `inputs`, and the text with each.
+
+    As Hugging Face's inference API: a text with several masks gets a list for each; `targets` are the words to choose
+    from.
+    """
+    return await _piped("masked", body, models, settings)
+
+
+@endpoint(
+    kind=None,
+    example={"inputs": "the cat sat on the mat", "layer": 1},
+    result=record(tokens=TOKENS, weights=many(many(NUMBER)), layer=INTEGER, head={"type": ["integer", "null"]}),
+    inputs=FILLED,
+    layer=optional(COUNT),
+    head=optional(COUNT),
+    **PROMPT,
+    **MODEL,
+)
+async def attention(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+    """Return how much each token of a short text attends to each: a row of probabilities for each token.
+
+    Layers and heads are counted from 1: by default the last layer, and the mean of its heads.
+    """
+    model, head = models.of_kind(None, body["model"]), body["head"]
+    layers = model.layers
+    if not layers:
+        raise unsupported(f"{model.name} has no attention")
+    layer = body["layer"] or len(layers)
+    if layer > len(layers):
+        raise invalid(f"layer is {layer}, expected 1 to {len(layers)}")
+    if head is not None and head > layers[layer - 1].num_heads:
+        raise invalid(f"head is {head}, expected 1 to {layers[layer - 1].num_heads}")
+    texts = model.prepared([body["inputs"]], prompt_of(model, body["prompt_name"]))
+    most = min(MOST_TOKENS, model.max_seq_length)
+    jobs = await model.jobs(texts, truncate=False, most=most, names="inputs".format, layer=layer, head=head)
+    (weights,) = await model.compute("attention", jobs)
+    encoded = model.tokenizer(jobs[0].text).encodings[0]
+    return {"tokens": described(jobs[0].text, encoded), "weights": finite(weights), "layer": layer, "head": head}

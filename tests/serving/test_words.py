@@ -1,0 +1,182 @@
+"""The endpoints of words in their text, beside what pipelines and models themselves return."""
+
+import huggingface_hub
+import numpy as np
+import pytest
+
+from bertcore import AutoModel, AutoTokenizer, SentenceEncoder, pipeline
+from bertcore.serving.words import MOST_TOKENS
+from bertcore.tasks.static import distill_static
+from tests.serving.process import served
+from tests.serving.test_endpoints import LONG, TEXTS, close, post
+
+MASKED = ["the [MASK] sat on [MASK] mat", "paris is [MASK] ."]
+
+
+@pytest.fixture(scope="module")
+def client(folders):
+    """A client of a server of pipelines, and of an encoder after them."""
+    from starlette.testclient import TestClient
+
+    from bertcore import use_backend
+    from bertcore.serving import create_app
+
+    with use_backend("numpy"):
+        app = create_app([folders[name] for name in ("tagger", "masked", "encoder")])
+    with TestClient(app) as client:
+        yield client
+
+
+def same(found, expected):
+    """Compare nested answers; scores have other bits in other batches."""
+    assert type(found) is type(expected)
+    if isinstance(found, dict):
+        assert found.keys() == expected.keys()
+        for name, value in found.items():
+            same(value, expected[name])
+    elif isinstance(found, list):
+        assert len(found) == len(expected)
+        for pair in zip(found, expected, strict=True):
+            same(*pair)
+    else:
+        assert found == (pytest.approx(expected, abs=1e-5) if isinstance(found, float) else expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"aggregation_strategy": "none"}, {"ignore_labels": ["O", "LOC"]}])
+def test_token_classification(client, folders, options):
+    tagger = pipeline("token-classification", folders["tagger"])
+    expected = tagger(TEXTS, **({"aggregation_strategy": "simple"} | options))
+    assert sum(map(len, expected)) > 0
+    same(post(client, "/token_classification", inputs=TEXTS, parameters=options), expected)
+    same(post(client, "/", inputs=TEXTS[0], parameters=options), expected[0])
+    same(post(client, "/token_classification", inputs=TEXTS[:1], parameters=options), expected[:1])
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_k": 2, "targets": ["cat", "mat", "on"]}])
+def test_fill_mask(client, folders, options):
+    expected = pipeline("fill-mask", folders["masked"])(MASKED, **options)
+    same(post(client, "/fill_mask", inputs=MASKED, parameters=options), expected)
+    same(post(client, "/fill_mask", inputs=MASKED[1], parameters=options), expected[1])
+    same(post(client, "/fill_mask", inputs=MASKED[:1], parameters=options), expected[:1])
+
+
+@pytest.mark.parametrize("head", [None, 3])
+@pytest.mark.parametrize("layer", [None, 1])
+def test_attention(client, folders, layer, head):
+    text = "the cat sät on"
+    tokenizer = AutoTokenizer.from_pretrained(folders["encoder"])
+    encoded = tokenizer([text])
+    arrays = {name: np.array(encoded[name]) for name in tokenizer.model_input_names}
+    layers = AutoModel.from_pretrained(folders["encoder"])(**arrays, output_attentions=True).attentions
+    heads = layers[-1 if layer is None else layer - 1][0]
+    found = post(client, "/attention", inputs=text, layer=layer, head=head, model="encoder")
+    close(found["weights"], heads.mean(axis=0) if head is None else heads[head - 1])
+    assert [token["id"] for token in found["tokens"]] == encoded["input_ids"][0]
+    assert [token["text"] for token in found["tokens"]][:3] == ["[CLS]", "the", "cat"]
+    assert (found["layer"], found["head"]) == (layer or 2, head)
+
+
+def test_attention_reads_what_the_model_reads(client, folders):
+    found = post(client, "/attention", inputs="the cat", prompt_name="query", model="encoder")
+    prompted = SentenceEncoder(folders["encoder"]).tokenizer("paris is the cat")["input_ids"]
+    assert [token["id"] for token in found["tokens"]] == prompted and len(found["weights"]) == len(prompted)
+
+
+def test_truncation(client, folders):
+    error = post(client, "/token_classification", 413, inputs=["a", LONG])["error"]
+    assert error == "inputs[1] has more than 40 tokens, the limit"
+    expected = pipeline("token-classification", folders["tagger"], aggregation_strategy="simple", truncation=True)(LONG)
+    same(post(client, "/token_classification", inputs=LONG, parameters={"truncate": True}), expected)
+    late = LONG + "[MASK]"
+    assert "has no [MASK]" in post(client, "/fill_mask", 422, inputs=late, parameters={"truncate": True})["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("/token_classification", {"inputs": ""}, 400, "inputs is empty, expected a text"),
+        ("/token_classification", {"inputs": ["a", 3]}, 422, "inputs[1] is 3, expected a string"),
+        (
+            "/token_classification",
+            {"inputs": "a", "parameters": {"aggregation_strategy": "best"}},
+            422,
+            "parameters.aggregation_strategy is 'best', expected one of none, simple",
+        ),
+        ("/token_classification", {"inputs": "a", "parameters": {"ignore_labels": "O"}}, 422, "ignore_labels is 'O'"),
+        ("/fill_mask", {"inputs": ["a [MASK]", "a"]}, 422, "inputs[1] has no [MASK], expected one for each missing"),
+        ("/fill_mask", {"inputs": "[MASK]", "parameters": {"top_k": 0}}, 422, "top_k is 0, expected a positive"),
+        ("/fill_mask", {"inputs": "[MASK]", "parameters": {"targets": ["catmat"]}}, 422, "targets has 'catmat'"),
+        ("/fill_mask", {"inputs": "[MASK]", "parameters": {"targets": []}}, 400, "parameters.targets is empty"),
+        ("/fill_mask", {"inputs": "[MASK]", "model": "tagger"}, 404, "predicts masked words is called 'tagger'"),
+        ("/embed_sparse", {"inputs": "a"}, 424, "no model here embeds texts into sparse vectors"),
+        ("/attention", {"inputs": ["a"]}, 422, "inputs is a list of 1, expected a string"),
+        ("/attention", {"inputs": "a", "layer": 3}, 422, "layer is 3, expected 1 to 2"),
+        ("/attention", {"inputs": "a", "head": 4}, 422, "head is 4, expected 1 to 3"),
+        ("/attention", {"inputs": "a", "layer": 0}, 422, "layer is 0, expected a positive integer"),
+        ("/attention", {"inputs": "a " * MOST_TOKENS}, 413, "inputs has more than 40 tokens, the limit"),
+        ("/attention", {"inputs": "a", "prompt_name": "query"}, 422, "tagger takes no prompts"),
+    ],
+)
+def test_wrong_requests(client, path, body, status, message):
+    assert message in post(client, path, status, **body)["error"]
+
+
+def test_long_answers_are_refused(folders):
+    from starlette.testclient import TestClient
+
+    from bertcore.serving import ServerSettings, create_app
+
+    settings = ServerSettings(max_response_bytes=5000)
+    with TestClient(create_app([folders["masked"], folders["tagger"]], settings)) as client:
+        many = {"inputs": "[MASK] " * 30, "parameters": {"top_k": 70}}
+        assert "the answer takes up to" in post(client, "/fill_mask", 413, **many)["error"]
+        assert "the answer takes up to" in post(client, "/token_classification", 413, inputs="a b " * 9)["error"]
+        assert "the answer takes up to" in post(client, "/attention", 413, inputs="a b " * 9)["error"]
+        assert post(client, "/fill_mask", inputs="the [MASK]", parameters={"top_k": 2})
+
+
+def test_models_say_what_they_do(client, folders):
+    models = {model["id"]: model for model in client.get("/v1/models").json()["data"]}
+    assert {name: model["task"] for name, model in models.items()} == {
+        "tagger": "token-classification", "masked": "fill-mask", "encoder": "embedding",
+    }  # fmt: skip
+    assert all((model["layers"], model["heads"]) == (2, 3) for model in models.values())
+    assert models["masked"]["mask_token"] == "[MASK]"
+    about = client.get("/info").json()["model_type"]["token-classification"]
+    assert about["id2label"]["1"] == "B-PER" and about["label2id"]["B-PER"] == 1
+
+
+def test_info_of_a_masked_language_model(server):
+    client = server("masked")
+    assert client.get("/info").json()["model_type"] == {"fill-mask": {"mask_token": "[MASK]"}}
+    assert len(post(client, "/", inputs="the [MASK]")) == 5
+
+
+def test_static_embeddings_have_no_attention(folders, tmp_path):
+    from starlette.testclient import TestClient
+
+    from bertcore.serving import create_app
+
+    distill_static(folders["encoder"], tmp_path / "static", pca_dims=None)
+    with TestClient(create_app([tmp_path / "static"])) as client:
+        assert len(post(client, "/embed", inputs="the cat")) == 1
+        assert post(client, "/attention", 424, inputs="the cat")["error"] == "static has no attention"
+        (model,) = client.get("/v1/models").json()["data"]
+        assert (model["layers"], model["heads"]) == (0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tagger", "masked"])
+def test_huggingface_hub_reads_answers(folders, name):
+    with served(folders[name], options=("--log-level", "warning")) as (_, port):
+        peer = huggingface_hub.InferenceClient(f"http://127.0.0.1:{port}")
+        if name == "tagger":
+            found = peer.token_classification(TEXTS[0], aggregation_strategy="none", ignore_labels=["O", "MISC"])
+            expected = pipeline("token-classification", folders[name])(TEXTS[0], ignore_labels=["O", "MISC"])
+        else:
+            found = peer.fill_mask(MASKED[1], top_k=2, targets=["cat", "mat"])
+            expected = pipeline("fill-mask", folders[name])(MASKED[1], top_k=2, targets=["cat", "mat"])
+    assert len(found) == len(expected) > 0
+    for entry, known in zip(found, expected, strict=True):
+        for key, value in known.items():
+            assert entry[key] == (pytest.approx(value, abs=1e-5) if key == "score" else value)
