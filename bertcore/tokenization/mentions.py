@@ -25,6 +25,7 @@ LUKE_TASKS = {  # of its tokenizer
     "relation-extraction": "entity_pair_classification",
     "span-ner": "entity_span_classification",
 }
+OUTSIDE = (-1, -1)  # the characters of a special token
 SPANS = "[first, last + 1], characters of the text"
 
 
@@ -81,18 +82,19 @@ def find_markers(tokenizer: Any, count: int) -> tuple[str, ...]:
     raise ValueError(f"tokenizer has {len(found)} of the marks {MARKERS}, expected {count} to mark entities with")
 
 
-def marked(text: str, spans: Sequence[Span], markers: Sequence[str]) -> tuple[str, list[int]]:
-    """Return the text with its own marker before and after each span, and the places of those before.
+def marked(text: str, spans: Sequence[Span], markers: Sequence[str]) -> tuple[str, list[Span]]:
+    """Return the text with its own marker before and after each span, and the places of both markers.
 
     "Ada was born in London" becomes "@ Ada @ was born in # London #" (Zhou and Chen 2022, arXiv:2102.01373).
     """
-    places = [0] * len(spans)
+    places = [(0, 0)] * len(spans)
     parts, length, done = [], 0, 0
     for number in sorted(range(len(spans)), key=spans.__getitem__):
         (start, end), marker = spans[number], markers[number]
         before = text[done:start]
         before += "" if (before or text[:start])[-1:].isspace() or not start else " "
-        places[number] = length + len(before)
+        place = length + len(before)
+        places[number] = place, place + len(marker) + end - start + 2
         after = "" if text[end : end + 1].isspace() or end == len(text) else " "
         parts.append(f"{before}{marker} {text[start:end]} {marker}{after}")
         length, done = length + len(parts[-1]), end
@@ -127,8 +129,8 @@ def mention_rows(
     """
     if markers is None:
         return _luke_rows(tokenizer, texts, spans, max_length)
-    both = [marked(text, each, markers) for text, each in zip(texts, spans, strict=True)]
     found = []
+    both = [marked(text, each, markers) for text, each in zip(texts, spans, strict=True)]
     batch = tokenizer([text for text, _ in both], truncation=False)
     for number, (text, places) in enumerate(both):
         values, encoding = {name: rows[number] for name, rows in batch.items()}, batch.encodings[number]
@@ -137,9 +139,9 @@ def mention_rows(
             cut = tokenizer([text], truncation=True, max_length=max_length)
             values, encoding = {name: rows[0] for name, rows in cut.items()}, cut.encodings[0]
         starts, _ = token_ends(text, offsets_of(encoding))
-        columns = [starts[place] for place in places if place in starts]
-        whole = len(columns) == len(places)
-        found.append(MentionRow(values | {"entity_start_positions": columns} if whole else None, was_cut))
+        whole = all(place in starts for both_ends in places for place in both_ends)
+        columns = {"entity_start_positions": [starts[place] for place, _ in places]} if whole else {}
+        found.append(MentionRow(values | columns if whole else None, was_cut))
     return found
 
 
@@ -170,23 +172,25 @@ def without_task(tokenizer: Any) -> Any:
 
 
 def offsets_of(encoding: Any) -> list[Span]:
-    """Return (first, last + 1) character of each token, (0, 0) for special ones."""
+    """Return (first, last + 1) character of each token, OUTSIDE for special ones."""
     special = encoding.special_tokens_mask
-    return [(0, 0) if mark else span for mark, span in zip(special, encoding.offsets, strict=True)]
+    return [OUTSIDE if mark else span for mark, span in zip(special, encoding.offsets, strict=True)]
 
 
 def token_ends(text: str, offsets: Iterable[Sequence[int]]) -> tuple[dict[int, int], dict[int, int]]:
     """Return the first column whose token starts at a character, and the last whose token ends before one.
 
-    White space at the start of a token does not count. Tokens without characters are left out.
+    White space at the start of a token does not count, so that a token of nothing else starts where the next one does.
+    Columns that are OUTSIDE are left out.
     """
     starts: dict[int, int] = {}
     ends: dict[int, int] = {}
     for column, (start, end) in enumerate(offsets):
-        while start < end and text[start].isspace():
+        while 0 <= start < end and text[start].isspace():
             start += 1
-        if start < end:
+        if start >= 0:
             starts.setdefault(int(start), column)
+        if start < end:
             ends[int(end)] = column
     return starts, ends
 
@@ -202,11 +206,11 @@ class Candidates(NamedTuple):
 def candidates(text: str, offsets: Sequence[Sequence[int]], width: int) -> Candidates:
     """Return all spans of at most `width` words that begin and end with a token.
 
-    `offsets` are the characters of each column's token, (0, 0) for special ones.
+    `offsets` are the characters of each column's token, OUTSIDE for special ones.
     """
     starts, ends = token_ends(text, offsets)
     found = Candidates([], [], [])
-    if not starts:
+    if not ends:
         return found
     first, last = min(starts), max(ends)
     words = [word.span() for word in WORD.finditer(text, _word_start(text, first)) if word.start() >= first]

@@ -7,6 +7,7 @@ import pytest
 
 from bertcore import AutoTokenizer
 from bertcore.tokenization.mentions import (
+    OUTSIDE,
     apart,
     candidates,
     checked_spans,
@@ -82,9 +83,8 @@ def test_white_space_around_spans_is_left_out():
 def test_markers(text, spans, expected):
     found, places = marked(text, spans, ("@", "#"))
     assert found == expected
-    assert [found[place : place + 2] for place in places] == ["@ ", "# "][: len(spans)]
-    for (start, end), place in zip(spans, places, strict=True):
-        assert found[place + 2 :].startswith(text[start:end])
+    for marker, (start, end), (before, after) in zip("@#", spans, places, strict=False):
+        assert found[before : after + 1] == f"{marker} {text[start:end]} {marker}"
 
 
 def test_markers_are_marks_of_the_vocabulary(tokenizer, luke_folder, tmp_path):
@@ -114,6 +114,11 @@ def test_spans_that_are_cut_off(tokenizer, luke_folder):
             rows = mention_rows(*given)
         assert [row.was_cut for row in rows] == [True, True]
         assert len(rows[0].values["input_ids"]) == 7 and rows[1].values is None
+    last = mention_rows(tokenizer, ["paris is the capital of france"] * 2, [[(24, 30)]] * 2, ("@",), 10)
+    assert (
+        last[0].values["entity_start_positions"] == [6]
+        and mention_rows(tokenizer, ["paris is the capital of france"], [[(24, 30)]], ("@",), 9)[0][0] is None
+    )
 
 
 def naive_candidates(text, offsets, words, width):
@@ -162,11 +167,12 @@ def test_words_cut_by_a_window_are_no_candidates():
     text = "abcdef ghi jkl"
     offsets = [(3, 6), (7, 10), (11, 13)]  # of a window from the middle of a word into the middle of another
     assert candidates(text, offsets, 3).spans == [(7, 10)]
-    assert candidates(text, [], 3).spans == candidates("", [(0, 0)], 3).spans == []
+    assert candidates(text, [], 3).spans == candidates("", [OUTSIDE], 3).spans == []
 
 
 def test_white_space_within_tokens_does_not_count():
-    assert token_ends("a  bc", [(0, 0), (0, 1), (1, 4), (4, 5), (4, 5)]) == ({0: 1, 3: 2, 4: 3}, {1: 1, 4: 2, 5: 4})
+    assert token_ends("a  bc", [OUTSIDE, (0, 1), (1, 4), (4, 5), (4, 5)]) == ({0: 1, 3: 2, 4: 3}, {1: 1, 4: 2, 5: 4})
+    assert token_ends("a ,", [(0, 1), (1, 2), (2, 3)]) == ({0: 0, 2: 1}, {1: 0, 3: 2})  # as LUKE's tokenizer has it
 
 
 def test_arrays():

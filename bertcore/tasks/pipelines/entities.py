@@ -22,6 +22,7 @@ from bertcore.tokenization.mentions import (
     LUKE_TASKS,
     MOST_SPANS,
     NONE,
+    OUTSIDE,
     WIDEST,
     Span,
     apart,
@@ -276,7 +277,7 @@ class SpanNerPipeline(_EntityPipeline):
     def _candidates(self, window: Window, options: Any) -> Any:
         inside = set(window.content.tolist())
         offsets = window.offsets.tolist()
-        spans = [offsets[column] if column in inside else (0, 0) for column in range(len(window))]
+        spans = [offsets[column] if column in inside else OUTSIDE for column in range(len(window))]
         return candidates(window.text, spans, options.max_span_width or self._width)
 
     def _entities_of(self, spans: Sequence[Span], logits: np.ndarray) -> Iterator[tuple[Span, float, float, int]]:
