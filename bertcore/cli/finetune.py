@@ -81,8 +81,6 @@ class Labels(LabelledData):
 
     Attributes:
         label_kind: meaning of integers (default: classes, unless many differ).
-        negative_label: the label of no relation, or no type, which F1 leaves out (default: no_relation if it occurs).
-        max_span_width: words of the longest entity, for span-ner (default: 8).
     """
 
     title = LabelledData.title
@@ -93,12 +91,10 @@ class Labels(LabelledData):
     }
 
     label_kind: Annotated[str | None, ("classes", "numbers")] = None
-    negative_label: str | None = None
-    max_span_width: Positive | None = None
 
     def columns(self, rows: list[Any]) -> Any:
         """Return the columns of the data, with the labels that occur."""
-        from bertcore.training.data import LabelledEntities, LabelledMentions, LabelledTexts, LabelledWords, Questions
+        from bertcore.training.data import LabelledTexts, LabelledWords, Questions
 
         rows = sorted(rows, key=operator.attrgetter("file", "line"))  # so that the first wrong record is reported
         if self.task == "sequence":
@@ -106,28 +102,12 @@ class Labels(LabelledData):
             return LabelledTexts.found_in(rows, *names, kind=self.label_kind)
         if self.task == "token":
             return LabelledWords.found_in(rows, self.text or WORDS, self.label or TAGS)
-        if self.task in MENTION_TASKS:
-            names = self.text or "text", self.label or "label"
-            return LabelledMentions.found_in(rows, self.task, *names, negative=self.negative_label)
-        if self.task == "span-ner":
-            width = {"width": self.max_span_width} if self.max_span_width else {}
-            return LabelledEntities.found_in(rows, self.text or "text", **width)
         return Questions()
 
     def check_columns(self) -> None:
         """Check that the task uses the columns that are given."""
         if self.label_kind and self.task != "sequence":
             raise CommandError(f"--label-kind is given with --task {self.task}, expected --task sequence")
-        if self.negative_label is not None and self.task not in MENTION_TASKS:
-            raise CommandError(
-                f"--negative-label is given with --task {self.task}, expected {' or '.join(MENTION_TASKS)}"
-            )
-        if self.max_span_width and self.task != "span-ner":
-            raise CommandError(f"--max-span-width is given with --task {self.task}, expected --task span-ner")
-        if self.task == "span-ner" and self.label:
-            raise CommandError(
-                "--task span-ner has no use for --label: labels stand in spans, [first, last + 1, label]"
-            )
         if (self.task in ("token", *ENTITY_TASKS) and self.text_pair) or (
             self.task == "qa" and (self.text_pair or self.text or self.label)
         ):
@@ -152,24 +132,25 @@ class Finetune(Labels, Adapters):
     DATA is files or folders of JSON lines (.jsonl, .json) or tables (.csv, .tsv), each also with .gz. The --task says
     what is learned:
 
-      sequence    the label of a text (--text), or of two (--text-pair): classes, numbers, or lists of classes
-      token       the tag of each word: columns of words and tags, or lines (.txt) of a word and its tag as in CoNLL
-      qa          the span of a text that answers a question: columns question, context and answers, or SQuAD's file
-      relation-extraction    the relation of two entities: {"text", "spans": [head, tail], "label"} in each line, where
-                             a span is [first, last + 1], characters of the text
-      entity-classification  the type, or a list of types, of an entity: {"text", "spans": [entity], "label"}
-      span-ner               the entities of a text: {"text", "spans": [[first, last + 1, label], ...]}
-      similarity  the similarity of two texts (--text, --text-pair), a number (--label), from their embeddings (CoSENT)
-      pair        texts that belong together: each first text is to find its second text among those of the batch
+      sequence               the label of a text (--text), or of two (--text-pair): classes, lists of them, or numbers
+      token                  the tag of each word: columns of words and tags, or lines (.txt) of a word and its tag
+      qa                     the answer in a text: columns question, context and answers, or SQuAD's file
+      relation-extraction    the relation of two entities: {"text", "spans": [head, tail], "label"} a line
+      entity-classification  the type of an entity, or a list of types: {"text", "spans": [entity], "label"} a line
+      span-ner               the entities of a text: {"text", "spans": [[first, last + 1, label], ...]} a line
+      similarity             the similarity of two texts (--text, --text-pair), a number (--label), by CoSENT
+      pair                   texts that belong together: each first one is to find its second one in the batch
 
-    The last two give a sentence encoder. Labels are found in the data. A tenth of it is held out to measure the model,
-    unless --eval is given. Ctrl-C ends a run when its checkpoint is written; the same command with --resume goes on to
-    the same result.
+    An entity is [first, last + 1], characters of the text. BERT and its kin read it between marks, LUKE as an entity.
+    The last two tasks give a sentence encoder. Labels are found in the data. A tenth of it is held out to measure the
+    model, unless --eval is given. Ctrl-C ends a run when its checkpoint is written; the same command with --resume goes
+    on to the same result.
 
     Examples:
         bertcore finetune reviews.csv --model bert-base-uncased/ --task sequence --text review --out my-classifier/
         bertcore finetune train.txt --model roberta-base/ --task token --epochs 5 --out my-tagger/
         bertcore finetune pairs.csv --model demo --task pair --text question --text-pair answer --out my-encoder/
+        bertcore finetune pairs.jsonl --model biobert/ --task relation-extraction --out my-relations/
         bertcore finetune squad.jsonl --model bert-base-uncased/ --task qa --max-seconds 3600 --out my-reader/
 
     Attributes:
@@ -177,6 +158,8 @@ class Finetune(Labels, Adapters):
         task: the task; see above.
         class_weights: weights of the classes in the loss, in the order of the labels, or balanced, which is one over
             their counts (default: all the same).
+        negative_label: label of no relation, or of no type, which F1 leaves out (default: no_relation if it occurs).
+        max_span_width: words of the longest entity, for span-ner (default: 8).
         keep_checkpoints: keep the checkpoints of a finished run beside the model, for a longer --resume.
     """
 
@@ -186,6 +169,8 @@ class Finetune(Labels, Adapters):
     task: Annotated[str, ("sequence", "token", "qa", *ENTITY_TASKS, *EMBEDDING_TASKS)]  # type: ignore[misc]
     keep_checkpoints: bool = False
     class_weights: Annotated[tuple[float | str, ...], WEIGHT, SEVERAL] = ()
+    negative_label: str | None = None
+    max_span_width: Positive | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,6 +180,28 @@ class Finetune(Labels, Adapters):
             raise CommandError("--class-weights has balanced beside other weights, expected it alone")
         check_once([*self.data, *self.eval], "labels are looked up in it first: give files")
         self.check_columns()
+        if self.negative_label is not None and self.task not in MENTION_TASKS:
+            raise CommandError(
+                f"--negative-label is given with --task {self.task}, expected {' or '.join(MENTION_TASKS)}"
+            )
+        if self.max_span_width and self.task != "span-ner":
+            raise CommandError(f"--max-span-width is given with --task {self.task}, expected --task span-ner")
+        if self.task == "span-ner" and self.label:
+            raise CommandError(
+                "--task span-ner has no use for --label: labels stand in spans, [first, last + 1, label]"
+            )
+
+    def columns(self, rows: list[Any]) -> Any:
+        from bertcore.training.data import LabelledEntities, LabelledMentions
+
+        if self.task not in ENTITY_TASKS:
+            return super().columns(rows)
+        rows = sorted(rows, key=operator.attrgetter("file", "line"))
+        if self.task == "span-ner":
+            width = {"width": self.max_span_width} if self.max_span_width else {}
+            return LabelledEntities.found_in(rows, self.text or "text", **width)
+        names = self.text or "text", self.label or "label"
+        return LabelledMentions.found_in(rows, self.task, *names, negative=self.negative_label)
 
     def train(self, folder: Path) -> None:
         from bertcore.training.data import SpanCollator

@@ -69,3 +69,97 @@ def test_a_rule_is_learned_saved_and_applied(model, task, tmp_path, capsys):
     loaded = load_model(tmp_path / "out")
     assert class_for(loaded.config).__name__.endswith(TASKS[task].removeprefix("AutoModel"))
     assert not loaded.newly_initialised
+
+
+GOOD = {"text": "paris is the capital", "spans": [[0, 5], [13, 20]], "label": "x"}
+WRONG = {
+    "spans outside": (
+        "relation-extraction",
+        GOOD | {"spans": [[0, 5], [13, 21]]},
+        [],
+        r"a.jsonl:2: spans[1] is [13, 21]",
+    ),
+    "one span": ("relation-extraction", GOOD | {"spans": [[0, 5]]}, [], "a.jsonl:2: spans has 1 spans, expected 2"),
+    "no text": ("relation-extraction", {"spans": [], "label": "x"}, [], "a.jsonl:2: has no 'text'"),
+    "no spans": ("entity-classification", {"text": "a", "label": "y"}, [], "a.jsonl:2: has no 'spans'"),
+    "two spans": ("entity-classification", GOOD, [], "spans has 2 spans, expected 1"),
+    "no label": ("entity-classification", {"text": "a", "spans": [[0, 1]]}, [], "a.jsonl:2: has no 'label'"),
+    "one label": ("relation-extraction", GOOD, [], "has the label x alone, expected two or more"),
+    "flat spans": ("span-ner", GOOD, [], "spans[0] is [0, 5], expected [[first, last + 1, label], ...]"),
+    "no entities": ("span-ner", {"text": "a", "spans": []}, [], "there are no records with entities in 'spans'"),
+    "negative": ("relation-extraction", GOOD | {"label": "y"}, ["--negative-label", "z"], "(--negative-label) is 'z'"),
+    "width": ("relation-extraction", GOOD, ["--max-span-width", "3"], "is given with --task relation-extraction"),
+    "negative of spans": (
+        "span-ner",
+        GOOD,
+        ["--negative-label", "x"],
+        "--negative-label is given with --task span-ner",
+    ),
+    "label of spans": ("span-ner", GOOD, ["--label", "x"], "--task span-ner has no use for --label"),
+    "pairs": (
+        "relation-extraction",
+        GOOD,
+        ["--text-pair", "x"],
+        "--task relation-extraction has no use for --text-pair",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_records_and_options_are_named(bert, tmp_path, capsys, name):
+    task, row, options, message = WRONG[name]
+    other = GOOD if name == "one label" else GOOD | {"label": "w"}
+    first = {"span-ner": row, "entity-classification": other | {"spans": [[0, 5]]}}.get(task, other)
+    data = write(tmp_path / "a.jsonl", [first, row])
+    assert finetune(bert, tmp_path / "out", data, task, "--held-out", "0", *options) in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+def test_adapters_weights_of_classes_and_spans_of_other_widths(bert, tmp_path, capsys):
+    data = write(tmp_path / "a.jsonl", records("relation-extraction", 20))
+    options = ["--held-out", "0.2", "--max-steps", "2", "--class-weights", "balanced", "--lora", "2"]
+    assert finetune(bert, tmp_path / "out", data, "relation-extraction", *options) == 0
+    assert "weights   before " in capsys.readouterr().out
+    assert not load_model(tmp_path / "out").newly_initialised
+    data = write(tmp_path / "b.jsonl", records("span-ner", 20))
+    assert finetune(bert, tmp_path / "ner", data, "span-ner", "--max-steps", "1", "--max-span-width", "2") == 0
+    assert load_model(tmp_path / "ner").config["max_span_width"] == 2
+
+
+def test_wrong_lines_and_options_of_classify_and_tag(trained, tmp_path, capsys):
+    for command, task, given, message in (
+        ("classify", "relation-extraction", ["--text", "paris"], "line 1: not JSON, expected an object in each line"),
+        ("classify", "relation-extraction", ["--text", json.dumps(GOOD | {"spans": []})], "text 1: spans has 0 spans"),
+        (
+            "classify",
+            "relation-extraction",
+            ["--text", "{}", "--merge", "max"],
+            "--merge is given, expected JSON lines",
+        ),
+        (
+            "classify",
+            "relation-extraction",
+            ["--text", json.dumps(GOOD), "--truncation", "chunk"],
+            "truncation='chunk'",
+        ),
+        ("classify", "span-ner", ["--text", "paris"], "has no classifier of texts"),
+        ("tag", "span-ner", ["--text", "paris", "--aggregation", "max"], "--aggregation is given, and"),
+        ("tag", "relation-extraction", ["--text", "paris"], "has no classifier of tokens"),
+    ):
+        assert main([command, str(trained[task]), *given, "--backend", "numpy"]) in (1, 2)
+        assert message in capsys.readouterr().err, (command, task, given)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return save_family(tmp_path_factory.mktemp("bert"), "bert")
+
+
+@pytest.fixture(scope="module")
+def trained(bert, tmp_path_factory):
+    """task -> the folder of a model after one step."""
+    folder = tmp_path_factory.mktemp("trained")
+    for task in ("relation-extraction", "span-ner"):
+        data = write(folder / "a.jsonl", records(task, 20))
+        assert finetune(bert, folder / task, data, task, "--max-steps", "1") == 0
+    return {task: folder / task for task in ("relation-extraction", "span-ner")}

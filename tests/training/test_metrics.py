@@ -73,6 +73,30 @@ def test_several_labels_for_each_text():
     assert metrics.f1((logits, labels), "micro")["f1"] == pytest.approx(4 / 5)
 
 
+@pytest.mark.parametrize("left_out", [(), (1,), (0, 3)])
+def test_micro_f1_is_scikit_learn_s(left_out):
+    from sklearn.metrics import precision_recall_fscore_support as measure
+
+    rng = np.random.default_rng(1)
+    logits, labels = rng.normal(size=(60, 4)), rng.integers(0, 4, 60)
+    kept = [number for number in range(4) if number not in left_out]
+    options = {"average": "micro", "zero_division": 0.0}
+    found = metrics.micro_f1(left_out)((logits, labels))
+    assert list(found.values()) == pytest.approx(measure(labels, logits.argmax(1), labels=kept, **options)[:3])
+    several = rng.integers(0, 2, (60, 4)).astype(np.float32)
+    found = metrics.micro_f1(left_out)((logits, several))
+    assert list(found.values()) == pytest.approx(measure(several[:, kept], logits[:, kept] > 0, **options)[:3])
+    right = sum(guess == label != 1 for guess, label in zip(logits.argmax(1), labels, strict=True))
+    predicted, expected = (logits.argmax(1) != 1).sum(), (labels != 1).sum()
+    assert metrics.micro_f1((1,))((logits, labels))["f1"] == pytest.approx(2 * right / (predicted + expected))
+
+
+def test_micro_f1_without_predictions_is_zero():
+    none = {"precision": 0.0, "recall": 0.0, "f1": 0.0}
+    assert metrics.micro_f1((0,))((np.zeros((3, 2)), np.array([1, 0, 1]))) == none
+    assert metrics.micro_f1()((np.zeros((0, 2)), np.zeros(0, int))) == none
+
+
 def test_words_of_a_masked_model():
     logits = RNG.normal(size=(3, 7, 11)).astype(np.float32) * 5
     labels = np.where(RNG.random((3, 7)) < 0.5, RNG.integers(0, 11, (3, 7)), -100)

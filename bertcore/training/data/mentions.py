@@ -71,7 +71,8 @@ class LabelledMentions:
         if negative is None and COUNTS[task] == 2 and NO_RELATION in texts.labels:
             negative = NO_RELATION
         if negative is not None and negative not in texts.labels:
-            raise ValueError(f"negative is {negative!r}, expected one of the labels {', '.join(texts.labels):.200}")
+            known = ", ".join(texts.labels)
+            raise ValueError(f"negative (--negative-label) is {negative!r}, expected one of the labels {known:.200}")
         return cls(texts, task, negative)
 
     @property
