@@ -157,7 +157,7 @@ def test_entities_are_required():
 
 
 def test_the_measure_of_entities(tokenizers):
-    """Right are 1 of 2 predicted; 3 are in the data, of which one is wider than the candidates."""
+    """Right are 1 of 2 predicted; 3 are in the data, one of them wider than the candidates."""
     records = [{"text": "paris is the cat", "spans": [[0, 5, "LOC"], [6, 16, "THING"]]},
                {"text": "the cat", "spans": [[4, 7, "THING"]]}]  # fmt: skip
     columns = LabelledEntities.found_in(records, width=2)
