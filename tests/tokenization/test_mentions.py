@@ -23,7 +23,7 @@ from bertcore.tokenization.mentions import (
 from tests.refusals import refuses
 from tests.tiny_bert import save_tiny_bert
 from tests.tiny_entities import save_family
-from tests.tokenization.family_folders import write_family
+from tests.tokenization.family_folders import BYTE_BPE, SENTENCEPIECE, WORD_PIECE, write_family
 
 TEXT = "Ada was born"
 
@@ -154,6 +154,16 @@ def test_candidates_are_all_spans_of_words(tokenizer, width):
     assert found.spans == list(naive_candidates(text, offsets, words, width))
     for (start, end), first, last in zip(found.spans, found.starts, found.ends, strict=True):
         assert offsets[first][0] == start and offsets[last][1] == end
+
+
+@pytest.mark.parametrize("name", [*BYTE_BPE, *SENTENCEPIECE, *WORD_PIECE])
+def test_candidates_of_every_kind_of_tokenizer(name, tmp_path):
+    write_family(tmp_path, name)
+    encoding = without_task(AutoTokenizer.from_pretrained(tmp_path))("the value the values. the").encodings[0]
+    found = candidates("the value the values. the", offsets_of(encoding), 1)
+    assert found.spans == [(0, 3), (4, 9), (10, 13), (14, 20), (20, 21), (22, 25)]
+    tokens = [encoding.tokens[start].strip("\u0120\u2581") for start in found.starts]
+    assert tokens == ["the", "value", "the", "value", ".", "the"]
 
 
 def test_characters_of_chinese_are_words():
