@@ -116,6 +116,23 @@ def naming_nearest(*more: str) -> Callable[[Callable[Arguments, Result]], Callab
     return decorate
 
 
+def older_names(**names: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Decorate a function to take arguments by older names, too: `names` are the present ones, by the older."""
+
+    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Result:
+            for older in names.keys() & given.keys():
+                if names[older] in given:
+                    raise TypeError(f"{names[older]} and {older}, its older name, are both given, expected one")
+                given[names[older]] = given.pop(older)
+            return function(*args, **given)
+
+        return call
+
+    return decorate
+
+
 def printable(text: str) -> str:
     """Return the text with control characters escaped, as these may command a terminal."""
     return "".join(

@@ -13,7 +13,6 @@ It is for inference: its tensors have no gradient.
 import os
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ import torch
 from sentence_transformers.base.modules import InputModule
 
 from bertcore import kernels
-from bertcore.checkpoint import resolve
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sentence_encoder.encoder import checked_options
 from bertcore.tokenization import Tokenizer
@@ -41,8 +39,7 @@ class EncoderModule(InputModule):
 
     def __init__(self, folder: str | os.PathLike, **options: Any):
         super().__init__()
-        self._folder = Path(resolve(folder, "sentence_encoder"))
-        self.encoder = SentenceEncoder(self._folder, **options)
+        self.encoder = SentenceEncoder(folder, **options)
 
     @property
     def max_seq_length(self) -> int:
@@ -68,7 +65,8 @@ class EncoderModule(InputModule):
         """Return the model's inputs, see `SentenceEncoder.preprocess`, and the number of first tokens not pooled."""
         found = self.encoder.preprocess(inputs, prompt, processing_kwargs)
         features = {name: torch.from_numpy(column) for name, column in found.items()}
-        return {**features, "prompt_length": checked_options(self.encoder, prompt or "").skipped}
+        skipped = checked_options(self.encoder, prompt or "").skipped
+        return {**features, "prompt_length": skipped, "modality": "text"}
 
     def forward(self, features: dict[str, Any], **options: Any) -> dict[str, Any]:
         """Add "token_embeddings", (texts, tokens, hidden), and "sentence_embedding", (texts, dim), both float32."""
@@ -90,7 +88,7 @@ class EncoderModule(InputModule):
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **options: Any) -> None:
         """Copy the encoder's published folder."""
-        shutil.copytree(self._folder, output_path, dirs_exist_ok=True)
+        shutil.copytree(self.encoder.folder, output_path, dirs_exist_ok=True)
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **options: Any) -> "EncoderModule":

@@ -10,12 +10,20 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from bertcore.arguments import DType, check_count, naming_nearest
+from bertcore.arguments import DType, check_count, naming_nearest, older_names
 from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.checkpoint.files import CONFIG_NAME
 from bertcore.kernels import checks
 from bertcore.models.spec import ConfigReader
-from bertcore.tasks.encoders import Encoder, EncoderOptions, EncoderPool, ReadingOptions, converted, reading_whole
+from bertcore.tasks.encoders import (
+    Encoder,
+    EncoderOptions,
+    EncoderPool,
+    ReadingOptions,
+    converted,
+    reading_whole,
+    update_json,
+)
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,
@@ -44,6 +52,8 @@ class CrossEncoder(Encoder):
     Args:
         model_name_or_path: a sequence classifier (config.json, weights, a tokenizer), or its id on the Hugging Face
             hub.
+        num_labels: number of scores of a pair. Where the checkpoint has no head of this size, a new random one is made,
+            to be trained; by default the checkpoint must have a head.
         dtype: dtype of weights and computation, as for AutoModel; scores are float32.
         max_length: cut pairs to this many tokens, special ones included, from the longer text first; by default as
             published.
@@ -70,6 +80,7 @@ class CrossEncoder(Encoder):
     def __init__(
         self,
         model_name_or_path: str | os.PathLike,
+        num_labels: int | None = None,
         *,
         dtype: DType | None = None,
         max_length: int | None = None,
@@ -77,15 +88,18 @@ class CrossEncoder(Encoder):
         **options: Unpack[EncoderOptions],
     ):
         own: dict[str, Any] = {"dtype": dtype, "max_length": max_length, "activation_fn": activation_fn}
+        own["num_labels"] = num_labels
         opened = self._open(model_name_or_path, "cross-encoder", options, **own)
-        self._where = where = _model_folder(opened)
-        settings = read_transformer(where, "sequence-classification")
+        self._is_new = num_labels is not None
+        self._where = where = _model_folder(opened, self._is_new)
+        settings = read_transformer(where, "sequence-classification" if num_labels is None else None)
         self.scores = SequenceScores(
             where,
             dtype=dtype,
             max_seq_length=max_length,
             published_length=settings["max_seq_length"],
             do_lower_case=settings["do_lower_case"],
+            num_labels=num_labels,
         )
         self.model, self.tokenizer = self.scores.model, self.scores.tokenizer
         self.num_labels = self.scores.num_labels
@@ -94,7 +108,8 @@ class CrossEncoder(Encoder):
             saved = opened / SETTINGS_NAME, read_saved_settings(opened)
             config = where / CONFIG_NAME, read_config(where)
             activation_fn = published_activation(saved, config, self.num_labels)
-        self.activation_fn = chosen_activation(activation_fn)
+        chosen_activation(activation_fn)
+        self.activation_fn = activation_fn
 
     @property
     def max_length(self) -> int:
@@ -110,6 +125,26 @@ class CrossEncoder(Encoder):
     def _model_folder(self) -> Path:
         return self._where
 
+    def _fill(self, target: Path, where: Path) -> None:
+        super()._fill(target, Path() if self._is_new else where)
+        if self._is_new:  # the folder that was read may be of another kind of model
+            (target / MODULES_NAME).unlink(missing_ok=True)
+            for file in target.glob("sentence_*_config.json"):
+                update_json(file, {"transformer_task": "sequence-classification"})
+
+    def _saved_settings(self) -> dict[str, Any]:
+        name = self.activation_fn if isinstance(self.activation_fn, str) else type(self.activation_fn).__name__.lower()
+        module = "linear" if name == "identity" else "activation"
+        kind = {"relu": "ReLU"}.get(name, name.capitalize())
+        return {"activation_fn": f"torch.nn.modules.{module}.{kind}"} if name in ACTIVATIONS else {}
+
+    @staticmethod
+    def is_singular_input(inputs: Any) -> bool:
+        """Return whether `inputs` is one pair of texts, in place of several."""
+        is_row = isinstance(inputs, list | tuple) or (isinstance(inputs, np.ndarray) and inputs.ndim > 0)
+        return is_row and len(inputs) > 0 and isinstance(inputs[0], str)
+
+    @older_names(sentences="inputs")
     @naming_nearest(*PairOptions.__annotations__)
     def predict(
         self,
@@ -140,7 +175,7 @@ class CrossEncoder(Encoder):
             scalar, or (labels,).
         """
         checks.boolean("apply_softmax", apply_softmax)
-        is_one = _is_pair(inputs)
+        is_one = self.is_singular_input(inputs)
         many = list(_checked([inputs] if is_one else inputs))
         given: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, **options}
         scores = np.empty((len(many),) if self.num_labels == 1 else (len(many), self.num_labels), np.float32)
@@ -151,7 +186,7 @@ class CrossEncoder(Encoder):
             scores[index] = score
         if apply_softmax and self.num_labels > 1:
             scores = softmax(scores).astype(np.float32)
-        return scores[0] if is_one and not convert_to_tensor else converted(scores, convert_to_numpy, convert_to_tensor)
+        return converted(scores, convert_to_numpy, convert_to_tensor, is_one)
 
     def predict_stream(
         self,
@@ -199,7 +234,7 @@ class CrossEncoder(Encoder):
             batch_tokens=batch_tokens, batch_size=batch_size,
         )  # fmt: skip
         count = len(inputs) if isinstance(inputs, Sequence) else None
-        activation = self.activation_fn if activation_fn is None else chosen_activation(activation_fn)
+        activation = chosen_activation(self.activation_fn if activation_fn is None else activation_fn)
         before = self._prompts.resolve(prompt, prompt_name)
 
         def scores() -> Iterator[np.ndarray]:
@@ -260,20 +295,17 @@ class CrossEncoder(Encoder):
         ]
 
 
-def _model_folder(folder: Path) -> Path:
-    """Return the folder of config.json: `folder`, or that of its only module."""
+def _model_folder(folder: Path, is_start: bool) -> Path:
+    """Return the folder of config.json: `folder`, or that of its only module; of its first to start a new model."""
     modules = read_modules(folder)
     if modules is None:
         return folder
+    if is_start and modules and modules[0].kind == "Transformer":
+        return modules[0].folder
     check_kinds(folder, modules, ("Transformer",))
     if len(modules) != 1:
         raise CheckpointError(f"{folder / MODULES_NAME} has {len(modules)} modules, expected one Transformer")
     return modules[0].folder
-
-
-def _is_pair(inputs: Any) -> bool:
-    is_row = isinstance(inputs, list | tuple) or (isinstance(inputs, np.ndarray) and inputs.ndim > 0)
-    return is_row and len(inputs) > 0 and isinstance(inputs[0], str)
 
 
 def _checked(inputs: Any) -> Iterator[tuple[str, str]]:
@@ -319,6 +351,10 @@ def chosen_activation(activation_fn: str | Activation) -> Activation:
         return ACTIVATIONS[activation_fn]
     if not callable(activation_fn):
         raise TypeError(f"activation_fn is {activation_fn!r}, expected a function or one of {_known()}")
+    if hasattr(activation_fn, "forward"):  # a module of PyTorch
+        import torch
+
+        return lambda logits: activation_fn(torch.from_numpy(logits)).detach().numpy()
     return activation_fn
 
 

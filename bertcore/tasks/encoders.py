@@ -118,9 +118,9 @@ class Encoder:
         backend_of(self._device)
         published = read_prompts(self.folder)
         prompts, default = options.get("prompts"), options.get("default_prompt_name")
-        self._prompts = Prompts(
-            published.by_name if prompts is None else dict(prompts), published.default if default is None else default
-        )
+        by_name = published.by_name if prompts is None else prompts
+        default = published.default if default is None else default
+        self._prompts = Prompts({"query": "", "document": ""} | dict(by_name), default)
         if default is not None or prompts is not None:
             self._prompts.resolve(None, None)
         return self.folder
@@ -129,9 +129,9 @@ class Encoder:
         return f"<{type(self).__name__} of {self.model!r}, max_seq_length {self.max_seq_length}>"
 
     @property
-    def device(self) -> str:
+    def device(self) -> Device:
         """The device that calls compute on, "cpu" or "cuda"."""
-        return "cuda" if backend_of(self._device) == "cupy" else "cpu"
+        return Device("cuda" if backend_of(self._device) == "cupy" else "cpu")
 
     def _backend(self, device: str | None) -> str:
         """Return the backend that computes on a call's device, by default the encoder's."""
@@ -141,6 +141,11 @@ class Encoder:
     def dtype(self) -> str:
         """The dtype of the weights."""
         return self.model.dtype
+
+    @property
+    def config(self) -> Any:
+        """The model's config."""
+        return self.model.config
 
     @property
     def prompts(self) -> Mapping[str, str]:
@@ -188,11 +193,14 @@ class Encoder:
             Path(output_path).mkdir(parents=True, exist_ok=True)
         return evaluator(self, output_path)
 
-    def save_pretrained(self, path: str | os.PathLike) -> None:
+    def save_pretrained(self, path: str | os.PathLike, *, safe_serialization: bool = True) -> None:
         """Write the encoder into the folder `path`, as sentence-transformers and this class load it.
 
         Published modules are copied; weights, tokenizer, prompts, lengths and dimensions are written as they are now.
+        `safe_serialization` must be True: weights are written as safetensors.
         """
+        if safe_serialization is not True:
+            raise ValueError(f"safe_serialization is {safe_serialization!r}, expected True")
         source = self.folder
         where = self._model_folder().relative_to(source)
         with replacing(made_folder(path), (where / CONFIG_NAME).as_posix()) as target:
@@ -209,9 +217,9 @@ class Encoder:
                 shutil.copytree(folder, target / folder.relative_to(source), dirs_exist_ok=True)
         self._save_model(target / where)
         said = {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt_name} | self._saved_settings()
-        _update(target / SETTINGS_NAME, said)
+        update_json(target / SETTINGS_NAME, said)
         lengths = next((name for name in TRANSFORMER_NAMES if (target / where / name).is_file()), TRANSFORMER_NAMES[0])
-        _update(target / where / lengths, {"max_seq_length": self.max_seq_length})
+        update_json(target / where / lengths, {"max_seq_length": self.max_seq_length})
 
     def _model_folder(self) -> Path:
         """Return the folder of config.json and the weights, within `folder`."""
@@ -231,17 +239,47 @@ class Encoder:
 
     save = save_pretrained
 
-    def push_to_hub(self, repo_id: str, *, token: str | None = None, private: bool | None = None) -> str:
-        """Upload what `save_pretrained` writes to a model of the Hugging Face hub; return the address of the commit."""
+    def push_to_hub(
+        self,
+        repo_id: str,
+        token: str | None = None,
+        private: bool | None = None,
+        *,
+        commit_message: str | None = None,
+        local_model_path: str | os.PathLike | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+    ) -> str:
+        """Upload what `save_pretrained` writes to a model of the Hugging Face hub.
+
+        Args:
+            repo_id: the model's id, which is created if it does not exist.
+            token: the hub's access token.
+            private: whether a new model is private.
+            commit_message: message of the commit.
+            local_model_path: folder to upload in place of what `save_pretrained` writes.
+            revision: branch to upload to, created if it does not exist.
+            create_pr: whether to open a pull request.
+
+        Returns:
+            The address of the commit, or of the pull request.
+        """
         import tempfile
 
         from huggingface_hub import HfApi
 
         api = HfApi(token=token)
         api.create_repo(repo_id, private=private, exist_ok=True)
+        if revision is not None:
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            return str(api.upload_folder(repo_id=repo_id, folder_path=folder))
+            if local_model_path is None:
+                self.save_pretrained(folder)
+            done = api.upload_folder(
+                repo_id=repo_id, folder_path=folder if local_model_path is None else local_model_path,
+                commit_message=commit_message or f"Add {type(self).__name__}", revision=revision, create_pr=create_pr,
+            )  # fmt: skip
+        return str(done.pr_url if create_pr else done.commit_url)
 
     def start_multi_process_pool(self, target_devices: Sequence[str] | None = None) -> EncoderPool:
         """Start a process for each of `target_devices`, "cpu" or "cuda"; by default up to 4 on the CPU.
@@ -273,6 +311,26 @@ class Encoder:
         finally:
             if own:
                 pool.close()
+
+
+class Device(str):
+    """The name of a device, which equals torch.device of that name and has its `type`."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return str(self) == (other if isinstance(other, str) else getattr(other, "type", None))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    @property
+    def type(self) -> str:
+        """The name."""
+        return str(self)
 
 
 class ModelCardData:
@@ -339,7 +397,7 @@ def _of_chunk(method: str, chunk: list[Any], options: dict[str, Any]) -> Any:
     return getattr(_encoder, method)(chunk, **options)
 
 
-def _update(file: Path, values: dict[str, Any]) -> None:
+def update_json(file: Path, values: dict[str, Any]) -> None:
     """Write `values` into a JSON object, which may not exist yet."""
     known = read_json_object(file) if file.is_file() else {}
     file.write_text(json.dumps(known | values, indent=2) + "\n", encoding="utf-8")
@@ -359,15 +417,30 @@ def backend_of(device: str | None) -> str:
     return "numba" if current == "cupy" else current
 
 
-def converted(rows: Any, convert_to_numpy: bool, convert_to_tensor: bool) -> Any:
+def as_tensors(found: Any) -> Any:
+    """Return lists and dicts of arrays with PyTorch's tensors in place of the arrays."""
+    if isinstance(found, list):
+        return [as_tensors(each) for each in found]
+    if isinstance(found, dict):
+        return {name: as_tensors(each) for name, each in found.items()}
+    import torch
+
+    return torch.from_numpy(found) if isinstance(found, np.ndarray) else found
+
+
+def converted(rows: Any, convert_to_numpy: bool, convert_to_tensor: bool, is_one: bool = False) -> Any:
     """Return an array as a call asks for it: as a tensor of PyTorch, as it is, or as a list of tensors.
+
+    The first entry alone where the call has one input.
 
     Raises ImportError for tensors where PyTorch is missing.
     """
     checks.boolean("convert_to_numpy", convert_to_numpy)
     if convert_to_numpy and not checks.boolean("convert_to_tensor", convert_to_tensor):
-        return rows
+        return rows[0] if is_one else rows
     import torch
 
     tensor = torch.from_numpy(np.ascontiguousarray(rows))
-    return tensor if convert_to_tensor or rows.ndim < 2 else list(tensor)
+    if is_one:
+        return tensor[0]
+    return tensor if convert_to_tensor else list(tensor)

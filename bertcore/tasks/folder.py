@@ -8,6 +8,7 @@ from typing import Any
 
 from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.files import checkpoint_folder, read_complete, read_json_object
+from bertcore.tasks.similarity import SIMILARITIES
 
 MODULES_NAME = "modules.json"
 SETTINGS_NAME = "config_sentence_transformers.json"
@@ -55,21 +56,10 @@ class Prompts:
             raise ValueError(f"prompt_name is {name!r}, this model has {known}")
         return "" if name is None else self.by_name[name]
 
-    @property
-    def for_queries(self) -> str:
-        """The prompt for queries; empty by default."""
-        return self.by_name.get("query", "")
-
-    @property
-    def for_documents(self) -> str:
-        """The prompt for documents ("document", "passage" or "corpus"); empty by default."""
-        return next((self.by_name[name] for name in ("document", "passage", "corpus") if name in self.by_name), "")
-
-
-def with_prompt(options: dict[str, Any], prompt: str) -> dict[str, Any]:
-    """Return the options of a call with this prompt, unless they have one."""
-    asked = options.get("prompt"), options.get("prompt_name")
-    return {**options, "prompt": prompt} if asked == (None, None) else options
+    def first_of(self, *names: str) -> str | None:
+        """Return the first of these names that has a text; otherwise the first that is known, or None."""
+        known = [name for name in names if name in self.by_name]
+        return next((name for name in known if self.by_name[name]), known[0] if known else None)
 
 
 def opened_folder(path: Any, what: str) -> Path:
@@ -131,13 +121,13 @@ def positive_integer(file: Path, config: Mapping[str, Any], key: str) -> int | N
     return value
 
 
-def read_transformer(folder: Path, task: str) -> dict[str, Any]:
-    """Return max_seq_length and do_lower_case of a Transformer module, which must be for `task`."""
+def read_transformer(folder: Path, task: str | None) -> dict[str, Any]:
+    """Return max_seq_length and do_lower_case of a Transformer module, which must be for `task`; None for any."""
     file = next((folder / name for name in TRANSFORMER_NAMES if (folder / name).is_file()), None)
     config = {} if file is None else read_json_object(file)
     file = folder if file is None else file
     stated = config.get("transformer_task", task)
-    if stated != task:
+    if task is not None and stated != task:
         raise CheckpointError(f"{file}: transformer_task is {stated!r}, supported is {task!r}")
     return {
         "max_seq_length": positive_integer(file, config, "max_seq_length"),
@@ -149,6 +139,15 @@ def read_saved_settings(folder: Path) -> dict[str, Any]:
     """Return the settings of the whole model; {} without the file."""
     file = folder / SETTINGS_NAME
     return read_json_object(file) if file.is_file() else {}
+
+
+def read_similarity(file: Path, config: Mapping[str, Any], default: str) -> str:
+    """Return the name of the similarity in the settings of the whole model, or the default."""
+    similarity = config.get("similarity_fn_name") or default
+    if similarity not in SIMILARITIES:
+        known = ", ".join(SIMILARITIES)
+        raise CheckpointError(f"{file}: similarity_fn_name is {similarity!r}, expected one of {known}, or null")
+    return similarity
 
 
 def read_prompts(folder: Path) -> Prompts:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count
+from bertcore.arguments import check_count, older_names
 from bertcore.checkpoint import CheckpointError
 from bertcore.kernels import checks
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.encoders import Encoder
-from bertcore.tasks.folder import with_prompt
 from bertcore.tasks.long_texts import MERGES, Cutting, MergedWindows, Text, Window, merged_vectors
+from bertcore.tasks.similarity import SIMILARITIES
 from bertcore.tasks.texts import (
     BATCH_TOKENS,
     CutTexts,
@@ -28,6 +28,8 @@ from bertcore.tasks.texts import (
     uncut,
 )
 from bertcore.tokenization import AutoTokenizer, BatchEncoding
+
+DOCUMENTS = "document", "passage", "corpus"  # names of the prompt for documents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +74,13 @@ class TextReader:
     _text: Callable[[Any, str], Text]  # (text, prompt) -> the text that is read in windows
     _name = "inputs"  # name of the texts in errors
 
-    def _load_trained(self, model_class: Any, folder: Path, dtype: str | None, kind: str) -> None:
-        """Load a model whose head the checkpoint must have."""
+    def _load_trained(
+        self, model_class: Any, folder: Path, dtype: str | None, kind: str, num_labels: int | None = None
+    ) -> None:
+        """Load a model whose head the checkpoint must have, unless `num_labels` asks for a head of that size."""
+        if num_labels is not None:
+            self.model = model_class.from_pretrained(folder, dtype=dtype, num_labels=num_labels)
+            return
         with warnings.catch_warnings():  # a missing head is an error here
             warnings.simplefilter("ignore", NewlyInitialisedWarning)
             self.model = model_class.from_pretrained(folder, dtype=dtype)
@@ -160,16 +167,39 @@ class PromptedReader(TextReader, Encoder):
     encode: Callable[..., Any]
     encode_stream: Callable[..., Iterator[Any]]
 
-    def encode_query(self, inputs: Any, **options: Any) -> Any:
-        """Encode with the model's prompt for queries ("query"), if any; `prompt` and `prompt_name` replace it."""
-        return self.encode(inputs, **with_prompt(options, self.query_prompt))
+    SUPPORTED_SIMILARITY_FN_NAMES = tuple(SIMILARITIES)
 
-    def encode_document(self, inputs: Any, **options: Any) -> Any:
+    @property
+    def similarity_fn_name(self) -> str:
+        """The similarity that `similarity` computes: "cosine", "dot", "euclidean" or "manhattan"."""
+        return self._similarity_fn_name
+
+    @similarity_fn_name.setter
+    def similarity_fn_name(self, name: str) -> None:
+        name = getattr(name, "value", name)  # of sentence-transformers' SimilarityFunction
+        checks.choice("similarity_fn_name", name, self.SUPPORTED_SIMILARITY_FN_NAMES)
+        self._similarity_fn_name = name
+
+    @older_names(sentences="inputs")
+    def encode_query(
+        self, inputs: Any, prompt_name: str | None = None, prompt: str | None = None, **options: Any
+    ) -> Any:
+        """Encode with the model's prompt for queries ("query"), if any; `prompt` and `prompt_name` replace it."""
+        if prompt_name is None and prompt is None:
+            prompt_name = self._prompts.first_of("query")
+        return self.encode(inputs=inputs, prompt_name=prompt_name, prompt=prompt, **{"task": "query"} | options)
+
+    @older_names(sentences="inputs")
+    def encode_document(
+        self, inputs: Any, prompt_name: str | None = None, prompt: str | None = None, **options: Any
+    ) -> Any:
         """Encode with the model's prompt for documents ("document", "passage" or "corpus"), if it has one.
 
         `prompt` and `prompt_name` replace it.
         """
-        return self.encode(inputs, **with_prompt(options, self.document_prompt))
+        if prompt_name is None and prompt is None:
+            prompt_name = self._prompts.first_of(*DOCUMENTS)
+        return self.encode(inputs=inputs, prompt_name=prompt_name, prompt=prompt, **{"task": "document"} | options)
 
     def encode_document_stream(self, inputs: Iterable[str], **options: Any) -> Iterator[Any]:
         """Encode documents as they come, with their prompt: an iterator over the embeddings, in their order."""
@@ -182,12 +212,12 @@ class PromptedReader(TextReader, Encoder):
     @property
     def query_prompt(self) -> str:
         """The text that `encode_query` puts before each text."""
-        return self._prompts.for_queries
+        return self._prompts.by_name.get("query", "")
 
     @property
     def document_prompt(self) -> str:
         """The text that `encode_document` puts before each text."""
-        return self._prompts.for_documents
+        return self._prompts.by_name.get(self._prompts.first_of(*DOCUMENTS) or "", "")
 
     def get_embedding_dimension(self) -> int:
         """Return the length of an embedding."""

@@ -35,6 +35,7 @@ class SequenceScores(TextReader):
         max_seq_length: cut texts and pairs to this many tokens; by default as published.
         published_length: the published length; by default that of the tokenizer.
         do_lower_case: whether texts are lower-cased before they are tokenized.
+        num_labels: number of labels, for which a head is made if the checkpoint has none; by default it must have one.
 
     Raises:
         CheckpointError: a file is invalid, or the checkpoint has no classifier's head.
@@ -49,8 +50,9 @@ class SequenceScores(TextReader):
         max_seq_length: int | None = None,
         published_length: int | None = None,
         do_lower_case: bool = False,
+        num_labels: int | None = None,
     ):
-        self._load_trained(AutoModelForSequenceClassification, folder, dtype, "sequence classifier")
+        self._load_trained(AutoModelForSequenceClassification, folder, dtype, "sequence classifier", num_labels)
         self._load_tokenizer(folder, max_seq_length, published_length, "pair")
         self.do_lower_case = do_lower_case
         self.num_labels = self.model._num_labels()

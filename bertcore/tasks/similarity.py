@@ -20,29 +20,31 @@ def normalized(rows: Any) -> Any:
     return rows / lengths.clip(1e-12)  # the floor of torch.nn.functional.normalize
 
 
+def _like_given(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function of arrays to return a tensor of PyTorch where one of them is a tensor."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        torch = sys.modules.get("torch")
+        arrays = [*args, *given.values()]
+        if torch is None or not any(isinstance(each, torch.Tensor) for each in arrays):
+            return function(*args, **given)
+        return torch.from_numpy(function(*args, **given))
+
+    return call
+
+
+@_like_given
 def normalize_embeddings(embeddings: np.ndarray) -> np.ndarray:
     """Return embeddings, (n, dim) or (dim,), scaled to length 1."""
     return normalized(floating(check_numbers("embeddings", embeddings)))
 
 
+@_like_given
 def truncate_embeddings(embeddings: np.ndarray, truncate_dim: int | None) -> np.ndarray:
     """Return the first `truncate_dim` dimensions of embeddings, (n, dim) or (dim,); all for None."""
     count = None if truncate_dim is None else check_count("truncate_dim", truncate_dim)
     return check_numbers("embeddings", embeddings)[..., :count]
-
-
-def _like_given(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Decorate a function of two arrays to return a tensor of PyTorch where one of them is a tensor."""
-
-    @functools.wraps(function)
-    def call(a: Any, b: Any) -> Any:
-        found = function(a, b)
-        torch = sys.modules.get("torch")
-        if torch is None or not any(isinstance(each, torch.Tensor) for each in (a, b)):
-            return found
-        return torch.from_numpy(found)
-
-    return call
 
 
 @_like_given

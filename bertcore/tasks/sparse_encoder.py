@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import DType, check_count, naming_nearest, required
+from bertcore.arguments import DType, check_count, naming_nearest, older_names, required
 from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
 from bertcore.models.auto import AutoModelForMaskedLM
@@ -28,10 +28,12 @@ from bertcore.tasks.folder import (
     positive_integer,
     read_modules,
     read_saved_settings,
+    read_similarity,
     read_transformer,
 )
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.reading import PromptedReader, ReadOptions
+from bertcore.tasks.similarity import SIMILARITIES
 from bertcore.tasks.texts import BATCH_TOKENS, checked_texts, listed_texts, progress_bar
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class TextOptions(ReadingOptions, total=False):
     """Arguments of `SparseEncoder.encode_stream` beside the texts and their prompt."""
 
     max_active_dims: int | None
+    task: str | None
 
 
 class SparseEncoder(PromptedReader):
@@ -56,11 +59,14 @@ class SparseEncoder(PromptedReader):
             masked language model's folder, or its id on the Hugging Face hub.
         dtype: dtype of weights and computation, as for AutoModel; embeddings are float32.
         max_seq_length: cut texts to this many tokens, special ones included; by default as published.
+        similarity_fn_name: "dot", "cosine", "euclidean" or "manhattan"; by default as published, or "dot".
         max_active_dims: keep this many of the greatest weights of each text; by default as published, or all.
         options: those of `Encoder`.
 
     Attributes:
         settings: settings of the folder.
+        max_active_dims: number of weights that are kept by default; None for all.
+        similarity_fn_name: the similarity that `similarity` computes.
         embedding_dimension: size of the vocabulary.
         max_seq_length: length that texts are cut to, in tokens.
         model, tokenizer: the parts.
@@ -78,20 +84,24 @@ class SparseEncoder(PromptedReader):
         *,
         dtype: DType | None = None,
         max_seq_length: int | None = None,
+        similarity_fn_name: str | None = None,
         max_active_dims: int | None = None,
         **options: Unpack[EncoderOptions],
     ):
         own: dict[str, Any] = {"dtype": dtype, "max_seq_length": max_seq_length, "max_active_dims": max_active_dims}
+        own["similarity_fn_name"] = similarity_fn_name
         folder = self._open(model_name_or_path, "sparse encoder", options, **own)
         self.settings = settings = read_sparse_settings(folder)
         where = settings.model_folder
         self._load_trained(AutoModelForMaskedLM, where, dtype, "masked language model")
         self._load_tokenizer(where, max_seq_length, settings.max_seq_length)
-        self._max_active = (
+        self.similarity_fn_name = settings.similarity if similarity_fn_name is None else similarity_fn_name
+        self.max_active_dims = (
             settings.max_active_dims if max_active_dims is None else check_count("max_active_dims", max_active_dims)
         )
         self.embedding_dimension = self.model.spec.vocab_size
 
+    @older_names(sentences="inputs")
     @naming_nearest(*TextOptions.__annotations__)
     def encode(
         self,
@@ -111,7 +121,8 @@ class SparseEncoder(PromptedReader):
         Args:
             inputs: one string or several.
             prompt_name, prompt, options: as for `encode_stream`, whose errors this raises, too.
-            convert_to_tensor: True gives a tensor of PyTorch, as `convert_to_sparse_tensor` does if it is given.
+            convert_to_tensor: True gives a tensor of PyTorch, as `convert_to_sparse_tensor` does if it is given; False
+                a list of tensors.
             convert_to_sparse_tensor: whether that tensor is sparse, which it is by default.
             pool: processes of `start_multi_process_pool` that compute; a list as `device` starts some.
             chunk_size: texts that a process of the pool is given at once.
@@ -128,9 +139,10 @@ class SparseEncoder(PromptedReader):
         else:
             found = self._matrix(sparse, list(self.encode_stream(many, **given)) if parts is None else [])
         found = found[0] if isinstance(inputs, str) else found
-        if convert_to_tensor is None:
-            convert_to_tensor = convert_to_sparse_tensor is not None
-        return as_tensor(found, convert_to_sparse_tensor is not False) if convert_to_tensor else found
+        if convert_to_tensor is None and convert_to_sparse_tensor is None:
+            return found
+        tensor = as_tensor(found, convert_to_sparse_tensor is not False)
+        return list(tensor) if convert_to_tensor is False and tensor.ndim == 2 else tensor
 
     def _matrix(self, sparse: Any, rows: list[SparseRow]) -> csr_array:
         offsets = np.cumsum([0, *(len(row.indices) for row in rows)])
@@ -147,6 +159,7 @@ class SparseEncoder(PromptedReader):
         batch_size: int | None = None,
         device: str | None = None,
         max_active_dims: int | None = None,
+        task: str | None = None,
         truncation: Any = "warn",
         stride: int | None = None,
         merge: str = "max",
@@ -164,6 +177,7 @@ class SparseEncoder(PromptedReader):
             batch_size: most texts computed at once, beside `batch_tokens`; neither changes the result.
             device: "cpu" or "cuda"; by default the encoder's.
             max_active_dims: replaces the encoder's value for this call.
+            task: "query" or "document", as `encode_query` and `encode_document` say; texts of both are read alike.
             truncation: treatment of texts longer than `max_seq_length`: "warn" cuts them and warns once, with
                 counts; True cuts them; "error" refuses them; "chunk" reads them whole, in overlapping windows.
             stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
@@ -182,7 +196,7 @@ class SparseEncoder(PromptedReader):
             cutting=Cutting(truncation, self.max_seq_length, stride), backend=self._backend(device), merge=merge,
             prompt=self.prompt(prompt, prompt_name), batch_tokens=batch_tokens, batch_size=batch_size,
         )  # fmt: skip
-        most = self._max_active if max_active_dims is None else check_count("max_active_dims", max_active_dims)
+        most = self.max_active_dims if max_active_dims is None else check_count("max_active_dims", max_active_dims)
         whole = MergedWords(merge, self.embedding_dimension, most)
         kept = None if how.cutting.reads_all else most  # of a text in windows all weights are merged first
 
@@ -197,7 +211,8 @@ class SparseEncoder(PromptedReader):
         """Return the vocabulary tokens of embeddings with their weights, greatest first.
 
         Args:
-            embeddings: a `SparseRow`, a sparse matrix as `encode` returns it, or a row of one.
+            embeddings: a `SparseRow`, a sparse matrix as `encode` returns it, or a row of one; also as tensors of
+                PyTorch, dense ones, too.
             top_k: number of tokens; all by default.
 
         Returns:
@@ -211,33 +226,44 @@ class SparseEncoder(PromptedReader):
             order = np.argsort(-embeddings.values, kind="stable")[:top_k]
             words = self.tokenizer.convert_ids_to_tokens(embeddings.indices[order].tolist())
             return list(zip(words, embeddings.values[order].tolist(), strict=True))
-        if not hasattr(embeddings, "tocsr"):
+        if not hasattr(embeddings, "tocsr") and not hasattr(embeddings, "is_sparse"):
             raise TypeError(f"embeddings is {type(embeddings).__name__}, expected a SparseRow or a sparse matrix")
+        if embeddings.ndim not in (1, 2):
+            raise ValueError(f"embeddings has shape {tuple(embeddings.shape)}, expected one row or a table of rows")
+        table = as_table(embeddings)
         if embeddings.ndim == 1:
-            return self.decode(embeddings.reshape(1, -1), top_k)[0]
-        embeddings = embeddings.tocsr()
+            return self.decode(SparseRow(table.indices, table.data), top_k)
+        embeddings = table
         rows = zip(embeddings.indptr[:-1], embeddings.indptr[1:], strict=True)
         parts = (SparseRow(embeddings.indices[a:b], embeddings.data[a:b]) for a, b in rows)
         return [self.decode(part, top_k) for part in parts]
 
-    similarity_fn_name = "dot"
-
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-        """Return the dot products (n, m) of the rows of two sparse matrices, (n, vocabulary) and (m, vocabulary).
+        """Return the similarity (n, m) of the rows of two sparse matrices, (n, vocabulary) and (m, vocabulary).
 
         They are as `encode` returns them: of SciPy, or tensors of PyTorch, for which the result is one.
+        `similarity_fn_name` selects the function; but for "dot", memory holds the matrices with their zeros.
         """
         left, right = as_table(embeddings1), as_table(embeddings2)
-        return like(embeddings1, (left @ right.T).toarray())
+        if self.similarity_fn_name == "dot":
+            return like(embeddings1, (left @ right.T).toarray())
+        of_all = SIMILARITIES[self.similarity_fn_name].of_all
+        return like(embeddings1, of_all(left.toarray(), right.toarray()))
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-        """Return the dot products (n,) of the rows at the same index."""
-        return like(embeddings1, as_table(embeddings1).multiply(as_table(embeddings2)).sum(axis=-1))
+        """Return the similarity (n,) of the rows at the same index."""
+        left, right = as_table(embeddings1), as_table(embeddings2)
+        if self.similarity_fn_name == "dot":
+            return like(embeddings1, left.multiply(right).sum(axis=-1))
+        of_pairs = SIMILARITIES[self.similarity_fn_name].of_pairs
+        return like(embeddings1, of_pairs(left.toarray(), right.toarray()))
 
     @staticmethod
     def intersection(embeddings_1: Any, embeddings_2: Any) -> Any:
         """Return the products of the weights that two embeddings share: of a row, or of each row of a matrix."""
-        return embeddings_1.multiply(embeddings_2).tocsr()
+        found = as_table(embeddings_1).multiply(as_table(embeddings_2)).tocsr()
+        found = found if embeddings_1.ndim == embeddings_2.ndim == 2 or found.shape[0] > 1 else found[0]
+        return as_tensor(found, True) if hasattr(embeddings_1, "is_sparse") else found
 
     @staticmethod
     def sparsity(embeddings: Any) -> dict[str, float]:
@@ -254,7 +280,7 @@ class SparseEncoder(PromptedReader):
         return tuple(module.folder for module in modules)
 
     def _saved_settings(self) -> dict[str, Any]:
-        return {"max_active_dims": self._max_active}
+        return {"max_active_dims": self.max_active_dims, "similarity_fn_name": self.similarity_fn_name}
 
     def words(self, batch: list[np.ndarray], max_active_dims: int | None = None) -> list[SparseRow]:
         """Return the weights of each text of a batch of token ids, at most `max_active_dims` of them."""
@@ -333,7 +359,7 @@ def as_table(embeddings: Any) -> csr_array:
     if hasattr(embeddings, "is_sparse"):
         embeddings = embeddings.to_dense().numpy()
     table = required("scipy.sparse").csr_array(embeddings)
-    return table.reshape(1, -1) if table.ndim == 1 else table
+    return table.reshape(1, -1).tocsr() if table.ndim == 1 else table
 
 
 def like(given: Any, found: np.ndarray) -> Any:
@@ -387,6 +413,7 @@ class SparseSettings:
         strategy: "max" or "sum" over the tokens of a text.
         activation: "relu", log(1 + relu(logit)), or "log1p_relu", the logarithm twice.
         max_active_dims: most weights of a text; None for no limit.
+        similarity: name of the similarity.
         max_seq_length, do_lower_case: as in a sentence encoder's settings.
     """
 
@@ -394,6 +421,7 @@ class SparseSettings:
     strategy: str = "max"
     activation: str = "relu"
     max_active_dims: int | None = None
+    similarity: str = "dot"
     max_seq_length: int | None = None
     do_lower_case: bool = False
 
@@ -414,9 +442,10 @@ def read_sparse_settings(folder: Any) -> SparseSettings:
                 "Transformer for fill-mask), SpladePooling"
             )
         where, pooling = modules[0].folder, _read_pooling(modules[1].folder / CONFIG_NAME)
-    most = positive_integer(folder / SETTINGS_NAME, read_saved_settings(folder), "max_active_dims")
+    file, config = folder / SETTINGS_NAME, read_saved_settings(folder)
+    most, similarity = positive_integer(file, config, "max_active_dims"), read_similarity(file, config, "dot")
     texts = read_transformer(where, "fill-mask")
-    return SparseSettings(where, **pooling, max_active_dims=most, **texts)
+    return SparseSettings(where, **pooling, max_active_dims=most, similarity=similarity, **texts)
 
 
 def _read_pooling(file: Path) -> dict[str, str]:

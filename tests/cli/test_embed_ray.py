@@ -206,7 +206,7 @@ def test_refused_folders_and_options(two_workers, encoder_folder, corpus, tmp_pa
         return capsys.readouterr().err
 
     assert "--ray is 3, expected at most the 2 CPUs of Ray" in said(encoder_folder, *command, "--ray", 3)
-    assert "--prompt-name is 'no', this model has none" in said(
+    assert "--prompt-name is 'no', this model has query" in said(
         encoder_folder, *command, "--ray", 2, "--prompt-name", "no"
     )
     assert not out.exists()

@@ -1,11 +1,14 @@
 """sentence-transformers' interface of the three encoders: names, batches, devices, processes, saved folders."""
 
 import importlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from bertcore import CrossEncoder, SentenceEncoder, SparseEncoder, use_backend
+from bertcore import CrossEncoder, SentenceEncoder, SparseEncoder, use_backend, util
+from bertcore.checkpoint import CheckpointError
+from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.encoders import backend_of
 from tests.refusals import refuses
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
@@ -92,7 +95,7 @@ def test_values_of_tokens(made):
     for given, found, embedding in zip(states, whole, embeddings, strict=True):
         np.testing.assert_array_equal(found["token_embeddings"], given)
         np.testing.assert_array_equal(found["sentence_embedding"], embedding)
-        assert len(found["input_ids"]) == len(given)
+        assert len(found["input_ids"]) == len(given) == found["attention_mask"].sum()
     assert encode(texts[0], output_value="token_embeddings").shape == states[0].shape
 
 
@@ -105,6 +108,79 @@ def test_dimensions_and_devices(made):
     with use_backend("numpy"):
         assert backend_of("cpu") == "numpy" and encoder.device == "cpu"
     assert backend_of("cuda") == "cupy"
+
+
+def test_the_device_is_a_name_with_a_type(made):
+    device = made["dense"][0].device
+    assert device == "cpu" == device.type and device != "cuda" and device != 5 and {"cpu": 1}[device] == 1
+
+
+def test_prompts_of_queries_and_documents(made):
+    encoder, encode, texts = made["dense"]
+    np.testing.assert_array_equal(encoder.encode_query(sentences=texts), encode(texts, prompt="q: "))
+    np.testing.assert_array_equal(encoder.encode_document(texts), encode(sentences=texts, task="document"))
+    encoder = SentenceEncoder(encoder.folder, prompts={"passage": "p: "}, default_prompt_name="passage")
+    np.testing.assert_array_equal(encoder.encode_document(texts), encode(texts, prompt="p: "))
+    np.testing.assert_array_equal(encoder.encode_query(texts), encode(texts))
+    refuses(TypeError, "inputs and sentences, its older name, are both given", encode, inputs="a", sentences="b")
+
+
+def test_pooling_without_the_prompt(made):
+    encoder, _, texts = made["dense"]
+    encoder = SentenceEncoder(encoder.folder)
+    with_prompt = encoder.encode(texts, prompt="the cat ")
+    encoder.set_pooling_include_prompt(False)
+    without = encoder.encode(texts, prompt="the cat ")
+    assert np.abs(without - with_prompt).max() > 1e-3
+    np.testing.assert_array_equal(without[4], encoder.encode(texts[4], prompt="the cat "))
+
+
+@pytest.mark.parametrize("name", ["cosine", "euclidean", "manhattan"])
+def test_similarities_of_sparse_embeddings(made, name, tmp_path):
+    encoder, encode, texts = made["sparse"]
+    rows = encode(texts)
+    of_all, of_pairs = (getattr(util, f"{prefix}{name[:3]}_sim", None) for prefix in ("", "pairwise_"))
+    of_all, of_pairs = of_all or getattr(util, f"{name}_sim"), of_pairs or getattr(util, f"pairwise_{name}_sim")
+    encoder = SparseEncoder(encoder.folder, similarity_fn_name=name)
+    np.testing.assert_allclose(encoder.similarity(rows, rows), of_all(rows.toarray(), rows.toarray()))
+    again = rows[::-1].toarray()
+    np.testing.assert_allclose(encoder.similarity_pairwise(rows, rows[::-1]), of_pairs(rows.toarray(), again))
+    encoder.save_pretrained(tmp_path / "new")
+    assert SparseEncoder(tmp_path / "new").similarity_fn_name == name
+    refuses(ValueError, "similarity_fn_name is 'x', expected one", setattr, encoder, "similarity_fn_name", "x")
+
+
+def test_a_new_head(made, tmp_path):
+    plain = made["dense"][0].folder
+    with pytest.warns(NewlyInitialisedWarning):
+        encoder = CrossEncoder(plain, num_labels=3, activation_fn="tanh")
+    scores = encoder.predict(PAIRS)
+    assert scores.shape == (len(PAIRS), 3) and np.abs(scores).max() <= 1
+    encoder.save_pretrained(tmp_path / "new")
+    np.testing.assert_array_equal(CrossEncoder(tmp_path / "new").predict(PAIRS), scores)
+    refuses(CheckpointError, "this is a sentence encoder", CrossEncoder, plain)
+    assert encoder.is_singular_input(("a", "b")) and not encoder.is_singular_input(PAIRS)
+
+
+def test_uploads(made, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    calls = []
+
+    def call(name):
+        def noted(self, *args, **given):
+            calls.append((name, args, given))
+            return SimpleNamespace(commit_url="commit", pr_url="pull request")
+
+        return noted
+
+    for name in ("create_repo", "create_branch", "upload_folder"):
+        monkeypatch.setattr(hub.HfApi, name, call(name))
+    encoder = made["dense"][0]
+    assert encoder.push_to_hub("me/model", private=True) == "commit"
+    assert [name for name, *_ in calls] == ["create_repo", "upload_folder"] and calls[0][2]["private"] is True
+    assert encoder.push_to_hub("me/model", revision="dev", create_pr=True, local_model_path="here") == "pull request"
+    assert calls[3][0] == "create_branch" and calls[4][2]["folder_path"] == "here"
+    refuses(ValueError, "safe_serialization is False", encoder.save_pretrained, "x", safe_serialization=False)
 
 
 def test_sparse_embeddings(made):
@@ -157,9 +233,29 @@ def test_tensors(made, kind):
     found = call(inputs, convert_to_tensor=True)
     assert found.is_sparse == (kind == "sparse")
     np.testing.assert_array_equal(found.to_dense().numpy(), expected)
-    if kind != "sparse":
-        rows = call(inputs, convert_to_numpy=False)
-        assert len(rows) == len(inputs) and all(isinstance(row, torch.Tensor) for row in rows)
+    rows = call(inputs, **{"convert_to_tensor" if kind == "sparse" else "convert_to_numpy": False})
+    assert len(rows) == len(inputs) and all(isinstance(row, torch.Tensor) for row in rows)
+    if kind == "dense":
+        whole = call(inputs, output_value=None, convert_to_tensor=True)
+        assert all(torch.equal(each["sentence_embedding"], row) for each, row in zip(whole, rows, strict=True))
+    if kind == "sparse":
+        encoder = made[kind][0]
+        assert encoder.decode(found) == encoder.decode(found.to_dense()) == encoder.decode(call(inputs))
+        products = found[0].to_dense() * found.to_dense()
+        assert torch.equal(encoder.intersection(found[0], found).to_dense(), products)
+
+
+@pytest.mark.parity
+def test_activations_of_torch(made):
+    import torch
+
+    encoder, call, pairs = made["pairs"]
+    expected = call(pairs, activation_fn="tanh")
+    np.testing.assert_allclose(call(pairs, activation_fn=torch.nn.Tanh()), expected, atol=1e-6)
+    given = torch.from_numpy(np.float32([[3, 4], [0, 2]]))
+    assert torch.equal(util.normalize_embeddings(given), torch.tensor([[0.6, 0.8], [0, 1]]))
+    assert torch.equal(util.truncate_embeddings(given, 1), given[:, :1])
+    assert encoder.device == torch.device("cpu") == encoder.device
 
 
 @pytest.mark.parity

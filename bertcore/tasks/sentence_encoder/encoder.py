@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -15,12 +15,12 @@ from typing import Any, Literal, Unpack
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import DType, check_count, naming_nearest
+from bertcore.arguments import DType, check_count, naming_nearest, older_names
 from bertcore.checkpoint import CheckpointError
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models.auto import AutoModel
-from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, converted, reading_whole
+from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, as_tensors, converted, reading_whole
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.quantization import PRECISIONS, quantize_embeddings
 from bertcore.tasks.reading import PromptedReader, ReadOptions
@@ -102,7 +102,6 @@ class SentenceEncoder(PromptedReader):
         own |= {"truncate_dim": truncate_dim, "similarity_fn_name": similarity_fn_name, "unknown": unknown}
         self.settings = settings = read_settings(self._open(model_name_or_path, "sentence encoder", options, **own))
         self.similarity_fn_name = settings.similarity if similarity_fn_name is None else similarity_fn_name
-        checks.choice("similarity_fn_name", self.similarity_fn_name, SIMILARITIES)
         self.model: Any = self._load_model(dtype)
         length = (settings.max_seq_length or MOST_TOKENS, "bare") if settings.is_static else (settings.max_seq_length,)
         self._load_tokenizer(settings.model_folder, max_seq_length, *length)
@@ -128,6 +127,7 @@ class SentenceEncoder(PromptedReader):
                 raise ValueError(f"{name} is {value!r}, expected {only or 'None'}: these are static embeddings")
         return StaticModel(folder)
 
+    @older_names(sentences="inputs")
     @naming_nearest()
     def encode(
         self,
@@ -162,7 +162,7 @@ class SentenceEncoder(PromptedReader):
             batch_size: most texts computed at once, beside `batch_tokens`; neither changes the result.
             show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
             output_value: "sentence_embedding"; "token_embeddings" for the hidden states of a text's tokens, special
-                ones included, (tokens, hidden); None for both and the "input_ids", in a dict for each text.
+                ones included, (tokens, hidden); None for both and the model's inputs, in a dict for each text.
             precision: "float32", "int8", "uint8", "binary" or "ubinary"; see `quantize_embeddings`.
             convert_to_numpy: False gives a list of PyTorch's tensors.
             convert_to_tensor: True gives one tensor of PyTorch.
@@ -174,7 +174,8 @@ class SentenceEncoder(PromptedReader):
             chunk_size: texts that a process of the pool is given at once.
             ranges: (2, dim), minimum and maximum of each dimension, for int8 and uint8; by default those of this call's
                 embeddings.
-            task: the task of the texts, which must be the encoder's.
+            task: the task of the texts, which must be the encoder's; or "query" or "document", as `encode_query` and
+                `encode_document` say, which all encoders take.
             truncation: treatment of texts longer than `max_seq_length`: "warn" cuts them and warns once, with
                 counts; True cuts them; "error" refuses them; "chunk" reads them whole, in overlapping windows.
             stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
@@ -204,6 +205,7 @@ class SentenceEncoder(PromptedReader):
         is_one = isinstance(inputs, str)
         if output_value != "sentence_embedding":
             found = self._token_embeddings(many, output_value is None, options)
+            found = found if convert_to_numpy and not convert_to_tensor else as_tensors(found)
             return found[0] if is_one else found
         parts = self._in_processes(many, pool, chunk_size, options)
         if parts is not None:
@@ -218,7 +220,7 @@ class SentenceEncoder(PromptedReader):
                     done += len(rows)
         if precision != "float32":
             embeddings = quantize_embeddings(embeddings, precision, ranges=ranges)
-        return converted(embeddings[0] if is_one else embeddings, convert_to_numpy, convert_to_tensor)
+        return converted(embeddings, convert_to_numpy, convert_to_tensor, is_one)
 
     def encode_multi_process(self, sentences: list[str], pool: EncoderPool, **options: Any) -> np.ndarray:
         """Embed texts in the processes of a pool; `options` as for `encode`."""
@@ -246,15 +248,20 @@ class SentenceEncoder(PromptedReader):
         return embeddings()
 
     def _token_embeddings(self, texts: list[str], with_all: bool, options: dict[str, Any]) -> list[Any]:
-        """Return the hidden states of each text, or a dict of them, the embedding and the token ids."""
+        """Return the hidden states of each text, or a dict of them, the embedding and the model's inputs."""
         checked = checked_options(self, **options)
         whole = MergedWindows(checked.merge)
         found = list(chain.from_iterable(self._read(texts, self.hidden_states, whole, checked, lambda count: None)))
         if not with_all:
             return found
         ids, embeddings = [row for row, _ in self.token_rows(texts, checked.prompt)], self.encode(texts, **options)
+        own = {"prompt_length": checked.skipped or None, "modality": "text"}
+        types = "token_type_ids" in self.tokenizer.model_input_names
         return [
             {"token_embeddings": states, "sentence_embedding": embedding, "input_ids": row}
+            | {"attention_mask": np.ones_like(row)}
+            | ({"token_type_ids": np.zeros_like(row)} if types else {})
+            | own
             for states, embedding, row in zip(found, embeddings, ids, strict=True)
         ]
 
@@ -269,6 +276,10 @@ class SentenceEncoder(PromptedReader):
     def similarity_pairwise(self, embeddings1: np.ndarray, embeddings2: np.ndarray) -> np.ndarray:
         """Return the similarity (n,) of the rows at the same index, both (n, dim); ValueError for other shapes."""
         return SIMILARITIES[self.similarity_fn_name].of_pairs(embeddings1, embeddings2)
+
+    def set_pooling_include_prompt(self, include_prompt: bool) -> None:
+        """Set whether the tokens of a prompt are pooled with those of the text."""
+        self.settings = replace(self.settings, include_prompt=checks.boolean("include_prompt", include_prompt))
 
     @contextmanager
     def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
@@ -400,7 +411,7 @@ def checked_options(
 
     `others` are fields of Options that need nothing of the encoder.
     """
-    if task is not None and task != encoder.task:
+    if task not in (None, encoder.task, "query", "document"):
         has = "no task's adapter" if encoder.task is None else f"the adapter for {encoder.task!r}"
         raise ValueError(
             f"task is {task!r}, but this encoder has {has} in its weights: make another one, "

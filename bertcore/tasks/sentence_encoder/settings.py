@@ -20,10 +20,10 @@ from bertcore.tasks.folder import (
     positive_integer,
     read_modules,
     read_saved_settings,
+    read_similarity,
     read_transformer,
 )
 from bertcore.tasks.sentence_encoder.modules import MAPS, POOLING
-from bertcore.tasks.similarity import SIMILARITIES
 
 # Older files have a flag for each mode, in the order in which the vectors of several modes are joined.
 POOLING_FLAGS = {
@@ -149,10 +149,7 @@ def _read_pooling(file: Path) -> dict[str, Any]:
 def _read_whole(folder: Path) -> dict[str, Any]:
     """Return the similarity and the dimensions in the settings of the whole model."""
     file, config = folder / SETTINGS_NAME, read_saved_settings(folder)
-    similarity = config.get("similarity_fn_name") or "cosine"
-    if similarity not in SIMILARITIES:
-        known = ", ".join(SIMILARITIES)
-        raise CheckpointError(f"{file}: similarity_fn_name is {similarity!r}, expected one of {known}, or null")
+    similarity = read_similarity(file, config, "cosine")
     return {"similarity": similarity, "truncate_dim": positive_integer(file, config, "truncate_dim")}
 
 

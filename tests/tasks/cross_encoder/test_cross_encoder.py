@@ -172,7 +172,11 @@ def test_a_module_list(tmp_path, reranker):
         (lambda encoder: encoder.predict([("a", "\ud800")]), ValueError, r"inputs\[0\]\[1\] is not valid Unicode"),
         (lambda encoder: encoder.predict(PAIRS, stride=3), ValueError, "stride is 3"),
         (lambda encoder: encoder.predict(PAIRS, activation_fn="gelu"), ValueError, "activation_fn is 'gelu'"),
-        (lambda encoder: encoder.predict(PAIRS, prompt_name="q"), ValueError, "prompt_name is 'q', this model has no"),
+        (
+            lambda encoder: encoder.predict(PAIRS, prompt_name="q"),
+            ValueError,
+            "prompt_name is 'q', this model has query",
+        ),
         (lambda encoder: encoder.rank("q", ["a"], top_k=0), ValueError, "top_k is 0, expected a positive"),
         (lambda encoder: encoder.rank("q", "text"), TypeError, "documents is str"),
         (lambda encoder: encoder.rank(3, ["text"]), TypeError, "query is int"),

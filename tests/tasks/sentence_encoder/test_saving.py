@@ -46,7 +46,7 @@ def test_all_that_can_be_said_comes_back(tokenizer, tmp_path):
     encoder = SentenceEncoder(tmp_path / "new")
     settings = encoder.settings
     assert (settings.max_seq_length, settings.do_lower_case, settings.pooling) == (7, True, pooling)
-    assert (encoder.prompts, encoder.default_prompt_name) == (prompts, "query")
+    assert (encoder.prompts, encoder.default_prompt_name) == ({"document": "", **prompts}, "query")
     assert not settings.normalize
     config = json.loads((tmp_path / "new" / "1_Pooling" / "config.json").read_text())
     assert config["word_embedding_dimension"] == CONFIG["hidden_size"]

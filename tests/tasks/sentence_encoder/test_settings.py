@@ -237,7 +237,8 @@ def test_prompts(tmp_path, encoder):
     assert_same(encoder.encode("the cat", prompt="paris is "), by_hand)
     with pytest.raises(ValueError, match="prompt_name is 'passage', this model has query, document"):
         prompted.encode("x", prompt_name="passage")
-    refuses(ValueError, "this model has none", encoder.encode, "x", prompt_name="query")
+    refuses(ValueError, "this model has query, document", encoder.encode, "x", prompt_name="q")
+    assert encoder.prompts == {"query": "", "document": ""}
     refuses(ValueError, "both given", prompted.encode, "x", prompt="a", prompt_name="query")
 
 
