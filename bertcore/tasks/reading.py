@@ -203,7 +203,9 @@ class PromptedReader(TextReader, Encoder):
 
     def encode_document_stream(self, inputs: Iterable[str], **options: Any) -> Iterator[Any]:
         """Encode documents as they come, with their prompt: an iterator over the embeddings, in their order."""
-        return self.encode_stream(inputs, **with_prompt(options, self.document_prompt))
+        if options.get("prompt") is None and options.get("prompt_name") is None:
+            options["prompt"] = self.document_prompt
+        return self.encode_stream(inputs, **options)
 
     def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
         """Return the text that `encode` puts before each text, given these arguments; raises as `encode` does."""
