@@ -62,6 +62,12 @@ class Prompts:
         return next((name for name in known if self.by_name[name]), known[0] if known else None)
 
 
+def with_prompt(options: dict[str, Any], prompt: str) -> dict[str, Any]:
+    """Return the options of a call with this prompt, unless they have one."""
+    asked = options.get("prompt"), options.get("prompt_name")
+    return {**options, "prompt": prompt} if asked == (None, None) else options
+
+
 def opened_folder(path: Any, what: str) -> Path:
     """Return the folder at `path`. Raises CheckpointError for a file: settings are stored beside the weights."""
     if Path(path).is_file():

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.kernels import checks
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.encoders import Encoder
+from bertcore.tasks.folder import with_prompt
 from bertcore.tasks.long_texts import MERGES, Cutting, MergedWindows, Text, Window, merged_vectors
 from bertcore.tasks.similarity import SIMILARITIES
 from bertcore.tasks.texts import (
@@ -167,7 +168,7 @@ class PromptedReader(TextReader, Encoder):
     encode: Callable[..., Any]
     encode_stream: Callable[..., Iterator[Any]]
 
-    SUPPORTED_SIMILARITY_FN_NAMES = tuple(SIMILARITIES)
+    SUPPORTED_SIMILARITY_FN_NAMES: ClassVar[tuple[str, ...]] = tuple(SIMILARITIES)
 
     @property
     def similarity_fn_name(self) -> str:
@@ -177,7 +178,11 @@ class PromptedReader(TextReader, Encoder):
     @similarity_fn_name.setter
     def similarity_fn_name(self, name: str) -> None:
         name = getattr(name, "value", name)  # of sentence-transformers' SimilarityFunction
-        checks.choice("similarity_fn_name", name, self.SUPPORTED_SIMILARITY_FN_NAMES)
+        supported = self.SUPPORTED_SIMILARITY_FN_NAMES
+        if name in ("maxsim", "meanmaxsim") and name not in supported:
+            known = ", ".join(supported)
+            raise ValueError(f"similarity_fn_name is {name!r}, which MultiVectorEncoder has, expected one of {known}")
+        checks.choice("similarity_fn_name", name, supported)
         self._similarity_fn_name = name
 
     @older_names(sentences="inputs")
@@ -203,9 +208,7 @@ class PromptedReader(TextReader, Encoder):
 
     def encode_document_stream(self, inputs: Iterable[str], **options: Any) -> Iterator[Any]:
         """Encode documents as they come, with their prompt: an iterator over the embeddings, in their order."""
-        if options.get("prompt") is None and options.get("prompt_name") is None:
-            options["prompt"] = self.document_prompt
-        return self.encode_stream(inputs, **options)
+        return self.encode_stream(inputs, **with_prompt(options, self.document_prompt))
 
     def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
         """Return the text that `encode` puts before each text, given these arguments; raises as `encode` does."""

@@ -100,6 +100,8 @@ class MultiVectorEncoder(PromptedReader):
         ValueError: a length is out of range, or a name is unknown.
     """
 
+    SUPPORTED_SIMILARITY_FN_NAMES = tuple(SIMILARITIES)
+
     @reading_whole
     @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
@@ -126,7 +128,6 @@ class MultiVectorEncoder(PromptedReader):
         if options.get("prompts") is None:
             self._prompts = Prompts(settings.prompts, self._prompts.default)
         self.similarity_fn_name = settings.similarity if similarity_fn_name is None else similarity_fn_name
-        checks.choice("similarity_fn_name", self.similarity_fn_name, SIMILARITIES)
         self.model: Any = AutoModel.from_pretrained(settings.model_folder, dtype=dtype, add_pooling_layer=False)
         self._load_tokenizer(settings.model_folder, max_seq_length, settings.max_seq_length)
         self._keep_prefixes_whole()
@@ -250,14 +251,6 @@ class MultiVectorEncoder(PromptedReader):
 
             found = [torch.from_numpy(vectors) for vectors in found]
         return found[0] if isinstance(inputs, str) else found
-
-    def encode_query(self, inputs: Any, **options: Any) -> Any:
-        """Embed queries: the model's prompt for them, their length, and the tokens that fill them up."""
-        return self.encode(inputs, **with_prompt(options, self.query_prompt) | {"task": "query"})
-
-    def encode_document(self, inputs: Any, **options: Any) -> Any:
-        """Embed documents: the model's prompt for them, their length, and no vectors of skipped tokens."""
-        return self.encode(inputs, **with_prompt(options, self.document_prompt) | {"task": "document"})
 
     def encode_document_stream(self, inputs: Iterable[str], **options: Any) -> Iterator[np.ndarray]:
         return self.encode_stream(inputs, **with_prompt(options, self.document_prompt) | {"task": "document"})
