@@ -13,7 +13,7 @@ from bertcore.arguments import check_count, check_number
 from bertcore.kernels import checks
 from bertcore.passes import autocast
 from bertcore.training.optimizers import LAMB, AdamW, Muon, StableAdamW
-from bertcore.training.schedules import ENDLESS, PLATEAU, SCHEDULES, STEPS_OF_SCHEDULES
+from bertcore.training.schedules import BY_METRICS, ENDLESS, SCHEDULES, STEPS_OF_SCHEDULES
 
 OPTIMIZERS = {"adamw": AdamW, "stable_adamw": StableAdamW, "lamb": LAMB, "muon": Muon}
 SPELLINGS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"}  # of transformers
@@ -41,7 +41,7 @@ class TrainingArguments:
         max_seconds: in place of epochs: the run, its schedule included, ends after this many seconds, with evaluations
             and checkpoints; `max_steps` may end it earlier.
         lr_scheduler_type, lr_scheduler_kwargs: the schedule and its options, see `get_scheduler`;
-            "reduce_lr_on_plateau" follows `metric_for_best_model` at each evaluation.
+            "reduce_lr_on_plateau" and "greedy" follow `metric_for_best_model` at each evaluation.
         warmup_steps: the steps of the warm-up; a number below 1 is a fraction of the run, rounded up to whole steps.
             With `max_seconds` only a fraction.
         label_smoothing_factor: the probability that labels spread evenly over all classes.
@@ -175,8 +175,10 @@ class TrainingArguments:
             raise ValueError(f"warmup_steps is {self.warmup_steps}, expected {expected}")
 
     def _check_best(self) -> None:
-        if self.lr_scheduler_type == PLATEAU and self.eval_strategy == "no":
-            raise ValueError(f"lr_scheduler_type is {PLATEAU!r}, which needs an eval_strategy other than 'no'")
+        if self.lr_scheduler_type in BY_METRICS and self.eval_strategy == "no":
+            raise ValueError(
+                f"lr_scheduler_type is {self.lr_scheduler_type!r}, which needs an eval_strategy other than 'no'"
+            )
         if not self.load_best_model_at_end:
             return
         if self.eval_strategy == "no" or self.save_strategy != self.eval_strategy:
@@ -207,7 +209,7 @@ class TrainingArguments:
     @property
     def rates_depend_on_length(self) -> bool:
         """Return whether the learning rate of a step depends on the number of all steps."""
-        has_share = 0 < self.warmup_steps < 1 and self.lr_scheduler_type not in ("constant", PLATEAU)
+        has_share = 0 < self.warmup_steps < 1 and self.lr_scheduler_type not in ("constant", *BY_METRICS)
         return has_share or self.lr_scheduler_type not in ENDLESS
 
     @property

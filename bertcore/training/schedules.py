@@ -50,12 +50,35 @@ def _cosine_with_min_lr(
     min_lr: float | None = None,
     min_lr_rate: float | None = None,
 ) -> float:
+    least = _least(run, min_lr, min_lr_rate)
+    return max(0.0, least + (1 - least) * _wave(num_cycles * run.progress(position)))
+
+
+def _least(run: _Run, min_lr: float | None, min_lr_rate: float | None) -> float:
+    """Return the factor of the lowest rate."""
     if (min_lr is None) == (min_lr_rate is None):
         raise ValueError(f"min_lr is {min_lr} and min_lr_rate is {min_lr_rate}, expected one of them")
     if min_lr is not None and min_lr >= run.lr:
         raise ValueError(f"min_lr is {min_lr}, expected less than the learning rate, {run.lr}")
-    least = (min_lr or 0.0) / run.lr if min_lr_rate is None else min_lr_rate
-    return max(0.0, least + (1 - least) * _wave(num_cycles * run.progress(position)))
+    return (min_lr or 0.0) / run.lr if min_lr_rate is None else min_lr_rate
+
+
+def _cosine_warmup_with_min_lr(
+    position: float,
+    run: _Run,
+    *,
+    num_cycles: float = 0.5,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
+    warmup_lr_rate: float | None = None,
+) -> float:
+    least = _least(run, min_lr, min_lr_rate)
+    if position < run.warmup:
+        if warmup_lr_rate is None:
+            return min(1.0, (position + 1) / max(1.0, run.warmup))
+        return min(1.0, warmup_lr_rate + (1 - warmup_lr_rate) * position / max(1.0, run.warmup - 1))
+    progress = min(1.0, (position - run.warmup + 1) / max(1.0, run.total - run.warmup))
+    return max(0.0, least + (1 - least) * _wave(num_cycles * progress))
 
 
 def _polynomial(position: float, run: _Run, *, lr_end: float = 1e-7, power: float = 1.0) -> float:
@@ -115,11 +138,57 @@ def _reduce_lr_on_plateau(
     for value in metrics:
         bar = best * (1 - sign * threshold) if threshold_mode == "rel" else best - sign * threshold
         best, failures = (value, 0) if sign * value < sign * bar else (best, failures + 1)
-        if resting:
+        if resting > 0:
             resting, failures = resting - 1, 0
         if failures > patience:
             lower = max(rate * factor, min_lr)
             rate, resting, failures = lower if rate - lower > eps else rate, cooldown, 0
+    return rate / run.lr if run.lr else 1.0
+
+
+def _greedy(
+    metrics: Sequence[float],
+    run: _Run,
+    *,
+    mode: str = "min",
+    factor: float = 0.95,
+    patience: int = 10,
+    threshold: float = 1e-6,
+    threshold_mode: str = "abs",
+    cooldown: int = 0,
+    warmup: int = 0,
+    min_lr: float = 1e-3,
+    max_lr: float = 1.0,
+    eps: float = 1e-8,
+    smooth: bool = False,
+    window_size: int = 50,
+    reset_start: int = 500,
+) -> float:
+    """Return the factor after these values of a metric, as transformers' GreedyLR (arXiv:2512.14527)."""
+    if not 0 < factor < 1:
+        raise ValueError(f"factor is {factor}, expected a number between 0 and 1")
+    check_count("window_size", window_size)
+    sign = 1 if mode == "min" else -1
+    start: Any = sign * math.inf, 0, 0, 0, reset_start, []
+    (best, better, worse, resting, left, window), rate = start, run.lr
+    for value in metrics:
+        if smooth:
+            window = [*window, value][-window_size:]
+            value = sum(window) / len(window)
+        if resting > 0:
+            resting, better, worse = resting - 1, 0, 0
+            continue
+        bar = best * (1 - sign * threshold) if threshold_mode == "rel" else best - sign * threshold
+        best, better, worse = (value, better + 1, 0) if sign * value < sign * bar else (best, 0, worse + 1)
+        if better > patience:
+            higher = min(rate / factor, max_lr)
+            rate, resting, left, better = higher if higher - rate > eps else rate, warmup, reset_start, 0
+        elif worse > patience:
+            lower = max(rate * factor, min_lr)
+            rate, resting, worse = lower if rate - lower > eps else rate, cooldown, 0
+            left -= rate <= min_lr
+            if left <= 0:
+                (best, better, worse, _, left, window), rate = start, run.lr
     return rate / run.lr if run.lr else 1.0
 
 
@@ -135,18 +204,20 @@ SCHEDULES: Mapping[str, Callable[..., float]] = {
     "cosine": _cosine,
     "cosine_with_restarts": _cosine_with_restarts,
     "cosine_with_min_lr": _cosine_with_min_lr,
+    "cosine_warmup_with_min_lr": _cosine_warmup_with_min_lr,
     "polynomial": _polynomial,
     "inverse_sqrt": _inverse_sqrt,
     "warmup_stable_decay": _warmup_stable_decay,
     "reduce_lr_on_plateau": _reduce_lr_on_plateau,
+    "greedy": _greedy,
 }
-PLATEAU = "reduce_lr_on_plateau"
-ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt", PLATEAU)  # they do not depend on the total
-_OWN_WARMUP = ("constant", "warmup_stable_decay", PLATEAU)  # the others have a linear one
+BY_METRICS = ("reduce_lr_on_plateau", "greedy")
+ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt", *BY_METRICS)  # they do not depend on the total
+_OWN_WARMUP = ("constant", "warmup_stable_decay", "cosine_warmup_with_min_lr", *BY_METRICS)  # the others: a linear one
 STEPS_OF_SCHEDULES = ("num_decay_steps", "num_stable_steps", "timescale")
 _SHAPES = ("linear", "cosine", "1-sqrt")
 _CHOICES = {"warmup_type": _SHAPES, "decay_type": _SHAPES, "mode": ("min", "max"), "threshold_mode": ("rel", "abs")}
-_MOST = {"min_lr_rate": 1, "min_lr_ratio": 1, "factor": 1, "num_cycles": 1000, "power": 1000}
+_MOST = {"min_lr_rate": 1, "warmup_lr_rate": 1, "min_lr_ratio": 1, "factor": 1, "num_cycles": 1000, "power": 1000}
 
 
 class Schedule:
@@ -214,13 +285,16 @@ def get_scheduler(
             "constant", which has no warm-up; "constant_with_warmup".
             "linear", down to 0; "polynomial", down to the rate lr_end (lr_end, power).
             "cosine", down to 0 (num_cycles); "cosine_with_restarts" (num_cycles); "cosine_with_min_lr", down to a rate
-            or a fraction (min_lr or min_lr_rate, num_cycles).
+            or a fraction (min_lr or min_lr_rate, num_cycles); "cosine_warmup_with_min_lr" likewise, with a warm-up from
+            the fraction warmup_lr_rate, by default that of one step.
             "inverse_sqrt" (timescale).
             "warmup_stable_decay", full until the last num_decay_steps, then down to a fraction (num_decay_steps,
             num_stable_steps, warmup_type, decay_type, min_lr_ratio, num_cycles). A number of steps below 1 is a
             fraction of all; num_decay_steps is 0.1 by default, which transformers demands.
             "reduce_lr_on_plateau", lower after metrics, given to `Schedule.step`, without improvement (mode, factor,
-            patience, threshold, threshold_mode, cooldown, min_lr, eps), no warm-up.
+            patience, threshold, threshold_mode, cooldown, min_lr, eps), no warm-up; "greedy", also higher after
+            improvements (these, warmup, max_lr, smooth, window_size, reset_start). Its min_lr of 0.001 and max_lr of 1
+            are transformers', too high for most runs of encoders.
         optimizer: its rates are set. Rates among the options are compared with that of its last group; the other
             groups keep their proportion to it.
         num_warmup_steps: the steps of the warm-up.
@@ -251,6 +325,8 @@ def make_schedule(
             raise TypeError(f"{name} has no option {option!r}{'; it has ' + ', '.join(known) if known else ''}")
         if option in _CHOICES:
             checks.choice(option, value, _CHOICES[option])
+        elif option == "smooth":
+            checks.boolean(option, value)
         elif (value is not None or known[option] is not None) and check_number(option, value) > _MOST.get(
             option, math.inf
         ):
@@ -258,8 +334,8 @@ def make_schedule(
     # unlike a closure, a partial function can be pickled
     run = _Run(warmup, total, optimizer.groups[-1].initial_lr)
     factor = functools.partial(_factor, name, run, dict(options))
-    factor([] if name == PLATEAU else warmup)  # raises for options that contradict each other
-    return Schedule(optimizer, factor, by_metrics=name == PLATEAU)
+    factor([] if name in BY_METRICS else warmup)  # raises for options that contradict each other
+    return Schedule(optimizer, factor, by_metrics=name in BY_METRICS)
 
 
 def steps_of(value: float, total: float | None) -> float:

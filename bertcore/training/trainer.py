@@ -24,7 +24,7 @@ from bertcore.training.optimizers import Optimizer
 from bertcore.training.processes import started_together
 from bertcore.training.run import Run
 from bertcore.training.safeguards import held_back
-from bertcore.training.schedules import PLATEAU, Schedule, make_schedule, steps_of
+from bertcore.training.schedules import BY_METRICS, Schedule, make_schedule, steps_of
 
 
 class TrainOutput(NamedTuple):
@@ -261,7 +261,7 @@ class Trainer:
         args = self.args
         total = length if args.max_seconds is None else float(args.max_seconds)
         options = dict(args.lr_scheduler_kwargs)
-        if args.lr_scheduler_type == PLATEAU:
+        if args.lr_scheduler_type in BY_METRICS:
             options.setdefault("mode", "max" if args.more_is_better else "min")
         return make_schedule(args.lr_scheduler_type, optimizer, steps_of(args.warmup_steps, total), total, options)
 

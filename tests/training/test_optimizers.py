@@ -361,6 +361,10 @@ def test_a_schedule_by_metrics_goes_on():
         ({"name": "warmup_stable_decay", "num_training_steps": 9, "decay_type": "flat"}, "decay_type is 'flat'"),
         ({"name": "warmup_stable_decay", "num_stable_steps": 9}, "num_training_steps is missing, expected it"),
         ({"name": "reduce_lr_on_plateau", "factor": "0"}, "factor is '0'"),
+        ({"name": "greedy", "factor": 1}, "factor is 1, expected a number between 0 and 1"),
+        ({"name": "greedy", "window_size": 0}, "window_size is 0"),
+        ({"name": "greedy", "smooth": "yes"}, "smooth is 'yes'"),
+        ({"name": "cosine_warmup_with_min_lr", "num_training_steps": 9, "warmup_lr_rate": 2}, "warmup_lr_rate is 2"),
     ],
 )
 def test_invalid_schedules(options, error):
@@ -394,6 +398,12 @@ OF_TRANSFORMERS = [
         {"patience": 0, "factor": 0.5, "cooldown": 2, "min_lr": 0.1, "threshold": 0.2, "threshold_mode": "abs"},
     ),
     ("reduce_lr_on_plateau", {"patience": 0, "mode": "max", "threshold": 0.3, "eps": 0.02}),
+    ("cosine_warmup_with_min_lr", {"min_lr": 0.3}),
+    ("cosine_warmup_with_min_lr", {"min_lr_rate": 0.1, "num_cycles": 0.4, "warmup_lr_rate": 0.2}),
+    ("greedy", {"patience": 1}),
+    ("greedy", {"patience": 0, "factor": 0.5, "min_lr": 0.3, "max_lr": 0.9, "reset_start": 2, "threshold_mode": "rel"}),
+    ("greedy", {"patience": 1, "mode": "max", "cooldown": 2, "warmup": 3, "min_lr": 0.01, "threshold": 0.1}),
+    ("greedy", {"patience": 0, "factor": 0.5, "smooth": True, "window_size": 3, "min_lr": 0.2, "reset_start": 3}),
 ]
 
 
@@ -407,11 +417,11 @@ def test_schedules_of_transformers(name, options, warmup):
     peer_schedule = transformers.get_scheduler(name, peer, warmup, 39, options)
     schedule = get_scheduler(name, AdamW(new_model(), lr=0.8), warmup, 39, options)
     rng, rates, expected = np.random.default_rng(4), [], []
-    for step in range(40):
+    for step in range(39 if name == "cosine_warmup_with_min_lr" else 40):  # beyond the end that rises again
         rates.append(schedule.optimizer.lr)
         expected.append(peer.param_groups[0]["lr"])
         peer.step()
-        given = [rng.random() + 10 / (10 + step)] if name == "reduce_lr_on_plateau" else []
+        given = [rng.random() + 10 / (10 + step)] if name in ("reduce_lr_on_plateau", "greedy") else []
         peer_schedule.step(*given)
         schedule.step(*given)
     np.testing.assert_allclose(rates, expected, rtol=1e-12, atol=1e-15)
