@@ -204,17 +204,47 @@ def _is_squad(stream: Any) -> bool:
 def _squad(stream: IO[bytes]) -> Iterator[_Found | _Problem]:
     """Yield the questions of SQuAD's own file, in the form of the data set on the Hugging Face hub."""
     try:
-        for article in json_object(stream.read().decode("utf-8-sig"))["data"]:
-            for paragraph in article["paragraphs"]:
-                for each in paragraph["qas"]:
-                    found = {"id": each.get("id"), "title": article.get("title"), "context": paragraph["context"]}
-                    answers = {key: [answer[key] for answer in each["answers"]] for key in ("text", "answer_start")}
-                    yield _Found(1, {**found, "question": each["question"], "answers": answers})
+        file = json_object(stream.read().decode("utf-8-sig"))
     except (*_DAMAGED, ValueError) as error:
         yield _Problem(1, str(error))
-    except (KeyError, TypeError, AttributeError) as error:
-        why = f"{type(error).__name__}: {error}"
-        yield _Problem(1, f"not in SQuAD's form, data > paragraphs > context and qas > question and answers: {why}")
+    else:
+        yield from _questions(file, "", ("data", "paragraphs", "qas"), {})
+
+
+def _questions(
+    value: Any, place: str, levels: tuple[str, ...], above: Mapping[str, Any]
+) -> Iterator[_Found | _Problem]:
+    """Yield the questions of a part of SQuAD's file, or its problem; `above` has the title and the context."""
+    try:
+        if levels:
+            parts, made = _member(value, levels[0], list, place), {"title": value.get("title")}
+            if levels[0] == "qas":
+                made = {"context": _member(value, "context", str, place)}
+        else:
+            answers = list(enumerate(_member(value, "answers", list, place)))
+            columns = {
+                key: [_member(answer, key, kind, f"{place}.answers[{index}]") for index, answer in answers]
+                for key, kind in (("text", str), ("answer_start", int))
+            }
+            made = {"id": value.get("id"), "question": _member(value, "question", str, place), "answers": columns}
+    except ValueError as error:
+        yield _Problem(1, f"not in SQuAD's form: {error}")
+        return
+    if not levels:
+        yield _Found(1, {**above, **made})
+        return
+    for index, part in enumerate(parts):
+        name = f"{levels[0]}[{index}]"
+        yield from _questions(part, f"{place}.{name}" if place else name, levels[1:], {**above, **made})
+
+
+def _member(value: Any, key: str, kind: type, place: str) -> Any:
+    """Return a member of an object; ValueError with its place if it is missing or of another kind."""
+    found = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(found, kind) or isinstance(found, bool):
+        what = {list: "list", str: "text", int: "integer"}[kind]
+        raise ValueError(f"{place or 'the file'} has no {what} named {key!r}")
+    return found
 
 
 def _rows(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]] | _Problem]:

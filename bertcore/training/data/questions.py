@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -74,23 +75,29 @@ class Questions:
 
     def _answer(self, record: Mapping[str, Any], number: int) -> tuple[int, int] | None:
         """Return the characters of the first answer, or None."""
-        answers = record.get(self.answers)
-        try:
-            texts, starts = answers["text"], answers["answer_start"]
-            if not texts:
-                return None
-            first, start = texts[0], starts[0]
-            found = record[self.context][start : start + len(first)]
-        except (KeyError, TypeError, IndexError) as error:
-            problem = f'{self.answers!r} is {answers!r:.60}, expected {{"text": [...], "answer_start": [...]}}'
-            raise wrong_record(record, number, problem) from error
+        if not (answers := self._answers(record, number)):
+            return None
+        first, start = answers[0]
+        found = record[self.context][start : start + len(first)]
         if not first or start < 0 or found != first:
             raise wrong_record(record, number, f"the answer {first!r:.60} is not at {start}, there is {found!r:.60}")
         return start, start + len(first)
 
-    def references(self, record: Mapping[str, Any]) -> list[str]:
-        """Return all right answers."""
-        return list(record[self.answers]["text"])
+    def _answers(self, record: Mapping[str, Any], number: int) -> list[tuple[str, int]]:
+        """Return all answers, with the characters where they start."""
+        answers = record.get(self.answers)
+        try:
+            found = list(zip(answers["text"], answers["answer_start"], strict=True))
+            if all(isinstance(text, str) for text, _ in found) and not isinstance(answers["text"], str):
+                return [(text, operator.index(start)) for text, start in found]
+        except (KeyError, TypeError, IndexError, ValueError):
+            pass
+        problem = f'{self.answers!r} is {answers!r:.60}, expected {{"text": [...], "answer_start": [...]}}'
+        raise wrong_record(record, number, problem)
+
+    def references(self, record: Mapping[str, Any], number: int = 0) -> list[str]:
+        """Return all right answers of a record. Raises MalformedRecord, naming its number, for another form."""
+        return [text for text, _ in self._answers(record, number)]
 
 
 def best_answers(
@@ -128,7 +135,7 @@ def answer_metrics(
 ) -> Callable[[tuple[Any, Any]], dict[str, float]]:
     """Return a metric of the scores of `windows`, made from `records`: exact match and F1 of the answers."""
     questions = questions or Questions()
-    references = [questions.references(record) for record in records]
+    references = [questions.references(record, number) for number, record in enumerate(records)]
 
     def compute(prediction: tuple[Any, Any]) -> dict[str, float]:
         return answer_scores(best_answers(records, windows, prediction[0], context=questions.context), references)
