@@ -240,7 +240,7 @@ class Distill(Labels, Training):
     ) -> tuple[Any, Any | None, dict[str, Any]]:
         """Return examples of labelled data, the examples held out, and their metrics."""
         rows, held_out = self.labelled_rows(self.seed)
-        columns = self.columns([*rows, *held_out])
+        columns = self.columns(rows if self.eval else [*rows, *held_out])
         if self.task == "sequence":
             _check_kind(columns.problem_type, teacher)
         if columns.labels:

@@ -210,7 +210,7 @@ class Finetune(Labels, Adapters):
         if self.task in EMBEDDING_TASKS:
             self._train_encoder(folder, rows, held_out)
             return
-        columns = self.columns([*rows, *held_out])
+        columns = self.columns(rows if self.eval else [*rows, *held_out])
         if len(getattr(columns, "labels", ())) == 1 and not getattr(columns, "is_multiple", False):
             raise CommandError(f"{', '.join(self.data)} has the label {columns.labels[0]} alone, expected two or more")
         model, tokenizer = self._model_and_tokenizer(columns)

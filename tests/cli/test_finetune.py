@@ -100,6 +100,7 @@ def test_class_weights(model, tmp_path, capsys):
     assert "weights   B-X 1.5, O 0.75\n" in capsys.readouterr().out
     for task, given, error in (
         ("sequence", "1 2 3", "--class-weights has 3 numbers, the labels are cat, paris"),
+        ("sequence", "0 0", "expected at least one number above 0"),
         ("sequence", "balanced 2", "--class-weights has balanced beside other weights"),
         ("sequence", "much", "--class-weights is 'much', expected balanced, or a number from 0 up for each class"),
         ("qa", "balanced", "--class-weights is given with --task qa, expected one with classes"),
@@ -109,6 +110,17 @@ def test_class_weights(model, tmp_path, capsys):
     numbers = write(tmp_path, "d.jsonl", [{"text": "cat", "label": label / 2} for label in range(9)])
     assert finetune(model, tmp_path / "d", numbers, "sequence", "--class-weights", "1") == 1
     assert "expected data with one class for each text or word" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", ["sequence", "token"])
+def test_labels_that_only_eval_has_are_an_error(model, tmp_path, capsys, task):
+    names, known = (("text", "label"), "AB") if task == "sequence" else (("tokens", "tags"), (["O"], ["B-X"]))
+    rows = [dict(zip(names, ("cat" if task == "sequence" else ["cat"], label), strict=True)) for label in known]
+    other = rows[0] | {names[1]: "C" if task == "sequence" else ["C"]}
+    data, measured = write(tmp_path, "a.jsonl", rows * 4), write(tmp_path, "b.jsonl", [*rows, other])
+    assert finetune(model, tmp_path / "out", data, task, "--eval", measured) == 1
+    error = capsys.readouterr().err
+    assert "b.jsonl:3: " in error and "'C'" in error
 
 
 def test_cut_texts_are_reported(model, tmp_path, capsys):

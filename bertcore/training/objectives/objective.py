@@ -406,8 +406,10 @@ class Supervised(Objective):
 
     def __init__(self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None):
         weights = None if class_weights is None else check_numbers("class_weights", class_weights).astype(np.float64)
-        if weights is not None and (weights.ndim != 1 or not np.isfinite(weights).all() or (weights < 0).any()):
+        if weights is not None and not (weights.ndim == 1 and np.isfinite(weights).all() and (weights >= 0).all()):
             raise ValueError(f"class_weights is {class_weights!r}, expected a finite number from 0 on for each class")
+        if weights is not None and not weights.any():
+            raise ValueError(f"class_weights is {class_weights!r}, expected at least one number above 0")
         self.label_smoothing, self.class_weights = check_share("label_smoothing", label_smoothing), weights
 
     def loss(self, model: Any, batch: Batch) -> Any:

@@ -152,6 +152,8 @@ def test_a_loss_over_no_label_is_nan():
         ({"class_weights": [[1.0]]}, ValueError, "class_weights is .*, expected a finite number"),
         ({"class_weights": [1.0, -1.0]}, ValueError, "class_weights"),
         ({"class_weights": [1.0, np.inf]}, ValueError, "class_weights"),
+        ({"class_weights": [0, 0]}, ValueError, r"class_weights is \[0, 0\], expected at least one number above 0"),
+        ({"class_weights": []}, ValueError, "class_weights"),
     ],
 )
 def test_wrong_options(options, error, message):
