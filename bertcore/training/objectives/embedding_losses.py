@@ -21,7 +21,7 @@ from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import Pass
 from bertcore.training.objectives.divergences import divergence_of_scores
-from bertcore.training.objectives.embeddings import CoSENT, EmbeddingObjective, pooled
+from bertcore.training.objectives.embeddings import CoSENT, EmbeddingObjective, checked_inner, pooled
 from bertcore.training.objectives.objective import Batch, ColumnCollator
 from bertcore.training.objectives.similarity import (
     DISTANCES,
@@ -353,11 +353,14 @@ class AdaptiveLayer(EmbeddingObjective):
         kl_div_weight: float = 1.0,
         kl_temperature: float = 0.3,
     ):
+        checked_inner(inner)
         super().__init__(pooling=inner.pooling, max_length=inner.max_length)
         if inner.chunk is not None or isinstance(inner, Softmax):
             raise ValueError(f"inner is {type(inner).__name__} with chunk {inner.chunk}, expected no Softmax, no chunk")
-        self.inner, self.n_layers_per_step = inner, n_layers_per_step
-        self.weights = last_layer_weight, prior_layers_weight, kl_div_weight
+        self.inner, self.n_layers_per_step = inner, check_count("n_layers_per_step", n_layers_per_step, -1)
+        factors = {"last_layer_weight": last_layer_weight, "prior_layers_weight": prior_layers_weight}
+        factors["kl_div_weight"] = kl_div_weight
+        self.weights = tuple(check_number(name, factor) for name, factor in factors.items())
         self.kl_temperature = check_number("kl_temperature", kl_temperature)
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> ColumnCollator:

@@ -6,7 +6,7 @@ A batch is a model's with one more axis: input_ids of (examples, columns, length
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -292,8 +292,11 @@ class Matryoshka(EmbeddingObjective):
     """
 
     def __init__(self, inner: EmbeddingObjective, dims: Sequence[int], weights: Sequence[float] | None = None):
+        checked_inner(inner)
         super().__init__(pooling=inner.pooling, chunk=inner.chunk, max_length=inner.max_length)
-        weights = [1.0] * len(dims) if weights is None else weights
+        dims = [check_count(f"dims[{index}]", dim) for index, dim in enumerate(_listed("dims", dims))]
+        weights = [1.0] * len(dims) if weights is None else _listed("weights", weights)
+        weights = [check_number(f"weights[{index}]", weight) for index, weight in enumerate(weights)]
         if not dims or len(weights) != len(dims):
             raise ValueError(f"dims has {len(dims)} and weights {len(weights)} entries, expected as many, at least one")
         self.inner, self.dims, self.weights = inner, tuple(dims), tuple(weights)
@@ -305,13 +308,25 @@ class Matryoshka(EmbeddingObjective):
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         total, grads = 0.0, kernels.array_module(embeddings).zeros_like(embeddings)
         for dim, weight in zip(self.dims, self.weights, strict=True):
-            if not 0 < dim <= embeddings.shape[2]:
+            if dim > embeddings.shape[2]:
                 raise ValueError(f"dims has {dim}, expected 1 to {embeddings.shape[2]}, the length of a vector")
             cut, pullback = normalized(embeddings[:, :, :dim])
             value, grad = self.inner.of_embeddings(cut, labels)
             total = total + weight * value
             grads[:, :, :dim] += weight * pullback(grad)
         return total, grads
+
+
+def checked_inner(inner: Any) -> None:
+    """Raise TypeError unless an objective is one of sentence encoders."""
+    if not isinstance(inner, EmbeddingObjective):
+        raise TypeError(f"inner is {inner!r:.60}, expected an EmbeddingObjective such as MultipleNegativesRanking()")
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} is {values!r:.60}, expected a sequence of numbers")
+    return list(values)
 
 
 def _flat(name: str, array: Array, shape: tuple[int, int]) -> Any:

@@ -8,6 +8,7 @@ import pytest
 
 from bertcore import AutoModel
 from bertcore.training.objectives import (
+    AdaptiveLayer,
     ColumnCollator,
     CoSENT,
     CosineSimilarity,
@@ -264,10 +265,30 @@ def test_batches_that_do_not_fit(objective, batch, message):
         (lambda: Triplet(distance="far"), "distance is 'far', expected one of 'euclidean'"),
         (lambda: Matryoshka(CoSENT(), []), "dims has 0 and weights 0"),
         (lambda: Matryoshka(CoSENT(), [1, 2], [1.0]), "dims has 2 and weights 1"),
+        (lambda: Matryoshka(CoSENT(), [1, 0]), r"dims\[1\] is 0, expected a positive integer"),
+        (lambda: Matryoshka(CoSENT(), [1], [-1.0]), r"weights\[0\] is -1.0, expected a finite number"),
+        (lambda: AdaptiveLayer(CoSENT(), -2), "n_layers_per_step is -2"),
+        (lambda: AdaptiveLayer(CoSENT(), kl_div_weight=float("inf")), "kl_div_weight is inf"),
     ],
 )
 def test_wrong_arguments(make, message):
     refuses(ValueError, message, make)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: Matryoshka(5, [8]), "inner is 5, expected an EmbeddingObjective"),
+        (lambda: Matryoshka(CoSENT(), 8), "dims is 8, expected a sequence"),
+        (lambda: Matryoshka(CoSENT(), ["8"]), r"dims\[0\] is '8', expected a positive integer"),
+        (lambda: Matryoshka(CoSENT(), [8], "1"), "weights is '1', expected a sequence"),
+        (lambda: AdaptiveLayer(None), "inner is None, expected an EmbeddingObjective"),
+        (lambda: AdaptiveLayer(CoSENT(), 1.5), "n_layers_per_step is 1.5"),
+        (lambda: AdaptiveLayer(CoSENT(), 1, "1"), "last_layer_weight is '1', expected a number"),
+    ],
+)
+def test_arguments_of_wrong_types(make, message):
+    refuses(TypeError, message, make)
 
 
 def test_a_new_objective_says_what_its_loss_is():
