@@ -22,6 +22,7 @@ LONG_SIGNATURES = {  # as a peer's interface has it, or a record's fields
     "bertcore/tasks/cross_encoder.py:predict_stream",
     "bertcore/tasks/sparse_encoder.py:encode_stream",
     "bertcore/tokenization/tokenizer.py:__call__",
+    "bertcore/training/schedules.py:_greedy",
     "bertcore/training/trainer.py:__init__",
     "kernels/adam_update/__init__.py:adam_update",
     "kernels/attention/__init__.py:attention",
