@@ -141,9 +141,13 @@ def printable(text: str) -> str:
 
 
 def required(name: str) -> Any:
-    """Import a module of scikit-learn or SciPy. Raises ImportError naming the extra that installs it."""
+    """Import a module of scikit-learn, SciPy or PyTorch. Raises ImportError that says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        package = {"sklearn": "scikit-learn", "scipy": "SciPy"}[name.partition(".")[0]]
-        raise ImportError(f"{package} is not installed, which this needs: pip install 'bertcore[training]'") from error
+        package, by = {
+            "sklearn": ("scikit-learn", "'bertcore[training]'"),
+            "scipy": ("SciPy", "'bertcore[training]'"),
+            "torch": ("PyTorch", "torch"),
+        }[name.partition(".")[0]]
+        raise ImportError(f"{package} is not installed, which this needs: pip install {by}") from error

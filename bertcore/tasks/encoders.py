@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import Arguments, check_count
+from bertcore.arguments import Arguments, check_count, required
 from bertcore.checkpoint import resolve
 from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, read_json_object, replacing
 from bertcore.kernels import checks
@@ -438,9 +438,7 @@ def converted(rows: Any, convert_to_numpy: bool, convert_to_tensor: bool, is_one
     checks.boolean("convert_to_numpy", convert_to_numpy)
     if convert_to_numpy and not checks.boolean("convert_to_tensor", convert_to_tensor):
         return rows[0] if is_one else rows
-    import torch
-
-    tensor = torch.from_numpy(np.ascontiguousarray(rows))
+    tensor = required("torch").from_numpy(np.ascontiguousarray(rows))
     if is_one:
         return tensor[0]
     return tensor if convert_to_tensor else list(tensor)

@@ -85,6 +85,11 @@ def mine_hard_negatives(
         output_format = "n-tuple"
     if use_faiss:
         warn_caller("use_faiss has no effect: texts are compared exactly without it")
+    if cross_encoder is not None and not callable(getattr(cross_encoder, "predict", None)):
+        raise TypeError(f"cross_encoder is {cross_encoder!r:.60}, expected a CrossEncoder or None")
+    for method in ("encode_query", "encode_document"):
+        if not callable(getattr(model, method, None)):
+            raise TypeError(f"model is {model!r:.60}, expected a SentenceEncoder")
     names, pairs = _pairs(dataset, anchor_column_name, positive_column_name)
     limits = absolute_margin, relative_margin, max_score, min_score
     for name, limit in zip(("absolute_margin", "relative_margin", "max_score", "min_score"), limits, strict=True):

@@ -345,8 +345,7 @@ def _activated(logits: Any, activation: str) -> Any:
 
 def as_tensor(embeddings: csr_array, is_sparse: bool) -> Any:
     """Return a tensor of PyTorch of a sparse array: sparse in coordinates, or dense."""
-    import torch
-
+    torch = required("torch")
     if not is_sparse:
         return torch.from_numpy(embeddings.toarray())
     found = embeddings.tocoo()

@@ -1,6 +1,7 @@
 """sentence-transformers' interface of the three encoders: names, batches, devices, processes, saved folders."""
 
 import importlib
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -55,6 +56,13 @@ def test_batches_do_not_change_results(made, kind):
         found = dense(call(inputs, batch_size=2, show_progress_bar=False, device="cpu"))
     np.testing.assert_array_equal(found, expected)
     assert sizes == [2, 2, 1]
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse", "pairs"])
+def test_tensors_without_pytorch(made, kind, monkeypatch):
+    _, call, inputs = made[kind]
+    monkeypatch.setitem(sys.modules, "torch", None)
+    refuses(ImportError, "PyTorch is not installed.*pip install torch", call, inputs, convert_to_tensor=True)
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse", "pairs"])

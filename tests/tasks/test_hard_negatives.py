@@ -133,3 +133,14 @@ def test_prompts_and_options_without_effect():
 )
 def test_errors(rows, options, message):
     refuses(ValueError, message, mine_hard_negatives, rows, Model(), **options)
+
+
+@pytest.mark.parametrize(
+    "model, options, message",
+    [
+        (None, {"cross_encoder": 5}, "cross_encoder is 5, expected a CrossEncoder or None"),
+        ("demo", {}, "model is 'demo', expected a SentenceEncoder"),
+    ],
+)
+def test_models_of_wrong_types(model, options, message):
+    refuses(TypeError, message, mine_hard_negatives, ROWS, model or Model(), **options)

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import DType, check_count, check_number, naming_nearest
+from bertcore.arguments import DType, check_count, check_number, naming_nearest, required
 from bertcore.checkpoint import save_checkpoint
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModel
@@ -247,9 +247,7 @@ class MultiVectorEncoder(PromptedReader):
         parts = self._in_processes(many, pool, chunk_size, given)
         found = list(self.encode_stream(many, **given) if parts is None else chain.from_iterable(parts))
         if not convert_to_numpy:
-            import torch
-
-            found = [torch.from_numpy(vectors) for vectors in found]
+            found = [required("torch").from_numpy(vectors) for vectors in found]
         return found[0] if isinstance(inputs, str) else found
 
     def encode_document_stream(self, inputs: Iterable[str], **options: Any) -> Iterator[np.ndarray]:
