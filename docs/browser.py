@@ -3,8 +3,8 @@
     python docs/browser.py build/site              # list what is cut or too wide
     python docs/browser.py build/site pictures/    # and write pictures of all pages, light and dark
 
-At 1280 px no block of code and no table is cut; at 400 px they scroll, and nothing else does. Chromium is the program that
-BERTCORE_CHROMIUM names, or one of the usual names on PATH. It reads a local server alone.
+At 1280 px no block of code and no table is cut; at 400 px they scroll, and nothing else does. Chromium is the program
+that BERTCORE_CHROMIUM names, or one of the usual names on PATH. It reads a local server alone.
 """
 
 import functools
@@ -28,7 +28,8 @@ WIDTHS = (1280, 400)
 HIGHEST = 12_000  # pixels of a picture
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars")
 OPTIONS += ("--disable-background-networking", "--disable-component-update", "--disable-sync")
-FRAME = """<!doctype html><title>frame</title><body style="margin:0"><iframe style="border:0"></iframe><pre></pre><script>
+FRAME = """<!doctype html><title>frame</title>
+<body style="margin:0"><iframe style="border:0"></iframe><pre></pre><script>
 const frame = document.querySelector("iframe"), asked = JSON.parse(SETTINGS), found = {};
 const dark = asked.dark ? 1 : 0, scheme = dark ? "slate" : "default";
 localStorage.setItem("/.__palette", JSON.stringify({index: dark, color: {media: "", scheme}}));
@@ -41,7 +42,8 @@ function measured(page) {
     if (isCut(box)) boxes.push(box.textContent.trim().slice(0, 80));
   const outside = [...page.querySelectorAll("article *")].filter(each =>
     !each.closest("pre, .md-typeset__scrollwrap, svg") && each.getBoundingClientRect().right > asked.width + 1);
-  return {width: root.scrollWidth, height: root.scrollHeight, boxes, outside: outside.map(each => each.outerHTML.slice(0, 80))};
+  const tags = outside.map(each => each.outerHTML.slice(0, 80));
+  return {width: root.scrollWidth, height: root.scrollHeight, boxes, outside: tags};
 }
 async function look() {
   for (const address of asked.pages) {
@@ -101,7 +103,7 @@ def served(site: Path) -> Iterator[str]:
 
 
 def measure(site: Path, width: int) -> dict[str, dict[str, Any]]:
-    """Return, for each page, its size at a width of the window, the boxes that scroll, and what sticks out of the page."""
+    """Return, for each page, its size at a width of the window, the boxes that scroll, and what sticks out of it."""
     pages = pages_of(site)
     with served(site) as address:
         asked = {"pages": pages, "width": width, "height": 900, "measure": True}
@@ -146,8 +148,15 @@ def _run(address: str, asked: Mapping[str, Any], *options: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
 
 
+def main() -> int:
+    """List the problems of the site of the command line, and take the pictures."""
+    site, *rest = sys.argv[1:]
+    if rest:
+        take_pictures(Path(site), Path(rest[0]), rest[1:])
+    found = problems(Path(site))
+    print("\n".join(found))
+    return bool(found)
+
+
 if __name__ == "__main__":
-    for line in problems(Path(sys.argv[1])):
-        print(line)
-    if len(sys.argv) > 2:
-        take_pictures(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    sys.exit(main())

@@ -29,7 +29,8 @@ SHELL = re.compile(r"^```sh\n(?P<code>.*?)^```$", flags=re.MULTILINE | re.DOTALL
 # Libraries that a page needs; without them its blocks are not run.
 HOSTS = {"clusters.md": ("pandas", "polars", "duckdb", "pyarrow", "ray", "pyspark")}
 HOSTS["index.md"] = ("sklearn",)
-HOSTS["plugins.md"] = ("sklearn", "sentence_transformers", "chromadb", "haystack", "langchain_core", "spacy")
+HOSTS["plugins.md"] = ("sklearn", "sentence_transformers", "transformers", "chromadb", "haystack", "langchain_core")
+HOSTS["plugins.md"] += ("llama_index.core", "spacy")
 WITH_BLOCKS = [page for page in (REPOSITORY / "README.md", *PAGES) if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 sys.path.insert(0, str(REPOSITORY / "docs"))
@@ -181,6 +182,14 @@ def test_help_texts_become_markdown():
 
     assert commands.prose("a *b* with --json") == r"a \*b\* with `--json`"
     assert commands.prose("  one    the first\n  two    the second").count("\n") == 3
+
+
+def test_page_of_plugins_has_a_few_lines_for_each():
+    text = (REPOSITORY / "docs" / "plugins.md").read_text(encoding="utf-8")
+    modules = {file.stem for file in (REPOSITORY / "bertcore" / "plugins").glob("*.py")} - {"__init__", "corpus"}
+    assert set(re.findall(r"^ *(?:from|import) bertcore\.plugins\.(\w+)", text, flags=re.MULTILINE)) == modules
+    for found in BLOCK.finditer(text):
+        assert len([line for line in found["code"].splitlines() if line and "import" not in line]) <= 4, found["code"]
 
 
 def test_gallery_has_every_example():
