@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import matplotlib
-from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
@@ -26,7 +25,7 @@ SUFFIXES = (".png", ".svg")
 SMALL = 7.5  # points, the smallest font
 # DejaVu Sans comes with matplotlib; the others, where installed, have the characters that it lacks.
 FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans Devanagari", "Noto Emoji", "WenQuanYi Micro Hei", "Unifont")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "figure.constrained_layout.h_pad": 0.06,
     "figure.constrained_layout.w_pad": 0.06,
     "font.size": 9,
@@ -77,7 +76,14 @@ def shortened(text: Any, most: int = 24) -> str:
     return label if len(label) <= most else label[: most - 1] + "…"
 
 
-def label_ticks(axes: Iterable[Axis], labels: Sequence[str], *, offset: float = 0) -> None:
+def listed(name: str, values: Any) -> list[Any]:
+    """Return an iterable as a list. Raises TypeError for a string and for anything else that is not one."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} is {values!r:.60}, expected a list")
+    return list(values)
+
+
+def label_ticks(figure: Figure, axes: Iterable[Any], labels: Sequence[str], *, offset: float = 0) -> None:
     """Label the positions `offset`, `offset` + 1, ... of axes, or each second, third, ..., as there is space.
 
     Call it when everything else that takes space is drawn.
@@ -85,11 +91,11 @@ def label_ticks(axes: Iterable[Axis], labels: Sequence[str], *, offset: float = 
     axes, longest = list(axes), max(labels, key=len)
     for axis in axes:
         axis.set_ticks([offset], [longest], fontsize=SMALL, rotation=90 if axis.axis_name == "x" else 0)
-    axes[0].get_figure().draw_without_rendering()
+    figure.draw_without_rendering()
     for axis in axes:
         box, ends = axis.axes.get_window_extent(), axis.get_view_interval()
         pixels = (box.width if axis.axis_name == "x" else box.height) / abs(ends[1] - ends[0])
-        step = -int(-SMALL * 1.3 // (72 * pixels / axis.get_figure().dpi))
+        step = -int(-SMALL * 1.3 // (72 * pixels / figure.dpi))
         places, shown = [offset + index for index in range(0, len(labels), step)], labels[::step]
         axis.set_ticks(places, shown, fontsize=SMALL, rotation=90 if axis.axis_name == "x" else 0)
 
@@ -103,8 +109,10 @@ def save_figure(figure: Figure, target: str | os.PathLike | BinaryIO, kind: str 
         target: a file named *.png or *.svg, or a binary stream.
         kind: ".png" or ".svg"; by default the file's suffix.
 
-    Raises ValueError for another kind.
+    Raises TypeError unless `figure` is one, ValueError for another kind.
     """
+    if not isinstance(figure, Figure):
+        raise TypeError(f"figure is {type(figure).__name__}, expected a figure of matplotlib")
     found = str(kind if kind is not None or hasattr(target, "write") else Path(os.fspath(target)).suffix).lower()  # type: ignore[arg-type]
     if found not in SUFFIXES:
         raise ValueError(f"the kind of the figure's file is {found!r}, expected one of {', '.join(SUFFIXES)}")

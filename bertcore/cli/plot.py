@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -140,19 +141,24 @@ class Plot(Command):
         if self.figure == "masking":
             return draw(tokenizer, texts[0], epochs=self.epochs or 4)
         if self.figure == "temperature":
-            given.setdefault("temperatures", (1.0, 2.0, 4.0, 8.0))
-        return draw(self._kind(folder).from_pretrained(folder), tokenizer, texts[0], **given)
+            return draw(self._with_head(folder), tokenizer, texts[0], **{"temperatures": (1.0, 2.0, 4.0, 8.0)} | given)
+        return draw(bertcore.AutoModel.from_pretrained(folder), tokenizer, texts[0], **given)
 
-    def _kind(self, folder: Path) -> Any:
-        """Return the class of the model to draw: for temperature, of the head that its config names."""
+    def _with_head(self, folder: Path) -> Any:
+        """Return the classifier, or else the masked language model, of a folder; CommandError if it has neither."""
         from bertcore.checkpoint import naming_config, read_config
         from bertcore.models.architectures import class_for
+        from bertcore.models.model import NewlyInitialisedWarning
 
-        if self.figure != "temperature":
-            return bertcore.AutoModel
         with naming_config(folder):
             is_classifier = class_for(read_config(folder)) is bertcore.AutoModelForSequenceClassification
-        return bertcore.AutoModelForSequenceClassification if is_classifier else bertcore.AutoModelForMaskedLM
+        kind = bertcore.AutoModelForSequenceClassification if is_classifier else bertcore.AutoModelForMaskedLM
+        with warnings.catch_warnings():  # a missing head is an error here
+            warnings.simplefilter("ignore", NewlyInitialisedWarning)
+            model = kind.from_pretrained(folder)
+        if model.newly_initialised:
+            raise CommandError(f"{folder} has no trained head, expected a classifier or a masked language model")
+        return model
 
     def _probabilities(self, lines: list[str]) -> tuple[list[list[float]], list[int]]:
         """Return the probabilities and the right classes of lines."""

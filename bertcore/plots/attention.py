@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.drawing import label_ticks, new_figure, shortened, style
+from bertcore.kernels import checks
 
 TERMS = ("content to content", "content to position", "position to content", "sum of the terms")
 MOST_TOKENS = 512  # a picture of more cannot be read
@@ -70,7 +71,8 @@ def attention_components(
 ) -> Figure:
     """Draw the terms of DeBERTa's attention scores in a layer, and their sum, with the mean absolute value of each.
 
-    The maps have the values of one head, or by default their absolute values averaged over all heads.
+    The maps have the values of one head, or by default their absolute values averaged over all heads. The colours end
+    as those of `attention_maps`.
 
     Arguments and errors as for `attention_maps`; ValueError also unless the model is a DeBERTa with relative positions.
     """
@@ -89,14 +91,18 @@ def attention_components(
     heads = _chosen("head", head, len(found[TERMS[3]]))
     sizes = {title: np.abs(scores[heads]) for title, scores in found.items()}
     panels = [size.mean(axis=0) if head is None else found[title][heads[0]] for title, size in sizes.items()]
-    most = max(float(np.abs(panel).max()) for panel in panels) or 1
+    is_word = ~np.isin(np.array(ids)[shown], tokenizer.all_special_ids)
+    words = max(float(np.abs(panel[:, is_word]).max(initial=0)) for panel in panels)
+    most = max(float(np.abs(panel).max()) for panel in panels)
+    is_clipped, end = most > words > 0, words or most or 1
     titles = [f"{title}\nmean absolute value {size.mean():.3g}" for title, size in sizes.items()]
     tokens = tokenizer.convert_ids_to_tokens(np.array(ids)[shown].tolist())
     if head is None:
         bar = {"label": f"absolute score, mean of {len(heads)} heads of layer {layer}"}
-        return _maps(panels, titles, tokens, {"cmap": "Blues", "vmin": 0, "vmax": most}, bar, columns=2)
-    look = {"cmap": "RdBu_r", "vmin": -most, "vmax": most}
-    return _maps(panels, titles, tokens, look, {"label": f"score, layer {layer}, head {head}"}, columns=2)
+        bar["extend"] = "max" if is_clipped else "neither"
+        return _maps(panels, titles, tokens, {"cmap": "Blues", "vmin": 0, "vmax": end}, bar, columns=2)
+    bar = {"label": f"score, layer {layer}, head {head}", "extend": "both" if is_clipped else "neither"}
+    return _maps(panels, titles, tokens, {"cmap": "RdBu_r", "vmin": -end, "vmax": end}, bar, columns=2)
 
 
 def _chosen(name: str, number: int | None, count: int) -> list[int]:
@@ -110,7 +116,7 @@ def _chosen(name: str, number: int | None, count: int) -> list[int]:
 
 def _shown(tokenizer: Any, ids: Sequence[int], special_tokens: bool) -> np.ndarray:
     """Return the places of the tokens to show."""
-    found = np.flatnonzero(special_tokens | ~np.isin(ids, tokenizer.all_special_ids))
+    found = np.flatnonzero(checks.boolean("special_tokens", special_tokens) | ~np.isin(ids, tokenizer.all_special_ids))
     if not len(found):
         raise ValueError("text has no tokens but special ones, expected some to show")
     return found
@@ -128,18 +134,18 @@ def _maps(
     axes = figure.subplots(rows, columns, squeeze=False)
     drawn = list(axes.flat[: len(panels)])
     for place, panel, title in zip(drawn, panels, titles, strict=True):
-        image = place.imshow(panel, interpolation="nearest", **look)
+        place.imshow(panel, interpolation="nearest", **look)
         place.set_title(title)
         place.set(xticks=[], yticks=[])
         place.tick_params(length=2)
         place.spines[:].set_visible(False)
     for place in axes.flat[len(panels) :]:
         place.remove()
-    figure.colorbar(image, ax=drawn, shrink=0.8 if rows == 1 else 0.5, aspect=25, **bar)
+    figure.colorbar(drawn[0].images[0], ax=drawn, shrink=0.8 if rows == 1 else 0.5, aspect=25, **bar)
     figure.supxlabel("key token")
     figure.supylabel("query token")
     labelled = [place.yaxis for place in drawn[::columns]] + [place.xaxis for place in drawn[-columns:]]
-    label_ticks(labelled, [shortened(token, 16) for token in tokens])
+    label_ticks(figure, labelled, [shortened(token, 16) for token in tokens])
     return figure
 
 
@@ -150,14 +156,14 @@ def _thumbnails(panels: Sequence[np.ndarray], rows: int, look: Any, bar: Any) ->
     figure = new_figure(max(4.0, side * columns + 1.7), max(3.0, side * rows + 1.0))
     axes = figure.subplots(rows, columns, squeeze=False)
     for place, panel in zip(axes.flat, panels, strict=True):
-        image = place.imshow(panel, interpolation="nearest", **look)
+        place.imshow(panel, interpolation="nearest", **look)
         place.set(xticks=[], yticks=[])
         place.spines[:].set_visible(True)
     for number, place in enumerate(axes[0], 1):
         place.set_title(number)
     for number, place in enumerate(axes[:, 0], 1):
         place.set_ylabel(number, rotation=0, ha="right", va="center")
-    figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, **bar)
+    figure.colorbar(axes[0, 0].images[0], ax=axes, shrink=0.6, aspect=30, **bar)
     figure.suptitle("head")
     figure.supylabel("layer")
     figure.supxlabel("in each map: key tokens across, query tokens down")
@@ -167,8 +173,10 @@ def _thumbnails(panels: Sequence[np.ndarray], rows: int, look: Any, bar: Any) ->
 def tokens_of(tokenizer: Any, text: str, longest: int | None = None) -> dict[str, list[int]]:
     """Tokenize a text without cutting it.
 
-    Raises ValueError for more than MOST_TOKENS tokens, and for more than `longest`, the model's limit.
+    Raises TypeError unless `text` is a string, ValueError for more tokens than MOST_TOKENS or `longest`.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"text is {type(text).__name__}, expected a string")
     encoded = dict(tokenizer(text))
     count, most = len(encoded["input_ids"]), min(MOST_TOKENS, longest or MOST_TOKENS)
     if count > most:

@@ -1,5 +1,6 @@
 """Embeddings of texts in two dimensions."""
 
+import importlib
 from collections import Counter
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from bertcore.arguments import check_count, check_numbers, required
-from bertcore.drawing import BLUE, COLORS, GREY, SMALL, new_figure, shortened, style
+from bertcore.drawing import BLUE, COLORS, GREY, SMALL, listed, new_figure, shortened, style
 
 METHODS = ("pca", "umap", "tsne")
 LABELLED = 40  # texts; labels of more would hide the points
@@ -48,7 +49,7 @@ def embeddings_in_two_dimensions(
         ImportError: a package is missing; the message names it.
         TypeError, ValueError: other arguments, lengths that differ, or embeddings with inf or NaN.
     """
-    texts, rows = list(texts), check_numbers("embeddings", embeddings).astype(np.float64)
+    texts, rows = listed("texts", texts), check_numbers("embeddings", embeddings).astype(np.float64)
     if len(texts) < 3:
         raise ValueError(f"texts has {len(texts)}, expected at least 3")
     if rows.ndim != 2 or len(rows) != len(texts) or not rows.shape[1]:
@@ -57,7 +58,8 @@ def embeddings_in_two_dimensions(
         raise ValueError("embeddings holds inf or NaN, expected finite numbers")
     if labels is not None and clusters is not None:
         raise ValueError("labels and clusters are both given, expected one of them")
-    if labels is not None and (isinstance(labels, str) or len(labels) != len(texts)):
+    labels = labels if labels is None else listed("labels", labels)
+    if labels is not None and len(labels) != len(texts):
         raise ValueError(f"labels has {len(labels)}, expected one for each of {len(texts)} texts")
     check_count("seed", seed, least=0, most=2**32 - 1)
     groups = labels if clusters is None else _clusters(rows, check_count("clusters", clusters, 2, len(texts)), seed)
@@ -99,10 +101,9 @@ def _projected(rows: np.ndarray, method: str, seed: int) -> tuple[np.ndarray, tu
         return required("sklearn.manifold").TSNE(**options).fit_transform(rows), ("t-SNE, first", "t-SNE, second")
     if find_spec("umap") is None:
         raise ImportError("method is 'umap', which needs umap-learn: pip install umap-learn")
-    from umap import UMAP
-
     neighbours = {"n_neighbors": min(15, len(rows) - 1), "init": "spectral" if len(rows) > 20 else "random"}
-    return UMAP(random_state=seed, n_jobs=1, **neighbours).fit_transform(rows), ("UMAP, first", "UMAP, second")
+    umap = importlib.import_module("umap").UMAP
+    return umap(random_state=seed, n_jobs=1, **neighbours).fit_transform(rows), ("UMAP, first", "UMAP, second")
 
 
 def _scatter(figure: Figure, place: Any, points: np.ndarray, groups: Sequence[Any] | None, title: str) -> None:

@@ -44,8 +44,8 @@ def masking(tokenizer: Any, text: str, *, epochs: int, seed: int = 0) -> Figure:
         place.spines[:].set_visible(False)
     handles = [Patch(color=color, label=kind) for kind, color in KINDS.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=4 if len(tokens) > 16 else 2)
-    label_ticks([axes[1].xaxis], tokens, offset=0.5)
-    label_ticks([place.yaxis for place in axes], numbers, offset=0.5)
+    label_ticks(figure, [axes[1].xaxis], tokens, offset=0.5)
+    label_ticks(figure, [place.yaxis for place in axes], numbers, offset=0.5)
     return figure
 
 

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from bertcore.drawing import BLUE, GREEN, SKY, SMALL, label_ticks, new_figure, shortened, style
+from bertcore.arguments import check_number
+from bertcore.drawing import BLUE, GREEN, SKY, SMALL, label_ticks, listed, new_figure, shortened, style
+from bertcore.kernels import checks
 
 Row = Mapping[str, Any]
 
@@ -60,13 +62,15 @@ def models_side_by_side(rows: Sequence[Row], panels: Sequence[Panel] = SIZES, *,
 
     Raises ValueError without models, and for a value that is not a finite number of at least 0.
     """
+    rows = listed("rows", rows)
     if not rows:
         raise ValueError("rows is empty, expected at least one model")
+    checks.boolean("log", log)
     widths = [1.5 if panel.is_dot else 2 for panel in panels]
     figure = new_figure(1.9 * sum(widths) + 2, 0.21 * len(rows) + 1.1)
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=widths)[0]
     for place, panel in zip(axes, panels, strict=True):
-        values = {part: [_checked(row, panel, read(row)) for row in rows] for part, read in panel.parts.items()}
+        values = {part: [_value(row, panel, read) for row in rows] for part, read in panel.parts.items()}
         totals = [None if None in parts else math.fsum(parts) for parts in zip(*values.values(), strict=True)]
         (_dots if log or panel.is_dot else _bars)(place, values, totals)
         if log and not panel.is_dot:
@@ -78,14 +82,16 @@ def models_side_by_side(rows: Sequence[Row], panels: Sequence[Panel] = SIZES, *,
         place.grid(axis="x")
         place.tick_params(axis="y", length=0)
     axes[0].set_ylim(len(rows) - 0.4, -0.6)
-    label_ticks([axes[0].yaxis], [shortened(row["name"], 32) for row in rows])
+    label_ticks(figure, [axes[0].yaxis], [shortened(row["name"], 32) for row in rows])
     return figure
 
 
-def _checked(row: Row, panel: Panel, value: float | None) -> float | None:
-    if value is not None and not 0 <= value < math.inf:
-        raise ValueError(f"{panel.name} of {row['name']} is {value}, expected a number of at least 0")
-    return value
+def _value(row: Row, panel: Panel, read: Callable[[Row], float | None]) -> float | None:
+    try:
+        name, value = row["name"], read(row)
+    except KeyError as error:
+        raise ValueError(f"rows has a model without {error}, which {panel.name!r} needs") from error
+    return None if value is None else check_number(f"{panel.name} of {name}", value)
 
 
 def _bars(place: Any, values: Mapping[str, list[float | None]], totals: Sequence[float | None]) -> None:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number
-from bertcore.drawing import BLUE, new_figure, shortened, style
+from bertcore.drawing import BLUE, listed, new_figure, shortened, style
 from bertcore.models.spec import ConfigReader
 from bertcore.plots.attention import output_for
 from bertcore.tasks.sequence_scores import softmax
@@ -34,11 +34,9 @@ def distillation_temperature(
 
     Raises TypeError or ValueError for other arguments.
     """
-    if model.newly_initialised:
-        raise ValueError(f"model lacks {model.newly_initialised[0]}, expected a trained head")
-    if isinstance(temperatures, str) or not 1 <= len(temperatures) <= MOST:
-        raise ValueError(f"temperatures is {temperatures!r:.60}, expected 1 to {MOST} numbers")
-    numbers = [check_number("temperatures", each, above_zero=True) for each in temperatures]
+    numbers = [check_number("temperatures", each, above_zero=True) for each in listed("temperatures", temperatures)]
+    if not 1 <= len(numbers) <= MOST:
+        raise ValueError(f"temperatures has {len(numbers)} numbers, expected 1 to {MOST}")
     check_count("words", words, most=40)
     ids, output = output_for(model, tokenizer, text)
     scores, names = _classes(model, output) if np.ndim(output.logits) == 2 else _words(tokenizer, ids, output)
@@ -53,6 +51,7 @@ def distillation_temperature(
         rest = f"\nothers {1 - chances[best].sum():.0%}" if len(best) < len(scores) else ""
         place.set_title(f"T = {temperature:g}{rest}")
         place.grid(axis="x")
+        place.tick_params(axis="y", length=0)
         place.xaxis.get_major_locator().set_params(nbins=4)
     for place in axes.flat[len(numbers) :]:
         place.remove()

@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from bertcore.drawing import BLUE, GREY, ORANGE, new_figure, style
+from bertcore.drawing import BLUE, GREY, ORANGE, listed, new_figure, style
 
 DRAWN = ("step", "loss", "eval_loss", "learning_rate")
 Log = str | os.PathLike | Iterable[Mapping[str, Any]]
@@ -26,9 +26,10 @@ def training_curves(log: Log) -> Figure:
     Raises ValueError for a log without losses, a file that is not in UTF-8, and, with its number, for a line that is
     not a JSON object or has a non-number.
     """
-    is_file = isinstance(log, str | os.PathLike)
-    name = os.fspath(log) if is_file else "log"  # type: ignore[arg-type]
-    entries = _read(Path(name)) if is_file else [_checked(entry, f"log[{at}]") for at, entry in enumerate(log)]  # type: ignore[arg-type]
+    if isinstance(log, str | os.PathLike):
+        name, entries = os.fspath(log), _read(Path(log))
+    else:
+        name, entries = "log", [_checked(entry, f"log[{at}]") for at, entry in enumerate(listed("log", log))]
     found = {key: _series(entries, key) for key in DRAWN[1:]}
     if not found["loss"] and not found["eval_loss"]:
         raise ValueError(f"{name} has no line with step and loss, expected the log of a Trainer")

@@ -83,11 +83,12 @@ def test_positions_are_read_from_the_config(capsys, tmp_path):
     assert "50,368 rotary 8,192 149.0" in " ".join(lines[2].split())
 
 
-def test_a_plot(tmp_path, capsys):
+@pytest.mark.parametrize(("name", "more", "start"), [("a.png", [], b"\x89PNG"), ("a.SVG", ["--log"], b"<?xml")])
+def test_a_plot(tmp_path, capsys, name, more, start):
     pytest.importorskip("matplotlib")
-    shown(capsys, *NAMES, "--plot", tmp_path / "family.png")
-    assert (tmp_path / "family.png").read_bytes().startswith(b"\x89PNG")
-    assert [file.name for file in tmp_path.iterdir()] == ["family.png"]
+    shown(capsys, *NAMES, "--plot", tmp_path / name, *more)
+    assert (tmp_path / name).read_bytes().startswith(start)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_printed(tmp_path, monkeypatch, capsys):
@@ -98,11 +99,33 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_printed(tmp_pat
     assert captured.err == "bertcore compare: --plot needs matplotlib, which is not installed: pip install matplotlib\n"
 
 
-def test_training_costs(capsys, tmp_path, monkeypatch):
+@pytest.fixture
+def drawn(monkeypatch):
+    """The lengths of the bars in each panel of the figures that compare draws."""
+    pytest.importorskip("matplotlib")
+    from bertcore.plots import models
+
+    found, draw = [], models.models_side_by_side
+
+    def record(*arguments, **options):
+        figure = draw(*arguments, **options)
+        found.extend([bar.get_width() for bar in place.patches] for place in figure.axes)
+        return figure
+
+    monkeypatch.setattr(models, "models_side_by_side", record)
+    return found
+
+
+def test_training_costs(capsys, tmp_path, monkeypatch, drawn):
     monkeypatch.setenv("BERTCORE_BACKEND", "numpy")  # in the processes that are measured, which load no compiler
     config = {**CONFIG, "num_hidden_layers": 1}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    row = json.loads(shown(capsys, str(tmp_path), "--training", "--batch", "2", "--length", "5", "--json"))[0]
+    row = json.loads(
+        shown(
+            capsys, str(tmp_path), "--training", "--batch", "2", "--length", "5", "--json", "--plot", tmp_path / "a.svg"
+        )
+    )[0]
+    assert drawn == [[row["peak"]], [row["checkpointed_peak"]], [row["tokens_per_second"]]]
     assert row["weights"] == row["gradients"] == row["moments"] / 2 < row["peak"]
     assert row["tokens_per_second"] > 0 and row["checkpointed_peak"] > 0
 
@@ -112,7 +135,7 @@ def short_rounds(monkeypatch):
     monkeypatch.setattr(cost, "ROUNDS", 3)
 
 
-def test_passes_are_measured(capsys, tmp_path, encoder_folder, short_rounds):
+def test_passes_are_measured(capsys, tmp_path, encoder_folder, short_rounds, drawn):
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_text(json.dumps(CONFIG))
@@ -120,7 +143,9 @@ def test_passes_are_measured(capsys, tmp_path, encoder_folder, short_rounds):
     assert main(["quantize", str(encoder_folder), str(low), "--dtype", "int8", "--backend", "numpy"]) == 0
     capsys.readouterr()
     arguments = (encoder_folder, low, bare, "--measure", "--batch", "2", "--length", "40", "--backend", "numpy")
-    loaded, int8, random = rows = json.loads(shown(capsys, *arguments, "--json"))
+    loaded, int8, random = rows = json.loads(shown(capsys, *arguments, "--json", "--plot", tmp_path / "a.png"))
+    assert drawn[0] == [row["latency"] * 1e3 for row in rows]
+    assert drawn[1:] == [[row[key] for row in rows] for key in ("resident", "on_disk")]
     assert [row["weights"] for row in rows] == ["loaded", "loaded", "random"]
     for row in rows:
         assert 0 < row["fastest"] <= row["latency"] <= row["slowest"] and row["resident"] > 0

@@ -18,6 +18,8 @@ from tests.tiny_bert import CONFIG, VOCABULARY, random_texts, save_tiny_bert, sa
 
 pytest.importorskip("matplotlib")
 
+from matplotlib.figure import Figure
+
 from bertcore.drawing import save_figure
 from bertcore.plots.attention import attention_components, attention_maps
 from bertcore.plots.calibration import reliability_diagram
@@ -127,6 +129,8 @@ def test_refused_attention(folder, deberta):
         (attention_maps, bert, TEXT, {"layer": 1.0}, TypeError, "layer is 1.0, expected a positive integer"),
         (attention_maps, bert, TEXT, {"head": 4}, ValueError, "head is 4, expected 1 to 3"),
         (attention_maps, bert, "", {"special_tokens": False}, ValueError, "text has no tokens but special ones"),
+        (attention_maps, bert, [TEXT], {}, TypeError, "text is list, expected a string"),
+        (attention_maps, bert, TEXT, {"special_tokens": 1}, TypeError, "special_tokens is 1, expected True or False"),
         (attention_components, relative, TEXT, {"head": 4}, ValueError, "head is 4, expected 1 to 3"),
         (attention_components, relative, TEXT, {"layer": 3}, ValueError, "layer is 3, expected 1 to 2"),
         (attention_components, bert, TEXT, {}, ValueError, "model is of type 'bert', expected a DeBERTa"),
@@ -162,8 +166,10 @@ def test_models_of_any_number_fit():
     row = {"name": "a", "latency": 0.01, "resident": 120.5, "on_disk": 80.0}
     check_layout(models_side_by_side([row], MEASURED))
     refuses(ValueError, "rows is empty, expected at least one model", models_side_by_side, [])
-    for wrong in (-1, float("nan"), float("inf")):
-        refuses(ValueError, "resident memory, MB of a is", models_side_by_side, [row | {"resident": wrong}], MEASURED)
+    refuses(TypeError, "rows is 3, expected a list", models_side_by_side, 3)
+    refuses(ValueError, "without 'on_disk', which 'weights on disk", models_side_by_side, [{"name": "a"}], MEASURED[2:])
+    for wrong, error in ((-1, ValueError), (float("nan"), ValueError), (float("inf"), ValueError), ("x", TypeError)):
+        refuses(error, "resident memory, MB of a is", models_side_by_side, [row | {"resident": wrong}], MEASURED)
 
 
 def test_masking(folder):
@@ -190,8 +196,8 @@ def test_temperature(folder):
         (TEXT, [1], 12, r"text has no \[MASK\]"),
         (MASKED, [0], 12, "temperatures is 0, expected a finite number above 0"),
         (MASKED, [1, np.nan], 12, "temperatures is nan, expected a finite number above 0"),
-        (MASKED, [], 12, "temperatures is \\[\\], expected 1 to 12 numbers"),
-        (MASKED, [1] * 13, 12, "temperatures is .*, expected 1 to 12 numbers"),
+        (MASKED, [], 12, "temperatures has 0 numbers, expected 1 to 12"),
+        (MASKED, [1] * 13, 12, "temperatures has 13 numbers, expected 1 to 12"),
         (MASKED, [1], 41, "words is 41, expected at most 40"),
     ):
         options = {"temperatures": wrong, "words": words}
@@ -221,10 +227,10 @@ def test_temperature_of_a_classifier(folder):
         refuses(ValueError, message, distillation_temperature, *wrong, TEXT, temperatures=[1])
 
 
-def test_temperature_of_an_untrained_head(tmp_path):
-    model, tokenizer = tokenized(save_tiny_bert(tmp_path), AutoModelForMaskedLM)
-    message = r"model lacks cls\.predictions.*, expected a trained head"
-    refuses(ValueError, message, distillation_temperature, model, tokenizer, MASKED, temperatures=[1])
+def test_temperature_of_an_untrained_head(tmp_path, capsys):
+    given = ["--text", MASKED, "-o", str(tmp_path / "out.png")]
+    assert main(["plot", "temperature", str(save_tiny_bert(tmp_path)), *given]) == 1
+    assert "has no trained head, expected a classifier or a masked language model" in capsys.readouterr().err
 
 
 def test_long_texts_are_refused(folder):  # not cut in silence
@@ -344,7 +350,6 @@ def test_refused_embeddings(monkeypatch):
         ("abc", rows[:, :0], {}, r"embeddings has shape \(3, 0\), expected \(3, dim\)"),
         ("abc", rows * np.inf, {}, "embeddings holds inf or NaN"),
         ("abc", rows, {"labels": ["x"]}, "labels has 1, expected one for each of 3 texts"),
-        ("abc", rows, {"labels": "xyz"}, "labels has 3, expected"),
         ("abc", rows, {"labels": [1, 2, 3], "clusters": 2}, "labels and clusters are both given"),
         ("abc", rows, {"clusters": 4}, "clusters is 4, expected at most 3"),
         ("abc", rows, {"clusters": 1}, "clusters is 1, expected an integer of at least 2"),
@@ -352,6 +357,11 @@ def test_refused_embeddings(monkeypatch):
         ("abc", rows, {"seed": 2**32}, "seed is 4294967296, expected at most"),
     ):
         refuses(ValueError, message, embeddings_in_two_dimensions, list(texts), given, **options)
+    for texts, options, message in (
+        ("abc", {}, "texts is 'abc', expected a list"),
+        ([1] * 3, {"labels": 5}, "labels is 5"),
+    ):
+        refuses(TypeError, message, embeddings_in_two_dimensions, texts, rows, **options)
     monkeypatch.setattr("bertcore.plots.embeddings.find_spec", lambda name: None)
     message = "method is 'umap', which needs umap-learn: pip install umap-learn"
     refuses(ImportError, message, embeddings_in_two_dimensions, list("abc"), rows, method="umap")
@@ -365,7 +375,8 @@ def test_files_have_the_same_bytes_again(tmp_path):
         first, second = (file.read_bytes() for file in files)
         assert first == second and first.startswith(start)
     wrong = tmp_path / "a.pdf"
-    refuses(ValueError, "kind of the figure's file is '.pdf', expected one of .png, .svg", save_figure, None, wrong)
+    refuses(TypeError, "figure is NoneType, expected a figure of matplotlib", save_figure, None, wrong)
+    refuses(ValueError, "kind of the figure's file is '.pdf', expected one of .png, .svg", save_figure, Figure(), wrong)
     assert not wrong.exists()
 
 
