@@ -49,11 +49,13 @@ _dtype: ContextVar[str | None] = ContextVar("bertcore_autocast", default=None)
 _options: ContextVar[ClassOptions | None] = ContextVar("bertcore_class_options", default=None)
 _loss_factors: ContextVar[tuple[float, ...]] = ContextVar("bertcore_loss_factors", default=())
 _scores: ContextVar[list[Any] | None] = ContextVar("bertcore_scores", default=None)
+_losses: ContextVar[list[Any] | None] = ContextVar("bertcore_losses", default=None)
 
 autocast_dtype: Callable[[], str | None] = _dtype.get
 current_class_options: Callable[[], ClassOptions | None] = _options.get
 current_loss_factors: Callable[[], tuple[float, ...]] = _loss_factors.get
 current_scores: Callable[[], list[Any] | None] = _scores.get
+current_losses: Callable[[], list[Any] | None] = _losses.get
 
 
 @contextmanager
@@ -106,6 +108,11 @@ def kept_scores() -> Any:
     return _set(_scores, [])
 
 
+def kept_losses() -> Any:
+    """Return a block that keeps the summands of losses that are sums, before they are added up, in a list."""
+    return _set(_losses, [])
+
+
 def mixed_seed(seed: int, number: int) -> int:
     """Return a seed for each number, unlike those of other seeds: SplitMix64's finaliser (Steele et al. 2014)."""
     mixed = (seed + number * 0x9E3779B97F4A7C15) & _MASK
@@ -150,6 +157,7 @@ class Trace:
         shows_states: whether the caller asked for the states (an adapter may need them for itself).
         layers: how many layers run, for a model that continues from there by itself; None for all.
         scores: scores of labelled tokens, (labels, words), of language models; None if they are not noted.
+        losses: the summands of the loss; None if they are not noted.
     """
 
     states: list | None = None
@@ -159,6 +167,7 @@ class Trace:
     shown_projections: Collection[int] | None = None
     layers: int | None = None
     scores: list | None = None
+    losses: list | None = None
 
     @classmethod
     def asked(cls, hidden_states: bool, attentions: bool, projections: bool | Collection[int]) -> Trace:
@@ -236,7 +245,7 @@ class Pass:
         backend = kernels.resolve_backend(None, on_gpu=is_cupy)
         on_gpu = backend == "cupy" and kernels.uses_gpu(backend)
         trace = Trace() if trace is None else trace
-        trace.scores = current_scores()
+        trace.scores, trace.losses = current_scores(), current_losses()
         gpu = kernels.current_gpu() if backend == "cupy" else 0
         options = {"trace": trace, "seeds": seeds, "class_options": current_class_options()}
         options["loss_factors"] = current_loss_factors()

@@ -30,6 +30,8 @@ def cross_entropy(run: Pass, logits: Any, labels: Any) -> Any:
 
 def total(run: Pass, *losses: Any) -> Any:
     """The sum of losses, each times its factor in `run.loss_factors`."""
+    if run.trace.losses is not None:
+        run.trace.losses += map(value_of, losses)
     factors = run.loss_factors or [1] * len(losses)
     parts = (
         loss if factor == 1 else functional.scale(run, loss, factor=factor)

@@ -48,20 +48,23 @@ def run_through(
     """Run `model` on all batches.
 
     Args:
-        objective: gives the loss; the mean is over labels, whichever batch they are in.
+        objective: gives the loss; the mean, of each summand, is over labels, whichever batch they are in.
         model: of any class.
         batches: its inputs.
         keep: whether the predictions and labels of all examples are kept.
         reduce: of (logits, labels) of a batch, returns what is kept instead of the logits, such as the predicted words.
     """
-    total, weights, examples = 0.0, 0.0, 0
+    sums: dict[int, tuple[float, float]] = {}  # of each summand's losses and of its counts
+    examples = 0
     names = dict.fromkeys((*model.label_names, *objective.targets, "labels"))
     predictions: list[Any] = []
     labels: list[Any] = []
     for batch in batches:
-        out = objective.forward(model, batch)
-        if getattr(out, "loss", None) is not None and (weight := objective.weight(batch)):
-            total, weights = total + float(out.loss) * weight, weights + weight
+        out, losses = objective.evaluated(model, batch)
+        for index, (loss, count) in enumerate(losses):
+            if count:
+                total, counts = sums.get(index, (0.0, 0.0))
+                sums[index] = total + float(loss) * count, counts + count
         examples += len(next(iter(batch.values())))
         if keep:
             truth = _one_or_all([np.asarray(batch[name]) for name in names if name in batch])
@@ -69,7 +72,7 @@ def run_through(
             predictions.append(scores if reduce is None else reduce(scores, truth))
             labels.append(truth)
     kept = EvalPrediction(_joined(predictions), _joined(labels)) if keep and examples else None
-    return Evaluated(total / weights if weights else None, kept, examples)
+    return Evaluated(sum(total / counts for total, counts in sums.values()) if sums else None, kept, examples)
 
 
 def _one_or_all(arrays: list[np.ndarray]) -> Any:

@@ -12,7 +12,7 @@ from bertcore.models.losses import total
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Parameter
-from bertcore.passes import Pass, kept_scores, use_loss_factors
+from bertcore.passes import Pass, kept_losses, kept_scores, use_loss_factors
 from bertcore.tape import unrecorded
 from bertcore.training.objectives.distillation_terms import PROJECTIONS, Outputs, Term
 from bertcore.training.objectives.language_modeling import MaskedLM
@@ -106,7 +106,7 @@ class Distillation(Objective):
 
     def loss(self, model: Any, batch: Batch) -> Any:
         run = Pass.begin(batch["input_ids"])
-        with use_loss_factors(()):  # which are for the terms, not for summands of the student's own loss
+        with use_loss_factors(()), kept_losses():  # for the terms, not for summands of the student's own loss
             out, losses = self._losses(run, model, batch)
         weights = [*([] if self.objective is None else [self.objective_weight]), *(term.weight for term in self.terms)]
         parts = zip(losses, weights, strict=True)

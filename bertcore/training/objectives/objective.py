@@ -13,7 +13,7 @@ from bertcore.arguments import check_numbers, check_share
 from bertcore.gradients import Gradients, differentiate, with_loss
 from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
-from bertcore.passes import ClassOptions, Pass, use_class_options, use_loss_factors
+from bertcore.passes import ClassOptions, Pass, kept_losses, use_class_options, use_loss_factors
 from bertcore.training.collators import is_cut
 from bertcore.training.masking import IGNORED
 
@@ -109,6 +109,17 @@ class Objective:
         """Return what each summand of a batch's loss is a mean over; by default `weight` alone."""
         return (self.weight(batch),)
 
+    def evaluated(self, model: Any, batch: Batch) -> tuple[Any, list[tuple[Any, float]]]:
+        """Return the model's output, and each summand of its loss with its count; none for a model without a loss."""
+        with kept_losses() as losses:
+            out = self.forward(model, batch)
+        if getattr(out, "loss", None) is None:
+            return out, []
+        counts = self.counts(model, batch)
+        if len(losses) == len(counts) > 1:
+            return out, list(zip(losses, counts, strict=True))
+        return out, [(out.loss, self.weight(batch))]
+
     def in_step(self, model: Any, batch: Batch, shares: Sequence[float]) -> tuple[Any, Gradients]:
         """Return the loss of one of the batches of a step, a float64 0-d array, and its gradients, by its shares.
 
@@ -177,6 +188,21 @@ class Sum(Objective):
     def counts(self, model: Any, batch: Batch) -> tuple[float, ...]:
         """Return those of both; for a summand that does not say what it is a mean over, the weight of the sum."""
         return tuple(count for _, _, counts in self._counted(model, batch) for count in counts)
+
+    def evaluated(self, model: Any, batch: Batch) -> tuple[Any, list[tuple[Any, float]]]:
+        (out, losses), (other, more) = (
+            self._evaluated(each, model, part, batch) for each, part in self._parts(model, batch)
+        )
+        if losses and more:
+            out.loss = out.loss + other.loss
+        return out, losses + more
+
+    def _evaluated(self, each: Objective, model: Any, part: Batch, batch: Batch) -> tuple[Any, list[tuple[Any, float]]]:
+        try:
+            return each.evaluated(model, part)
+        except NotImplementedError:  # it does not say what it is a mean over
+            out = each.forward(model, part)
+            return out, [(out.loss, self.weight(batch))]
 
     def _counted(self, model: Any, batch: Batch) -> Iterator[tuple[Objective, Batch, tuple[float, ...]]]:
         for each, part in self._parts(model, batch):

@@ -10,6 +10,7 @@ from bertcore import (
     ReplacedTokenModel,
 )
 from bertcore.training import Trainer, TrainingArguments
+from bertcore.training.evaluation import run_through
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives import (
     CustomLoss,
@@ -96,6 +97,16 @@ def test_batches_of_a_step_add_up_to_the_whole(case):
     for name, gradient in expected.items():
         total = sum(grads[name] for _, grads in found)
         np.testing.assert_allclose(total, gradient, rtol=1e-9, atol=1e-13, err_msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_of_an_evaluation_add_up_to_the_whole(case):
+    objective, model, batch, _ = CASES[case]
+    objective, model = objective(), model()
+    parts = [{name: array[rows] for name, array in batch.items()} for rows in ([0, 3], [5], [1, 2, 4])]
+    found = [run_through(objective, model, batches, keep=False).loss for batches in ([batch], parts)]
+    assert found[0] == pytest.approx(float(objective.forward(model, batch).loss), rel=1e-12)
+    assert found[1] == pytest.approx(found[0], rel=1e-12)
 
 
 @pytest.mark.parametrize("case", ["words and pairs", "words, and a custom loss"])
