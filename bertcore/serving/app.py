@@ -89,7 +89,7 @@ def create_app(
 
     Raises:
         CheckpointError: if a model cannot be loaded, or two have the same name.
-        ValueError: if there is no model.
+        ValueError: if there is no model, or one lacks the head that its config names.
     """
     settings = settings or ServerSettings()
     if not models:

@@ -15,14 +15,19 @@ SCORE = 330  # bytes that a label and its score, or a word and its probability, 
 
 @dataclass(frozen=True)
 class Job:
-    """A text and the options of its call; its length is the number of tokens that it counts as in a batch."""
+    """A text of so many tokens, the options of its call, and the words that its answer has for masks.
+
+    Its length is the number of tokens that it counts as in a batch.
+    """
 
     text: str
-    size: int
+    tokens: int
     options: tuple[tuple[str, Any], ...]
+    masks: int = 0
+    words: int = 0
 
     def __len__(self) -> int:
-        return self.size
+        return self.tokens + MASK * self.masks + self.words
 
 
 def read_jobs(
@@ -47,10 +52,11 @@ def read_jobs(
         ids = model.tokenizer(text, truncation=truncate, max_length=most if truncate else None)["input_ids"]
         if len(ids) > most:
             raise too_long(f"{names(index)} has more than {most} tokens, the limit")
-        masks = ids.count(model.tokenizer.mask_token_id) if "top_k" in options else 0
-        if "top_k" in options and not masks:
+        top = min(options.get("top_k", 0), len(model.tokenizer))
+        masks = ids.count(model.tokenizer.mask_token_id) if top else 0
+        if top and not masks:
             raise invalid(f"{names(index)} has no {model.tokenizer.mask_token}, expected one for each missing word")
-        jobs.append(Job(text, len(ids) + MASK * masks, tuple(options.items())))
+        jobs.append(Job(text, len(ids), tuple(options.items()), masks, top * masks))
     return jobs
 
 
@@ -88,6 +94,5 @@ def answer_bytes(model: Any, job: Job) -> int:
     """Return the bytes that a pipeline's answer takes, at most: entities, or words of masks, each with the text."""
     text = 6 * len(job.text.encode())  # of JSON's escapes
     if model.kind == "tagger":
-        return text + len(job) * (SCORE + max(len(label) for label in model.labels))
-    words = min(dict(job.options)["top_k"], len(model.tokenizer)) * (len(job) // MASK)
-    return words * (SCORE + text + 16 * len(job))
+        return text + job.tokens * (SCORE + 6 * max(len(label.encode()) for label in model.labels))
+    return job.words * (SCORE + text + 16 * job.tokens)

@@ -1,5 +1,6 @@
 """Endpoints of words in their text: Hugging Face's token-classification and fill-mask, and attention."""
 
+import asyncio
 from typing import Any
 
 from bertcore.serving.embeddings import INTEGER, NUMBER, prompt_of
@@ -25,7 +26,7 @@ from bertcore.tasks.pipelines.spans import STRATEGIES
 
 MOST_TOKENS = 128  # of a text whose attention is asked for: the answer grows with their square
 INPUTS = {"anyOf": [FILLED, FILLED_TEXTS], "description": "a string or a list of strings"}
-NAMES = many(TEXT) | {"description": "a list of strings"}
+NAMES = many(TEXT, maxItems=1000) | {"description": "a list of at most 1000 strings"}
 PLACE = {"score": NUMBER, "word": TEXT, "start": INTEGER, "end": INTEGER}
 ENTITIES = many(record(**PLACE, entity_group=optional(TEXT), entity=optional(TEXT), index=optional(INTEGER)))
 WORDS = many(record(score=NUMBER, token=INTEGER, token_str=TEXT, sequence=TEXT))
@@ -37,8 +38,9 @@ async def _piped(kind: str, body: dict[str, Any], models: Models, settings: Serv
     truncate = settings.auto_truncate if options["truncate"] is None else options["truncate"]
     del options["truncate"]
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    model.check_read(sum(map(len, options.get("targets") or ())), "characters")
     try:
-        model.engine(iter(()), **options)
+        await asyncio.to_thread(model.engine, iter(()), **options)  # which checks the options
     except ValueError as error:
         raise invalid(f"parameters: {error}") from error
     texts = [inputs] if isinstance(inputs, str) else inputs
@@ -77,7 +79,7 @@ async def token_classification(body: dict[str, Any], models: Models, settings: S
     result={"anyOf": [WORDS, many(WORDS), many(many(WORDS))]},
     inputs=INPUTS,
     parameters=optional(
-        record(top_k=optional(COUNT, 5), targets=optional(many(TEXT, "a list of words")), truncate=optional(FLAG)), {}
+        record(top_k=optional(COUNT, 5), targets=optional(NAMES | {"minItems": 1}), truncate=optional(FLAG)), {}
     ),
     **MODEL,
 )

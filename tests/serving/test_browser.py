@@ -315,7 +315,8 @@ def test_a_computation_can_be_cancelled(page):
     page.route("**/embed", lambda route: None)  # no answer comes
     page.click("#similarity .primary")
     page.wait_for_selector("#similarity .cancel:visible")
-    page.wait_for_selector("#similarity .status:text-matches('Computing … [0-9]+[.][1-9]')")
+    page.wait_for_selector("#similarity .clock:text-matches('[0-9]+[.][1-9] s')")
+    assert page.inner_text("#similarity .status") == "Computing …"
     page.click("#similarity .cancel")
     page.wait_for_selector("#similarity .primary:not([aria-busy])")
     assert page.inner_text("#similarity .status") == "Cancelled." and page.is_hidden("#similarity .cancel")
@@ -349,7 +350,7 @@ def test_the_key(browser, folders, monkeypatch):
         page.fill("#key", "wrong-key")
         page.press("#key", "Enter")
         page.wait_for_selector("#key-error:not(:empty)")
-        assert "with this server's key" in page.inner_text("#key-error")
+        assert "not the server's key" in page.inner_text("#key-error")
         page.fill("#key", "secret-key")
         page.press("#key", "Enter")
         page.wait_for_selector("#main:not([hidden])")

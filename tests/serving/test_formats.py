@@ -327,7 +327,7 @@ expected-statuses = ["400", "404", "405", "413", "415", "422"]
 def test_a_fuzzer_finds_nothing(folders, tmp_path):
     """Schemathesis finds no server error, nothing undocumented, and no wrong body that is accepted."""
     (tmp_path / "schemathesis.toml").write_text(FUZZED)
-    models = (folders[name] for name in ("encoder", "splade", "reranker"))
+    models = (folders[name] for name in ("encoder", "splade", "reranker", "tagger", "masked"))
     with served(*models, options=("--log-level", "warning")) as (_, port):
         url = f"http://127.0.0.1:{port}/openapi.json"
         command = [sys.executable, "-m", "schemathesis.cli", "run", url, "--max-examples=50", "--seed=1", "--no-color"]

@@ -107,6 +107,13 @@ def test_truncation(client, folders):
         ("/fill_mask", {"inputs": "[MASK]", "parameters": {"top_k": 0}}, 422, "top_k is 0, expected a positive"),
         ("/fill_mask", {"inputs": "[MASK]", "parameters": {"targets": ["catmat"]}}, 422, "targets has 'catmat'"),
         ("/fill_mask", {"inputs": "[MASK]", "parameters": {"targets": []}}, 400, "parameters.targets is empty"),
+        (
+            "/fill_mask",
+            {"inputs": "[MASK]", "parameters": {"targets": ["a"] * 2000}},
+            422,
+            "expected a list of at most",
+        ),
+        ("/fill_mask", {"inputs": "[MASK]", "parameters": {"targets": ["a" * 1000] * 999}}, 413, "characters to read"),
         ("/fill_mask", {"inputs": "[MASK]", "model": "tagger"}, 404, "predicts masked words is called 'tagger'"),
         ("/embed_sparse", {"inputs": "a"}, 424, "no model here embeds texts into sparse vectors"),
         ("/attention", {"inputs": ["a"]}, 422, "inputs is a list of 1, expected a string"),

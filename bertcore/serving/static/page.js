@@ -59,7 +59,7 @@ function heatMap(names, rows, {small = false, most = 1, places = 2} = {}) {
     return cell;
   })));
   const head = element("tr", {}, element("th"), ...names.map((name, index) => label(name, index, "col")));
-  const table = element("table", {className: small ? "heat small" : "heat"},
+  const table = element("table", {className: `heat ${small ? "small" : names.length > 8 ? "many" : ""}`},
     element("thead", {}, head), element("tbody", {}, ...body));
   const show = cell => {
     const down = cell.parentNode.rowIndex - 1, across = cell.cellIndex - 1;
@@ -226,7 +226,7 @@ function prepare(section) {
   const rest = at("rest").content.cloneNode(true), find = name => section.querySelector(name);
   form.append(rest.querySelector(".run"));
   section.append(rest);
-  const [run, cancel, status, result] = [".primary", ".cancel", ".status", ".result"].map(find);
+  const [run, cancel, status, clock, result] = [".primary", ".cancel", ".status", ".clock", ".result"].map(find);
   for (const field of form.querySelectorAll("input:not([type=checkbox]), textarea")) {
     const id = `${section.id}-${field.name}-error`;
     field.setAttribute("aria-describedby", id);
@@ -253,7 +253,7 @@ function prepare(section) {
     if (!(error instanceof Refusal)) return say(`The server does not answer: ${error.message}`, true);
     if (error.status === 401) {
       say("The server asks for its API key.", true);
-      return lock(error.message);
+      return lock();
     }
     const stated = error.message.match(/^[\w.: ]*?(\w+)(\[\d+\])?(?= (is|has)\b)/)?.[1];
     say(`Refused (${error.status}).`, true);
@@ -264,9 +264,8 @@ function prepare(section) {
     event?.preventDefault();
     if (running) return;
     complain();
-    const start = performance.now(), seconds = () => ((performance.now() - start) / 1000).toFixed(1);
-    const control = running = new AbortController();
-    const clock = setInterval(() => say(`Computing … ${seconds()} s`), 100);
+    const start = performance.now(), control = running = new AbortController();
+    const ticking = setInterval(() => clock.textContent = `${((performance.now() - start) / 1000).toFixed(1)} s`, 100);
     say("Computing …");
     run.ariaBusy = "true";
     cancel.hidden = false;
@@ -279,7 +278,8 @@ function prepare(section) {
       result.replaceChildren();
       refuse(error);
     } finally {
-      clearInterval(clock);
+      clearInterval(ticking);
+      clock.textContent = "";
       running = null;
       run.ariaBusy = null;
       if (document.activeElement === cancel) run.focus();
@@ -381,10 +381,10 @@ function useModel() {
 
 // Start
 
-function lock(message) {
+function lock() {
   at("unlock").hidden = false;
   at("key").setAttribute("aria-invalid", String(Boolean(at("key").value)));
-  at("key-error").textContent = at("key").value ? message : "";
+  at("key-error").textContent = at("key").value ? "This is not the server's key." : "";
   at("notice").textContent = "This server asks for an API key. It is kept in this page until you close it.";
   at("key").focus();
 }
@@ -397,7 +397,7 @@ async function connect() {
     const posts = Object.entries(api.paths).filter(([path, operations]) => operations.post && path !== "/");
     examples = Object.fromEntries(posts.map(([path, {post}]) => [path, post.requestBody.content["application/json"].example]));
   } catch (error) {
-    if (error.status === 401) return lock(error.message);
+    if (error.status === 401) return lock();
     at("notice").textContent = `The server does not answer as expected: ${error.message}`;
     return;
   }
@@ -411,7 +411,7 @@ async function connect() {
     body.form.dispatchEvent(new Event("input"));
   };
   path.onchange();
-  at("main").hidden = false;
+  at("main").hidden = document.querySelector(".choice").hidden = false;
   useModel();
 }
 
