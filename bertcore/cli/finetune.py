@@ -223,6 +223,9 @@ class Finetune(Labels, Adapters):
         options = {"compute_metrics": metric, "objective": objective}
         if self.task == "span-ner":
             options["data_collator"] = SpanCollator(tokenizer)
+            lost = sum(len(row["spans"]) for row in rows) - sum((example["labels"] > 0).sum() for example in train)
+            if lost:
+                print(f"entities  {lost:,} cannot be found: too wide, beyond the tokens that are read, or within words")
         self.train_and_report(self.trainer(folder, model, train, measure, tokenizer, **options))
 
     def _weighted(self, columns: Any, examples: list[Any]) -> Any:

@@ -127,38 +127,27 @@ def mention_rows(
 
     Raises ValueError if the tokenizer is not LUKE's of the task with this number of entities.
     """
-    if markers is None:
-        return _luke_rows(tokenizer, texts, spans, max_length)
-    found = []
-    both = [marked(text, each, markers) for text, each in zip(texts, spans, strict=True)]
-    batch = tokenizer([text for text, _ in both], truncation=False)
+    both = [(text, []) if markers is None else marked(text, each, markers)
+            for text, each in zip(texts, spans, strict=True)]  # fmt: skip
+
+    def encoded(numbers: Sequence[int], **cut: Any) -> Any:
+        entities = {"entity_spans": [list(spans[number]) for number in numbers]} if markers is None else {}
+        return tokenizer([both[number][0] for number in numbers], **entities, **cut)
+
+    batch, found = encoded(range(len(texts)), truncation=False), []
     for number, (text, places) in enumerate(both):
-        values, encoding = {name: rows[number] for name, rows in batch.items()}, batch.encodings[number]
-        was_cut = max_length is not None and len(values["input_ids"]) > max_length
+        rows, row = batch, number
+        was_cut = max_length is not None and len(batch["input_ids"][number]) > max_length
         if was_cut:
-            cut = tokenizer([text], truncation=True, max_length=max_length)
-            values, encoding = {name: rows[0] for name, rows in cut.items()}, cut.encodings[0]
-        starts, _ = token_ends(text, offsets_of(encoding))
-        whole = all(place in starts for both_ends in places for place in both_ends)
-        columns = {"entity_start_positions": [starts[place] for place, _ in places]} if whole else {}
-        found.append(MentionRow(values | columns if whole else None, was_cut))
-    return found
-
-
-def _luke_rows(
-    tokenizer: Any, texts: Sequence[str], spans: Sequence[Sequence[Span]], max_length: int | None
-) -> list[MentionRow]:
-    lists = [list(each) for each in spans]
-    batch = tokenizer(list(texts), entity_spans=lists, truncation=False)
-    found = []
-    for number, text in enumerate(texts):
-        values = {name: rows[number] for name, rows in batch.items()}
-        was_cut = max_length is not None and len(values["input_ids"]) > max_length
-        if was_cut:
-            cut = tokenizer([text], entity_spans=[lists[number]], truncation=True, max_length=max_length)
-            values = {name: rows[0] for name, rows in cut.items()}
-        whole = len(values["entity_ids"]) == len(lists[number])
-        found.append(MentionRow(values if whole else None, was_cut))
+            rows, row = encoded([number], truncation=True, max_length=max_length), 0
+        values = {name: column[row] for name, column in rows.items()}
+        if markers is None:
+            is_whole = len(values["entity_ids"]) == len(spans[number])
+        else:
+            starts, _ = token_ends(text, offsets_of(rows.encodings[row]))
+            is_whole = all(place in starts for ends in places for place in ends)
+            values["entity_start_positions"] = [starts.get(place, -1) for place, _ in places]
+        found.append(MentionRow(values if is_whole else None, was_cut))
     return found
 
 
@@ -212,24 +201,15 @@ def candidates(text: str, offsets: Sequence[Sequence[int]], width: int) -> Candi
     found = Candidates([], [], [])
     if not ends:
         return found
-    first, last = min(starts), max(ends)
-    words = [word.span() for word in WORD.finditer(text, _word_start(text, first)) if word.start() >= first]
+    first, last = min(starts), max(ends)  # a character more on each side shows whether a word goes on there
+    words = [word.span() for word in WORD.finditer(text, max(0, first - 1), last + 1) if word.start() >= first]
     for number, (start, _) in enumerate(words):
-        if start >= last:
-            break
         for _, end in words[number : number + width] if start in starts else ():
             if end in ends:
                 found.spans.append((start, end))
                 found.starts.append(starts[start])
                 found.ends.append(ends[end])
     return found
-
-
-def _word_start(text: str, place: int) -> int:
-    """Return the start of the run of word characters that `place` is in."""
-    while place and WORD.fullmatch(text, place - 1, place + 1):
-        place -= 1
-    return place
 
 
 def span_arrays(
@@ -242,7 +222,7 @@ def span_arrays(
         ends: those of their last tokens.
         entities: for LUKE {"mask": id of the entity [MASK], "longest": most tokens of a mention}; None for others.
     """
-    shape = len(starts), max(1, *map(len, starts), 1)
+    shape = len(starts), max(1, *map(len, starts))
     first, last = np.full((2, *shape), -1, np.int64)
     for row, (some, others) in enumerate(zip(starts, ends, strict=True)):
         first[row, : len(some)], last[row, : len(others)] = some, others

@@ -163,3 +163,12 @@ def trained(bert, tmp_path_factory):
         data = write(folder / "a.jsonl", records(task, 20))
         assert finetune(bert, folder / task, data, task, "--max-steps", "1") == 0
     return {task: folder / task for task in ("relation-extraction", "span-ner")}
+
+
+def test_entities_that_cannot_be_found_are_counted(bert, tmp_path, capsys):
+    rows = [{"text": "paris is the capital", "spans": [[0, 20, "LONG"]]}, {"text": "cat", "spans": [[0, 3, "CAT"]]}] * 5
+    data, options = write(tmp_path / "a.jsonl", rows), ["--held-out", "0", "--max-steps", "1"]
+    assert finetune(bert, tmp_path / "a", data, "span-ner", "--max-span-width", "3", *options) == 0
+    assert "entities  5 cannot be found: too wide, beyond the tokens" in capsys.readouterr().out
+    assert finetune(bert, tmp_path / "b", data, "span-ner", "--max-span-width", "4", *options) == 0
+    assert "cannot be found" not in capsys.readouterr().out

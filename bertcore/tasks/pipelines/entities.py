@@ -152,25 +152,16 @@ class EntityClassificationPipeline(_EntityPipeline):
 
     def _arrays(self, found: Sequence[Any], least: int = 0) -> dict[str, np.ndarray]:
         width = max(least, *map(len, found))
-        fills = {"input_ids": self.tokenizer.pad_token_id or 0}
-        arrays = {}
-        for name in found[0].values:
-            rows = [row.values[name] for row in found]
-            if name.startswith("entity_"):
-                arrays[name] = np.array(rows, np.int64)
-            else:
-                padding = fills.get(name, 0)
-                arrays[name] = np.array([[*row, *[padding] * (width - len(row))] for row in rows], np.int64)
-        return arrays
+        options = {"padding": "max_length", "max_length": width, "padding_side": "right"}
+        rows = [{name: row.values[name] for name in row.values if not name.startswith("entity_")} for row in found]
+        arrays = dict(self.tokenizer.pad(rows, **options, return_attention_mask=True, return_tensors="np"))
+        names = found[0].values.keys() - rows[0].keys()
+        return arrays | {name: np.array([row.values[name] for row in found], np.int64) for name in names}
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
-        mask = np.arange(arrays["input_ids"].shape[1]) < np.array([[len(row)] for row in windows])
-        logits = self.model(**{"attention_mask": mask.astype(np.int64)} | dict(arrays)).logits
-        return list(FUNCTIONS[options.function_to_apply or self._function](kernels.to_host(logits)))
-
-    @property
-    def _function(self) -> str:
-        return published_function(self.model.config.get("problem_type"), len(self.id2label))
+        published = published_function(self.model.config.get("problem_type"), len(self.id2label))
+        logits = kernels.to_host(self.model(**arrays).logits)
+        return list(FUNCTIONS[options.function_to_apply or published](logits))
 
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
         ((scores,),) = kept

@@ -15,6 +15,7 @@ from bertcore.tokenization.mentions import (
     MOST_SPANS,
     NONE,
     WIDEST,
+    Span,
     apart,
     candidates,
     checked_spans,
@@ -117,9 +118,7 @@ class LabelledMentions:
         rows = enumerate(zip(first, self.texts.inputs(second), strict=True))
         while some := list(islice(rows, AT_ONCE)):
             texts = [each["text"] for _, (_, (each, _)) in some]
-            spans = [
-                _spans_of(record, number, each["text"], self.count) for number, (record, (each, _)) in some
-            ]  # fmt: skip
+            spans = [_checked(record, number, each["text"], self.count) for number, (record, (each, _)) in some]
             made = mention_rows(tokenizer, texts, spans, markers, length)
             for (number, (record, (_, label))), row in zip(some, made, strict=True):
                 if row.values is None:
@@ -165,7 +164,7 @@ class LabelledEntities:
             raise ValueError("there are no records with entities in 'spans'")
         return cls(text, (NONE, *sorted(kinds)), width)
 
-    def entities(self, record: Mapping[str, Any], number: int) -> list[tuple[tuple[int, int], str]]:
+    def entities(self, record: Mapping[str, Any], number: int) -> list[tuple[Span, str]]:
         """Return the entities of a record, ((first, last + 1), kind) each. Raises MalformedRecord for wrong ones."""
         text = text_of(record, number, self.text)
         given = record.get("spans")
@@ -179,7 +178,7 @@ class LabelledEntities:
                 problem = f"spans[{place}] has the label {each[2]!r}, expected another: {NONE} is of spans without one"
                 raise wrong_record(record, number, problem)
             kinds.append(each[2].strip())
-        spans = _checked(record, number, [each[:2] for each in given], text)
+        spans = _checked(record, number, text, spans=[each[:2] for each in given])
         return list(zip(spans, kinds, strict=True))
 
     def config(self, tokenizer: Any) -> dict[str, Any]:
@@ -232,7 +231,7 @@ class LabelledEntities:
         total = sum(len(record["spans"]) for record in records)
 
         def compute(prediction: metrics.Prediction) -> dict[str, float]:
-            found: dict[int, list[tuple[tuple[int, int], float, bool]]] = defaultdict(list)
+            found: dict[int, list[tuple[Span, float, bool]]] = defaultdict(list)
             for example, scores, labels in zip(examples, *prediction, strict=True):
                 for start, end, row, label in zip(
                     example["entity_start_positions"], example["entity_end_positions"], scores, labels, strict=False
@@ -281,14 +280,11 @@ def check_side(tokenizer: Any) -> None:
         raise ValueError("tokenizer pads on the left: load it with padding_side='right'")
 
 
-def _spans_of(record: Mapping[str, Any], number: int, text: str, count: int) -> list[tuple[int, int]]:
+def _checked(record: Any, number: int, text: str, count: int | None = None, spans: Any = None) -> list[Span]:
+    """Return `spans`, by default the record's, checked."""
     if "spans" not in record:
         raise wrong_record(record, number, "has no 'spans'")
-    return _checked(record, number, record["spans"], text, count)
-
-
-def _checked(record: Any, number: int, spans: Any, text: str, count: int | None = None) -> list[tuple[int, int]]:
     try:
-        return checked_spans(spans, text, count)
+        return checked_spans(record["spans"] if spans is None else spans, text, count)
     except (TypeError, ValueError) as error:
         raise wrong_record(record, number, str(error)) from error
