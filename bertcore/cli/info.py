@@ -67,14 +67,14 @@ def described(name: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """Return the config of a preset, file, folder or id on the hub, and the published facts of a preset."""
     from bertcore import checkpoint
     from bertcore.checkpoint.files import read_json_object
-    from bertcore.tasks.sentence_encoder.settings import read_settings
+    from bertcore.tasks.loading import read_encoder_settings
 
     known = known_preset(name)
     if known is not None:
         return known.config, _facts(known)
     if _is_config(name):
         return read_json_object(Path(name)), {}
-    return checkpoint.read_config(read_settings(model_folder(name, "tokenizer")).model_folder), {}
+    return checkpoint.read_config(read_encoder_settings(model_folder(name, "tokenizer")).model_folder), {}
 
 
 def _of_checkpoint(name: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,11 @@ class Reading(WithModel):
     truncation: Truncation = "warn"
     batch_tokens: Positive | None = None
 
+    def loading_options(self, is_late: bool) -> dict[str, Any]:
+        """Return the arguments of an encoder; a late-interaction encoder has a length of its own for documents."""
+        more = {"document_length": self.max_length} if is_late else {}
+        return {"dtype": self.dtype, "max_seq_length": self.max_length, **more}
+
     def reading_options(self) -> dict[str, Any]:
         """Return the tasks' arguments for --truncation, and for --batch-tokens if it is given."""
         batches = {"batch_tokens": self.batch_tokens} if self.batch_tokens else {}

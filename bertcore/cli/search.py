@@ -16,7 +16,7 @@ BLOCK_ROWS = 4096  # of the corpus, compared with the queries at once
 
 
 class Search(Reading):
-    """Find the texts of a corpus that are nearest to a query, with a sentence encoder.
+    """Find the texts of a corpus that are nearest to a query, with a sentence encoder or a late-interaction encoder.
 
     The corpus and the queries are UTF-8, one text a line. The corpus is embedded as it is read, in bounded memory. The
     output has the best lines for each query, the best first: a line is the score, the number of the line in the corpus
@@ -27,6 +27,7 @@ class Search(Reading):
         bertcore search demo corpus.txt "how do cats sleep" --top-k 3
         bertcore search all-MiniLM-L6-v2/ corpus.txt --queries questions.txt --json > found.jsonl
         bertcore search demo "how do cats sleep" --text "Cats nap all day." --text "Prices fell."
+        bertcore search colbertv2.0/ corpus.txt "how do cats sleep"
 
     Attributes:
         corpus: file of texts, one a line, or - for standard input; left out with --text.
@@ -34,6 +35,7 @@ class Search(Reading):
         queries: file of texts to search for, or - for standard input.
         text: a literal text in place of CORPUS; may be repeated.
         top_k: lines for each query.
+        late: score by the vectors of tokens, also with a model that is a sentence encoder first (BGE-M3).
         json: print JSON lines.
     """
 
@@ -44,6 +46,7 @@ class Search(Reading):
     queries: File | None = None
     text: tuple[str, ...] = ()
     top_k: Positive = 10
+    late: bool = False
     json: bool = False
 
     def __post_init__(self) -> None:
@@ -58,13 +61,14 @@ class Search(Reading):
             raise CommandError("CORPUS and --queries are both standard input, expected a file for one of them")
 
     def run(self) -> None:
-        from bertcore.tasks.sentence_encoder import SentenceEncoder
+        from bertcore.tasks.loading import ENCODERS, kind_of
 
         folder = model_folder(self.model)
+        is_late = self.late or kind_of(folder) == "late"
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(output_stream("-", seekable=False))
             stack.enter_context(self.chosen_backend())
-            encoder = SentenceEncoder(folder, dtype=self.dtype, max_seq_length=self.max_length)
+            encoder = ENCODERS["late" if is_late else "dense"](folder, **self.loading_options(is_late))
             queries = [self.query]
             if self.queries is not None:
                 queries = list(stack.enter_context(texts_from(self.queries))[0])
@@ -88,8 +92,6 @@ def search(
     encoder: Any, queries: list[Any], lines: Iterable[str], top_k: int, options: dict[str, Any]
 ) -> Iterator[list[dict[str, Any]]]:
     """Return the best lines for each query, the best first: {"corpus_id", "score", "text"}; only these are kept."""
-    import numpy as np
-
     from bertcore.tasks.search import BestRows
 
     asked = encoder.encode_query(queries, **options)
@@ -101,9 +103,9 @@ def search(
             waiting.append(text)
             yield text
 
-    rows = encoder.encode_stream(read(), prompt=encoder.document_prompt, **options)
+    rows = encoder.encode_document_stream(read(), **options)
     while block := list(itertools.islice(rows, BLOCK_ROWS)):
-        best.add(encoder.similarity(asked, np.stack(block)))
+        best.add(encoder.similarity(asked, block))
         here = {first + offset: text for offset, text in enumerate(waiting[: len(block)])}
         del waiting[: len(block)]
         first += len(block)
@@ -115,7 +117,7 @@ def search(
 
 
 class Rerank(Texts, Reading):
-    """Order texts, one a line, by how well they answer a query, with a cross-encoder.
+    """Order texts, one a line, by how well they answer a query, with a cross-encoder or a late-interaction encoder.
 
     Input is UTF-8, one text a line. Each line of the output has a score, the number of the text's line from 1 on, and
     the text, with tabs between them, the best first. With --json a line is an object with corpus_id (from 0 on), score
@@ -138,14 +140,18 @@ class Rerank(Texts, Reading):
     json: bool = False
 
     def run(self) -> None:
-        from bertcore.tasks.cross_encoder import CrossEncoder
+        from bertcore.tasks.loading import ENCODERS, kind_of
 
         folder = model_folder(self.model)
+        is_late = kind_of(folder) == "late"
         with contextlib.ExitStack() as stack:
             lines, _ = stack.enter_context(self.texts())
             output = stack.enter_context(output_stream("-", seekable=False))
             stack.enter_context(self.chosen_backend())
-            encoder = CrossEncoder(folder, dtype=self.dtype, max_length=self.max_length)
+            if is_late:
+                encoder = ENCODERS["late"](folder, **self.loading_options(is_late))
+            else:
+                encoder = ENCODERS["classifier"](folder, dtype=self.dtype, max_length=self.max_length)
             for score, index, text in best_lines(encoder, self.query, lines, self.top_k, self.reading_options()):
                 if self.json:
                     line = json.dumps({"corpus_id": index, "score": score, "text": text}, ensure_ascii=False)
@@ -158,17 +164,21 @@ def best_lines(
     encoder: Any, query: str, lines: Iterable[str], top_k: int | None, options: dict[str, Any]
 ) -> list[tuple[float, int, str]]:
     """Return (score, index, text) of the best lines, the best first, equal ones in their order; `top_k` are kept."""
-    if encoder.num_labels != 1:
-        raise CommandError(f"the model has {encoder.num_labels} labels, expected one, by which to order")
     seen: deque[str] = deque()  # texts on their way through the model
 
-    def pairs() -> Iterator[tuple[str, str]]:
+    def read() -> Iterator[str]:
         for text in lines:
             seen.append(text)
-            yield query, text
+            yield text
 
+    if hasattr(encoder, "score_stream"):
+        scores = encoder.score_stream(query, read(), **options)
+    elif encoder.num_labels != 1:
+        raise CommandError(f"the model has {encoder.num_labels} labels, expected one, by which to order")
+    else:
+        scores = encoder.predict_stream(((query, text) for text in read()), **options)
     kept: list[tuple[float, int, str]] = []
-    for index, score in enumerate(encoder.predict_stream(pairs(), **options)):
+    for index, score in enumerate(scores):
         entry = (float(score), -index, seen.popleft())
         if top_k is None or len(kept) < top_k:
             heapq.heappush(kept, entry)

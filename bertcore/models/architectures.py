@@ -24,6 +24,7 @@ OTHER_ENDINGS = {
     "ForQuestionAnsweringSimple": auto.AutoModelForQuestionAnswering,  # XLNet's
     "ForCausalLM": auto.AutoModelForCausalLM,
     "Model": auto.AutoModel,
+    "HF_ColBERT": auto.AutoModel,  # its map is MultiVectorEncoder's
 }
 
 

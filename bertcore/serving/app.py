@@ -61,6 +61,7 @@ ENDPOINTS: dict[str, Endpoint] = {
 }
 ROOTS: dict[str, Endpoint] = {
     "embedding": embeddings.embed,
+    "late-interaction": embeddings.embed_all,
     "sparse": embeddings.embed_sparse,
     "classifier": scores.predict,
     "reranker": scores.rerank,
@@ -81,9 +82,9 @@ def create_app(
     """Make a server of these models, an ASGI application.
 
     Args:
-        models: folders, ids on the Hugging Face hub, or the word demo for all-MiniLM-L6-v2: sentence encoders, sparse
-            encoders, classifiers of texts or tokens, masked language models. Requests call them by the last part of
-            these names.
+        models: folders, ids on the Hugging Face hub, or the word demo for all-MiniLM-L6-v2: sentence encoders,
+            late-interaction and sparse encoders, classifiers of texts or tokens, masked language models. Requests call
+            them by the last part of these names.
         settings: limits; see `ServerSettings`.
         dtype: of the weights, as for AutoModel.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.serving.models import Models, ServedModel, ServerSettings, finite
+from bertcore.serving.models import Kinds, Models, ServedModel, ServerSettings, finite
 from bertcore.serving.requests import (
     COUNT,
     CUT,
@@ -42,11 +42,14 @@ async def embed(body: dict[str, Any], models: Models, settings: ServerSettings) 
     return await pooled_embeddings(model, rows, normalize=body["normalize"], dimensions=body["dimensions"])
 
 
-@endpoint(kind="dense", example={"inputs": "the cat"}, result=many(many(many(NUMBER))), **READ)
+@endpoint(kind=("dense", "late"), example={"inputs": "the cat"}, result=many(many(many(NUMBER))), **READ)
 async def embed_all(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the hidden states of the tokens of each text of `inputs`, without pooling."""
-    model, rows = await _read("dense", body, models, settings)
-    return [finite(states) for states in await model.compute("tokens", rows)]
+    """Return the hidden states of the tokens of each text of `inputs`, without pooling.
+
+    Of a late-interaction model they are its vectors of documents, or of queries with the `prompt_name` "query".
+    """
+    model, rows = await _read(("dense", "late"), body, models, settings)
+    return [finite(states) for states in await model.compute("vectors" if model.kind == "late" else "tokens", rows)]
 
 
 @endpoint(
@@ -111,7 +114,7 @@ def listed(inputs: Any) -> list[Any]:
 
 def prompt_of(model: ServedModel, name: str | None) -> str:
     """Return the prompt of this name, or the model's default; classifiers and pipelines have none."""
-    if model.kind not in ("dense", "sparse"):
+    if model.kind not in ("dense", "late", "sparse"):
         if name is not None:
             raise invalid(f"prompt_name is {name!r}, but {model.name} takes no prompts")
         return ""
@@ -132,13 +135,23 @@ async def pooled_embeddings(
     return finite(model.engine.finished(pooled, normalize, dimensions or width))
 
 
+def side_of(model: ServedModel, name: str | None) -> dict[str, Any]:
+    """Return the prompt of this name, and the side of a late-interaction model that it stands for."""
+    if model.kind != "late":
+        return {"prompt": prompt_of(model, name)}
+    if name == "query":
+        return {"prompt": model.engine.query_prompt, "task": "query"}
+    prompt = model.engine.document_prompt if name in (None, "document") else prompt_of(model, name)
+    return {"prompt": prompt, "task": "document"}
+
+
 async def _read(
-    kind: str, body: dict[str, Any], models: Models, settings: ServerSettings
+    kind: Kinds, body: dict[str, Any], models: Models, settings: ServerSettings
 ) -> tuple[ServedModel, list[Any]]:
     """Return the model of this kind and the tokens of the texts of `inputs`."""
     model = models.of_kind(kind, body["model"])
-    cut, prompt = settings.cutting(body), prompt_of(model, body["prompt_name"])
-    return model, await model.tokens(listed(body["inputs"]), **cut, prompt=prompt)
+    cut, side = settings.cutting(body), side_of(model, body["prompt_name"])
+    return model, await model.tokens(listed(body["inputs"]), **cut, **side)
 
 
 def _base64(row: Any) -> str:

@@ -123,6 +123,8 @@ async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -
         about: dict[str, Any] = {"mask_token": model.tokenizer.mask_token}
     elif kind == "sparse":
         kind, about = "embedding", {"pooling": "splade"}
+    elif model.kind == "late":
+        kind, about = "embedding", {"pooling": model.engine.similarity_fn_name}
     elif kind == "embedding":
         about = {"pooling": "+".join(model.engine.settings.pooling)}
     else:
@@ -147,7 +149,12 @@ async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -
     }
 
 
-TASKS = {"dense": "embedding", "tagger": "token-classification", "masked": "fill-mask"}  # others by their own kinds
+TASKS = {  # others by their own kinds
+    "dense": "embedding",
+    "late": "late-interaction",
+    "tagger": "token-classification",
+    "masked": "fill-mask",
+}
 
 
 def task_of(model: ServedModel) -> str:

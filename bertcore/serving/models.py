@@ -40,11 +40,13 @@ NUMBER, WORD, TOKEN = 17, 330, 600
 BODY = 9  # bytes of memory for one of a body: token ids of three digits and a comma take 36
 WHAT = {
     "dense": "embeds texts",
+    "late": "embeds the tokens of texts",
     "sparse": "embeds texts into sparse vectors",
     "classifier": "classifies texts",
     "tagger": "classifies tokens",
     "masked": "predicts masked words",
 }
+Kinds = str | tuple[str, ...] | None  # of a request: one, several, or any
 PIPELINES: dict[str, Any] = {
     "tagger": TokenClassificationPipeline.from_pretrained,
     "masked": FillMaskPipeline.from_pretrained,
@@ -120,7 +122,7 @@ class ServedModel:
         name: its name in requests.
         kind: a key of `WHAT`.
         longest_token: the bytes that a token may add to a text.
-        engine: the SentenceEncoder, SparseEncoder, CrossEncoder or Pipeline.
+        engine: the SentenceEncoder, MultiVectorEncoder, SparseEncoder, CrossEncoder or Pipeline.
         layers: the specs of its layers.
         max_seq_length: tokens that it reads of a text.
         loaded_at: the time of loading, in whole seconds since 1970.
@@ -155,6 +157,7 @@ class ServedModel:
         part = self._part
         computed: dict[str, Callable[[list[Any]], Any]] = {
             "dense": lambda: {"pooled": part.pooled, "tokens": part.hidden_states},
+            "late": lambda: {"vectors": part.vectors},
             "sparse": lambda: {"words": part.words},
             "classifier": lambda: {"logits": part.scored},
         }.get(self.kind, lambda: {"answers": partial(answers, self)})()
@@ -202,18 +205,20 @@ class ServedModel:
         truncate: bool,
         side: str = "right",
         prompt: str = "",
+        task: str | None = None,
         names: Callable[[int], str] = "inputs[{}]".format,
         advice: str = "; truncate cuts it",
     ) -> list[Any]:
         """Return the tokens of texts, or of rows of one or two texts for a classifier.
 
         A text may be a list of token ids, special ones included; with a prompt it is decoded first. `names` gives the
-        name of each text in errors.
+        name of each text in errors, `task` the side of a late-interaction encoder that reads the texts.
 
         Raises RequestError: 413 for a text that is too long, unless `truncate`, and for texts that are so long for
             their tokens that they take more than `check_read` allows; 422 for an unknown token id.
         """
-        most, size = self.max_seq_length, len(self.tokenizer)
+        is_late = self.kind == "late"
+        most, size = self.engine.length_of(task) if is_late else self.max_seq_length, len(self.tokenizer)
         ids = {index: text for index, text in enumerate(texts) if isinstance(text, list)}
         for index, largest in ((index, max(row)) for index, row in ids.items()):
             if largest >= size:
@@ -227,13 +232,14 @@ class ServedModel:
                 texts[index] = tuple(self.shortened(part, side, names(index)) for part in text)
             elif isinstance(text, str):
                 texts[index] = self.shortened(text, side, names(index))
-        options = [] if self.kind == "classifier" else [prompt]
+        options = [] if self.kind == "classifier" else [prompt, task] if is_late else [prompt]
         read = [text for text in texts if not isinstance(text, list)]
         self.check_read(sum(map(_size, read)), "characters")
         found = chain.from_iterable(self._readers[side].token_rows(some, *options) for some in grouped(read, _size))
         rows: list[Any] = []
         for index in range(len(texts)):
-            row, was_cut = self._cut(ids[index], side) if index in ids else next(found)
+            row, was_cut = self._cut(ids[index], side, most) if index in ids else next(found)
+            row = self.engine.token_row(row, task) if is_late and index in ids else row
             if was_cut and not truncate:
                 raise too_long(f"{names(index)} has more than {most} tokens, the limit{advice}")
             rows.append(row)
@@ -256,8 +262,7 @@ class ServedModel:
         if count > self._most_read:
             raise too_large(f"there are {count} {what} to read, the limit is {self._most_read}: send shorter texts")
 
-    def _cut(self, ids: list[int], side: str) -> tuple[np.ndarray, bool]:
-        most = self.max_seq_length
+    def _cut(self, ids: list[int], side: str, most: int) -> tuple[np.ndarray, bool]:
         return np.array(ids[-most:] if side == "left" else ids[:most], np.int32), len(ids) > most
 
     def prepared(self, texts: list[str], prompt: str) -> list[str]:
@@ -267,15 +272,18 @@ class ServedModel:
         return texts if self.is_pipeline else [self.engine.prepared(text, prompt) for text in texts]
 
     async def compute(self, what: str, rows: list[Any]) -> list[Any]:
-        """Return `what` for rows of tokens: dense "pooled" or "tokens", sparse "words", classifier "logits".
+        """Return `what` for rows of tokens.
 
-        For jobs: "attention", and of a pipeline "answers".
+        It is "pooled" or "tokens" for dense, "vectors" for late, "words" for sparse, "logits" for a classifier. For
+        jobs it is "attention", and of a pipeline "answers".
 
         Raises RequestError: 413 if the answer is too long, 429 if too much is held or waits.
         """
         tokens = sum(map(len, rows))
         if what == "tokens":
             self.check_answer(NUMBER * tokens * self.engine.model.spec.hidden_size)
+        elif what == "vectors":
+            self.check_answer(NUMBER * tokens * self.engine.embedding_dimension)
         elif what == "pooled":
             self.check_answer(NUMBER * len(rows) * self.engine.embedding_dimension)
         elif what == "logits":
@@ -290,6 +298,11 @@ class ServedModel:
         if what == "words":
             self.check_answer(sum(WORD * len(words.indices) for words in found))
         return found
+
+    def similarity(self, query: np.ndarray, documents: list[np.ndarray]) -> np.ndarray:
+        """Return the scores of a late-interaction encoder's vectors of a query and of documents."""
+        with kernels.use_backend(self._backend):
+            return self.engine.similarity([query], documents)[0]
 
     def check_answer(self, count: int) -> None:
         """Hold the memory of an answer. Raises RequestError: 413 if it is too long, 429 if there is no room for it."""
@@ -334,18 +347,19 @@ class Models:
             if names.count(name) > 1:
                 raise CheckpointError(f"two models are called {name!r}, expected different names of folders")
 
-    def of_kind(self, kind: str | None, name: str | None = None) -> ServedModel:
-        """Return the model of this kind (None for any) and name; without a name, the first of the kind.
+    def of_kind(self, kind: Kinds, name: str | None = None) -> ServedModel:
+        """Return the model of one of these kinds (None for any) and name; without a name, the first of them.
 
         Raises RequestError: 424 if no model has the kind, 404 if no such model is called `name`.
         """
-        found = {model.name: model for model in self.all if kind in (None, model.kind)}
+        found = {model.name: model for model in self.all if is_of(kind, model.kind)}
+        what = "" if kind is None else " or ".join(WHAT[each] for each in ([kind] if isinstance(kind, str) else kind))
         if not found:
-            raise unsupported(f"no model here {WHAT[str(kind)]}")
+            raise unsupported(f"no model here {what}")
         if name is None:
             return next(iter(found.values()))
         if name not in found:
-            what = f" that {WHAT[kind]}" if kind else ""
+            what = f" that {what}" if kind else ""
             raise no_model(f"no model here{what} is called {name!r}: there is {', '.join(found)}")
         return found[name]
 
@@ -353,6 +367,11 @@ class Models:
 def _size(text: Any) -> int:
     """Return the characters of a text or a pair, or the ids of a list."""
     return sum(map(len, text)) if isinstance(text, tuple) else len(text)
+
+
+def is_of(kinds: Kinds, kind: str) -> bool:
+    """Return whether a model's kind is one of a request's."""
+    return kinds is None or kind == kinds or (isinstance(kinds, tuple) and kind in kinds)
 
 
 def finite(values: np.ndarray) -> np.ndarray:

@@ -67,19 +67,19 @@ class Endpoint:
 
     Attributes:
         answer: (body, models, settings) -> the answer, as JSON. The body has every field.
-        kind: of the model that answers; None for any.
+        kind: of the model that answers, or several kinds; None for any.
         body, result: schemas of the request and the answer.
         example: a request.
     """
 
     answer: Callable[[dict[str, Any], Any, Any], Awaitable[Any]]
-    kind: str | None
+    kind: str | tuple[str, ...] | None
     body: Schema
     result: Schema
     example: dict[str, Any]
 
 
-def endpoint(kind: str | None, result: Schema, example: dict[str, Any], **fields: Schema) -> Any:
+def endpoint(kind: str | tuple[str, ...] | None, result: Schema, example: dict[str, Any], **fields: Schema) -> Any:
     """Make an `Endpoint` of a function; a field without a default is required."""
     return partial(Endpoint, kind=kind, body=record(**fields), result=result, example=example)
 

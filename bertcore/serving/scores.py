@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.serving.embeddings import INTEGER, NUMBER, USAGE, pooled_embeddings, prompt_of, usage
+from bertcore.serving.embeddings import INTEGER, NUMBER, USAGE, pooled_embeddings, prompt_of, side_of, usage
 from bertcore.serving.models import Models, ServedModel, ServerSettings, finite
 from bertcore.serving.requests import (
     COUNT,
@@ -62,8 +62,11 @@ async def predict(body: dict[str, Any], models: Models, settings: ServerSettings
     return answers if rows is inputs else answers[0]
 
 
+RERANKERS = ("classifier", "late")
+
+
 @endpoint(
-    kind="classifier",
+    kind=RERANKERS,
     example={"query": "what is a cat", "texts": ["an animal", "a train"], "return_text": True},
     result=many(record(index=INTEGER, score=NUMBER, text=optional(TEXT))),
     query=TEXT,
@@ -74,10 +77,12 @@ async def predict(body: dict[str, Any], models: Models, settings: ServerSettings
     return_text=optional(FLAG, False),
 )
 async def rerank(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the texts by how well they answer the query; scores are the sigmoid of the logits unless `raw_scores`."""
-    model, texts = _reranker(models, body["model"]), body["texts"]
-    _, logits = await _logits(model, [(body["query"], text) for text in texts], "texts[{}]", settings.cutting(body))
-    scores = logits[:, 0] if body["raw_scores"] else sigmoid(logits[:, 0])
+    """Return the texts by how well they answer the query; scores are the sigmoid of the logits unless `raw_scores`.
+
+    Scores of a late-interaction model are its similarities.
+    """
+    model, texts, cut = _reranker(models, body["model"]), body["texts"], settings.cutting(body)
+    _, scores = await _relevance(model, body["query"], texts, "texts[{}]", cut, is_raw=body["raw_scores"])
     return [
         {"index": index, "score": float(scores[index])} | ({"text": texts[index]} if body["return_text"] else {})
         for index in _best_first(scores)
@@ -88,7 +93,7 @@ def _documents(return_documents: bool) -> Any:
     """Declare Jina's and Cohere's interface: they differ in whether documents are returned by default."""
     document = {"anyOf": [TEXT, record(text=TEXT)], "description": "a string or an object of text"}
     return endpoint(
-        kind="classifier",
+        kind=RERANKERS,
         example={"query": "what is a cat", "documents": ["an animal", "a train"], "top_n": 1},
         result=record(
             id=TEXT,
@@ -109,8 +114,8 @@ async def _ranked_documents(body: dict[str, Any], models: Models, settings: Serv
     """Return the documents by how well they answer the query, the `top_n` best; long ones are cut."""
     model = _reranker(models, body["model"])
     texts = [document if isinstance(document, str) else document["text"] for document in body["documents"]]
-    rows, logits = await _logits(model, [(body["query"], text) for text in texts], "documents[{}]", {"truncate": True})
-    scores, count = sigmoid(logits[:, 0]), usage(rows)
+    rows, scores = await _relevance(model, body["query"], texts, "documents[{}]", {"truncate": True})
+    count = usage(rows)
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": float(scores[index])} for index in _best_first(scores)[: body["top_n"]]
     ]
@@ -144,10 +149,23 @@ async def similarity(body: dict[str, Any], models: Models, settings: ServerSetti
 
 
 def _reranker(models: Models, name: str | None) -> ServedModel:
-    model = models.of_kind("classifier", name)
-    if model.engine.num_labels != 1:
+    model = models.of_kind(RERANKERS, name)
+    if model.kind == "classifier" and model.engine.num_labels != 1:
         raise unsupported(f"{model.name} has {model.engine.num_labels} labels; a reranker has one")
     return model
+
+
+async def _relevance(
+    model: ServedModel, query: str, texts: list[str], name: str, cut: dict[str, Any], *, is_raw: bool = False
+) -> tuple[list[Any], np.ndarray]:
+    """Return the tokens that were read for texts and a query, and the score of each text."""
+    if model.kind == "classifier":
+        rows, logits = await _logits(model, [(query, text) for text in texts], name, cut)
+        return rows, logits[:, 0] if is_raw else sigmoid(logits[:, 0])
+    rows = await model.tokens([query], **cut, **side_of(model, "query"), names=lambda index: "query")
+    rows += await model.tokens(texts, **cut, **side_of(model, None), names=name.format)
+    asked, *found = await model.compute("vectors", rows)
+    return rows, finite(model.similarity(asked, found))
 
 
 async def _logits(

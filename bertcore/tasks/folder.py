@@ -105,6 +105,7 @@ def check_kinds(folder: Path, modules: list[Module], supported: tuple[str, ...])
     for module in modules:
         if module.kind not in supported:
             kind = {"Pooling": ": this is a sentence encoder", "SpladePooling": ": this is a sparse encoder"}
+            kind["MultiVectorMask"] = ": this is a late-interaction encoder"
             raise CheckpointError(
                 f"{folder / MODULES_NAME} has the module {module.type}, which is not supported; supported are "
                 f"{', '.join(supported)}{kind.get(module.kind, '')}"

@@ -26,20 +26,21 @@ from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.models.registry import family_of
 from bertcore.models.rounding import observed_inputs, rounded_weight
 from bertcore.models.with_heads import head_specs
+from bertcore.tasks.loading import ENCODERS, read_encoder_settings
+from bertcore.tasks.multi_vector.settings import is_late
 from bertcore.tasks.search import semantic_search
 from bertcore.tasks.sentence_encoder import SentenceEncoder
-from bertcore.tasks.sentence_encoder.settings import read_settings
 from bertcore.tasks.similarity import pairwise_cos_sim
 
 CALIBRATED_AT_ONCE = 32  # texts
-COPIED = (".json", ".txt", ".model", ".md")  # tokenizers, settings of sentence encoders, model cards
+COPIED = (".json", ".txt", ".model", ".md", ".metadata")  # tokenizers, settings of encoders, model cards
 GROUP = 32  # texts that are embedded at once, and timed
 
 
 def quantize(
     source: Path, target: Path, dtype: str, texts: Iterable[str] | None = None, name: str = "texts"
 ) -> tuple[int, int]:
-    """Write a model in low precision to another folder, with its tokenizer and its settings as a sentence encoder.
+    """Write a model in low precision to another folder, with its tokenizer and its settings as an encoder.
 
     Args:
         source: folder of the model, in float32, float16 or bfloat16.
@@ -54,7 +55,7 @@ def quantize(
     Raises:
         ValueError: for a model in low precision, a folder that holds files, links out of `source`, and missing texts.
     """
-    settings = read_settings(source)
+    settings = read_encoder_settings(source)
     model = settings.model_folder
     _check_links(source, settings.folders)
     _check_target(target, (source, model))
@@ -77,7 +78,7 @@ def quantize(
 
 def _calibrated(source: Path, opened: Any, texts: Iterable[str], name: str) -> dict[str, dict[str, Any]]:
     """Return the calibrated tensors of the encoder's weights, by the old name."""
-    encoder = SentenceEncoder(source, dtype="float32")
+    encoder = ENCODERS["late" if is_late(source) else "dense"](source, dtype="float32")
     model, found = encoder.model, {}
     rules = model.family.name_rules
     sources = find_parameters(opened, model.expected_tensors(), rules, optional=rules.heads)

@@ -18,7 +18,7 @@ from bertcore.models.auto import (
 )
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.models.with_heads import head_specs
-from bertcore.tasks.sentence_encoder.settings import read_settings
+from bertcore.tasks.loading import read_encoder_settings
 
 LONGEST = 512  # tokens; longer sequences need the same kernels
 RANDOM_BERT = {
@@ -38,7 +38,7 @@ def models_of(source: Path | None, dtype: str | None) -> tuple[Any, Any]:
             kind.from_config(RANDOM_BERT, dtype=dtype or "float32") for kind in (AutoModel, AutoModelForMaskedLM)
         )
 
-    folder = read_settings(source).model_folder
+    folder = read_encoder_settings(source).model_folder
     with checkpoint.naming_config(folder):
         kind = class_for(checkpoint.read_config(folder))
     with warnings.catch_warnings():  # kernels do not depend on weights

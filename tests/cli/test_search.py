@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from bertcore import CrossEncoder, SentenceEncoder, use_backend
+from bertcore import CrossEncoder, MultiVectorEncoder, SentenceEncoder, use_backend
 from bertcore.cli import main, search
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
+from tests.tasks.multi_vector.tiny import save_tiny_late
 from tests.tiny_bert import random_texts
 
 CORPUS = ["the cat sat on a mat", "paris is the capital of france", "", "an upper mat", *random_texts(9, seed=3)]
@@ -43,6 +44,25 @@ def test_queries(encoder_folder, corpus_file, stdin, capsys, monkeypatch, block)
 def test_one_query(encoder_folder, corpus_file, capsys):
     assert main(["search", str(encoder_folder), corpus_file, CORPUS[1], "--top-k", "1", "--backend", "numpy"]) == 0
     assert capsys.readouterr().out == f"1.0000\t2\t{CORPUS[1]}\n"
+
+
+@pytest.mark.parametrize("options", [[], ["--late"]])
+def test_late_interaction(tmp_path, corpus_file, capsys, options):
+    folder = save_tiny_late(tmp_path / "late")
+    encoder = MultiVectorEncoder(folder)
+    expected = [entry["corpus_id"] for entry in encoder.rank("a cat", CORPUS, top_k=4)]
+    assert main(["search", str(folder), corpus_file, "a cat", "--top-k", "4", "--json", *options]) == 0
+    assert [json.loads(line)["corpus_id"] for line in capsys.readouterr().out.splitlines()] == expected
+    assert main(["rerank", str(folder), "a cat", corpus_file, "--top-k", "4", "--json", "--max-length", "9"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    shorter = MultiVectorEncoder(folder, document_length=9).rank("a cat", CORPUS, top_k=4, return_documents=True)
+    assert [entry["text"] for entry in found] == [entry["text"] for entry in shorter]
+    assert [entry["score"] for entry in found] == pytest.approx([entry["score"] for entry in shorter], rel=1e-5)
+
+
+def test_late_interaction_with_a_sentence_encoder(encoder_folder, corpus_file, capsys):
+    assert main(["search", str(encoder_folder), corpus_file, "a cat", "--late"]) == 0
+    assert "has no map to token vectors: newly initialised, train before use" in capsys.readouterr().err
 
 
 LINES = ["on a mat", "paris", "", "the cat sat", "on a mat"]

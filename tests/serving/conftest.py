@@ -4,6 +4,7 @@ import pytest
 
 from bertcore import use_backend
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
+from tests.tasks.multi_vector.tiny import save_tiny_late
 from tests.tasks.pipelines.folders import TAGS, save_head
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
 from tests.tiny_bert import save_tiny_encoder, write_json
@@ -29,6 +30,7 @@ def folders(tmp_path_factory):
     save_tiny_splade(root / "splade")
     save_head(root / "tagger", "AutoModelForTokenClassification", TAGS)
     save_head(root / "masked", "AutoModelForMaskedLM")
+    save_tiny_late(root / "late")
     for name, labels in (("reranker", 1), ("classifier", 3)):
         (root / name).mkdir()
         save_tiny_classifier(root / name, labels=labels)

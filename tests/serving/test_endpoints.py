@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from bertcore import CrossEncoder, SentenceEncoder, SparseEncoder
+from bertcore import CrossEncoder, MultiVectorEncoder, SentenceEncoder, SparseEncoder
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 
 TEXTS = ["the cat sat on a mat.", "a", "paris is the capital of france."]
@@ -47,6 +47,32 @@ def test_embed_all(client, encoder):
     for states, expected in zip(found, encoder.encode(TEXTS, output_value="token_embeddings"), strict=True):
         close(states, expected)
     assert len({len(states) for states in found}) > 1
+
+
+def test_late_interaction(server, folders):
+    client, encoder = server("late"), MultiVectorEncoder(folders["late"])
+    sides = {"query": encoder.encode_query, "document": encoder.encode_document, None: encoder.encode_document}
+    for name, encode in sides.items():
+        for path in ("/embed_all", "/"):
+            for found, expected in zip(post(client, path, inputs=TEXTS, prompt_name=name), encode(TEXTS), strict=True):
+                close(found, expected)
+    row = encoder.token_rows(TEXTS[:1], "", "document")[0][0]
+    close(post(client, "/embed_all", inputs=row.ids.tolist())[0], encoder.encode_document(TEXTS[0]))
+    expected = encoder.rank("the cat", TEXTS)
+    found = post(client, "/rerank", query="the cat", texts=TEXTS)
+    assert [entry["index"] for entry in found] == [entry["corpus_id"] for entry in expected]
+    close([entry["score"] for entry in found], [entry["score"] for entry in expected])
+    ranked = post(client, "/v1/rerank", query="the cat", documents=TEXTS, top_n=2)["results"]
+    close([entry["relevance_score"] for entry in ranked], [entry["score"] for entry in expected[:2]])
+    assert post(client, "/embed_all", 413, inputs=LONG)["error"].startswith(
+        "inputs[0] has more than 30 tokens, the limit"
+    )
+    assert post(client, "/rerank", 413, query=LONG, texts=TEXTS)["error"].startswith("query has more than 17 tokens")
+    assert post(client, "/embed", 424, inputs="a")["error"] == "no model here embeds texts"
+    unknown = post(client, "/rerank", 404, query="a", texts=["b"], model="x")["error"]
+    assert unknown == "no model here that classifies texts or embeds the tokens of texts is called 'x': there is late"
+    assert client.get("/info").json()["model_type"] == {"embedding": {"pooling": "maxsim"}}
+    assert "embeds the tokens of texts" in client.get("/").text
 
 
 def test_embed_sparse(client, folders):

@@ -172,9 +172,9 @@ const TASKS = {
   rank: {
     request: form => {
       const query = form.query.value, texts = linesOf(form.texts.value);
-      return chosen().task === "reranker"
-        ? ["rerank", {query, texts}]
-        : ["similarity", {inputs: {source_sentence: query, sentences: texts}}];
+      return chosen().task === "embedding"
+        ? ["similarity", {inputs: {source_sentence: query, sentences: texts}}]
+        : ["rerank", {query, texts}];
     },
     show: (answer, sent) => {
       if (sent.texts) return ranked(sent.texts, answer);

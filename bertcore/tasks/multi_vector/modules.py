@@ -39,7 +39,7 @@ class TokenHead(Block):
         self.maps: list[Dense] = []
         self.configs: list[dict[str, Any]] = []
         self.normalize, self.width = settings.normalize, hidden_size
-        for number, module in enumerate(settings.dense, 1):
+        for number, module in enumerate(settings.maps, 1):
             self._add(*read_dense(module.folder, self.width, dtype, VECTORS, f"{number}_Dense."))
         if settings.projection is not None:
             self._add_linear(*settings.projection, dtype)

@@ -92,7 +92,8 @@ class LateSettings:
 
     Attributes:
         model_folder: folder of config.json, the weights and the tokenizer.
-        dense: the linear maps of token vectors.
+        folders: the folder that was read and those of its modules.
+        maps: the linear maps of token vectors.
         projection: weights and the start of their names where the only map is not a module; None otherwise.
         is_new: whether there is no map yet, and one is to be initialised.
         normalize: whether vectors are scaled to length 1.
@@ -109,7 +110,8 @@ class LateSettings:
     """
 
     model_folder: Path
-    dense: tuple[Module, ...] = ()
+    folders: tuple[Path, ...] = ()
+    maps: tuple[Module, ...] = ()
     projection: tuple[Path, str] | None = None
     is_new: bool = False
     normalize: bool = True
@@ -154,7 +156,7 @@ def read_late_settings(folder: Any) -> LateSettings:
         where, prompts = modules[0].folder, read_prompts(folder).by_name
         own: dict[str, Any] = {"projection": (folder / BGE, ""), "similarity": "meanmaxsim", "prompts": prompts}
         lengths = read_transformer(where, "feature-extraction")
-        return LateSettings(where, skips_first=True, skiplist_tasks=TASKS, **own, **lengths)
+        return LateSettings(where, (folder, where), skips_first=True, skiplist_tasks=TASKS, **own, **lengths)
     return _read_modules(folder, modules)
 
 
@@ -188,6 +190,7 @@ def _read_modules(folder: Path, modules: list[Module]) -> LateSettings:
         mask = {"skiplist_words": _listed(file, saved, "skiplist_words", str, by_default)}
     return LateSettings(
         modules[0].folder,
+        tuple(dict.fromkeys([folder, *(module.folder for module in modules)])),
         dense,
         is_new=not dense and not is_late,
         normalize=is_pylate or not is_late or LAST[1] in found,
@@ -251,6 +254,7 @@ def _read_stanford(folder: Path) -> LateSettings:
     lengths = read_transformer(folder, "feature-extraction")
     return LateSettings(
         folder,
+        (folder,),
         projection=(folder, "linear."),
         skiplist_words=PUNCTUATION if flag(file, metadata, "mask_punctuation", True) else (),
         document_length=positive_integer(file, metadata, "doc_maxlen"),

@@ -9,6 +9,7 @@ import pytest
 from bertcore import MultiVectorEncoder, SentenceEncoder, use_backend
 from bertcore.checkpoint import CheckpointError, open_checkpoint, save_checkpoint
 from bertcore.models.model import NewlyInitialisedWarning
+from bertcore.tasks.low_precision import quantize
 from bertcore.tasks.multi_vector import pool_tokens
 from bertcore.tasks.multi_vector.settings import is_late
 from bertcore.tasks.similarity import maxsim
@@ -311,3 +312,16 @@ def test_hidden_states_of_tokens_that_are_not_seen(encoder):
     assert offsets.tolist() == [0, 3, 4]
     for wrong in ([[True]], [seen[0], np.array([1])], [seen[1], seen[0]], seen * 2):
         refuses(ValueError, "seen has other rows than", encoder.model.encode_packed, ids, wrong)
+
+
+@pytest.mark.parametrize("save", [save_tiny_late, save_tiny_pylate, save_tiny_stanford])
+def test_quantized_folders(tmp_path, save):
+    """The maps stay as they are; calibration reads texts with the encoder itself."""
+    source = save(tmp_path / "source")
+    encoder = MultiVectorEncoder(source)
+    for name, texts in (("plain", None), ("calibrated", TEXTS)):
+        before, after = quantize(source, tmp_path / name, "int8", texts)
+        low = MultiVectorEncoder(tmp_path / name)
+        assert low.dtype == "int8" and after < before
+        for vectors, expected in zip(low.encode_query(TEXTS), encoder.encode_query(TEXTS), strict=True):
+            assert (vectors * expected).sum(axis=1).mean() > 0.98 and not np.array_equal(vectors, expected)
