@@ -72,7 +72,7 @@ def test_late_interaction(server, folders):
     unknown = post(client, "/rerank", 404, query="a", texts=["b"], model="x")["error"]
     assert unknown == "no model here that classifies texts or embeds the tokens of texts is called 'x': there is late"
     assert client.get("/info").json()["model_type"] == {"embedding": {"pooling": "maxsim"}}
-    assert "embeds the tokens of texts" in client.get("/").text
+    assert client.get("/v1/models").json()["data"][0]["task"] == "late-interaction"
 
 
 def test_embed_sparse(client, folders):

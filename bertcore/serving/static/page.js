@@ -162,7 +162,7 @@ function attentionMap({tokens, weights}, sent, form) {
 const named = () => models.length > 1 ? {model: chosen().id} : {};
 const cosines = rows => rows.map(row => rows.map(other => row.reduce((sum, value, index) => sum + value * other[index], 0)));
 const ranked = (texts, entries) => [element("ol", {className: "bars long"},
-  ...entries.map(({index, score}) => bar(texts[index], score, score.toFixed(3))))];
+  ...entries.map(({index, score}) => bar(texts[index], score / Math.max(1, entries[0].score), score.toFixed(3))))];
 
 const TASKS = {
   similarity: {
