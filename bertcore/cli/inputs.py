@@ -192,7 +192,8 @@ def input_stream(path: str) -> Iterator[tuple[BinaryIO, str]]:
 def model_folder(name: str, wanted: "Wanted" = "sentence_encoder") -> Path:
     """Return the folder of a model, fetched from the hub for an id; CommandError if there is none.
 
-    `wanted` is what is fetched (checkpoint.resolve): "sentence_encoder" for all files, "tokenizer" for all but weights.
+    `wanted` is what is fetched (checkpoint.resolve): "sentence_encoder" and "gliner" for all files, "tokenizer" for
+    all but weights.
     """
     if name == "demo":
         from bertcore.demo_model import demo_model_folder

@@ -344,7 +344,7 @@ class Tag(Pipeline):
     """Find the entities in texts (names of people, places, ...), or the class of each token.
 
     The model classifies tokens, or spans (`bertcore finetune --task span-ner`), for which a FILE that ends with .jsonl
-    has JSON lines with text.
+    has JSON lines with text. With --labels the kinds of entities are your own, for which a GLiNER model is needed.
 
     Each entity is a line: its class, its probability, its first and last + 1 character, and its text; an empty line
     ends a text. --json has transformers' form, a text a line.
@@ -352,14 +352,39 @@ class Tag(Pipeline):
     Examples:
         bertcore tag ner/ --text "Ada Lovelace was born in London."
         bertcore tag ner/ articles.txt --json --truncation chunk > entities.jsonl
+        bertcore tag urchade/gliner_small-v2.1 articles.txt --labels "person, city, work of art"
 
     Attributes:
         aggregation: way in which tokens make entities; none gives the class of each token.
+        labels: the kinds of entities, with commas between them, for a GLiNER model.
+        threshold: entities of --labels have higher scores (default: 0.5).
+        nested: entities of --labels may lie within others.
+        multi_label: entities may have several of --labels.
     """
 
     aggregation: Annotated[str, ("none", "simple", "first", "average", "max")] = "simple"
+    labels: str | None = None
+    threshold: float | None = None
+    nested: bool = False
+    multi_label: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels is None and (self.threshold is not None or self.nested or self.multi_label):
+            raise CommandError("--threshold, --nested or --multi-label is given without --labels")
+        others = self.aggregation != "simple" or self.max_length or self.stride is not None
+        if self.labels is not None and (others or self.truncation == "chunk"):
+            raise CommandError(
+                "--labels is given with --aggregation, --max-length, --stride or --truncation chunk, expected one"
+            )
 
     def run(self) -> None:
+        if self.labels is not None:
+            options = {"labels": self.labels, "flat_ner": not self.nested, "multi_label": self.multi_label}
+            options |= {} if self.threshold is None else {"threshold": self.threshold}
+            load = functools.partial(self.loaded, "zero-shot-ner", model_folder(self.model, "gliner"))
+            self.write_answers(load, _labelled, **self.reading_options(), **options)
+            return
         if entity_task(model_folder(self.model)) != "span-ner":
             self.answer("token-classification", _entities, **self.given(), aggregation_strategy=self.aggregation)
             return
@@ -373,6 +398,10 @@ def _entities(entities: Any) -> str:
     return (
         columns((each.get("entity_group") or each["entity"], *_place(each), each["word"]) for each in entities) + "\n"
     )
+
+
+def _labelled(entities: Any) -> str:
+    return _entities([{"entity": each["label"], "word": each["text"], **each} for each in entities])
 
 
 class Explain(Pairs):

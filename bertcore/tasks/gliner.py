@@ -20,6 +20,7 @@ from bertcore.tasks.texts import BATCH_TOKENS, TextsCutWarning, checked_text, ch
 from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.prompts import MARKS, PromptedText, PromptReader, as_batch, split_words
 
+TRUNCATIONS = "warn", "error"
 TOKENIZER_FILES = "tokenizer_config.json", "tokenizer.json"
 
 
@@ -60,6 +61,7 @@ class GLiNER:
         limit = min(tokenizer.model_max_length, positions or tokenizer.model_max_length, 2**31 - 1)
         marks, sizes = (spec.ent_token, spec.sep_token), {"max_words": spec.max_len, "max_tokens": limit}
         self._reader = PromptReader(tokenizer, *marks, **sizes, pools_last=spec.pools_last)
+        self._limits = f"{spec.max_len} words, or the {limit} tokens that the model takes with the labels"
         known = tokenizer.convert_tokens_to_ids(spec.ent_token)
         if known != spec.class_token:
             raise ValueError(f"class_token_index is {spec.class_token}, expected {known}, the id of {spec.ent_token!r}")
@@ -144,36 +146,44 @@ class GLiNER:
         batch_size: int = 8,
         *,
         batch_tokens: int = BATCH_TOKENS,
+        truncation: bool | str = "warn",
     ) -> list[list[dict[str, Any]]]:
         """Return the entities of each text, in the order of their first characters.
 
         Args:
             texts: one text or several. A text of more than the config's `max_len` words, or of more tokens than the
-                model takes with its labels, is cut; the first call that cuts one ends with a TextsCutWarning.
+                model takes with its labels, is cut.
             labels: a list of names, {name: the description that the model reads}, or a list with one of these for each
                 text.
             flat_ner: whether no two entities may share a word. Otherwise one may lie within another.
             threshold: entities have scores above this.
             multi_label: whether the same words may have several labels.
             batch_size, batch_tokens: most texts, and most tokens, computed at once; they do not change the result.
+            truncation: treatment of texts that are too long: "warn" cuts them, and the first call that does ends with a
+                TextsCutWarning; True cuts them; "error" refuses them.
 
         Returns:
             {"start": the first character, "end": the last + 1, "text", "label", "score"} of each entity.
 
         Raises:
             TypeError: a text or a label is not a string.
-            ValueError: a text is not valid Unicode; a label has one of the model's marks; labels are too long, or their
-                lists not as many as the texts; another argument is out of range.
+            ValueError: a text is not valid Unicode, or too long for truncation "error"; a label has one of the model's
+                marks; labels are too long, or their lists not as many as the texts; another argument is out of range.
         """
         some = [checked_text("texts", texts)] if isinstance(texts, str) else list(checked_texts(texts))
         sets, threshold = self._checked_labels(labels, len(some)), check_share("threshold", threshold)
         flat, several = checks.boolean("flat_ner", flat_ner), checks.boolean("multi_label", multi_label)
         sizes = check_count("batch_tokens", batch_tokens), check_count("batch_size", batch_size)
+        if truncation is not True:
+            checks.choice("truncation", truncation, TRUNCATIONS)
         most, answers = self.model.gliner.max_len + 1, [[] for _ in some]  # a word more shows that a text is cut
         words = [list(islice(split_words(text), most)) for text in some]
         asked = [number for number, names in enumerate(sets) if words[number] and names]
         given = [[some[number][slice(*word)] for word in words[number]] for number in asked]
         rows = self._reader.read(given, [list(sets[number].values()) for number in asked])
+        cut = [number for number, row in zip(asked, rows, strict=True) if row.was_cut]
+        if cut and truncation == "error":
+            raise ValueError(f"texts[{cut[0]}] has more than {self._limits}, and truncation is 'error'")
 
         def compute(batch: list[PromptedText]) -> list[list[Found]]:
             return self._above(batch, threshold)
@@ -186,7 +196,10 @@ class GLiNER:
                 text = some[number][first[0] : last[1]]
                 entity = {"start": first[0], "end": last[1], "text": text, "label": names[each.label]}
                 answers[number].append(entity | {"score": each.score})
-        self._warn(sum(row.was_cut for row in rows), len(some))
+        if cut and truncation == "warn" and not self.has_warned:
+            self.has_warned = True
+            problem = f"{len(cut)} of {len(some)} texts were cut to {self._limits}"
+            warn_caller(f"{problem}. This warning is given once", TextsCutWarning)
         return answers
 
     batch_predict_entities = inference
@@ -209,16 +222,6 @@ class GLiNER:
             else:
                 found.append(runs_above(own[: len(row.words), :labels], threshold))
         return found
-
-    def _warn(self, cut: int, total: int) -> None:
-        if cut and not self.has_warned:
-            self.has_warned = True
-            spec = self.model.gliner
-            warn_caller(
-                f"{cut} of {total} texts were cut to {spec.max_len} words, or to the {self._reader.max_tokens} tokens "
-                "that the model takes with the labels. This warning is given once",
-                TextsCutWarning,
-            )
 
 
 def label_sets(labels: Any, texts: int) -> list[Mapping[str, str]]:

@@ -7,8 +7,9 @@ import warnings
 import numpy as np
 import pytest
 
-from bertcore import GLiNER, use_backend
+from bertcore import GLiNER, pipeline, use_backend
 from bertcore.checkpoint import CheckpointError
+from bertcore.cli import main
 from bertcore.gradients import value_and_grad
 from bertcore.kernels import to_host
 from bertcore.models.gliner import GLiNERModel
@@ -92,11 +93,16 @@ def test_words_without_tokens_do_not_shift_the_others(model):
 
 def test_a_cut_text_is_told_of_once(folder):
     model = GLiNER.from_pretrained(folder)
-    with pytest.warns(TextsCutWarning, match="1 of 2 texts were cut to 20 words, or to the 64 tokens"):
+    with pytest.warns(TextsCutWarning, match="1 of 2 texts were cut to 20 words, or the 64 tokens that"):
         model.inference(["a " * 21, "a " * 20], ["city"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.inference(["a " * 21], ["city"])
+        GLiNER.from_pretrained(folder).inference(["a " * 21], ["city"], truncation=True)
+    refuses(
+        ValueError, r"texts\[1\] has more than 20 words", model.inference, ["a", "a " * 21], ["b"], truncation="error"
+    )
+    refuses(ValueError, "truncation is 'chunk'", model.inference, ["a"], ["city"], truncation="chunk")
     long = GLiNER.from_pretrained(folder)
     with pytest.warns(TextsCutWarning):
         assert all(each["end"] <= 72 for each in long.predict_entities("abcdefg " * 20, ["city"], threshold=0.0))
@@ -186,3 +192,37 @@ def test_a_run_needs_every_word_inside():
     scores[2, 0, 2], scores[1, 0, 1] = 0.4, 0.6
     found = {(each.start, each.end): each.score for each in runs_above(scores, 0.5)}
     assert found == {(0, 0): 0.9, (0, 1): 0.6, (1, 1): 0.6, (3, 3): 0.9}
+
+
+@pytest.mark.filterwarnings("ignore::bertcore.tasks.texts.TextsCutWarning")
+def test_the_pipeline_gives_the_entities(folder, model):
+    options = {"threshold": threshold_of(model, 0.7), "flat_ner": False}
+    expected, answer = model.inference(TEXTS, LABELS, **options), pipeline("zero-shot-ner", folder, **options)
+    assert answer(TEXTS, labels=LABELS) == expected
+    assert answer(TEXTS[1], ", ".join(LABELS)) == expected[1] != []
+    assert list(answer(iter(TEXTS), labels=LABELS, batch_size=2)) == expected
+    assert pipeline("zero-shot-ner", model.model, model.tokenizer)(TEXTS, LABELS, **options) == expected
+    refuses(TypeError, "labels is None, expected a list of strings", answer, "a")
+    refuses(TypeError, "unexpected option 'top_k'; it takes labels, flat_ner", answer, "a", LABELS, top_k=3)
+    refuses(TypeError, r"inputs\[1\] is int", answer, ["a", 3], LABELS)
+
+
+def test_the_command_prints_the_entities(folder, model, capsys, tmp_path):
+    (tmp_path / "texts").write_text("\n".join(TEXTS[:3]) + "\n")
+    threshold = threshold_of(model, 0.7)
+    given = ["tag", str(folder), str(tmp_path / "texts"), "--labels", ",".join(LABELS), "--threshold", str(threshold)]
+    expected = model.inference(TEXTS[:3], LABELS, threshold=threshold, multi_label=True, flat_ner=False)
+    assert main([*given, "--multi-label", "--nested", "--json"]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == expected
+    assert main(given) == 0
+    lines = capsys.readouterr().out.splitlines()
+    shown = [[each["label"], each["text"]] for each in model.predict_entities(TEXTS[0], LABELS, threshold=threshold)]
+    assert shown and all(label in line and text in line for (label, text), line in zip(shown, lines, strict=False))
+    for code, more, message in (
+        (2, ["--stride", "2"], "--labels is given with"),
+        (1, ["--labels", ""], "labels has an empty label"),
+    ):
+        assert main([*given, *more]) == code
+        assert message in capsys.readouterr().err
+    assert main([*given[:3], "--nested"]) == 2
+    assert "is given without --labels" in capsys.readouterr().err

@@ -22,6 +22,7 @@ TASKS = {
     "text-generation": ("pretrained", "TextGenerationPipeline"),
     "token-classification": ("spans", "TokenClassificationPipeline"),
     "zero-shot-classification": ("classification", "ZeroShotClassificationPipeline"),
+    "zero-shot-ner": ("classification", "ZeroShotNerPipeline"),
 }
 ALIASES = {"ner": "token-classification", "sentiment-analysis": "text-classification"}
 

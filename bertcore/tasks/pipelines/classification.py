@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import islice
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count
+from bertcore.arguments import DType, check_count
 from bertcore.kernels import checks
+from bertcore.models.gliner import GLiNERModel
+from bertcore.models.model import Model
 from bertcore.tasks.calibration import Calibration
+from bertcore.tasks.gliner import GLiNER
 from bertcore.tasks.long_texts import MERGES, Text, Window, merged
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, softmax
-from bertcore.tasks.texts import check_words, checked_text
+from bertcore.tasks.texts import BATCH_TOKENS, check_words, checked_text, progress_bar
+
+AT_ONCE = 32  # texts whose entities are looked for together
 
 
 class _BestAlone:
@@ -210,3 +217,73 @@ class ZeroShotClassificationPipeline(Pipeline):
         order = np.argsort(-scores, kind="stable").tolist()
         labels = options.labels
         return {"sequence": item, "labels": [labels[i] for i in order], "scores": scores[order].tolist()}
+
+
+@dataclass(frozen=True)
+class ZeroShotNerOptions:
+    """Options of a call; those of `GLiNER.inference`, which documents them.
+
+    Attributes:
+        labels: the kinds of entities: a list, or a comma-separated string.
+        flat_ner, threshold, multi_label, batch_size, batch_tokens, truncation: as there.
+        show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
+    """
+
+    labels: Any = None
+    flat_ner: bool = True
+    threshold: float = 0.5
+    multi_label: bool = False
+    batch_size: int = 8
+    batch_tokens: int = BATCH_TOKENS
+    truncation: Any = "warn"
+    show_progress_bar: bool | None = None
+
+
+class ZeroShotNerPipeline(Pipeline):
+    """Find the entities of given kinds in each text, by a GLiNER model: a list of them, as `GLiNER.inference` has it.
+
+    Options: `ZeroShotNerOptions`.
+
+    Attributes:
+        gliner: the `GLiNER` that answers.
+    """
+
+    task = "zero-shot-ner"
+    options_class: ClassVar[Any] = ZeroShotNerOptions
+
+    def __init__(self, model: Any, tokenizer: Any, **options: Any):
+        super().__init__(model, tokenizer, **options)
+        self.gliner = GLiNER(model, tokenizer)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike, *, tokenizer: Any = None, dtype: DType | None = None,
+                        hub: Mapping[str, Any] | None = None, **options: Any) -> Self:  # fmt: skip
+        loaded = GLiNER.from_pretrained(folder, dtype=dtype, **(hub or {}))
+        return cls(loaded.model, loaded.tokenizer if tokenizer is None else tokenizer, **options)
+
+    @classmethod
+    def model_class(cls) -> type[Model]:
+        return GLiNERModel
+
+    def __call__(self, inputs: Any, labels: Any = None, **options: Any) -> Any:
+        """Find the entities of one text, a list or an iterator of texts; see the class."""
+        return super().__call__(inputs, **({} if labels is None else {"labels": labels}), **options)
+
+    def _answers(self, items: Iterable[Any], options: Any, total: int | None, one: bool = False) -> Iterator[Any]:
+        labels, backend = options.labels, kernels.get_backend()
+        if labels is None:
+            raise TypeError("labels is None, expected a list of strings, or one with commas between them")
+        if isinstance(labels, str):
+            labels = [label.strip() for label in labels.split(",")]
+        given = {name: value for name, value in vars(options).items() if name not in ("labels", "show_progress_bar")}
+
+        def answers() -> Iterator[Any]:
+            with progress_bar(total, options.show_progress_bar) as advance:
+                texts = (checked_text("inputs" if one else f"inputs[{at}]", text) for at, text in enumerate(items))
+                while some := list(islice(texts, AT_ONCE)):
+                    with kernels.use_backend(backend):
+                        found = self.gliner.inference(some, labels, **given)
+                    yield from found
+                    advance(len(some))
+
+        return answers()
