@@ -58,6 +58,8 @@ class GLiNERSpec:
         reads_label: whether a label is the state of the token after that one.
         pools_last: whether a word is the state of its last token.
         ent_token, sep_token: the tokens before each label and after the last one.
+        max_types: the most labels of a text in training.
+        max_negatives: the most labels beside its own for each of its entities.
     """
 
     kind: str
@@ -71,6 +73,8 @@ class GLiNERSpec:
     pools_last: bool
     ent_token: str
     sep_token: str
+    max_types: int
+    max_negatives: int
 
 
 def read_spec(config: Mapping[str, Any]) -> GLiNERSpec:
@@ -97,6 +101,8 @@ def read_spec(config: Mapping[str, Any]) -> GLiNERSpec:
         not read.flag("embed_ent_token", True),
         read.choice("subtoken_pooling", "first", "first", "last") == "last",
         *tokens,
+        read.size("max_types", 25),
+        read.count("max_neg_type_ratio", 1),
     )
 
 

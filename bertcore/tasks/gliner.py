@@ -57,10 +57,8 @@ class GLiNER:
 
     def __init__(self, model: GLiNERModel, tokenizer: Any):
         self.model, self.tokenizer, self.has_warned = model, tokenizer, False
-        spec, positions = model.gliner, model.spec.longest_sequence
-        limit = min(tokenizer.model_max_length, positions or tokenizer.model_max_length, 2**31 - 1)
-        marks, sizes = (spec.ent_token, spec.sep_token), {"max_words": spec.max_len, "max_tokens": limit}
-        self._reader = PromptReader(tokenizer, *marks, **sizes, pools_last=spec.pools_last)
+        spec, self._reader = model.gliner, PromptReader.of(tokenizer, model.gliner, model.spec.longest_sequence)
+        limit = self._reader.max_tokens
         self._limits = f"{spec.max_len} words, or the {limit} tokens that the model takes with the labels"
         known = tokenizer.convert_tokens_to_ids(spec.ent_token)
         if known != spec.class_token:

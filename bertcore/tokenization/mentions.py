@@ -29,13 +29,14 @@ OUTSIDE = (-1, -1)  # the characters of a special token
 SPANS = "[first, last + 1], characters of the text"
 
 
-def checked_spans(spans: Any, text: str, count: int | None = None) -> list[Span]:
+def checked_spans(spans: Any, text: str, count: int | None = None, *, nested: bool = False) -> list[Span]:
     """Return the (first, last + 1) characters of spans, without white space around them.
 
     Args:
         spans: a list of such pairs of integers.
         text: the text that they are in.
         count: how many are expected; None for any number.
+        nested: whether they may overlap.
 
     Raises TypeError for anything else, and ValueError for another number of spans, one that is outside the text or
     holds white space alone, and two that overlap.
@@ -46,7 +47,7 @@ def checked_spans(spans: Any, text: str, count: int | None = None) -> list[Span]
     if count is not None and len(found) != count:
         raise ValueError(f"spans has {len(found)} spans, expected {count}{': head and tail' if count == 2 else ''}")
     ordered = sorted(found)
-    for before, after in pairwise(ordered):
+    for before, after in pairwise([] if nested else ordered):
         if after[0] < before[1]:
             raise ValueError(f"spans has {list(before)} and {list(after)}, which overlap, expected spans apart")
     return found

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -59,6 +59,13 @@ class PromptReader:
                 raise ValueError(f"tokenizer has no token {token!r}, expected one of GLiNER's models")
         self.tokenizer, self.ent_token, self.sep_token = tokenizer, ent_token, sep_token
         self.max_words, self.max_tokens, self.pools_last = max_words, max_tokens, pools_last
+
+    @classmethod
+    def of(cls, tokenizer: Any, spec: Any, positions: int | None) -> Self:
+        """Return the reader of a model with this `GLiNERSpec` and number of positions."""
+        limit = min(tokenizer.model_max_length, positions or tokenizer.model_max_length, 2**31 - 1)
+        sizes = {"max_words": spec.max_len, "max_tokens": limit}
+        return cls(tokenizer, spec.ent_token, spec.sep_token, **sizes, pools_last=spec.pools_last)
 
     def read(self, texts: Sequence[Sequence[str]], labels: Sequence[Sequence[str]]) -> list[PromptedText]:
         """Return texts, given in words, behind their labels. Raises ValueError for labels that leave no tokens."""

@@ -140,11 +140,13 @@ class LabelledEntities:
         text: the name of the column of texts; that of the spans is "spans".
         labels: the names of the classes in their order: "NIL", of spans that are no entities, and the kinds.
         width: the most words of an entity.
+        nested: whether entities may overlap.
     """
 
     text: str = "text"
     labels: tuple[str, ...] = (NONE,)
     width: int = WIDEST
+    nested: bool = False
 
     model_class = "AutoModelForEntitySpanClassification"
 
@@ -178,7 +180,7 @@ class LabelledEntities:
                 problem = f"spans[{place}] has the label {each[2]!r}, expected another: {NONE} is of spans without one"
                 raise wrong_record(record, number, problem)
             kinds.append(each[2].strip())
-        spans = _checked(record, number, text, spans=[each[:2] for each in given])
+        spans = _checked(record, number, text, spans=[each[:2] for each in given], nested=self.nested)
         return list(zip(spans, kinds, strict=True))
 
     def config(self, tokenizer: Any) -> dict[str, Any]:
@@ -280,11 +282,13 @@ def check_side(tokenizer: Any) -> None:
         raise ValueError("tokenizer pads on the left: load it with padding_side='right'")
 
 
-def _checked(record: Any, number: int, text: str, count: int | None = None, spans: Any = None) -> list[Span]:
+def _checked(
+    record: Any, number: int, text: str, count: int | None = None, spans: Any = None, *, nested: bool = False
+) -> list[Span]:
     """Return `spans`, by default the record's, checked."""
     if "spans" not in record:
         raise wrong_record(record, number, "has no 'spans'")
     try:
-        return checked_spans(record["spans"] if spans is None else spans, text, count)
+        return checked_spans(record["spans"] if spans is None else spans, text, count, nested=nested)
     except (TypeError, ValueError) as error:
         raise wrong_record(record, number, str(error)) from error

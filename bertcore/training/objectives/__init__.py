@@ -2,8 +2,9 @@
 
 objective.py has the base, sums, labels, losses of the caller's own, and texts; language_modeling.py, sentence_pairs.py
 and entities.py learn from raw texts; embeddings.py, embedding_losses.py and batch_triplets.py make embeddings,
-cross_encoder.py scores of pairs, multi_vector.py scores by token vectors; distillation.py learns from a teacher, by the
-terms of distillation_terms.py. preview.py shows what objectives ask of a model.
+cross_encoder.py scores of pairs, multi_vector.py scores by token vectors, gliner.py of spans and labels;
+distillation.py learns from a teacher, by the terms of distillation_terms.py. preview.py shows what objectives ask of a
+model.
 """
 
 from bertcore.training.objectives import cross_encoder, multi_vector
@@ -42,6 +43,7 @@ from bertcore.training.objectives.embeddings import (
     Triplet,
 )
 from bertcore.training.objectives.entities import EntityMaskedLM
+from bertcore.training.objectives.gliner import GLiNEREntities
 from bertcore.training.objectives.language_modeling import (
     CausalLM,
     MaskedLM,
@@ -74,6 +76,7 @@ __all__ = [
     "EmbeddingObjective",
     "EntityMaskedLM",
     "GISTEmbed",
+    "GLiNEREntities",
     "HiddenCosine",
     "HiddenStates",
     "MarginMSE",
