@@ -202,6 +202,7 @@ class CrossEncoder(Encoder):
         merge: str = "max",
         batch_tokens: int = BATCH_TOKENS,
         show_progress_bar: bool | None = None,
+        processing_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[np.ndarray]:
         """Score pairs as they come: an iterator over their float32 scores, (labels,) or scalars, in their order.
 
@@ -222,6 +223,7 @@ class CrossEncoder(Encoder):
                 Callan 2019, arXiv:1905.09217), or their "mean", weighted by tokens.
             batch_tokens: most tokens computed at once; bounds memory.
             show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
+            processing_kwargs: {"text": {"max_length": 256}} cuts the inputs of this call to this many tokens.
 
         Raises:
             TypeError: an entry of `inputs` is not a pair of strings.
@@ -230,7 +232,8 @@ class CrossEncoder(Encoder):
         """
         checked = _checked(inputs)
         how = ReadOptions(
-            cutting=Cutting(truncation, self.max_length, stride), backend=self._backend(device), merge=merge,
+            cutting=Cutting(truncation, self.scores.cut_length(processing_kwargs), stride),
+            backend=self._backend(device), merge=merge,
             batch_tokens=batch_tokens, batch_size=batch_size,
         )  # fmt: skip
         count = len(inputs) if isinstance(inputs, Sequence) else None

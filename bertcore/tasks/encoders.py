@@ -70,6 +70,7 @@ class ReadingOptions(TypedDict, total=False):
     merge: str
     batch_tokens: int
     show_progress_bar: bool | None
+    processing_kwargs: Mapping[str, Any] | None
 
 
 class Encoder:

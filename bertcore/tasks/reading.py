@@ -59,6 +59,18 @@ class ReadOptions:
         checks.choice("merge", self.merge, MERGES)
 
 
+def tokenizer_options(processing_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of the tokenizer's call in {"text": {...}, "common": {...}}."""
+    given = {} if processing_kwargs is None else processing_kwargs
+    options: dict[str, Any] = {}
+    for key, more in given.items() if isinstance(given, Mapping) else [("", given)]:
+        if not isinstance(given, Mapping) or not isinstance(more, Mapping):
+            raise TypeError(f"processing_kwargs is {given!r}, expected options of the tokenizer, {{'text': {{...}}}}")
+        checks.choice("a key of processing_kwargs", key, ("text", "common"))
+        options |= more
+    return options
+
+
 class TextReader:
     """A model with its tokenizer that reads texts in batches.
 
@@ -69,7 +81,7 @@ class TextReader:
 
     model: Any
     tokenizer: Any
-    token_rows: Callable[..., Iterable[tuple[Any, bool]]]  # (texts, prompt) -> (tokens, was cut) of each text
+    token_rows: Callable[..., Iterable[tuple[Any, bool]]]  # (texts, prompt, length) -> (tokens, was cut) of each
     has_warned = False
 
     _text: Callable[[Any, str], Text]  # (text, prompt) -> the text that is read in windows
@@ -108,6 +120,19 @@ class TextReader:
     def max_seq_length(self, value: int | None) -> None:
         self._length = sequence_length(value, *self._lengths)
 
+    def cut_length(self, processing_kwargs: Mapping[str, Any] | None) -> int:
+        """Return the length that a call cuts texts to: "max_length" of its options of the tokenizer, or the reader's.
+
+        Raises ValueError for other options than "max_length" and "truncation", which is True.
+        """
+        options = tokenizer_options(processing_kwargs)
+        for name, value in options.items():
+            checks.choice("an option in processing_kwargs", name, ("max_length", "truncation"))
+            if name == "truncation" and value is not True:
+                raise ValueError(f"truncation in processing_kwargs is {value!r}, expected True")
+        length = options.get("max_length")
+        return self.max_seq_length if length is None else sequence_length(length, *self._lengths)
+
     def _row(self, window: Window) -> Any:
         """Return the tokens of a window, as `token_rows` returns those of a text."""
         return np.array(window.ids, np.int32)
@@ -121,7 +146,7 @@ class TextReader:
 
     def _rows(self, texts: list[Any], how: ReadOptions) -> Iterable[tuple[Any, bool]]:
         """Return the tokens of each text, cut as `how` says, and whether it was cut."""
-        return self.token_rows(texts, how.prompt)
+        return self.token_rows(texts, how.prompt, how.cutting.max_length)
 
     def _read(
         self,
@@ -255,9 +280,7 @@ class PromptedReader(TextReader, Encoder):
         """
         call: dict[str, Any] = {"padding": True, "truncation": True, "max_length": self.max_seq_length}
         call["add_special_tokens"] = self._lengths[2] > 0  # those of a text; none for static embeddings
-        for key, more in (processing_kwargs or {}).items():
-            checks.choice("a key of processing_kwargs", key, ("text", "common"))
-            call |= more
+        call |= tokenizer_options(processing_kwargs)
         if isinstance(inputs, str):
             raise TypeError("inputs is str, expected a list of strings, or of pairs of strings")
         rows = [list(each) if isinstance(each, list | tuple) else [each] for each in inputs]
@@ -272,7 +295,13 @@ class PromptedReader(TextReader, Encoder):
 
     tokenize = preprocess
 
-    def token_rows(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
-        """Return for each text the token ids of prompt and text, cut to `max_seq_length`, and whether they were cut."""
-        found = self.tokenizer.encode_beginnings([self.prepared(text, prompt) for text in texts], self.max_seq_length)
+    def token_rows(
+        self, texts: list[str], prompt: str = "", max_length: int | None = None
+    ) -> list[tuple[np.ndarray, bool]]:
+        """Return for each text the token ids of prompt and text, cut to `max_length`, and whether they were cut.
+
+        The length is `max_seq_length` by default.
+        """
+        most = self.max_seq_length if max_length is None else max_length
+        found = self.tokenizer.encode_beginnings([self.prepared(text, prompt) for text in texts], most)
         return [(np.array(ids, np.int32), was_cut) for ids, was_cut in found]

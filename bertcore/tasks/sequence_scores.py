@@ -79,13 +79,19 @@ class SequenceScores(TextReader):
         has_types = "token_type_ids" in self.tokenizer.model_input_names
         return Tokens(window.ids, window.encoding.type_ids if has_types else None)
 
-    def token_rows(self, rows: list[Sequence[str]], prompt: str = "") -> Iterator[tuple[Tokens, bool]]:
-        """Yield the tokens of each text or pair, cut to `max_seq_length`, and whether it was cut."""
+    def token_rows(
+        self, rows: list[Sequence[str]], prompt: str = "", max_length: int | None = None
+    ) -> Iterator[tuple[Tokens, bool]]:
+        """Yield the tokens of each text or pair, cut to `max_length`, and whether it was cut.
+
+        The length is `max_seq_length` by default.
+        """
+        most = self.max_seq_length if max_length is None else max_length
         for _, same in groupby(rows, key=len):
             columns = [list(column) for column in zip(*same, strict=True)]
             if self.do_lower_case:
                 columns = [list(map(lower_cased, column)) for column in columns]
-            found = self.tokenizer(*columns, truncation=True, max_length=self.max_seq_length)
+            found = self.tokenizer(*columns, truncation=True, max_length=most)
             ids, were_cut = found["input_ids"], [bool(encoding.overflowing) for encoding in found.encodings]
             types = found.get("token_type_ids", [None] * len(ids))
             yield from zip(map(Tokens, ids, types), were_cut, strict=True)

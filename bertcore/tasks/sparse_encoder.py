@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -165,6 +165,7 @@ class SparseEncoder(PromptedReader):
         merge: str = "max",
         batch_tokens: int = BATCH_TOKENS,
         show_progress_bar: bool | None = None,
+        processing_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[SparseRow]:
         """Embed texts as they come: an iterator over their `SparseRow`s, in their order.
 
@@ -185,6 +186,7 @@ class SparseEncoder(PromptedReader):
                 tokens.
             batch_tokens: most tokens computed at once; bounds memory.
             show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
+            processing_kwargs: {"text": {"max_length": 256}} cuts the inputs of this call to this many tokens.
 
         Raises:
             TypeError: a text is not a string.
@@ -193,7 +195,8 @@ class SparseEncoder(PromptedReader):
         """
         checked = checked_texts(inputs, "inputs")
         how = ReadOptions(
-            cutting=Cutting(truncation, self.max_seq_length, stride), backend=self._backend(device), merge=merge,
+            cutting=Cutting(truncation, self.cut_length(processing_kwargs), stride),
+            backend=self._backend(device), merge=merge,
             prompt=self.prompt(prompt, prompt_name), batch_tokens=batch_tokens, batch_size=batch_size,
         )  # fmt: skip
         most = self.max_active_dims if max_active_dims is None else check_count("max_active_dims", max_active_dims)

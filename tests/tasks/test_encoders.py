@@ -90,6 +90,26 @@ def test_processes(made, kind):
     refuses(ValueError, "device is 'tpu', expected 'cpu', 'cuda' or None", call, inputs, device=["tpu"])
 
 
+@pytest.mark.parametrize("kind", ["dense", "sparse", "pairs"])
+def test_the_length_of_one_call(made, kind):
+    encoder, call, inputs = made[kind]
+    whole, most = dense(call(inputs)), encoder.max_seq_length
+    found = dense(call(inputs, processing_kwargs={"text": {"max_length": 7, "truncation": True}}, truncation=True))
+    assert encoder.max_seq_length == most and np.abs(found - whole).max() > 1e-3
+    again = type(encoder)(encoder.folder, **{"max_length" if kind == "pairs" else "max_seq_length": 7})
+    again.prompts = encoder.prompts
+    np.testing.assert_array_equal(dense(getattr(again, call.__name__)(inputs, truncation=True)), found)
+    for given, error, message in (
+        ({"text": {"padding": True}}, ValueError, "an option in processing_kwargs is 'padding'"),
+        ({"text": {"max_length": 0}}, ValueError, "max_seq_length is 0"),
+        ({"text": {"truncation": False}}, ValueError, "truncation in processing_kwargs is False"),
+        ({"image": {}}, ValueError, "a key of processing_kwargs is 'image'"),
+        ({"text": 7}, TypeError, "processing_kwargs is {'text': 7}"),
+        (5, TypeError, "processing_kwargs is 5"),
+    ):
+        refuses(error, message, call, inputs, processing_kwargs=given)
+
+
 def test_a_pool_of_another_kind(made):
     for _, call, inputs in made.values():
         refuses(TypeError, "pool is int, expected what start_multi_process_pool returns", call, inputs, pool=5)

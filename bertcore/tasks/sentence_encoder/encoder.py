@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -152,6 +152,7 @@ class SentenceEncoder(PromptedReader):
         stride: int | None = None,
         merge: str = "mean",
         batch_tokens: int = BATCH_TOKENS,
+        processing_kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Embed one text or many.
 
@@ -182,6 +183,7 @@ class SentenceEncoder(PromptedReader):
             merge: for "chunk", merge of the vectors of a text's windows: their "mean", weighted by tokens, or the
                 "max" of each dimension.
             batch_tokens: most tokens computed at once; bounds memory.
+            processing_kwargs: {"text": {"max_length": 256}} cuts the texts of this call to this many tokens.
 
         Returns:
             float32 (dim,) for one string, (texts, dim) for several, in their order; int8 or uint8 in another precision,
@@ -198,6 +200,7 @@ class SentenceEncoder(PromptedReader):
             "prompt": prompt, "prompt_name": prompt_name, "batch_size": batch_size, "device": device, "task": task,
             "normalize_embeddings": normalize_embeddings, "truncate_dim": truncate_dim, "truncation": truncation,
             "stride": stride, "merge": merge, "batch_tokens": batch_tokens,
+            "processing_kwargs": processing_kwargs,
         }  # fmt: skip
         precision = "float32" if precision is None else precision
         checks.choice("precision", precision, PRECISIONS)
@@ -254,7 +257,7 @@ class SentenceEncoder(PromptedReader):
         found = list(chain.from_iterable(self._read(texts, self.hidden_states, whole, checked, lambda count: None)))
         if not with_all:
             return found
-        ids, embeddings = [row for row, _ in self.token_rows(texts, checked.prompt)], self.encode(texts, **options)
+        ids, embeddings = [row for row, _ in self._rows(texts, checked)], self.encode(texts, **options)
         own = {"prompt_length": checked.skipped or None, "modality": "text"}
         types = "token_type_ids" in self.tokenizer.model_input_names
         return [
@@ -353,12 +356,14 @@ class SentenceEncoder(PromptedReader):
         positions, is_static = self.model.spec.longest_sequence, self.settings.is_static
         return CutTexts(self, max_length, positions, reads_windows=not is_static)
 
-    def token_rows(self, texts: list[str], prompt: str = "") -> list[tuple[np.ndarray, bool]]:
+    def token_rows(
+        self, texts: list[str], prompt: str = "", max_length: int | None = None
+    ) -> list[tuple[np.ndarray, bool]]:
         """Return for each text the token ids of prompt and text, cut to `max_seq_length`, and whether they were cut."""
         if not self.settings.is_static:
-            return super().token_rows(texts, prompt)
+            return super().token_rows(texts, prompt, max_length)
         rows = self.tokenizer([self.prepared(text, prompt) for text in texts], add_special_tokens=False)["input_ids"]
-        most = self.max_seq_length
+        most = self.max_seq_length if max_length is None else max_length
         kept = slice(-most, None) if self.tokenizer.truncation_side == "left" else slice(most)
         return [
             (np.array([token for token in row[kept] if token != self._dropped], np.int32), len(row) > most)
@@ -405,6 +410,7 @@ def checked_options(
     stride: int | None = None,
     truncate_dim: int | None = None,
     device: str | None = None,
+    processing_kwargs: Any = None,
     **others: Any,
 ) -> Options:
     """Check the options of a call of `encoder`, a SentenceEncoder; raises as its `encode` does.
@@ -418,7 +424,7 @@ def checked_options(
             f"SentenceEncoder(folder, task={task!r})"
         )
     before, settings = encoder.prompt(prompt, prompt_name), encoder.settings
-    cutting = Cutting(truncation, encoder.max_seq_length, stride)
+    cutting = Cutting(truncation, encoder.cut_length(processing_kwargs), stride)
     if cutting.reads_all and before and not settings.include_prompt:
         raise ValueError("truncation is 'chunk', and this encoder does not pool its prompt, which one window has")
     if cutting.reads_all and settings.is_static:
