@@ -134,7 +134,7 @@ class ServedModel:
             architecture = str((read_config(folder).get("architectures") or [""])[0])
             self.kind = next((ARCHITECTURES[end] for end in ARCHITECTURES if architecture.endswith(end)), "dense")
         self.is_pipeline = self.kind in PIPELINES
-        self.engine = PIPELINES.get(self.kind, ENCODERS.get(self.kind))(folder, dtype=dtype)
+        self.engine = (ENCODERS | PIPELINES)[self.kind](folder, dtype=dtype)
         self.tokenizer = self._part.tokenizer
         self.layers = getattr(self.engine.model.spec, "layers", ())  # a table of vectors has none
         positions = self.engine.model.spec.longest_sequence or MOST_TOKENS
@@ -325,7 +325,7 @@ class ServedModel:
     def warm_up(self) -> None:
         """Compute a text, so that no request waits for kernels to compile."""
         if self.is_pipeline:
-            options = {"top_k": 1} if self.kind == "masked" else {}
+            options: Any = {"top_k": 1} if self.kind == "masked" else {}
             rows = read_jobs(self, [f"warm {self.tokenizer.mask_token} up"], truncate=True, **options)
         else:
             rows = self.read([("warm", "up") if self.kind == "classifier" else "warm up"], truncate=True)
