@@ -350,7 +350,8 @@ def _lstm_cases(size: str, length: str) -> Iterator[Case]:
     hidden = SIZES[size].hidden // 2
     for name, lengths in SIZES[size].batches[length].items():
         tokens = sum(lengths)
-        inputs = {"input": Normal((tokens, 8 * hidden)), "weight": Normal((2, 4 * hidden, hidden))}
+        inputs = {"input": Normal((tokens, 8 * hidden))}
+        inputs["weight"] = Normal((2, 4 * hidden, hidden), 1 / math.sqrt(hidden))
         inputs["cu_seqlens"] = np.cumsum((0, *lengths), dtype=np.int32)
         inputs["grad_output"] = Normal((tokens, 2 * hidden))
         elements, flops = 10 * tokens * hidden + 8 * hidden**2, 16 * tokens * hidden**2

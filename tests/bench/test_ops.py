@@ -142,6 +142,7 @@ def run_main(capsys, *arguments):
     return status, capsys.readouterr().out
 
 
+@pytest.mark.slow  # it compiles every kernel
 def test_quick_prints_every_case_and_backend_and_writes_the_csv(tmp_path, capsys):
     path = tmp_path / "ops.csv"
     status, printed = run_main(capsys, "--csv", path)
