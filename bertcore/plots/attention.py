@@ -72,7 +72,7 @@ def attention_components(
     """Draw the terms of DeBERTa's attention scores in a layer, and their sum, with the mean absolute value of each.
 
     The maps have the values of one head, or by default their absolute values averaged over all heads. The colours end
-    as those of `attention_maps`.
+    at the greatest value between words.
 
     Arguments and errors as for `attention_maps`; ValueError also unless the model is a DeBERTa with relative positions.
     """
@@ -92,7 +92,7 @@ def attention_components(
     sizes = {title: np.abs(scores[heads]) for title, scores in found.items()}
     panels = [size.mean(axis=0) if head is None else found[title][heads[0]] for title, size in sizes.items()]
     is_word = ~np.isin(np.array(ids)[shown], tokenizer.all_special_ids)
-    words = max(float(np.abs(panel[:, is_word]).max(initial=0)) for panel in panels)
+    words = max(float(np.abs(panel[is_word][:, is_word]).max(initial=0)) for panel in panels)
     most = max(float(np.abs(panel).max()) for panel in panels)
     is_clipped, end = most > words > 0, words or most or 1
     titles = [f"{title}\nmean absolute value {size.mean():.3g}" for title, size in sizes.items()]

@@ -97,6 +97,9 @@ def test_components(deberta):
             sizes = np.abs(each) if head is None else np.abs(each[head - 1])
             np.testing.assert_allclose(panel, sizes.mean(axis=0) if head is None else each[head - 1], 1e-5, 1e-6)
             assert title.endswith(f"mean absolute value {sizes.mean():.3g}")
+        shown = figure.axes[0].images[0].get_clim()
+        words = max(np.abs(panel[1:-1, 1:-1]).max() for panel in panels(figure).values())
+        assert shown == pytest.approx((0 if head is None else -words, words))
         check_layout(figure)
 
 
