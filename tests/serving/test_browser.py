@@ -11,7 +11,7 @@ from tests.serving.process import served
 from tests.tasks.pipelines.folders import save_head
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
-NAMES = ("encoder", "reranker", "classifier", "tagger", "masked", "splade")
+NAMES = ("encoder", "reranker", "classifier", "tagger", "masked", "splade", "late")
 HOSTILE = "<img src=x onerror=alert(1)> '\"</textarea><script>alert(2)</script> \U0001f600 ä"
 TABS = {  # what a model's tabs are
     "encoder": ["Similarity", "Ranking", "Attention", "JSON"],
@@ -20,6 +20,7 @@ TABS = {  # what a model's tabs are
     "tagger": ["Entities", "Attention", "JSON"],
     "masked": ["Missing words", "Attention", "JSON"],
     "splade": ["Weighted words", "Attention", "JSON"],
+    "late": ["Ranking", "Attention", "JSON"],
 }
 TASKS = [  # model, tab, texts by field, a part of the result
     ("encoder", "similarity", {"inputs": "the cat\n\nparis is\na mat"}, ".heat td"),
@@ -104,7 +105,7 @@ def test_similarities_are_cosines_of_named_texts(page):
     assert readout.endswith("“paris is” and “the cat”") and abs(float(readout.partition(":")[0]) - cells[3]) < 0.006
 
 
-@pytest.mark.parametrize("model", ["encoder", "reranker"])
+@pytest.mark.parametrize("model", ["encoder", "reranker", "late"])
 def test_rankings_are_in_order(page, model):
     choose(page, model, "rank")
     fill(page, "rank", query="the cat", texts="paris\nan mat\nthe cat sat")
