@@ -159,6 +159,7 @@ def test_a_run_learns_the_entities(kind, tmp_path):
         assert isinstance(trainer.data_collator, GLiNERCollator)
         trainer.train()
         trainer.save_model()
-    answers = GLiNER.from_pretrained(tmp_path).inference([record["text"] for record in records], names)
-    for record, found in zip(records, answers, strict=True):
-        assert [[each["start"], each["end"], each["label"]] for each in found] == record["spans"]
+    for dtype in ("float32", "bfloat16", "int8"):
+        answers = GLiNER.from_pretrained(tmp_path, dtype=dtype).inference([each["text"] for each in records], names)
+        for record, found in zip(records, answers, strict=True):
+            assert [[each["start"], each["end"], each["label"]] for each in found] == record["spans"], dtype
