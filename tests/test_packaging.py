@@ -43,7 +43,7 @@ MAY_IMPORT = {
     | {"tokenization"},
     "lora": {"arguments", "checkpoint", "kernels", "models", "nn"},
     "tokenization": {"arguments", "checkpoint", "kernels"},
-    "demo_model": {"kernels"},
+    "demo_model": {"checkpoint", "kernels"},
     "drawing": {"arguments"},
     "plots": {"arguments", "drawing", "kernels", "models", "tasks", "training"},
     "plugins": {"arguments", "checkpoint", "kernels", "models", "tasks", "tokenization", "training"},

@@ -16,10 +16,9 @@ from bertcore import kernels
 from bertcore.arguments import check_count, check_number
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
-from bertcore.training.collators import is_cut
 from bertcore.training.objectives.embeddings import ChunkedObjective, checked_labels
-from bertcore.training.objectives.objective import LABELS, Batch
-from bertcore.training.objectives.similarity import margin_error, ranking_loss, squared_error
+from bertcore.training.objectives.objective import LABELS, Batch, ColumnCollator
+from bertcore.training.objectives.similarity import log_sums, margin_error, ranking_loss, squared_error
 
 ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Any]]] = {  # and derivatives, of the values
     "identity": (lambda logits: logits, lambda found: 1.0),
@@ -223,9 +222,7 @@ class PListMLE(_Lists):
             weights = xp.asarray(self.lambda_weight(count), "float64")
             weights = weights / (weights.sum() + 1e-10)
         left = xp.where(xp.tri(count, dtype=bool).T, ranked, -xp.inf)  # of each position those from there on
-        shares = kernels.softmax(left)
-        peaks = left.max(axis=1, keepdims=True)
-        normalisers = peaks[:, 0] + xp.log(xp.exp(left - peaks).sum(axis=1))
+        normalisers, shares = log_sums(left)
         grad = xp.empty_like(scores)
         grad[order] = weights @ shares - weights
         return (weights * (normalisers - ranked)).sum(), grad, 1
@@ -326,9 +323,8 @@ class RankNet(LambdaLoss):
 
 def _cross_entropy(scores: Array, targets: Array) -> tuple[Array, Array]:
     """Return the sum over rows of the cross entropy of `targets` and softmax(scores), and its gradient."""
-    peaks = scores.max(axis=-1, keepdims=True)
-    logs = scores - peaks - np.log(np.exp(scores - peaks).sum(axis=-1, keepdims=True))
-    return -(targets * logs).sum(), np.exp(logs) * targets.sum(axis=-1, keepdims=True) - targets
+    sums, shares = log_sums(scores)
+    return (targets * (sums[..., None] - scores)).sum(), shares * targets.sum(axis=-1, keepdims=True) - targets
 
 
 def _spans(batch: Batch) -> list[slice]:
@@ -341,7 +337,7 @@ def _spans(batch: Batch) -> list[slice]:
     return [slice(*ends) for ends in pairwise(starts)]
 
 
-class PairCollator:
+class PairCollator(ColumnCollator):
     """Batches of pairs for cross-encoders, from examples of a query and documents.
 
     Examples are mappings whose first text is the query; other columns are documents, or lists of documents. "label",
@@ -352,9 +348,6 @@ class PairCollator:
         max_length: in tokens, special ones included; by default the tokenizer's model_max_length, if it has one.
     """
 
-    def __init__(self, tokenizer: Any, max_length: int | None = None):
-        self.tokenizer, self.max_length = tokenizer, max_length
-
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """Return the batch; raises ValueError without examples or documents, TypeError for other values than texts."""
         if not examples:
@@ -362,8 +355,7 @@ class PairCollator:
         queries, documents = zip(*(self._texts(index, example) for index, example in enumerate(examples)), strict=True)
         rows = list(self.lists(documents))
         pairs = [(query, text) for query, texts in zip(queries, rows, strict=True) for text in texts]
-        cuts = {"truncation": is_cut(self.tokenizer, self.max_length), "max_length": self.max_length}
-        batch = dict(self.tokenizer(*map(list, zip(*pairs, strict=True)), padding=True, return_tensors="np", **cuts))
+        batch = dict(self.tokenized(*map(list, zip(*pairs, strict=True))))
         labels = [example[name] for example in examples for name in LABELS if name in example]
         if labels:
             batch["labels"] = np.concatenate([np.atleast_1d(label) for label in labels])

@@ -311,8 +311,12 @@ class ColumnCollator:
 
     def rows(self, texts: list[str], columns: int) -> Mapping[str, np.ndarray]:
         """Return the model's inputs, (texts, length), for texts of examples of so many columns."""
+        return self.tokenized(texts)
+
+    def tokenized(self, *texts: list[str]) -> Mapping[str, np.ndarray]:
+        """Return texts, or pairs of texts in two lists, cut and padded, (rows, length)."""
         cuts = {"truncation": is_cut(self.tokenizer, self.max_length), "max_length": self.max_length}
-        return self.tokenizer(texts, padding=True, return_tensors="np", **cuts)
+        return self.tokenizer(*texts, padding=True, return_tensors="np", **cuts)
 
 
 AT_ONCE = 256  # texts that are tokenized together: faster than short documents one by one

@@ -156,19 +156,23 @@ def margin_error(scores: Array, labels: Array) -> tuple[Array, Array]:
     return value, kernels.array_module(scores).concatenate([grad.sum(axis=1, keepdims=True), -grad], axis=1)
 
 
+def log_sums(scores: Array) -> tuple[Array, Array]:
+    """Return log(sum(exp(scores))) over the last axis, and its gradient, which is the softmax."""
+    xp, peaks = kernels.array_module(scores), scores.max(axis=-1, keepdims=True)
+    exponentials = xp.exp(scores - peaks)
+    totals = exponentials.sum(axis=-1, keepdims=True)
+    return (peaks + xp.log(totals))[..., 0], exponentials / totals
+
+
 def ranking_loss(scores: Array) -> tuple[Array, Array]:
     """Return the mean cross entropy of each row's softmax and its own index, and the gradient of `scores`.
 
     `scores` are (rows, candidates): row i should choose candidate i.
     """
-    xp = kernels.array_module(scores)
-    rows = xp.arange(len(scores))
-    shifted = scores - scores.max(axis=1, keepdims=True)
-    exponentials = xp.exp(shifted)
-    totals = exponentials.sum(axis=1, keepdims=True)
-    grad = exponentials / totals
+    rows = kernels.array_module(scores).arange(len(scores))
+    sums, grad = log_sums(scores)
     grad[rows, rows] -= 1
-    return (xp.log(totals[:, 0]) - shifted[rows, rows]).mean(), grad / len(scores)
+    return (sums - scores[rows, rows]).mean(), grad / len(scores)
 
 
 def ordering_loss(scores: Array, labels: Array) -> tuple[Array, Array]:
@@ -178,8 +182,6 @@ def ordering_loss(scores: Array, labels: Array) -> tuple[Array, Array]:
     """
     xp = kernels.array_module(scores)
     differences = xp.where(labels[:, None] < labels, scores[:, None] - scores, -xp.inf)
-    peak = xp.maximum(differences.max(), 0)  # the 1 is exp(0)
-    exponentials = xp.exp(differences - peak)
-    total = exponentials.sum() + xp.exp(-peak)
-    weights = exponentials / total
-    return peak + xp.log(total), weights.sum(axis=1) - weights.sum(axis=0)
+    value, shares = log_sums(xp.concatenate([xp.zeros(1), differences.ravel()]))  # the 1 is exp(0)
+    weights = shares[1:].reshape(differences.shape)
+    return value, weights.sum(axis=1) - weights.sum(axis=0)
