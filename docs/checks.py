@@ -13,7 +13,9 @@ WORDS = re.compile(r"(?:\b[a-z]{2,} ){3,}")
 
 
 def problem(page: str) -> str | None:
-    """Return what is wrong with a page of HTML: a list that is a paragraph, or prose in a block of code."""
+    """Return what is wrong with a page of HTML: more titles than one, lists in paragraphs, or prose as code."""
+    if (titles := len(re.findall(r"<h1\b", page))) > 1:
+        return f"{titles} headings of the first level; does a line of text begin with #?"
     for found in PARAGRAPH.finditer(page):
         if LIST.search(text := _text(found["text"])):
             return f"a list without an empty line before it: {text[:200]!r}"

@@ -40,7 +40,7 @@ def on_post_page(output: str, *, page: Any, **_: Any) -> str:
     """Check a page, with the docstrings that mkdocstrings has inserted.
 
     Raises:
-        PluginError: for a list that has become a paragraph, and for prose in a block of code.
+        PluginError: for what `checks.problem` finds.
     """
     if found := problem(output):
         raise PluginError(f"{page.file.src_uri}: {found}")

@@ -36,6 +36,14 @@ def test_no_page_fetches_anything_from_elsewhere(site):
     assert "@import" not in (site / "site.css").read_text(encoding="utf-8")
 
 
+def test_what_a_function_returns_is_one_item(site):
+    """A "Returns" of several lines is not a list of them."""
+    page = (site / "api" / "kernels" / "index.html").read_text(encoding="utf-8")
+    found = re.findall(r"Returns:</span></p>\s*<ul>(.*?)</ul>", page, flags=re.DOTALL)
+    assert len(found) > 20
+    assert all(items.count("doc-section-item") == 1 for items in found)
+
+
 def test_options_of_commands_are_found_by_the_search(site):
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     found = {each["location"]: each["text"] for each in index["docs"]}
