@@ -4,6 +4,8 @@ The colours are those of Okabe and Ito (2008), which colour-blind readers can te
 """
 
 import os
+import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 
-from bertcore.arguments import printable
+from bertcore.arguments import printable, warn_caller
 
 BLUE, ORANGE, GREEN, PINK, SKY, AMBER, GREY = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"),
@@ -25,6 +27,7 @@ SUFFIXES = (".png", ".svg")
 SMALL = 7.5  # points, the smallest font
 # DejaVu Sans comes with matplotlib; the others, where installed, have the characters that it lacks.
 FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans Devanagari", "Noto Emoji", "WenQuanYi Micro Hei", "Unifont")
+GLYPH = re.compile(r"Glyph (\d+) .*missing from font")  # matplotlib's warning, for each character
 STYLE: dict[Any, Any] = {
     "figure.constrained_layout.h_pad": 0.06,
     "figure.constrained_layout.w_pad": 0.06,
@@ -56,11 +59,17 @@ STYLE: dict[Any, Any] = {
 def style() -> Iterator[None]:
     """Return a block, also a decorator, in which figures have this project's style and not the user's own."""
     installed = {font.name for font in fontManager.ttflist}
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings(record=True) as found:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
         matplotlib.rcParams["font.family"] = ["DejaVu Sans", *(font for font in FONTS if font in installed)]
         yield
+    lacking = {chr(int(code[1])) for each in found if (code := GLYPH.match(str(each.message)))}
+    for each in found:
+        if not GLYPH.match(str(each.message)):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    if lacking:
+        warn_caller(f"no font here has {''.join(sorted(lacking))[:40]}: install one of {', '.join(FONTS)}")
 
 
 def new_figure(width: float, height: float) -> Figure:

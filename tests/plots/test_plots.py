@@ -345,6 +345,13 @@ def test_equal_embeddings():
     check_layout(embeddings_in_two_dimensions(["a", "b", "$c$ ^{"], np.ones((3, 1))))
 
 
+def test_characters_without_a_font_are_named_once():
+    unknown = "\U00012000\U00012001"  # cuneiform
+    with pytest.warns(UserWarning) as found:
+        embeddings_in_two_dimensions(["a", unknown, unknown * 2], random_embeddings(3))
+    assert [str(each.message).partition(":")[0] for each in found] == [f"no font here has {unknown}"]
+
+
 def test_refused_embeddings(monkeypatch):
     rows = random_embeddings(3)
     for texts, given, options, message in (
