@@ -133,8 +133,10 @@ class Distill(Labels, Training):
         for name in ("vocabulary", "dims"):
             if getattr(self, name) is not None:
                 raise CommandError(f"--{name} is given without --static, expected both")
-        if not self.data or self.task is None:
-            raise CommandError(f"{'--task' if self.data else 'DATA'} is missing, expected both, or --static")
+        if not self.data:
+            raise CommandError("DATA is missing, expected files, or --static")
+        if self.task is None:
+            raise CommandError(f"--task is missing, expected one of {', '.join(MODEL_CLASSES)}")
         if (self.student is None) == (self.layers is None):
             what = "both missing" if self.student is None else "both given"
             raise CommandError(f"--student and --layers are {what}, expected one of them")

@@ -145,7 +145,7 @@ def test_static_embeddings(folder, tmp_path, capsys):
         (["--static", "--epochs", "1"], "--num-train-epochs is given with --static"),
         (["--static", "a.jsonl"], "data is given with --static"),
         (["--dims", "7"], "--dims is given without --static"),
-        (["--task", "mlm"], "DATA is missing, expected both, or --static"),
+        (["--task", "mlm"], "DATA is missing, expected files, or --static"),
     ],
 )
 def test_static_embeddings_with_other_options(folder, tmp_path, capsys, options, message):
