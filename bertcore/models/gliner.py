@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -36,6 +36,7 @@ from bertcore.tape import Tensor, value_of
 CONFIG_NAME = "gliner_config.json"
 ENCODER = "token_rep_layer.bert_layer.model."
 KINDS = {"gliner_uni_encoder_span": "span", "gliner_uni_encoder_token": "token"}
+MOST_SPANS = 4096  # whose hidden states exist at once
 TOKEN_MODES = ("token_level", "token-level")
 ABSENT = (
     "labels_encoder", "labels_decoder", "relations_layer", "span_encoder_config", "fuse_layers", "post_fusion_schema",
@@ -185,18 +186,18 @@ class _Spans(Block):
         biases = functional.reshape(run, functional.linear(run, labels, bias, None), shape=(-1,))
         shape, scores, places = (*layout.shape, self.max_width, layout.most_labels), [], []
         for text, (words_of, labels_of) in enumerate(layout.texts()):
-            first, last = spans_of(words_of.stop - words_of.start, self.max_width)
-            hidden = functional.add(
-                run,
-                functional.take_rows(run, starts, rows=run.to_backend(first + words_of.start)),
-                functional.take_rows(run, ends, rows=run.to_backend(last + words_of.start)),
-            )
-            hidden = drop(run, functional.activation(run, hidden, activation="relu"), self.dropout)
             own = {"first": labels_of.start, "last": labels_of.stop}
             query, own_bias = (functional.slice_rows(run, each, **own) for each in (queries, biases))
-            scores.append(functional.linear(run, hidden, query, own_bias))
-            at = (text, first[:, None], (last - first)[:, None], np.arange(labels_of.stop - labels_of.start))
-            places.append(np.ravel_multi_index(np.broadcast_arrays(*at), shape))
+            for first, last in spans_of(words_of.stop - words_of.start, self.max_width):
+                hidden = functional.add(
+                    run,
+                    functional.take_rows(run, starts, rows=run.to_backend(first + words_of.start)),
+                    functional.take_rows(run, ends, rows=run.to_backend(last + words_of.start)),
+                )
+                hidden = drop(run, functional.activation(run, hidden, activation="relu"), self.dropout)
+                scores.append(functional.linear(run, hidden, query, own_bias))
+                at = (text, first[:, None], (last - first)[:, None], np.arange(labels_of.stop - labels_of.start))
+                places.append(np.ravel_multi_index(np.broadcast_arrays(*at), shape))
         return _scattered(run, *scores, places=places, shape=shape)
 
 
@@ -253,11 +254,14 @@ def _scattered(run: Pass, *parts: Any, places: list[np.ndarray], shape: tuple[in
     return whole.reshape(shape), pullback
 
 
-def spans_of(words: int, max_width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first and the last word of each span of a text, (spans,), in the order of starts, then widths."""
-    first, width = np.divmod(np.arange(words * max_width), max_width)
-    is_within = first + width < words
-    return first[is_within], (first + width)[is_within]
+def spans_of(words: int, max_width: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the first and the last word of some spans of a text, (spans,), in the order of starts, then widths."""
+    at_once = max(MOST_SPANS // max_width, 1)
+    for start in range(0, max(words, 1), at_once):
+        count = min(at_once, words - start)
+        first, width = np.divmod(np.arange(count * max_width), max_width)
+        is_within = start + first + width < words
+        yield start + first[is_within], (start + first + width)[is_within]
 
 
 class _Layout:
@@ -340,6 +344,10 @@ class GLiNERModel(Model):
         """Take the id of the token before each label, where the config does not say it."""
         self.gliner = replace(self.gliner, class_token=token)
         self.config.update(class_token_index=token, vocab_size=self.spec.vocab_size)
+
+    def _config_with(self, vocab_size: int) -> dict[str, Any]:
+        encoder = {**self.config["encoder_config"], "vocab_size": vocab_size}
+        return self.config | {"encoder_config": encoder, "vocab_size": vocab_size}
 
     def config_to_save(self) -> dict[str, Any]:
         return checkpoint.with_dtype(dict(self.config), self.dtype, smoothed=self._is_smoothed())

@@ -238,7 +238,7 @@ class Model(NamedParameters):
             count = -(-count // check_count("pad_to_multiple_of", pad_to_multiple_of)) * pad_to_multiple_of
         pooler = {"add_pooling_layer": self.encoder.pooler is not None}
         options = {name: value for name, value in pooler.items() if name in _keywords(type(self))}
-        new, old = type(self)(self.config | {"vocab_size": count}, **options), self.state_dict()
+        new, old = type(self)(self._config_with(count), **options), self.state_dict()
         rng, spread, kept = np.random.default_rng(0), self.spec.initializer_range, min(count, self.spec.vocab_size)
 
         def resized(name: str, initial: np.ndarray) -> np.ndarray:
@@ -261,6 +261,9 @@ class Model(NamedParameters):
         own = {name: value for name, value in vars(self).items() if name in ("training", "passes", "_dropout_seed")}
         self.__dict__.update(vars(new) | own)
         return self.get_input_embeddings()
+
+    def _config_with(self, vocab_size: int) -> dict[str, Any]:
+        return self.config | {"vocab_size": vocab_size}
 
     def train(self, seed: int | None = None) -> Self:
         """From now on dropout is applied, at the rates of the config; returns the model.

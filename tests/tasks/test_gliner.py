@@ -108,6 +108,24 @@ def test_a_cut_text_is_told_of_once(folder):
         assert all(each["end"] <= 72 for each in long.predict_entities("abcdefg " * 20, ["city"], threshold=0.0))
 
 
+def test_spans_are_scored_in_parts(model, monkeypatch):
+    batch, whole = batch_of(model), model.model(**batch_of(model)).logits
+    monkeypatch.setattr("bertcore.models.gliner.MOST_SPANS", 7)
+    np.testing.assert_array_equal(model.model(**batch).logits, whole)
+
+
+def test_added_tokens_get_rows(folder, tmp_path):
+    model = GLiNER.from_pretrained(folder)
+    batch = batch_of(model)
+    expected, size = model.model(**batch).logits, len(model.tokenizer)
+    model.tokenizer.add_tokens(["London"])
+    model.model.resize_token_embeddings(len(model.tokenizer))
+    np.testing.assert_array_equal(model.model(**batch).logits, expected)
+    model.save_pretrained(tmp_path)
+    again = GLiNER.from_pretrained(tmp_path)
+    assert again.model.spec.vocab_size == again.config["vocab_size"] == size + 1
+
+
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
