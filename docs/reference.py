@@ -17,7 +17,7 @@ INTERNAL |= {"in_step", "in_use", "is_gradient_checkpointing", "is_part", "label
 INTERNAL |= {"masking_settings", "model_class", "move_to", "of_embeddings", "options_class", "other_weights", "pooled"}
 INTERNAL |= {"pooled_states", "predicts_next_words", "prepared", "rows_of", "rule", "source", "teacher", "token_rows"}
 INTERNAL |= {"check", "compare", "is_of_texts", "label_scores", "maps", "of_differences", "pairs", "parameters"}
-INTERNAL |= {"token_weights", "trained", "version", "words"}
+INTERNAL |= {"token_row", "token_weights", "trained", "vectors", "version", "words"}
 
 
 def reference(module: str, patterns: Sequence[str], shown: dict[Any, str]) -> str:
