@@ -332,9 +332,11 @@ def _pooling_cases(size: str, length: str) -> Iterator[Case]:
 
 
 def _maxsim_cases(size: str, length: str) -> Iterator[Case]:
-    """32 tokens a query and 128 numbers a vector, as ColBERT has them."""
-    queries, dim = 32, 128
-    for name, lengths in SIZES[size].batches[length].items():
+    """32 tokens a query and 128 numbers a vector, as ColBERT has them; and one query with a thousand documents."""
+    dim, batches = 128, {name: (32, lengths) for name, lengths in SIZES[size].batches[length].items()}
+    if (size, length) == ("base", "long"):
+        batches["1000x300"] = 1, (300,) * 1000
+    for name, (queries, lengths) in batches.items():
         tokens, documents = sum(lengths), len(lengths)
         inputs = {"query": Normal((queries, 32, dim)), "document": Normal((tokens, dim))}
         inputs["cu_seqlens"] = np.cumsum((0, *lengths), dtype=np.int32)
