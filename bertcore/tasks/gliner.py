@@ -242,6 +242,8 @@ def _label_set(name: str, labels: Any) -> Mapping[str, str]:
         checked_text(f"{name}[{label!r}]", prompt)
         if not prompt.strip():
             raise ValueError(f"{name} has an empty label, expected at least one character")
+    if len(set(found.values())) < len(found):
+        raise ValueError(f"{name} has a description twice, expected another one for each label")
     return found
 
 

@@ -132,6 +132,7 @@ def test_added_tokens_get_rows(folder, tmp_path):
         ((["a", 1], LABELS), TypeError, "texts[1] is int, expected str"),
         (("a", ["a", 1]), TypeError, "labels[1] is int"),
         (("a", {"city": 1}), TypeError, "labels['city'] is int"),
+        (("a", {"city": "x", "town": "x"}), ValueError, "labels has a description twice"),
         (("a", 3), TypeError, "labels is 3, expected a list of strings"),
         (("a", [["a"], ["b"]]), ValueError, "labels has 2 lists, expected one for each of the 1 texts"),
         (("a", [" "]), ValueError, "labels has an empty label"),
