@@ -90,7 +90,7 @@ def create_app(
 
     Raises:
         CheckpointError: if a model cannot be loaded, or two have the same name.
-        ValueError: if there is no model, or one lacks the head that its config names.
+        ValueError: if there is no model, or a classifier of tokens lacks its head.
     """
     settings = settings or ServerSettings()
     if not models:

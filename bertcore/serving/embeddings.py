@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.serving.models import Kinds, Models, ServedModel, ServerSettings, finite
+from bertcore.serving.models import Kinds, Models, ServedModel, ServerSettings, finite, is_of
 from bertcore.serving.requests import (
     COUNT,
     CUT,
@@ -113,8 +113,8 @@ def listed(inputs: Any) -> list[Any]:
 
 
 def prompt_of(model: ServedModel, name: str | None) -> str:
-    """Return the prompt of this name, or the model's default; classifiers and pipelines have none."""
-    if model.kind not in ("dense", "late", "sparse"):
+    """Return the prompt of this name, or the model's default; classifiers have none."""
+    if not is_of(("dense", "late", "sparse"), model):
         if name is not None:
             raise invalid(f"prompt_name is {name!r}, but {model.name} takes no prompts")
         return ""

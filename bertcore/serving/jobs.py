@@ -66,7 +66,7 @@ def answers(model: Any, jobs: Sequence[Job]) -> list[Any]:
     for options in dict.fromkeys(job.options for job in jobs):
         places = [place for place, job in enumerate(jobs) if job.options == options]
         texts = (jobs[place].text for place in places)  # an iterator: a list of one is answered like its text
-        answered = model.engine(texts, truncation=True, show_progress_bar=False, **dict(options))
+        answered = model.pipeline(texts, truncation=True, show_progress_bar=False, **dict(options))
         found |= zip(places, answered, strict=True)
     return [found[place] for place in range(len(jobs))]
 

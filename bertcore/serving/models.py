@@ -121,8 +121,10 @@ class ServedModel:
     Attributes:
         name: its name in requests.
         kind: a key of `WHAT`.
+        kinds: what requests may ask it for: its kind; a masked language model embeds, too.
         longest_token: the bytes that a token may add to a text.
         engine: the SentenceEncoder, MultiVectorEncoder, SparseEncoder, CrossEncoder or Pipeline.
+        pipeline: the Pipeline of a tagger or of a masked language model, otherwise None.
         layers: the specs of its layers.
         max_seq_length: tokens that it reads of a text.
         loaded_at: the time of loading, in whole seconds since 1970.
@@ -133,13 +135,22 @@ class ServedModel:
         if self.kind == "dense" and read_modules(folder) is None:
             architecture = str((read_config(folder).get("architectures") or [""])[0])
             self.kind = next((ARCHITECTURES[end] for end in ARCHITECTURES if architecture.endswith(end)), "dense")
-        self.is_pipeline = self.kind in PIPELINES
-        self.engine = (ENCODERS | PIPELINES)[self.kind](folder, dtype=dtype)
+        try:
+            self.pipeline = PIPELINES[self.kind](folder, dtype=dtype) if self.kind in PIPELINES else None
+        except ValueError:
+            if self.kind != "masked":
+                raise
+            self.kind, self.pipeline = "dense", None  # saved without the head or the mask token: it embeds
+        is_tagger = self.kind == "tagger"
+        self.kinds: tuple[str, ...] = ("masked", "dense") if self.kind == "masked" else (self.kind,)
+        self.engine = self.pipeline if is_tagger else ENCODERS[self.kinds[-1]](folder, dtype=dtype)
+        if self.kind == "masked":
+            self.engine.model = self.pipeline.model  # one encoder in memory
         self.tokenizer = self._part.tokenizer
         self.layers = getattr(self.engine.model.spec, "layers", ())  # a table of vectors has none
         positions = self.engine.model.spec.longest_sequence or MOST_TOKENS
         self.max_seq_length = (
-            min(self.tokenizer.model_max_length, positions) if self.is_pipeline else self.engine.max_seq_length
+            min(self.tokenizer.model_max_length, positions) if is_tagger else self.engine.max_seq_length
         )
         self._readers = {side: copy.copy(self._part) for side in ("left", "right")}
         for side, reader in self._readers.items():
@@ -155,19 +166,22 @@ class ServedModel:
     def start(self, lanes: Lanes, settings: ServerSettings, observe: Callable[[int, int], None]) -> None:
         """Make the queues; their batches run in `lanes`."""
         part = self._part
-        computed: dict[str, Callable[[list[Any]], Any]] = {
+        methods: dict[str, Callable[[], dict[str, Callable[[list[Any]], Any]]]] = {
             "dense": lambda: {"pooled": part.pooled, "tokens": part.hidden_states},
             "late": lambda: {"vectors": part.vectors},
             "sparse": lambda: {"words": part.words},
             "classifier": lambda: {"logits": part.scored},
-        }.get(self.kind, lambda: {"answers": partial(answers, self)})()
+        }
+        computed: dict[str, Callable[[list[Any]], Any]] = {"attention": partial(attentions, self)}
+        for kind in self.kinds:
+            computed |= methods.get(kind, lambda: {"answers": partial(answers, self)})()
         most = settings.max_batch_tokens if self._on_gpu else min(settings.max_batch_tokens, LARGEST_ON_CPU)
         short, long = lanes.long_executor if self._on_gpu else lanes.short_executor, lanes.long_executor
         self._short = most // SHARE
         self._most_bytes = settings.max_response_bytes
         self._most_read = max(self._longest, settings.max_client_batch_size * WIDEST * self.max_seq_length)
         options: Any = {"batch_tokens": most, "queue_tokens": settings.max_queue_tokens, "observe": observe}
-        for what, method in (computed | {"attention": partial(attentions, self)}).items():
+        for what, method in computed.items():
             compute = self._on_backend(method)
             both = Batcher(lanes.short(compute), short, **options), Batcher(lanes.long(compute), long, **options)
             self._batchers[what] = both
@@ -269,7 +283,7 @@ class ServedModel:
         """Return the tokenizer's input for each text."""
         if self.kind == "classifier":
             return [lower_cased(text) for text in texts] if self.engine.scores.do_lower_case else texts
-        return texts if self.is_pipeline else [self.engine.prepared(text, prompt) for text in texts]
+        return texts if self.kind == "tagger" else [self.engine.prepared(text, prompt) for text in texts]
 
     async def compute(self, what: str, rows: list[Any]) -> list[Any]:
         """Return `what` for rows of tokens.
@@ -320,18 +334,17 @@ class ServedModel:
     @property
     def labels(self) -> list[str]:
         """The names of a classifier's labels."""
-        return list(self.engine.id2label.values()) if self.is_pipeline else self.engine.labels
+        return list(self.engine.id2label.values()) if self.kind == "tagger" else self.engine.labels
 
     def warm_up(self) -> None:
         """Compute a text, so that no request waits for kernels to compile."""
-        if self.is_pipeline:
-            options: Any = {"top_k": 1} if self.kind == "masked" else {}
-            rows = read_jobs(self, [f"warm {self.tokenizer.mask_token} up"], truncate=True, **options)
-        else:
-            rows = self.read([("warm", "up") if self.kind == "classifier" else "warm up"], truncate=True)
         for what, (batcher, _) in self._batchers.items():
-            if what != "attention":  # on request, and seldom
-                batcher._compute(rows)
+            if what == "answers":
+                options: Any = {"top_k": 1} if self.kind == "masked" else {}
+                batcher._compute(read_jobs(self, [f"warm {self.tokenizer.mask_token} up"], truncate=True, **options))
+            elif what != "attention":  # on request, and seldom
+                text = ("warm", "up") if self.kind == "classifier" else "warm up"
+                batcher._compute(self.read([text], truncate=True))
 
 
 class Models:
@@ -352,7 +365,7 @@ class Models:
 
         Raises RequestError: 424 if no model has the kind, 404 if no such model is called `name`.
         """
-        found = {model.name: model for model in self.all if is_of(kind, model.kind)}
+        found = {model.name: model for model in self.all if is_of(kind, model)}
         what = "" if kind is None else " or ".join(WHAT[each] for each in ([kind] if isinstance(kind, str) else kind))
         if not found:
             raise unsupported(f"no model here {what}")
@@ -369,9 +382,9 @@ def _size(text: Any) -> int:
     return sum(map(len, text)) if isinstance(text, tuple) else len(text)
 
 
-def is_of(kinds: Kinds, kind: str) -> bool:
-    """Return whether a model's kind is one of a request's."""
-    return kinds is None or kind == kinds or (isinstance(kinds, tuple) and kind in kinds)
+def is_of(kinds: Kinds, model: ServedModel) -> bool:
+    """Return whether a model's kinds have one of a request's."""
+    return kinds is None or not set(model.kinds).isdisjoint([kinds] if isinstance(kinds, str) else kinds)
 
 
 def finite(values: np.ndarray) -> np.ndarray:

@@ -40,7 +40,7 @@ async def _piped(kind: str, body: dict[str, Any], models: Models, settings: Serv
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
     model.check_read(sum(map(len, options.get("targets") or ())), "characters")
     try:
-        await asyncio.to_thread(model.engine, iter(()), **options)  # which checks the options
+        await asyncio.to_thread(model.pipeline, iter(()), **options)  # which checks the options
     except ValueError as error:
         raise invalid(f"parameters: {error}") from error
     texts = [inputs] if isinstance(inputs, str) else inputs

@@ -1,8 +1,11 @@
 """The endpoints of words in their text, beside what pipelines and models themselves return."""
 
+import shutil
+
 import huggingface_hub
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from bertcore import AutoModel, AutoTokenizer, SentenceEncoder, pipeline
 from bertcore.serving.words import MOST_TOKENS
@@ -151,6 +154,32 @@ def test_models_say_what_they_do(client, folders):
     assert models["masked"]["mask_token"] == "[MASK]"
     about = client.get("/info").json()["model_type"]["token-classification"]
     assert about["id2label"]["1"] == "B-PER" and about["label2id"]["B-PER"] == 1
+
+
+@pytest.mark.parametrize("name", ["masked", "headless"])
+def test_masked_language_models_embed(folders, name, tmp_path):
+    from starlette.testclient import TestClient
+
+    from bertcore.serving import create_app
+
+    folder = folders["masked"]
+    if name == "headless":  # BertForMaskedLM in the config, but saved without the head
+        folder = shutil.copytree(folder, tmp_path / name)
+        weights = load_file(folder / "model.safetensors")
+        save_file({key: value for key, value in weights.items() if "cls." not in key}, folder / "model.safetensors")
+    encoder = SentenceEncoder(folders["masked"])
+    with TestClient(create_app([folder])) as client:
+        close(post(client, "/embed", inputs=TEXTS), encoder.encode(TEXTS, normalize_embeddings=True))
+        tokens = encoder.encode(TEXTS[0], output_value="token_embeddings")
+        close(post(client, "/embed_all", inputs=TEXTS[0])[0], tokens)
+        (expected,) = encoder.encode(["the cat"], normalize_embeddings=True)
+        close(post(client, "/v1/embeddings", input="the cat")["data"][0]["embedding"], expected)
+        assert post(client, "/similarity", inputs={"source_sentence": "the cat", "sentences": ["the cat"]}) == [
+            pytest.approx(1)
+        ]
+        assert len(post(client, "/attention", inputs="the cat")["weights"]) == 4
+        status = 200 if name == "masked" else 424
+        assert post(client, "/fill_mask", status, inputs="the [MASK]")
 
 
 def test_info_of_a_masked_language_model(server):
