@@ -52,8 +52,8 @@ class CrossEncoder(Encoder):
     Args:
         model_name_or_path: a sequence classifier (config.json, weights, a tokenizer), or its id on the Hugging Face
             hub.
-        num_labels: number of scores of a pair. Where the checkpoint has no head of this size, a new random one is made,
-            to be trained; by default the checkpoint must have a head.
+        num_labels: number of scores of a pair. Where the checkpoint has no head, a new random one is made, to be
+            trained; by default the checkpoint must have one.
         dtype: dtype of weights and computation, as for AutoModel; scores are float32.
         max_length: cut pairs to this many tokens, special ones included, from the longer text first; by default as
             published.
@@ -357,7 +357,8 @@ def chosen_activation(activation_fn: str | Activation) -> Activation:
     if hasattr(activation_fn, "forward"):  # a module of PyTorch
         import torch
 
-        return lambda logits: activation_fn(torch.from_numpy(logits)).detach().numpy()
+        module: Any = activation_fn
+        return lambda logits: module(torch.from_numpy(logits)).detach().numpy()
     return activation_fn
 
 

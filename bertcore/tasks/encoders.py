@@ -119,9 +119,9 @@ class Encoder:
         backend_of(self._device)
         published = read_prompts(self.folder)
         prompts, default = options.get("prompts"), options.get("default_prompt_name")
-        by_name = published.by_name if prompts is None else prompts
+        given = Prompts(published.by_name if prompts is None else prompts)  # checked
         default = published.default if default is None else default
-        self._prompts = Prompts({"query": "", "document": ""} | dict(by_name), default)
+        self._prompts = Prompts({"query": "", "document": ""} | dict(given.by_name), default)
         if default is not None or prompts is not None:
             self._prompts.resolve(None, None)
         return self.folder
@@ -155,7 +155,7 @@ class Encoder:
 
     @prompts.setter
     def prompts(self, prompts: Mapping[str, str]) -> None:
-        self._prompts = replace(self._prompts, by_name=dict(prompts))
+        self._prompts = replace(self._prompts, by_name=prompts)
 
     @property
     def default_prompt_name(self) -> str | None:

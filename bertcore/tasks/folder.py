@@ -36,6 +36,10 @@ class Prompts:
     by_name: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.by_name, Mapping) or not all(isinstance(text, str) for text in self.by_name.values()):
+            raise TypeError(f"prompts is {self.by_name!r}, expected texts by name")
+
     def resolve(self, prompt: str | None, prompt_name: str | None) -> str:
         """Return the text that the arguments of a call select.
 

@@ -17,6 +17,7 @@ from bertcore import kernels
 from bertcore.arguments import DType, check_count, naming_nearest, older_names, required
 from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
+from bertcore.kernels import checks
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.passes import Pass
 from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, reading_whole
@@ -199,6 +200,7 @@ class SparseEncoder(PromptedReader):
             backend=self._backend(device), merge=merge,
             prompt=self.prompt(prompt, prompt_name), batch_tokens=batch_tokens, batch_size=batch_size,
         )  # fmt: skip
+        checks.choice("task", task, (None, "query", "document"))
         most = self.max_active_dims if max_active_dims is None else check_count("max_active_dims", max_active_dims)
         whole = MergedWords(merge, self.embedding_dimension, most)
         kept = None if how.cutting.reads_all else most  # of a text in windows all weights are merged first
@@ -360,6 +362,8 @@ def as_table(embeddings: Any) -> csr_array:
     """Return sparse embeddings of SciPy or PyTorch, or dense ones, as a table of rows."""
     if hasattr(embeddings, "is_sparse"):
         embeddings = embeddings.to_dense().numpy()
+    if not hasattr(embeddings, "ndim"):
+        raise TypeError(f"embeddings is {type(embeddings).__name__}, expected a table of SciPy, NumPy or PyTorch")
     table = required("scipy.sparse").csr_array(embeddings)
     return table.reshape(1, -1).tocsr() if table.ndim == 1 else table
 

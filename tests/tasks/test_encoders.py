@@ -153,6 +153,16 @@ def test_prompts_of_queries_and_documents(made):
     refuses(TypeError, "inputs and sentences, its older name, are both given", encode, inputs="a", sentences="b")
 
 
+def test_prompts_and_tasks_are_checked(made):
+    folder = made["dense"][0].folder
+    for prompts in (5, {"query": 5}):
+        refuses(TypeError, r"prompts is .*5.*, expected texts by name", SentenceEncoder, folder, prompts=prompts)
+    refuses(TypeError, "prompts is 5", setattr, SentenceEncoder(folder), "prompts", 5)
+    encoder, encode, texts = made["sparse"]
+    refuses(ValueError, "task is 'x', expected one of", encode, texts, task="x")
+    refuses(TypeError, "embeddings is int, expected a table", encoder.intersection, 5, 6)
+
+
 def test_pooling_without_the_prompt(made):
     encoder, _, texts = made["dense"]
     encoder = SentenceEncoder(encoder.folder)
