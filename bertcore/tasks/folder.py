@@ -90,17 +90,22 @@ def read_modules(folder: Path) -> list[Module] | None:
     content = read_complete(file)
     try:
         modules = json.loads(content)
-        listed = [(str(module["type"]), str(module["path"])) for module in modules]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not a list of modules with type and path: {error!r}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(modules, list):
+        raise CheckpointError(f"{file} holds a JSON {type(modules).__name__}, expected a list of modules")
+    for index, module in enumerate(modules):
+        if not isinstance(module, dict) or not all(isinstance(module.get(key), str) for key in ("type", "path")):
+            raise CheckpointError(f"{file}[{index}] is {module!r:.60}, expected an object with the texts type and path")
+    listed = [(module["type"], module["path"]) for module in modules]
     return [Module(kind.rpartition(".")[2], kind, _inside(file, path)) for kind, path in listed]
 
 
 def _inside(file: Path, path: str) -> Path:
     """Return the folder `path` beside `file`; downloaded data must not point elsewhere."""
     relative = PurePosixPath(path)
-    if relative.is_absolute() or ".." in relative.parts or "\\" in path or ":" in path:
-        raise CheckpointError(f"{file} names the path {path!r}, expected a folder inside {file.parent}")
+    if relative.is_absolute() or ".." in relative.parts or "\\" in path or ":" in path or len(path) > 255:
+        raise CheckpointError(f"{file} names the path {path!r:.80}, expected a folder inside {file.parent}")
     return file.parent / relative
 
 

@@ -166,7 +166,7 @@ def pooled_in(path):
     return [{"path": "", "type": "x.Transformer"}, {"path": path, "type": "x.Pooling"}]
 
 
-ANOTHER_SHAPE = "modules.json is not a list of modules"
+ANOTHER_SHAPE = "expected an object with the texts type and path"
 MODES = "expected one or several of cls"
 # What is said in which file -> what is wrong with it; None for a file that is not there.
 REFUSED = {
@@ -177,7 +177,10 @@ REFUSED = {
         (listing("Pooling", "Transformer"), "modules Pooling, Transformer, expected"),
         (listing("Transformer", "Normalize", "Pooling"), "modules Transformer, Normalize, Pooling, expected"),
         ([], "modules none, expected"),
-        *[(wrong, ANOTHER_SHAPE) for wrong in ([{"type": "x"}], [3], {"a": 1}, 7, "text", b"[{", b"[" * 100_000)],
+        *[(wrong, ANOTHER_SHAPE) for wrong in ([{"type": "x"}], [3], [{"type": 5, "path": ""}])],
+        *[(wrong, "expected a list of modules") for wrong in ({"a": 1}, 7, "text")],
+        *[(wrong, "modules.json is not valid JSON") for wrong in (b"[{", b"[" * 100_000)],
+        (pooled_in("a" * 5000), "expected a folder inside"),
         *[(pooled_in(path), "expected a folder inside") for path in ("../x", "/etc", "a/../../b", "..\\b", "C:\\b")],
     ],
     "1_Pooling/config.json": [
