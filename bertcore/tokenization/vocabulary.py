@@ -68,7 +68,8 @@ class Vocabulary:
         A model needs `resize_token_embeddings(len(tokenizer))` before it takes their ids. No other thread may use the
         tokenizer meanwhile. Raises TypeError for other tokens, ValueError for an empty one.
         """
-        tokens = [new_tokens] if isinstance(new_tokens, str) or not isinstance(new_tokens, Iterable) else new_tokens
+        is_one = isinstance(new_tokens, str) or not isinstance(new_tokens, Iterable)
+        tokens = [new_tokens] if is_one else list(new_tokens)
         texts = [getattr(token, "content", token) for token in tokens]
         for place, text in enumerate(texts):
             if not isinstance(text, str):
@@ -77,7 +78,7 @@ class Vocabulary:
                 raise ValueError(f"new_tokens[{place}] is empty, expected at least one character")
         checks.boolean("special_tokens", special_tokens)
         before = len(self)
-        (self._backend.add_special_tokens if special_tokens else self._backend.add_tokens)(list(tokens))
+        (self._backend.add_special_tokens if special_tokens else self._backend.add_tokens)(tokens)
         self._take_special(self.special_tokens_map, [*self.all_special_tokens, *(texts if special_tokens else ())])
         return len(self) - before
 
@@ -87,10 +88,13 @@ class Vocabulary:
         `special_tokens_dict` has names such as "pad_token" with a token each, and "extra_special_tokens" (formerly
         "additional_special_tokens") with a list. Otherwise as `add_tokens`; ValueError for an unknown name.
         """
+        if not isinstance(special_tokens_dict, Mapping):
+            kind = type(special_tokens_dict).__name__
+            raise TypeError(f"special_tokens_dict is {kind}, expected a mapping of names and tokens")
         named, extra = dict(self.special_tokens_map), []
         for name, given in special_tokens_dict.items():
             if name in ("extra_special_tokens", "additional_special_tokens"):
-                extra += [given] if isinstance(given, str) else given
+                extra += [given] if isinstance(given, str) else each_of(name, given, "strings")
             else:
                 checks.choice("a name in special_tokens_dict", name, (*SPECIAL_TOKEN_NAMES, *named))
                 named[name] = getattr(given, "content", given)

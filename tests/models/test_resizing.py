@@ -96,7 +96,13 @@ def test_added_tokens(tmp_path):
         (["a", ""], ValueError, r"new_tokens\[1\] is empty"),
     ):
         refuses(error, message, tokenizer.add_tokens, tokens)
-    refuses(ValueError, "a name in special_tokens_dict is 'pad'", tokenizer.add_special_tokens, {"pad": "[P]"})
+    assert tokenizer.add_tokens(token for token in ["<a>", "<b>"]) == 2
+    for given, error, message in (
+        ({"pad": "[P]"}, ValueError, "a name in special_tokens_dict is 'pad'"),
+        (["[P]"], TypeError, "special_tokens_dict is list, expected a mapping"),
+        ({"extra_special_tokens": None}, TypeError, "extra_special_tokens is NoneType, expected a list of strings"),
+    ):
+        refuses(error, message, tokenizer.add_special_tokens, given)
 
 
 @pytest.mark.parity
