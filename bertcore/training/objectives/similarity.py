@@ -147,6 +147,8 @@ def margin_error(scores: Array, labels: Array) -> tuple[Array, Array]:
     `scores` are (examples, 1 + negatives); `labels` have a teacher's margins, (examples, negatives), or all its scores.
     """
     count, negatives = len(scores), scores.shape[1] - 1
+    if not negatives:
+        raise ValueError("there is one score for a query, expected that of the right text and of another at least")
     labels = labels.reshape(count, -1)
     if labels.shape[1] == negatives + 1:
         labels = labels[:, :1] - labels[:, 1:]
