@@ -1,7 +1,9 @@
 """MultiVectorEncoder: formats, tokens, vectors, scores, pooling, saving, and what is refused."""
 
+import pickle
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -325,3 +327,30 @@ def test_quantized_folders(tmp_path, save):
         assert low.dtype == "int8" and after < before
         for vectors, expected in zip(low.encode_query(TEXTS), encoder.encode_query(TEXTS), strict=True):
             assert (vectors * expected).sum(axis=1).mean() > 0.98 and not np.array_equal(vectors, expected)
+
+
+@pytest.mark.slow
+def test_processes(encoder):
+    pool = encoder.start_multi_process_pool(["cpu", "cpu"])
+    try:
+        found = encoder.encode_query(TEXTS, pool=pool, chunk_size=2)
+        assert encoder.encode_query([], pool=pool) == []
+    finally:
+        encoder.stop_multi_process_pool(pool)
+    for one, other in zip(found, encoder.encode_query(TEXTS), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_copies_answer_alike(encoder):
+    again = pickle.loads(pickle.dumps(encoder))
+    np.testing.assert_array_equal(again.encode_query("the cat"), encoder.encode_query("the cat"))
+    assert repr(again).startswith("<MultiVectorEncoder of <AutoModel: bert") and again.device == "cpu"
+
+
+def test_threads_do_not_change_results(encoder):
+    expected = [encoder.encode_query(TEXTS), encoder.encode_document(TEXTS)]
+    with ThreadPoolExecutor(4) as executor:
+        calls = [encoder.encode_query, encoder.encode_document] * 4
+        for number, job in enumerate([executor.submit(call, TEXTS) for call in calls]):
+            for one, other in zip(job.result(), expected[number % 2], strict=True):
+                np.testing.assert_array_equal(one, other)
