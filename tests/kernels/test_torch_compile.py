@@ -34,6 +34,7 @@ CALLS = {
     "pooling": lambda x: F.pooling(x, OFFSETS, "weightedmean", skipped=1),
     "cross_entropy": lambda x: sum(F.cross_entropy(x, TARGET, return_lse=True)).sum(),
     "rotary": lambda x: F.rotary(x.reshape(5, 2, 4), COS, SIN, cu_seqlens=OFFSETS),
+    "lstm": lambda x: F.lstm(x, x[:2].T.reshape(1, 8, 2), OFFSETS),
     "maxsim": lambda x: F.maxsim(x.reshape(1, 5, 8), x * 2, OFFSETS),
     "attention": lambda x: F.attention(*[x.reshape(1, 2, 5, 4)] * 3, is_causal=True, window=(2, None)),
     "packed_attention": lambda x: F.attention(*[x.reshape(5, 2, 4)] * 3, cu_seqlens=OFFSETS, return_lse=True)[0],

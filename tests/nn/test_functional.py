@@ -151,6 +151,7 @@ CASES = {  # name: (operation, shapes of its arrays, options)
     "linear": (functional.linear, [(5, 3), (4, 3), (4,), (5, 4)], {"activation": "gelu"}),
     "linear without bias": (lambda run, x, w: functional.linear(run, x, w, None), [(5, 3), (4, 3)], {}),
     "log_softmax": (functional.log_softmax, [(3, 5)], {}),
+    "lstm": (functional.lstm, [(9, 24), (2, 12, 3)], PACKED),
     "mean_squared_error": (functional.mean_squared_error, [(9, 2)], {"labels": FLAGS}),
     "merge_rows": (
         luke.merge_rows, [(6, 2), (3, 2)], {"first_rows": WORDS, "second_rows": ENTITIES}
@@ -190,6 +191,7 @@ CASES = {  # name: (operation, shapes of its arrays, options)
     "take_neighbours": (functional.take_neighbours, [(9, 2)], {"distances": (1, 0, -2), **PACKED}),
     "take_rows": (functional.take_rows, [(4, 3)], {"rows": np.array([3, 0, 3])}),
     "transpose": (functional.transpose, [(5, 3)], {}),
+    "unit_rows": (functional.unit_rows, [(5, 3)], {}),
 }  # fmt: skip
 
 
