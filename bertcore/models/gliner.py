@@ -165,7 +165,7 @@ class _Spans(Block):
         self.max_width = spec.max_width
         self.start, self.end = (_MLP(f"{name}.project_{end}", width, spec.dropout, "relu") for end in ("start", "end"))
         self.joint = Linear(f"{name}.out_project.0", in_features=2 * width, out_features=4 * width)
-        sizes = {"in_features": width, "out_features": 4 * width, "is_transposed": True}
+        sizes: dict[str, Any] = {"in_features": width, "out_features": 4 * width, "is_transposed": True}
         self.output = Linear(f"{name}.out_project.3", **sizes, bias=False)
         self.output_bias = Parameter(f"{name}.out_project.3.bias", shape=(width,), initial="zeros")
         self.labels = _MLP("prompt_rep_layer", width, spec.dropout)
@@ -206,7 +206,7 @@ class _Tokens(Block):
 
     def __init__(self, spec: GLiNERSpec):
         self.width, self.dropout = spec.hidden_size, spec.dropout
-        sizes = {"in_features": self.width, "out_features": 2 * self.width}
+        sizes: dict[str, Any] = {"in_features": self.width, "out_features": 2 * self.width}
         self.word, self.label = (Linear(f"scorer.proj_{side}", **sizes) for side in ("token", "label"))
         sizes = {"in_features": 3 * self.width, "out_features": 4 * self.width}
         self.joint = Linear("scorer.out_mlp.0", **sizes, activation="relu")
@@ -214,7 +214,7 @@ class _Tokens(Block):
 
     def __call__(self, run: Pass, words: Tensor, labels: Tensor, layout: _Layout) -> Tensor:
         """(words, width) and (labels, width) of all texts -> (texts, words, labels, 3)."""
-        sides, shape, scores, places = (self.word(run, words), self.label(run, labels)), [], [], []
+        sides, scores, places = (self.word(run, words), self.label(run, labels)), [], []
         shape = (*layout.shape, layout.most_labels, 3)
         for text, (words_of, labels_of) in enumerate(layout.texts()):
             pairs = np.meshgrid(*(np.arange(each.start, each.stop) for each in (words_of, labels_of)), indexing="ij")

@@ -174,7 +174,8 @@ class GLiNER:
         sizes = check_count("batch_tokens", batch_tokens), check_count("batch_size", batch_size)
         if truncation is not True:
             checks.choice("truncation", truncation, TRUNCATIONS)
-        most, answers = self.model.gliner.max_len + 1, [[] for _ in some]  # a word more shows that a text is cut
+        most = self.model.gliner.max_len + 1  # a word more shows that a text is cut
+        answers: list[list[dict[str, Any]]] = [[] for _ in some]
         words = [list(islice(split_words(text), most)) for text in some]
         asked = [number for number, names in enumerate(sets) if words[number] and names]
         given = [[some[number][slice(*word)] for word in words[number]] for number in asked]
