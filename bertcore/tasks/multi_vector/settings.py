@@ -36,6 +36,7 @@ PYLATE = (
     "query_length", "document_length", "query_expansion", "do_query_expansion", "attend_to_expansion_tokens",
     "attend_to_mask_tokens", "query_prefix", "document_prefix", "skiplist_words",
 )  # fmt: skip
+LONGEST = 1 << 16  # tokens of a query that is filled up: every query takes as many
 PUNCTUATION = tuple(string.punctuation)
 
 
@@ -70,7 +71,9 @@ def checked_expansion(value: Any) -> Expansion | None:
         checks.choice("a name in query_expansion", name, names)
     if value.get("token") is not None and not isinstance(value["token"], str):
         raise TypeError(f"query_expansion['token'] is {value['token']!r}, expected a string or None")
-    check_count("query_expansion['length']", value.get("length"))
+    length = check_count("query_expansion['length']", value.get("length"))
+    if length > LONGEST:
+        raise ValueError(f"query_expansion['length'] is {length}, expected at most {LONGEST}")
     checks.choice("query_expansion['strategy']", value.get("strategy"), ("fixed", "min"))
     checks.boolean("query_expansion['attend']", value.get("attend", False))
     return Expansion(**value)

@@ -15,6 +15,7 @@ from bertcore.tasks.low_precision import quantize
 from bertcore.tasks.multi_vector import pool_tokens
 from bertcore.tasks.multi_vector.settings import is_late
 from bertcore.tasks.similarity import maxsim
+from bertcore.training.objectives.multi_vector import MultipleNegativesRanking
 from tests.checkpoint.test_old_names import write_pickle
 from tests.refusals import refuses
 from tests.tasks.multi_vector.tiny import DIM, EXPANSION, save_tiny_late, save_tiny_pylate, save_tiny_stanford
@@ -215,6 +216,7 @@ REFUSED = {
         ({"query_expansion": 3}, "sentence_bert_config.json: query_expansion is 3, expected a mapping"),
         ({"query_expansion": {"strategy": "fixed"}}, "query_expansion['length'] is None"),
         ({"query_expansion": EXPANSION | {"length": -1}}, "query_expansion['length'] is -1"),
+        ({"query_expansion": EXPANSION | {"length": 10**9}}, "query_expansion['length'] is 1000000000, expected at most"),
         ({"query_expansion": EXPANSION | {"strategy": "most"}}, "query_expansion['strategy'] is 'most', expected"),
         ({"query_expansion": EXPANSION | {"attend": 1}}, "query_expansion['attend'] is 1, expected"),
         ({"query_expansion": EXPANSION | {"tokens": 1}}, "a name in query_expansion is 'tokens', expected"),
@@ -354,3 +356,27 @@ def test_threads_do_not_change_results(encoder):
         for number, job in enumerate([executor.submit(call, TEXTS) for call in calls]):
             for one, other in zip(job.result(), expected[number % 2], strict=True):
                 np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_emulated_gpu(folder, encoder, emulated_gpu):
+    with use_backend("numpy"):
+        queries, documents = encoder.encode_query(TEXTS[:3]), encoder.encode_document(TEXTS[:3])
+        scores = encoder.similarity(queries, documents)
+        expected, slopes = _ranked(encoder)
+    for dtype, tolerance in (("float32", 1e-4), ("float16", 2e-2)):
+        other = MultiVectorEncoder(folder, dtype=dtype)
+        found = other.encode_query(TEXTS[:3]), other.encode_document(TEXTS[:3])
+        for one, two in zip([*found[0], *found[1]], [*queries, *documents], strict=True):
+            np.testing.assert_allclose(one, two, atol=tolerance)
+        np.testing.assert_allclose(other.similarity(*found), scores, atol=20 * tolerance)
+    out, grads = _ranked(MultiVectorEncoder(folder))
+    assert float(out.loss) == pytest.approx(float(expected.loss), abs=1e-4)
+    for name, array in slopes.items():
+        np.testing.assert_allclose(grads[name].get(), array, atol=2e-3, err_msg=name)
+
+
+def _ranked(encoder):
+    objective = MultipleNegativesRanking(encoder)
+    batch = objective.collator(encoder.tokenizer)([{"a": text, "b": f"{text} cat"} for text in TEXTS[:3]])
+    return objective.value_and_grad(encoder.model, batch)
