@@ -3,11 +3,13 @@
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from bertcore.plugins.corpus import Part
 
 NOTE = "embed.json"  # beside the parts: the model, corpus and options that they were made with
+LONG = 2.0  # seconds, after which a line sums up
 RETRIES = 2  # of a worker that died: out of memory, or with its machine
 # The files of a model's folder that decide its embeddings.
 MODEL_FILES = (".json", ".txt", ".model", ".safetensors", ".bin")
@@ -33,7 +36,8 @@ class Embed(Texts, Reading):
 
     Every line is a text, an empty line an empty text; line n of the output, or row n, is the embedding of line n of the
     input. Input is UTF-8; a byte order mark and carriage returns before line ends are not part of the texts. It is read
-    as it comes, in bounded memory. An output file appears only when it is complete.
+    as it comes, in bounded memory. An output file appears only when it is complete; when that took long, a line on
+    standard error counts its rows.
 
     A line of JSON is an array of numbers; they are float32 and read back to the same bits.
 
@@ -99,7 +103,13 @@ class Embed(Texts, Reading):
             lines, _ = stack.enter_context(self.texts())
             output = stack.enter_context(output_stream(self.output, seekable=as_npy))
             stack.enter_context(self.chosen_backend())
-            self.write(output, self.encoder(folder), lines, as_npy=as_npy, progress=progress)
+            encoder, counted, started = self.encoder(folder), itertools.count(), time.perf_counter()
+            texts = map(lambda line, number: line, lines, counted)
+            self.write(output, encoder, texts, as_npy=as_npy, progress=progress)
+        count, seconds = next(counted), time.perf_counter() - started
+        if self.progress or (self.progress is None and self.output != "-" and seconds > LONG):
+            speed = f"{count / seconds:,.0f} texts a second"
+            print(f"{self.output}: {count:,} texts, {encoder.embedding_dimension} dimensions, {speed}", file=sys.stderr)
 
     def _run_on_ray(self) -> None:
         from bertcore.kernels import get_backend

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -280,3 +281,12 @@ def test_closed_pipe(encoder_folder, tmp_path):
     assert process.wait(timeout=300) == 141
     assert process.stderr.read() == b""
     process.stdin.close()
+
+
+def test_a_line_sums_up(encoder_folder, tmp_path, capsys):
+    output = str(tmp_path / "rows.npy")
+    command = ["embed", str(encoder_folder), "--text", "a cat", "--text", "", "-o", output, "--backend", "numpy"]
+    assert main([*command, "--progress"]) == 0
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(rf"{re.escape(output)}: 2 texts, 39 dimensions, [\d,]+ texts a second", said)
+    assert main([*command, "--no-progress"]) == 0 and not capsys.readouterr().err

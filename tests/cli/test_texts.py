@@ -23,7 +23,8 @@ COMMAND_LINES = {  # command: (its words before FILE, words after it)
     "search": (["encoder"], []),
     "tag": (["tagger"], ["--json"]),
 }
-OTHERS = {"calibrate", "compare", "demo", "distill", "doctor", "finetune", "info", "pretrain", "serve", "warmup"}
+OTHERS = {"calibrate", "compare", "demo", "distill", "doctor", "evaluate", "finetune", "info", "pretrain", "serve"}
+OTHERS |= {"warmup"}
 
 
 def line(command, source, tmp_path, models):
