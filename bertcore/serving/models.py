@@ -136,14 +136,14 @@ class ServedModel:
             architecture = str((read_config(folder).get("architectures") or [""])[0])
             self.kind = next((ARCHITECTURES[end] for end in ARCHITECTURES if architecture.endswith(end)), "dense")
         try:
-            self.pipeline = PIPELINES[self.kind](folder, dtype=dtype) if self.kind in PIPELINES else None
+            self.pipeline: Any = PIPELINES[self.kind](folder, dtype=dtype) if self.kind in PIPELINES else None
         except ValueError:
             if self.kind != "masked":
                 raise
             self.kind, self.pipeline = "dense", None  # saved without the head or the mask token: it embeds
         is_tagger = self.kind == "tagger"
         self.kinds: tuple[str, ...] = ("masked", "dense") if self.kind == "masked" else (self.kind,)
-        self.engine = self.pipeline if is_tagger else ENCODERS[self.kinds[-1]](folder, dtype=dtype)
+        self.engine: Any = self.pipeline if is_tagger else ENCODERS[self.kinds[-1]](folder, dtype=dtype)
         if self.kind == "masked":
             self.engine.model = self.pipeline.model  # one encoder in memory
         self.tokenizer = self._part.tokenizer
