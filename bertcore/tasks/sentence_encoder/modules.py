@@ -180,18 +180,32 @@ class StaticModel:
 
     def __init__(self, folder: Path):
         opened = open_checkpoint(folder)
-        if "embedding.weight" in opened:
-            table = opened["embedding.weight"]
-        elif "embeddings" in opened:
-            table = opened["embeddings"]
-            table = table[np.asarray(opened["mapping"], np.int64)] if "mapping" in opened else table
-            table = table * opened["weights"][:, None] if "weights" in opened else table
-        else:
+        name = next((name for name in ("embedding.weight", "embeddings") if name in opened), None)
+        if name is None:
             raise CheckpointError(f"{opened.source} has neither embedding.weight nor embeddings, a table of vectors")
+        table = opened[name]
         if table.ndim != 2:
             raise CheckpointError(f"{opened.source}: the table has shape {table.shape}, expected (vocabulary, dim)")
+        table = self._of_tokens(opened, table) if name == "embeddings" else table
         self.table = np.asarray(table, np.float32)
         self.spec = StaticSpec(self.table.shape[1])
+
+    @staticmethod
+    def _of_tokens(opened: Checkpoint, table: np.ndarray) -> np.ndarray:
+        """Return a vector for each token from model2vec's table, row numbers and weights."""
+        if "mapping" in opened:
+            rows = np.asarray(opened["mapping"])
+            if rows.ndim != 1 or rows.dtype.kind not in "iu" or (rows < 0).any() or (rows >= len(table)).any():
+                expected = f"the number of one of the {len(table)} embeddings for each token"
+                raise CheckpointError(f"{opened.source}: mapping has other values, expected {expected}")
+            table = table[rows]
+        if "weights" in opened:
+            weights = opened["weights"]
+            if weights.shape != table.shape[:1]:
+                expected = f"({len(table)},), one for each token"
+                raise CheckpointError(f"{opened.source}: weights has shape {weights.shape}, expected {expected}")
+            table = table * weights[:, None]
+        return table
 
     def __repr__(self) -> str:
         return f"<StaticModel: {self.table.shape[0]:,} tokens, {self.table.shape[1]} dimensions>"

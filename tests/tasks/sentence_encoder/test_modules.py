@@ -97,6 +97,25 @@ def test_a_table_that_is_none(static_folder):
     refuses(CheckpointError, r"has neither embedding\.weight nor embeddings", SentenceEncoder, static_folder)
 
 
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"embeddings": np.ones(6)}, r"the table has shape \(6,\), expected \(vocabulary, dim\)"),
+        ({"mapping": np.array([0, 9])}, "mapping has other values, expected the number of one of the 9 embeddings"),
+        ({"mapping": np.array([0, -1])}, "mapping has other values"),
+        ({"mapping": np.array([0, 2**64 - 1], np.uint64)}, "mapping has other values"),
+        ({"mapping": np.array([0.5])}, "mapping has other values"),
+        ({"mapping": np.zeros((2, 2), np.int64)}, "mapping has other values"),
+        ({"weights": np.ones(8)}, r"weights has shape \(8,\), expected \(9,\), one for each token"),
+        ({"weights": np.ones(())}, r"weights has shape \(\), expected \(9,\)"),
+        ({"mapping": np.zeros(3, np.int64), "weights": np.ones(9)}, r"expected \(3,\), one for each token"),
+    ],
+)
+def test_tables_of_model2vec_that_do_not_fit(static_folder, tensors, message):
+    save_file({"embeddings": np.ones((9, 6)), **tensors}, static_folder / "0_StaticEmbedding" / "model.safetensors")
+    refuses(CheckpointError, message, SentenceEncoder, static_folder)
+
+
 def test_prompts_of_queries_and_documents(tmp_path, encoder):
     folder = save_tiny_encoder(tmp_path)
     settings = {"prompts": {"query": "paris is ", "passage": "the "}, "default_prompt_name": "query"}
