@@ -204,8 +204,8 @@ def test_gallery_has_every_example():
 @pytest.mark.parametrize("script", gallery.examples(), ids=lambda script: script.stem)
 def test_examples_start(script):
     """Each explains its options; what it does with real text takes minutes."""
-    command = [sys.executable, script, "--help"]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    command, environment = [sys.executable, script, "--help"], os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=environment)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("usage")
 
