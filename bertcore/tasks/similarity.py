@@ -21,12 +21,14 @@ def normalized(rows: Any) -> Any:
 
 
 def _like_given(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a function of arrays to return a tensor of PyTorch where one of them is a tensor."""
+    """Decorate a function of arrays, or lists of them, to return a tensor of PyTorch where one of them is a tensor."""
 
     @functools.wraps(function)
     def call(*args: Any, **given: Any) -> Any:
         torch = sys.modules.get("torch")
-        arrays = [*args, *given.values()]
+        arrays = [
+            next(iter(each), None) if isinstance(each, list | tuple) else each for each in (*args, *given.values())
+        ]
         if torch is None or not any(isinstance(each, torch.Tensor) for each in arrays):
             return function(*args, **given)
         return torch.from_numpy(function(*args, **given))
@@ -119,6 +121,7 @@ EMPTY_DOCUMENT = -1e9  # the score of a document without vectors, as in sentence
 AT_ONCE = 1 << 24  # query tokens times documents that are scored at once
 
 
+@_like_given
 def maxsim(a: Any, b: Any, *, length_normalize: bool = False) -> Any:
     """Return the late-interaction scores (n, m) of queries and documents, float32.
 
@@ -139,9 +142,10 @@ def maxsim(a: Any, b: Any, *, length_normalize: bool = False) -> Any:
     scores = np.concatenate([np.zeros((len(queries), 0), np.float32), *blocks], axis=1)
     if length_normalize:
         scores /= np.array([max(len(query), 1) for query in queries], np.float32)[:, None]
-    return _as_given(scores, a, b)
+    return scores
 
 
+@_like_given
 def maxsim_pairwise(a: Any, b: Any, *, length_normalize: bool = False) -> Any:
     """Return the late-interaction scores (n,) of the query and the document at the same index; as `maxsim`."""
     queries, documents = token_vectors("a", a), token_vectors("b", b)
@@ -149,17 +153,7 @@ def maxsim_pairwise(a: Any, b: Any, *, length_normalize: bool = False) -> Any:
         raise ValueError(f"a has {len(queries)} texts, b {len(documents)}, expected as many")
     found = [_scores([query], [document])[0, 0] for query, document in zip(queries, documents, strict=True)]
     counts = [max(len(query), 1) if length_normalize else 1 for query in queries]
-    return _as_given(np.array(found, np.float32) / np.array(counts, np.float32), a, b)
-
-
-def _as_given(scores: np.ndarray, *given: Any) -> Any:
-    torch = sys.modules.get("torch")
-    firsts = [next(iter(each), None) if isinstance(each, list | tuple) else each for each in given]
-    return (
-        scores
-        if torch is None or not any(isinstance(one, torch.Tensor) for one in firsts)
-        else torch.from_numpy(scores)
-    )
+    return np.array(found, np.float32) / np.array(counts, np.float32)
 
 
 def token_vectors(name: str, embeddings: Any) -> list[np.ndarray]:
