@@ -123,7 +123,8 @@ def _read_stream(data) -> _Content:
         raise Refused("it is a pickle, but not one of torch.save")
     version, place = read_pickle(data, KNOWN_NAMES, place)
     if version != PROTOCOL:
-        raise Refused(f"its format has the version {_brief(version)}, expected {PROTOCOL}")
+        found = version if type(version) is int else f"a {kind(version)}"
+        raise Refused(f"its format has the version {found}, expected {PROTOCOL}")
     machine, place = read_pickle(data, KNOWN_NAMES, place)
     little = machine.get("little_endian") if type(machine) is dict else None
     if type(little) is not bool:
@@ -133,10 +134,6 @@ def _read_stream(data) -> _Content:
     keys, place = read_pickle(data, KNOWN_NAMES, place)
     items = {tensor.storage.key: ITEM_SIZES[tensor.storage.dtype] for tensor in tensors.values()}
     return _Content(tensors, _stream_storages(data, keys, items, place), "little" if little else "big")
-
-
-def _brief(value: Any) -> str:
-    return str(value) if type(value) is int else f"a {kind(value)}"
 
 
 def _stream_storages(data, keys: Any, items: Mapping[str, int], place: int) -> dict[str, tuple[int, int]]:

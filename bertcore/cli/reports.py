@@ -54,7 +54,8 @@ def _card(folder: Path, command: Any, trainer: Any, outcome: Any, scores: Mappin
         )
     elif task:
         kind, load = "pipeline", f'pipeline("{task}", "{folder.name}")'
-    rows = [(name.removeprefix("eval_"), f"{value:.4f}") for name, value in scores.items() if _is_score(name)]
+    times = "_runtime", "_per_second"
+    rows = [(name.removeprefix("eval_"), f"{value:.4f}") for name, value in scores.items() if not name.endswith(times)]
     settings = [(f"`{name}`", f"`{getattr(trainer.args, name)}`") for name in SETTINGS]
     held_out = len(trainer.eval_dataset or ())
     tags = [f"pipeline_tag: {task}"] if task else []
@@ -70,10 +71,6 @@ def _card(folder: Path, command: Any, trainer: Any, outcome: Any, scores: Mappin
             f"\n## Use\n\n```python\nfrom bertcore import {kind}\n\nmodel = {load}{use}\n```\n",
         ]
     )
-
-
-def _is_score(name: str) -> bool:
-    return not name.endswith(("_runtime", "_per_second"))
 
 
 def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> list[str]:

@@ -70,13 +70,11 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
         "sequence_classification": ClassifierSpec(
             "score", "last_word", without_bias=frozenset({"output"}), dropout=0.0
         ),
-        "token_classification": ClassifierSpec("classifier", "tokens", dropout=_token_dropout(read)),
+        # keys that GPT2Config does not list, and that transformers reads
+        "token_classification": ClassifierSpec(
+            "classifier", "tokens", dropout=read.rate("classifier_dropout", read.rate("hidden_dropout", 0.1))
+        ),
     }
-
-
-def _token_dropout(read: ConfigReader) -> float:
-    """Keys of its config's class it is not, but what transformers reads."""
-    return read.rate("classifier_dropout", read.rate("hidden_dropout", 0.1))
 
 
 GPT2 = register(

@@ -35,6 +35,7 @@ from bertcore.tape import Tensor, value_of
 
 CONFIG_NAME = "gliner_config.json"
 ENCODER = "token_rep_layer.bert_layer.model."
+TABLES = (".word_embeddings.weight", ".tok_embeddings.weight", ".embed_tokens.weight")  # ends of their names
 KINDS = {"gliner_uni_encoder_span": "span", "gliner_uni_encoder_token": "token"}
 MOST_SPANS = 4096  # whose hidden states exist at once
 TOKEN_MODES = ("token_level", "token-level")
@@ -386,10 +387,6 @@ def with_encoder(config: Mapping[str, Any], folder: str | os.PathLike) -> dict[s
         encoder = encoder | {"vocab_size": config.get("vocab_size", -1)}
     if isinstance(encoder, Mapping) and -1 in (encoder.get("vocab_size"), config.get("vocab_size", -1)):
         found = checkpoint.open_checkpoint(folder).info
-        tables = [info.shape[0] for name, info in found.items() if name.startswith(ENCODER) and _is_table(name)]
+        tables = [info.shape[0] for name, info in found.items() if name.startswith(ENCODER) and name.endswith(TABLES)]
         encoder = {**encoder, "vocab_size": tables[0]} if tables else encoder
     return {**config, "encoder_config": encoder}
-
-
-def _is_table(name: str) -> bool:
-    return name.endswith((".word_embeddings.weight", ".tok_embeddings.weight", ".embed_tokens.weight"))

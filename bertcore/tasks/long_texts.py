@@ -124,10 +124,11 @@ def windows_of(tokenizer: Any, texts: Sequence[Text], cutting: Cutting) -> list[
     """
     found: list[Iterator[Window]] = [iter(()) for _ in texts]
     at_once: dict[tuple, list[int]] = {}
+    is_cut_from_the_left = tokenizer.truncation_side == "left" and not cutting.reads_all
     for number, text in enumerate(texts):
         if cutting.max_length is None:
             at_once.setdefault((len(text.parts), None, None), []).append(number)
-        elif _is_long(text) and not _is_cut_from_the_left(tokenizer, cutting):
+        elif len(text.parts[text.windowed]) > PIECE and not is_cut_from_the_left:
             found[number] = _windows_of_pieces(tokenizer, text, cutting)
         else:
             stride = _stride(tokenizer, text, cutting)
@@ -137,14 +138,6 @@ def windows_of(tokenizer: Any, texts: Sequence[Text], cutting: Cutting) -> list[
         for number, encodings in zip(numbers, rows, strict=True):
             found[number] = iter(_in_order(encodings, texts[number].windowed, 0, stride))
     return found
-
-
-def _is_long(text: Text) -> bool:
-    return len(text.parts[text.windowed]) > PIECE
-
-
-def _is_cut_from_the_left(tokenizer: Any, cutting: Cutting) -> bool:
-    return tokenizer.truncation_side == "left" and not cutting.reads_all
 
 
 def _strategy(text: Text, cutting: Cutting) -> str:

@@ -85,7 +85,9 @@ class Masking:
         for number, first in enumerate(rng.permutation(len(starts)).tolist()):
             if left <= 0:
                 break
-            length = _span_length(rng) if self.unit == "span" else 1
+            length = 1
+            if self.unit == "span":  # a geometric number of at most LONGEST_SPAN, by the inverse of its distribution
+                length += int(math.log1p(-rng.random() * SHORT_ENOUGH) / math.log1p(-SPAN_CHANCE))
             end = starts[first]
             for word in range(first, min(first + length, len(starts))):
                 is_next = starts[word] == end and chosen[end] < 0  # no special token between, and not chosen yet
@@ -96,11 +98,6 @@ class Masking:
                 chosen[starts[word] : end] = number
                 left -= sizes[word]
         return chosen
-
-
-def _span_length(rng: np.random.Generator) -> int:
-    """Draw a geometric number of at most LONGEST_SPAN, by the inverse of its distribution."""
-    return 1 + int(math.log1p(-rng.random() * SHORT_ENOUGH) / math.log1p(-SPAN_CHANCE))
 
 
 @dataclass(frozen=True)
