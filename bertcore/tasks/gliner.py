@@ -18,6 +18,7 @@ from bertcore.kernels import checks
 from bertcore.models.gliner import GLiNERModel
 from bertcore.tasks.texts import BATCH_TOKENS, TextsCutWarning, checked_text, checked_texts, in_batches
 from bertcore.tokenization import AutoTokenizer
+from bertcore.tokenization.mentions import apart
 from bertcore.tokenization.prompts import MARKS, PromptedText, PromptReader, as_batch, split_words
 
 TRUNCATIONS = "warn", "error"
@@ -190,7 +191,9 @@ class GLiNER:
         found = chain.from_iterable(in_batches(rows, sizes[0], compute, int, sizes[1]))
         for number, row, entities in zip(asked, rows, found, strict=True):
             names = list(sets[number])
-            for each in apart(entities, flat=flat, several=several):
+            spans, scores = [(each.start, each.end + 1) for each in entities], [each.score for each in entities]
+            for place in apart(spans, scores, nested=not flat, several=several):
+                each = entities[place]
                 first, last = (words[number][row.words[word]] for word in (each.start, each.end))
                 text = some[number][first[0] : last[1]]
                 entity = {"start": first[0], "end": last[1], "text": text, "label": names[each.label]}
@@ -273,31 +276,3 @@ def runs_above(scores: np.ndarray, threshold: float) -> list[Found]:
                 score = min(lowest[width], start[first], end[first + width])
                 found.append(Found(first, first + width, label, float(score)))
     return sorted(found, key=lambda each: (each.start, each.label, each.end))
-
-
-def apart(entities: Sequence[Found], *, flat: bool, several: bool) -> list[Found]:
-    """Return the entities that fit together, the highest scores first, in the order of their first words.
-
-    Flat ones share no word; others may lie within another, or be apart. `several` lets equal spans have many labels.
-    """
-    if not entities:
-        return []
-    words, kept = max(each.end for each in entities) + 1, []
-    spans: set[tuple[int, int]] = set()
-    longest = np.full(words, -1)  # the last word of the longest kept span that begins at each word
-    earliest = np.full(words, words)  # the first word of the longest one that ends there
-    taken = np.zeros(words, bool)
-    for each in sorted(entities, key=lambda one: -one.score):
-        start, end = each.start, each.end
-        if (start, end) in spans:
-            fits = several
-        elif flat:
-            fits = not taken[start : end + 1].any()
-        else:
-            fits = (earliest[start:end] >= start).all() and (longest[start + 1 : end + 1] <= end).all()
-        if fits:
-            kept.append(each)
-            spans.add((start, end))
-            taken[start : end + 1] = True
-            longest[start], earliest[end] = max(longest[start], end), min(earliest[end], start)
-    return sorted(kept, key=lambda one: one.start)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -246,15 +245,29 @@ def entities_of(tokenizer: Any) -> dict[str, int]:
     return {"mask": tokenizer.special_entity_ids["entity_mask_token"], "longest": tokenizer.max_mention_length}
 
 
-def apart(spans: Sequence[Span], scores: Sequence[float]) -> list[int]:
+def apart(spans: Sequence[Span], scores: Sequence[float], *, nested: bool = False, several: bool = False) -> list[int]:
     """Return which spans to keep so that none overlap: the highest scores first (Yamada et al. 2020, section 4.3).
 
-    Of equal scores the earlier span wins. The result is in the order of the text.
+    With `nested` one may lie within another; with `several` equal spans are all kept. Of equal scores the first span
+    wins. The result is in the order of their starts.
     """
-    kept: list[tuple[Span, int]] = []
-    for number in sorted(range(len(spans)), key=lambda each: (-scores[each], spans[each])):
+    most = max((end for _, end in spans), default=0)
+    kept: list[int] = []
+    chosen: set[Span] = set()
+    taken = np.zeros(most, bool)
+    longest = np.zeros(most, np.int64)  # the end of the longest kept span that begins at each place
+    earliest = np.full(most, most)  # the start of the longest one whose last place this is
+    for number in sorted(range(len(spans)), key=lambda each: -scores[each]):
         start, end = spans[number]
-        place = bisect(kept, ((start, end), number))
-        if (not place or kept[place - 1][0][1] <= start) and (place == len(kept) or end <= kept[place][0][0]):
-            kept.insert(place, ((start, end), number))
-    return [number for _, number in kept]
+        if (start, end) in chosen:
+            fits = several
+        elif nested:
+            fits = (earliest[start : end - 1] >= start).all() and (longest[start + 1 : end] <= end).all()
+        else:
+            fits = not taken[start:end].any()
+        if fits:
+            kept.append(number)
+            chosen.add((start, end))
+            taken[start:end] = True
+            longest[start], earliest[end - 1] = max(longest[start], end), min(earliest[end - 1], start)
+    return sorted(kept, key=lambda number: spans[number][0])

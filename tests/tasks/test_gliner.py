@@ -13,7 +13,7 @@ from bertcore.cli import main
 from bertcore.gradients import value_and_grad
 from bertcore.kernels import to_host
 from bertcore.models.gliner import GLiNERModel
-from bertcore.tasks.gliner import Found, apart, runs_above
+from bertcore.tasks.gliner import runs_above
 from bertcore.tasks.texts import TextsCutWarning
 from bertcore.tokenization.prompts import as_batch, split_words
 from tests.refusals import refuses
@@ -193,17 +193,6 @@ def test_wrong_masks_of_words_are_refused(model, mask, message):
     ids, attention = [[72, 5, 73, 6]], [[1, 1, 1, 0]]
     mask = None if mask is None else np.array(mask)
     refuses(ValueError, message, model.model, np.array(ids), np.array(attention), words_mask=mask)
-
-
-SPANS = [Found(0, 3, 0, 0.9), Found(1, 2, 1, 0.8), Found(2, 5, 0, 0.7), Found(0, 3, 1, 0.6), Found(4, 6, 0, 0.5)]
-
-
-@pytest.mark.parametrize(
-    "flat, several, kept",
-    [(True, False, [0, 4]), (True, True, [0, 3, 4]), (False, False, [0, 1, 4]), (False, True, [0, 3, 1, 4])],
-)
-def test_spans_that_fit_together(flat, several, kept):
-    assert apart(SPANS, flat=flat, several=several) == [SPANS[number] for number in kept]
 
 
 def test_a_run_needs_every_word_inside():

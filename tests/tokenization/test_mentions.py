@@ -201,13 +201,22 @@ def test_arrays():
 @pytest.mark.parametrize("seed", range(5))
 def test_spans_apart_are_chosen_by_score(seed):
     rng = np.random.default_rng(seed)
-    spans = list({(start, start + size) for start, size in zip(*rng.integers(1, 6, (2, 30)).tolist(), strict=True)})
+    spans = sorted({(start, start + size) for start, size in zip(*rng.integers(1, 6, (2, 30)).tolist(), strict=True)})
     scores = rng.integers(0, 4, len(spans)).tolist()
     kept = []
     for _score, span in sorted((-score, span) for score, span in zip(scores, spans, strict=True)):
         if all(span[1] <= start or end <= span[0] for start, end in kept):
             kept.append(span)
     assert [spans[number] for number in apart(spans, scores)] == sorted(kept)
+
+
+@pytest.mark.parametrize(
+    "nested, several, kept",
+    [(False, False, [0, 4]), (False, True, [0, 3, 4]), (True, False, [0, 1, 4]), (True, True, [0, 3, 1, 4])],
+)
+def test_spans_that_fit_together(nested, several, kept):
+    spans, scores = [(0, 4), (1, 3), (2, 6), (0, 4), (4, 7)], [0.9, 0.8, 0.7, 0.6, 0.5]
+    assert apart(spans, scores, nested=nested, several=several) == kept
 
 
 def test_luke_s_tokenizer_for_texts_alone(luke_folder, tmp_path):
