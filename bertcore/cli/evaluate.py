@@ -1,6 +1,7 @@
 """The command evaluate: how well an encoder finds the documents that answer queries."""
 
 import json
+import math
 from typing import Any
 
 from bertcore.cli.inputs import WithModel, model_folder
@@ -50,8 +51,13 @@ class Evaluate(WithModel):
         from bertcore.tasks.loading import kind_of, load_encoder
 
         folder = model_folder(self.model)
-        if kind_of(folder) == "classifier":
+        kind = kind_of(folder)
+        if kind == "classifier":
             raise CommandError(f"{self.model} scores pairs of texts, expected an encoder of single texts")
+        if self.truncate_dim is not None and kind != "dense":
+            raise CommandError(
+                f"--truncate-dim is {self.truncate_dim}, expected none: {self.model} is a {kind} encoder"
+            )
         queries, corpus = texts_by_id(self.queries, "--queries"), texts_by_id(self.corpus, "--corpus")
         answers = answers_by_query(self.qrels)
         known = {query: documents & corpus.keys() for query, documents in answers.items() if query in queries}
@@ -115,10 +121,12 @@ def answers_by_query(file: str) -> dict[str, set[str]]:
                 "'query 0 document score'"
             )
         try:
-            is_answer = float(score) > 0
-        except (TypeError, ValueError) as error:
-            raise CommandError(f"{_place(record)}: score is {score!r:.100}, expected a number") from error
-        if is_answer:
+            number = float(score)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if math.isnan(number):
+            raise CommandError(f"{_place(record)}: score is {score!r:.100}, expected a number")
+        if number > 0:
             found.setdefault(str(query), set()).add(str(document))
     return found
 

@@ -79,6 +79,8 @@ def test_lines_of_text(encoder_folder, files, capsys):
         ("queries", [], "--queries is"),
         ("qrels", ['{"query-id": "q1"}'], "expected query-id, corpus-id and score"),
         ("qrels", ['{"query-id": "q1", "corpus-id": "a", "score": "x"}'], "score is 'x', expected a number"),
+        ("qrels", ['{"query-id": "q1", "corpus-id": "a", "score": NaN}'], "score is nan, expected a number"),
+        ("qrels", [f'{{"query-id": "q1", "corpus-id": "a", "score": 1{"0" * 400}}}'], "0, expected a number"),
         ("qrels", ['{"query-id": "q1", "corpus-id": "gone"}'], "names no query of --queries with a document"),
     ],
 )
@@ -86,6 +88,11 @@ def test_wrong_files(encoder_folder, files, capsys, option, lines, message):
     assert main(command(encoder_folder, files, **{option: files["write"]("x.jsonl", lines)})) != 0
     said = capsys.readouterr().err
     assert message in said and len(said.splitlines()) == 1
+
+
+def test_dimensions_of_a_sparse_encoder_are_refused(files, tmp_path, capsys):
+    assert main(command(save_tiny_splade(tmp_path / "splade"), files, "--truncate-dim", "2")) != 0
+    assert "--truncate-dim is 2, expected none: " in capsys.readouterr().err
 
 
 def test_a_cross_encoder_is_refused(files, tmp_path, capsys):
