@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parent.parent
-sys.path.insert(0, str(REPOSITORY / "docs"))
-import browser  # noqa: E402
+from docs import browser
 
+REPOSITORY = Path(__file__).parent.parent
 pytestmark = pytest.mark.slow
 
 

@@ -1,20 +1,19 @@
 """A real Chromium that looks at a server's page, and notes what no page may do."""
 
 import contextlib
-import shutil
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from docs.browser import OPTIONS
+from docs.browser import chromium as browser_path
+
 MISSING = (
     "no browser here: apt-get install chromium"
-    if BROWSER is None
+    if browser_path() is None
     else "pip install playwright"
     if find_spec("playwright") is None
     else None
 )
-OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
-OPTIONS += ["--no-first-run", "--disable-component-update"]
 
 
 @contextlib.contextmanager
@@ -23,7 +22,7 @@ def chromium():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as player:
-        browser = player.chromium.launch(executable_path=BROWSER, args=OPTIONS)
+        browser = player.chromium.launch(executable_path=browser_path(), args=OPTIONS)
         yield browser
         browser.close()
 
