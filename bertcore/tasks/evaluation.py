@@ -488,11 +488,11 @@ class ParaphraseMiningEvaluator(Evaluator):
         is_right = np.array([frozenset((self.ids[i], self.ids[j])) in self.duplicates for _, i, j in found], bool)
         metrics = dict.fromkeys(("average_precision", "f1", "precision", "recall", "threshold"), 0.0)
         if is_right.any():
-            ends, right, precision, f1 = _by_threshold(scores, is_right, len(self.duplicates))
+            ends, right, precision, f1, average = _by_threshold(scores, is_right, len(self.duplicates))
             best = int(np.argmax(f1))
             following = min(int(ends[best]) + 1, len(scores) - 1)
             metrics |= {
-                "average_precision": float((precision * np.diff(right, prepend=0)).sum() / len(self.duplicates)),
+                "average_precision": average,
                 "f1": float(f1[best]),
                 "precision": float(precision[best]),
                 "recall": float(right[best] / len(self.duplicates)),
@@ -562,22 +562,21 @@ def _ideal_gains(count: int) -> np.ndarray:
     return np.cumsum(1 / np.log2(np.arange(count) + 2))
 
 
-def _by_threshold(scores: np.ndarray, is_right: np.ndarray, total: int) -> tuple[np.ndarray, ...]:
+def _by_threshold(scores: np.ndarray, is_right: np.ndarray, total: int) -> tuple[Any, ...]:
     """Return for each threshold, from the highest score on: the last place above it, answers, precision, F1.
 
-    Scores come in descending order; equal ones share a threshold.
+    The last entry is the average precision. Scores come in descending order; equal ones share a threshold.
     """
     ends = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))
     right = np.cumsum(is_right)[ends]
     precision, recall = right / (ends + 1), right / total
     f1 = np.divide(2 * precision * recall, precision + recall, out=np.zeros(len(ends)), where=right > 0)
-    return ends, right, precision, f1
+    return ends, right, precision, f1, float((precision * np.diff(right, prepend=0)).sum() / total)
 
 
 def _average_precision(is_right: np.ndarray, scores: np.ndarray) -> float:
     order = np.argsort(-scores, kind="stable")
-    _, right, precision, _ = _by_threshold(scores[order], is_right[order], int(is_right.sum()))
-    return float((precision * np.diff(right, prepend=0)).sum() / is_right.sum())
+    return _by_threshold(scores[order], is_right[order], int(is_right.sum()))[-1]
 
 
 def _ndcg(is_right: np.ndarray, scores: np.ndarray, k: int) -> float:
@@ -594,7 +593,7 @@ def _of_thresholds(scores: np.ndarray, labels: np.ndarray) -> Metrics:
     """Return the metrics of telling pairs apart by thresholds of their scores, the best one for accuracy and for F1."""
     order = np.argsort(-scores, kind="stable")
     scores, is_right = scores[order], labels[order]
-    ends, right, precision, f1 = _by_threshold(scores, is_right, max(int(labels.sum()), 1))
+    ends, right, precision, f1, average = _by_threshold(scores, is_right, max(int(labels.sum()), 1))
     accuracy = (right + (~labels).sum() - (ends + 1 - right)) / len(labels)
     found: Metrics = {"accuracy": float((~labels).mean()), "f1": 0.0, "precision": 0.0, "recall": 0.0, "mcc": 0.0}
     found["accuracy_threshold"] = float(np.nextafter(scores[0], scores.dtype.type(np.inf)))  # none is alike
@@ -608,7 +607,7 @@ def _of_thresholds(scores: np.ndarray, labels: np.ndarray) -> Metrics:
         found |= {"recall": float(right[best] / right[-1]), "f1_threshold": _between(scores, int(ends[best]))}
     predicted = scores >= found["f1_threshold"]
     found["mcc"] = float(np.corrcoef(predicted, is_right)[0, 1]) if 0 < predicted.mean() < 1 and right[-1] else 0.0
-    found["ap"] = float((precision * np.diff(right, prepend=0)).sum() / right[-1]) if right[-1] else 0.0
+    found["ap"] = average
     return found
 
 
