@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -101,7 +102,8 @@ def marked(text: str, spans: Sequence[Span], markers: Sequence[str]) -> tuple[st
     return "".join([*parts, text[done:]]), places
 
 
-class MentionRow(NamedTuple):
+@dataclass(frozen=True)
+class MentionRow:
     """A text with marked entities as a row of a model's inputs.
 
     Attributes:
@@ -111,6 +113,9 @@ class MentionRow(NamedTuple):
 
     values: dict[str, list] | None
     was_cut: bool
+
+    def __len__(self) -> int:
+        return len((self.values or {"input_ids": ()})["input_ids"])
 
 
 def mention_rows(

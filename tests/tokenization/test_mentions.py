@@ -118,7 +118,7 @@ def test_spans_that_are_cut_off(tokenizer, luke_folder):
     last = mention_rows(tokenizer, ["paris is the capital of france"] * 2, [[(24, 30)]] * 2, ("@",), 10)
     assert (
         last[0].values["entity_start_positions"] == [6]
-        and mention_rows(tokenizer, ["paris is the capital of france"], [[(24, 30)]], ("@",), 9)[0][0] is None
+        and mention_rows(tokenizer, ["paris is the capital of france"], [[(24, 30)]], ("@",), 9)[0].values is None
     )
 
 

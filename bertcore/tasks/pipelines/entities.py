@@ -84,16 +84,6 @@ class _Mention(Text):
     spans: tuple[Span, ...] = ()
 
 
-class _MentionRow:
-    """A row of the model's inputs, in place of a window."""
-
-    def __init__(self, values: Mapping[str, Sequence[Any]]):
-        self.values = values
-
-    def __len__(self) -> int:
-        return len(self.values["input_ids"])
-
-
 class EntityClassificationPipeline(_EntityPipeline):
     """Predict the type of an entity in a text: {"label", "score"}, or with `top_k` a list of them, best first.
 
@@ -148,7 +138,7 @@ class EntityClassificationPipeline(_EntityPipeline):
                 cut.count(row.was_cut and cutting.truncation == "warn")
                 each.item.kept[each.number].append(None)
                 each.item.in_work, each.item.unread_texts = 1, 0
-                yield _Row(each.item, each.number, 0, _MentionRow(row.values))
+                yield _Row(each.item, each.number, 0, row)
 
     def _arrays(self, found: Sequence[Any], least: int = 0) -> dict[str, np.ndarray]:
         width = max(least, *map(len, found))
