@@ -469,7 +469,13 @@ class ParaphraseMiningEvaluator(Evaluator):
         self.ids = list(sentences_map)
         self.sentences = list(checked_texts(sentences_map.values(), "sentences_map"))
         known = set(self.ids)
-        pairs = {(a, b) for a, b in duplicates_list or () if a in known and b in known}
+        if not isinstance(duplicates_dict, Mapping | None):
+            raise TypeError(f"duplicates_dict is {duplicates_dict!r:.60}, expected a mapping of ids to others")
+        given = list(duplicates_list or ())
+        for pair in given:
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise TypeError(f"duplicates_list has {pair!r:.60}, expected pairs of ids")
+        pairs = {(a, b) for a, b in given if a in known and b in known}
         for a, others in (duplicates_dict or {}).items():
             same = [b for b, is_same in others.items() if is_same] if isinstance(others, Mapping) else others
             pairs |= {(a, b) for b in same if a in known and b in known}
@@ -522,7 +528,10 @@ def _columns(**columns: Sequence[str]) -> list[list[str]]:
 
 
 def _numbers(name: str, values: Any, count: int) -> np.ndarray:
-    numbers = np.asarray(values, np.float64) if not isinstance(values, str) else np.empty(0)
+    try:
+        numbers = np.asarray(values, np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"{name} is {values!r:.60}, expected {count} finite numbers") from error
     if numbers.shape != (count,) or not np.isfinite(numbers).all():
         raise ValueError(f"{name} has shape {numbers.shape}, expected ({count},): a finite number each")
     return numbers
@@ -532,7 +541,7 @@ def _similarities(names: Sequence[str] | None, main: str | None) -> list[str]:
     """Return the names of the similarities to compare, none for the encoder's own."""
     chosen = list(names or ([] if main is None else [main]))
     for name in chosen if main is None else [*chosen, main]:
-        if name not in SIMILARITIES or (main is not None and main not in chosen):
+        if not isinstance(name, str) or name not in SIMILARITIES or (main is not None and main not in chosen):
             raise ValueError(
                 f"similarity_fn_names is {chosen}, the main one {main!r}, expected {', '.join(SIMILARITIES)}"
             )
