@@ -115,7 +115,7 @@ class MentionRow:
     was_cut: bool
 
     def __len__(self) -> int:
-        return len((self.values or {"input_ids": ()})["input_ids"])
+        return len(self.values["input_ids"]) if self.values else 0
 
 
 def mention_rows(
@@ -267,7 +267,7 @@ def apart(spans: Sequence[Span], scores: Sequence[float], *, nested: bool = Fals
         if (start, end) in chosen:
             fits = several
         elif nested:
-            fits = (earliest[start : end - 1] >= start).all() and (longest[start + 1 : end] <= end).all()
+            fits = bool((earliest[start : end - 1] >= start).all() and (longest[start + 1 : end] <= end).all())
         else:
             fits = not taken[start:end].any()
         if fits:
