@@ -116,6 +116,7 @@ def drawn(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_training_costs(capsys, tmp_path, monkeypatch, drawn):
     monkeypatch.setenv("BERTCORE_BACKEND", "numpy")  # in the processes that are measured, which load no compiler
     config = {**CONFIG, "num_hidden_layers": 1}

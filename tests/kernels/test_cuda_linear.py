@@ -166,6 +166,7 @@ def test_values_beyond_the_input_are_not_read(cuda):
     check(cuda, storage[:, :39], strategies.normal(1, (24, 39), np.float16))
 
 
+@pytest.mark.slow
 @only_by_one_kernel
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_turing(dtype):

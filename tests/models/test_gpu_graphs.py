@@ -17,7 +17,6 @@ from tests.cuda_emulator.streams import CaptureError, Graph, Stream
 from tests.tiny_families import drawn_anew, runnable, tiny_config
 
 RECURRENT = ("transfo-xl-wt103", "xlnet-base-cased")
-ALWAYS = "deberta-v2-xlarge"  # the most kinds of kernels in one model; the others are slow
 # Batches of one layout, 24 tokens and 3 sequences, none of more than 16, of awkward lengths; the third fills it.
 BATCHES = ([5, 11, 1], [16, 0, 3], [8, 8, 8], [1, 13, 9])
 
@@ -40,9 +39,8 @@ def check(model, batch):
     np.testing.assert_allclose(hidden.get(), expected, atol=2e-5 * np.abs(expected).max(initial=0))
 
 
-@pytest.mark.parametrize(
-    "name", [ALWAYS, *(pytest.param(name, marks=pytest.mark.slow) for name in runnable() if name != ALWAYS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", runnable())
 def test_replays_give_what_numpy_gives(gpu, name):
     model = tiny_model(name)
     for number, lengths in enumerate(BATCHES):

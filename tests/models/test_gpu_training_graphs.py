@@ -37,6 +37,7 @@ def model():
     return tiny_model("bert-base-uncased")
 
 
+@pytest.mark.slow
 def test_gradients_of_replays(gpu, model, monkeypatch):
     for number, lengths in enumerate(BATCHES):
         batch = batch_of(lengths)

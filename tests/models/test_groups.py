@@ -59,7 +59,9 @@ def test_a_small_batch_is_one_group(lengths):
     assert group is whole
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "int8"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bfloat16", "int8"))]
+)
 def test_groups_do_not_change_a_bit(dtype, monkeypatch):
     model, (ids, mask) = AutoModel.from_config(CONFIG, dtype=dtype), batch(LENGTHS)
     with use_backend("numba"):

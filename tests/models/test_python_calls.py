@@ -25,7 +25,7 @@ CONFIG = {
 # The most calls of one pass of a layer: a program that is kept, one that is noted anew, a pass operation by operation,
 # gradients, and a training step with dropout.
 MOST_CALLS = {"recorded": 200, "new layout": 600, "eager": 500, "gradients": 1400, "training step": 2000}
-SETTINGS = 6  # the backend, autocast, the tape, the options of losses, kept scores
+SETTINGS = 7  # the backend, autocast, the tape, the options of losses, kept scores and losses
 
 
 def calls_of(function):

@@ -55,6 +55,7 @@ def test_the_emulated_gpu_agrees(model, emulated_gpu):
         np.testing.assert_allclose(found, model.model(**batch).logits, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_gradients_are_the_slopes(folder):
     model = GLiNERModel.from_pretrained(folder, dtype="float64")
     batch = batch_of(GLiNER.from_pretrained(folder))
