@@ -85,7 +85,7 @@ def no_http(port):
     before = broken(port)
     with raw(port, b"\x16\x03\x01 this is no HTTP\r\n\r\n") as connection:
         assert connection.recv(1000).startswith(b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json")
-    assert broken(port) == before + 1
+    assert broken(port) > before  # others may send the same meanwhile
 
 
 def too_long_a_head(port):
