@@ -33,7 +33,8 @@ SMALL_NAMES: dict[Wanted, tuple[str, ...]] = {
     "tokenizer": (CONFIG_NAME, *TOKENIZER_NAMES),
     "gliner": ("gliner_config.json", *TOKENIZER_NAMES),
     "sentence_encoder": (
-        CONFIG_NAME, MODULES_NAME, "config_sentence_transformers.json", *SENTENCE_NAMES, *TOKENIZER_NAMES,
+        CONFIG_NAME, "gliner_config.json", MODULES_NAME, "config_sentence_transformers.json", *SENTENCE_NAMES,
+        *TOKENIZER_NAMES,
     ),
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -14,12 +15,14 @@ from bertcore.cli.outputs import output_stream
 from bertcore.cli.reports import figures, label_names, metric_of
 from bertcore.cli.training import Adapters, Data, check_once, print_malformed
 
-EMBEDDING_TASKS = ("similarity", "pair")
+LATE_TASKS = ("late-interaction", "late-distillation")
+EMBEDDING_TASKS = ("similarity", "pair", *LATE_TASKS)
 MENTION_TASKS = ("entity-classification", "relation-extraction")
 ENTITY_TASKS = (*MENTION_TASKS, "span-ner")
 WORDS, TAGS = "tokens", "tags"  # names of columns
 LONGEST = 512  # tokens, for models that take more
 LONGEST_EMBEDDED = 128
+MOST_KINDS = 100  # of entities, that are looked for in held-out texts
 WEIGHT = Kind(
     lambda text: text if text == "balanced" else NUMBER.read(text),
     "balanced, or a number from 0 up for each class",
@@ -108,10 +111,11 @@ class Labels(LabelledData):
         """Check that the task uses the columns that are given."""
         if self.label_kind and self.task != "sequence":
             raise CommandError(f"--label-kind is given with --task {self.task}, expected --task sequence")
+        is_fixed = self.task in ("qa", "zero-shot-ner")
         if (self.task in ("token", *ENTITY_TASKS) and self.text_pair) or (
-            self.task == "qa" and (self.text_pair or self.text or self.label)
+            is_fixed and (self.text_pair or self.text or self.label)
         ):
-            others = ", --text and --label" if self.task == "qa" else ""
+            others = ", --text and --label" if is_fixed else ""
             raise CommandError(f"--task {self.task} has no use for --text-pair{others}")
 
     def examples(
@@ -138,19 +142,24 @@ class Finetune(Labels, Adapters):
       relation-extraction    the relation of two entities: {"text", "spans": [head, tail], "label"} a line
       entity-classification  the type of an entity, or a list of types: {"text", "spans": [entity], "label"} a line
       span-ner               the entities of a text: {"text", "spans": [[first, last + 1, label], ...]} a line
+      zero-shot-ner          the same for a GLiNER model, which goes on to take any labels
       similarity             the similarity of two texts (--text, --text-pair), a number (--label), by CoSENT
       pair                   texts that belong together: each first one is to find its second one in the batch
 
+      late-interaction       the same for vectors of tokens (ColBERT); a list "negatives" has texts that do not belong
+      late-distillation      a teacher's scores (--label) of the second text and of each of its "negatives"
+
     An entity is [first, last + 1], characters of the text. BERT and its kin read it between marks, LUKE as an entity.
-    The last two tasks give a sentence encoder. Labels are found in the data. A tenth of it is held out to measure the
-    model, unless --eval is given. Ctrl-C ends a run when its checkpoint is written; the same command with --resume goes
-    on to the same result.
+    The last four tasks give a sentence encoder or a late-interaction encoder. Labels are found in the data. A tenth of
+    it is held out to measure the model, unless --eval is given. Ctrl-C ends a run when its checkpoint is written; the
+    same command with --resume goes on to the same result.
 
     Examples:
         bertcore finetune reviews.csv --model bert-base-uncased/ --task sequence --text review --out my-classifier/
         bertcore finetune train.txt --model roberta-base/ --task token --epochs 5 --out my-tagger/
         bertcore finetune pairs.csv --model demo --task pair --text question --text-pair answer --out my-encoder/
         bertcore finetune pairs.jsonl --model biobert/ --task relation-extraction --out my-relations/
+        bertcore finetune entities.jsonl --model urchade/gliner_small-v2.1 --task zero-shot-ner --out my-gliner/
         bertcore finetune squad.jsonl --model bert-base-uncased/ --task qa --max-seconds 3600 --out my-reader/
 
     Attributes:
@@ -166,7 +175,7 @@ class Finetune(Labels, Adapters):
     positions = ("data",)
 
     model: File
-    task: Annotated[str, ("sequence", "token", "qa", *ENTITY_TASKS, *EMBEDDING_TASKS)]  # type: ignore[misc]
+    task: Annotated[str, ("sequence", "token", "qa", *ENTITY_TASKS, "zero-shot-ner", *EMBEDDING_TASKS)]  # type: ignore[misc]
     keep_checkpoints: bool = False
     class_weights: Annotated[tuple[float | str, ...], WEIGHT, SEVERAL] = ()
     negative_label: str | None = None
@@ -174,7 +183,7 @@ class Finetune(Labels, Adapters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.class_weights and self.task in ("qa", *EMBEDDING_TASKS):
+        if self.class_weights and self.task in ("qa", "zero-shot-ner", *EMBEDDING_TASKS):
             raise CommandError(f"--class-weights is given with --task {self.task}, expected one with classes")
         if "balanced" in self.class_weights and len(self.class_weights) > 1:
             raise CommandError("--class-weights has balanced beside other weights, expected it alone")
@@ -207,8 +216,9 @@ class Finetune(Labels, Adapters):
         from bertcore.training.data import SpanCollator
 
         rows, held_out = self.labelled_rows(self.seed)
-        if self.task in EMBEDDING_TASKS:
-            self._train_encoder(folder, rows, held_out)
+        other = {"zero-shot-ner": self._train_gliner} | dict.fromkeys(LATE_TASKS, self._train_late)
+        if self.task in ("zero-shot-ner", *EMBEDDING_TASKS):
+            other.get(self.task, self._train_encoder)(folder, rows, held_out)
             return
         columns = self.columns(rows if self.eval else [*rows, *held_out])
         if len(getattr(columns, "labels", ())) == 1 and not getattr(columns, "is_multiple", False):
@@ -317,14 +327,78 @@ class Finetune(Labels, Adapters):
 
         self.train_and_report(trainer, measure)
 
+    def _train_late(self, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
+        """Train a late-interaction encoder on queries and documents, and print the results."""
+        from bertcore import MultiVectorEncoder
+        from bertcore.training.data import QueriedTexts
+        from bertcore.training.objectives import multi_vector
+
+        is_distilled = self.task == "late-distillation"
+        label = (self.label or "label") if is_distilled else None
+        columns = QueriedTexts(self.text or "text", self.text_pair or "text_pair", label)
+        train, measured = columns.examples(rows), columns.examples(held_out)
+        if len({len(example) for example in [*train, *measured]}) > 1:
+            raise CommandError("records have different numbers of negatives, expected the same in all")
+        encoder = with_new_head(MultiVectorEncoder, model_folder(self.model), document_length=self.max_length)
+        kind = multi_vector.DistillKLDiv if is_distilled else multi_vector.MultipleNegativesRanking
+        model = self.with_adapters(encoder.model)
+        trainer = self.trainer(folder, model, train, measured, encoder.tokenizer, objective=kind(encoder))
+        print(f"data      {len(train):,} queries, {len(measured):,} held out")
+
+        def measure(out: Path) -> dict[str, float]:
+            import numpy as np
+
+            encoder.model = trainer.model
+            encoder.save_pretrained(out)
+            if not measured:
+                return {}
+            queries = encoder.encode_query([example["query"] for example in measured], truncation=True)
+            documents = encoder.encode_document([example["document"] for example in measured], truncation=True)
+            nearest = encoder.similarity(queries, documents).argmax(axis=1)
+            return {"first_of_all": float((nearest == np.arange(len(measured))).mean())}
+
+        self.train_and_report(trainer, measure)
+
+    def _train_gliner(self, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
+        """Train a GLiNER model on texts with entities, and print the results."""
+        from bertcore import GLiNER
+        from bertcore.training import objectives
+        from bertcore.training.data import LabelledEntities
+        from bertcore.training.metrics import of_counts
+
+        if self.max_length or self.lora:
+            raise CommandError("--max-length or --lora is given with --task zero-shot-ner, which has no use for it")
+        columns = LabelledEntities(nested=True)
+        own, others = ([columns.entities(*each[::-1]) for each in enumerate(some)] for some in (rows, held_out))
+        counts = Counter(kind for some in [*own, *others] for _, kind in some)
+        if not counts:
+            raise CommandError(f"{', '.join(self.data)} has no entities in 'spans', expected some")
+        model = GLiNER.from_pretrained(model_folder(self.model, "gliner"))
+        labels = [kind for kind, _ in counts.most_common(MOST_KINDS)]
+        model.inference([], labels)
+        objective = objectives.GLiNEREntities(model.model)
+        trainer = self.trainer(folder, model.model, rows, held_out, model.tokenizer, objective=objective)
+        names = ", ".join(labels[:8])
+        print(f"data      {len(rows):,} texts, {len(held_out):,} held out; {len(counts)} labels ({names:.200})")
+
+        def measure(out: Path) -> dict[str, float]:
+            texts = [row["text"] for row in held_out]
+            found = GLiNER.from_pretrained(out).inference(texts, labels, truncation=True)
+            given = [{(each["start"], each["end"], each["label"]) for each in some} for some in found]
+            right = [{(*span, kind) for span, kind in some} for some in others]
+            hits = sum(len(one & other) for one, other in zip(given, right, strict=True))
+            return of_counts(hits, sum(map(len, given)), sum(map(len, right))) if held_out else {}
+
+        self.train_and_report(trainer, measure)
+
 
 def with_new_head(kind: Any, source: Any, **options: Any) -> Any:
-    """Return a model of a class from a folder; its head may be new."""
+    """Return a model or an encoder of a class from a folder; its head may be new."""
     from bertcore.models.model import NewlyInitialisedWarning
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NewlyInitialisedWarning)
-        return kind.from_pretrained(source, **options)
+        return getattr(kind, "from_pretrained", kind)(source, **options)
 
 
 class Calibrate(LabelledData, WithModel):

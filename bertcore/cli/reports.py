@@ -15,6 +15,7 @@ PIPELINES = {
     "AutoModelForEntityClassification": "entity-classification",
     "AutoModelForEntityPairClassification": "relation-extraction",
     "AutoModelForEntitySpanClassification": "span-ner",
+    "GLiNERModel": "zero-shot-ner",
 }
 SETTINGS = (
     *("optim", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "label_smoothing_factor"),
@@ -43,15 +44,12 @@ def _card(folder: Path, command: Any, trainer: Any, outcome: Any, scores: Mappin
     source = {"pretrain": "model", "finetune": "model", "distill": "teacher"}[verb]
     aim = getattr(command, "task", None) or getattr(command, "objective", "")
     data = ", ".join(f"`{Path(each).name}`" for each in getattr(command, "data", ()) or getattr(command, "corpus", ()))
-    is_encoder = (folder / "modules.json").is_file()
+    is_encoder, is_late = (folder / "modules.json").is_file(), aim in ("late-interaction", "late-distillation")
     task = "sentence-similarity" if is_encoder else PIPELINES.get(kind)
     load, use = f'{kind}.from_pretrained("{folder.name}")', ""
     if is_encoder:
-        kind, load, use = (
-            "SentenceEncoder",
-            f'SentenceEncoder("{folder.name}")',
-            '\nmodel.encode(["a text", "another"])',
-        )
+        kind = "MultiVectorEncoder" if is_late else "SentenceEncoder"
+        load, use = f'{kind}("{folder.name}")', '\nmodel.encode(["a text", "another"])'
     elif task:
         kind, load = "pipeline", f'pipeline("{task}", "{folder.name}")'
     times = "_runtime", "_per_second"

@@ -54,6 +54,7 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/v2/rerank": scores.cohere_rerank,
     "/predict": scores.predict,
     "/token_classification": words.token_classification,
+    "/predict_entities": words.predict_entities,
     "/fill_mask": words.fill_mask,
     "/attention": words.attention,
     "/tokenize": information.tokenize,
@@ -66,6 +67,7 @@ ROOTS: dict[str, Endpoint] = {
     "classifier": scores.predict,
     "reranker": scores.rerank,
     "token-classification": words.token_classification,
+    "zero-shot-ner": words.predict_entities,
     "fill-mask": words.fill_mask,
 }
 # GET: the answer is given the fields of the query and the named parts of the path as its body; all are texts.
@@ -83,8 +85,8 @@ def create_app(
 
     Args:
         models: folders, ids on the Hugging Face hub, or the word demo for all-MiniLM-L6-v2: sentence encoders,
-            late-interaction and sparse encoders, classifiers of texts or tokens, masked language models. Requests call
-            them by the last part of these names.
+            late-interaction and sparse encoders, classifiers of texts or tokens, GLiNER, masked language models.
+            Requests call them by the last part of these names.
         settings: limits; see `ServerSettings`.
         dtype: of the weights, as for AutoModel.
 

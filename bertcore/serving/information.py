@@ -98,6 +98,7 @@ LABEL_IDS = {"id2label": {"type": "object"}, "label2id": {"type": "object"}}
 KINDS = {
     "embedding": record(pooling=TEXT),
     **dict.fromkeys(("classifier", "reranker", "token-classification"), record(**LABEL_IDS)),
+    "zero-shot-ner": record(max_words=INTEGER),
     "fill-mask": record(mask_token=TEXT),
 }
 COUNTS = ("max_concurrent_requests", "max_input_length", "max_batch_tokens", "max_client_batch_size")
@@ -121,6 +122,8 @@ async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -
     kind = task_of(model)
     if kind == "fill-mask":
         about: dict[str, Any] = {"mask_token": model.tokenizer.mask_token}
+    elif kind == "zero-shot-ner":
+        about = {"max_words": model.engine.model.gliner.max_len}
     elif kind == "sparse":
         kind, about = "embedding", {"pooling": "splade"}
     elif model.kind == "late":
@@ -153,6 +156,7 @@ TASKS = {  # others by their own kinds
     "dense": "embedding",
     "late": "late-interaction",
     "tagger": "token-classification",
+    "gliner": "zero-shot-ner",
     "masked": "fill-mask",
 }
 

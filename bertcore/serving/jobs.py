@@ -47,17 +47,32 @@ def read_jobs(
     """
     jobs, most = [], most or model.max_seq_length
     texts = [model.shortened(text, "right", names(index)) for index, text in enumerate(texts)]
-    model.check_read(sum(map(len, texts)), "characters")
+    labels = options.get("labels", ())
+    model.check_read(sum(map(len, texts)) + len(texts) * sum(map(len, labels)), "characters")
     for index, text in enumerate(texts):
-        ids = model.tokenizer(text, truncation=truncate, max_length=most if truncate else None)["input_ids"]
-        if len(ids) > most:
-            raise too_long(f"{names(index)} has more than {most} tokens, the limit")
+        if labels:
+            ids, is_long = labelled_ids(model, text, labels)
+        else:
+            ids = model.tokenizer(text, truncation=truncate, max_length=most if truncate else None)["input_ids"]
+            is_long = len(ids) > most
+        if is_long and not truncate:
+            words = f"{model.engine.model.gliner.max_len} words, or {most} tokens with the labels" if labels else ""
+            raise too_long(f"{names(index)} has more than {words or f'{most} tokens'}, the limit")
         top = min(options.get("top_k", 0), len(model.tokenizer))
         masks = ids.count(model.tokenizer.mask_token_id) if top else 0
         if top and not masks:
             raise invalid(f"{names(index)} has no {model.tokenizer.mask_token}, expected one for each missing word")
         jobs.append(Job(text, len(ids), tuple(options.items()), masks, top * masks))
     return jobs
+
+
+def labelled_ids(model: Any, text: str, labels: Sequence[str]) -> tuple[list[int], bool]:
+    """Return the token ids of a text behind labels, and whether it is cut. Raises RequestError for too long labels."""
+    try:
+        ((row, was_cut),) = model.engine.gliner.token_rows([(text, {label: label for label in labels})])
+    except ValueError as error:
+        raise invalid(str(error)) from error
+    return row.read.input_ids, was_cut
 
 
 def answers(model: Any, jobs: Sequence[Job]) -> list[Any]:
@@ -93,6 +108,11 @@ def attentions(model: Any, jobs: Sequence[Job]) -> list[Any]:
 def answer_bytes(model: Any, job: Job) -> int:
     """Return the bytes that a pipeline's answer takes, at most: entities, or words of masks, each with the text."""
     text = 6 * len(job.text.encode())  # of JSON's escapes
+    if model.kind == "gliner":
+        options, spec = dict(job.options), model.engine.model.gliner
+        depth = 1 if options["flat_ner"] else spec.max_width if spec.kind == "span" else spec.max_len
+        each = text + job.tokens * (SCORE + 6 * max(len(label.encode()) for label in options["labels"]))
+        return depth * each * (len(options["labels"]) if options["multi_label"] else 1)
     if model.kind == "tagger":
         return text + job.tokens * (SCORE + 6 * max(len(label.encode()) for label in model.labels))
     return job.words * (SCORE + text + 16 * job.tokens)

@@ -20,7 +20,9 @@ from bertcore.serving.jobs import SCORE, Job, answer_bytes, answers, attentions,
 from bertcore.serving.memory import hold
 from bertcore.serving.requests import RequestError, no_model, too_large, too_long, unknown_token, unsupported
 from bertcore.tasks.folder import read_modules
+from bertcore.tasks.gliner import is_gliner
 from bertcore.tasks.loading import ENCODERS, kind_of
+from bertcore.tasks.pipelines.classification import ZeroShotNerPipeline
 from bertcore.tasks.pipelines.pretrained import FillMaskPipeline
 from bertcore.tasks.pipelines.spans import TokenClassificationPipeline
 from bertcore.tasks.texts import MOST_TOKENS, by_halves, grouped, lower_cased
@@ -29,6 +31,7 @@ from bertcore.tasks.texts import MOST_TOKENS, by_halves, grouped, lower_cased
 SHORT = 2000
 LONG = 1 << 13  # characters that are tokenized even if the model reads fewer: each takes 170 bytes
 LONGEST = 1 << 18  # characters of a text that are searched for as many tokens as the model reads
+LONGEST_LABELLED = 4096  # tokens of labels and text of a GLiNER model
 WIDEST = 32  # characters of a token, of a text that is longer
 # On a CPU larger batches are not faster, and requests wait for them.
 LARGEST_ON_CPU = 1024
@@ -44,11 +47,13 @@ WHAT = {
     "sparse": "embeds texts into sparse vectors",
     "classifier": "classifies texts",
     "tagger": "classifies tokens",
+    "gliner": "finds entities of given labels",
     "masked": "predicts masked words",
 }
 Kinds = str | tuple[str, ...] | None  # of a request: one, several, or any
 PIPELINES: dict[str, Any] = {
     "tagger": TokenClassificationPipeline.from_pretrained,
+    "gliner": ZeroShotNerPipeline.from_pretrained,
     "masked": FillMaskPipeline.from_pretrained,
 }
 ARCHITECTURES = {"ForTokenClassification": "tagger", "ForMaskedLM": "masked"}
@@ -131,7 +136,7 @@ class ServedModel:
     """
 
     def __init__(self, folder: Path, name: str, *, dtype: str | None = None):
-        self.name, self.kind = name, kind_of(folder)
+        self.name, self.kind = name, "gliner" if is_gliner(folder) else kind_of(folder)
         if self.kind == "dense" and read_modules(folder) is None:
             architecture = str((read_config(folder).get("architectures") or [""])[0])
             self.kind = next((ARCHITECTURES[end] for end in ARCHITECTURES if architecture.endswith(end)), "dense")
@@ -141,17 +146,22 @@ class ServedModel:
             if self.kind != "masked":
                 raise
             self.kind, self.pipeline = "dense", None  # saved without the head or the mask token: it embeds
-        is_tagger = self.kind == "tagger"
+        is_tagger, has_labels = self.kind == "tagger", self.kind == "gliner"
         self.kinds: tuple[str, ...] = ("masked", "dense") if self.kind == "masked" else (self.kind,)
-        self.engine: Any = self.pipeline if is_tagger else ENCODERS[self.kinds[-1]](folder, dtype=dtype)
+        self.engine: Any = self.pipeline if is_tagger or has_labels else ENCODERS[self.kinds[-1]](folder, dtype=dtype)
         if self.kind == "masked":
             self.engine.model = self.pipeline.model  # one encoder in memory
         self.tokenizer = self._part.tokenizer
-        self.layers = getattr(self.engine.model.spec, "layers", ())  # a table of vectors has none
+        # A table of vectors has none, and GLiNER does not return attention.
+        self.layers = () if has_labels else getattr(self.engine.model.spec, "layers", ())
         positions = self.engine.model.spec.longest_sequence or MOST_TOKENS
-        self.max_seq_length = (
-            min(self.tokenizer.model_max_length, positions) if is_tagger else self.engine.max_seq_length
-        )
+        if has_labels:  # a file may state no limit: no request is to have a row of any length
+            reader = self.engine.gliner
+            self.max_seq_length = reader.max_seq_length = min(reader.max_seq_length, LONGEST_LABELLED)
+        elif is_tagger:
+            self.max_seq_length = min(self.tokenizer.model_max_length, positions)
+        else:
+            self.max_seq_length = self.engine.max_seq_length
         self._readers = {side: copy.copy(self._part) for side in ("left", "right")}
         for side, reader in self._readers.items():
             reader.tokenizer = copy.copy(self.tokenizer)
@@ -208,7 +218,7 @@ class ServedModel:
 
     async def _aside(self, read: Callable[..., list[Any]], texts: Sequence[Any], options: dict[str, Any]) -> list[Any]:
         """Tokenize, long texts in a thread of their own, so that they do not hold up other requests."""
-        if sum(map(_size, texts)) <= SHORT:
+        if sum(map(_size, texts)) + len(texts) * sum(map(len, options.get("labels", ()))) <= SHORT:
             return read(texts, **options)
         return await asyncio.to_thread(read, texts, **options)
 
@@ -283,7 +293,7 @@ class ServedModel:
         """Return the tokenizer's input for each text."""
         if self.kind == "classifier":
             return [lower_cased(text) for text in texts] if self.engine.scores.do_lower_case else texts
-        return texts if self.kind == "tagger" else [self.engine.prepared(text, prompt) for text in texts]
+        return texts if self.kind in ("tagger", "gliner") else [self.engine.prepared(text, prompt) for text in texts]
 
     async def compute(self, what: str, rows: list[Any]) -> list[Any]:
         """Return `what` for rows of tokens.
@@ -341,6 +351,7 @@ class ServedModel:
         for what, (batcher, _) in self._batchers.items():
             if what == "answers":
                 options: Any = {"top_k": 1} if self.kind == "masked" else {}
+                options = {"labels": ("warm",)} if self.kind == "gliner" else options
                 batcher._compute(read_jobs(self, [f"warm {self.tokenizer.mask_token} up"], truncate=True, **options))
             elif what != "attention":  # on request, and seldom
                 text = ("warm", "up") if self.kind == "classifier" else "warm up"

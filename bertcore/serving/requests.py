@@ -121,6 +121,7 @@ def choice(*names: str) -> Schema:
 TEXT: Schema = {"type": "string", "description": "a string"}
 FILLED: Schema = TEXT | {"minLength": 1}
 FLAG: Schema = {"type": "boolean", "description": "true or false"}
+SHARE: Schema = {"type": "number", "minimum": 0, "maximum": 1, "description": "a number from 0 to 1"}
 COUNT: Schema = {"type": "integer", "minimum": 1, "description": "a positive integer"}
 IDS = many({"type": "integer", "minimum": 0, "description": "a token id"}, "a list of token ids")
 TEXTS = batch(TEXT, "a list of strings")
@@ -138,7 +139,15 @@ MODEL = {"model": optional(TEXT)}
 CUT = {"truncate": optional(FLAG), "truncation_direction": optional(choice("Right", "Left", "right", "left"), "right")}
 PROMPT = {"prompt_name": optional(TEXT)}
 
-TYPES = {"string": str, "boolean": bool, "integer": int, "array": list, "object": dict, "null": type(None)}
+TYPES: dict[str, Any] = {
+    "string": str,
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
 
 
 def checked(schema: Schema, value: Any, name: str, most: int) -> Any:
@@ -153,7 +162,8 @@ def checked(schema: Schema, value: Any, name: str, most: int) -> Any:
     Raises RequestError: 400 for an empty text or list, 413 for a batch beyond the limit, 422 for any other mismatch.
     """
     found = _option(schema, value)
-    if found is None or (isinstance(value, list) and len(value) > found.get("maxItems", len(value))):
+    most_of = None if found is None else found.get("maxItems", found.get("maxLength"))
+    if found is None or (most_of is not None and isinstance(value, list | str) and len(value) > most_of):
         raise invalid(f"{name} is {_shown(value)}, expected {(found or schema)['description']}")
     if value in ("", []) and ("minLength" in found or "minItems" in found):
         raise empty(f"{name} is empty, expected {'a text' if value == '' else 'at least one entry'}")
@@ -192,7 +202,8 @@ def _fits(schema: Schema, value: Any) -> bool:
     return (
         is_right
         and value in schema.get("enum", [value])
-        and ("minimum" not in schema or value is None or value >= schema["minimum"])
+        and (value is None or "minimum" not in schema or value >= schema["minimum"])
+        and (value is None or "maximum" not in schema or value <= schema["maximum"])
     )
 
 

@@ -13,6 +13,7 @@ from bertcore.serving.requests import (
     FLAG,
     MODEL,
     PROMPT,
+    SHARE,
     TEXT,
     choice,
     endpoint,
@@ -29,12 +30,17 @@ INPUTS = {"anyOf": [FILLED, FILLED_TEXTS], "description": "a string or a list of
 NAMES = many(TEXT, maxItems=1000) | {"description": "a list of at most 1000 strings"}
 PLACE = {"score": NUMBER, "word": TEXT, "start": INTEGER, "end": INTEGER}
 ENTITIES = many(record(**PLACE, entity_group=optional(TEXT), entity=optional(TEXT), index=optional(INTEGER)))
+LABELS = many(FILLED | {"maxLength": 200}, "a list of at most 100 labels of at most 200 characters", maxItems=100)
+LABELS["items"]["description"] = "a string of at most 200 characters"
+LABELLED = many(record(start=INTEGER, end=INTEGER, text=TEXT, label=TEXT, score=NUMBER))
 WORDS = many(record(score=NUMBER, token=INTEGER, token_str=TEXT, sequence=TEXT))
 
 
-async def _piped(kind: str, body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def _piped(
+    kind: str, body: dict[str, Any], models: Models, settings: ServerSettings, options: dict[str, Any]
+) -> Any:
     """Return the answers of the pipeline of this kind to the texts of `inputs`; options are those of its call."""
-    model, inputs, options = models.of_kind(kind, body["model"]), body["inputs"], dict(body["parameters"])
+    model, inputs, options = models.of_kind(kind, body["model"]), body["inputs"], dict(options)
     truncate = settings.auto_truncate if options["truncate"] is None else options["truncate"]
     del options["truncate"]
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
@@ -42,7 +48,7 @@ async def _piped(kind: str, body: dict[str, Any], models: Models, settings: Serv
     try:
         await asyncio.to_thread(model.pipeline, iter(()), **options)  # which checks the options
     except ValueError as error:
-        raise invalid(f"parameters: {error}") from error
+        raise invalid(f"parameters: {error}" if "parameters" in body else str(error)) from error
     texts = [inputs] if isinstance(inputs, str) else inputs
     names = ("inputs" if isinstance(inputs, str) else "inputs[{}]").format
     found = await model.compute("answers", await model.jobs(texts, truncate=truncate, names=names, **options))
@@ -70,7 +76,29 @@ async def token_classification(body: dict[str, Any], models: Models, settings: S
     As Hugging Face's inference API: with the aggregation strategy "none" tokens (`entity`) instead of entities
     (`entity_group`), without the labels `ignore_labels`.
     """
-    return await _piped("tagger", body, models, settings)
+    return await _piped("tagger", body, models, settings, body["parameters"])
+
+
+@endpoint(
+    kind="gliner",
+    example={"inputs": "Ada Lovelace lived in London", "labels": ["person", "city"]},
+    result={"anyOf": [LABELLED, many(LABELLED)]},
+    inputs=INPUTS,
+    labels=LABELS,
+    threshold=optional(SHARE, 0.5),
+    flat_ner=optional(FLAG, True),
+    multi_label=optional(FLAG, False),
+    truncate=optional(FLAG),
+    **MODEL,
+)
+async def predict_entities(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+    """Return the entities of the kinds `labels` in each text of `inputs`, with their first characters and last + 1.
+
+    As GLiNER's `predict_entities`: scores are above `threshold`; `flat_ner` false lets an entity lie within another,
+    and `multi_label` lets one have several labels.
+    """
+    names = ("labels", "threshold", "flat_ner", "multi_label", "truncate")
+    return await _piped("gliner", body, models, settings, {name: body[name] for name in names})
 
 
 @endpoint(
@@ -89,7 +117,7 @@ async def fill_mask(body: dict[str, Any], models: Models, settings: ServerSettin
     As Hugging Face's inference API: a text with several masks gets a list for each; `targets` are the words to choose
     from.
     """
-    return await _piped("masked", body, models, settings)
+    return await _piped("masked", body, models, settings, body["parameters"])
 
 
 @endpoint(

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, repeat
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import DType, check_count, check_share, warn_caller
+from bertcore.arguments import DType, check_share
 from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.checkpoint.files import checkpoint_folder, locked, made_folder
 from bertcore.kernels import checks
-from bertcore.models.gliner import GLiNERModel
-from bertcore.tasks.texts import BATCH_TOKENS, TextsCutWarning, checked_text, checked_texts, in_batches
+from bertcore.models.gliner import CONFIG_NAME, GLiNERModel
+from bertcore.tasks.long_texts import Cutting, MergedWindows
+from bertcore.tasks.reading import ReadOptions, TextReader
+from bertcore.tasks.texts import (
+    BATCH_TOKENS,
+    CutTexts,
+    checked_text,
+    checked_texts,
+    progress_bar,
+    sequence_length,
+)
 from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.mentions import apart
 from bertcore.tokenization.prompts import MARKS, PromptedText, PromptReader, as_batch, split_words
@@ -41,7 +51,7 @@ class Found:
     score: float
 
 
-class GLiNER:
+class GLiNER(TextReader):
     """A model that finds the entities of any labels in texts. Several threads may use one at once.
 
     Args:
@@ -51,16 +61,18 @@ class GLiNER:
     Attributes:
         model, tokenizer: the parts.
         has_warned: whether it has warned that texts were cut.
+        max_seq_length: length that labels and text are cut to together, in tokens.
 
     Raises:
         ValueError: if the tokenizer lacks the model's marks, or the model a row for them.
     """
 
+    _name = "texts"
+
     def __init__(self, model: GLiNERModel, tokenizer: Any):
-        self.model, self.tokenizer, self.has_warned = model, tokenizer, False
+        self.model, self.tokenizer = model, tokenizer
         spec, self._reader = model.gliner, PromptReader.of(tokenizer, model.gliner, model.spec.longest_sequence)
-        limit = self._reader.max_tokens
-        self._limits = f"{spec.max_len} words, or the {limit} tokens that the model takes with the labels"
+        self._lengths = self._reader.max_tokens, self._reader.max_tokens, 2, "tokenizer"
         known = tokenizer.convert_tokens_to_ids(spec.ent_token)
         if known != spec.class_token:
             raise ValueError(f"class_token_index is {spec.class_token}, expected {known}, the id of {spec.ent_token!r}")
@@ -143,23 +155,41 @@ class GLiNER:
         threshold: float = 0.5,
         multi_label: bool = False,
         batch_size: int = 8,
+        **options: Any,
+    ) -> list[list[dict[str, Any]]]:
+        """Return the entities of each text in a list; arguments and errors are those of `inference_stream`."""
+        some = [checked_text("texts", texts)] if isinstance(texts, str) else list(checked_texts(texts))
+        return list(self.inference_stream(some, labels, flat_ner, threshold, multi_label, batch_size, **options))
+
+    batch_predict_entities = inference
+
+    def inference_stream(
+        self,
+        texts: Iterable[str],
+        labels: Any,
+        flat_ner: bool = True,
+        threshold: float = 0.5,
+        multi_label: bool = False,
+        batch_size: int = 8,
         *,
         batch_tokens: int = BATCH_TOKENS,
         truncation: bool | str = "warn",
-    ) -> list[list[dict[str, Any]]]:
-        """Return the entities of each text, in the order of their first characters.
+        show_progress_bar: bool | None = False,
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Find entities in texts as they come: an iterator over each text's, in the order of their first characters.
 
         Args:
-            texts: one text or several. A text of more than the config's `max_len` words, or of more tokens than the
-                model takes with its labels, is cut.
-            labels: a list of names, {name: the description that the model reads}, or a list with one of these for each
-                text.
+            texts: strings. A text of more than the config's `max_len` words, or of more tokens than the model takes
+                with its labels, is cut.
+            labels: a list of names, {name: the description that the model reads}, or for a list of texts a list with
+                one of these for each.
             flat_ner: whether no two entities may share a word. Otherwise one may lie within another.
             threshold: entities have scores above this.
             multi_label: whether the same words may have several labels.
             batch_size, batch_tokens: most texts, and most tokens, computed at once; they do not change the result.
             truncation: treatment of texts that are too long: "warn" cuts them, and the first call that does ends with a
                 TextsCutWarning; True cuts them; "error" refuses them.
+            show_progress_bar: whether to show a bar; None shows one on a terminal, if the work takes long.
 
         Returns:
             {"start": the first character, "end": the last + 1, "text", "label", "score"} of each entity.
@@ -169,52 +199,69 @@ class GLiNER:
             ValueError: a text is not valid Unicode, or too long for truncation "error"; a label has one of the model's
                 marks; labels are too long, or their lists not as many as the texts; another argument is out of range.
         """
-        some = [checked_text("texts", texts)] if isinstance(texts, str) else list(checked_texts(texts))
-        sets, threshold = self._checked_labels(labels, len(some)), check_share("threshold", threshold)
-        flat, several = checks.boolean("flat_ner", flat_ner), checks.boolean("multi_label", multi_label)
-        sizes = check_count("batch_tokens", batch_tokens), check_count("batch_size", batch_size)
+        sets = self._checked_labels(labels, len(texts) if isinstance(texts, Sized) else None)
+        checked, threshold = checked_texts(texts), check_share("threshold", threshold)
+        fits = {
+            "nested": not checks.boolean("flat_ner", flat_ner),
+            "several": checks.boolean("multi_label", multi_label),
+        }
         if truncation is not True:
             checks.choice("truncation", truncation, TRUNCATIONS)
-        most = self.model.gliner.max_len + 1  # a word more shows that a text is cut
-        answers: list[list[dict[str, Any]]] = [[] for _ in some]
-        words = [list(islice(split_words(text), most)) for text in some]
-        asked = [number for number, names in enumerate(sets) if words[number] and names]
-        given = [[some[number][slice(*word)] for word in words[number]] for number in asked]
-        rows = self._reader.read(given, [list(sets[number].values()) for number in asked])
-        cut = [number for number, row in zip(asked, rows, strict=True) if row.was_cut]
-        if cut and truncation == "error":
-            raise ValueError(f"texts[{cut[0]}] has more than {self._limits}, and truncation is 'error'")
+        sizes: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_size": batch_size}
+        how = ReadOptions(cutting=Cutting(truncation), backend=kernels.get_backend(), **sizes)
 
-        def compute(batch: list[PromptedText]) -> list[list[Found]]:
-            return self._above(batch, threshold)
+        def compute(rows: list[Asked]) -> list[list[dict[str, Any]]]:
+            read = [row.read for row in rows if row.read.input_ids]
+            found = iter(self._above(read, threshold))
+            return [entities(row, next(found), **fits) if row.read.input_ids else [] for row in rows]
 
-        found = chain.from_iterable(in_batches(rows, sizes[0], compute, int, sizes[1]))
-        for number, row, entities in zip(asked, rows, found, strict=True):
-            names = list(sets[number])
-            spans, scores = [(each.start, each.end + 1) for each in entities], [each.score for each in entities]
-            for place in apart(spans, scores, nested=not flat, several=several):
-                each = entities[place]
-                first, last = (words[number][row.words[word]] for word in (each.start, each.end))
-                text = some[number][first[0] : last[1]]
-                entity = {"start": first[0], "end": last[1], "text": text, "label": names[each.label]}
-                answers[number].append(entity | {"score": each.score})
-        if cut and truncation == "warn" and not self.has_warned:
-            self.has_warned = True
-            problem = f"{len(cut)} of {len(some)} texts were cut to {self._limits}"
-            warn_caller(f"{problem}. This warning is given once", TextsCutWarning)
-        return answers
+        def answers() -> Iterator[list[dict[str, Any]]]:
+            with progress_bar(None, show_progress_bar) as advance:
+                pairs = zip(checked, sets, strict=False)
+                yield from chain.from_iterable(self._read(pairs, compute, MergedWindows("mean"), how, advance))
 
-    batch_predict_entities = inference
+        return answers()
 
-    def _checked_labels(self, labels: Any, texts: int) -> list[Mapping[str, str]]:
+    def token_rows(self, pairs: Iterable[tuple[str, Mapping[str, str]]]) -> list[tuple[Asked, bool]]:
+        """Return the tokens of texts behind {label: what the model reads for it}, and whether each text was cut."""
+        most, rows = self.model.gliner.max_len + 1, []  # a word more shows that a text is cut
+        for text, names in pairs:
+            words = list(islice(split_words(text), most)) if names else []
+            rows.append(Asked(text, words, list(names), PromptedText([], [], [], False)))
+            if words:
+                (rows[-1].read,) = self._reader.read([[text[slice(*word)] for word in words]], [list(names.values())])
+        return [(row, row.read.was_cut) for row in rows]
+
+    def _rows(self, texts: list[Any], how: ReadOptions) -> Iterable[tuple[Any, bool]]:
+        return self.token_rows(texts)
+
+    def _size(self, text: Any) -> int:
+        return len(text[0])
+
+    def _cut_texts(self, max_length: int | None) -> CutTexts:
+        limit = f"{self.model.gliner.max_len} words, or {self.max_seq_length} tokens with the labels,"
+        return CutTexts(self, max_length, None, limit=limit)
+
+    @property
+    def max_seq_length(self) -> int:
+        """Length that labels and text are cut to together, in tokens; None sets the model's."""
+        return self._reader.max_tokens
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int | None) -> None:
+        self._reader.max_tokens = sequence_length(value, *self._lengths)
+
+    def _checked_labels(self, labels: Any, texts: int | None) -> Iterable[Mapping[str, str]]:
         sets, marks = label_sets(labels, texts), (self.model.gliner.ent_token, self.model.gliner.sep_token)
         for prompt in {prompt for some in sets for prompt in some.values()}:
             if any(mark in prompt for mark in marks):
                 raise ValueError(f"labels has {prompt!r}, expected none with {' or '.join(marks)}, the model's marks")
-        return sets
+        return sets if is_for_each(labels) else repeat(sets[0])
 
     def _above(self, rows: Sequence[PromptedText], threshold: float) -> list[list[Found]]:
         """Return the spans of each text whose score is above the threshold."""
+        if not rows:
+            return []
         logits = kernels.to_host(self.model(**as_batch(rows, self.tokenizer.pad_token_id)).logits)
         scores, found = 0.5 + np.tanh(logits / 2) / 2, []  # the logistic function
         for row, own in zip(rows, scores, strict=True):
@@ -226,14 +273,50 @@ class GLiNER:
         return found
 
 
-def label_sets(labels: Any, texts: int) -> list[Mapping[str, str]]:
-    """Return {label: what the model reads for it} for each text."""
-    if isinstance(labels, str | Mapping) or not isinstance(labels, Sequence | np.ndarray):
-        return [_label_set("labels", [labels] if isinstance(labels, str) else labels)] * texts
-    if not any(isinstance(each, list | tuple | Mapping) for each in labels):
-        return [_label_set("labels", labels)] * texts
+@dataclass
+class Asked:
+    """A text with its words, the labels asked for, and its tokens: none if it lacks either."""
+
+    text: str
+    words: list[tuple[int, int]]
+    names: list[str]
+    read: PromptedText
+
+    def __len__(self) -> int:
+        return len(self.read)
+
+
+def entities(row: Asked, found: Sequence[Found], **fits: bool) -> list[dict[str, Any]]:
+    """Return the entities that go together, of the spans found in a text; `fits` is for `apart`."""
+    spans, scores, kept = [(each.start, each.end + 1) for each in found], [each.score for each in found], []
+    for each in (found[place] for place in apart(spans, scores, **fits)):
+        start, end = row.words[row.read.words[each.start]][0], row.words[row.read.words[each.end]][1]
+        entity = {"start": start, "end": end, "text": row.text[start:end], "label": row.names[each.label]}
+        kept.append(entity | {"score": each.score})
+    return kept
+
+
+def is_gliner(folder: Path) -> bool:
+    """Return whether a folder holds a GLiNER model."""
+    return (folder / CONFIG_NAME).is_file()
+
+
+def is_for_each(labels: Any) -> bool:
+    """Return whether labels are a list with those of each text."""
+    return (
+        isinstance(labels, Sequence | np.ndarray)
+        and not isinstance(labels, str)
+        and any(isinstance(each, list | tuple | Mapping) for each in labels)
+    )
+
+
+def label_sets(labels: Any, texts: int | None) -> list[Mapping[str, str]]:
+    """Return {label: what the model reads for it} of all texts, or of each one."""
+    if not is_for_each(labels):
+        return [_label_set("labels", [labels] if isinstance(labels, str) else labels)]
     if len(labels) != texts:
-        raise ValueError(f"labels has {len(labels)} lists, expected one for each of the {texts} texts")
+        expected = "one list for a stream of texts" if texts is None else f"one for each of the {texts} texts"
+        raise ValueError(f"labels has {len(labels)} lists, expected {expected}")
     return [_label_set(f"labels[{number}]", each) for number, each in enumerate(labels)]
 
 

@@ -239,7 +239,7 @@ def first_windows(windows: Iterator[Window], cutting: Cutting, name: str) -> tup
         return windows, False
     first, more = next(windows, None), next(windows, None)
     if more is not None and cutting.truncation == "error":
-        raise too_long(name, cutting.max_length)
+        raise too_long(name, f"{cutting.max_length} tokens")
     return iter(() if first is None else (first,)), more is not None
 
 

@@ -26,7 +26,6 @@ from bertcore.tasks.texts import (
     in_batches,
     lower_cased,
     sequence_length,
-    uncut,
 )
 from bertcore.tokenization import AutoTokenizer, BatchEncoding
 
@@ -180,7 +179,7 @@ class TextReader:
             return
         cut, groups = self._cut_texts(cutting.max_length), grouped(texts, self._size)
         rows = chain.from_iterable(self._rows(group, how) for group in groups)
-        kept = cut.counted(uncut(rows, cutting.max_length, self._name) if cutting.truncation == "error" else rows)
+        kept = cut.counted(rows, self._name if cutting.truncation == "error" else None)
         yield from in_batches(kept, how.batch_tokens, of_batch, advance, how.batch_size)
         if cutting.truncation == "warn":
             cut.warn()

@@ -30,6 +30,7 @@ class CutTexts:
         positions: the model's number of positions; None for no limit.
         argument: the user's name of `max_length`.
         reads_windows: whether the owner can read a whole text with truncation="chunk".
+        limit: `max_length` in words, where tokens are not the only limit.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class CutTexts:
         *,
         argument: str = "max_seq_length",
         reads_windows: bool = False,
+        limit: str | None = None,
     ):
         self._owner, self._max_length, self._positions, self._argument = owner, max_length, positions, argument
+        self._limit = limit or f"{max_length} tokens"
         self._reads_windows = reads_windows
         self._texts = self._cut = 0
 
@@ -50,9 +53,14 @@ class CutTexts:
         self._texts += 1
         self._cut += was_cut
 
-    def counted(self, rows: Iterable[tuple[Row, bool]]) -> Iterator[Row]:
-        """Yield the row of each (row, was cut), and count it."""
-        for row, was_cut in rows:
+    def counted(self, rows: Iterable[tuple[Row, bool]], refused: str | None = None) -> Iterator[Row]:
+        """Yield the row of each (row, was cut), and count it.
+
+        Raises ValueError at the first text that was cut if `refused`, the name of the texts, is given.
+        """
+        for number, (row, was_cut) in enumerate(rows):
+            if was_cut and refused is not None:
+                raise too_long(f"{refused}[{number}]", self._limit, self._reads_windows)
             self.count(was_cut)
             yield row
 
@@ -65,8 +73,7 @@ class CutTexts:
         more = f"; the model takes up to {self._positions} ({self._argument})" if longer else ""
         more += "; truncation 'chunk' reads all of them" if self._reads_windows else ""
         warn_caller(
-            f"{self._cut} of {self._texts} texts were cut to {self._max_length} tokens{more}. This warning is given "
-            "once",
+            f"{self._cut} of {self._texts} texts were cut to {self._limit}{more}. This warning is given once",
             TextsCutWarning,
         )
 
@@ -76,20 +83,10 @@ def lower_cased(text: str) -> str:
     return text.replace("\u03a3", "\u03c3").lower()
 
 
-def too_long(name: str, max_length: int | None) -> ValueError:
+def too_long(name: str, limit: str, reads_windows: bool = True) -> ValueError:
     """Return the error for a text that is too long with truncation="error"."""
-    return ValueError(
-        f"{name} has more than the {max_length} tokens that are read, and truncation is 'error': 'chunk' reads all of "
-        "it"
-    )
-
-
-def uncut(rows: Iterable[tuple[Row, bool]], max_length: int | None, name: str = "texts") -> Iterator[tuple[Row, bool]]:
-    """Yield the rows of (row, was cut). Raises ValueError at the first one that was cut."""
-    for number, (row, was_cut) in enumerate(rows):
-        if was_cut:
-            raise too_long(f"{name}[{number}]", max_length)
-        yield row, was_cut
+    advice = ": 'chunk' reads all of it" if reads_windows else ""
+    return ValueError(f"{name} has more than the {limit} that are read, and truncation is 'error'{advice}")
 
 
 def sequence_length(wanted: int | None, published: int, positions: int | None, special: int, where: Any) -> int:

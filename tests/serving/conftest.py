@@ -8,6 +8,7 @@ from tests.tasks.multi_vector.tiny import save_tiny_late
 from tests.tasks.pipelines.folders import TAGS, save_head
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
 from tests.tiny_bert import save_tiny_encoder, write_json
+from tests.tiny_gliner import tiny_gliner
 
 pytest.importorskip("starlette")
 pytest.importorskip("orjson")
@@ -31,6 +32,8 @@ def folders(tmp_path_factory):
     save_head(root / "tagger", "AutoModelForTokenClassification", TAGS)
     save_head(root / "masked", "AutoModelForMaskedLM")
     save_tiny_late(root / "late")
+    (root / "gliner").mkdir()
+    tiny_gliner(root / "gliner")
     for name, labels in (("reranker", 1), ("classifier", 3)):
         (root / name).mkdir()
         save_tiny_classifier(root / name, labels=labels)

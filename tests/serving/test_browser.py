@@ -21,6 +21,7 @@ TABS = {  # what a model's tabs are
     "masked": ["Missing words", "Attention", "JSON"],
     "splade": ["Weighted words", "Attention", "JSON"],
     "late": ["Ranking", "Attention", "JSON"],
+    "gliner": ["Entities", "JSON"],
 }
 TASKS = [  # model, tab, texts by field, a part of the result
     ("encoder", "similarity", {"inputs": "the cat\n\nparis is\na mat"}, ".heat td"),
@@ -28,6 +29,7 @@ TASKS = [  # model, tab, texts by field, a part of the result
     ("reranker", "rank", {"query": "the cat", "texts": "paris\nan mat\nthe cat"}, ".bars li"),
     ("classifier", "classify", {"inputs": "the cat"}, ".bars li"),
     ("tagger", "entities", {"inputs": "the cat sat on an mat . paris"}, ".text"),
+    ("gliner", "entities", {"inputs": "the big city of a person", "labels": "person, city"}, ".text"),
     ("masked", "fill", {"inputs": "the [MASK] sat"}, ".bars button"),
     ("splade", "sparse", {"inputs": "the cat\nparis"}, ".chips li"),
     ("encoder", "attention", {"inputs": "the cat sat"}, ".heat td"),

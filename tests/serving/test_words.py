@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bertcore import AutoModel, AutoTokenizer, SentenceEncoder, pipeline
+from bertcore import AutoModel, AutoTokenizer, GLiNER, SentenceEncoder, pipeline
 from bertcore.serving.words import MOST_TOKENS
 from bertcore.tasks.static import distill_static
 from tests.serving.process import served
 from tests.serving.test_endpoints import LONG, TEXTS, close, post
 
+ENTITIES = ["the person of New-York", "the big city, the big person in a city", " "]
 MASKED = ["the [MASK] sat on [MASK] mat", "paris is [MASK] ."]
 
 
@@ -25,7 +26,7 @@ def client(folders):
     from bertcore.serving import create_app
 
     with use_backend("numpy"):
-        app = create_app([folders[name] for name in ("tagger", "masked", "encoder")])
+        app = create_app([folders[name] for name in ("tagger", "masked", "encoder", "gliner")])
     with TestClient(app) as client:
         yield client
 
@@ -53,6 +54,47 @@ def test_token_classification(client, folders, options):
     same(post(client, "/token_classification", inputs=TEXTS, parameters=options), expected)
     same(post(client, "/", inputs=TEXTS[0], parameters=options), expected[0])
     same(post(client, "/token_classification", inputs=TEXTS[:1], parameters=options), expected[:1])
+
+
+@pytest.mark.parametrize("options", [{}, {"flat_ner": False, "multi_label": True}, {"threshold": 0.9}])
+def test_entities_of_labels(client, folders, options):
+    given = {"labels": ["person", "big city"], "threshold": 0.3} | options
+    expected = GLiNER.from_pretrained(folders["gliner"]).inference(ENTITIES, **given)
+    assert sum(map(len, expected)) > 0 or given["threshold"] == 0.9
+    same(post(client, "/predict_entities", inputs=ENTITIES, **given), expected)
+    same(post(client, "/predict_entities", inputs=ENTITIES[0], **given), expected[0])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"labels": []}, 400, "labels is empty, expected at least one entry"),
+        ({"labels": ["a", ""]}, 400, "labels[1] is empty, expected a text"),
+        ({"labels": [" "]}, 422, "labels has an empty label"),
+        ({"labels": "a"}, 422, "labels is 'a', expected a list of at most 100 labels"),
+        ({"labels": ["a", 3]}, 422, "labels[1] is 3, expected a string of at most 200 characters"),
+        ({"labels": ["a<<SEP>>"]}, 422, "the model's marks"),
+        ({"labels": ["a" * 201]}, 422, "labels[0] is 'aaa"),
+        ({"labels": ["a"] * 10_000}, 422, "labels is a list of 10000, expected a list of at most 100"),
+        ({"labels": [f"a {number}" for number in range(100)]}, 422, "labels have more than the 64 tokens"),
+        ({"labels": ["a"], "threshold": 1.5}, 422, "threshold is 1.5, expected a number from 0 to 1"),
+        ({"labels": ["a"], "threshold": "0"}, 422, "threshold is '0', expected a number from 0 to 1"),
+        ({"labels": ["a"], "inputs": "a " * 21}, 413, "inputs has more than 20 words, or 64 tokens with the labels"),
+        ({}, 422, "labels is missing"),
+    ],
+    ids=str,
+)
+def test_wrong_labels_are_refused(client, body, status, message):
+    assert message in post(client, "/predict_entities", status, **{"inputs": "the city"} | body)["error"]
+
+
+def test_a_long_text_is_cut_for_labels(client):
+    body = {"labels": ["city"], "threshold": 0, "truncate": True}
+    assert all(each["end"] <= 40 for each in post(client, "/predict_entities", inputs="a " * 5000, **body))
+    many = {"flat_ner": False, "multi_label": True, "labels": ["city", "person"], "threshold": 0}
+    assert len(post(client, "/predict_entities", inputs="a b c", **many)) > 3
+    assert client.get("/info", params={"model": "gliner"}).json()["model_type"] == {"zero-shot-ner": {"max_words": 20}}
+    assert "gliner has no attention" in post(client, "/attention", 424, inputs="a", model="gliner")["error"]
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_k": 2, "targets": ["cat", "mat", "on"]}])
@@ -148,8 +190,9 @@ def test_long_answers_are_refused(folders):
 def test_models_say_what_they_do(client, folders):
     models = {model["id"]: model for model in client.get("/v1/models").json()["data"]}
     assert {name: model["task"] for name, model in models.items()} == {
-        "tagger": "token-classification", "masked": "fill-mask", "encoder": "embedding",
+        "tagger": "token-classification", "masked": "fill-mask", "encoder": "embedding", "gliner": "zero-shot-ner",
     }  # fmt: skip
+    assert (models.pop("gliner")["layers"], models["encoder"]["layers"]) == (0, 2)
     assert all((model["layers"], model["heads"]) == (2, 3) for model in models.values())
     assert models["masked"]["mask_token"] == "[MASK]"
     about = client.get("/info").json()["model_type"]["token-classification"]

@@ -94,14 +94,19 @@ def test_words_without_tokens_do_not_shift_the_others(model):
 
 def test_a_cut_text_is_told_of_once(folder):
     model = GLiNER.from_pretrained(folder)
-    with pytest.warns(TextsCutWarning, match="1 of 2 texts were cut to 20 words, or the 64 tokens that"):
+    with pytest.warns(TextsCutWarning, match="1 of 2 texts were cut to 20 words, or 64 tokens with the labels"):
         model.inference(["a " * 21, "a " * 20], ["city"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.inference(["a " * 21], ["city"])
         GLiNER.from_pretrained(folder).inference(["a " * 21], ["city"], truncation=True)
     refuses(
-        ValueError, r"texts\[1\] has more than 20 words", model.inference, ["a", "a " * 21], ["b"], truncation="error"
+        ValueError,
+        r"texts\[1\] has more than the 20 words",
+        model.inference,
+        ["a", "a " * 21],
+        ["b"],
+        truncation="error",
     )
     refuses(ValueError, "truncation is 'chunk'", model.inference, ["a"], ["city"], truncation="chunk")
     long = GLiNER.from_pretrained(folder)

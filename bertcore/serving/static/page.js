@@ -92,7 +92,7 @@ function marked(text, entities) {
   const characters = [...text], parts = [], labels = new Map();  // places count code points
   let end = 0;
   for (const entity of entities) {
-    const label = entity.entity_group;
+    const label = entity.entity_group ?? entity.label;
     const mark = element("mark", {title: `${label} ${percent(entity.score)}`},
       characters.slice(entity.start, entity.end).join(""), element("small", {}, label));
     mark.style.setProperty("--hue", hueOf(label));
@@ -187,7 +187,8 @@ const TASKS = {
     show: answer => [element("ol", {className: "bars"}, ...answer.map(({label, score}) => bar(label, score, percent(score))))],
   },
   entities: {
-    request: form => ["token_classification", {inputs: form.inputs.value}],
+    request: ({inputs, labels}) => chosen().task !== "zero-shot-ner" ? ["token_classification", {inputs: inputs.value}]
+      : ["predict_entities", {inputs: inputs.value, labels: labels.value.split(",").map(label => label.trim()).filter(Boolean)}],
     show: (answer, sent) => marked(sent.inputs, answer),
   },
   fill: {
@@ -363,6 +364,7 @@ function useModel() {
   options(attention.layer, model.layers);
   attention.layer.value = model.layers;
   options(attention.head, model.heads, [element("option", {value: ""}, "mean of all")]);
+  at("kinds").hidden = model.task !== "zero-shot-ner";
   if (model.mask_token) {
     const text = at("fill").querySelector("textarea");
     if (!text.value) text.value = `The capital of France is ${model.mask_token}.`;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
@@ -20,9 +19,7 @@ from bertcore.tasks.gliner import GLiNER
 from bertcore.tasks.long_texts import MERGES, Text, Window, merged
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, softmax
-from bertcore.tasks.texts import BATCH_TOKENS, check_words, checked_text, progress_bar
-
-AT_ONCE = 32  # texts whose entities are looked for together
+from bertcore.tasks.texts import BATCH_TOKENS, check_words, checked_text
 
 
 class _BestAlone:
@@ -270,20 +267,10 @@ class ZeroShotNerPipeline(Pipeline):
         return super().__call__(inputs, **({} if labels is None else {"labels": labels}), **options)
 
     def _answers(self, items: Iterable[Any], options: Any, total: int | None, one: bool = False) -> Iterator[Any]:
-        labels, backend = options.labels, kernels.get_backend()
-        if labels is None:
+        given = dict(vars(options))
+        if given["labels"] is None:
             raise TypeError("labels is None, expected a list of strings, or one with commas between them")
-        if isinstance(labels, str):
-            labels = [label.strip() for label in labels.split(",")]
-        given = {name: value for name, value in vars(options).items() if name not in ("labels", "show_progress_bar")}
-
-        def answers() -> Iterator[Any]:
-            with progress_bar(total, options.show_progress_bar) as advance:
-                texts = (checked_text("inputs" if one else f"inputs[{at}]", text) for at, text in enumerate(items))
-                while some := list(islice(texts, AT_ONCE)):
-                    with kernels.use_backend(backend):
-                        found = self.gliner.inference(some, labels, **given)
-                    yield from found
-                    advance(len(some))
-
-        return answers()
+        if isinstance(given["labels"], str):
+            given["labels"] = [label.strip() for label in given["labels"].split(",")]
+        texts = (checked_text("inputs" if one else f"inputs[{at}]", text) for at, text in enumerate(items))
+        return self.gliner.inference_stream(texts, **given)

@@ -131,7 +131,7 @@ class EntityClassificationPipeline(_EntityPipeline):
                 group, mention_rows(self.tokenizer, *given, self._markers, cutting.max_length), strict=True
             ):
                 if row.was_cut and cutting.truncation == "error":
-                    raise too_long(each.item.name, cutting.max_length)
+                    raise too_long(each.item.name, f"{cutting.max_length} tokens")
                 if row.values is None:
                     expected = f"expected them within the first {cutting.max_length} tokens"
                     raise ValueError(f"{each.item.name} has spans in the part of the text that is cut off, {expected}")

@@ -2,7 +2,7 @@
 
 from bertcore.training.data.batches import Batches
 from bertcore.training.data.files import Documents, MalformedRecord, Record, Records, split_sentences
-from bertcore.training.data.labelled import LabelledTexts, LabelledWords, TextColumns, TextMentions
+from bertcore.training.data.labelled import LabelledTexts, LabelledWords, QueriedTexts, TextColumns, TextMentions
 from bertcore.training.data.mentions import LabelledEntities, LabelledMentions, SpanCollator
 from bertcore.training.data.questions import Questions, answer_metrics, best_answers
 from bertcore.training.data.stored import Part, StoredExamples, store_examples
@@ -16,6 +16,7 @@ __all__ = [
     "LabelledWords",
     "MalformedRecord",
     "Part",
+    "QueriedTexts",
     "Questions",
     "Record",
     "Records",

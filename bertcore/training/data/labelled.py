@@ -255,6 +255,45 @@ class TextColumns:
 
 
 @dataclass(frozen=True)
+class QueriedTexts:
+    """Queries with a document that answers each and a list of others, for objectives of late interaction.
+
+    Attributes:
+        text, text_pair: the names of the columns of queries and of documents; "negatives" may have lists of others.
+        label: the column of a teacher's scores, a list of one for each document, the first one's first; None for none.
+    """
+
+    text: str = "text"
+    text_pair: str = "text_pair"
+    label: str | None = None
+
+    def examples(self, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the query, the document, the others and the scores of each record.
+
+        Raises:
+            MalformedRecord (a ValueError): naming a record that lacks a column, or has another number of scores.
+        """
+        found = []
+        for number, record in enumerate(records):
+            made: dict[str, Any] = {"query": _text(record, number, self.text)}
+            made["document"] = _text(record, number, self.text_pair)
+            others = record.get("negatives") or []
+            others = _strings([others] if isinstance(others, str) else others, record, number, "negatives")
+            made |= {f"negative_{place}": text for place, text in enumerate(others, 1)}
+            if self.label is not None:
+                scores = _value(record, number, self.label)
+                scores = [_number(score) for score in scores] if isinstance(scores, list) else []
+                if len(scores) != 1 + len(others) or len(scores) < 2 or None in scores:
+                    expected = f"{1 + len(others)} numbers, one for each document, at least 2"
+                    raise wrong_record(
+                        record, number, f"{self.label!r} is {record[self.label]!r:.60}, expected {expected}"
+                    )
+                made["label"] = scores
+            found.append(made)
+        return found
+
+
+@dataclass(frozen=True)
 class TextMentions:
     """Texts with the entities that they mention, for `objectives.EntityMaskedLM`.
 
