@@ -28,13 +28,14 @@ FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta
 SENTENCE_NAMES = tuple(f"sentence_{family}_config.json" for family in FAMILIES)
 MODULES_NAME = "modules.json"
 MODULES_WITH_WEIGHTS = ("Dense", "LayerNorm")  # beside the first one
+OF_TASKS = ("adapters/*/adapter_config.json", "adapters/*/adapter_model.safetensors")  # jina-embeddings-v5
 SMALL_NAMES: dict[Wanted, tuple[str, ...]] = {
-    "model": (CONFIG_NAME,),
+    "model": (CONFIG_NAME, *OF_TASKS),
     "tokenizer": (CONFIG_NAME, *TOKENIZER_NAMES),
     "gliner": ("gliner_config.json", *TOKENIZER_NAMES),
     "sentence_encoder": (
         CONFIG_NAME, "gliner_config.json", MODULES_NAME, "config_sentence_transformers.json", *SENTENCE_NAMES,
-        *TOKENIZER_NAMES,
+        *TOKENIZER_NAMES, *OF_TASKS,
     ),
 }  # fmt: skip
 

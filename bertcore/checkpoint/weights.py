@@ -143,10 +143,12 @@ class Adapters:
     Attributes:
         tasks: their names, in the order in which they are stacked.
         scale: the factor of the product of two factors.
+        folder: the folder that has a folder of PEFT's files for each task, where the weights do not hold the adapters.
     """
 
     tasks: tuple[str, ...] = ()
     scale: float = 1.0
+    folder: str | None = None
 
 
 class RenamedCheckpoint(Checkpoint):

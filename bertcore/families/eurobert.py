@@ -4,7 +4,8 @@ Root-mean-square norms stand first, groups of queries' heads share keys and valu
 feed-forwards are gated by SiLU.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from bertcore.checkpoint import NameRules
@@ -13,11 +14,14 @@ from bertcore.heads.language_model import LanguageModelSpec
 from bertcore.models.registry import Family, HeadSpec, in_each_layer, published_code, register
 from bertcore.models.spec import MOST_POSITIONS, ConfigReader, rotary_of_all_layers, standard_spec
 from bertcore.nn.layers import RMSNorm
-from bertcore.nn.spec import EncoderSpec
+from bertcore.nn.spec import EncoderSpec, LayerSpec
 
 KEYS = {"layer_norm_eps": "rms_norm_eps", "attention_probs_dropout_prob": "attention_dropout"}
 DEFAULTS = {
     "vocab_size": 128256,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 8192,
     "hidden_act": "silu",
     "layer_norm_eps": 1e-5,
     "pad_token_id": 128001,
@@ -29,10 +33,18 @@ ATTENTION, FEED_FORWARD = ("query", "key", "value", "attention_output"), ("gate"
 NORMS = frozenset({"attention_norm", "feed_forward_norm"})
 
 
-def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a EuroBERT config, with the keys of transformers 5 or older ones."""
-    read = ConfigReader(config, {"max_position_embeddings": 8192})
-    width, heads = read.size("hidden_size", 768), read.size("num_attention_heads", 12)
+def spec(
+    config: Mapping[str, Any],
+    *,
+    defaults: Mapping[str, Any] = MappingProxyType(DEFAULTS),
+    each_layer: Callable[[int, LayerSpec], LayerSpec] | None = None,
+) -> EncoderSpec:
+    """The spec of a EuroBERT config, with the keys of transformers 5 or older ones.
+
+    `defaults` and `each_layer` are those of `standard_spec`; the latter decides the rotary positions.
+    """
+    read = ConfigReader(config, DEFAULTS | defaults)
+    width, heads = read.size("hidden_size"), read.size("num_attention_heads")
     groups = read.size("num_key_value_heads", heads)
     if heads % groups:
         raise ValueError(f"config: num_attention_heads is {heads}, expected a multiple of num_key_value_heads {groups}")
@@ -44,14 +56,22 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         "gate": "first",
         "num_key_value_heads": groups,
         "head_dim": head_dim,
-        "rotary": rotary_of_all_layers(read, head_dim, 10_000.0),
         "without_bias": NORMS
         | frozenset(() if read.flag("attention_bias", False) else ATTENTION)
         | frozenset(() if read.flag("mlp_bias", False) else FEED_FORWARD),
     }
-    fixed = {"type_vocab_size": 0, "max_positions": 0, "longest_text": longest, "classifier_dropout": 0.0}
+    fixed: dict[str, Any] = {
+        "type_vocab_size": 0,
+        "max_positions": 0,
+        "longest_text": longest,
+        "classifier_dropout": 0.0,
+    }
     fixed["without_bias"] = frozenset({"final_norm"})
-    return standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, **fixed)
+    if each_layer is None:
+        layer["rotary"] = rotary_of_all_layers(read, head_dim, 10_000.0)
+    else:
+        fixed["each_layer"] = each_layer
+    return standard_spec(config, keys=KEYS, defaults=defaults, layer=layer, **fixed)
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:

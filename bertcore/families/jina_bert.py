@@ -15,8 +15,7 @@ from bertcore.models.inputs import EncoderInput
 from bertcore.models.registry import register
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.encoder_layer import LayerContext, SelfAttention, make_norm
-from bertcore.nn.layers import Linear
-from bertcore.nn.spec import EncoderSpec, LayerSpec
+from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass
 from bertcore.tape import Tensor, value_of
 
@@ -56,7 +55,12 @@ def spec(config: Mapping[str, Any], *, gate: str = "first") -> EncoderSpec:
     return standard_spec(
         config,
         position_embedding_type="alibi",
-        layer={"activation": activation, "gate": gate, "without_bias": frozenset({"expand"})},
+        layer={
+            "activation": activation,
+            "gate": gate,
+            "without_bias": frozenset({"expand"}),
+            "query_norm_size": read.size("hidden_size", 768),
+        },
         max_positions=0,
         longest_text=read.size("max_position_embeddings", 512),
         is_relative=True,
@@ -82,21 +86,12 @@ JINA_BERT = register(
 )
 
 
-class NormedAttention(SelfAttention):
-    """Self-attention with normalised queries and keys; its residual is added twice, each time before a norm."""
+class TwiceNormedAttention(SelfAttention):
+    """Self-attention whose residual is added twice, each time before a norm."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int = 0):
         super().__init__(names, spec, index)
-        parts = "query_norm", "key_norm", "second_norm"
-        self.query_norm, self.key_norm, self.second_norm = (make_norm(names, part, self.spec) for part in parts)
-
-    def _make_projections(self, names: Mapping[str, str], layer: LayerSpec) -> list[Linear]:
-        width = layer.hidden_size
-        return [Linear(names[part], in_features=width, out_features=width) for part in ("query", "key", "value")]
-
-    def mix(self, run: Pass, source: Any, context: LayerContext) -> Any:
-        query, key, value = (project(run, source) for project in self.projections)
-        return self.attend(run, [self.query_norm(run, query), self.key_norm(run, key), value], context)
+        self.second_norm = make_norm(names, "second_norm", self.spec)
 
     def close(self, run: Pass, mixed: Any, residual: Any) -> Any:
         return self.second_norm(run, super().close(run, mixed, residual), residual)
@@ -118,6 +113,6 @@ JINA_BERT_CODE = register(
             "contract": "encoder.layer.{layer}.mlp.down_layer",
             "feed_forward_norm": "encoder.layer.{layer}.layer_norm_2",
         },
-        attention=NormedAttention,
+        attention=TwiceNormedAttention,
     )
 )

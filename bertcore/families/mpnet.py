@@ -4,7 +4,7 @@ One table of biases, a row for each bucket of distances, is added to the scores 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bertcore import kernels
@@ -20,6 +20,23 @@ from bertcore.passes import Pass
 from bertcore.tape import Tensor
 
 BUCKETS = 32
+
+
+@dataclass(frozen=True)
+class BucketSpec:
+    """Settings of a table of biases of relative position.
+
+    Attributes:
+        rows: of the table.
+        used: how many of them distances have, from the first on.
+        farthest: the distance beyond which all have the last bucket.
+    """
+
+    rows: int = BUCKETS
+    used: int = BUCKETS
+    farthest: int = 128
+
+
 # transformers' MPNet takes this word for padding whatever pad_token_id says.
 PADDING = 1
 
@@ -29,8 +46,9 @@ class BiasAdapter(Adapter):
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
-        self.biases = Parameter(f"{names['relative_biases']}.weight", shape=(spec.details or BUCKETS, spec.num_heads))
-        self.distance_rows = kernels.bucketed_distances(BUCKETS)
+        buckets = spec.details
+        self.biases = Parameter(f"{names['relative_biases']}.weight", shape=(buckets.rows, spec.num_heads))
+        self.distance_rows = kernels.bucketed_distances(buckets.used, buckets.farthest)
         self._distance_rows: PerVersion[Any] = PerVersion()
 
     def begin(self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]) -> tuple[Tensor, LayerContext]:
@@ -55,7 +73,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         type_vocab_size=0,
         is_relative=True,
         biases_scores=True,
-        details=rows,
+        details=BucketSpec(rows),
         classifier_dropout=read.rate("hidden_dropout_prob", 0.1),
     )
 

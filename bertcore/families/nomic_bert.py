@@ -92,12 +92,10 @@ class MixtureOfExperts(Sublayer):
 
 
 class NomicLayer(EncoderLayer):
-    """An encoder's layer, whose feed-forward may be a mixture; checkpoints call the first map of a plain one fc1."""
+    """An encoder's layer, whose feed-forward may be a mixture."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int, attention: type[Block] = SelfAttention):
         layer, mixture = spec.layers[index], spec.details
-        if layer.gate is None:
-            names = {**names, "expand": names["plain_expand"]}
         super().__init__(names, spec, index, attention)
         if mixture is not None and index % mixture.every == 1:
             self.feed_forward = MixtureOfExperts(names, layer, mixture)

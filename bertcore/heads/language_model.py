@@ -25,9 +25,11 @@ class LanguageModelSpec:
         untied_bias: the full name of an untied decoder's bias; `decoder` and ".bias" by default.
         transform, transform_norm: of the map before it and its layer norm; None where there are none.
         activation: of the transform.
+        before, before_size: a map before the transform, with the same activation, and its width; None where there is
+            none.
         rest: of a second map onto the vocabulary, stored (features, vocabulary), where the word embeddings are narrower
             than the transform: of its features beyond theirs (MobileBERT).
-        without_bias: which of "transform" and "transform_norm" have no bias.
+        without_bias: which of "transform" (and `before` with it) and "transform_norm" have no bias.
         predicts_next: the scores of a token are those of the word after it (GPT-2), not of its own.
     """
 
@@ -36,6 +38,8 @@ class LanguageModelSpec:
     transform: str | None = None
     transform_norm: str | None = None
     activation: str | None = None
+    before: str | None = None
+    before_size: int = 0
     untied_bias: str | None = None
     rest: str | None = None
     without_bias: frozenset[str] = frozenset()
@@ -51,17 +55,19 @@ class LanguageModelHead(Block):
 
     def __init__(self, head_spec: LanguageModelSpec, spec: EncoderSpec, word_embeddings: Parameter):
         width, vocabulary = spec.hidden_size, spec.vocab_size
-        self.transform = self.norm = None
+        self.before = self.transform = self.norm = None
         if head_spec.transform is not None:
-            width = spec.embedding_size
+            width = spec.summed_size
             transformed = width if head_spec.rest is None else spec.hidden_size
             biased = {"transform", "transform_norm"} - head_spec.without_bias
-            sizes = {"in_features": spec.hidden_size, "out_features": transformed}
-            self.transform = Linear(
-                head_spec.transform, **sizes, activation=head_spec.activation, bias="transform" in biased
-            )
-            sizes = {"features": transformed, "eps": spec.layer_norm_eps}
-            self.norm = LayerNorm(head_spec.transform_norm, **sizes, bias="transform_norm" in biased)
+            how, inner = {"activation": head_spec.activation, "bias": "transform" in biased}, spec.hidden_size
+            if head_spec.before is not None:
+                self.before = Linear(head_spec.before, in_features=inner, out_features=head_spec.before_size, **how)
+                inner = head_spec.before_size
+            self.transform = Linear(head_spec.transform, in_features=inner, out_features=transformed, **how)
+            if head_spec.transform_norm is not None:
+                sizes = {"features": transformed, "eps": spec.layer_norm_eps}
+                self.norm = LayerNorm(head_spec.transform_norm, **sizes, bias="transform_norm" in biased)
         if spec.tied_decoder:
             self.decoder, bias_name = word_embeddings.used_as("weight"), head_spec.tied_bias
         else:
@@ -100,7 +106,10 @@ class LanguageModelHead(Block):
         return self.rest is None and self.decoder.adapter is None
 
     def _transformed(self, run: Pass, hidden: Any) -> Any:
-        return hidden if self.transform is None else self.norm(run, self.transform(run, hidden))
+        if self.transform is None:
+            return hidden
+        hidden = self.transform(run, hidden if self.before is None else self.before(run, hidden))
+        return hidden if self.norm is None else self.norm(run, hidden)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ TASKS = (
 OTHER_ENDINGS = {
     "ForQuestionAnsweringSimple": auto.AutoModelForQuestionAnswering,  # XLNet's
     "ForCausalLM": auto.AutoModelForCausalLM,
+    "NeoBERTLMHead": auto.AutoModelForMaskedLM,
+    "NeoBERT": auto.AutoModel,
     "Model": auto.AutoModel,
     "HF_ColBERT": auto.AutoModel,  # its map is MultiVectorEncoder's
 }

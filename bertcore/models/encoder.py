@@ -11,6 +11,7 @@ from bertcore.execution.recorded import Recorded
 from bertcore.models.inputs import EncoderInput
 from bertcore.models.registry import Family
 from bertcore.nn.encoder_layer import LayerContext
+from bertcore.nn.layers import drop
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass
@@ -75,7 +76,7 @@ class Encoder(Block):
             else:
                 state = layer(run if run.seeds is None else run.at_site(number), state, context)
         if self.final_norm is not None:
-            state = self.final_norm(run, state)
+            state = drop(run, self.final_norm(run, state), self.spec.final_dropout)
         if trace.states is not None:
             trace.states.append(state)
         if trace.projections is not None and len(trace.projections) != len(self.layers):

@@ -171,6 +171,16 @@ class ConfigReader:
             raise ValueError(f"config: {self.name(key)} is {values!r}, expected a list of names, each once")
         return tuple(values)
 
+    def numbers(self, key: str, count: int) -> tuple[float | None, ...]:
+        """A list of `count` positive numbers or nulls; none where the key is absent or has one number."""
+        values = self._get(key, ())
+        if isinstance(values, int | float) and not isinstance(values, bool):
+            return ()
+        is_list = isinstance(values, list | tuple) and len(values) in (0, count)
+        if not is_list or not all(value is None or _is_positive(value) for value in values):
+            raise ValueError(f"config: {self.name(key)} is {values!r}, expected a list of {count} positive numbers")
+        return tuple(values)
+
     def size(self, key: str, default: int | None = None, *, most: int = MOST) -> int:
         """A positive integer, at most `most`."""
         value = self._get(key, default)
@@ -280,6 +290,10 @@ class ConfigReader:
                 raise ValueError(f"config: id2label has the key {key!r}, expected numbers of classes, 0 to {count - 1}")
         names = {int(key): str(name) for key, name in stated.items()}
         return [names.get(index, f"LABEL_{index}") for index in range(count)]
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MOST
 
 
 # rope_type of a published config -> the name that `kernels.rotary_tables` knows the scaling by.

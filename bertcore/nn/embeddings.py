@@ -14,13 +14,16 @@ from bertcore.tape import Tensor
 class Embeddings(Block):
     """LayerNorm(word + token type + position), as in BERT (Devlin et al. 2018, figure 2); a family may lack terms.
 
-    Embeddings narrower than the hidden size are then projected (Lan et al. 2019, arXiv:1909.11942, section 3.1).
+    Embeddings narrower than the hidden size are then projected (Lan et al. 2019, arXiv:1909.11942, section 3.1); in
+    BERT Hash those of words are, before the sum.
     """
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
-        width, self.dropout = spec.embedding_size, spec.embedding_dropout
+        width, self.dropout = spec.summed_size, spec.embedding_dropout
         padding = None if spec.padding_learns else spec.pad_token_id
-        self.words = Embedding(names["word_embeddings"], rows=spec.vocab_size, features=width, padding_row=padding)
+        self.words = Embedding(
+            names["word_embeddings"], rows=spec.vocab_size, features=spec.embedding_size, padding_row=padding
+        )
         self.positions = self.types = self.projection = None
         if spec.max_positions:
             # RoBERTa gives padding a position of its own, whose row gets no gradient either.
@@ -29,24 +32,29 @@ class Embeddings(Block):
             self.positions = Embedding(name, rows=rows, features=width, padding_row=padding)
         if spec.type_vocab_size:
             self.types = Embedding(names["type_embeddings"], rows=spec.type_vocab_size, features=width)
-        self.types_are_words = spec.words_as_types
+        self.types_are_words, self.scale = spec.words_as_types, spec.embedding_scale
         self.norm = None
         if "embeddings_norm" in names:
             sizes = {"features": width, "eps": spec.layer_norm_eps}
             self.norm = LayerNorm(names["embeddings_norm"], **sizes, bias="embeddings_norm" not in spec.without_bias)
-        if width != spec.hidden_size or spec.projects_embeddings:
-            sizes = {"in_features": width, "out_features": spec.hidden_size}
+        self.projects_words = spec.projects_words
+        if width != spec.hidden_size or spec.projects_embeddings or spec.projects_words:
+            sizes = {"in_features": spec.embedding_size, "out_features": spec.hidden_size}
             self.projection = Linear(names["embeddings_projection"], **sizes)
 
     def __call__(self, run: Pass, inputs: Any) -> Tensor:
         """An `EncoderInput` -> (tokens, hidden)."""
         words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
+        if self.projects_words:
+            words = self.projection(run, words)
+        if self.scale != 1:
+            words = functional.scale(run, words, factor=self.scale)
         if self.norm is not None:
             embedded = self.norm(run, words, marks)
         else:
             embedded = words if marks is None else functional.add(run, words, marks)
         embedded = drop(run, embedded, self.dropout)
-        return embedded if self.projection is None else self.projection(run, embedded)
+        return embedded if self.projection is None or self.projects_words else self.projection(run, embedded)
 
     def marks(self, run: Pass, inputs: Any) -> Tensor:
         """Return the sum of token types and positions, (tokens, embedding size), or None."""

@@ -11,11 +11,14 @@ from typing import Any
 from bertcore.kernels import RelativePositions
 from bertcore.nn import functional
 from bertcore.nn.layers import LayerNorm, Linear, drop
+from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.rotary import RotaryAngles, RotarySpec
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 from bertcore.passes import Pass
 from bertcore.tape import Tensor, value_of
+
+QKV = "query", "key", "value"
 
 
 @dataclass
@@ -47,11 +50,11 @@ class LayerContext:
         return [self]
 
 
-def make_norm(names: Mapping[str, str], part: str, spec: LayerSpec) -> Block | None:
-    """Return the norm at this part of a layer, or None."""
-    if part in spec.absent:
+def make_norm(names: Mapping[str, str], part: str, spec: LayerSpec, features: int | None = None) -> Block | None:
+    """Return the norm at this part of a layer, or None; `features` are by default as many as the layer's."""
+    if part in spec.absent or part not in names:
         return None
-    sizes = {"features": spec.hidden_size, "eps": spec.norm_eps}
+    sizes = {"features": features or spec.hidden_size, "eps": spec.norm_eps}
     return spec.norm(names[part], **sizes, bias=part not in spec.without_bias)
 
 
@@ -74,11 +77,13 @@ class Sublayer(Block):
         norm: the norm, or None.
         norm_first: whether it stands before `mix`.
         output: the map back to the layer's width.
+        output_norm: a norm of what `output` gives, or None.
         dropout: the rate at which its output is dropped in training.
     """
 
     dropout = 0.0
     norm: Block | None
+    output_norm: Block | None = None
     norm_first: bool
     output: Linear
 
@@ -98,7 +103,11 @@ class Sublayer(Block):
         """Map `mixed` to the layer's width and add the residual; then apply the norm if that comes last."""
         if isinstance(self.norm, LayerNorm) and not self.norm_first and self.dropout and run.seeds:
             return self.norm(run, self.output(run, mixed), residual, dropout=self.dropout)
-        total = self.output(run, mixed, residual=residual, dropout=self.dropout)
+        if self.output_norm is None:
+            total = self.output(run, mixed, residual=residual, dropout=self.dropout)
+        else:
+            mapped = self.output_norm(run, self.output(run, mixed))
+            total = functional.add(run, drop(run, mapped, self.dropout), residual)
         return total if self.norm_first or self.norm is None else self.norm(run, total)
 
 
@@ -121,8 +130,17 @@ class SelfAttention(Sublayer):
         self.projections = self._make_projections(names, layer)
         self.output = self._make_output(names, layer)
         self.norm = make_norm(names, "attention_norm", layer)
+        self.output_norm = make_norm(names, "attention_output_norm", layer)
+        width = layer.query_norm_size or layer.head_size
+        self.query_norm, self.key_norm = (make_norm(names, part, layer, width) for part in ("query_norm", "key_norm"))
 
     def _make_projections(self, names: Mapping[str, str], layer: LayerSpec) -> list[Linear]:
+        queries, keys = layer.attention_size, layer.key_value_size
+        by_head = None
+        if layer.qkv_by_head:
+            split = (layer.num_heads, 3, layer.head_size, layer.hidden_size)
+            by_head = Layout((3 * queries, layer.hidden_size), axes=(1, 0, 2, 3), row_axes=3, split=split)
+
         def projection(*parts: str, width: int) -> Linear:
             return Linear(
                 *(names[part] for part in parts),
@@ -130,11 +148,13 @@ class SelfAttention(Sublayer):
                 out_features=width,
                 bias=parts[0] not in layer.without_bias,
                 is_transposed=layer.is_transposed,
+                layout=by_head,
             )
 
-        queries, keys = layer.attention_size, layer.key_value_size
         if "qkv" in names:
             return [projection("qkv", width=queries + 2 * keys)]
+        if "query_norm" in names:
+            return [projection(part, width=width) for part, width in zip(QKV, (queries, keys, keys), strict=True)]
         if queries == keys:
             return [projection("query", "key", "value", width=queries)]
         return [projection("query", width=queries), projection("key", "value", width=keys)]
@@ -150,7 +170,17 @@ class SelfAttention(Sublayer):
 
     def mix(self, run: Pass, source: Tensor, context: LayerContext) -> Tensor:
         """Return the attended values of all heads side by side, (tokens, heads * head_dim)."""
-        return self.attend(run, [project(run, source) for project in self.projections], context)
+        projected = [project(run, source) for project in self.projections]
+        if self.query_norm is not None:
+            query, key, value = projected
+            projected = [self._normed(run, self.query_norm, query), self._normed(run, self.key_norm, key), value]
+        return self.attend(run, projected, context)
+
+    def _normed(self, run: Pass, norm: Block, array: Tensor) -> Tensor:
+        """Return queries or keys, (tokens, heads * head_dim), normalised over each `query_norm_size` of columns."""
+        shape, width = value_of(array).shape, self.spec.query_norm_size or self.spec.head_size
+        normed = norm(run, functional.reshape(run, array, shape=(shape[0] * (shape[1] // width), width)))
+        return functional.reshape(run, normed, shape=shape)
 
     def attend(self, run: Pass, projected: list[Tensor], context: LayerContext) -> Tensor:
         """Attend with query, key and value, which stand side by side in the arrays `projected`, (tokens, ...) each."""
@@ -212,10 +242,11 @@ class SelfAttention(Sublayer):
         where |= {"cu_seqlens": context.cu_seqlens} if angles.positions is None else {"positions": angles.positions}
         queries, keys = layer.num_heads, layer.num_key_value_heads or layer.num_heads
         counts = [queries + keys] if len(projected) == 1 else [queries, keys]
-        return [
+        turned = [
             functional.rotary(run, array, heads=heads, head_dim=layer.head_size, **where)
-            for array, heads in zip(projected, counts, strict=True)
+            for array, heads in zip(projected, counts, strict=False)
         ]
+        return turned + projected[2:]  # values may stand apart
 
 
 class FeedForward(Sublayer):
@@ -233,10 +264,13 @@ class FeedForward(Sublayer):
             is_transposed=layer.is_transposed,
         )
         self.norm = make_norm(names, "feed_forward_norm", layer)
+        self.output_norm = make_norm(names, "feed_forward_output_norm", layer)
 
     def _make_expand(self, names: Mapping[str, str], layer: LayerSpec) -> Linear:
         parts, width = (names["expand"],), layer.intermediate_size
-        if layer.gate is not None:
+        if layer.gate is None:
+            parts = (names.get("plain_expand", names["expand"]),)
+        else:
             if "gate" in names:
                 halves = names["gate"], names["expand"]
                 parts = halves if layer.gate == "first" else halves[::-1]

@@ -1,4 +1,4 @@
-"""The smallest blocks: a linear map, two norms, a table of embeddings."""
+"""The smallest blocks: a linear map, three norms, a table of embeddings."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ import numpy as np
 
 from bertcore.nn import functional
 from bertcore.nn.layout import Layout
-from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.parameter import Block, Parameter, PerVersion
 from bertcore.passes import Pass
-from bertcore.tape import Tensor
+from bertcore.tape import Tensor, Variable
 
 
 class Linear(Block):
@@ -94,7 +94,26 @@ class RMSNorm(Block):
 
     def __call__(self, run: Pass, input: Tensor, residual: Tensor = None) -> Tensor:
         """(tokens, features) -> (tokens, features)."""
-        return functional.rms_norm(run, input, self.weight.value(run), residual, eps=self.eps)
+        return functional.rms_norm(run, input, self.factors(run), residual, eps=self.eps)
+
+    def factors(self, run: Pass) -> Tensor:
+        """Return the factors of the features, (features,)."""
+        return self.weight.value(run)
+
+
+class ShiftedRMSNorm(RMSNorm):
+    """A root-mean-square norm whose factors are 1 + weight, as Gemma has it."""
+
+    def __init__(self, name: str, *, features: int, eps: float, bias: bool = False):
+        super().__init__(name, features=features, eps=eps, bias=bias)
+        self.weight.initial = "zeros"
+        self._factors: PerVersion[Any] = PerVersion()
+
+    def factors(self, run: Pass) -> Tensor:
+        weight = self.weight.value(run)
+        if type(weight) is Variable:
+            return functional.shift(run, weight, by=1)
+        return self._factors.get(run, self.weight.version, lambda: weight + 1)
 
 
 class Embedding(Block):

@@ -14,7 +14,8 @@ from bertcore.nn.rotary import RotarySpec
 PARTS = frozenset(
     (
         *("qkv", "query", "key", "value", "attention_output", "attention_norm"),
-        *("expand", "gate", "contract", "feed_forward_norm"),
+        *("query_norm", "key_norm", "attention_output_norm"),
+        *("expand", "gate", "contract", "feed_forward_norm", "feed_forward_output_norm"),
     )
 )
 
@@ -25,7 +26,9 @@ class LayerSpec:
 
     Its parts are called "query", "key" and "value" (or "qkv", where a checkpoint stores the three as one map),
     "attention_output", "attention_norm", "expand" (and "gate", where a gated feed-forward stores two maps), "contract"
-    and "feed_forward_norm"; a family's `layer_names` say what checkpoints call them.
+    and "feed_forward_norm"; a family's `layer_names` say what checkpoints call them. Only some families name
+    "plain_expand" (the first map of a feed-forward without a gate), "query_norm" and "key_norm" (norms before positions
+    turn queries and keys), "attention_output_norm" and "feed_forward_output_norm" (norms before the residual is added).
 
     Attributes:
         hidden_size, intermediate_size: widths of the layer and of its feed-forward.
@@ -38,9 +41,11 @@ class LayerSpec:
         norm: the block of the norms, called with a name, features, eps and bias.
         norm_eps: what norms add to the variance.
         norm_first: norms stand before attention and feed-forward, instead of after their residuals.
+        query_norm_size: the width over which queries and keys are normalised; head_dim by default.
         absent: parts that the layer lacks ("attention_norm" of ModernBERT's first).
         without_bias: parts that have no bias.
         is_transposed: maps are stored as (inputs, outputs).
+        qkv_by_head: the joined map is stored with query, key and value of each head in turn.
         rotary: the rotation of queries and keys by their position, or None.
         window: the number of tokens before and after itself that a token sees; None for all.
         is_causal: a token sees no later token.
@@ -64,9 +69,11 @@ class LayerSpec:
     norm: Callable[..., Block] = LayerNorm
     norm_eps: float = 1e-12
     norm_first: bool = False
+    query_norm_size: int | None = None
     absent: frozenset[str] = frozenset()
     without_bias: frozenset[str] = frozenset()
     is_transposed: bool = False
+    qkv_by_head: bool = False
     rotary: RotarySpec | None = None
     window: tuple[int, int] | None = None
     is_causal: bool = False
@@ -142,12 +149,14 @@ class EncoderSpec:
             own.
         inner_layers: the number of layers under one number in the checkpoint's names, with a number of their own
             within it (ALBERT's inner groups).
+        embedding_scale: the factor of word embeddings (Gemma).
         projects_embeddings: embeddings are projected even where they are as wide as the hidden size (ALBERT).
+        projects_words: the projection is of words alone, before the other embeddings are added (BERT Hash).
         words_as_types: token types are looked up in the table of words, and none are added where a call gives none
             (GPT-2).
         without_bias: norms outside of layers that have no bias ("embeddings_norm", "final_norm").
-        embedding_dropout, classifier_dropout: the rates at which, in training, embeddings are dropped, and what heads
-            classify.
+        embedding_dropout, final_dropout, classifier_dropout: the rates at which, in training, embeddings are dropped,
+            the last hidden state, and what heads classify.
         is_relative: attention depends on how far apart two columns of a batch are.
         biases_scores: a bias by that distance is added to the scores of attention.
         details: the choices of one family alone, a dataclass of its own.
@@ -167,11 +176,14 @@ class EncoderSpec:
     longest_text: int | None = None
     shared_layers: tuple[int, ...] = ()
     inner_layers: int = 1
+    embedding_scale: float = 1.0
     projects_embeddings: bool = False
+    projects_words: bool = False
     words_as_types: bool = False
     padding_learns: bool = False
     without_bias: frozenset[str] = frozenset()
     embedding_dropout: float = 0.0
+    final_dropout: float = 0.0
     classifier_dropout: float = 0.0
     is_relative: bool = False
     biases_scores: bool = False
@@ -188,6 +200,11 @@ class EncoderSpec:
                 f"config: max_position_embeddings is {self.max_positions}, expected more than "
                 f"{self.position_offset}: positions start after pad_token_id {self.pad_token_id}"
             )
+
+    @property
+    def summed_size(self) -> int:
+        """The width in which the embeddings of words, token types and positions are added."""
+        return self.hidden_size if self.projects_words else self.embedding_size
 
     @property
     def num_layers(self) -> int:

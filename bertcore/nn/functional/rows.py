@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.kernels.affine import AFFINE
+from bertcore.kernels.deferred import computed
 from bertcore.kernels.embedding import EMBEDDING, EmbeddingSaved
 from bertcore.nn.operation import operation
 from bertcore.passes import Pass
 from bertcore.tape import Addend
 
 
-@operation()
+@operation(has_step=True)
 def add(run: Pass, left: Any, right: Any) -> Any:
     """Left + right, of one shape, or (rows, features) and (features,) or (rows, 1)."""
 
@@ -24,6 +26,20 @@ def add(run: Pass, left: Any, right: Any) -> Any:
         return grad, column_sums(grad) if right.ndim == 1 else row_sums(grad)
 
     return left + right, pullback
+
+
+@add.inference
+def _add(run, left, right):
+    if run.is_noted and left.ndim == 2 and right.shape == left.shape:  # in a program a sum is a step of `affine`
+        ones, zeros = np.ones(left.shape[1], left.dtype), np.zeros(left.shape[1], left.dtype)
+        return AFFINE.forward(run.backend, left, ones, zeros, right)
+    return computed(left) + computed(right)
+
+
+@operation()
+def shift(run: Pass, array: Any, *, by: float) -> Any:
+    """Array + by."""
+    return array + by, lambda grad: (grad,)
 
 
 @operation()
