@@ -57,6 +57,7 @@ class FamilyCase:
         has_peer: whether transformers has the family.
         copies: tensors that published files repeat: name -> the parameter that it is.
         refused: values of keys that are an error.
+        elsewhere: tasks that transformers has no model for, or one with a decoder (T5).
         is_recorded: whether its encoder is one recorded program on Numba.
         layers_of: the family whose layers it has, and which is tried with unusual configs, backends and dtypes for it.
     """
@@ -72,6 +73,7 @@ class FamilyCase:
     has_peer: bool = True
     copies: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, Any] = field(default_factory=dict)
+    elsewhere: tuple[str, ...] = ()
     is_recorded: bool = True
     layers_of: str | None = None
 
@@ -79,15 +81,15 @@ class FamilyCase:
     def tasks(self) -> tuple[str, ...]:
         """The tasks that the family has a head for; PreTraining unless that is MaskedLM under another name."""
         models = models_of(self.config)
-        known = [task for task in TASKS if f"AutoModelFor{task}" in models]
+        known = [task for task in TASKS if f"AutoModelFor{task}" in models and task not in self.elsewhere]
         if "PreTraining" in known and tuple(models["AutoModelForPreTraining"]._tasks) == ("masked_lm",):
             known.remove("PreTraining")
         return tuple(known)
 
     @property
     def words(self) -> str:
-        """The task of the words: MaskedLM, or CausalLM."""
-        return "MaskedLM" if "MaskedLM" in self.tasks else "CausalLM"
+        """The task of the words: MaskedLM, or CausalLM; of a family that has neither its first one."""
+        return next((task for task in ("MaskedLM", "CausalLM") if task in self.tasks), self.tasks[0])
 
     def with_changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The config with these changes, under BERT's keys or its own."""

@@ -30,7 +30,8 @@ def random_model(config: Any, task: str | type | None, rng: np.random.Generator)
     import torch
     import transformers
 
-    kind = task if isinstance(task, type) else getattr(transformers, f"AutoModelFor{task}" if task else "AutoModel")
+    whole = "AutoModelForTextEncoding" if getattr(config, "is_encoder_decoder", False) else "AutoModel"
+    kind = task if isinstance(task, type) else getattr(transformers, f"AutoModelFor{task}" if task else whole)
     make, config = kind._from_config if isinstance(task, type) else kind.from_config, copy.deepcopy(config)
     if task == "QuestionAnswering":
         config.num_labels = 2  # transformers reads them as start and end

@@ -355,6 +355,109 @@ _EUROBERT = FamilyCase(
              "classifier_pooling": "max", "rope_parameters": [], "rope_scaling": 2},
 )  # fmt: skip
 
+_ULTRABERT = FamilyCase(
+    _EUROBERT.config | {"model_type": "ultrabert", "num_hidden_layers": 4, "sliding_window": 5,
+                        "prediction_head_size": 19, "classifier_pooling": "cls", "mask_token_id": None},
+    {
+        "one head, one token": Variant({"num_attention_heads": 1, "num_key_value_heads": 1}, (1, 1, 1)),
+        "heads of 160, primes": Variant(
+            {"hidden_size": 320, "num_attention_heads": 2, "num_hidden_layers": 1, "hidden_act": "relu"}, (23, 19)
+        ),
+        "up to the longest": Variant({"max_position_embeddings": 11}, (11, 9, 10)),
+        "a window of the token alone": Variant({"sliding_window": 1, "num_attention_heads": 2}, (6, 5)),
+        "all biases": Variant({"attention_bias": True, "mlp_bias": True}, (9, 8, 11)),
+        "one table of words": Variant({"tie_word_embeddings": True}, (6, 9)),
+        "decoder of its own": None,  # it always has
+        "layers by name": Variant(
+            {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}, (9, 8)
+        ),
+        "windows of each layer": Variant(
+            {"attention_windows": [None, 3, 3, None], "rope_theta": [50.0, 7.0, 7.0, 50.0]}, (13, 12)
+        ),
+        "mean of a text": Variant({"classifier_pooling": "mean"}, task="SequenceClassification"),
+        "answers": Variant({}, task="QuestionAnswering"),
+        "scaled": Variant({"rope_parameters": {"full_attention": LINEAR, "sliding_attention": LINEAR}}, (31, 29)),
+    },
+    lengths=(13, 9, 11),
+    everything={"attention_bias": True, "mlp_bias": True},
+    refused={"num_key_value_heads": 0, "sliding_window": 0, "layer_types": ["full_attention"], "rope_theta": [1.0],
+             "attention_windows": [2], "prediction_head_size": 0, "classifier_pooling": "late"},
+)  # fmt: skip
+_GEMMA3 = FamilyCase(
+    EVEN | {"model_type": "gemma3_text", "num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 2 +
+            ["full_attention"], "num_key_value_heads": 1, "head_dim": 12, "query_pre_attn_scalar": 144,
+            "sliding_window": 10, "use_bidirectional_attention": True, "rms_norm_eps": 1e-3, "pad_token_id": 60,
+            "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64, "use_cache": False, "num_labels": 3},
+    {
+        "one head, one token": Variant({"num_attention_heads": 1, "sliding_window": 20}, (9, 1)),
+        "up to the longest": Variant({"max_position_embeddings": 11}, (11, 9, 10)),
+        "holes": None,
+        "padding on the left": None,  # transformers compares the first word with what padding says
+        "classes, padding on the left": Variant({}, task="SequenceClassification", padding="left"),
+        "heads of 160, primes": Variant(
+            {"hidden_size": 320, "num_attention_heads": 2, "head_dim": 160, "hidden_activation": "relu"}, (23, 19)
+        ),
+        "39 words, heads of 2": Variant({"hidden_size": 39, "head_dim": 2, "vocab_size": 62}, (39, 38)),
+        "causal": Variant({"use_bidirectional_attention": False, "sliding_window": 4}, (13, 12)),
+        "a window of the token alone": Variant({"sliding_window": 1}, (6, 6)),
+        "an odd window": Variant({"sliding_window": 7}, (23, 22)),
+        "a window wider than the texts": Variant({"sliding_window": 320}, (8, 1, 160)),
+        "all biases": Variant({"attention_bias": True}, (9, 8, 11)),
+        "as many keys as queries": Variant({"num_key_value_heads": 3}, (9, 8)),
+        "layers by name": Variant({"layer_types": ["full_attention", "sliding_attention"], "num_hidden_layers": 2}),
+        "layers by number": Variant({"layer_types": None, "num_hidden_layers": 7}, (9, 8)),
+        "thetas and scalings": Variant(
+            {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default",
+                                                                                  "rope_theta": 10.0}}}, (31, 29)
+        ),
+        "older keys": Variant(
+            {"rope_theta": 90.0, "rope_local_base_freq": 7.0, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+        ),
+    },
+    lengths=(13, 9, 11),
+    everything={"attention_bias": True},
+    elsewhere=("PreTraining",),
+    keys={"hidden_act": "hidden_activation"},
+    refused={"num_key_value_heads": 0, "head_dim": 0, "sliding_window": -1, "layer_types": ["full_attention"],
+             "attn_logit_softcapping": 3.0, "final_logit_softcapping": 3.0, "use_bidirectional_attention": "yes",
+             "query_pre_attn_scalar": "9", "rope_parameters": 3},
+)  # fmt: skip
+_T5 = FamilyCase(
+    {"model_type": "t5", "vocab_size": 61, "d_model": 39, "d_kv": 13, "num_heads": 3, "d_ff": 53, "num_layers": 2,
+     "layer_norm_epsilon": 1e-3, "num_labels": 3},
+    {
+        "one head, one token": Variant({"num_heads": 1, "d_kv": 39}, (1, 1, 1)),
+        "heads of 160, primes": Variant({"d_model": 320, "d_kv": 160, "num_heads": 2, "num_layers": 1}, (23, 17, 2)),
+        "heads wider than the layer": Variant({"d_kv": 20}, (9, 4)),
+        "up to the longest": None,  # of any length
+        "decoder of its own": None,
+        "gated": Variant({"feed_forward_proj": "gated-gelu"}, (11, 1, 39)),
+        "gated by silu": Variant({"feed_forward_proj": "gated-silu"}, (6, 9)),
+        "beyond the last bucket": Variant({"num_layers": 1}, (163, 2, 131)),
+        "few buckets": Variant(
+            {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 9}, (39, 1, 7)
+        ),
+    },
+    everything={"feed_forward_proj": "gated-gelu"},
+    keys={"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers",
+          "hidden_act": "feed_forward_proj"},
+    elsewhere=("SequenceClassification", "QuestionAnswering"),
+    copies={"transformer.encoder.embed_tokens.weight": "transformer.shared.weight"},
+    refused={"relative_attention_num_buckets": 30, "relative_attention_max_distance": 8, "feed_forward_proj": "gated",
+             "d_kv": 0, "num_layers": 10**9, "is_decoder": True},
+)  # fmt: skip
+_NEOBERT = FamilyCase(
+    EVEN | {"model_type": "neobert", "max_length": 64, "norm_eps": 1e-3},
+    has_peer=False,  # its oracle is in test_neobert.py
+    refused={"max_length": 0, "hidden_size": 40, "intermediate_size": 0, "norm_eps": -1, "model_type": "other"},
+)
+_BERT_HASH = FamilyCase(
+    SIZES | {"model_type": "bert_hash", "projections": 5},
+    {},
+    has_peer=False,  # its oracle is in test_family_details.py
+    refused={"projections": 0, "position_embedding_type": "relative_key", "is_decoder": True},
+)
+
 
 def jina_bert(code: str) -> FamilyCase:
     """Jina BERT v2, or its code model: their oracle is in test_jina_bert.py."""
@@ -394,6 +497,16 @@ FAMILIES = {
     "gte": _GTE,
     "jina_embeddings_v3": _JINA_EMBEDDINGS_V3,
     "eurobert": _EUROBERT,
+    "ultrabert": _ULTRABERT,
+    "gemma3_text": _GEMMA3,
+    "t5": _T5,
+    "neobert": _NEOBERT,
+    "bert_hash": _BERT_HASH,
+    "jina_embeddings_v5": FamilyCase(
+        _EUROBERT.config | {"model_type": "jina_embeddings_v5", "task_names": ["retrieval"]},
+        has_peer=False,
+        layers_of="eurobert",
+    ),
     "jina_bert": jina_bert("jina-bert-implementation"),
     "jina_bert_code": jina_bert("jina-bert-v2-qk-post-norm"),
 }
