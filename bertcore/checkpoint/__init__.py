@@ -5,7 +5,7 @@ from .files import CheckpointError, copied
 from .hub import resolve
 from .parameters import NameRules, load_parameters
 from .safetensors_file import TensorInfo
-from .weights import AdaptedCheckpoint, Adapters, Checkpoint, open_checkpoint, save_checkpoint
+from .weights import AdaptedCheckpoint, Adapters, Checkpoint, PeftCheckpoint, open_checkpoint, save_checkpoint
 
 __all__ = [
     "INPUT_SCALE",
@@ -15,6 +15,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "NameRules",
+    "PeftCheckpoint",
     "TensorInfo",
     "copied",
     "load_parameters",

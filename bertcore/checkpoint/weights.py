@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -31,6 +33,8 @@ LONGEST_NAME = 255  # bytes of a file's name
 
 ORIGINAL = ".parametrizations.weight.original"
 FACTORS = (".parametrizations.weight.0.lora_A", ".parametrizations.weight.0.lora_B")
+PEFT_NAME = re.compile(r"base_model\.model\.(?:model\.)?(.+?)(?:\.base_layer)?\.lora_([AB])(?:\.\w+)?\.weight")
+NOT_READ = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
 STORABLE = frozenset(
     ["bool", "bfloat16", "float16", "float32", "float64"]
     + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -238,6 +242,56 @@ class AdaptedCheckpoint(Checkpoint):
             f"{self.source}: {names[0]} and lora_B have the shapes {stacks[0]} and {stacks[1]}, expected at least "
             f"{self._adapter + 1} pairs of factors of a matrix of {shape}"
         )
+
+
+class PeftCheckpoint(Checkpoint):
+    """A checkpoint with the low-rank adapter that the library PEFT wrote into a folder added to its weights.
+
+    Args:
+        checkpoint: the opened file; names may have the prefix "model." there and not in the adapter, or the reverse.
+        folder: has adapter_config.json and adapter_model.safetensors.
+
+    Raises CheckpointError, naming the file, for missing or damaged files, another kind of adapter, and tensors that do
+    not fit.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, folder: Path):
+        self.source, self.metadata, self._checkpoint = checkpoint.source, checkpoint.metadata, checkpoint
+        config = read_json_object(folder / "adapter_config.json")
+        rank, alpha = config.get("r"), config.get("lora_alpha")
+        numbers = (rank, int), (alpha, int | float)
+        if any(isinstance(value, bool) or not isinstance(value, kind) or value <= 0 for value, kind in numbers):
+            raise CheckpointError(f"{folder}: r is {rank!r} and lora_alpha {alpha!r}, expected positive numbers")
+        plain = {"peft_type": "LORA", "bias": "none"} | dict.fromkeys(NOT_READ, False)
+        for key, value in plain.items():
+            if (config.get(key) or value) != value:
+                raise CheckpointError(f"{folder}: {key} is {config[key]!r}, expected {value!r}")
+        self._scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        self._factors = open_checkpoint(folder / "adapter_model.safetensors")
+        names = {name.removeprefix("model."): name for name in checkpoint}
+        pairs: dict[str, dict[str, str]] = {}
+        for name in self._factors:
+            found = PEFT_NAME.fullmatch(name)
+            if found is None or f"{found[1]}.weight" not in names:
+                raise CheckpointError(f"{self._factors.source}: {name} is not a factor of one of the model's weights")
+            pairs.setdefault(names[f"{found[1]}.weight"], {})[found[2]] = name
+        self._pairs, self.info = pairs, dict(checkpoint.info)
+        for name, pair in pairs.items():
+            shapes = [self._factors.info[pair[part]].shape if part in pair else None for part in "BA"]
+            info = checkpoint.info[name]
+            if len(info.shape) != 2 or shapes != [(info.shape[0], rank), (rank, info.shape[1])] or info.dtype == "I8":
+                raise CheckpointError(
+                    f"{self._factors.source}: the factors of {name} have the shapes {shapes}, expected those of rank "
+                    f"{rank} for {info.dtype} {info.shape}, floating point"
+                )
+            self.info[name] = dataclasses.replace(info, dtype="F32")
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        array = self._checkpoint[name]
+        if name not in self._pairs:
+            return array
+        left, right = (self._factors[self._pairs[name][part]].astype(np.float32) for part in "BA")
+        return array.astype(np.float32) + np.float32(self._scale) * (left @ right)
 
 
 def save_checkpoint(

@@ -8,7 +8,6 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -141,12 +140,6 @@ class Model(NamedParameters):
         def fill(parameter: Parameter, precision: str) -> None:
             parameter.fill(ChainMap(parameter.initial_tensors(absent, rng, spread, precision), arrays), precision)
 
-        own_folder = model.family.adapters(ConfigReader(model.config)).folder
-        if task is not None and own_folder is not None:
-            from bertcore.lora import PeftModel
-
-            model._fill(fill, "float32")
-            arrays = PeftModel.from_pretrained(model, Path(folder) / own_folder / task).merge_and_unload().state_dict()
         model._fill(fill, (stored_dtype or "float32") if dtype is None else dtype)
         return model
 
@@ -171,8 +164,10 @@ class Model(NamedParameters):
         if task is not None and task not in adapters.tasks:
             known = ", ".join(adapters.tasks) or "none: there are no adapters for tasks"
             raise ValueError(f"task is {task!r}, known are {known}")
-        if not adapters.tasks or adapters.folder is not None:
+        if not adapters.tasks or (adapters.folder is not None and task is None):
             return opened
+        if adapters.folder is not None:
+            return checkpoint.PeftCheckpoint(opened, opened.source.parent / adapters.folder / task)
         return checkpoint.AdaptedCheckpoint(opened, task and adapters.tasks.index(task), adapters.scale)
 
     @classmethod

@@ -36,6 +36,7 @@ POOLING_FLAGS = {
 }
 
 WIDTH_KEYS = ("embedding_dimension", "word_embedding_dimension")  # since sentence-transformers 6, and before
+JINA_V5 = "jina_embeddings_v5"
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ def read_settings(folder: Any) -> Settings:
         table = _read_model2vec(folder)
         of_model = {"is_static": True, **table} if table else read_transformer(folder, "feature-extraction")
         return Settings(folder, (folder,), **of_model, **options)
+    config = read_json_object(folder / CONFIG_NAME) if (folder / CONFIG_NAME).is_file() else {}
+    if [module.type for module in modules] == ["custom_st.Transformer"] and config.get("model_type") == JINA_V5:
+        how = {"pooling": ("lasttoken",), "normalize": True}  # as the code does that is named there, and never run
+        return Settings(folder, (folder,), **read_transformer(folder, "feature-extraction"), **options, **how)
     is_static = _check_order(folder, modules)
     maps = modules[1 if is_static else 2 :]
     normalize = bool(maps) and maps[-1].kind == "Normalize"
