@@ -46,6 +46,7 @@ EXTRAS = {
         *("torch==2.13.0", "transformers>=5.23", "peft>=0.21", "sentencepiece", "protobuf", "threadpoolctl"),
         *("sentence-transformers", "tensorboard", "datasets", "mteb"),
         "expecttest",  # PyTorch's own operator suite imports it
+        "gguf",  # and llama-cpp-python, which is built from source, for tests/formats
     ],
     "plugins": [  # what bertcore/plugins/ is tested with, beside scikit-learn and `parity`
         *("langchain-core", "llama-index-core", "haystack-ai", "chromadb", "spacy"),

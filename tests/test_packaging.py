@@ -39,6 +39,8 @@ MAY_IMPORT = {
     "families": {"checkpoint", "execution", "heads", "kernels", "models", "nn", "passes", "tape"},
     "presets": set(),
     "gradients": {"kernels", "nn", "tape"},
+    # checkpoint.resolve finds gguf_model by its name
+    "formats": {"arguments", "checkpoint", "kernels", "models", "nn", "passes", "tasks", "tokenization"},
     "training": {"arguments", "checkpoint", "drawing", "gradients", "kernels", "models", "nn", "passes", "tape"}
     | {"tokenization"},
     "lora": {"arguments", "checkpoint", "kernels", "models", "nn"},

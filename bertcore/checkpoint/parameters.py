@@ -117,6 +117,7 @@ def load_parameters(
     optional: Iterable[str] = (),
     scales: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     scale_dtype: Any = np.float32,
+    keeps_float16: bool = False,
 ) -> dict[str, np.ndarray]:
     """Read the arrays of a model's parameters from `checkpoint`.
 
@@ -129,6 +130,7 @@ def load_parameters(
             lacks it too, for the caller to initialise. A part that is only partly there is an error like any other.
         scales: name -> the shape of the scales of an int8 tensor; by default (rows, 1) for a matrix.
         scale_dtype: the dtype that those scales are converted to.
+        keeps_float16: scales in float16 stay so.
 
     Returns name -> array in the order of `expected`, in the stored dtype. A matrix may be stored in int8 with its
     scales; name + SCALE -> scales then follow it, and name + INPUT_SCALE if the file has them. Arrays may be read-only
@@ -145,7 +147,9 @@ def load_parameters(
         if arrays[name].dtype == np.int8:
             for end, dtype in ((SCALE, scale_dtype), (INPUT_SCALE, np.float32)):
                 if sources[name] + end in checkpoint:
-                    arrays[name + end] = _scale(checkpoint, sources[name] + end).astype(dtype, copy=False)
+                    scale = _scale(checkpoint, sources[name] + end)
+                    keeps = keeps_float16 and scale.dtype == np.float16
+                    arrays[name + end] = scale if keeps else scale.astype(dtype, copy=False)
     return arrays
 
 

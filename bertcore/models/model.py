@@ -126,6 +126,7 @@ class Model(NamedParameters):
         scales = {
             "scales": model.expected_scales(grouped=grouped),
             "scale_dtype": bfloat16() if grouped else np.float32,
+            "keeps_float16": grouped and dtype not in (None, stored_dtype),  # of GGUF: other dtypes are then exact
         }
         arrays = checkpoint.load_parameters(opened, expected, rules, optional=rules.heads, **scales)
         absent = [name for name in expected if name not in arrays]

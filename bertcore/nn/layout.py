@@ -9,11 +9,10 @@ import numpy as np
 
 from bertcore.checkpoint.config import INPUT_SCALE, SCALE
 from bertcore.kernels.linear.prepared import dequantized, group_count
-from bertcore.kernels.precision import is_bfloat16
 
 
 class Scales(NamedTuple):
-    """The factors of int8 values, float32 (rows,) or bfloat16 (rows, groups), and of their input, or None."""
+    """The factors of int8 values, float32 (rows,) or of 16 bits (rows, groups), and of their input, or None."""
 
     rows: np.ndarray
     input: np.ndarray | None
@@ -128,7 +127,7 @@ class JoinedTensors:
         """The whole array of the tensors in `arrays`, and its scales if all of them are int8 of one input's scales.
 
         An int8 tensor stands for itself times its scales, which have its name and "_scale" (their shapes are
-        `expected_scales`; those of groups are bfloat16) or "_input_scale".
+        `expected_scales`; those of groups have 16 bits) or "_input_scale".
         """
         parts, scales, of_inputs = ([arrays.get(name + end) for name in self.names] for end in ("", SCALE, INPUT_SCALE))
         is_one_input = all(np.array_equal(one, of_inputs[0]) for one in of_inputs)
@@ -147,7 +146,7 @@ class JoinedTensors:
 
     def _of_rows(self, scale: np.ndarray | None) -> np.ndarray | None:
         """A tensor's scales as `Scales` has them."""
-        return scale if scale is None or is_bfloat16(scale.dtype) else self._in_computing(scale)[:, 0]
+        return scale if scale is None or scale.dtype.itemsize == 2 else self._in_computing(scale)[:, 0]
 
 
 def _concatenated(parts: list[np.ndarray]) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""Formats of other runtimes: GGUF, read and written, and ONNX, written."""

@@ -1,0 +1,216 @@
+"""Read a GGUF file of an encoder: it is unpacked once, into a checkpoint's folder in the cache.
+
+Everything that opens a checkpoint then opens the file: models, tokenizers, encoders, commands, servers.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertcore import checkpoint
+from bertcore.checkpoint import SCALE, CheckpointError
+from bertcore.checkpoint.files import CONFIG_NAME, listed, made_folder, read_json_object, replacing
+from bertcore.formats.gguf_file import GGUFFile
+from bertcore.formats.gguf_names import ARCHITECTURES, POOLINGS, RANK, Architecture, parts_of, split_name, tensor_name
+from bertcore.formats.gguf_tokenizer import tokenizer_files
+from bertcore.kernels.arrays import Array
+from bertcore.kernels.cache_folder import writable_cache_folder
+from bertcore.models.auto import AutoModel, AutoModelForSequenceClassification
+from bertcore.models.model import Model
+from bertcore.models.registry import family_of
+from bertcore.models.spec import ConfigReader
+
+LAYOUT = 1  # of unpacked folders: a file that an earlier version has unpacked is unpacked again
+SOURCE_NAME = "gguf_source.json"
+IGNORED = ("rope_freqs.weight",)  # follows from the settings
+
+
+def unpacked(file: Path) -> Path:
+    """Return the folder that holds the file's model, tokenizer and settings; unpack it if it changed.
+
+    Raises CheckpointError for a broken file and for a model that is not supported; OSError without a writable cache.
+    """
+    stat = file.stat()
+    source = {"file": str(file.resolve()), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "layout": LAYOUT}
+    key = hashlib.sha256(source["file"].encode(errors="surrogateescape")).hexdigest()[:32]
+    folder = made_folder(writable_cache_folder() / "gguf" / key)
+    known = folder / SOURCE_NAME
+    if known.is_file() and read_json_object(known) == source and (folder / CONFIG_NAME).is_file():
+        return folder
+    config, tensors, texts = read_model(file)
+    with replacing(folder, CONFIG_NAME) as new:
+        checkpoint.save_checkpoint(new, config, tensors)
+        for name, value in {**texts, SOURCE_NAME: source}.items():
+            (new / name).parent.mkdir(exist_ok=True)
+            (new / name).write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+    return folder
+
+
+def read_model(file: Path) -> tuple[dict[str, Any], dict[str, Array], dict[str, Any]]:
+    """Return the config, the tensors and the other files (name -> JSON) of a GGUF file's checkpoint."""
+    opened = GGUFFile(file)
+    with checkpoint.naming_config(file):
+        read = ConfigReader(opened.metadata)
+        name = read.choice("general.architecture", None, *ARCHITECTURES)
+        architecture = ARCHITECTURES[name]
+        within = {key.removeprefix(f"{name}."): value for key, value in opened.metadata.items()}
+        within |= {
+            key: within[key].tolist() for key in within if isinstance(within[key], np.ndarray) and key.count(".") < 3
+        }
+        of_arch = ConfigReader(within, within=f"{name}.")
+        pooling = of_arch.choice("pooling_type", 0, 0, *POOLINGS, RANK)
+        config = _config(opened, architecture, of_arch, pooling)
+        tokenizer = tokenizer_files(opened.metadata, config)
+        config["pad_token_id"] = tokenizer.pop("pad_token_id")
+        kind: type[Model] = AutoModelForSequenceClassification if pooling == RANK else AutoModel
+        options = {} if pooling == RANK else {"add_pooling_layer": False}
+        model = kind.class_for_config(config)(config, **options)
+        tensors, dtype = _Tensors(opened, model, architecture).read()
+    if dtype is not None:
+        config = checkpoint.with_dtype(config, dtype)
+    return config, tensors, tokenizer | _settings(config, pooling)
+
+
+def _config(opened: GGUFFile, architecture: Architecture, read: ConfigReader, pooling: int) -> dict[str, Any]:
+    """Return the config of the family that reads the architecture."""
+    model_type = architecture.model_types[0]
+    if model_type == "jina_bert" and "blk.0.attn_q_norm.weight" in opened.info:
+        model_type = "jina_bert_code"
+    of_file, of_config = architecture.eps
+    config = {
+        "model_type": model_type,
+        "hidden_size": read.size("embedding_length"),
+        "num_hidden_layers": read.size("block_count"),
+        "num_attention_heads": read.size("attention.head_count"),
+        "intermediate_size": read.size("feed_forward_length"),
+        "vocab_size": _rows(opened, "token_embd"),
+        "type_vocab_size": _rows(opened, "token_types"),
+        of_config: read.number(of_file),
+        **architecture.config(read),
+    }
+    if read.flag("attention.causal", False):
+        raise CheckpointError(f"{opened.file} has causal attention, expected an encoder")
+    if "position_embd.weight" in opened.info:
+        config["max_position_embeddings"] = _rows(opened, "position_embd")
+    elif model_type == "bert":
+        raise CheckpointError(f"{opened.file} has no tensor position_embd.weight")
+    family = family_of(config)
+    config["architectures"] = [f"{family.architecture}{'ForSequenceClassification' if pooling == RANK else 'Model'}"]
+    if pooling == RANK:
+        if not {f"{name}.weight" for name in architecture.heads} <= set(opened.info) or not architecture.heads:
+            needed = ", ".join(f"{name}.weight" for name in architecture.heads) or "none for this architecture"
+            raise CheckpointError(f"{opened.file} is a reranker without the tensors of its head: {needed}")
+        labels = opened.metadata.get(f"{opened.metadata['general.architecture']}.classifier.output_labels")
+        count = _rows(opened, "cls.output")
+        names = labels if isinstance(labels, list) and len(labels) == count else [f"LABEL_{i}" for i in range(count)]
+        config["id2label"] = {str(number): name for number, name in enumerate(names)}
+    return config
+
+
+def _rows(opened: GGUFFile, name: str) -> int:
+    info = opened.info.get(f"{name}.weight")
+    return 0 if info is None else info.shape[0]
+
+
+def _settings(config: Mapping[str, Any], pooling: int) -> dict[str, Any]:
+    """Return the files of a sentence encoder, by name; vectors are scaled to length 1, as runtimes of GGUF do."""
+    if pooling not in POOLINGS:
+        return {}
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (path, kind) in enumerate(kinds.items())
+    ]
+    pooled = {"word_embedding_dimension": config["hidden_size"], "pooling_mode": POOLINGS[pooling]}
+    return {"modules.json": modules, "1_Pooling/config.json": pooled}
+
+
+class _Tensors:
+    """Finds a model's tensors in a file."""
+
+    def __init__(self, opened: GGUFFile, model: Model, architecture: Architecture):
+        self.opened, self.model, self.spec = opened, model, model.spec
+        self.rules, self.missing = model.family.name_rules, []
+        self.parts = parts_of(model.family, model.spec)
+        self.heads = {name: own for own, name in architecture.heads.items()}
+        self.used: set[str] = set()
+
+    def read(self) -> tuple[dict[str, Array], str | None]:
+        """Return the checkpoint's tensors, and int8_weight_only if they are the blocks of all linear maps."""
+        expected = self.model.expected_tensors()
+        sources = {name: self._sources(name, shape) for name, shape in expected.items()}
+        if self.missing:
+            raise CheckpointError(f"{self.opened.file} lacks the tensors {listed(self.missing)}")
+        left = sorted(set(self.opened.info) - self.used - set(IGNORED))
+        if left:
+            raise CheckpointError(f"{self.opened.file} has tensors that its architecture does not: {listed(left)}")
+        maps = {name for each in self.model.parameters() if each.uses == {"weight"} for name in each.names}
+        keeps = all(self._has_blocks(sources[name], expected[name]) for name in maps)
+        found = {}
+        for name, shape in expected.items():
+            if keeps and name in maps:
+                found |= self._int8(name, sources[name])
+            else:
+                found[name] = self._plain(name, sources[name], shape)
+        return found, "int8_weight_only" if keeps else None
+
+    def _sources(self, name: str, shape: tuple[int, ...]) -> list[tuple[str, slice]]:
+        """Return the file's tensors that a tensor is made of, below each other, and which of their rows."""
+        module, end = split_name(self.rules.bare(name), self.parts)
+        if module in self.heads:
+            return self._found([self.heads[module] + end])
+        part, layer = self.parts[module]
+        spec = self.spec.layers[layer or 0]
+        end = end or (".bias" if part == "experts_bias" else ".weight")
+        whole = tensor_name(part, layer, spec.norm_first) + end
+        if part == "experts_bias" and whole not in self.opened.info:
+            return []  # zero: llama.cpp has none
+        stem = f"blk.{layer}."
+        if part == "qkv" and whole not in self.opened.info:
+            return self._found([f"{stem}attn_{letter}{end}" for letter in "qkv"])
+        joined = f"{stem}attn_qkv{end}"
+        if part in ("query", "key", "value") and whole not in self.opened.info and joined in self.opened.info:
+            sizes = [spec.attention_size, spec.key_value_size, spec.key_value_size]
+            place = ("query", "key", "value").index(part)
+            first = sum(sizes[:place])
+            return self._found([joined], slice(first, first + sizes[place]))
+        gate = f"{stem}ffn_gate{end}"
+        if part == "expand" and spec.gate is not None and gate in self.opened.info and "gate" not in self._names:
+            return self._found([gate, whole] if spec.gate == "first" else [whole, gate])
+        return self._found([whole])
+
+    @property
+    def _names(self) -> Mapping[str, str]:
+        return self.model.family.layer_names
+
+    def _found(self, names: list[str], rows: slice = slice(None)) -> list[tuple[str, slice]]:
+        self.missing += [name for name in names if name not in self.opened.info]
+        self.used.update(names)
+        return [(name, rows) for name in names]
+
+    def _has_blocks(self, sources: list[tuple[str, slice]], shape: tuple[int, ...]) -> bool:
+        infos = [self.opened.info[name] for name, _ in sources]
+        return bool(infos) and all(info.kind == "Q8_0" and info.shape[1:] == shape[1:] for info in infos)
+
+    def _int8(self, name: str, sources: list[tuple[str, slice]]) -> dict[str, Array]:
+        blocks = np.concatenate([self.opened.blocks(source)[rows] for source, rows in sources])
+        return {name: blocks["q"].reshape(len(blocks), -1), name + SCALE: np.ascontiguousarray(blocks["d"])}
+
+    def _plain(self, name: str, sources: list[tuple[str, slice]], shape: tuple[int, ...]) -> Array:
+        if not sources:
+            return np.zeros(shape, np.float32)
+        arrays = [self.opened.read(source)[rows] for source, rows in sources]
+        array = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+        if array.ndim == 3:  # the experts, each with its rows
+            array = array.transpose(0, 2, 1) if "ffn_down_exps" in sources[0][0] else array
+            array = array.reshape(-1, array.shape[-1])
+        if array.shape != tuple(shape):
+            given = ", ".join(source for source, _ in sources)
+            raise CheckpointError(
+                f"{self.opened.file}: {given} has the shape {list(array.shape)}, expected {list(shape)} for {name}"
+            )
+        return np.ascontiguousarray(array)
