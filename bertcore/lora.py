@@ -292,9 +292,12 @@ def _candidates(model: Model, config: LoraConfig) -> list[Parameter]:
 
 
 def _is_linear(parameter: Parameter) -> bool:
-    """Return whether this is a linear layer's weight: convolutions have weights of three axes named "weight"."""
+    """Return whether this is a linear layer's weight: convolutions have weights of three axes named "weight".
+
+    The weights of experts are no layers of their own, here as in peft.
+    """
     is_convolution = len(parameter.expected[parameter.names[0]]) == 3 and parameter.names[0].endswith(".weight")
-    return parameter.uses == {"weight"} and not is_convolution
+    return parameter.uses == {"weight"} and not is_convolution and parameter.chosen_of is None
 
 
 def _saved_parameters(model: Model, config: LoraConfig) -> list[Parameter]:

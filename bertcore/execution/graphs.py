@@ -145,6 +145,8 @@ def _bounds(run: Pass, encoder: Executable, inputs: EncoderInput) -> Bounds | No
     trace, adapter, tokens = run.trace, encoder.adapter, inputs.capacity
     if inputs.on_gpu is None or not inputs.is_plain or adapter.needs_whole_batch:
         return None
+    if any(getattr(layer, "reads_on_host", False) for layer in encoder.layers):
+        return None
     if run.tape is None:
         may_be = trace.attentions is None and trace.projections is None and run.seeds is None
     else:

@@ -7,6 +7,7 @@ Beyond the trained length a config may stretch the positions: by the length of e
 batch, so that a text's embedding does not change with its neighbours.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from bertcore.checkpoint.parameters import INDEX_BUFFERS, LATER_MODULES
 from bertcore.families.bert import BERT
 from bertcore.heads.classifier import ClassifierSpec
 from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.kernels.deferred import computed
 from bertcore.kernels.precision import working_dtype
 from bertcore.kernels.softmax import SOFTMAX, SoftmaxSaved
 from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
@@ -30,12 +32,13 @@ from bertcore.models.spec import (
 )
 from bertcore.nn import functional
 from bertcore.nn.encoder_layer import EncoderLayer, LayerContext, SelfAttention, Sublayer, make_norm
-from bertcore.nn.layers import Linear, dropped_linear
+from bertcore.nn.layers import Linear, drop
 from bertcore.nn.layout import Layout
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 from bertcore.passes import Pass
+from bertcore.tape import value_of
 
 
 @dataclass(frozen=True)
@@ -60,34 +63,44 @@ class MixtureOfExperts(Sublayer):
     arXiv:1701.06538, section 2; Nussbaum and Duderstadt 2025, arXiv:2502.07972); then follow a bias that all experts
     share, the residual and the norm.
 
-    All experts compute all tokens, side by side in one map, and those that are not chosen count nothing: a checkpoint
-    has the experts in one tensor. In v2, with two experts of eight, that is 2.5 times the products of those chosen.
+    An expert computes the tokens alone that chose it, gathered from the batch. A checkpoint has all experts in one
+    tensor, one below the other.
     """
 
     def __init__(self, names: Mapping[str, str], layer: LayerSpec, mixture: MixtureSpec):
         self.norm_first, self.dropout, self.activation = layer.norm_first, layer.dropout, layer.activation
-        self.chosen, features = mixture.chosen, layer.hidden_size
-        width = mixture.experts * layer.intermediate_size
-        self.router = Linear(names["router"], in_features=features, out_features=mixture.experts, bias=False)
-        self.expand = Parameter(names["experts_expand"], shape=(width, features), use="weight")
-        layout = Layout.transposed(features, width)
+        self.chosen, self.experts = mixture.chosen, mixture.experts
+        features, width, experts = layer.hidden_size, layer.intermediate_size, mixture.experts
+        self.router = Linear(names["router"], in_features=features, out_features=experts, bias=False)
+        self.expand = Parameter(names["experts_expand"], shape=(experts * width, features), use="weight")
+        split = experts, width, features
+        layout = Layout((experts * width, features), axes=(0, 2, 1), row_axes=2, split=split)
         self.contract = Parameter(names["experts_contract"], use="weight", layout=layout)
+        self.expand.chosen_of = self.contract.chosen_of = mixture.chosen, experts
         self.bias = Parameter(names["experts_bias"], shape=(features,), initial="zeros")
         self.norm = make_norm(names, "feed_forward_norm", layer)
 
     def mix(self, run: Pass, source: Any, context: LayerContext | None = None) -> Any:
-        """(tokens, hidden) -> the experts' activations side by side, times their probabilities."""
-        probabilities = highest_probabilities(run, self.router(run, source), count=self.chosen)
-        expanded = functional.linear(run, source, self.expand.weight(run), None, activation=self.activation)
-        return scale_groups(run, expanded, probabilities)
+        """(tokens, hidden) -> the sum of the chosen experts' outputs, (tokens, hidden)."""
+        scores = self.router(run, source)
+        values = computed(value_of(scores))  # the choice depends on them
+        xp = kernels.array_module(values)
+        chosen = xp.sort(xp.argsort(-values, axis=1, kind="stable")[:, : self.chosen], axis=1)
+        factors = chosen_probabilities(run, scores, chosen=chosen)
+        order = xp.argsort(chosen.reshape(-1), kind="stable")  # of (token, expert): by expert, then by token
+        counts = xp.bincount(chosen.reshape(-1), minlength=self.experts).tolist()
+        offsets = [0, *itertools.accumulate(counts)]
+        gathered = functional.take_rows(run, source, rows=order // self.chosen)
+        expanded = functional.grouped_linear(
+            run, gathered, self.expand.weight(run), offsets=offsets, activation=self.activation
+        )
+        outputs = functional.grouped_linear(run, expanded, self.contract.weight(run), offsets=offsets)
+        return weighted_sums(run, outputs, factors, order=order)
 
     def close(self, run: Pass, mixed: Any, residual: Any) -> Any:
-        """`mixed` mapped to the layer's width and summed over the experts, plus the residual; then the norm."""
-        given = mixed, self.contract.weight(run), self.bias.value(run), residual
-        if self.dropout and run.seeds:
-            total = dropped_linear(run, *given, None, self.dropout)
-        else:
-            total = functional.linear(run, *given)
+        """`mixed` plus the bias and the residual; then the norm."""
+        total = functional.add(run, mixed, self.bias.value(run))
+        total = functional.add(run, drop(run, total, self.dropout), residual)
         return total if self.norm_first or self.norm is None else self.norm(run, total)
 
 
@@ -98,38 +111,40 @@ class NomicLayer(EncoderLayer):
         layer, mixture = spec.layers[index], spec.details
         super().__init__(names, spec, index, attention)
         if mixture is not None and index % mixture.every == 1:
+            self.reads_on_host = True
             self.feed_forward = MixtureOfExperts(names, layer, mixture)
 
 
 @operation()
-def highest_probabilities(run: Pass, scores: Any, *, count: int) -> Any:
-    """The softmax of `scores`, (tokens, classes), with 0 for all but its `count` highest; of equal ones the first."""
-    xp = kernels.array_module(scores)
-    probabilities, tokens = kernels.softmax(scores, backend=run.backend), xp.arange(scores.shape[0])
-    chosen, others = xp.zeros(scores.shape, bool), probabilities.copy()
-    for _ in range(count):
-        best = others.argmax(axis=1)
-        chosen[tokens, best], others[tokens, best] = True, -1
+def chosen_probabilities(run: Pass, scores: Any, *, chosen: Any) -> Any:
+    """The softmax of `scores`, (tokens, classes), at the classes `chosen`, (tokens, choices)."""
+    probabilities = kernels.softmax(scores, backend=run.backend)
+    tokens = kernels.array_module(scores).arange(len(scores))[:, None]
 
     def pullback(grad):
-        return (SOFTMAX.backward(run.backend, grad * chosen, SoftmaxSaved(probabilities, 1)),)
+        whole = kernels.array_module(grad).zeros(scores.shape, grad.dtype)
+        whole[tokens, chosen] = grad
+        return (SOFTMAX.backward(run.backend, whole, SoftmaxSaved(probabilities, 1)),)
 
-    return probabilities * chosen, pullback
+    return probabilities[tokens, chosen], pullback
 
 
 @operation()
-def scale_groups(run: Pass, array: Any, factors: Any) -> Any:
-    """(tokens, groups * width) and (tokens, groups) -> the first, each group of columns times its factor."""
-    (tokens, columns), groups = array.shape, factors.shape[1]
-    shape, by_group = (tokens, groups, columns // groups), factors[:, :, None]
-    grouped = array.reshape(shape)
+def weighted_sums(run: Pass, rows: Any, factors: Any, *, order: Any) -> Any:
+    """The sum of each token's rows times their factors, (tokens, features).
+
+    The factors are (tokens, choices); `order` are the places among them, counted row by row, of `rows`.
+    """
+    by_token = kernels.array_module(rows).empty_like(rows)
+    by_token[order] = rows
+    by_token = by_token.reshape(*factors.shape, rows.shape[1])
 
     def pullback(grad):
-        grad = grad.reshape(shape)
-        of_factors = (grad * grouped).sum(axis=2, dtype=working_dtype(array.dtype)).astype(array.dtype, copy=False)
-        return (grad * by_group).reshape(array.shape), of_factors
+        dtype = working_dtype(grad.dtype)
+        of_factors = (by_token * grad[:, None]).sum(axis=2, dtype=dtype).astype(factors.dtype, copy=False)
+        return (factors[:, :, None] * grad[:, None]).reshape(rows.shape)[order], of_factors
 
-    return (grouped * by_group).reshape(array.shape), pullback
+    return (by_token * factors[:, :, None]).sum(axis=1, dtype=rows.dtype), pullback
 
 
 KEYS = {

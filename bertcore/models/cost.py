@@ -139,9 +139,12 @@ def _position_encoding(model: Model) -> str:
 
 
 def weights_passed(model: Model) -> int:
-    """Return the size of the linear maps' weights that each token passes on its way up."""
-    blocks = [model.encoder.embeddings, *model.encoder.layers]
-    return sum(_size(parameter) for block in blocks for parameter in block.token_weights())
+    """Return the size of the linear maps' weights that each token passes on its way up; of experts, of those chosen."""
+    blocks, total = [model.encoder.embeddings, *model.encoder.layers], 0
+    for parameter in (each for block in blocks for each in block.token_weights()):
+        chosen, count = parameter.chosen_of or (1, 1)
+        total += _size(parameter) * chosen // count
+    return total
 
 
 def flops_per_token(model: Model, length: int) -> int:

@@ -297,7 +297,12 @@ class EncoderLayer(Block):
     """Self-attention, then feed-forward.
 
     `attention` is the class of the attention block; a family's own is constructed and called as SelfAttention is.
+
+    Attributes:
+        reads_on_host: whether the host reads what it computes, so that no CUDA graph can hold it.
     """
+
+    reads_on_host = False
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int, attention: type[Block] = SelfAttention):
         self.attention = attention(names, spec, index)

@@ -28,8 +28,8 @@ class Layout:
 
     Attributes:
         shape: of the tensor in the checkpoint.
-        split: the shape with the first axis cut into several (query, key and value of each head in turn); None where it
-            is one.
+        split: the shape with the first axis cut into several (query, key and value of each head in turn; experts);
+            None where it is one.
         axes: the axes (of `split`) in the order of computing: first those of the rows, then those of the columns.
         row_axes: how many of `axes` make up the rows; where all do, there are no columns.
     """
@@ -45,36 +45,39 @@ class Layout:
         return cls((columns, rows), axes=(1, 0), row_axes=1)
 
     @property
-    def _permuted(self) -> tuple[int, ...]:
-        return tuple((self.split or self.shape)[axis] for axis in self.axes)
-
-    @property
     def computing_shape(self) -> tuple[int, ...]:
         """(rows, columns) or (rows,)."""
-        sizes = self._permuted
-        rows = math.prod(sizes[: self.row_axes])
-        return (rows,) if self.row_axes == len(sizes) else (rows, math.prod(sizes[self.row_axes :]))
+        permuted = [self._sizes(False)[axis] for axis in self.axes]
+        rows, columns = permuted[: self.row_axes], permuted[self.row_axes :]
+        return (math.prod(rows), *([math.prod(columns)] if columns else []))
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
         """The shape in the checkpoint of one number for each row: the tensor's shape, with 1 for the columns."""
-        kept = (0,) if self.split else self.axes[: self.row_axes]
-        return tuple(size if axis in kept else 1 for axis, size in enumerate(self.shape))
+        return self._joined(self._sizes(True))
 
     def to_computing(self, stored: Any) -> Any:
         """A checkpoint's tensor as computing has it, or scales of `scale_shape` as (rows, 1); a view if possible."""
-        columns = () if self.row_axes == len(self.axes) else (-1 if stored.size else self.computing_shape[1],)
-        if self.split:
-            stored = stored.reshape(*self.split[: 1 + len(self.split) - len(self.shape)], *stored.shape[1:])
-        return stored.transpose(self.axes).reshape(self.computing_shape[0], *columns)
+        rows, *columns = self.computing_shape
+        is_scale = stored.shape != self.shape
+        array = stored.reshape(self._sizes(is_scale)).transpose(self.axes)
+        return array.reshape(rows, *(1 if is_scale else size for size in columns))
 
     def to_stored(self, array: Any) -> Any:
         """The reverse of `to_computing`."""
-        sizes = self._permuted
-        if array.shape != self.computing_shape:  # one number for each row
-            sizes = tuple(size if place < self.row_axes else 1 for place, size in enumerate(sizes))
-        stored = array.reshape(sizes).transpose(tuple(self.axes.index(axis) for axis in range(len(self.axes))))
-        return stored.reshape(self.shape[0], *stored.shape[1 - len(self.shape) :]) if self.split else stored
+        sizes = self._sizes(array.shape != self.computing_shape)
+        stored = array.reshape([sizes[axis] for axis in self.axes])
+        return stored.transpose([self.axes.index(axis) for axis in range(len(sizes))]).reshape(self._joined(sizes))
+
+    def _sizes(self, is_scale: bool) -> tuple[int, ...]:
+        """Return the sizes of `split`, or of the tensor; of one number for each row those of the columns are 1."""
+        rows = self.axes[: self.row_axes]
+        return tuple(1 if is_scale and axis not in rows else n for axis, n in enumerate(self.split or self.shape))
+
+    def _joined(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the tensor's sizes from those of `split`."""
+        first = 1 + len(sizes) - len(self.shape)
+        return math.prod(sizes[:first]), *sizes[first:]
 
 
 class JoinedTensors:

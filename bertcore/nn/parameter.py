@@ -36,6 +36,7 @@ class Parameter(JoinedTensors):
         adapter: the `LowRankAdapter` that is added to the map whose weight this is, or None; see `adapt`.
         precision: what the model was loaded as, one of `bertcore.arguments.DTYPES`; dtype: NumPy's for it.
         is_frozen: whether it gets no gradient: under a tape, too, it is a plain array then.
+        chosen_of: of experts' weights, one below the other: (how many of them a token passes, how many there are).
         trained_names: the tensors whose gradient is not set to 0; None for all.
     """
 
@@ -52,6 +53,7 @@ class Parameter(JoinedTensors):
         self.initial = initial
         self.precision, self.dtype = "float32", np.dtype(np.float32)
         self.adapter: Any = None
+        self.chosen_of: tuple[int, int] | None = None
         self._changes = 0
         self.is_frozen = False
         self.trained_names: frozenset[str] | None = None

@@ -32,6 +32,7 @@ class PreparedWeight:
         self.dtype = weight.dtype
         self.is_grouped = is_grouped(scale)
         self._scale, self.input_scale = _read_only(scale), _read_only(input_scale)
+        self._parts: list[PreparedWeight] = []
 
     @property
     def scale(self) -> Any:
@@ -61,6 +62,19 @@ class PreparedWeight:
     def _stored(self) -> Any:
         """A copy of the values in the weight's dtype, (out_features, in_features)."""
         raise NotImplementedError
+
+    def parts(self, count: int) -> list["PreparedWeight"]:
+        """Return the weights of `count` equal shares of the rows; made once, without a copy where that is possible."""
+        if len(self._parts) != count:
+            size = self.out_features // count
+            self._parts = self._split([slice(part * size, (part + 1) * size) for part in range(count)])
+        return self._parts
+
+    def _split(self, shares: list[slice]) -> list["PreparedWeight"]:
+        values, scale = self._stored(), self.scale
+        more = () if scale is None else (self.input_scale,) * (not self.is_grouped)
+        scales = [() if scale is None else (scale[rows], *more) for rows in shares]
+        return [type(self)(values[rows], *of_rows) for rows, of_rows in zip(shares, scales, strict=True)]
 
     def __repr__(self) -> str:
         return f"PreparedWeight({self.out_features}, {self.in_features}, {self.dtype}, backend={self.backend!r})"

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from bench.experts import multiplications
 from bertcore import AutoModel, AutoModelForMaskedLM, use_backend
 from bertcore.families.nomic_bert import MixtureOfExperts, MixtureSpec
+from bertcore.lora import LoraConfig, get_peft_model
+from bertcore.models.cost import weights_passed
 from bertcore.nn.spec import LayerSpec
 from bertcore.passes import Pass
 from tests.kernels.oracles import gelu
@@ -102,20 +105,71 @@ def mixture_by_definition(hidden, arrays, chosen):
     return total + bias + hidden
 
 
-@pytest.mark.parametrize("experts, chosen", [(8, 2), (5, 1), (3, 3), (1, 1)])
-@pytest.mark.parametrize("tokens", [1, 7, 0])
-def test_a_mixture_is_its_definition(cpu_dtype, experts, chosen, tokens):
+def filled_mixture(experts, chosen, dtype, features=12, width=7):
+    """Return a random mixture without a norm, and its arrays by name."""
     names = {"router": "router", "experts_expand": "w1", "experts_contract": "w2", "experts_bias": "bias"}
-    layer = LayerSpec(hidden_size=12, intermediate_size=7, num_heads=1, absent=frozenset({"feed_forward_norm"}))
+    absent = frozenset({"feed_forward_norm"})
+    layer = LayerSpec(hidden_size=features, intermediate_size=width, num_heads=1, absent=absent)
     mixture, rng = MixtureOfExperts(names, layer, MixtureSpec(2, experts, chosen)), np.random.default_rng(experts)
     arrays = {
         name: rng.normal(size=shape) for parameter in mixture.parameters() for name, shape in parameter.expected.items()
     }
     for parameter in mixture.parameters():
-        parameter.fill(arrays, cpu_dtype)
-    hidden = rng.normal(size=(tokens, 12)).astype(cpu_dtype)
+        parameter.fill(arrays, dtype)
+    return mixture, arrays
+
+
+@pytest.mark.parametrize("experts, chosen", [(8, 2), (5, 1), (3, 3), (1, 1)])
+@pytest.mark.parametrize("tokens", [1, 7, 0])
+def test_a_mixture_is_its_definition(cpu_dtype, experts, chosen, tokens):
+    mixture, arrays = filled_mixture(experts, chosen, cpu_dtype)
+    hidden = np.random.default_rng(0).normal(size=(tokens, 12)).astype(cpu_dtype)
     found, tolerance = mixture(Pass.begin(), hidden, None), {"float64": 1e-10, "float32": 1e-4}[cpu_dtype]
     np.testing.assert_allclose(found, mixture_by_definition(hidden, arrays, chosen), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int8_weight_only"])
+@pytest.mark.parametrize("width", [7, 192])  # 192: experts whose panels are views of the whole weight's
+def test_a_mixture_in_low_precision_is_near_its_definition(cpu_backend, dtype, width):
+    mixture, arrays = filled_mixture(3, 2, dtype, features=192, width=width)
+    hidden = np.random.default_rng(0).normal(size=(9, 192)).astype(np.float32) / 14
+    truth = mixture_by_definition(hidden, arrays, 2)
+    found = mixture(Pass.begin(), hidden, None)
+    assert np.linalg.norm(found - truth) < 0.03 * np.linalg.norm(truth - hidden)
+    weight = mixture.contract.weight(Pass.begin())
+    shares_memory = cpu_backend == "numba" and np.shares_memory(weight.parts(3)[1].panels, weight.panels)
+    assert shares_memory == (cpu_backend == "numba")  # 192 and 576 rows of features
+    parts = [part.to_array() for part in weight.parts(3)]
+    np.testing.assert_array_equal(np.concatenate(parts), weight.to_array())
+
+
+def test_experts_compute_the_tokens_alone_that_chose_them(cpu_backend):
+    mixture, _ = filled_mixture(8, 2, "float32")
+    hidden = np.random.default_rng(0).normal(size=(40, 12)).astype(np.float32)
+    few = multiplications(lambda: mixture(Pass.begin(), hidden, None))
+    assert few == 40 * (8 * 12 + 2 * 2 * 7 * 12)  # the router, and two maps of two experts
+
+
+def test_a_token_has_the_same_bits_whatever_its_neighbours_chose():
+    mixture, _ = filled_mixture(8, 2, "float32")
+    hidden = np.random.default_rng(0).normal(size=(40, 12)).astype(np.float32)
+    with use_backend("numba"):
+        whole = mixture(Pass.begin(), hidden, None)
+        alone = np.concatenate([mixture(Pass.begin(), row[None], None) for row in hidden])
+    np.testing.assert_array_equal(whole, alone)
+
+
+def test_experts_have_no_adapters():
+    """As in peft, whose "all-linear" are modules; the experts of a checkpoint are bare tensors."""
+    model = get_peft_model(AutoModel.from_config(MIXTURE), LoraConfig(target_modules="all-linear"))
+    assert not any("experts" in name for name in model.state_dict() if "lora" in name)
+    with pytest.raises(ValueError, match="w1 is not the weight of a linear layer, which LoRA requires"):
+        get_peft_model(AutoModel.from_config(MIXTURE), LoraConfig(target_modules=["w1"]))
+
+
+def test_flops_are_those_of_the_chosen_experts():
+    model, one = (AutoModel.from_config(MIXTURE | changes) for changes in ({}, {"moe_top_k": 1}))
+    assert weights_passed(model) - weights_passed(one) == 2 * 2 * 16 * 24  # layers, maps of an expert
 
 
 def test_gradients_of_a_mixture_are_differences():

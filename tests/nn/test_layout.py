@@ -18,6 +18,7 @@ LAYOUTS = {
     "transposed": Layout.transposed(7, 5),
     "heads of an input map": Layout((5, 3, 2), axes=(1, 2, 0), row_axes=2),
     "heads of an output map": Layout((5, 3, 2), axes=(0, 1, 2), row_axes=1),
+    "experts' output maps": Layout((6, 5), axes=(0, 2, 1), row_axes=2, split=(2, 3, 5)),
     "vectors of heads": Layout((3, 2), axes=(0, 1), row_axes=2),
     "no rows": Layout.transposed(0, 5),
     "no columns": Layout.transposed(7, 0),

@@ -1,6 +1,7 @@
 """Linear maps, normalisation and activations, each with its gradient rule."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -58,6 +59,79 @@ def linear(
     if type(input) is Variable and type(weight) is not Variable:
         return _linear_of_frozen(run, input, bias, residual, weight=weight, activation=activation)
     return _linear(run, input, weight, bias, residual, activation=activation)
+
+
+def grouped_linear(run: Pass, input: Any, weight: Any, *, offsets: Sequence[int], activation: str | None = None) -> Any:
+    """activation(input @ weight.T) of groups of rows, each with its own share of the weight.
+
+    Args:
+        input: (rows, in_features), the rows of one group after those of the other.
+        weight: the groups' weights, one below the other, (groups * out_features, in_features); an array or prepared, or
+            an ObservedWeight.
+        offsets: where the groups begin, and the number of rows: integers in host memory, (groups + 1,).
+        activation: as for `linear`.
+
+    Returns:
+        (rows, out_features).
+    """
+    if type(weight) is ObservedWeight:
+        weight.observe(input)
+        weight = weight.weight
+    if type(input) is Variable and type(weight) is not Variable:
+        return _grouped_of_frozen(run, input, weight=weight, offsets=offsets, activation=activation)
+    return _grouped(run, input, weight, offsets=offsets, activation=activation)
+
+
+@operation()
+def _grouped(run: Pass, input: Any, weight: Any, *, offsets: Sequence[int], activation: str | None) -> Any:
+    return _grouped_with_pullback(run, input, weight, offsets, activation, needs_weight=True)
+
+
+@_grouped.inference
+def _grouped_forward(run, input, weight, *, offsets, activation):
+    outputs = [
+        LINEAR.forward(run.backend, input[rows], share, None, activation, None)
+        for rows, share in _groups(weight, offsets)
+    ]
+    return kernels.array_module(input).concatenate(outputs)
+
+
+@operation()
+def _grouped_of_frozen(run: Pass, input: Any, *, weight: Any, offsets: Sequence[int], activation: str | None) -> Any:
+    output, pullback = _grouped_with_pullback(run, input, weight, offsets, activation, needs_weight=False)
+    return output, lambda grad: pullback(grad)[:1]
+
+
+def _grouped_with_pullback(run, input, weight, offsets, activation, *, needs_weight):
+    xp, groups = kernels.array_module(input), _groups(weight, offsets)
+    computed = [
+        _with_pullback(run, input[rows], share, None, None, activation, needs_weight=needs_weight)
+        for rows, share in groups
+    ]
+
+    def pullback(grad):
+        found = [of_group(grad[rows]) for (rows, _), (_, of_group) in zip(groups, computed, strict=True)]
+        of_weight = None
+        if needs_weight:
+            of_weight = xp.empty(weight.shape, parameter_dtype(input))  # every entry is written
+            size = weight.shape[0] // len(groups)
+            for group, (_, part, *_) in enumerate(found):
+                part = part.added_to(None, of_weight.dtype) if isinstance(part, WeightGradient) else part
+                of_weight[group * size : (group + 1) * size] = part
+        return xp.concatenate([of_input for of_input, *_ in found]), of_weight
+
+    return xp.concatenate([output for output, _ in computed]), pullback
+
+
+def _groups(weight, offsets):
+    """Return (the place of its rows, its weight) of each group."""
+    count = len(offsets) - 1
+    if isinstance(weight, kernels.PreparedWeight):
+        shares = weight.parts(count)
+    else:
+        size = len(weight) // count
+        shares = [weight[group * size : (group + 1) * size] for group in range(count)]
+    return list(zip(itertools.starmap(slice, itertools.pairwise(offsets)), shares, strict=True))
 
 
 def _linear_of_low_rank(

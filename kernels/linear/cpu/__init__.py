@@ -4,6 +4,8 @@ The weight is packed once into panels (_numba/products). In low precision the ro
 parallel region of their own, to a copy of half or a quarter of their size.
 """
 
+import copy
+
 import numpy as np
 
 from ..._numba import (
@@ -67,6 +69,24 @@ class PackedWeight(PreparedWeight):
             else:
                 self._transpose = _transpose(self.panels, self.out_features, self.in_features)
         return self._transpose
+
+    def _split(self, shares):
+        width = self.panels.shape[2] * min(self.panels.itemsize, 4) // 4
+        if any(rows.stop % width for rows in shares):  # panels that two would have in common
+            return super()._split(shares)
+        return [self._share(rows, slice(rows.start // width, rows.stop // width)) for rows in shares]
+
+    def _share(self, rows, panels):
+        """Return the weight of these rows, whose panels are a view."""
+        share = copy.copy(self)
+        share.out_features, share._parts, share._transpose = rows.stop - rows.start, [], None
+        share.panels = self.panels[panels]
+        if not self.is_grouped:
+            share._words = self._words[panels]
+            if self.column_scales is not None:
+                share.column_scales, share.column_sums = self.column_scales[rows], self.column_sums[rows]
+                share._scale = self._scale[rows]
+        return share
 
     def _stored(self):
         count, depth, width = self._words.shape
