@@ -177,7 +177,7 @@ class Distill(Labels, Training):
     def _make_static(self, folder: Path) -> None:
         from bertcore.tasks.static import distill_static
 
-        words = None if self.vocabulary is None else some_texts(self.vocabulary)
+        words = None if self.vocabulary is None else some_texts(self.vocabulary, argument="--vocabulary")
         made = distill_static(model_folder(self.teacher), folder, vocabulary=words, pca_dims=self.dims or DIMS)
         print(f"saved     {folder}: {len(made.model.table):,} tokens, {made.embedding_dimension} dimensions")
 

@@ -139,25 +139,28 @@ def check_one_source(file: str | None, texts: tuple[str, ...], name: str = "FILE
 
 
 @contextlib.contextmanager
-def texts_from(file: str | None, literal: tuple[str, ...] = ()) -> Iterator[tuple[Iterator[str], str]]:
+def texts_from(
+    file: str | None, literal: tuple[str, ...] = (), argument: str = "FILE"
+) -> Iterator[tuple[Iterator[str], str]]:
     """Return a block with texts, as they come, and the name of their source for messages.
 
     Args:
         file: a file of lines; "-" or None is standard input.
         literal: texts in place of the file.
+        argument: the name of `file` on the command line.
     """
     if literal:
         yield iter(literal), "--text"
         return
     from bertcore.tasks.texts import read_lines
 
-    with input_stream("-" if file is None else file) as (stream, name):
+    with input_stream("-" if file is None else file, argument) as (stream, name):
         yield read_lines(stream, name), name
 
 
-def some_texts(file: str | None, literal: tuple[str, ...] = ()) -> list[str]:
+def some_texts(file: str | None, literal: tuple[str, ...] = (), argument: str = "FILE") -> list[str]:
     """Return the texts of `texts_from`; CommandError if there are none."""
-    with texts_from(file, literal) as (texts, name):
+    with texts_from(file, literal, argument) as (texts, name):
         found = list(texts)
     if not found:
         raise CommandError(f"{name} holds no texts")
@@ -165,7 +168,7 @@ def some_texts(file: str | None, literal: tuple[str, ...] = ()) -> list[str]:
 
 
 @contextlib.contextmanager
-def input_stream(path: str) -> Iterator[tuple[BinaryIO, str]]:
+def input_stream(path: str, argument: str = "FILE") -> Iterator[tuple[BinaryIO, str]]:
     """Return a block with the bytes of the file `path`, or of standard input for "-", and its name for messages.
 
     Raises CommandError for a file that does not exist and for a closed standard input.
@@ -176,14 +179,13 @@ def input_stream(path: str) -> Iterator[tuple[BinaryIO, str]]:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
                 raise
-            raise CommandError(
-                f"FILE is {path!r:.300}, which does not exist; literal texts are given by --text"
-            ) from error
+            hint = "" if argument.startswith("--") else "; literal texts are given by --text"
+            raise CommandError(f"{argument} is {path!r:.300}, which does not exist{hint}") from error
         with stream:
             yield stream, path
         return
     if sys.stdin is None:
-        raise CommandError("standard input is closed, expected texts in it, a FILE, or --text")
+        raise CommandError(f"standard input is closed, expected texts in it, a file as {argument}, or --text")
     if sys.stdin.isatty():
         print("bertcore: reading texts from the terminal, one a line; Ctrl-D ends them", file=sys.stderr)
     yield sys.stdin.buffer, "stdin"

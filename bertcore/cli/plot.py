@@ -129,7 +129,7 @@ class Plot(Command):
             from bertcore.tasks.sentence_encoder import SentenceEncoder
 
             if self.labels is not None:
-                given["labels"] = some_texts(self.labels)
+                given["labels"] = some_texts(self.labels, argument="--labels")
                 if len(given["labels"]) != len(texts):
                     lines = f"{len(given['labels'])} lines"
                     raise CommandError(f"{self.labels} has {lines}, expected a label for each of {len(texts)} texts")

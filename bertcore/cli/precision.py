@@ -130,6 +130,6 @@ class Quantize(Command):
         if self.calibrate is None and not self.text:
             before, after = quantize(source, target, self.dtype)
         else:
-            with texts_from(self.calibrate, self.text) as (texts, name), self.chosen_backend():
+            with texts_from(self.calibrate, self.text, "--calibrate") as (texts, name), self.chosen_backend():
                 before, after = quantize(source, target, self.dtype, texts, name)
         print(f"{target}: {after / 1e6:,.1f} MB in {self.dtype}, from {before / 1e6:,.1f} MB")

@@ -71,8 +71,8 @@ class Search(Reading):
             encoder = ENCODERS["late" if is_late else "dense"](folder, **self.loading_options(is_late))
             queries = [self.query]
             if self.queries is not None:
-                queries = list(stack.enter_context(texts_from(self.queries))[0])
-            lines, name = stack.enter_context(texts_from(self.corpus, self.text))
+                queries = list(stack.enter_context(texts_from(self.queries, argument="--queries"))[0])
+            lines, name = stack.enter_context(texts_from(self.corpus, self.text, "CORPUS"))
             first = next(lines, None)
             if first is None:
                 raise CommandError(f"{name} holds no texts")

@@ -56,6 +56,7 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/token_classification": words.token_classification,
     "/predict_entities": words.predict_entities,
     "/fill_mask": words.fill_mask,
+    "/entity_classification": words.entity_classification,
     "/attention": words.attention,
     "/tokenize": information.tokenize,
     "/decode": information.decode,
@@ -69,6 +70,8 @@ ROOTS: dict[str, Endpoint] = {
     "token-classification": words.token_classification,
     "zero-shot-ner": words.predict_entities,
     "fill-mask": words.fill_mask,
+    "entity-classification": words.entity_classification,
+    "relation-extraction": words.entity_classification,
 }
 # GET: the answer is given the fields of the query and the named parts of the path as its body; all are texts.
 LISTS: dict[str, Endpoint] = {
@@ -85,8 +88,8 @@ def create_app(
 
     Args:
         models: folders, ids on the Hugging Face hub, or the word demo for all-MiniLM-L6-v2: sentence encoders,
-            late-interaction and sparse encoders, classifiers of texts or tokens, GLiNER, masked language models.
-            Requests call them by the last part of these names.
+            late-interaction and sparse encoders, classifiers of texts, tokens or marked entities, GLiNER, masked
+            language models. Requests call them by the last part of these names.
         settings: limits; see `ServerSettings`.
         dtype: of the weights, as for AutoModel.
 

@@ -97,7 +97,10 @@ async def decode(body: dict[str, Any], models: Models, settings: ServerSettings)
 LABEL_IDS = {"id2label": {"type": "object"}, "label2id": {"type": "object"}}
 KINDS = {
     "embedding": record(pooling=TEXT),
-    **dict.fromkeys(("classifier", "reranker", "token-classification"), record(**LABEL_IDS)),
+    **dict.fromkeys(
+        ("classifier", "reranker", "token-classification", "entity-classification", "relation-extraction"),
+        record(**LABEL_IDS),
+    ),
     "zero-shot-ner": record(max_words=INTEGER),
     "fill-mask": record(mask_token=TEXT),
 }
@@ -165,6 +168,8 @@ def task_of(model: ServedModel) -> str:
     """Return the public name of a model's kind."""
     if model.kind == "classifier" and len(model.labels) == 1:
         return "reranker"
+    if model.kind == "marked":
+        return str(model.pipeline.task)
     return TASKS.get(model.kind, model.kind)
 
 

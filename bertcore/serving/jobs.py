@@ -25,6 +25,12 @@ class Job:
     options: tuple[tuple[str, Any], ...]
     masks: int = 0
     words: int = 0
+    spans: tuple[tuple[int, int], ...] = ()  # of marked entities
+
+    @property
+    def given(self) -> Any:
+        """The input of the pipeline."""
+        return {"text": self.text, "spans": self.spans} if self.spans else self.text
 
     def __len__(self) -> int:
         return self.tokens + MASK * self.masks + self.words
@@ -75,12 +81,33 @@ def labelled_ids(model: Any, text: str, labels: Sequence[str]) -> tuple[list[int
     return row.read.input_ids, was_cut
 
 
+def read_marked(
+    model: Any, inputs: Sequence[dict[str, Any]], *, names: Callable[[int], str], **options: Any
+) -> list[Job]:
+    """Return texts with marked entities as jobs of a `ServedModel`: each has a text and its spans.
+
+    Raises RequestError: 413 for a text that is too long, 422 for spans that are wrong.
+    """
+    jobs, most = [], model.max_seq_length
+    for index, given in enumerate(inputs):
+        text, name = given["text"], names(index)
+        is_long = len(model.shortened(text, "right", name)) < len(text)
+        try:
+            tokens = most + 1 if is_long else model.pipeline.length_of(given, name)
+        except (TypeError, ValueError) as error:
+            raise invalid(str(error)) from error
+        if tokens > most:
+            raise too_long(f"{name} has more than {most} tokens, the limit")
+        jobs.append(Job(text, tokens, tuple(options.items()), spans=tuple(map(tuple, given["spans"]))))
+    return jobs
+
+
 def answers(model: Any, jobs: Sequence[Job]) -> list[Any]:
     """Return the answers of the model's pipeline; jobs of the same options are computed together."""
     found: dict[int, Any] = {}
     for options in dict.fromkeys(job.options for job in jobs):
         places = [place for place, job in enumerate(jobs) if job.options == options]
-        texts = (jobs[place].text for place in places)  # an iterator: a list of one is answered like its text
+        texts = (jobs[place].given for place in places)  # an iterator: a list of one is answered like its text
         answered = model.pipeline(texts, truncation=True, show_progress_bar=False, **dict(options))
         found |= zip(places, answered, strict=True)
     return [found[place] for place in range(len(jobs))]
@@ -107,6 +134,8 @@ def attentions(model: Any, jobs: Sequence[Job]) -> list[Any]:
 
 def answer_bytes(model: Any, job: Job) -> int:
     """Return the bytes that a pipeline's answer takes, at most: entities, or words of masks, each with the text."""
+    if model.kind == "marked":
+        return sum(SCORE + 6 * len(label.encode()) for label in model.labels)
     text = 6 * len(job.text.encode())  # of JSON's escapes
     if model.kind == "gliner":
         options, spec = dict(job.options), model.engine.model.gliner

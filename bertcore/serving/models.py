@@ -16,12 +16,13 @@ import numpy as np
 from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.serving.batcher import Batcher, Lanes
-from bertcore.serving.jobs import SCORE, Job, answer_bytes, answers, attentions, read_jobs
+from bertcore.serving.jobs import SCORE, Job, answer_bytes, answers, attentions, read_jobs, read_marked
 from bertcore.serving.memory import hold
 from bertcore.serving.requests import RequestError, no_model, too_large, too_long, unknown_token, unsupported
 from bertcore.tasks.folder import read_modules
 from bertcore.tasks.gliner import is_gliner
 from bertcore.tasks.loading import ENCODERS, kind_of
+from bertcore.tasks.pipelines import pipeline
 from bertcore.tasks.pipelines.classification import ZeroShotNerPipeline
 from bertcore.tasks.pipelines.pretrained import FillMaskPipeline
 from bertcore.tasks.pipelines.spans import TokenClassificationPipeline
@@ -49,14 +50,21 @@ WHAT = {
     "tagger": "classifies tokens",
     "gliner": "finds entities of given labels",
     "masked": "predicts masked words",
+    "marked": "classifies marked entities",
 }
 Kinds = str | tuple[str, ...] | None  # of a request: one, several, or any
 PIPELINES: dict[str, Any] = {
     "tagger": TokenClassificationPipeline.from_pretrained,
     "gliner": ZeroShotNerPipeline.from_pretrained,
     "masked": FillMaskPipeline.from_pretrained,
+    "marked": lambda folder, dtype: pipeline(_marked_task(folder), folder, dtype=dtype),
 }
-ARCHITECTURES = {"ForTokenClassification": "tagger", "ForMaskedLM": "masked"}
+ARCHITECTURES = {
+    "ForTokenClassification": "tagger",
+    "ForMaskedLM": "masked",
+    "ForEntityClassification": "marked",
+    "ForEntityPairClassification": "marked",
+}
 
 
 @dataclass(frozen=True)
@@ -129,7 +137,7 @@ class ServedModel:
         kinds: what requests may ask it for: its kind; a masked language model embeds, too.
         longest_token: the bytes that a token may add to a text.
         engine: the SentenceEncoder, MultiVectorEncoder, SparseEncoder, CrossEncoder or Pipeline.
-        pipeline: the Pipeline of a tagger or of a masked language model, otherwise None.
+        pipeline: the Pipeline of a tagger, of a masked language model or of marked entities, otherwise None.
         layers: the specs of its layers.
         max_seq_length: tokens that it reads of a text.
         loaded_at: the time of loading, in whole seconds since 1970.
@@ -146,19 +154,21 @@ class ServedModel:
             if self.kind != "masked":
                 raise
             self.kind, self.pipeline = "dense", None  # saved without the head or the mask token: it embeds
-        is_tagger, has_labels = self.kind == "tagger", self.kind == "gliner"
+        has_labels = self.kind == "gliner"
         self.kinds: tuple[str, ...] = ("masked", "dense") if self.kind == "masked" else (self.kind,)
-        self.engine: Any = self.pipeline if is_tagger or has_labels else ENCODERS[self.kinds[-1]](folder, dtype=dtype)
+        is_pipeline = self.pipeline is not None and self.kind != "masked"
+        self.engine: Any = self.pipeline if is_pipeline else ENCODERS[self.kinds[-1]](folder, dtype=dtype)
         if self.kind == "masked":
             self.engine.model = self.pipeline.model  # one encoder in memory
-        self.tokenizer = self._part.tokenizer
-        # A table of vectors has none, and GLiNER does not return attention.
-        self.layers = () if has_labels else getattr(self.engine.model.spec, "layers", ())
+        self.tokenizer = self.pipeline.plain_tokenizer if self.kind == "marked" else self._part.tokenizer
+        # A table of vectors has no layers, and GLiNER and models of marked entities do not return attention.
+        has_attention = self.kind not in ("gliner", "marked")
+        self.layers = getattr(self.engine.model.spec, "layers", ()) if has_attention else ()
         positions = self.engine.model.spec.longest_sequence or MOST_TOKENS
         if has_labels:  # a file may state no limit: no request is to have a row of any length
             reader = self.engine.gliner
             self.max_seq_length = reader.max_seq_length = min(reader.max_seq_length, LONGEST_LABELLED)
-        elif is_tagger:
+        elif is_pipeline:
             self.max_seq_length = min(self.tokenizer.model_max_length, positions)
         else:
             self.max_seq_length = self.engine.max_seq_length
@@ -215,6 +225,10 @@ class ServedModel:
     async def jobs(self, texts: Sequence[str], **options: Any) -> list[Job]:
         """Call `read_jobs`; see `_aside`."""
         return await self._aside(partial(read_jobs, self), texts, options)
+
+    async def marked_jobs(self, inputs: Sequence[Any], **options: Any) -> list[Job]:
+        """Call `read_marked`, in a thread."""
+        return await asyncio.to_thread(partial(read_marked, self), inputs, **options)
 
     async def _aside(self, read: Callable[..., list[Any]], texts: Sequence[Any], options: dict[str, Any]) -> list[Any]:
         """Tokenize, long texts in a thread of their own, so that they do not hold up other requests."""
@@ -293,7 +307,7 @@ class ServedModel:
         """Return the tokenizer's input for each text."""
         if self.kind == "classifier":
             return [lower_cased(text) for text in texts] if self.engine.scores.do_lower_case else texts
-        return texts if self.kind in ("tagger", "gliner") else [self.engine.prepared(text, prompt) for text in texts]
+        return texts if self.engine is self.pipeline else [self.engine.prepared(text, prompt) for text in texts]
 
     async def compute(self, what: str, rows: list[Any]) -> list[Any]:
         """Return `what` for rows of tokens.
@@ -344,12 +358,15 @@ class ServedModel:
     @property
     def labels(self) -> list[str]:
         """The names of a classifier's labels."""
-        return list(self.engine.id2label.values()) if self.kind == "tagger" else self.engine.labels
+        return list(self.engine.id2label.values()) if self.engine is self.pipeline else self.engine.labels
 
     def warm_up(self) -> None:
         """Compute a text, so that no request waits for kernels to compile."""
         for what, (batcher, _) in self._batchers.items():
-            if what == "answers":
+            if what == "answers" and self.kind == "marked":
+                spans = [[0, 4], [5, 7]][: self.pipeline.count]
+                batcher._compute(read_marked(self, [{"text": "warm up", "spans": spans}], names="inputs".format))
+            elif what == "answers":
                 options: Any = {"top_k": 1} if self.kind == "masked" else {}
                 options = {"labels": ("warm",)} if self.kind == "gliner" else options
                 batcher._compute(read_jobs(self, [f"warm {self.tokenizer.mask_token} up"], truncate=True, **options))
@@ -386,6 +403,11 @@ class Models:
             what = f" that {what}" if kind else ""
             raise no_model(f"no model here{what} is called {name!r}: there is {', '.join(found)}")
         return found[name]
+
+
+def _marked_task(folder: Path) -> str:
+    is_pair = str(read_config(folder)["architectures"][0]).endswith("PairClassification")
+    return "relation-extraction" if is_pair else "entity-classification"
 
 
 def _size(text: Any) -> int:

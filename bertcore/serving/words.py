@@ -15,6 +15,7 @@ from bertcore.serving.requests import (
     PROMPT,
     SHARE,
     TEXT,
+    batch,
     choice,
     endpoint,
     invalid,
@@ -23,6 +24,7 @@ from bertcore.serving.requests import (
     record,
     unsupported,
 )
+from bertcore.serving.scores import LABELS as SCORED_LABELS
 from bertcore.tasks.pipelines.spans import STRATEGIES
 
 MOST_TOKENS = 128  # of a text whose attention is asked for: the answer grows with their square
@@ -118,6 +120,33 @@ async def fill_mask(body: dict[str, Any], models: Models, settings: ServerSettin
     from.
     """
     return await _piped("masked", body, models, settings, body["parameters"])
+
+
+PLACES = many(INTEGER | {"description": "the number of a character"}, "the first and the last + 1 character")
+MARKED = record(text=FILLED, spans=many(PLACES, "a list of [first, last + 1] characters"))
+
+
+@endpoint(
+    kind="marked",
+    example={"inputs": {"text": "Ada Lovelace lived in London", "spans": [[0, 12], [22, 28]]}},
+    result={"anyOf": [SCORED_LABELS, many(SCORED_LABELS)]},
+    inputs={"anyOf": [MARKED, batch(MARKED, "a list of objects of text and spans")],
+            "description": "an object of text and spans, or a list of them"},
+    parameters=optional(record(top_k=optional(COUNT)), {}),
+    **MODEL,
+)  # fmt: skip
+async def entity_classification(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+    """Return the types of the entity at the span of a text, or the relations of the two at its spans, best first.
+
+    The spans of a relation are the head and the tail, in characters. `top_k` are the most labels; all by default.
+    """
+    model, inputs = models.of_kind("marked", body["model"]), body["inputs"]
+    given = [inputs] if isinstance(inputs, dict) else inputs
+    names = ("inputs" if given is not inputs else "inputs[{}]").format
+    top_k = body["parameters"]["top_k"] or len(model.labels)
+    model.check_read(sum(len(each["text"]) for each in given), "characters")
+    found = await model.compute("answers", await model.marked_jobs(given, names=names, top_k=top_k))
+    return found if given is inputs else found[0]
 
 
 @endpoint(

@@ -132,9 +132,13 @@ class InformationRetrievalEvaluator(Evaluator):
         **options: Any,
     ):
         super().__init__(**options)
-        for argument, value in {"queries": queries, "corpus": corpus, "relevant_docs": relevant_docs}.items():
+        mappings: dict[str, Any] = {"queries": queries, "corpus": corpus, "relevant_docs": relevant_docs}
+        for argument, value in (mappings | {"score_functions": score_functions or {}}).items():
             if not isinstance(value, Mapping):
-                raise TypeError(f"{argument} is {type(value).__name__}, expected a mapping by ids")
+                raise TypeError(f"{argument} is {type(value).__name__}, expected a mapping by ids or names")
+        for name, function in (score_functions or {}).items():
+            if not callable(function):
+                raise TypeError(f"score_functions[{name!r}] is {type(function).__name__}, expected a function")
         self.relevant_docs = {query: _ids(query, found) for query, found in relevant_docs.items()}
         self.queries_ids = [query for query in queries if self.relevant_docs.get(query)]
         if not self.queries_ids or not corpus:

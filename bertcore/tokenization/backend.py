@@ -66,7 +66,7 @@ def _from_tokenizer_json(file: Path) -> Tokenizer:
         raise CheckpointError(f"{file} cannot be read by the tokenizers library: {error.__cause__ or error}") from error
     if isinstance(backend.model, models.WordPiece | models.WordLevel):
         unknown = backend.model.unk_token
-        if backend.token_to_id(unknown) is None:  # the first unknown word would fail
+        if backend.model.token_to_id(unknown) is None:  # the first unknown word would fail; added tokens do not count
             raise CheckpointError(f"{file} lacks the unknown token {unknown!r}")
     return backend
 

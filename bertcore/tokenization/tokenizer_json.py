@@ -17,6 +17,7 @@ from .sentencepiece_file import check_charsmap
 from .settings import MOST_ID
 
 MOST_GROWTH = 1024  # of a text by all replacements together; published ones grow it by 18, in theory
+MOST_STEPS = 4096  # objects in one part of the file
 
 
 def check_tokenizer_json(file: Path, content: bytes) -> None:
@@ -27,6 +28,7 @@ def check_tokenizer_json(file: Path, content: bytes) -> None:
             raise ValueError(f"it is a JSON {type(value).__name__}, expected an object")
         for part in ("normalizer", "pre_tokenizer", "decoder"):
             _check_growth(part, value.get(part))
+        _check_template(value.get("post_processor"))
         model = value.get("model")
         vocabulary = model.get("vocab") if isinstance(model, dict) else None
         numbers = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
@@ -60,10 +62,24 @@ def _steps(value: Any) -> Iterator[dict[str, Any]]:
         yield from _steps(inner)
 
 
+def _check_template(value: Any) -> None:
+    """Raise ValueError for templates that put more than MOST_GROWTH tokens around a text."""
+    count, steps = 0, list(_steps(value))
+    ids = {str(step.get("id")): len(step["ids"]) for step in steps if isinstance(step.get("ids"), list)}
+    for step in steps:
+        named = step.get("SpecialToken")
+        count += ids.get(str(named.get("id")), 1) if isinstance(named, dict) else "Sequence" in step
+    if count > MOST_GROWTH:
+        raise ValueError(f"post_processor puts {count} tokens around a text, expected at most {MOST_GROWTH}")
+
+
 def _check_growth(part: str, value: Any) -> None:
     """Raise ValueError for a broken character map, or replacements that together grow a text beyond MOST_GROWTH."""
-    growth = 1.0
-    for step in _steps(value):
+    growth, before, steps = 1.0, 0, list(_steps(value))
+    if len(steps) > MOST_STEPS:
+        raise ValueError(f"{part} has {len(steps)} objects, expected at most {MOST_STEPS}")
+    for step in steps:
+        before += len(str(step.get("prepend", "")))
         charsmap = step.get("precompiled_charsmap")
         if isinstance(charsmap, str):
             try:
@@ -74,5 +90,7 @@ def _check_growth(part: str, value: Any) -> None:
         if isinstance(content, str) and isinstance(pattern, dict):
             least = len(str(pattern["String"])) if "String" in pattern else least_length(str(pattern.get("Regex")))
             growth *= max(1.0, len(content) / least) if least else 1.0 + len(content)  # put between all characters
+    if before > MOST_GROWTH:
+        raise ValueError(f"{part} puts {before} characters before a text, expected at most {MOST_GROWTH}")
     if growth > MOST_GROWTH:
         raise ValueError(f"{part} replaces a character by up to {growth:.3g}, expected at most {MOST_GROWTH}")

@@ -160,7 +160,7 @@ def test_a_token_has_the_same_bits_whatever_its_neighbours_chose():
 
 
 def test_experts_have_no_adapters():
-    """As in peft, whose "all-linear" are modules; the experts of a checkpoint are bare tensors."""
+    """In peft, too: the layers of "all-linear" are modules, and the experts of a checkpoint bare tensors."""
     model = get_peft_model(AutoModel.from_config(MIXTURE), LoraConfig(target_modules="all-linear"))
     assert not any("experts" in name for name in model.state_dict() if "lora" in name)
     with pytest.raises(ValueError, match="w1 is not the weight of a linear layer, which LoRA requires"):

@@ -2,12 +2,13 @@
 
 import pytest
 
-from bertcore import use_backend
+from bertcore import AutoModelForEntityPairClassification, use_backend
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tasks.multi_vector.tiny import save_tiny_late
 from tests.tasks.pipelines.folders import TAGS, save_head
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
-from tests.tiny_bert import save_tiny_encoder, write_json
+from tests.tiny_bert import CONFIG, save_tiny_encoder, write_json
+from tests.tiny_entities import save_family
 from tests.tiny_gliner import tiny_gliner
 
 pytest.importorskip("starlette")
@@ -34,6 +35,8 @@ def folders(tmp_path_factory):
     save_tiny_late(root / "late")
     (root / "gliner").mkdir()
     tiny_gliner(root / "gliner")
+    marked = save_family(root / "marked", "bert")
+    AutoModelForEntityPairClassification.from_config(CONFIG, seed=1).save_pretrained(marked)
     for name, labels in (("reranker", 1), ("classifier", 3)):
         (root / name).mkdir()
         save_tiny_classifier(root / name, labels=labels)

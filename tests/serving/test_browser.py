@@ -11,14 +11,15 @@ from tests.serving.process import served
 from tests.tasks.pipelines.folders import save_head
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
-NAMES = ("encoder", "reranker", "classifier", "tagger", "masked", "splade", "late")
+NAMES = ("encoder", "reranker", "classifier", "tagger", "masked", "marked", "splade", "late")
 HOSTILE = "<img src=x onerror=alert(1)> '\"</textarea><script>alert(2)</script> \U0001f600 ä"
 TABS = {  # what a model's tabs are
     "encoder": ["Similarity", "Ranking", "Attention", "JSON"],
     "reranker": ["Ranking", "Attention", "JSON"],
     "classifier": ["Labels", "Attention", "JSON"],
     "tagger": ["Entities", "Attention", "JSON"],
-    "masked": ["Missing words", "Attention", "JSON"],
+    "masked": ["Missing words", "Similarity", "Ranking", "Attention", "JSON"],
+    "marked": ["Marked entities", "JSON"],
     "splade": ["Weighted words", "Attention", "JSON"],
     "late": ["Ranking", "Attention", "JSON"],
     "gliner": ["Entities", "JSON"],
@@ -31,6 +32,9 @@ TASKS = [  # model, tab, texts by field, a part of the result
     ("tagger", "entities", {"inputs": "the cat sat on an mat . paris"}, ".text"),
     ("gliner", "entities", {"inputs": "the big city of a person", "labels": "person, city"}, ".text"),
     ("masked", "fill", {"inputs": "the [MASK] sat"}, ".bars button"),
+    ("masked", "similarity", {"inputs": "the cat\nparis is"}, ".heat td"),
+    ("masked", "rank", {"query": "the cat", "texts": "paris\nan mat"}, ".bars li"),
+    ("marked", "marked", {"inputs": "[the cat] \U0001f600 sat on [paris]"}, ".bars li"),
     ("splade", "sparse", {"inputs": "the cat\nparis"}, ".chips li"),
     ("encoder", "attention", {"inputs": "the cat sat"}, ".heat td"),
     ("encoder", "request", {"body": '{"inputs": ["a", "b"]}'}, "pre"),

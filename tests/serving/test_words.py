@@ -9,9 +9,11 @@ from safetensors.numpy import load_file, save_file
 
 from bertcore import AutoModel, AutoTokenizer, GLiNER, SentenceEncoder, pipeline
 from bertcore.serving.words import MOST_TOKENS
+from bertcore.tasks.pipelines import pipeline_class
 from bertcore.tasks.static import distill_static
 from tests.serving.process import served
 from tests.serving.test_endpoints import LONG, TEXTS, close, post
+from tests.tiny_entities import save_family
 
 ENTITIES = ["the person of New-York", "the big city, the big person in a city", " "]
 MASKED = ["the [MASK] sat on [MASK] mat", "paris is [MASK] ."]
@@ -223,6 +225,40 @@ def test_masked_language_models_embed(folders, name, tmp_path):
         assert len(post(client, "/attention", inputs="the cat")["weights"]) == 4
         status = 200 if name == "masked" else 424
         assert post(client, "/fill_mask", status, inputs="the [MASK]")
+
+
+@pytest.mark.parametrize("family", ["bert", "luke"])
+@pytest.mark.parametrize("task", ["entity-classification", "relation-extraction"])
+def test_marked_entities(task, family, tmp_path):
+    from starlette.testclient import TestClient
+
+    from bertcore.serving import create_app
+
+    folder = save_family(tmp_path / "marked", family)
+    kind = pipeline_class(task).model_class()
+    kind.from_pretrained(folder, num_labels=3).save_pretrained(folder)
+    spans = [[0, 3], [4, 7]][: 1 if task == "entity-classification" else 2]
+    others = [[6, 9], [0, 5]][: len(spans)]
+    records = [{"text": "cat mat paris", "spans": spans}, {"text": "paris mat", "spans": others}]
+    expected = pipeline(task, folder)(records, top_k=3)
+    with TestClient(create_app([folder])) as client:
+        same(post(client, "/entity_classification", inputs=records), expected)
+        same(post(client, "/", inputs=records[0]), expected[0])
+        same(post(client, "/", inputs=records[1], parameters={"top_k": 1}), expected[1][:1])
+        assert client.get("/v1/models").json()["data"][0]["task"] == task
+        assert set(client.get("/info").json()["model_type"][task]["label2id"]) == {"LABEL_0", "LABEL_1", "LABEL_2"}
+        assert post(client, "/attention", 424, inputs="cat mat")["error"] == "marked has no attention"
+        for inputs, status, message in (
+            ({"text": "cat", "spans": [[0, 9]] * len(spans)}, 422, "inputs: spans[0] is [0, 9], expected"),
+            ([{"text": "cat", "spans": []}], 400, "inputs[0].spans is empty"),
+            ([{"text": "cat", "spans": [[0, 1]] * 3}], 422, "inputs[0]: spans has 3 spans"),
+            ([{"text": "cat", "spans": [[0, 1, 2]]}], 422, "inputs[0]: spans[0] is [0, 1, 2]"),
+            ({"text": "cat", "spans": [["a", 2]]}, 422, "inputs.spans[0][0] is 'a', expected the number"),
+            ({"text": "cat"}, 422, "inputs.spans is missing, expected a list of [first, last + 1]"),
+            ({"text": "cat " * 200, "spans": spans}, 413, "inputs has more than"),
+            ("cat", 422, "inputs is 'cat', expected an object of text and spans"),
+        ):
+            assert message in post(client, "/entity_classification", status, inputs=inputs)["error"]
 
 
 def test_info_of_a_masked_language_model(server):

@@ -178,6 +178,9 @@ def replace(pattern, content, count=1):
     return {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": pattern, "content": content}] * count}
 
 
+ADDED_UNKNOWN = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False) | {
+    "id": 1, "content": "[UNK]",
+}  # fmt: skip
 PIECES = {"max_input_chars_per_word": 100, "continuing_subword_prefix": "##"}
 UNREADABLE = r"tokenizer\.json cannot be read by the tokenizers library: "
 NO_UNICODE = r"tokenizer files of .*: the token '\\ud800' is not valid Unicode"
@@ -204,10 +207,22 @@ BROKEN = [
             ({"added_tokens": [{"id": 2**32 - 1}]}, "it has the id 4294967295, expected at most 2147483647"),
             ({"added_tokens": [{"id": -1}]}, "it has the id -1, expected"),
             ({"post_processor": {"special_tokens": {"a": {"ids": [0, 2**32 - 1]}}}}, "it has the id 4294967295"),
+            ({"normalizer": [{"type": "Prepend", "prepend": "a" * 300}] * 4}, "normalizer puts 1200 characters before"),
+            ({"normalizer": [{"type": "NFC"}] * 5000}, "normalizer has 5000 objects, expected at most 4096"),
+            (
+                {"post_processor": {"single": [{"SpecialToken": {"id": "a"}}] * 40,
+                                    "special_tokens": {"a": {"id": "a", "ids": [0] * 30}}}},
+                "post_processor puts 1200 tokens around a text, expected at most 1024",
+            ),
             ({"model": {"vocab": {"the": 0, "a": 2**31}}}, "it has the id 2147483648, expected at most 2147483647"),
         ]
     ],
     ("tokenizer.json", words_alone("WordPiece", **PIECES), r"tokenizer\.json lacks the unknown token '\[UNK\]'"),
+    (
+        "tokenizer.json",
+        words_alone("WordPiece", **PIECES) | {"added_tokens": [ADDED_UNKNOWN]},
+        r"tokenizer\.json lacks the unknown token '\[UNK\]'",
+    ),
     ("tokenizer.json", words_alone("WordLevel"), r"tokenizer\.json lacks the unknown token '\[UNK\]'"),
     *[(name, b"{", rf"{name} is not valid JSON") for name in JSON_FILES],
     ("vocab.txt", b"\xff\xfe\x00", r"vocab\.txt cannot be read as a vocabulary: "),

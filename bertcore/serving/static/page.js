@@ -131,6 +131,17 @@ function fillable(answer, sent, form) {
   });
 }
 
+function bracketed(text) {
+  const spans = [];
+  let plain = "";
+  for (const part of text.split(/(\[[^[\]]+\])/)) {
+    const isMarked = /^\[.+\]$/s.test(part), start = [...plain].length;  // places count code points
+    plain += isMarked ? part.slice(1, -1) : part;
+    if (isMarked) spans.push([start, [...plain].length]);
+  }
+  return {text: plain, spans};
+}
+
 async function chips(answer, sent, form, signal) {
   const kept = answer.map(words => words.toSorted((one, other) => other.value - one.value).slice(0, mostTexts));
   const made = [];
@@ -172,9 +183,9 @@ const TASKS = {
   rank: {
     request: form => {
       const query = form.query.value, texts = linesOf(form.texts.value);
-      return chosen().task === "embedding"
-        ? ["similarity", {inputs: {source_sentence: query, sentences: texts}}]
-        : ["rerank", {query, texts}];
+      return ["reranker", "late-interaction"].includes(chosen().task)
+        ? ["rerank", {query, texts}]
+        : ["similarity", {inputs: {source_sentence: query, sentences: texts}}];
     },
     show: (answer, sent) => {
       if (sent.texts) return ranked(sent.texts, answer);
@@ -210,6 +221,11 @@ const TASKS = {
       return [element("pre", {tabIndex: 0}, text.length > 20000 ? `${text.slice(0, 20000)} …` : text)];
     },
   },
+};
+
+TASKS.marked = {
+  request: form => ["entity_classification", {inputs: bracketed(form.inputs.value)}],
+  show: TASKS.classify.show,
 };
 
 const bodyOf = body => typeof body === "string" ? body : JSON.stringify({...body, ...named()});
@@ -370,6 +386,8 @@ function useModel() {
     if (!text.value) text.value = `The capital of France is ${model.mask_token}.`;
     at("insert").textContent = `Insert ${model.mask_token}`;
   }
+  const entities = at("marked").querySelector("textarea");
+  entities.value ||= `[Ada Lovelace] was born in ${model.task === "relation-extraction" ? "[London]" : "London"}.`;
   for (const section of sections) {
     const tasks = section.dataset.tasks;
     const isOfTask = !tasks || tasks.split(" ").includes(model.task);

@@ -97,7 +97,7 @@ class EntityClassificationPipeline(_EntityPipeline):
     _model_class = "AutoModelForEntityClassification"
     _head = "classifier of entities"
     _keys = "text", "spans"
-    _count: ClassVar[int] = 1
+    count: ClassVar[int] = 1  # entities of an input
 
     def __init__(self, model: Any, tokenizer: Any, **options: Any):
         super().__init__(model, tokenizer, **options)
@@ -106,10 +106,10 @@ class EntityClassificationPipeline(_EntityPipeline):
     def _read_markers(self) -> tuple[str, ...]:
         stated = self.model.config.get("entity_markers")
         if stated is None:
-            return find_markers(self.tokenizer, self._count)
+            return find_markers(self.tokenizer, self.count)
         are_texts = isinstance(stated, list) and all(isinstance(each, str) and each.strip() for each in stated)
-        if not are_texts or len(stated) != self._count:
-            raise CheckpointError(f"config: entity_markers is {stated!r:.60}, expected {self._count} strings")
+        if not are_texts or len(stated) != self.count:
+            raise CheckpointError(f"config: entity_markers is {stated!r:.60}, expected {self.count} strings")
         return tuple(stated)
 
     def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
@@ -120,9 +120,20 @@ class EntityClassificationPipeline(_EntityPipeline):
             raise ValueError(f"{name} has no {missing[0]!r}, it has {', '.join(map(repr, item)):.200}")
         text = checked_text(f"{name}['text']", item["text"])
         try:
-            return [_Mention(text, spans=tuple(checked_spans(item["spans"], text, self._count)))]
+            return [_Mention(text, spans=tuple(checked_spans(item["spans"], text, self.count)))]
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from error
+
+    @property
+    def plain_tokenizer(self) -> Any:
+        """The tokenizer of texts without entities."""
+        return without_task(self.tokenizer)
+
+    def length_of(self, item: Any, name: str = "inputs") -> int:
+        """Return the number of tokens of an input, uncut. Raises TypeError or ValueError as a call does."""
+        (mention,) = self._texts(item, name, None)
+        (row,) = mention_rows(self.tokenizer, [mention.first], [mention.spans], self._markers, None)
+        return len(row)
 
     def _rows(self, texts: Iterable[_ItemText], cutting: Cutting, cut: CutTexts) -> Iterator[_Row]:
         for group in grouped(texts):
@@ -176,7 +187,7 @@ class RelationExtractionPipeline(EntityClassificationPipeline):
     task = "relation-extraction"
     _model_class = "AutoModelForEntityPairClassification"
     _head = "classifier of pairs of entities"
-    _count = 2
+    count = 2
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,9 @@ class StaticModel:
             raise CheckpointError(f"{opened.source}: the table has shape {table.shape}, expected (vocabulary, dim)")
         table = self._of_tokens(opened, table) if name == "embeddings" else table
         self.table = np.asarray(table, np.float32)
+        wrong = np.flatnonzero(~np.isfinite(self.table).all(axis=1))
+        if wrong.size:
+            raise CheckpointError(f"{opened.source}: the vector of token {wrong[0]} holds inf or NaN")
         self.spec = StaticSpec(self.table.shape[1])
 
     @staticmethod

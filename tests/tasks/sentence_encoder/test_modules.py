@@ -108,6 +108,7 @@ def test_a_table_that_is_none(static_folder):
         ({"mapping": np.zeros((2, 2), np.int64)}, "mapping has other values"),
         ({"weights": np.ones(8)}, r"weights has shape \(8,\), expected \(9,\), one for each token"),
         ({"weights": np.ones(())}, r"weights has shape \(\), expected \(9,\)"),
+        ({"weights": np.where(np.arange(9) == 4, np.nan, 1)}, "the vector of token 4 holds inf or NaN"),
         ({"mapping": np.zeros(3, np.int64), "weights": np.ones(9)}, r"expected \(3,\), one for each token"),
     ],
 )
