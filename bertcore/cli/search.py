@@ -16,7 +16,7 @@ BLOCK_ROWS = 4096  # of the corpus, compared with the queries at once
 
 
 class Search(Reading):
-    """Find the texts of a corpus that are nearest to a query, with a sentence encoder or a late-interaction encoder.
+    """Find the texts of a corpus that are nearest to a query, with an encoder: dense, sparse or of late interaction.
 
     The corpus and the queries are UTF-8, one text a line. The corpus is embedded as it is read, in bounded memory. The
     output has the best lines for each query, the best first: a line is the score, the number of the line in the corpus
@@ -28,6 +28,7 @@ class Search(Reading):
         bertcore search all-MiniLM-L6-v2/ corpus.txt --queries questions.txt --json > found.jsonl
         bertcore search demo "how do cats sleep" --text "Cats nap all day." --text "Prices fell."
         bertcore search colbertv2.0/ corpus.txt "how do cats sleep"
+        bertcore search splade-v3/ corpus.txt "how do cats sleep"
 
     Attributes:
         corpus: file of texts, one a line, or - for standard input; left out with --text.
@@ -36,6 +37,7 @@ class Search(Reading):
         text: a literal text in place of CORPUS; may be repeated.
         top_k: lines for each query.
         late: score by the vectors of tokens, also with a model that is a sentence encoder first (BGE-M3).
+        sparse: score by sparse vectors, also with a plain masked language model (SPLADE).
         json: print JSON lines.
     """
 
@@ -47,6 +49,7 @@ class Search(Reading):
     text: tuple[str, ...] = ()
     top_k: Positive = 10
     late: bool = False
+    sparse: bool = False
     json: bool = False
 
     def __post_init__(self) -> None:
@@ -54,6 +57,8 @@ class Search(Reading):
         if self.text and self.query is None:  # the first position is the query
             self.corpus, self.query = None, self.corpus
         check_one_source(self.corpus, self.text, name="CORPUS")
+        if self.late and self.sparse:
+            raise CommandError("--late and --sparse are both given, expected one")
         if (self.query is None) == (self.queries is None):
             is_none = self.query is None
             raise CommandError(f"QUERY and --queries are {'both missing' if is_none else 'both given'}, expected one")
@@ -64,11 +69,12 @@ class Search(Reading):
         from bertcore.tasks.loading import ENCODERS, kind_of
 
         folder = model_folder(self.model)
-        is_late = self.late or kind_of(folder) == "late"
+        kind = "late" if self.late else "sparse" if self.sparse else kind_of(folder)
+        kind = "dense" if kind == "classifier" else kind
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(output_stream("-", seekable=False))
             stack.enter_context(self.chosen_backend())
-            encoder = ENCODERS["late" if is_late else "dense"](folder, **self.loading_options(is_late))
+            encoder = ENCODERS[kind](folder, **self.loading_options(kind == "late"))
             queries = [self.query]
             if self.queries is not None:
                 queries = list(stack.enter_context(texts_from(self.queries, argument="--queries"))[0])

@@ -1,5 +1,6 @@
 """Files that sentence-transformers writes beside a model: its modules, their settings, its prompts."""
 
+import ast
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,11 +8,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bertcore.checkpoint import CheckpointError
-from bertcore.checkpoint.files import checkpoint_folder, read_complete, read_json_object
+from bertcore.checkpoint.files import CONFIG_NAME, checkpoint_folder, read_complete, read_json_object
 from bertcore.tasks.similarity import SIMILARITIES
 
 MODULES_NAME = "modules.json"
 SETTINGS_NAME = "config_sentence_transformers.json"
+ROUTER_NAME = "router_config.json"
+ROUTERS = "Router", "Asym"  # now, and before sentence-transformers 5
 
 # The settings of the Transformer module; early versions of sentence-transformers named the file after the family.
 TRANSFORMER_NAMES = [
@@ -98,15 +101,112 @@ def read_modules(folder: Path) -> list[Module] | None:
         if not isinstance(module, dict) or not all(isinstance(module.get(key), str) for key in ("type", "path")):
             raise CheckpointError(f"{file}[{index}] is {module!r:.60}, expected an object with the texts type and path")
     listed = [(module["type"], module["path"]) for module in modules]
-    return [Module(kind.rpartition(".")[2], kind, _inside(file, path)) for kind, path in listed]
+    return [Module(kind.rpartition(".")[2], kind, inside(file, path)) for kind, path in listed]
 
 
-def _inside(file: Path, path: str) -> Path:
+def inside(file: Path, path: str) -> Path:
     """Return the folder `path` beside `file`; downloaded data must not point elsewhere."""
     relative = PurePosixPath(path)
     if relative.is_absolute() or ".." in relative.parts or "\\" in path or ":" in path or len(path) > 255:
         raise CheckpointError(f"{file} names the path {path!r:.80}, expected a folder inside {file.parent}")
     return file.parent / relative
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The ways of texts through the modules of a folder: one called "", or those of its Router by task.
+
+    Attributes:
+        modules: the modules of each route by its name, those before and after the Router included.
+        default: the route of texts without a task; None if they have none.
+        mappings: routes by (task, modality), where None stands for any.
+        file: the Router's config; None without one.
+    """
+
+    modules: Mapping[str, list[Module]]
+    default: str | None = None
+    mappings: Mapping[tuple[str | None, Any], str] = field(default_factory=dict)
+    file: Path | None = None
+
+    @property
+    def first(self) -> str:
+        """The default route, or without one the first."""
+        return next(iter(self.modules)) if self.default is None else self.default
+
+    def resolve(self, task: str | None) -> str:
+        """Return the name of the route of texts with this task. Raises ValueError if there is none."""
+        for key in ((task, "text"), (task, None), (None, "text"), (None, None)):
+            if key in self.mappings:
+                return self.mappings[key]
+        for name in (task, "text"):
+            if name in self.modules:
+                return str(name)
+        if task is None and self.default is not None:
+            return self.default
+        known = [*self.modules, *(task for task, _ in self.mappings if task)]
+        raise ValueError(f"task is {task!r}, expected one of {', '.join(dict.fromkeys(known))}: the model's routes")
+
+
+def read_routes(folder: Path) -> Routes | None:
+    """Return the routes of a model; None for a plain model without modules.json.
+
+    Raises CheckpointError for an invalid file.
+    """
+    modules = read_modules(folder)
+    if modules is None:
+        return None
+    places = [place for place, module in enumerate(modules) if module.kind in ROUTERS]
+    if not places:
+        return Routes({"": modules}, "")
+    if len(places) > 1:
+        raise CheckpointError(f"{folder / MODULES_NAME} has {len(places)} Routers, expected one at most")
+    place = places[0]
+    file = modules[place].folder / ROUTER_NAME
+    file = file if file.is_file() else file.parent / CONFIG_NAME
+    config = read_json_object(file)
+    types, structure, options = (config.get(key) for key in ("types", "structure", "parameters"))
+    if not isinstance(types, dict) or not all(isinstance(kind, str) for kind in types.values()):
+        raise CheckpointError(f"{file}: types is {types!r:.80}, expected an object of class names by module")
+    if not isinstance(structure, dict) or not structure:
+        raise CheckpointError(
+            f"{file}: structure is {structure!r:.80}, expected an object of lists of modules by route"
+        )
+    if not isinstance(options, dict | None):
+        raise CheckpointError(f"{file}: parameters is {options!r:.80}, expected an object")
+    known = {name: Module(kind.rpartition(".")[2], kind, inside(file, name)) for name, kind in types.items()}
+    routes = {}
+    for route, names in structure.items():
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise CheckpointError(f"{file}: the route {route!r} is {names!r:.80}, expected a list of modules")
+        for name in names:
+            if name not in known:
+                raise CheckpointError(f"{file}: the route {route!r} has {name!r:.80}, which types does not have")
+            if known[name].kind in ROUTERS:
+                raise CheckpointError(f"{file}: the route {route!r} has {name!r:.80}, a Router within a Router")
+        routes[route] = [*modules[:place], *(known[name] for name in names), *modules[place + 1 :]]
+    options = options or {}
+    default, mappings = options.get("default_route"), options.get("route_mappings") or {}
+    if default is not None and (not isinstance(default, str) or default not in routes):
+        raise CheckpointError(f"{file}: default_route is {default!r:.80}, expected one of {', '.join(routes)}, or null")
+    if default is None and flag(file, options, "allow_empty_key", True):
+        default = next(iter(routes))
+    if not isinstance(mappings, dict):
+        raise CheckpointError(f"{file}: route_mappings is {mappings!r:.80}, expected an object")
+    return Routes(routes, default, dict(_mapping(file, *entry, routes) for entry in mappings.items()), file)
+
+
+def _mapping(file: Path, key: str, route: Any, routes: Mapping[str, Any]) -> tuple[tuple[str | None, Any], str]:
+    """Return an entry of route_mappings, whose key is the text of (task, modality)."""
+    try:
+        task, modality = ast.literal_eval(key[:200])
+        fits = isinstance(task, str | None) and isinstance(modality, str | tuple | None)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        fits = False
+    if not fits:
+        raise CheckpointError(f"{file}: route_mappings has the key {key!r:.80}, expected the text of (task, modality)")
+    if not isinstance(route, str) or route not in routes:
+        raise CheckpointError(f"{file}: route_mappings has {route!r:.80}, expected one of {', '.join(routes)}")
+    return (task, modality), route
 
 
 def check_kinds(folder: Path, modules: list[Module], supported: tuple[str, ...]) -> None:

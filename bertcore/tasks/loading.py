@@ -6,13 +6,15 @@ from typing import Any
 
 from bertcore.checkpoint import read_config
 from bertcore.tasks.cross_encoder import CrossEncoder
-from bertcore.tasks.folder import opened_folder, read_modules
+from bertcore.tasks.folder import opened_folder, read_routes
 from bertcore.tasks.multi_vector import MultiVectorEncoder
 from bertcore.tasks.multi_vector.settings import is_late, read_late_settings
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sentence_encoder.settings import read_settings
 from bertcore.tasks.sparse_encoder import SparseEncoder
+from bertcore.tasks.sparse_modules import IDF_NAME
 
+SPARSE = {"SpladePooling", "SparseStaticEmbedding", "SparseAutoEncoder"}
 ENCODERS: dict[str, Any] = {
     "dense": SentenceEncoder,
     "late": MultiVectorEncoder,
@@ -26,9 +28,12 @@ def kind_of(folder: str | os.PathLike) -> str:
     folder = opened_folder(folder, "model")
     if is_late(folder):
         return "late"
-    kinds = [module.kind for module in read_modules(folder) or []]
+    routes = read_routes(folder)
+    kinds = [module.kind for modules in (routes.modules if routes else {}).values() for module in modules]
     if kinds:
-        return "sparse" if "SpladePooling" in kinds else "classifier" if kinds == ["Transformer"] else "dense"
+        return "sparse" if not SPARSE.isdisjoint(kinds) else "classifier" if kinds == ["Transformer"] else "dense"
+    if (folder / IDF_NAME).is_file():
+        return "sparse"
     architectures = read_config(folder).get("architectures") or [""]
     return "classifier" if str(architectures[0]).endswith("ForSequenceClassification") else "dense"
 

@@ -1,11 +1,14 @@
 """Readers of texts: cut to the model's length or read in windows, and computed in batches of tokens."""
 
+import copy
+import functools
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -15,7 +18,7 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.kernels import checks
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.encoders import Encoder
-from bertcore.tasks.folder import with_prompt
+from bertcore.tasks.folder import Module, Routes, read_routes, with_prompt
 from bertcore.tasks.long_texts import MERGES, Cutting, MergedWindows, Text, Window, merged_vectors
 from bertcore.tasks.similarity import SIMILARITIES
 from bertcore.tasks.texts import (
@@ -80,6 +83,7 @@ class TextReader:
 
     model: Any
     tokenizer: Any
+    readers: Mapping[str, Any] = {}  # of the routes of a Router, by name
     token_rows: Callable[..., Iterable[tuple[Any, bool]]]  # (texts, prompt, length) -> (tokens, was cut) of each
     has_warned = False
 
@@ -117,7 +121,8 @@ class TextReader:
 
     @max_seq_length.setter
     def max_seq_length(self, value: int | None) -> None:
-        self._length = sequence_length(value, *self._lengths)
+        for reader in self.readers.values() or [self]:
+            reader._length = sequence_length(value, *reader._lengths)
 
     def cut_length(self, processing_kwargs: Mapping[str, Any] | None) -> int:
         """Return the length that a call cuts texts to: "max_length" of its options of the tokenizer, or the reader's.
@@ -185,14 +190,75 @@ class TextReader:
             cut.warn()
 
 
+def by_route(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a method that takes `task` by keyword: with a Router the reader of the task's route runs it."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **given: Any) -> Any:
+        return method(self if self.routes is None else self.routed(given.get("task")), *args, **given)
+
+    return call
+
+
+SHARED = "_prompts", "_device", "_similarity_fn_name", "truncate_dim", "max_active_dims"  # by the readers of all routes
+
+
 class PromptedReader(TextReader, Encoder):
-    """A reader that puts prompts before texts, as sentence-transformers does; its `settings` have them."""
+    """A reader that puts prompts before texts, as sentence-transformers does; its `settings` have them.
+
+    With a Router, `readers` has an encoder for each route; the one of the default route is this encoder itself.
+    """
 
     settings: Any
+    routes: Routes | None = None  # of a Router
+    _dropped: int | None = None  # id of a token that is left out
     encode: Callable[..., Any]
     encode_stream: Callable[..., Iterator[Any]]
 
     SUPPORTED_SIMILARITY_FN_NAMES: ClassVar[tuple[str, ...]] = tuple(SIMILARITIES)
+
+    def _load_routes(self, load: Callable[[Any, list[Module] | None, dict[Path, Any]], None]) -> None:
+        """Call `load(reader, modules, models)` for each route, which shares `models` by folder; once without a Router.
+
+        Raises CheckpointError if the routes make embeddings of different lengths.
+        """
+        routes = self._find_routes()
+        if routes is None or (routes.file is None and len(routes.modules) == 1):
+            return load(self, routes and routes.modules[routes.first], {})
+        self.routes = routes
+        models: dict[Path, Any] = {}
+        readers = {name: self if name == routes.first else copy.copy(self) for name in routes.modules}
+        for name, reader in readers.items():
+            load(reader, routes.modules[name], models)
+        widths = {name: reader.embedding_dimension for name, reader in readers.items()}
+        if len(set(widths.values())) > 1:
+            made = ", ".join(f"{width} ({name})" for name, width in widths.items())
+            raise CheckpointError(f"{routes.file or self.folder}: the routes make {made} dimensions, expected as many")
+        for reader in readers.values():
+            reader.readers = readers
+
+    def _find_routes(self) -> Routes | None:
+        return read_routes(self.folder)
+
+    def routed(self, task: str | None) -> Self:
+        """Return the encoder that reads texts with this task: that of a Router's route, otherwise this one.
+
+        Raises ValueError for a task without a route.
+        """
+        if self.routes is None:
+            return self
+        reader = self.readers[self.routes.resolve(task)]
+        if reader is not self:
+            reader.__dict__ |= {name: vars(self)[name] for name in SHARED if name in vars(self)}
+        return reader
+
+    def _fill(self, target: Path, where: Path) -> None:
+        for reader in self.readers.values():
+            if reader is not self:
+                Encoder._fill(reader, target, reader._model_folder().relative_to(self.folder))
+        super()._fill(target, where)
+        if self.routes is not None and self.routes.file is not None:
+            shutil.copyfile(self.routes.file, target / self.routes.file.relative_to(self.folder))
 
     @property
     def similarity_fn_name(self) -> str:
@@ -232,7 +298,7 @@ class PromptedReader(TextReader, Encoder):
 
     def encode_document_stream(self, inputs: Iterable[str], **options: Any) -> Iterator[Any]:
         """Encode documents as they come, with their prompt: an iterator over the embeddings, in their order."""
-        return self.encode_stream(inputs, **with_prompt(options, self.document_prompt))
+        return self.encode_stream(inputs, **{"task": "document"} | with_prompt(options, self.document_prompt))
 
     def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
         """Return the text that `encode` puts before each text, given these arguments; raises as `encode` does."""
@@ -261,8 +327,14 @@ class PromptedReader(TextReader, Encoder):
     def _text(self, text: Any, prompt: str) -> Text:
         return Text(self.prepared(text, prompt))
 
+    @by_route
     def preprocess(
-        self, inputs: Iterable[Any], prompt: str | None = None, processing_kwargs: Mapping[str, Any] | None = None
+        self,
+        inputs: Iterable[Any],
+        prompt: str | None = None,
+        processing_kwargs: Mapping[str, Any] | None = None,
+        *,
+        task: str | None = None,
     ) -> BatchEncoding:
         """Return the model's inputs, input_ids, attention_mask, ... by name, int64 (texts, tokens), as NumPy arrays.
 
@@ -272,6 +344,7 @@ class PromptedReader(TextReader, Encoder):
             inputs: texts, or pairs of texts.
             prompt: text to put before each.
             processing_kwargs: arguments of the tokenizer's call: {"text": {"max_length": 256, "truncation": True}}.
+            task: chooses the route of a Router.
 
         Raises:
             TypeError: an input is neither a text nor a pair, or there are both.
@@ -302,5 +375,13 @@ class PromptedReader(TextReader, Encoder):
         The length is `max_seq_length` by default.
         """
         most = self.max_seq_length if max_length is None else max_length
-        found = self.tokenizer.encode_beginnings([self.prepared(text, prompt) for text in texts], most)
+        prepared = [self.prepared(text, prompt) for text in texts]
+        if self.settings.is_static:  # without special tokens
+            kept = slice(-most, None) if self.tokenizer.truncation_side == "left" else slice(most)
+            rows = self.tokenizer(prepared, add_special_tokens=False)["input_ids"]
+            return [
+                (np.array([token for token in row[kept] if token != self._dropped], np.int32), len(row) > most)
+                for row in rows
+            ]
+        found = self.tokenizer.encode_beginnings(prepared, most)
         return [(np.array(ids, np.int32), was_cut) for ids, was_cut in found]

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_count, check_numbers
-from bertcore.tasks.similarity import cos_sim, floating, normalized
+from bertcore import kernels
+from bertcore.arguments import check_count, check_numbers, required
+from bertcore.tasks.similarity import cos_sim, dot_score, floating, normalized
 
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -61,10 +62,11 @@ def semantic_search(
     """Find the embeddings of a corpus that are nearest to each query.
 
     Args:
-        query_embeddings: (queries, dim), or (dim,) for one.
-        corpus_embeddings: (texts, dim).
+        query_embeddings: (queries, dim), or (dim,) for one; sparse matrices of SciPy or tensors of PyTorch, too.
+        corpus_embeddings: (texts, dim), likewise.
         top_k: number of results for each query.
-        score_function: maps (n, dim) and (m, dim) to (n, m), greater for nearer ones.
+        score_function: maps (n, dim) and (m, dim) to (n, m), greater for nearer ones; `cos_sim` or `dot_score` for
+            sparse embeddings, which an inverted index compares.
         query_chunk_size, corpus_chunk_size: rows compared at once; they do not change the result.
 
     Returns:
@@ -73,13 +75,22 @@ def semantic_search(
     Raises ValueError for shapes that do not fit, inf or NaN, and sizes that are not positive; TypeError for
     non-numbers.
     """
-    queries, corpus = _table("query_embeddings", query_embeddings), _table("corpus_embeddings", corpus_embeddings)
+    if is_sparse(query_embeddings) or is_sparse(corpus_embeddings):
+        queries, corpus = (
+            sparse_table("query_embeddings", query_embeddings),
+            sparse_table("corpus_embeddings", corpus_embeddings),
+        )
+    else:
+        queries, corpus = _table("query_embeddings", query_embeddings), _table("corpus_embeddings", corpus_embeddings)
     if queries.shape[1] != corpus.shape[1]:
         raise ValueError(
             f"query_embeddings has shape {queries.shape}, corpus_embeddings {corpus.shape}, expected rows of one width"
         )
     _check_counts(top_k=top_k, query_chunk_size=query_chunk_size, corpus_chunk_size=corpus_chunk_size)
-    found = _best_pairs(queries, corpus, top_k, score_function, (query_chunk_size, corpus_chunk_size))
+    if not isinstance(queries, np.ndarray):
+        found = _best_sparse(queries, corpus, top_k, score_function, query_chunk_size)
+    else:
+        found = _best_pairs(queries, corpus, top_k, score_function, (query_chunk_size, corpus_chunk_size))
     return [[{"corpus_id": index, "score": score} for index, score in pairs] for pairs in found]
 
 
@@ -94,6 +105,114 @@ def _best_pairs(
             best.add(score_function(some, corpus[first : first + chunks[1]]))
         for indices, scores in zip(best.indices.tolist(), best.scores.tolist(), strict=True):
             yield list(zip(indices, scores, strict=True))
+
+
+BLOCK_DOCUMENTS = 1 << 14  # whose scores stay in the first- or second-level cache
+
+
+class SparseIndex:
+    """An inverted index of sparse embeddings: for each token the documents that have it, with their weights.
+
+    Args:
+        documents: a sparse matrix (documents, tokens) of SciPy.
+
+    Attributes:
+        shape: (documents, tokens).
+    """
+
+    def __init__(self, documents: Any):
+        documents = documents.astype(np.float32)
+        documents.sum_duplicates()
+        self.shape, offsets, rows, weights, total = documents.shape, [], [], [], 0
+        for start in range(0, self.shape[0], BLOCK_DOCUMENTS):
+            part = documents[start : start + BLOCK_DOCUMENTS].tocsc()
+            offsets.append(part.indptr[:-1].astype(np.int64) + total)
+            rows.append(part.indices.astype(np.int32) + start)
+            weights.append(part.data)
+            total += part.nnz
+        self._offsets = np.concatenate([*offsets, np.array([total])])
+        self._rows, self._weights = (
+            np.concatenate([np.zeros(0, kind), *parts]) for kind, parts in ((np.int32, rows), (np.float32, weights))
+        )
+
+    def scores(self, queries: Any) -> np.ndarray:
+        """Return the dot products (queries, documents), float32, of a sparse matrix (queries, tokens) of SciPy."""
+        if queries.shape[1] != self.shape[1]:
+            raise ValueError(f"queries has shape {queries.shape}, expected rows of {self.shape[1]}")
+        given = queries.indptr.astype(np.int64), queries.indices.astype(np.int32), queries.data.astype(np.float32)
+        scores = np.zeros((queries.shape[0], self.shape[0]), np.float32)
+        postings = self._offsets, self._rows, self._weights
+        if kernels.resolve_backend(None, on_gpu=False) == "numpy":
+            sparse_scores(*given, *postings, self.shape[1], scores)
+        elif scores.size:
+            from bertcore.kernels._numba.sparse import sparse_scores as compiled
+
+            compiled(*given, *postings, self.shape[1], scores)
+        return scores
+
+    def search(self, queries: Any, top_k: int = 10) -> tuple[np.ndarray, np.ndarray]:
+        """Return the scores and the indices of the best documents for each query, (queries, top_k), best first."""
+        best = BestRows(queries.shape[0], check_count("top_k", top_k))
+        best.add(self.scores(queries))
+        return best.scores, best.indices
+
+
+def sparse_scores(
+    queries: np.ndarray, tokens: np.ndarray, values: np.ndarray,
+    offsets: np.ndarray, rows: np.ndarray, weights: np.ndarray, width: int, scores: np.ndarray,
+) -> None:  # fmt: skip
+    """Add the dot products of sparse queries and documents to `scores`, (queries, documents): the definition.
+
+    Args:
+        queries: offsets of the queries in `tokens` and `values`, (queries + 1,).
+        tokens, values: the tokens of all queries, and their weights.
+        offsets: offsets of each token of each block of documents in `rows` and `weights`, (blocks * width + 1,).
+        rows, weights: the documents that have the token, and their weights.
+        width: number of tokens of the vocabulary.
+        scores: float32.
+    """
+    for query, (first, last) in enumerate(zip(queries[:-1].tolist(), queries[1:].tolist(), strict=True)):
+        for token, value in zip(tokens[first:last].tolist(), values[first:last], strict=True):
+            for place in range(token, len(offsets) - 1, width):
+                part = slice(offsets[place], offsets[place + 1])
+                scores[query, rows[part]] += value * weights[part]
+
+
+def is_sparse(embeddings: Any) -> bool:
+    """Return whether embeddings are a sparse matrix of SciPy or a sparse tensor of PyTorch."""
+    return hasattr(embeddings, "tocsr") or bool(getattr(embeddings, "is_sparse", False))
+
+
+def sparse_table(name: str, embeddings: Any) -> Any:
+    """Return embeddings, one row or a table, sparse or dense, as a sparse matrix of finite numbers."""
+    from bertcore.tasks.sparse_modules import as_table
+
+    table = as_table(embeddings)
+    if table.dtype.kind not in "fiu" or table.ndim != 2:
+        raise TypeError(f"{name} holds {table.dtype}, expected a table of numbers")
+    if not np.isfinite(table.data).all():
+        raise ValueError(f"{name} holds inf or NaN, expected finite numbers")
+    return table
+
+
+def _best_sparse(
+    queries: Any, corpus: Any, top_k: int, score_function: Score, chunk: int
+) -> Iterator[list[tuple[int, float]]]:
+    """Yield (index, score) of the best rows of a sparse corpus for each query, some queries at a time."""
+    if score_function not in (cos_sim, dot_score):
+        raise ValueError("score_function is another one, expected cos_sim or dot_score: the embeddings are sparse")
+    if score_function is cos_sim:
+        queries, corpus = (_of_length_1(each) for each in (queries, corpus))
+    index = SparseIndex(corpus)
+    for start in range(0, queries.shape[0], chunk):
+        scores, indices = index.search(queries[start : start + chunk], top_k)
+        for places, found in zip(indices.tolist(), scores.tolist(), strict=True):
+            yield list(zip(places, found, strict=True))
+
+
+def _of_length_1(table: Any) -> Any:
+    lengths = np.sqrt(table.multiply(table).sum(axis=1)).clip(1e-12)
+    return required("scipy.sparse").csr_array(table.multiply(1 / lengths[:, None]))
 
 
 MINING = ("top_k", "max_pairs", "score_function", "query_chunk_size", "corpus_chunk_size")

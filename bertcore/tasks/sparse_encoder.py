@@ -1,15 +1,17 @@
-"""SparseEncoder: sparse embeddings of texts by a published SPLADE model."""
+"""SparseEncoder: sparse embeddings of texts by published models: SPLADE, inference-free SPLADE, and CSR."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -23,18 +25,26 @@ from bertcore.passes import Pass
 from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, reading_whole
 from bertcore.tasks.folder import (
     MODULES_NAME,
+    ROUTER_NAME,
     SETTINGS_NAME,
+    Module,
+    Routes,
     check_kinds,
     opened_folder,
     positive_integer,
-    read_modules,
+    read_routes,
     read_saved_settings,
     read_similarity,
     read_transformer,
 )
 from bertcore.tasks.long_texts import Cutting, MergedWindows
-from bertcore.tasks.reading import PromptedReader, ReadOptions
+from bertcore.tasks.reading import PromptedReader, ReadOptions, by_route
+from bertcore.tasks.search import SparseIndex
+from bertcore.tasks.sentence_encoder.encoder import SentenceEncoder, prompt_tokens
+from bertcore.tasks.sentence_encoder.modules import MAPS
+from bertcore.tasks.sentence_encoder.settings import Settings, read_settings
 from bertcore.tasks.similarity import SIMILARITIES
+from bertcore.tasks.sparse_modules import AutoEncoder, SparseRow, TokenWeights, as_table, find_idf, sparse_row
 from bertcore.tasks.texts import BATCH_TOKENS, checked_texts, listed_texts, progress_bar
 
 if TYPE_CHECKING:
@@ -49,15 +59,18 @@ class TextOptions(ReadingOptions, total=False):
 
 
 class SparseEncoder(PromptedReader):
-    """Turn each text into a weight for each token of the vocabulary, most of them zero (SPLADE).
+    """Turn each text into a sparse vector: a weight for each token of the vocabulary, most of them zero (SPLADE).
 
     The weight of a vocabulary token is the maximum over the text of the masked language model's log(1 + relu(logit))
     (Formal et al. 2021, arXiv:2109.10086), or their sum (arXiv:2107.05720). Memory holds the logits of a few texts at a
-    time, never those of a batch.
+    time, never those of a batch. In place of the model a table may have the weights of tokens, with which queries need
+    no pass (arXiv:2411.04403); or an autoencoder makes a sentence encoder's vectors sparse (CSR, arXiv:2503.01776).
 
     Args:
-        model_name_or_path: a model as sentence-transformers publishes it (MLMTransformer and SpladePooling), a plain
-            masked language model's folder, or its id on the Hugging Face hub.
+        model_name_or_path: a model as sentence-transformers publishes it: MLMTransformer and SpladePooling,
+            SparseStaticEmbedding, the modules of a sentence encoder and SparseAutoEncoder (a new one, to be trained,
+            where that is missing), or a Router of these; a plain masked language model's folder, where an idf.json has
+            the weights of queries; or its id on the Hugging Face hub.
         dtype: dtype of weights and computation, as for AutoModel; embeddings are float32.
         max_seq_length: cut texts to this many tokens, special ones included; by default as published.
         similarity_fn_name: "dot", "cosine", "euclidean" or "manhattan"; by default as published, or "dot".
@@ -68,7 +81,8 @@ class SparseEncoder(PromptedReader):
         settings: settings of the folder.
         max_active_dims: number of weights that are kept by default; None for all.
         similarity_fn_name: the similarity that `similarity` computes.
-        embedding_dimension: size of the vocabulary.
+        embedding_dimension: size of the vocabulary, or of an autoencoder's code.
+        head: the table of weights or the autoencoder, a block with parameters; None for SPLADE.
         max_seq_length: length that texts are cut to, in tokens.
         model, tokenizer: the parts.
 
@@ -92,16 +106,55 @@ class SparseEncoder(PromptedReader):
         own: dict[str, Any] = {"dtype": dtype, "max_seq_length": max_seq_length, "max_active_dims": max_active_dims}
         own["similarity_fn_name"] = similarity_fn_name
         folder = self._open(model_name_or_path, "sparse encoder", options, **own)
-        self.settings = settings = read_sparse_settings(folder)
-        where = settings.model_folder
-        self._load_trained(AutoModelForMaskedLM, where, dtype, "masked language model")
-        self._load_tokenizer(where, max_seq_length, settings.max_seq_length)
-        self.similarity_fn_name = settings.similarity if similarity_fn_name is None else similarity_fn_name
-        self.max_active_dims = (
-            settings.max_active_dims if max_active_dims is None else check_count("max_active_dims", max_active_dims)
-        )
-        self.embedding_dimension = self.model.spec.vocab_size
 
+        def load(reader: SparseEncoder, modules: list[Module] | None, models: dict[Path, Any]) -> None:
+            reader._load_parts(read_sparse_settings(folder, modules), dtype, max_seq_length, models)
+
+        self._load_routes(load)
+        settings = self.settings
+        self.similarity_fn_name = settings.similarity if similarity_fn_name is None else similarity_fn_name
+        most = self.head.k if settings.kind == "autoencoder" else None
+        self.max_active_dims = (
+            settings.max_active_dims or most
+            if max_active_dims is None
+            else check_count("max_active_dims", max_active_dims)
+        )
+
+    def _load_parts(
+        self, settings: SparseSettings, dtype: str | None, max_seq_length: int | None, models: dict[Path, Any]
+    ) -> None:
+        """Load the model, the tokenizer and the head; `models` has those that are loaded, by folder."""
+        self.settings, self.head, where = settings, None, settings.model_folder
+        if settings.dense is not None:
+            self.dense = SentenceEncoder.__new__(SentenceEncoder)
+            self.dense.task = self.dense.truncate_dim = None
+            self.dense.load_parts(settings.dense, dtype, max_seq_length, None, models)
+            for name in ("model", "tokenizer", "_lengths", "_length"):
+                setattr(self, name, getattr(self.dense, name))
+            self.head = AutoEncoder(settings.head_folder, self.dense.embedding_dimension)
+            self.embedding_dimension = self.head.hidden_dim
+        elif settings.is_static:
+            self.model = SimpleNamespace(spec=SimpleNamespace(longest_sequence=None), dtype="float32")
+            self._load_tokenizer(where, max_seq_length, settings.max_seq_length, "bare")
+            self.head = TokenWeights(where, self.folder, self.tokenizer.get_vocab())
+            self.embedding_dimension = len(self.head.table)
+        else:
+            if where not in models:
+                self._load_trained(AutoModelForMaskedLM, where, dtype, "masked language model")
+                models[where] = self.model
+            self.model = models[where]
+            self._load_tokenizer(where, max_seq_length, settings.max_seq_length)
+            self.embedding_dimension = self.model.spec.vocab_size
+
+    def _find_routes(self) -> Routes | None:
+        """Return the routes of the folder; an idf.json beside a plain model has the weights of queries."""
+        folder = self.folder
+        if not (folder / MODULES_NAME).is_file() and find_idf(folder, folder) is not None:
+            kinds = {"query": ["SparseStaticEmbedding"], "document": ["Transformer", "SpladePooling"]}
+            return Routes({name: [Module(kind, kind, folder) for kind in kinds[name]] for name in kinds}, "document")
+        return read_routes(folder)
+
+    @by_route
     @older_names(sentences="inputs")
     @naming_nearest(*TextOptions.__annotations__)
     def encode(
@@ -138,19 +191,14 @@ class SparseEncoder(PromptedReader):
         if parts:
             found = sparse.vstack(parts, format="csr")
         else:
-            found = self._matrix(sparse, list(self.encode_stream(many, **given)) if parts is None else [])
+            found = as_table(list(self.encode_stream(many, **given)) if parts is None else [], self.embedding_dimension)
         found = found[0] if isinstance(inputs, str) else found
         if convert_to_tensor is None and convert_to_sparse_tensor is None:
             return found
         tensor = as_tensor(found, convert_to_sparse_tensor is not False)
         return list(tensor) if convert_to_tensor is False and tensor.ndim == 2 else tensor
 
-    def _matrix(self, sparse: Any, rows: list[SparseRow]) -> csr_array:
-        offsets = np.cumsum([0, *(len(row.indices) for row in rows)])
-        indices = np.concatenate([np.zeros(0, np.int32), *(row.indices for row in rows)])
-        values = np.concatenate([np.zeros(0, np.float32), *(row.values for row in rows)])
-        return sparse.csr_array((values, indices, offsets), shape=(len(rows), self.embedding_dimension))
-
+    @by_route
     def encode_stream(
         self,
         inputs: Iterable[str],
@@ -179,7 +227,8 @@ class SparseEncoder(PromptedReader):
             batch_size: most texts computed at once, beside `batch_tokens`; neither changes the result.
             device: "cpu" or "cuda"; by default the encoder's.
             max_active_dims: replaces the encoder's value for this call.
-            task: "query" or "document", as `encode_query` and `encode_document` say; texts of both are read alike.
+            task: "query" or "document", as `encode_query` and `encode_document` say; with a Router the name of a route.
+                Without one texts of both are read alike.
             truncation: treatment of texts longer than `max_seq_length`: "warn" cuts them and warns once, with
                 counts; True cuts them; "error" refuses them; "chunk" reads them whole, in overlapping windows.
             stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
@@ -200,14 +249,19 @@ class SparseEncoder(PromptedReader):
             backend=self._backend(device), merge=merge,
             prompt=self.prompt(prompt, prompt_name), batch_tokens=batch_tokens, batch_size=batch_size,
         )  # fmt: skip
-        checks.choice("task", task, (None, "query", "document"))
+        if self.routes is None:
+            checks.choice("task", task, (None, "query", "document"))
+        if how.cutting.reads_all and self.settings.is_static:
+            raise ValueError("truncation is 'chunk', and token weights have no windows: max_seq_length can be any")
+        dense = self.settings.dense
+        skipped = 0 if dense is None or dense.include_prompt else prompt_tokens(self, how.prompt)
         most = self.max_active_dims if max_active_dims is None else check_count("max_active_dims", max_active_dims)
         whole = MergedWords(merge, self.embedding_dimension, most)
         kept = None if how.cutting.reads_all else most  # of a text in windows all weights are merged first
 
         def rows() -> Iterator[SparseRow]:
             with progress_bar(None, show_progress_bar) as advance:
-                found = self._read(checked, lambda batch: self.words(batch, kept), whole, how, advance)
+                found = self._read(checked, lambda batch: self.words(batch, kept, skipped), whole, how, advance)
                 yield from chain.from_iterable(found)
 
         return rows()
@@ -246,12 +300,14 @@ class SparseEncoder(PromptedReader):
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
         """Return the similarity (n, m) of the rows of two sparse matrices, (n, vocabulary) and (m, vocabulary).
 
-        They are as `encode` returns them: of SciPy, or tensors of PyTorch, for which the result is one.
-        `similarity_fn_name` selects the function; but for "dot", memory holds the matrices with their zeros.
+        They are as `encode` returns them: of SciPy, or tensors of PyTorch, for which the result is one; or lists of
+        `SparseRow`s. `similarity_fn_name` selects the function; but for "dot", memory holds the matrices with their
+        zeros.
         """
-        left, right = as_table(embeddings1), as_table(embeddings2)
+        width = self.embedding_dimension
+        left, right = as_table(embeddings1, width), as_table(embeddings2, width)
         if self.similarity_fn_name == "dot":
-            return like(embeddings1, (left @ right.T).toarray())
+            return like(embeddings1, SparseIndex(right).scores(left))
         of_all = SIMILARITIES[self.similarity_fn_name].of_all
         return like(embeddings1, of_all(left.toarray(), right.toarray()))
 
@@ -281,14 +337,76 @@ class SparseEncoder(PromptedReader):
         return self.settings.model_folder
 
     def _module_folders(self) -> tuple[Path, ...]:
-        modules = read_modules(self.folder) or []
-        return tuple(module.folder for module in modules)
+        return self.settings.folders
 
     def _saved_settings(self) -> dict[str, Any]:
-        return {"max_active_dims": self.max_active_dims, "similarity_fn_name": self.similarity_fn_name}
+        return {
+            "max_active_dims": self.max_active_dims, "similarity_fn_name": self.similarity_fn_name,
+            "model_type": "SparseEncoder",
+        }  # fmt: skip
 
-    def words(self, batch: list[np.ndarray], max_active_dims: int | None = None) -> list[SparseRow]:
-        """Return the weights of each text of a batch of token ids, at most `max_active_dims` of them."""
+    def _save_model(self, folder: Path) -> None:
+        if self.settings.is_static:
+            self.head.save(folder)
+            self.tokenizer.save_pretrained(folder)
+        else:
+            super()._save_model(folder)
+
+    def _fill(self, target: Path, where: Path) -> None:
+        if self.routes is not None and self.routes.file is None:
+            self._fill_router(target)
+            return
+        super()._fill(target, where)
+        for reader in self.readers.values() or [self]:
+            settings = reader.settings
+            if settings.dense is None:
+                continue
+            name = f"{len(settings.folders)}_SparseAutoEncoder"
+            own = settings.head_folder.relative_to(self.folder) if settings.head_folder else name
+            reader.head.save(target / own)
+            if settings.head_folder is None:
+                listed = json.loads((target / MODULES_NAME).read_bytes())
+                listed.append(
+                    {"idx": len(listed), "name": str(len(listed)), "path": name, "type": TYPES["AutoEncoder"]}
+                )
+                (target / MODULES_NAME).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
+
+    def _fill_router(self, target: Path) -> None:
+        """Write the Router that sentence-transformers has in place of an idf.json."""
+        ids = {"query_0_SparseStaticEmbedding": "Static", "document_0_Transformer": "Transformer"}
+        ids |= {"document_1_SpladePooling": "Pooling"}
+        for name, reader in zip(ids, (self.readers["query"], self.readers["document"]), strict=False):
+            reader._save_model(target / name)
+        settings = self.readers["document"].settings
+        structure = {route: [name for name in ids if name.startswith(route)] for route in ("query", "document")}
+        contents: dict[str, Any] = {
+            "document_0_Transformer/sentence_bert_config.json": {
+                "transformer_task": "fill-mask", "max_seq_length": self.readers["document"].max_seq_length,
+            },
+            "document_1_SpladePooling/config.json": {
+                "pooling_strategy": settings.strategy, "activation_function": settings.activation,
+            },
+            ROUTER_NAME: {
+                "types": {name: TYPES[kind] for name, kind in ids.items()}, "structure": structure,
+                "parameters": {"default_route": "document", "allow_empty_key": True, "route_mappings": {}},
+            },
+            MODULES_NAME: [{"idx": 0, "name": "0", "path": "", "type": TYPES["Router"]}],
+            SETTINGS_NAME: {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt_name}
+            | self._saved_settings(),
+        }  # fmt: skip
+        for path, content in contents.items():
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            (target / path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    def words(self, batch: list[np.ndarray], max_active_dims: int | None = None, skipped: int = 0) -> list[SparseRow]:
+        """Return the weights of each text of a batch of token ids, at most `max_active_dims` of them.
+
+        The first `skipped` tokens are not pooled into an autoencoder's vector.
+        """
+        if self.settings.is_static:
+            return [self.head.row(ids, max_active_dims) for ids in batch]
+        if self.settings.dense is not None:
+            return self.head.rows(self.dense.finished(self.dense.pooled(batch, skipped), None, None), max_active_dims)
         hidden, cu_seqlens = self.model.encode_packed(batch)
         head = functools.partial(self.model.heads[0], Pass.begin(hidden))
         pooled = pooled_words(head, hidden, cu_seqlens, self.settings)
@@ -358,34 +476,9 @@ def as_tensor(embeddings: csr_array, is_sparse: bool) -> Any:
     return torch.sparse_coo_tensor(places, torch.from_numpy(found.data), found.shape).coalesce()
 
 
-def as_table(embeddings: Any) -> csr_array:
-    """Return sparse embeddings of SciPy or PyTorch, or dense ones, as a table of rows."""
-    if hasattr(embeddings, "is_sparse"):
-        embeddings = embeddings.to_dense().numpy()
-    if not hasattr(embeddings, "ndim"):
-        raise TypeError(f"embeddings is {type(embeddings).__name__}, expected a table of SciPy, NumPy or PyTorch")
-    table = required("scipy.sparse").csr_array(embeddings)
-    return table.reshape(1, -1).tocsr() if table.ndim == 1 else table
-
-
 def like(given: Any, found: np.ndarray) -> Any:
     """Return an array as a tensor of PyTorch if `given` is one."""
     return importlib.import_module("torch").from_numpy(found) if hasattr(given, "is_sparse") else found
-
-
-class SparseRow(NamedTuple):
-    """The weights of one text: ascending vocabulary ids, int32, and their weights, float32."""
-
-    indices: np.ndarray
-    values: np.ndarray
-
-
-def sparse_row(weights: np.ndarray, most: int | None) -> SparseRow:
-    """Return the non-zero weights, at most the `most` greatest; of equal ones the first."""
-    indices = np.flatnonzero(weights)
-    if most is not None and len(indices) > most:
-        indices = np.sort(indices[np.argsort(-weights[indices], kind="stable")[:most]])
-    return SparseRow(indices.astype(np.int32), weights[indices].astype(np.float32))
 
 
 class MergedWords(MergedWindows):
@@ -410,12 +503,26 @@ STRATEGIES, ACTIVATIONS = ("max", "sum"), ("relu", "log1p_relu")
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 
 
+BASE, OWN = "sentence_transformers.base.modules", "sentence_transformers.sparse_encoder.modules"
+TYPES = {
+    "Router": f"{BASE}.router.Router",
+    "Transformer": f"{BASE}.transformer.Transformer",
+    "Pooling": f"{OWN}.splade_pooling.SpladePooling",
+    "Static": f"{OWN}.sparse_static_embedding.SparseStaticEmbedding",
+    "AutoEncoder": f"{OWN}.sparse_auto_encoder.SparseAutoEncoder",
+}
+
+
 @dataclass(frozen=True)
 class SparseSettings:
-    """Settings in the folder of a sparse encoder.
+    """Settings in the folder of a sparse encoder, or of one of its routes.
 
     Attributes:
         model_folder: folder of config.json, the weights and the tokenizer.
+        folders: the folder that was read and those of its modules.
+        is_static: whether a weight of each token, without a model, stands for the texts (inference-free SPLADE).
+        dense: the settings of the sentence encoder under a SparseAutoEncoder (CSR); None without one.
+        head_folder: that of the SparseAutoEncoder; None for a new one.
         strategy: "max" or "sum" over the tokens of a text.
         activation: "relu", log(1 + relu(logit)), or "log1p_relu", the logarithm twice.
         max_active_dims: most weights of a text; None for no limit.
@@ -424,6 +531,10 @@ class SparseSettings:
     """
 
     model_folder: Path
+    folders: tuple[Path, ...] = ()
+    is_static: bool = False
+    dense: Settings | None = None
+    head_folder: Path | None = None
     strategy: str = "max"
     activation: str = "relu"
     max_active_dims: int | None = None
@@ -431,27 +542,47 @@ class SparseSettings:
     max_seq_length: int | None = None
     do_lower_case: bool = False
 
+    @property
+    def kind(self) -> str:
+        """Either "static", "autoencoder" or "splade"."""
+        return "static" if self.is_static else "splade" if self.dense is None else "autoencoder"
 
-def read_sparse_settings(folder: Any) -> SparseSettings:
-    """Read the settings of a sparse encoder's folder; a plain masked language model uses SPLADE's "max".
+
+def read_sparse_settings(folder: Any, modules: list[Module] | None = None) -> SparseSettings:
+    """Read the settings of a sparse encoder's folder, or of one of its routes, which has these `modules`.
+
+    A plain masked language model uses SPLADE's "max", a sentence encoder gets a new SparseAutoEncoder.
 
     Raises CheckpointError for an invalid file or an unsupported module.
     """
     folder = opened_folder(folder, "sparse encoder")
-    modules, where, pooling = read_modules(folder), folder, {}
-    if modules is not None:
-        check_kinds(folder, modules, (*TRANSFORMERS, "SpladePooling"))
-        kinds = [module.kind for module in modules]
-        if len(modules) != 2 or kinds[0] not in TRANSFORMERS or kinds[1] != "SpladePooling":
-            raise CheckpointError(
-                f"{folder / MODULES_NAME} has the modules {', '.join(kinds) or 'none'}, expected MLMTransformer (or "
-                "Transformer for fill-mask), SpladePooling"
-            )
-        where, pooling = modules[0].folder, _read_pooling(modules[1].folder / CONFIG_NAME)
+    if modules is None and (routes := read_routes(folder)):
+        modules = routes.modules[routes.first]
     file, config = folder / SETTINGS_NAME, read_saved_settings(folder)
-    most, similarity = positive_integer(file, config, "max_active_dims"), read_similarity(file, config, "dot")
-    texts = read_transformer(where, "fill-mask")
-    return SparseSettings(where, **pooling, max_active_dims=most, similarity=similarity, **texts)
+    more: dict[str, Any] = {"max_active_dims": positive_integer(file, config, "max_active_dims")}
+    more["similarity"] = read_similarity(file, config, "dot")
+    if modules is None:
+        return SparseSettings(folder, (folder,), **more, **read_transformer(folder, "fill-mask"))
+    more["folders"] = tuple(dict.fromkeys([folder, *(module.folder for module in modules)]))
+    supported = (*TRANSFORMERS, "SpladePooling", "SparseStaticEmbedding", "Pooling", *MAPS, "SparseAutoEncoder")
+    check_kinds(folder, modules, supported)
+    kinds, where = [module.kind for module in modules], modules[0].folder if modules else folder
+    if kinds == ["SparseStaticEmbedding"]:
+        return SparseSettings(where, is_static=True, **more)
+    if kinds[:2] == ["Transformer", "Pooling"]:
+        has_head = kinds[-1] == "SparseAutoEncoder"
+        dense = read_settings(folder, modules[:-1] if has_head else modules)
+        texts = {"max_seq_length": dense.max_seq_length, "do_lower_case": dense.do_lower_case}
+        return SparseSettings(where, dense=dense, head_folder=modules[-1].folder if has_head else None, **more, **texts)
+    if len(kinds) != 2 or kinds[0] not in TRANSFORMERS or kinds[1] != "SpladePooling":
+        raise CheckpointError(
+            f"{folder / MODULES_NAME} has the modules {', '.join(kinds) or 'none'}, expected MLMTransformer (or "
+            "Transformer for fill-mask) and SpladePooling, SparseStaticEmbedding alone, or Transformer, Pooling and, "
+            "last, SparseAutoEncoder"
+        )
+    return SparseSettings(
+        where, **_read_pooling(modules[1].folder / CONFIG_NAME), **more, **read_transformer(where, "fill-mask")
+    )
 
 
 def _read_pooling(file: Path) -> dict[str, str]:

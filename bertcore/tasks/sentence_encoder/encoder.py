@@ -21,11 +21,12 @@ from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models.auto import AutoModel
 from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, as_tensors, converted, reading_whole
+from bertcore.tasks.folder import Module
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.quantization import PRECISIONS, quantize_embeddings
-from bertcore.tasks.reading import PromptedReader, ReadOptions
+from bertcore.tasks.reading import PromptedReader, ReadOptions, by_route
 from bertcore.tasks.sentence_encoder.modules import StaticModel, pool, read_maps
-from bertcore.tasks.sentence_encoder.settings import read_settings
+from bertcore.tasks.sentence_encoder.settings import Settings, read_settings
 from bertcore.tasks.similarity import SIMILARITIES, normalized
 from bertcore.tasks.texts import (
     BATCH_TOKENS,
@@ -55,8 +56,8 @@ class SentenceEncoder(PromptedReader):
     Args:
         model_name_or_path: a model as sentence-transformers publishes it (modules.json: Transformer and Pooling, or a
             StaticEmbedding, then any of Dense, LayerNorm and Normalize). A plain model's folder, without modules.json,
-            gets mean pooling and no normalisation, as it does in sentence-transformers. Or its id on the Hugging Face
-            hub ("ORGANISATION/NAME").
+            gets mean pooling and no normalisation, as it does in sentence-transformers. A Router reads queries and
+            documents by modules of their own. Or its id on the Hugging Face hub ("ORGANISATION/NAME").
         dtype: dtype of weights and computation, as for AutoModel ("float32", "bfloat16", "int8", ...; by default that
             of a low-precision checkpoint, otherwise float32); embeddings are float32.
         task: the task whose adapter is added to the weights, as for AutoModel. An encoder has at most one, so that
@@ -97,14 +98,36 @@ class SentenceEncoder(PromptedReader):
         unknown: Literal["drop", "mean"] | None = None,
         **options: Unpack[EncoderOptions],
     ):
-        self.task = task
+        self.task, self.truncate_dim = task, None
         own: dict[str, Any] = {"dtype": dtype, "task": task, "max_seq_length": max_seq_length}
         own |= {"truncate_dim": truncate_dim, "similarity_fn_name": similarity_fn_name, "unknown": unknown}
-        self.settings = settings = read_settings(self._open(model_name_or_path, "sentence encoder", options, **own))
+        self._open(model_name_or_path, "sentence encoder", options, **own)
+
+        def load(reader: SentenceEncoder, modules: list[Module] | None, models: dict[Path, Any]) -> None:
+            reader.load_parts(read_settings(self.folder, modules), dtype, max_seq_length, unknown, models)
+
+        self._load_routes(load)
+        settings = self.settings
         self.similarity_fn_name = settings.similarity if similarity_fn_name is None else similarity_fn_name
-        self.model: Any = self._load_model(dtype)
+        self.truncate_dim = settings.truncate_dim if truncate_dim is None else check_count("truncate_dim", truncate_dim)
+
+    def load_parts(
+        self,
+        settings: Settings,
+        dtype: str | None,
+        max_seq_length: int | None,
+        unknown: str | None = None,
+        models: dict[Path, Any] | None = None,
+    ) -> None:
+        """Load the model, the tokenizer and the maps; `models` has those that are loaded, by folder."""
+        self.settings, models, folder = settings, {} if models is None else models, settings.model_folder
+        if self.routes is not None:  # the options are for the routes that have them
+            dtype, unknown = (None, unknown) if settings.is_static else (dtype, None)
+        if folder not in models:
+            models[folder] = self._load_model(dtype)
+        self.model: Any = models[folder]
         length = (settings.max_seq_length or MOST_TOKENS, "bare") if settings.is_static else (settings.max_seq_length,)
-        self._load_tokenizer(settings.model_folder, max_seq_length, *length)
+        self._load_tokenizer(folder, max_seq_length, *length)
         checks.choice("unknown", unknown, ("drop", "mean", None) if settings.is_static else (None,))
         self._dropped = unknown_id(self.tokenizer) if (unknown or settings.unknown) == "drop" else None
         hidden = self.model.spec.hidden_size
@@ -116,7 +139,6 @@ class SentenceEncoder(PromptedReader):
         width = hidden * len(settings.pooling)
         of_maps = "float64" if self.model.dtype == "float64" else "float32"
         self._maps, self._width = read_maps(settings.maps, width, of_maps)
-        self.truncate_dim = settings.truncate_dim if truncate_dim is None else check_count("truncate_dim", truncate_dim)
 
     def _load_model(self, dtype: str | None) -> Any:
         folder = self.settings.model_folder
@@ -127,6 +149,7 @@ class SentenceEncoder(PromptedReader):
                 raise ValueError(f"{name} is {value!r}, expected {only or 'None'}: these are static embeddings")
         return StaticModel(folder)
 
+    @by_route
     @older_names(sentences="inputs")
     @naming_nearest()
     def encode(
@@ -176,7 +199,7 @@ class SentenceEncoder(PromptedReader):
             ranges: (2, dim), minimum and maximum of each dimension, for int8 and uint8; by default those of this call's
                 embeddings.
             task: the task of the texts, which must be the encoder's; or "query" or "document", as `encode_query` and
-                `encode_document` say, which all encoders take.
+                `encode_document` say, which all encoders take. With a Router the name of a route.
             truncation: treatment of texts longer than `max_seq_length`: "warn" cuts them and warns once, with
                 counts; True cuts them; "error" refuses them; "chunk" reads them whole, in overlapping windows.
             stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
@@ -229,6 +252,7 @@ class SentenceEncoder(PromptedReader):
         """Embed texts in the processes of a pool; `options` as for `encode`."""
         return self.encode(sentences, pool=pool, **options)
 
+    @by_route
     @naming_nearest(*StreamOptions.__annotations__)
     def encode_stream(self, inputs: Iterable[str], **options: Unpack[StreamOptions]) -> Iterator[np.ndarray]:
         """Embed texts as they come: an iterator over their float32 (dim,) embeddings, in their order.
@@ -282,7 +306,8 @@ class SentenceEncoder(PromptedReader):
 
     def set_pooling_include_prompt(self, include_prompt: bool) -> None:
         """Set whether the tokens of a prompt are pooled with those of the text."""
-        self.settings = replace(self.settings, include_prompt=checks.boolean("include_prompt", include_prompt))
+        for reader in self.readers.values() or [self]:
+            reader.settings = replace(reader.settings, include_prompt=checks.boolean("include_prompt", include_prompt))
 
     @contextmanager
     def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
@@ -356,20 +381,6 @@ class SentenceEncoder(PromptedReader):
         positions, is_static = self.model.spec.longest_sequence, self.settings.is_static
         return CutTexts(self, max_length, positions, reads_windows=not is_static)
 
-    def token_rows(
-        self, texts: list[str], prompt: str = "", max_length: int | None = None
-    ) -> list[tuple[np.ndarray, bool]]:
-        """Return for each text the token ids of prompt and text, cut to `max_seq_length`, and whether they were cut."""
-        if not self.settings.is_static:
-            return super().token_rows(texts, prompt, max_length)
-        rows = self.tokenizer([self.prepared(text, prompt) for text in texts], add_special_tokens=False)["input_ids"]
-        most = self.max_seq_length if max_length is None else max_length
-        kept = slice(-most, None) if self.tokenizer.truncation_side == "left" else slice(most)
-        return [
-            (np.array([token for token in row[kept] if token != self._dropped], np.int32), len(row) > most)
-            for row in rows
-        ]
-
 
 def unknown_id(tokenizer: Any) -> int | None:
     """Return the id of unknown words in a tokenizer's vocabulary; None if it knows all."""
@@ -417,7 +428,7 @@ def checked_options(
 
     `others` are fields of Options that need nothing of the encoder.
     """
-    if task not in (None, encoder.task, "query", "document"):
+    if encoder.routes is None and task not in (None, encoder.task, "query", "document"):
         has = "no task's adapter" if encoder.task is None else f"the adapter for {encoder.task!r}"
         raise ValueError(
             f"task is {task!r}, but this encoder has {has} in its weights: make another one, "
@@ -431,7 +442,7 @@ def checked_options(
         raise ValueError("truncation is 'chunk', and static embeddings have no windows: max_seq_length can be any")
     return Options(
         prompt=before,
-        skipped=0 if settings.include_prompt else _prompt_tokens(encoder, before),
+        skipped=0 if settings.include_prompt else prompt_tokens(encoder, before),
         dimensions=encoder.truncate_dim if truncate_dim is None else check_count("truncate_dim", truncate_dim),
         backend=encoder._backend(device),
         cutting=cutting,
@@ -439,7 +450,7 @@ def checked_options(
     )
 
 
-def _prompt_tokens(encoder: Any, prompt: str) -> int:
+def prompt_tokens(encoder: Any, prompt: str) -> int:
     """Return the number of tokens of a prompt, without a special token at its end."""
     if not prompt:
         return 0

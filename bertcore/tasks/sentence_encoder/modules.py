@@ -90,7 +90,7 @@ def read_dense(
         raise CheckpointError(f"{file}: activation_function is {stated!r}, supported are PyTorch's {known}")
     options = {"bias": flag(file, config, "bias", True), "residual": flag(file, config, "use_residual")}
     dense = Dense(sizes, activation=ACTIVATIONS[name], prefix=prefix, **options)
-    _fill(dense, open_checkpoint(folder), dtype, prefix)
+    fill_block(dense, open_checkpoint(folder), dtype, prefix)
     return dense, config, sizes["out_features"]
 
 
@@ -100,7 +100,7 @@ def _layer_norm(folder: Path, width: int, dtype: str) -> tuple[Map, int]:
     if stated != width:
         raise CheckpointError(f"{file}: dimension is {stated!r}, expected {width}, the width before it")
     norm = LayerNorm("norm", features=width, eps=1e-5)  # PyTorch's default; configs do not state it
-    _fill(norm, open_checkpoint(folder), dtype)
+    fill_block(norm, open_checkpoint(folder), dtype)
     return partial(_apply, norm), width
 
 
@@ -108,7 +108,7 @@ def _apply(block: Block, rows: Array) -> Array:
     return block(Pass.begin(rows), rows)
 
 
-def _fill(block: Block, checkpoint: Checkpoint, dtype: str, prefix: str = "") -> None:
+def fill_block(block: Block, checkpoint: Checkpoint, dtype: str, prefix: str = "") -> None:
     """Fill the block's parameters with the values of the file, after checking their shapes."""
     for parameter in block.parameters():
         values = {}

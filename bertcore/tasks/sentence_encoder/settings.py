@@ -18,7 +18,7 @@ from bertcore.tasks.folder import (
     flag,
     opened_folder,
     positive_integer,
-    read_modules,
+    read_routes,
     read_saved_settings,
     read_similarity,
     read_transformer,
@@ -77,16 +77,19 @@ class Settings:
     truncate_dim: int | None = None
 
 
-def read_settings(folder: Any) -> Settings:
-    """Read the settings of a sentence encoder's folder.
+def read_settings(folder: Any, modules: list[Module] | None = None) -> Settings:
+    """Read the settings of a sentence encoder's folder, or of one of its routes, which has these `modules`.
 
-    A folder without modules.json is a plain model: mean pooling and no normalisation, as in sentence-transformers.
+    A folder without modules.json is a plain model: mean pooling and no normalisation, as in sentence-transformers. By
+    default they are those of a Router's default route.
 
     Raises CheckpointError for an invalid file or an unsupported module.
     """
     folder = opened_folder(folder, "sentence encoder")
     with locked(folder, shared=True):
-        modules, options = read_modules(folder), _read_whole(folder)
+        options = _read_whole(folder)
+        if modules is None and (routes := read_routes(folder)):
+            modules = routes.modules[routes.first]
     if modules is None:
         table = _read_model2vec(folder)
         of_model = {"is_static": True, **table} if table else read_transformer(folder, "feature-extraction")

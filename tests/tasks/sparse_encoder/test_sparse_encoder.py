@@ -163,7 +163,9 @@ def test_folders_that_are_refused(tmp_path):
     folder = save_tiny_splade(tmp_path / "splade", {"pooling_strategy": "mean"})
     refuses(CheckpointError, "pooling_strategy is 'mean', expected one of max, sum", SparseEncoder, folder)
     write_modules(folder, {"": "x.MLMTransformer", "1_": "x.SparseAutoEncoder"})
-    refuses(CheckpointError, r"x\.SparseAutoEncoder, which is not supported", SparseEncoder, folder)
+    refuses(CheckpointError, "has the modules MLMTransformer, SparseAutoEncoder, expected", SparseEncoder, folder)
+    write_modules(folder, {"": "x.MLMTransformer", "1_": "x.MultiVectorMask"})
+    refuses(CheckpointError, r"x\.MultiVectorMask, which is not supported", SparseEncoder, folder)
 
 
 def test_decoding_a_row_of_a_matrix(encoder):

@@ -1,0 +1,212 @@
+"""The parts of sparse encoders beside the model: sparse rows, weights of tokens, the autoencoder of CSR."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from bertcore.arguments import required, warn_caller
+from bertcore.checkpoint import CheckpointError, open_checkpoint, save_checkpoint
+from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
+from bertcore.kernels.arrays import Array
+from bertcore.models.model import NewlyInitialisedWarning
+from bertcore.nn.layers import Linear
+from bertcore.nn.parameter import Block, Parameter
+from bertcore.passes import Pass
+from bertcore.tasks.folder import flag, inside, positive_integer
+from bertcore.tasks.sentence_encoder.modules import fill_block
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+IDF_NAME = "idf.json"
+STEADY = 1e-5  # added to deviations
+
+
+class SparseRow(NamedTuple):
+    """The weights of one text: ascending vocabulary ids, int32, and their weights, float32."""
+
+    indices: np.ndarray
+    values: np.ndarray
+
+
+def sparse_row(weights: np.ndarray, most: int | None) -> SparseRow:
+    """Return the non-zero weights, at most the `most` greatest by amount; of equal ones the first."""
+    indices = np.flatnonzero(weights)
+    if most is not None and len(indices) > most:
+        indices = np.sort(indices[np.argsort(-np.abs(weights[indices]), kind="stable")[:most]])
+    return SparseRow(indices.astype(np.int32), weights[indices].astype(np.float32))
+
+
+def as_table(embeddings: Any, width: int | None = None) -> csr_array:
+    """Return sparse embeddings of SciPy or PyTorch, dense ones, or a list of SparseRows as a table of rows.
+
+    Raises ValueError for rows of another width, if that is given.
+    """
+    sparse = required("scipy.sparse")
+    if isinstance(embeddings, SparseRow):
+        embeddings = [embeddings]
+    if isinstance(embeddings, list) and all(isinstance(row, SparseRow) for row in embeddings):
+        offsets = np.cumsum([0, *(len(row.indices) for row in embeddings)])
+        indices = np.concatenate([np.zeros(0, np.int32), *(row.indices for row in embeddings)])
+        values = np.concatenate([np.zeros(0, np.float32), *(row.values for row in embeddings)])
+        if width is not None and indices.size and not 0 <= indices.min() <= indices.max() < width:
+            raise ValueError(f"embeddings has the index {indices.max()}, expected 0 to {width - 1}")
+        shape = None if width is None else (len(embeddings), width)
+        return sparse.csr_array((values, indices, offsets), shape=shape)
+    if hasattr(embeddings, "is_sparse"):
+        embeddings = embeddings.to_dense().numpy()
+    if not hasattr(embeddings, "ndim"):
+        raise TypeError(f"embeddings is {type(embeddings).__name__}, expected a table of SciPy, NumPy or PyTorch")
+    table = sparse.csr_array(embeddings)
+    table = table.reshape(1, -1).tocsr() if table.ndim == 1 else table
+    if width is not None and table.shape[1] != width:
+        raise ValueError(f"embeddings has shape {tuple(embeddings.shape)}, expected rows of {width}")
+    return table
+
+
+def find_idf(folder: Path, root: Path) -> Path | None:
+    """Return the idf.json of a SparseStaticEmbedding in `folder` of the model `root`; None for a table of weights.
+
+    Its config may name the file by "path". Raises CheckpointError for a name out of the folder, or of no file.
+    """
+    config = read_json_object(folder / CONFIG_NAME) if (folder / CONFIG_NAME).is_file() else {}
+    path = config.get("path")
+    if isinstance(path, str) and path.endswith(".json"):
+        found = [each for each in (inside(folder / CONFIG_NAME, path), root / path) if each.is_file()]
+        if not found:
+            raise CheckpointError(f"{folder / CONFIG_NAME}: path is {path!r:.80}, expected the name of a file here")
+        return found[0]
+    return folder / IDF_NAME if (folder / IDF_NAME).is_file() else None
+
+
+class TokenWeights(Block):
+    """A weight for each token of the vocabulary: the weights of a text are those of its different tokens.
+
+    Args:
+        folder: of the module, with model.safetensors or, as OpenSearch has it, an idf.json of tokens and weights.
+        root: the folder of the whole model.
+        vocabulary: ids of tokens.
+
+    Attributes:
+        weight: the parameter, (tokens,).
+
+    Raises CheckpointError for an invalid file.
+    """
+
+    def __init__(self, folder: Path, root: Path, vocabulary: Mapping[str, int]):
+        idf, count = find_idf(folder, root), len(vocabulary)
+        if idf is None:
+            opened = open_checkpoint(folder)
+            source, shape = opened.source, opened.info["weight"].shape if "weight" in opened else None
+            if shape is None or tuple(shape) != (count,):
+                what = "is missing" if shape is None else f"has shape {tuple(shape)}"
+                raise CheckpointError(f"{source}: weight {what}, expected ({count},): one for each token")
+            table = np.asarray(opened["weight"], np.float32)
+        else:
+            source, table = idf, np.zeros(count, np.float32)
+            for token, weight in read_json_object(idf).items():
+                if vocabulary.get(token, count) >= count:
+                    raise CheckpointError(f"{idf} has {token!r:.80}, expected tokens of the tokenizer")
+                if isinstance(weight, bool) or not isinstance(weight, int | float):
+                    raise CheckpointError(f"{idf}: the weight of {token!r:.80} is {weight!r:.80}, expected a number")
+                table[vocabulary[token]] = weight
+        if not np.isfinite(table).all():
+            raise CheckpointError(f"{source}: weight holds inf or NaN, expected finite numbers")
+        file = folder / CONFIG_NAME
+        self.weight = Parameter("weight", shape=(count,))
+        self.weight.fill({"weight": table}, "float32")
+        self.weight.is_frozen = flag(file, read_json_object(file) if file.is_file() else {}, "frozen")
+
+    @property
+    def table(self) -> np.ndarray:
+        """The weights in host memory, (tokens,)."""
+        return self.weight.array()
+
+    def row(self, ids: np.ndarray, most: int | None) -> SparseRow:
+        """Return the weights of a text's token ids, at most `most`."""
+        found = np.array(sorted(set(ids.tolist())), np.int32)  # of a query ten times faster than np.unique
+        weights = self.table[found]
+        if most is None and weights.all():
+            return SparseRow(found, weights)
+        kept = sparse_row(weights, most)
+        return SparseRow(found[kept.indices], kept.values)
+
+    def save(self, folder: Path) -> None:
+        """Write the module as sentence-transformers loads it."""
+        save_checkpoint(folder, {"frozen": self.weight.is_frozen}, {"weight": self.table})
+
+
+class AutoEncoder(Block):
+    """A sparse autoencoder: the k greatest of relu(W (x - b) + c) (Wen et al. 2025, arXiv:2503.01776).
+
+    Args:
+        folder: of the module; None for a new one of random weights, with a warning.
+        width: length of the vectors that it reads.
+
+    Attributes:
+        hidden_dim: length of the code.
+        k, k_aux: entries of the code that are kept, and those that a loss keeps of unused ones.
+        normalize: whether vectors are scaled to mean 0 and deviation 1.
+        dead_threshold: passes in training after which an entry counts as unused.
+        unused: passes since an entry was used, int64 (hidden_dim,).
+
+    Raises CheckpointError for an invalid file.
+    """
+
+    def __init__(self, folder: Path | None, width: int):
+        file = None if folder is None else folder / CONFIG_NAME
+        config = {"input_dim": width, "hidden_dim": 4 * width, "k": max(width // 4, 1), "k_aux": width // 2}
+        if file is not None:
+            config = {"hidden_dim": 512, "k": 8, "k_aux": 512} | read_json_object(file)
+        where = file or Path(CONFIG_NAME)
+        sizes = {name: positive_integer(where, config, name) for name in ("input_dim", "hidden_dim", "k")}
+        if sizes["input_dim"] != width:
+            raise CheckpointError(f"{where}: input_dim is {sizes['input_dim']}, expected {width}, the width before it")
+        self.hidden_dim, self.k = sizes["hidden_dim"] or 512, sizes["k"] or 8
+        self.k_aux = positive_integer(where, config, "k_aux") if config.get("k_aux") else 0
+        if self.k > self.hidden_dim:
+            raise CheckpointError(f"{where}: k is {self.k}, expected at most {self.hidden_dim}, the hidden_dim")
+        self.normalize = flag(where, config, "normalize")
+        self.dead_threshold = positive_integer(where, {"dead_threshold": 30} | config, "dead_threshold") or 30
+        opened = None if folder is None else open_checkpoint(folder)
+        name = "decoder.linear" if opened is not None and "decoder.linear.weight" in opened else "encoder"
+        self.pre_bias = Parameter("pre_bias", shape=(width,), initial="zeros")
+        self.encoder = Linear(name, in_features=width, out_features=self.hidden_dim, bias=False)
+        self.encoder.bias = Parameter("latent_bias", shape=(self.hidden_dim,), initial="zeros")
+        self.unused = np.zeros(self.hidden_dim, np.int64)
+        if opened is None:
+            warn_caller("the autoencoder is newly initialised: train it before use", NewlyInitialisedWarning)
+            for parameter in self.parameters():
+                parameter.initialise(np.random.default_rng(0), (3 * width) ** -0.5, "float32")
+            return
+        fill_block(self, opened, "float32")
+        if not all(np.isfinite(parameter.array()).all() for parameter in self.parameters()):
+            raise CheckpointError(f"{opened.source} holds inf or NaN, expected finite numbers")
+        if "stats_last_nonzero" in opened and opened.info["stats_last_nonzero"].shape == self.unused.shape:
+            self.unused[:] = opened["stats_last_nonzero"]
+
+    def rows(self, vectors: np.ndarray, most: int | None) -> list[SparseRow]:
+        """Return the codes of vectors, (texts, width), with at most `most` entries each, by default `k`."""
+        if self.normalize:
+            vectors, _, _ = standardised(vectors)
+        centred = (vectors - self.pre_bias.array()).astype(np.float32)
+        codes = np.asarray(self.encoder(Pass.begin(centred), centred))
+        return [sparse_row(np.maximum(code, 0), most or self.k) for code in codes]
+
+    def save(self, folder: Path) -> None:
+        """Write the module as sentence-transformers loads it."""
+        names = "hidden_dim", "k", "k_aux", "normalize", "dead_threshold"
+        config = {"input_dim": self.pre_bias.shape[0]} | {name: getattr(self, name) for name in names}
+        tensors = {name: array for parameter in self.parameters() for name, array in parameter.tensors()}
+        save_checkpoint(folder, config, tensors | {"stats_last_nonzero": self.unused})
+
+
+def standardised(vectors: Array) -> tuple[Array, Array, Array]:
+    """Return vectors, (texts, width), of mean 0 and deviation 1, and their means and deviations, (texts, 1)."""
+    means = vectors.mean(axis=1, keepdims=True)
+    deviations = vectors.std(axis=1, keepdims=True, ddof=1)
+    return (vectors - means) / (deviations + STEADY), means, deviations
