@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says
     from bertcore.passes import autocast as autocast
     from bertcore.tasks.cross_encoder import CrossEncoder as CrossEncoder
     from bertcore.tasks.gliner import GLiNER as GLiNER
+    from bertcore.tasks.gliner2 import GLiNER2 as GLiNER2
     from bertcore.tasks.multi_vector import MultiVectorEncoder as MultiVectorEncoder
     from bertcore.tasks.pipelines import pipeline as pipeline
     from bertcore.tasks.sentence_encoder import SentenceEncoder as SentenceEncoder
@@ -68,6 +69,7 @@ _LAZY = {
     "BackendUnavailable": "bertcore.kernels",
     "CrossEncoder": "bertcore.tasks.cross_encoder",
     "GLiNER": "bertcore.tasks.gliner",
+    "GLiNER2": "bertcore.tasks.gliner2",
     "MultiVectorEncoder": "bertcore.tasks.multi_vector",
     "ReplacedTokenModel": "bertcore.models.replaced_tokens",
     "SentenceEncoder": "bertcore.tasks.sentence_encoder",

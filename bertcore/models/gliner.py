@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from bertcore.tape import Tensor, value_of
 CONFIG_NAME = "gliner_config.json"
 ENCODER = "token_rep_layer.bert_layer.model."
 TABLES = (".word_embeddings.weight", ".tok_embeddings.weight", ".embed_tokens.weight")  # ends of their names
+SPANS = "span_rep_layer.span_rep_layer"
 KINDS = {"gliner_uni_encoder_span": "span", "gliner_uni_encoder_token": "token"}
 MOST_SPANS = 4096  # whose hidden states exist at once
 TOKEN_MODES = ("token_level", "token-level")
@@ -121,13 +122,15 @@ class GLiNEROutput(ModelOutput):
     logits: Any
 
 
-class _MLP(Block):
-    """Two linear maps with a ReLU between them, the first four times as wide as the second."""
+class MLP(Block):
+    """Two linear maps with a ReLU between them, of the widths in, between and out."""
 
-    def __init__(self, name: str, width: int, dropout: float, activation: str | None = None):
-        self.dropout = dropout
-        self.inner = Linear(f"{name}.0", in_features=width, out_features=4 * width, activation="relu")
-        self.outer = Linear(f"{name}.3", in_features=4 * width, out_features=width, activation=activation)
+    def __init__(
+        self, name: str, widths: tuple[int, int, int], dropout: float, activation: str | None = None, *, last: int = 3
+    ):
+        (first, inner, outer), self.dropout = widths, dropout
+        self.inner = Linear(f"{name}.0", in_features=first, out_features=inner, activation="relu")
+        self.outer = Linear(f"{name}.{last}", in_features=inner, out_features=outer, activation=activation)
 
     def __call__(self, run: Pass, input: Tensor) -> Tensor:
         return self.outer(run, drop(run, self.inner(run, input), self.dropout))
@@ -154,24 +157,22 @@ class _LSTM(Block):
         return functional.lstm(run, known, recurrent, cu_seqlens=cu_seqlens)
 
 
-class _Spans(Block):
+class Spans(Block):
     """The scores of spans by their first and last word.
 
     A span's vector is W2 relu(W1 [start, end] + b1) + b2, and a score its product with a label's p. W1 multiplies each
     word as a start and as an end once, and p W2 each label once: a span costs a sum and a product by the labels alone.
     """
 
-    def __init__(self, spec: GLiNERSpec):
-        name, width, self.dropout = "span_rep_layer.span_rep_layer", spec.hidden_size, spec.dropout
-        self.max_width = spec.max_width
-        self.start, self.end = (_MLP(f"{name}.project_{end}", width, spec.dropout, "relu") for end in ("start", "end"))
+    def __init__(self, name: str, width: int, max_width: int, dropout: float):
+        self.max_width, self.dropout, widths = max_width, dropout, (width, 4 * width, width)
+        self.start, self.end = (MLP(f"{name}.project_{end}", widths, dropout, "relu") for end in ("start", "end"))
         self.joint = Linear(f"{name}.out_project.0", in_features=2 * width, out_features=4 * width)
         sizes: dict[str, Any] = {"in_features": width, "out_features": 4 * width, "is_transposed": True}
         self.output = Linear(f"{name}.out_project.3", **sizes, bias=False)
         self.output_bias = Parameter(f"{name}.out_project.3.bias", shape=(width,), initial="zeros")
-        self.labels = _MLP("prompt_rep_layer", width, spec.dropout)
 
-    def __call__(self, run: Pass, words: Tensor, labels: Tensor, layout: _Layout) -> Tensor:
+    def __call__(self, run: Pass, words: Tensor, labels: Tensor, layout: Layout) -> Tensor:
         """(words, width) and (labels, width) of all texts -> (texts, words, max_width, labels)."""
         count, width = len(layout.rows), self.joint.weight.shape[1] // 2
         sides = self.start(run, words), self.end(run, words)
@@ -181,7 +182,6 @@ class _Spans(Block):
         joint = functional.linear(run, functional.concatenate(run, *rows), self.joint.weight.weight(run), None)
         starts = functional.add(run, functional.slice_rows(run, joint, first=0, last=count), self.joint.bias.value(run))
         ends = functional.slice_rows(run, joint, first=count, last=2 * count)
-        labels = self.labels(run, labels)
         queries = self.output(run, labels)
         bias = functional.reshape(run, self.output_bias.value(run), shape=(1, width))
         biases = functional.reshape(run, functional.linear(run, labels, bias, None), shape=(-1,))
@@ -213,7 +213,7 @@ class _Tokens(Block):
         self.joint = Linear("scorer.out_mlp.0", **sizes, activation="relu")
         self.output = Linear("scorer.out_mlp.3", in_features=4 * self.width, out_features=3)
 
-    def __call__(self, run: Pass, words: Tensor, labels: Tensor, layout: _Layout) -> Tensor:
+    def __call__(self, run: Pass, words: Tensor, labels: Tensor, layout: Layout) -> Tensor:
         """(words, width) and (labels, width) of all texts -> (texts, words, labels, 3)."""
         sides, scores, places = (self.word(run, words), self.label(run, labels)), [], []
         shape = (*layout.shape, layout.most_labels, 3)
@@ -265,32 +265,31 @@ def spans_of(words: int, max_width: int) -> Iterator[tuple[np.ndarray, np.ndarra
         yield start + first[is_within], (start + first + width)[is_within]
 
 
-class _Layout:
+class Layout:
     """The words and labels of a batch on the packed axis.
 
     Attributes:
-        rows, label_rows: the packed tokens whose states they are.
+        rows, label_rows: the packed tokens of words, and those before labels.
         cu_words: offsets of the texts among the words, (texts + 1,).
         shape: (texts, words of the longest).
         most_labels: of any text.
     """
 
-    def __init__(self, spec: GLiNERSpec, ids: np.ndarray, packed: Any, words_mask: np.ndarray):
+    def __init__(self, label_rows: np.ndarray, packed: Any, words_mask: np.ndarray):
         numbers = packed.strip(words_mask)
-        self.rows = np.flatnonzero(numbers)
-        self.label_rows = np.flatnonzero(ids == spec.class_token)
-        offsets = packed.cu_seqlens
+        self.rows, self.label_rows, offsets = np.flatnonzero(numbers), label_rows, packed.cu_seqlens
         self.cu_words = np.searchsorted(self.rows, offsets).astype(np.int32)
-        self._cu_labels = np.searchsorted(self.label_rows, offsets)
+        self.set_labels(np.searchsorted(label_rows, offsets))
         counts = np.diff(self.cu_words)
         if (numbers[self.rows] != np.arange(len(self.rows)) - np.repeat(self.cu_words[:-1], counts) + 1).any():
             raise ValueError("words_mask has other numbers than 1, 2, ... for the words of a text in their order")
         if np.count_nonzero(words_mask) != len(self.rows):
             raise ValueError("words_mask has a word at a padded position (attention_mask 0): set it to 0")
-        if spec.reads_label:
-            self.label_rows = np.minimum(self.label_rows + 1, len(ids) - 1)
         self.shape = len(counts), int(counts.max(initial=0))
-        self.most_labels = int(np.diff(self._cu_labels).max(initial=0))
+
+    def set_labels(self, offsets: np.ndarray) -> None:
+        """Take the offsets of the texts among the labels, (texts + 1,)."""
+        self._cu_labels, self.most_labels = offsets, int(np.diff(offsets).max(initial=0))
 
     def texts(self) -> list[tuple[slice, slice]]:
         """Return the words and the labels of each text that has both; empty slices for the others."""
@@ -298,7 +297,33 @@ class _Layout:
         return [(slice(*words), slice(*labels)) for words, labels in pairs]
 
 
-class GLiNERModel(Model):
+class WithEncoder(Model):
+    """A model with the config of its encoder in its own.
+
+    Attributes:
+        prefix: start of the names of the encoder's parameters.
+    """
+
+    prefix = ENCODER
+
+    def set_encoder(self, config: Any) -> None:
+        """Make the encoder of its config."""
+        if not isinstance(config, Mapping):
+            raise ValueError(f"config: encoder_config is {config!r:.60}, expected the config of an encoder")
+        family = family_of(config)
+        rules = replace(family.name_rules, prefix=self.prefix, heads=("pooler.",), tied=(), untied=())
+        self.family, self.spec = replace(family, name_rules=rules), family.spec_from_config(config)
+        self.encoder = Encoder(self.family, self.spec, prefix=self.prefix, pooler=family.pooler is not None)
+
+    @classmethod
+    def class_for_config(cls, config: Mapping[str, Any]) -> type[Self]:
+        return cls
+
+    def config_to_save(self) -> dict[str, Any]:
+        return checkpoint.with_dtype(dict(self.config), self.dtype, smoothed=self._is_smoothed())
+
+
+class GLiNERModel(WithEncoder):
     """A GLiNER model of the span or the token kind.
 
     Calls take `words_mask`, (texts, length) integers: 1, 2, ... at the token whose state is the first word, the second
@@ -314,13 +339,7 @@ class GLiNERModel(Model):
 
     def __init__(self, config: Mapping[str, Any]):
         self.config, self.gliner = Config(config), read_spec(config)
-        encoder = config.get("encoder_config")
-        if not isinstance(encoder, Mapping):
-            raise ValueError(f"config: encoder_config is {encoder!r:.60}, expected the config of an encoder")
-        family = family_of(encoder)
-        rules = replace(family.name_rules, prefix=ENCODER, heads=("pooler.",), tied=(), untied=())
-        self.family, self.spec = replace(family, name_rules=rules), family.spec_from_config(encoder)
-        self.encoder = Encoder(self.family, self.spec, prefix=ENCODER, pooler=family.pooler is not None)
+        self.set_encoder(config.get("encoder_config"))
         width, of_encoder = self.gliner.hidden_size, self.spec.hidden_size
         if width % 2 and self.gliner.rnn_layers:
             raise ValueError(f"config: hidden_size is {width}, expected an even number beside num_rnn_layers")
@@ -328,11 +347,11 @@ class GLiNERModel(Model):
         if width != of_encoder:
             self.projection = Linear("token_rep_layer.projection", in_features=of_encoder, out_features=width)
         self.lstms = [_LSTM(layer, width) for layer in range(self.gliner.rnn_layers)]
-        self.head = (_Spans if self.gliner.kind == "span" else _Tokens)(self.gliner)
-
-    @classmethod
-    def class_for_config(cls, config: Mapping[str, Any]) -> type[GLiNERModel]:
-        return cls
+        spans = self.gliner.kind == "span"
+        given = SPANS, width, self.gliner.max_width, self.gliner.dropout
+        self.head = Spans(*given) if spans else _Tokens(self.gliner)
+        widths = width, 4 * width, width
+        self.labels = MLP("prompt_rep_layer", widths, self.gliner.dropout) if spans else None
 
     @classmethod
     def _read_config(cls, folder: str | os.PathLike) -> dict[str, Any]:
@@ -350,23 +369,32 @@ class GLiNERModel(Model):
         encoder = {**self.config["encoder_config"], "vocab_size": vocab_size}
         return self.config | {"encoder_config": encoder, "vocab_size": vocab_size}
 
-    def config_to_save(self) -> dict[str, Any]:
-        return checkpoint.with_dtype(dict(self.config), self.dtype, smoothed=self._is_smoothed())
-
     def _output(self, encoded: Encoded, words_mask: Any = None) -> GLiNEROutput:
         if words_mask is None:
             raise ValueError("words_mask is None, expected the numbers of the words, (texts, length)")
         mask, run = integer_batch("words_mask", words_mask), encoded.run
         if mask.shape != encoded.packed.shape:
             raise ValueError(f"words_mask has shape {mask.shape}, expected {encoded.packed.shape} as input_ids has")
-        layout = _Layout(self.gliner, kernels.to_host(encoded.inputs.on_host.input_ids), encoded.packed, mask)
-        both = [run.to_backend(rows) for rows in (layout.rows, layout.label_rows)]
+        ids = kernels.to_host(encoded.inputs.on_host.input_ids)
+        layout = Layout(np.flatnonzero(ids == self.gliner.class_token), encoded.packed, mask)
+        labelled = np.minimum(layout.label_rows + 1, len(ids) - 1) if self.gliner.reads_label else layout.label_rows
+        both = [run.to_backend(rows) for rows in (layout.rows, labelled)]
         words, labels = (functional.take_rows(run, encoded.hidden, rows=rows) for rows in both)
         if self.projection is not None:
             words, labels = self.projection(run, words), self.projection(run, labels)
         for lstm in self.lstms:
             words = lstm(run, words, run.to_backend(layout.cu_words))
+        if self.labels is not None:
+            labels = self.labels(run, labels)
         return GLiNEROutput(logits=self.head(run, words, labels, layout), traced=encoded.traced)
+
+
+def table_rows(folder: str | os.PathLike, prefix: str) -> int | None:
+    """Return the rows of the table of words in a file of weights."""
+    found = checkpoint.open_checkpoint(folder).info
+    return next(
+        (info.shape[0] for name, info in found.items() if name.startswith(prefix) and name.endswith(TABLES)), None
+    )
 
 
 def with_encoder(config: Mapping[str, Any], folder: str | os.PathLike) -> dict[str, Any]:
@@ -386,7 +414,6 @@ def with_encoder(config: Mapping[str, Any], folder: str | os.PathLike) -> dict[s
             encoder = checkpoint.read_config(checkpoint.resolve(name, "tokenizer"))
         encoder = encoder | {"vocab_size": config.get("vocab_size", -1)}
     if isinstance(encoder, Mapping) and -1 in (encoder.get("vocab_size"), config.get("vocab_size", -1)):
-        found = checkpoint.open_checkpoint(folder).info
-        tables = [info.shape[0] for name, info in found.items() if name.startswith(ENCODER) and name.endswith(TABLES)]
-        encoder = {**encoder, "vocab_size": tables[0]} if tables else encoder
+        rows = table_rows(folder, ENCODER)
+        encoder = {**encoder, "vocab_size": rows} if rows else encoder
     return {**config, "encoder_config": encoder}

@@ -1,0 +1,156 @@
+"""GLiNER2 beside the package gliner2, and what it refuses."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from bertcore import GLiNER2
+from bertcore.checkpoint import CheckpointError
+from bertcore.tasks.gliner2 import Schema
+from bertcore.tasks.texts import TextsCutWarning
+from tests.refusals import refuses
+from tests.tiny_gliner2 import tiny_gliner2
+
+TEXTS = [
+    "the person of New-York", "the big city, the big person in a city.", "x", "",
+    "visit https://a.b/c or a@b.cd of @me", "the person a_b of the - city " * 3,
+]  # fmt: skip
+SHOWN = {"include_confidence": True, "include_spans": True}
+
+
+@pytest.fixture(scope="module", params=["count_lstm", "count_lstm_v2"])
+def folder(request, tmp_path_factory):
+    return tiny_gliner2(tmp_path_factory.mktemp("gliner2"), request.param)
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return GLiNER2.from_pretrained(folder)
+
+
+def filled(schema):
+    """The schema with parts of every kind; the methods are those of both packages."""
+    schema = schema.entities({"person": "a big person", "city": {"dtype": "str"}}).relations(["in the city"])
+    schema = schema.classification("of", ["big", "city"], prompt="a", examples=[("x", "big")])
+    schema = schema.classification("in", {"a": "one", "b": "two"}, multi_label=True, cls_threshold=0.4, top_k=1)
+    record = schema.structure("person").field("name", dtype="str").field("city", description="the big city")
+    return record.field("kind", choices=["big", "small one", "the"]).field("only", dtype="str", choices=["a", "b"])
+
+
+def same(found, expected):
+    assert type(found) is type(expected) or None not in (found, expected)
+    if isinstance(found, dict):
+        assert dict(found).keys() == dict(expected).keys()
+        for name in found:
+            same(found[name], expected[name])
+    elif isinstance(found, list | tuple):
+        for pair in zip(found, expected, strict=True):
+            same(*pair)
+    else:
+        assert found == (pytest.approx(expected, abs=1e-4) if isinstance(found, float) else expected)
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", [{}, SHOWN], ids=str)
+def test_results_equal_those_of_gliner2(model, folder, options):
+    peer = pytest.importorskip("gliner2").GLiNER2.from_pretrained(str(folder))
+    schemas = filled(Schema()), filled(peer.create_schema())
+    found = model.batch_extract(TEXTS, schemas[0], threshold=0.4, **options)
+    same(found, peer.batch_extract(TEXTS, schemas[1], threshold=0.4, **options))
+    assert any(each["entities"]["person"] for each in found) and any(each["person"] for each in found)
+    for name, wanted in (
+        ("extract_entities", ["person", "city"]), ("extract_relations", {"in": "the city"}),
+        ("classify_text", {"of": ["big", "city"], "in": {"labels": ["a", "b"], "multi_label": True}}),
+        ("extract_json", {"city": ["person::str", "of::[big|in]", "in::the big city"]}),
+    ):  # fmt: skip
+        if name != "extract_relations":  # whose peer names the result after the description, too
+            same(getattr(model, name)(TEXTS[1], wanted, **options), getattr(peer, name)(TEXTS[1], wanted, **options))
+        many = getattr(model, name.replace("extract", "batch_extract").replace("classify", "batch_classify"))
+        same(many(TEXTS[:2], wanted, **options)[1], getattr(model, name)(TEXTS[1], wanted, **options))
+
+
+def test_batches_precisions_and_files_agree(model, folder, tmp_path):
+    schema = filled(Schema())
+    found = model.batch_extract(TEXTS, schema, **SHOWN)
+    same(model.batch_extract(TEXTS, [schema] * len(TEXTS), batch_size=1, **SHOWN), found)
+    model.save_pretrained(tmp_path)
+    assert GLiNER2.from_pretrained(tmp_path).batch_extract(TEXTS, schema, **SHOWN) == found
+    row = [model._row(TEXTS[1], schema, None)[0].arrays]
+    arrays = {name: np.array([each[name] for each in row]) for name in row[0]}
+    expected = model.model(**arrays).logits[0]
+    for dtype in ("bfloat16", "int8"):
+        lower = GLiNER2.from_pretrained(folder, dtype=dtype)
+        assert lower.batch_extract(TEXTS, schema)[3].keys() == found[3].keys()
+        classes = lower.model(**arrays).logits[0][-1], expected[-1]  # numbers of instances may differ
+        assert np.abs(classes[0] - classes[1]).max() < 0.1 * np.abs(expected[-1]).max() + 0.3
+
+
+def test_long_texts_are_cut_once(model):
+    with pytest.warns(TextsCutWarning, match="1 of 2 texts were cut to 5 words"):
+        found = model.batch_extract(["a b", "city " * 50], Schema().entities(["city"]), max_len=5, **SHOWN)
+    assert all(each["end"] <= 25 for some in found for each in some["entities"].get("city", []))
+    given = ["a", "city " * 50], Schema().entities(["city"])
+    with pytest.raises(ValueError, match=r"texts\[1\] has more than the 5 words"):
+        model.batch_extract(*given, max_len=5, truncation="error")
+    assert model.batch_extract([], Schema()) == [] and model.extract("a", Schema()) == {}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda model: model.extract(3, Schema()), TypeError, "text is int, expected str"),
+        (lambda model: model.extract("a", {"entities": {}}), TypeError, "schemas is dict, expected a Schema"),
+        (lambda model: model.batch_extract(["a"], [Schema()] * 2), ValueError, "schemas is a list of 2"),
+        (lambda model: model.extract("a", Schema(), 2), ValueError, "threshold is 2, expected a number"),
+        (lambda model: model.extract("a", Schema(), max_len=0), ValueError, "max_len is 0"),
+        (lambda model: model.extract_entities("a", 3), TypeError, "entity_types is 3, expected a list of strings"),
+        (lambda model: model.extract_entities("a", [" "]), ValueError, "entity_types has an empty name"),
+        (lambda model: model.extract_entities("a", ["a", 1]), TypeError, "entity_types[1] is int"),
+        (lambda model: model.extract_entities("a", {"a": 1}), TypeError, "entity_types['a'] is 1"),
+        (lambda model: model.extract_entities("a", {"a": {"x": 1}}), ValueError, "a key of entity_types['a'] is 'x'"),
+        (lambda model: model.extract_entities("a", ["[P]"]), ValueError, "'[P]' has [P], one of the model's marks"),
+        (lambda model: model.extract_relations("a", ["entities"]), ValueError, "a part is called 'entities'"),
+        (lambda model: model.classify_text("a", ["b"]), TypeError, "tasks is ['b'], expected {name: labels}"),
+        (lambda model: model.classify_text("a", {"b": []}), ValueError, "labels is empty"),
+        (lambda model: model.extract_json("a", {"b": "c"}), TypeError, "structures['b'] is 'c', expected a list"),
+        (lambda model: model.extract_json("a", {"b": ["c", "c"]}), ValueError, "field 'c' is there already"),
+        (lambda model: Schema().field("a"), ValueError, "field is called without a structure"),
+        (lambda model: Schema().entities("a", dtype="set"), ValueError, "dtype is 'set'"),
+        (lambda model: Schema().entities("a", threshold=-1), ValueError, "threshold is -1"),
+        (lambda model: Schema().classification("a", ["b"], class_act="x"), ValueError, "class_act is 'x'"),
+        (lambda model: Schema().classification("a", ["b"]).relations("a"), ValueError, "a part is called 'a'"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_refused(model, call, error, message):
+    refuses(error, re.escape(message), call, model)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"architecture": "boundary"}, "architecture"),
+        ({"token_pooling": "mean"}, "token_pooling"),
+        ({"counting_layer": "count_lstm_moe"}, "counting_layer is 'count_lstm_moe'"),
+        ({"max_width": 10**9}, "max_width"),
+        ({"max_len": -1}, "max_len"),
+        ({"max_width": "8"}, "max_width"),
+    ],
+)
+def test_wrong_configs_are_refused(folder, tmp_path, changed, message):
+    model = tiny_gliner2(tmp_path)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | changed))
+    refuses(CheckpointError, message, GLiNER2.from_pretrained, model)
+
+
+def test_an_encoder_is_needed(tmp_path):
+    model = tiny_gliner2(tmp_path)
+    config = json.loads((model / "config.json").read_text())
+    config.pop("encoder_config")
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "encoder_config" / "config.json").unlink()
+    (model / "encoder_config").rmdir()
+    refuses(CheckpointError, "encoder_config is None", GLiNER2.from_pretrained, model)
