@@ -42,7 +42,9 @@ def build_backend(folder: Path, settings: TokenizerSettings) -> Built:
         family, files = _family_of_files(folder, settings)
         contents = {name: token.content for name, token in special_tokens(family, settings).items()}
         backend = build(files, family, contents, settings)
-        extra += [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
+        extra += [entry[0] for entry in reversed(family.pieces.tail) if isinstance(entry, tuple)]
+        special = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
+        extra += [token for token in special if token not in extra]
     return completed(backend, extra, family, settings)
 
 

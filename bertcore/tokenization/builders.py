@@ -55,7 +55,9 @@ def build(
     else:
         source = read_sentencepiece(*files)
         backend = Tokenizer(_unigram(*files, source, family, special))
-        backend.add_tokens([AddedToken(piece, normalized=False, special=control) for piece, control in source.symbols])
+        extra = tuple((entry[0], True) for entry in family.pieces.tail if isinstance(entry, tuple))
+        symbols = (*source.symbols, *extra)
+        backend.add_tokens([AddedToken(piece, normalized=False, special=control) for piece, control in symbols])
     set_steps(backend, family, settings, source)
     return backend
 

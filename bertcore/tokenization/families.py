@@ -26,13 +26,13 @@ class AddedTokenSettings:
 class PieceChanges:
     """The vocabulary made of a SentencePiece file's pieces: head + pieces[skipped:] + tail.
 
-    head and tail hold names of special tokens ("pad_token"), or pieces with their score. fairseq's vocabularies differ
-    from the file's in this way.
+    head and tail hold names of special tokens ("pad_token"), or pieces with their score; those of the tail are special,
+    too (T5's sentinels). fairseq's vocabularies differ from the file's in this way.
     """
 
     head: tuple[str | tuple[str, float], ...] = ()
     skipped: int = 0
-    tail: tuple[str, ...] = ()
+    tail: tuple[str | tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,15 @@ FAMILIES: Mapping[str, TokenizerFamily] = {
     "MLukeTokenizer": replace(
         _XLM_ROBERTA, special_tokens=_ANGLES | {"entity_1_token": "<ent>", "entity_2_token": "<ent2>"}, entities=True
     ),
+    "T5Tokenizer": TokenizerFamily(
+        model="unigram",
+        vocabulary_files=("spiece.model",),
+        special_tokens={name: _ANGLES[name] for name in ("eos_token", "unk_token", "pad_token")},
+        single="$A eos_token",
+        pair="$A eos_token $B eos_token",
+        normalization=("charsmap",),
+        pieces=PieceChanges(tail=tuple((f"<extra_id_{number}>", 0.0) for number in reversed(range(100)))),
+    ),
     # The file's own character map is not used, as in transformers 5.23.
     "DebertaV2Tokenizer": TokenizerFamily(
         model="unigram",
@@ -193,6 +202,7 @@ FAMILIES: Mapping[str, TokenizerFamily] = {
 CLASS_OF_MODEL_TYPE: Mapping[str, str] = {
     "albert": "AlbertTokenizer",
     "bert": "BertTokenizer",
+    "bert_hash": "BertTokenizer",
     "camembert": "CamembertTokenizer",
     "deberta": "DebertaTokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
@@ -206,8 +216,10 @@ CLASS_OF_MODEL_TYPE: Mapping[str, str] = {
     "mobilebert": "MobileBertTokenizer",
     "model2vec": "PreTrainedTokenizer",  # generic: its tokenizer.json has what it needs
     "mpnet": "MPNetTokenizer",
+    "neobert": "BertTokenizer",
     "nomic_bert": "BertTokenizer",
     "roberta": "RobertaTokenizer",
+    "t5": "T5Tokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
     "xlm-roberta-flash": "XLMRobertaTokenizer",
     "xlnet": "XLNetTokenizer",

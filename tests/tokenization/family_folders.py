@@ -31,6 +31,7 @@ SENTENCEPIECE = {
     ),
     "XLMRobertaTokenizer": ("sentencepiece.bpe.model", ["<s>", "</s>"], ("<unk>", 0)),
     "MLukeTokenizer": ("sentencepiece.bpe.model", ["<s>", "</s>"], ("<unk>", 0)),
+    "T5Tokenizer": ("spiece.model", ["<pad>", "</s>"], ("<unk>", 2)),
     "CamembertTokenizer": ("sentencepiece.bpe.model", ["<s>", "</s>"], ("<unk>", 0)),
     "DebertaV2Tokenizer": ("spm.model", ["[PAD]", "[CLS]", "[SEP]"], ("[UNK]", 3)),
 }  # fmt: skip

@@ -27,6 +27,7 @@ TEMPLATES = {
     "XLMRobertaTokenizer": ("<s> ▁the ▁value </s>", "<s> ▁the </s> </s> ▁value </s>", [0] * 6),
     "MLukeTokenizer": ("<s> ▁the ▁value </s>", "<s> ▁the </s> </s> ▁value </s>", [0] * 6),
     "CamembertTokenizer": ("<s> ▁the ▁value </s>", "<s> ▁the </s> </s> ▁value </s>", [0] * 6),
+    "T5Tokenizer": ("▁the ▁value </s>", "▁the </s> ▁value </s>", [0] * 4),
     "DebertaV2Tokenizer": ("[CLS] ▁the ▁value [SEP]", "[CLS] ▁the [SEP] ▁value [SEP]", [0, 0, 0, 1, 1]),
 }
 TEMPLATES |= dict.fromkeys(WORD_PIECE, TEMPLATES["BertTokenizer"])

@@ -32,6 +32,7 @@ SENTENCEPIECE = {
         {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]", "bos_piece": "[CLS]"}
         | {"eos_piece": "[SEP]", "unk_piece": "[UNK]"},
     ),
+    "t5": ("spiece.model", {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}),
     "xlnet": (
         "spiece.model",
         {"control_symbols": ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>"]}
