@@ -10,11 +10,11 @@ from bertcore.presets import PRESETS, preset_config
 
 # The keys of all families -> a small value: three heads of 16, widths that are no multiple of 64.
 SMALL = {
-    **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer"), 2),
+    **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer", "num_layers"), 2),
     **dict.fromkeys(("hidden_size", "dim", "d_model", "n_embd", "d_embed"), 48),
-    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_heads", "n_head"), 3),
-    **dict.fromkeys(("intermediate_size", "hidden_dim", "d_inner"), 80),
-    **dict.fromkeys(("d_head", "attention_head_size"), 16),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_heads", "n_head", "num_heads"), 3),
+    **dict.fromkeys(("intermediate_size", "hidden_dim", "d_inner", "d_ff"), 80),
+    **dict.fromkeys(("d_head", "attention_head_size", "head_dim", "d_kv"), 16),
     **dict.fromkeys(("intra_bottleneck_size", "entity_emb_size"), 24),
     "vocab_size": 97,
     "entity_vocab_size": 23,

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from bertcore.families import bert
 from bertcore.families.bert import BERT
-from bertcore.models.registry import published_code, register
+from bertcore.models.registry import HeadSpec, published_code, register
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
 
@@ -19,12 +20,18 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     return standard_spec(config, embedding_size=size, projects_words=True, tied_decoder=False)
 
 
+def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """BERT's, but for next sentences."""
+    return {task: head for task, head in bert.heads(read).items() if task != "next_sentence"}
+
+
 BERT_HASH = register(
     replace(
         BERT,
         model_type="bert_hash",
         architecture="BertHash",
         spec_from_config=spec,
+        heads=heads,
         name_rules=replace(
             BERT.name_rules,
             tied=(("cls.predictions.decoder.bias", "cls.predictions.bias"),),

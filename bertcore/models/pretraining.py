@@ -70,10 +70,12 @@ class AutoModelForPreTraining(ModelWithHeads):
         if known is None:
             return cls
         built = cls.class_for_config(known.config)._tasks
-        if set(built) != set(known.pretraining_heads):
+        here = [task for task in built if task in head_specs(known.config)]
+        if set(here) != set(known.pretraining_heads):
+            other = "AutoModelForMaskedLM, or AutoModel" if "masked_lm" in here else "AutoModel"
             raise ValueError(
                 f"{known.name} was pretrained with {known.objective} (the heads {', '.join(known.pretraining_heads)}); "
-                f"of its family there are {', '.join(built)} here: take AutoModelForMaskedLM, or AutoModel"
+                f"of its family there are {', '.join(here) or 'none'} here: take {other}"
             )
         return cls
 

@@ -103,7 +103,29 @@ _TRANSFORMER_XL = Preset(
     category="generation", use="the probability of very long texts",
 )  # fmt: skip
 
-RELATIVE_OR_CAUSAL = (*_RELATIVE, _GPT2, _TRANSFORMER_XL)
+# The encoder of T5, whose shape sentence-t5-base and gtr-t5-base have.
+_SENTENCE_T5 = Preset(
+    name="sentence-t5-base", hub_id="sentence-transformers/sentence-t5-base",
+    config={
+        "model_type": "t5", "vocab_size": 32128, "d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12,
+        "num_heads": 12, "feed_forward_proj": "relu", "relative_attention_num_buckets": 32,
+        "relative_attention_max_distance": 128, "layer_norm_epsilon": 1e-6, "dropout_rate": 0.1, "pad_token_id": 0,
+        "eos_token_id": 1,
+    },
+    year=2021, paper="arXiv:2108.08877", objective="denoising of spans, then contrastive",
+    pretraining_heads=("denoising",), tokenizer="SentencePiece unigram",
+    own="T5's encoder: biases of relative position shared by all layers, scores without a scale",
+    category="embeddings", use="matching and labels of sentences",
+)  # fmt: skip
+_BERT_HASH = BERT.but(
+    "bert-hash-nano", "NeuML/bert-hash-nano",
+    sizes(2, 128, 2) | {"model_type": "bert_hash", "projections": 16},
+    year=2025, paper="NeuML/bert-hash-nano", objective="MLM", pretraining_heads=MLM,
+    own="embeddings of words in 16 dimensions, mapped to 128: under a million parameters",
+    category="small", use="the smallest devices",
+)  # fmt: skip
+
+RELATIVE_OR_CAUSAL = (*_RELATIVE, _SENTENCE_T5, _BERT_HASH, _GPT2, _TRANSFORMER_XL)
 
 # --- rotary positions -----------------------------------------------------------------------------------
 
@@ -249,6 +271,40 @@ _JINA_V2 = Preset(
     own="biases of distance in place of positions, gated feed-forwards; 8,192 tokens",
     category="embeddings", use="search in long texts",
 )  # fmt: skip
+_EMBEDDING_GEMMA = Preset(
+    name="embeddinggemma-300m", hub_id="google/embeddinggemma-300m",
+    config={
+        "model_type": "gemma3_text", "vocab_size": 262144, **sizes(24, 768, 3, 1152), "num_key_value_heads": 1,
+        "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 2048,
+        "query_pre_attn_scalar": 256, "sliding_window": 512, "use_bidirectional_attention": True,
+        "rms_norm_eps": 1e-6, "initializer_range": 0.02, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1,
+    },
+    year=2025, paper="arXiv:2509.20354", objective="causal LM, then denoising, then contrastive",
+    pretraining_heads=CAUSAL_LM, tokenizer="SentencePiece BPE",
+    own="Gemma 3's layers seeing both sides, four norms each, five local layers of six; 2,048 tokens",
+    category="embeddings", use="search, matching and labels", languages="100",
+)  # fmt: skip
+_NEOBERT = Preset(
+    name="neobert", hub_id="chandar-lab/NeoBERT",
+    config={
+        "model_type": "neobert", "vocab_size": 30522, **sizes(28, 768, 12), "max_length": 4096, "norm_eps": 1e-5,
+        "embedding_init_range": 0.02, "decoder_init_range": 0.02, "pad_token_id": 0,
+    },
+    year=2025, paper="arXiv:2502.19587", objective="MLM", pretraining_heads=MLM, tokenizer="WordPiece, lower case",
+    own="deeper than wide: norms first, rotary positions, gated feed-forwards; 4,096 tokens",
+    category="general", use="long texts",
+)  # fmt: skip
+_JINA_V5 = replace(
+    _EUROBERT,
+    name="jina-embeddings-v5-text-nano", hub_id="jinaai/jina-embeddings-v5-text-nano",
+    config={
+        **_EUROBERT.config, "model_type": "jina_embeddings_v5",
+        "task_names": ["retrieval", "text-matching", "clustering", "classification"],
+    },
+    year=2026, paper="arXiv:2602.15547", objective="MLM, then distilled, then an adapter for each task",
+    own="EuroBERT with an adapter for each task, pooled at the last token; 8,192 tokens",
+    category="embeddings", use="search, matching and labels, with an adapter for each",
+)  # fmt: skip
 
 ROTARY = (
     _MODERNBERT,
@@ -275,6 +331,9 @@ ROTARY = (
         {"rope_parameters": _rope(160000.0)},
         paper="arXiv:2412.04506", own="as gte-multilingual-base, its positions as they were trained",
     ),
+    _EMBEDDING_GEMMA,
+    _NEOBERT,
+    _JINA_V5,
     _JINA_V3,
     _JINA_V2,
     _JINA_V2.but("jina-embeddings-v2-small-en", "jinaai/jina-embeddings-v2-small-en", sizes(4, 512, 8)),

@@ -18,9 +18,10 @@ TOKENIZERS = {
     "albert": "Albert", "bert": "Bert", "camembert": "Camembert", "deberta": "Deberta", "deberta-v2": "DebertaV2",
     "distilbert": "DistilBert", "electra": "Electra", "eurobert": "Roberta", "gpt2": "GPT2", "gte": "XLMRoberta",
     "jina_embeddings_v3": "XLMRoberta", "luke": "Roberta", "mobilebert": "MobileBert", "modernbert": "Deberta",
+    "bert_hash": "Bert", "jina_embeddings_v5": "Roberta", "neobert": "Bert", "t5": "T5",
     "mpnet": "MPNet", "nomic_bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "xlnet": "XLNet",
 }  # fmt: skip
-NO_MASK = ("gpt2", "xlnet")  # families that predict the next word, or those at chosen places
+NO_MASK = ("gpt2", "t5", "xlnet")  # families that predict the next word, none, or those at chosen places
 
 
 def folder_of(name, folder):
