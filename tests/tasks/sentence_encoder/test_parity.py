@@ -1,14 +1,16 @@
 """SentenceEncoder beside sentence-transformers' own, on random models; each module and option."""
 
 import inspect
+import itertools
 import re
 
 import numpy as np
 import pytest
 
 import bertcore
-from bertcore import SentenceEncoder, use_backend
+from bertcore import AutoTokenizer, SentenceEncoder, use_backend
 from tests.tiny_bert import WIDTH, random_texts, save_tiny_encoder, write_json
+from tests.tokenization.family_folders import write_family
 
 pytestmark = pytest.mark.parity
 
@@ -81,12 +83,37 @@ def test_modules_after_the_pooling(tmp_path, case):
     np.testing.assert_array_equal(ours.encode(TEXTS, batch_tokens=1), ours.encode(TEXTS))
 
 
+@pytest.mark.parametrize(
+    ("family", "tokenizer", "widths"),
+    [("t5", "T5Tokenizer", [39, 39]), ("gemma3_text", "XLMRobertaTokenizer", [36, 144, 39])],
+)
+def test_encoders_of_their_families(tmp_path, family, tokenizer, widths):
+    """sentence-t5 and GTR, EmbeddingGemma: maps without biases after the mean, then length 1."""
+    import torch
+    from sentence_transformers.base.modules import Dense, Normalize
+
+    from tests.models.family_parity import random_model
+    from tests.models.family_table import FAMILIES
+
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(**FAMILIES[family].config)
+    plain = tmp_path / "plain"
+    random_model(config, None, np.random.default_rng(0)).save_pretrained(plain)
+    write_family(plain, tokenizer)
+    AutoTokenizer.from_pretrained(plain).save_pretrained(plain)
+    torch.manual_seed(0)
+    identity = {"bias": False, "activation_function": torch.nn.Identity()}
+    maps = [Dense(*pair, **identity) for pair in itertools.pairwise(widths)]
+    ours, peer = both(save_with_peer(plain, tmp_path, *maps, Normalize()))
+    texts = ["the value", "value", "the the value. value s"]
+    close(ours.encode(texts), peer.encode(texts))
+    assert ours.embedding_dimension == widths[-1]
+
+
 def test_static_embeddings(tmp_path):
     import sentence_transformers
     import tokenizers
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-
-    from bertcore import AutoTokenizer
 
     AutoTokenizer.from_pretrained(save_tiny_encoder(tmp_path / "plain")).save_pretrained(tmp_path / "tokenizer")
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json"))
