@@ -1,8 +1,10 @@
 """The number of threads that CPU kernels use, and its source. Does not load Numba."""
 
+import ctypes
 import math
 import operator
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,14 +63,46 @@ def cgroup_quota(root=Path("/sys/fs/cgroup"), cgroup_file=Path("/proc/self/cgrou
     return min(quotas, default=None)
 
 
+def sysctl(name: str) -> int | None:
+    """Return an integer that macOS's kernel knows by this name, or None."""
+    if sys.platform != "darwin":
+        return None
+    value = ctypes.c_int64(0)
+    size = ctypes.c_size_t(ctypes.sizeof(value))
+    failed = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
+    return None if failed else value.value
+
+
+def auxiliary_value(entry: int) -> int:
+    """Return an entry of what Linux tells a process about the machine."""
+    read = ctypes.CDLL(None).getauxval
+    read.restype, read.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    return read(entry)
+
+
+def fast_cpus(cpus: set[int], root: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Return how many of these CPUs are fast: threads share work evenly, so a slow one would hold up the others.
+
+    Linux says what each CPU of big.LITTLE can do; fast is at least two thirds of the fastest, or all if it does not.
+    """
+    capacities = [int((_read_numbers(root / f"cpu{cpu}" / "cpu_capacity") or ["0"])[0]) for cpu in cpus]
+    return sum(3 * capacity >= 2 * max(capacities) for capacity in capacities)
+
+
+def _all_cpus() -> ThreadCount:
+    if not hasattr(os, "sched_getaffinity"):
+        fast = sysctl("hw.perflevel0.logicalcpu")
+        return ThreadCount(fast, "performance cores") if fast else ThreadCount(os.cpu_count() or 1, "CPU count")
+    cpus = os.sched_getaffinity(0)
+    fast = fast_cpus(cpus)
+    return ThreadCount(fast, "CPU affinity" if fast == len(cpus) else "fast CPUs of the affinity")
+
+
 def detect_threads() -> ThreadCount:
-    """Return OMP_NUM_THREADS or NUMBA_NUM_THREADS if set, else the lesser of CPU affinity and container quota."""
+    """Return OMP_NUM_THREADS or NUMBA_NUM_THREADS if set, else the lesser of the fast CPUs and the quota."""
     for from_environment in _from_environment():
         return from_environment
-    if hasattr(os, "sched_getaffinity"):
-        choices = [ThreadCount(len(os.sched_getaffinity(0)), "CPU affinity")]
-    else:
-        choices = [ThreadCount(os.cpu_count() or 1, "CPU count")]
+    choices = [_all_cpus()]
     quota = cgroup_quota()
     if quota is not None:
         choices.append(ThreadCount(max(1, math.ceil(quota)), f"cgroup quota ({quota:g} CPUs)"))

@@ -19,6 +19,7 @@ import os
 import site
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
 
@@ -36,8 +37,9 @@ def _load_tbb():
     for prefix in (sys.prefix, site.getuserbase()):
         library = Path(prefix) / _TBB_LIBRARIES.get(sys.platform, "none")
         if library.exists():
-            ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
-            return
+            with suppress(OSError):  # of another architecture
+                ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+                return
 
 
 def _available_layer() -> str:

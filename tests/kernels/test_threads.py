@@ -44,6 +44,35 @@ def test_quota_of_cgroup_v2_is_the_least_of_the_parents(tmp_path):
     assert threads.cgroup_quota(tmp_path, tmp_path / "cgroup") == 1.5
 
 
+@pytest.mark.parametrize(
+    ("capacities", "cpus", "expected"),
+    [
+        ({0: 250, 1: 250, 2: 780, 3: 1024}, {0, 1, 2, 3}, 2),  # big.LITTLE with two kinds of fast CPUs
+        ({0: 250, 1: 250, 2: 780, 3: 1024}, {0, 1}, 2),  # the fastest there are
+        ({}, {0, 5}, 2),
+    ],
+)
+def test_slow_cpus_get_no_thread(tmp_path, monkeypatch, capacities, cpus, expected):
+    for cpu, capacity in capacities.items():
+        (tmp_path / f"cpu{cpu}").mkdir()
+        (tmp_path / f"cpu{cpu}" / "cpu_capacity").write_text(f"{capacity}\n")
+    assert threads.fast_cpus(cpus, tmp_path) == expected
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cpus, raising=False)
+    monkeypatch.setattr(threads, "cgroup_quota", lambda: None)
+    monkeypatch.setattr(threads, "fast_cpus", lambda cpus: expected)
+    source = "CPU affinity" if expected == len(cpus) else "fast CPUs of the affinity"
+    assert threads.thread_count() == (expected, source)
+
+
+@pytest.mark.parametrize(("fast", "expected"), [(6, (6, "performance cores")), (None, (8, "CPU count"))])
+def test_macos(monkeypatch, fast, expected):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(threads, "sysctl", lambda name: fast)
+    monkeypatch.setattr(threads, "cgroup_quota", lambda: None)
+    assert threads.thread_count() == expected
+
+
 @pytest.mark.parametrize("controllers", ["cpu", "cpu,cpuacct"])
 def test_quota_of_cgroup_v1(tmp_path, controllers):
     folder = tmp_path / controllers
