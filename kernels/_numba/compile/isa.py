@@ -1,14 +1,15 @@
 """The CPU's features, and the level of them that kernels are compiled for.
 
-The environment variable BERTCORE_ISA (see own_name.py), the name of one of LEVELS ("generic", "avx2", "avx512", ...),
-is read when this module is imported. It compiles for less than the machine has, so that one machine can test the code
-of others. It changes the CPU that Numba compiles for, so it must be set before the process compiles anything.
+The environment variable BERTCORE_ISA (see own_name.py), the name of one of LEVELS ("generic", "avx2", "neon", ...), is
+read when this module is imported. It compiles for less than the machine has, so that one machine can test the code of
+others. It changes the CPU that Numba compiles for, so it must be set before the process compiles anything.
 
 The level "amx" multiplies bfloat16 and int8 on tiles and needs Linux's permission beside the CPU's features.
 "amx_emulated" runs the same kernels in tests, with the same vectors and emulated tiles, on any CPU with FMA.
 """
 
 import platform
+import sys
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
@@ -16,12 +17,15 @@ from numba import types
 from numba.core import config
 
 from ...own_name import setting, variable
+from ...threads import auxiliary_value, sysctl
 from ..amx.permission import request_tiles
 
 FEATURES = (
-    "avx2", "fma", "avxvnni", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "neon",
-    "amx-tile", "amx-int8", "amx-bf16",
+    "avx2", "fma", "avxvnni", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16",
+    "amx-tile", "amx-int8", "amx-bf16", "neon", "dotprod", "i8mm", "bf16",
 )  # fmt: skip
+# Of 64-bit ARM, by LLVM's name: the entry of Linux's auxiliary vector (AT_HWCAP, AT_HWCAP2) and its bit; macOS's name.
+_ARM_FEATURES = {"dotprod": (16, 20, "DotProd"), "i8mm": (26, 13, "I8MM"), "bf16": (26, 14, "BF16")}
 NATIVE, EMULATED = "native", "emulated"
 
 
@@ -34,9 +38,12 @@ class Level:
         vector_bytes, registers: size and number of the vector registers.
         fma: whether one instruction multiplies and adds.
         llvm_cpu: LLVM's name of the CPU to compile for when this level is forced, beside the required features.
-        int8_dot: whether one instruction adds four products of bytes to an int32.
-        bfloat16_dot: whether one instruction adds two products of bfloat16 to a float32. Other levels widen weights
-            from bfloat16 to float32 as they load them (dot.py).
+        int8_dot: LLVM's name of the instruction that adds four products of bytes to an int32, "" if there is none.
+        bfloat16_dot: likewise of two products of bfloat16 and a float32; EMULATED beside emulated tiles. Levels without
+            it widen weights from bfloat16 to float32 as they load them (dot.py).
+        int8_matrix, bfloat16_matrix: likewise of instructions that multiply two rows by two columns, for prepared
+            weights; a level has both or neither.
+        int8_origin: subtracted from quantized values, where instructions take signed bytes on both sides.
         tiles: NATIVE or EMULATED if tiles multiply low precision, else None.
     """
 
@@ -46,12 +53,16 @@ class Level:
     registers: int
     fma: bool
     llvm_cpu: str
-    int8_dot: bool = False
-    bfloat16_dot: bool = False
+    int8_dot: str = ""
+    bfloat16_dot: str = ""
+    int8_matrix: str = ""
+    bfloat16_matrix: str = ""
+    int8_origin: int = 0
     tiles: str | None = None
 
 
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
+IS_ARM = platform.machine().lower() in ("aarch64", "arm64")
 
 _AVX2 = frozenset({"avx2", "fma"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
@@ -59,27 +70,55 @@ _AVX512_VNNI = _AVX512 | {"avx512vnni"}
 _AVX512_BF16 = _AVX512_VNNI | {"avx512bf16"}
 _AMX = _AVX512_BF16 | {"amx-tile", "amx-int8", "amx-bf16"}
 
-_X86_LEVELS = (  # the best first
-    Level("amx", _AMX, 64, 32, True, "sapphirerapids", int8_dot=True, bfloat16_dot=True, tiles=NATIVE),
-    Level("avx512_bf16", _AVX512_BF16, 64, 32, True, "x86-64-v4", int8_dot=True, bfloat16_dot=True),
-    Level("avx512_vnni", _AVX512_VNNI, 64, 32, True, "x86-64-v4", int8_dot=True),
+_VNNI = {"int8_dot": "llvm.x86.avx512.vpdpbusd.512"}
+_BF16 = _VNNI | {"bfloat16_dot": "llvm.x86.avx512bf16.dpbf16ps.512"}
+
+# The best first. These names are what BERTCORE_ISA takes and what cached kernels are kept under.
+X86_LEVELS = (
+    Level("amx", _AMX, 64, 32, True, "sapphirerapids", **_BF16, tiles=NATIVE),
+    Level("avx512_bf16", _AVX512_BF16, 64, 32, True, "x86-64-v4", **_BF16),
+    Level("avx512_vnni", _AVX512_VNNI, 64, 32, True, "x86-64-v4", **_VNNI),
     Level("avx512", _AVX512, 64, 32, True, "x86-64-v4"),
-    Level("avx2_vnni", _AVX2 | {"avxvnni"}, 32, 16, True, "x86-64-v3", int8_dot=True),
+    Level("avx2_vnni", _AVX2 | {"avxvnni"}, 32, 16, True, "x86-64-v3", int8_dot="llvm.x86.avx512.vpdpbusd.256"),
     Level("avx2", _AVX2, 32, 16, True, "x86-64-v3"),
-    Level("amx_emulated", _AVX2, 64, 32, True, "x86-64-v3", bfloat16_dot=True, tiles=EMULATED),
+    Level("amx_emulated", _AVX2, 64, 32, True, "x86-64-v3", bfloat16_dot=EMULATED, tiles=EMULATED),
     Level("generic", frozenset(), 16, 16, False, "x86-64"),
 )
-_OTHER_LEVELS = (
-    Level("neon", frozenset(), 16, 32, True, "generic"),  # every 64-bit ARM has it
-    Level("amx_emulated", frozenset(), 64, 32, True, "generic", bfloat16_dot=True, tiles=EMULATED),
+
+_NEON = frozenset({"neon"})
+_DOTPROD = {"int8_dot": "llvm.aarch64.neon.sdot.v4i32.v16i8", "int8_origin": 128}
+_I8MM = _DOTPROD | {
+    "bfloat16_dot": "llvm.aarch64.neon.bfdot.v4f32.v8bf16",
+    "int8_matrix": "llvm.aarch64.neon.smmla.v4i32.v16i8",
+    "bfloat16_matrix": "llvm.aarch64.neon.bfmmla",
+}
+
+# Vectors of 16 bytes throughout: CPUs with longer ones (SVE) have half as many units for them.
+ARM_LEVELS = (
+    Level("neon_i8mm", _NEON | {"dotprod", "i8mm", "bf16"}, 16, 32, True, "neoverse-n1", **_I8MM),
+    Level("neon_dotprod", _NEON | {"dotprod"}, 16, 32, True, "neoverse-n1", **_DOTPROD),
+    Level("neon", _NEON, 16, 32, True, "cortex-a72"),  # every 64-bit ARM has it
+    Level("amx_emulated", _NEON, 64, 32, True, "cortex-a72", bfloat16_dot=EMULATED, tiles=EMULATED),
     Level("generic", frozenset(), 16, 16, False, "generic"),
 )
-LEVELS = _X86_LEVELS if IS_X86 else _OTHER_LEVELS
+_OTHER_LEVELS = (Level("generic", frozenset(), 16, 16, False, "generic"),)
+LEVELS = X86_LEVELS if IS_X86 else ARM_LEVELS if IS_ARM else _OTHER_LEVELS
+
+
+def arm_features() -> dict[str, bool]:
+    """Return which features a 64-bit ARM CPU has: LLVM knows its name, but not all that the system reports."""
+    found = {"neon": True}
+    for name, (entry, bit, at_apple) in _ARM_FEATURES.items():
+        if sys.platform == "linux":
+            found[name] = bool(auxiliary_value(entry) >> bit & 1)
+        else:
+            found[name] = sysctl(f"hw.optional.arm.FEAT_{at_apple}") == 1
+    return found
 
 
 def host_features() -> dict[str, bool]:
-    """Return which of FEATURES this machine has, according to LLVM."""
-    found = llvm.get_host_cpu_features()
+    """Return which of FEATURES this machine has, according to LLVM or, on ARM, the system."""
+    found = arm_features() if IS_ARM else llvm.get_host_cpu_features()
     return {name: bool(found.get(name, False)) for name in FEATURES}
 
 
@@ -101,9 +140,13 @@ def _forced_level(name):
     if reason is not None:
         raise ValueError(f"{variable('ISA')}={name!r}, but {reason}")
     if level.tiles != NATIVE:  # the best level: compiled as where it is chosen by default, so that both share a cache
-        config.CPU_NAME = level.llvm_cpu
-        config.CPU_FEATURES = ",".join(f"+{feature}" for feature in sorted(level.requires))
+        _compile_for(level, level.llvm_cpu)
     return level
+
+
+def _compile_for(level, cpu_name):
+    config.CPU_NAME = cpu_name
+    config.CPU_FEATURES = ",".join(f"+{feature}" for feature in sorted(level.requires))
 
 
 def _choose_level() -> Level:
@@ -112,7 +155,11 @@ def _choose_level() -> Level:
         return _forced_level(name)
     if config.CPU_NAME is not None or config.CPU_FEATURES is not None:
         return LEVELS[-1]  # the user chose Numba's target (NUMBA_CPU_NAME): assume the baseline
-    return best_level(llvm.get_host_cpu_name())
+    cpu_name = llvm.get_host_cpu_name()
+    level = best_level(cpu_name)
+    if IS_ARM:  # Numba would compile for the features that LLVM finds
+        _compile_for(level, level.llvm_cpu if cpu_name == "generic" else cpu_name)
+    return level
 
 
 def best_level(cpu_name: str) -> Level:
@@ -127,6 +174,8 @@ def best_level(cpu_name: str) -> Level:
 
 
 LEVEL = _choose_level()
+# Bytes along the depth in a word of prepared weights in low precision (products/dot.py).
+WORD_BYTES = 8 if LEVEL.int8_matrix else 4
 
 
 def has_pair_dot() -> bool:
@@ -136,7 +185,7 @@ def has_pair_dot() -> bool:
 
 def has_native_bfloat16_dot() -> bool:
     """Return whether the CPU itself multiplies bfloat16; an emulated level does not count."""
-    return LEVEL.bfloat16_dot and "avx512bf16" in LEVEL.requires
+    return LEVEL.bfloat16_dot not in ("", EMULATED)
 
 
 def lanes(dtype) -> int:

@@ -2,6 +2,7 @@
 
 With weights in bfloat16 and int8, products take rows of dtype ROUNDED and QUANTIZED (products/dot.py). Where ROUNDED is
 float32, rows are not rounded and weights are widened. In uint16 four quantized values stand in the order 0, 2, 1, 3.
+Where instructions take signed bytes, values and zeros are less by `int8_origin`, which leaves the result as it is.
 
 kernels/linear/reference.py has the formulas (`quantize_rows`); these functions give the same bits.
 """
@@ -91,6 +92,8 @@ def _upper_half(builder, bits, value):
 
 def _bfloat16(builder, bits, value):
     halves = ir.VectorType(ir.IntType(16), bits.type.count)
+    if isa.has_native_bfloat16_dot() and isa.IS_ARM:
+        return builder.bitcast(builder.fptrunc(value, ir.VectorType(Bfloat16(), halves.count)), halves)
     if isa.has_native_bfloat16_dot() and halves.count == 16:  # flushes denormals, as the products do
         name, rounded = "llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(Bfloat16(), 16)
         return builder.bitcast(call_llvm(builder, name, rounded, [value]), halves)
@@ -108,6 +111,29 @@ store_low_byte = _narrow_store(
     "exchanged.",
     {types.uint8: _low_byte, types.uint16: _low_byte_of_pairs},
 )
+
+
+def _store_words(convert):
+    """Make an intrinsic that writes a vector of float32, narrowed, as words of 8 bytes of a row in strips of 8 rows."""
+
+    @intrinsic
+    def store(typingctx, target, value):
+        def codegen(context, builder, sig, args):
+            bits = builder.bitcast(args[1], ir.VectorType(INT32, value.count))
+            narrow = convert(builder, bits, args[1])
+            count = 64 // narrow.type.element.width
+            for first in range(0, value.count, count):
+                word = shuffle(builder, narrow, narrow, range(first, first + count))
+                at = builder.gep(args[0], [INT32(8 * first)])
+                builder.store(word, builder.bitcast(at, word.type.as_pointer()), align=8)
+            return context.get_dummy_value()
+
+        return types.void(target, value), codegen
+
+    return store
+
+
+_store_words_of_bfloat16, _store_words_of_bytes = _store_words(_bfloat16), _store_words(_low_byte)
 
 
 @intrinsic
@@ -203,11 +229,15 @@ def store_levels(row, count, inverse, zero, levels, padded):
 
 # --- rounded rows -----------------------------------------------------------------------------------------------------
 #
-# Rounded rows lie one after the other or, for tiles, in strips: 16 rows, cut along the depth into tiles of 1 KB. Depths
-# are padded to whole words or tiles (bfloat16 with zeros), rows to whole strips.
+# Rounded rows lie one after the other or, for tiles and products of two rows at once, in strips of STRIP_ROWS: a few
+# words of each row, then the next ones. Depths are padded to as many (bfloat16 with zeros), rows to whole strips.
 
-ROWS, DEPTH_WORDS = (TILE_ROWS, TILE_WORDS) if isa.LEVEL.tiles else (1, 1)  # both are padded to multiples
 _TILED = isa.LEVEL.tiles is not None
+_IN_PAIRS = isa.WORD_BYTES == 8
+STRIP_ROWS, _STRIP_BYTES = (TILE_ROWS, 4 * TILE_WORDS) if _TILED else (8 if _IN_PAIRS else 1, isa.WORD_BYTES)
+DEPTH_WORDS = _STRIP_BYTES // isa.WORD_BYTES  # depths are padded to multiples
+_HALVES = _STRIP_BYTES // 2  # bfloat16 of a row in a strip
+_ORIGIN = np.float32(isa.LEVEL.int8_origin)
 
 
 class RoundedRows(NamedTuple):
@@ -218,20 +248,20 @@ class RoundedRows(NamedTuple):
     steps: object
 
 
-def whole_depth(width: int, per_word: int) -> int:
-    """Return the padded depth of a rounded row of `width` elements, with `per_word` elements in a word."""
-    size = per_word * DEPTH_WORDS
+def whole_depth(width: int, itemsize: int) -> int:
+    """Return the padded depth of a rounded row of `width` elements of so many bytes in a word."""
+    size = isa.WORD_BYTES // itemsize * DEPTH_WORDS
     return max(-(-width // size), 1) * size
 
 
 def rows_of_bfloat16(empty, rows: int, width: int) -> RoundedRows:
     """Return memory for rows in bfloat16; `empty(shape, dtype)` allocates an array."""
-    return RoundedRows(empty((-(-rows // ROWS) * ROWS, whole_depth(width, 2)), ROUNDED), None, None)
+    return RoundedRows(empty((-(-rows // STRIP_ROWS) * STRIP_ROWS, whole_depth(width, 2)), ROUNDED), None, None)
 
 
 def rows_of_bytes(empty, rows: int, width: int) -> RoundedRows:
     """Return memory for quantized rows."""
-    levels = empty((-(-rows // ROWS) * ROWS, whole_depth(width, 4)), QUANTIZED)
+    levels = empty((-(-rows // STRIP_ROWS) * STRIP_ROWS, whole_depth(width, 1)), QUANTIZED)
     return RoundedRows(levels, empty((rows,), np.int32), empty((rows,), np.float32))
 
 
@@ -242,19 +272,23 @@ def rows_of_bytes(empty, rows: int, width: int) -> RoundedRows:
 def _place(i, k, depth, per_tile):
     """Return the index of element k of row i in strips; `depth` and `per_tile` (of a tile's row) in elements."""
     inside = k % per_tile
-    return i // TILE_ROWS * TILE_ROWS * depth + (k - inside) * TILE_ROWS + i % TILE_ROWS * per_tile + inside
+    return i // STRIP_ROWS * STRIP_ROWS * depth + (k - inside) * STRIP_ROWS + i % STRIP_ROWS * per_tile + inside
 
 
 @helper
 def round_row_to(source, width, rounded, depth, i):
     """Write a row of float32 at a pointer as row i of bfloat16."""
-    if _TILED:
-        per_tile = 2 * TILE_WORDS
-        for k in range(0, depth, per_tile):
-            target = pointer(rounded, _place(i, k, depth, per_tile))
-            round_row(pointer(source, k), min(width - k, per_tile), target, per_tile)
-    else:
+    if STRIP_ROWS == 1:
         round_row(wide_pointer(source, 0), width, pointer(rounded, i * depth), depth)
+        return
+    first, x = 0, wide_pointer(source, 0)
+    if _IN_PAIRS:
+        first = width - width % lanes(x)
+        for k in range(0, first, lanes(x)):
+            _store_words_of_bfloat16(pointer(rounded, _place(i, k, depth, _HALVES)), load(x, k))
+    for k in range(first, depth, _HALVES):
+        target = pointer(rounded, _place(i, k, depth, _HALVES))
+        round_row(pointer(source, k), min(width - k, _HALVES), target, _HALVES)
 
 
 @helper
@@ -262,12 +296,18 @@ def quantize_row_to(source, width, factors, has_factors, levels, zeros, steps, d
     """Write a row of float32 at a pointer, times optional factors, as quantized row i, with its zero and step."""
     whole = wide_pointer(source, 0), wide_pointer(factors, 0), has_factors
     inverse, zero, steps[i] = row_scale(whole, width)
+    zero -= _ORIGIN
     zeros[i] = np.int32(zero)
-    if _TILED:
-        per_tile = 4 * TILE_WORDS
-        for k in range(0, depth, per_tile):
-            part = pointer(source, k), pointer(factors, k), has_factors
-            target = pointer(levels, _place(i, k, depth, per_tile))
-            store_levels(part, min(width - k, per_tile), inverse, zero, target, per_tile)
-    else:
+    if STRIP_ROWS == 1:
         store_levels(whole, width, inverse, zero, pointer(levels, i * depth), depth)
+        return
+    first = 0
+    if _IN_PAIRS:
+        first = width - width % lanes(whole[0])
+        for k in range(0, first, lanes(whole[0])):
+            target = pointer(levels, _place(i, k, depth, _STRIP_BYTES))
+            _store_words_of_bytes(target, _load(whole, k) * inverse + _ROUNDER + zero)
+    for k in range(first, depth, _STRIP_BYTES):
+        part = pointer(source, k), pointer(factors, k), has_factors
+        target = pointer(levels, _place(i, k, depth, _STRIP_BYTES))
+        store_levels(part, min(width - k, _STRIP_BYTES), inverse, zero, target, _STRIP_BYTES)

@@ -32,7 +32,8 @@ def as_words(typingctx, source, storage):
 @intrinsic
 def join_bfloat16(typingctx, low, high):
     """Round two vectors of float32 to bfloat16 (nearest even) and join them in one of words, typed float32."""
-    emit = _join_natively if isa.has_native_bfloat16_dot() and low.count == 16 else _join
+    is_native = isa.has_native_bfloat16_dot() and isa.IS_X86 and low.count == 16
+    emit = _join_natively if is_native else _join
 
     def codegen(context, builder, sig, args):
         return builder.bitcast(emit(builder, *args), low.llvm)

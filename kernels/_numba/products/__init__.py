@@ -68,10 +68,12 @@ def _packed_place(sums, a, panels):
     return lambda sums, a, panels: pointer(sums, lines * WEIGHT_PANEL_VECTORS * lanes(sums))
 
 
-@inline_helper
-def _word_size(x):
-    """Return the elements per word."""
-    return max(4 // itemsize(x), 1)
+@by_types(inline=True)
+def _word_size(panels):
+    """Return the elements per word of panels."""
+    bits = 8 * (isa.WORD_BYTES if panels.dtype in (types.int8, types.uint16) else 4)
+    count = max(bits // panels.dtype.bitwidth, 1)
+    return lambda panels: count
 
 
 @helper

@@ -3,14 +3,17 @@
 A word holds neighbours along the depth of the product and takes one lane: a float, two bfloat16 (pointers to uint16) or
 four bytes, unsigned on the left and signed on the right (pointers to uint8 and int8).
 
-    left, right      sums      in one instruction on       elsewhere
-    float32/float64  the same  every CPU with FMA          a product and a sum
-    uint16, uint16   float32   AVX-512 BF16 (vdpbf16ps)    widened to float32, one FMA for each half
-    float32, uint16  float32                               the right widened to float32, one FMA for each half
-    float32, uint8   float32                               one byte, widened and multiplied by its group's scale
-    uint8, int8      int32     VNNI (vpdpbusd)             widened to int32
-    uint16, int8     int32                                 widened to int16, exact products of pairs (vpmaddwd of x86)
-    uint16, uint16   int32                                 such pairs, both in 16 bits
+    left, right      sums      in one instruction on              elsewhere
+    float32/float64  the same  every CPU with FMA                 a product and a sum
+    uint16, uint16   float32   AVX-512 BF16 (vdpbf16ps), bfdot    widened to float32, one FMA for each half
+    float32, uint16  float32                                      the right widened to float32, one FMA for each half
+    float32, uint8   float32                                      one byte, widened and multiplied by its group's scale
+    uint8, int8      int32     VNNI (vpdpbusd), sdot              widened to int32
+    uint16, int8     int32                                        widened to int16, exact products of pairs (vpmaddwd)
+    uint16, uint16   int32                                        such pairs, both in 16 bits
+
+ARM's sdot takes signed bytes on the left, too: quantized values are 128 less there (isa.Level.int8_origin). Its smmla
+and bfmmla multiply words of 8 bytes, of two rows and two columns at once (MatrixDot).
 
 Beside two bfloat16 a word of float32 is two floats, for CPUs where vdpbf16ps is missing or slow (compile/isa.py). Only
 the right side is widened then, once for all rows of a tile or task, and the sums equal those of float32 with the
@@ -25,7 +28,7 @@ from numba import types
 from numba.core.errors import TypingError
 
 from ..compile import isa
-from ..simd.codegen import INT32, Bfloat16, call_llvm, emit_fma, splat, vec_of
+from ..simd.codegen import INT32, Bfloat16, call_llvm, emit_fma, shuffle, splat, vec_of
 
 # Panels of int8 in groups (panels.py): scales of GROUPS groups, then their values.
 GROUPS = 2  # in a block
@@ -33,7 +36,7 @@ GROUP = 32  # values
 BLOCK = GROUPS * GROUP
 BLOCK_WORDS = 1 + BLOCK // 4
 
-_INT16 = ir.IntType(16)
+_INT8, _INT16, _INT64 = (ir.IntType(bits) for bits in (8, 16, 64))
 _BITS = isa.LEVEL.vector_bytes * 8
 
 
@@ -48,14 +51,14 @@ class FloatDot:
     vector of words, and `add` adds their product.
     """
 
-    zero, parts = 0.0, 1
+    zero, parts, rows = 0.0, 1, 1
 
     def __init__(self, sums):
         self.sums = vec_of(sums)
         self.word = self.left_word = self.sums.llvm.element
 
     def left(self, builder, at, part):
-        return splat(builder, _load(builder, at), self.sums.count)
+        return _splat(builder, at, self.sums.count)
 
     def right(self, builder, words, part):
         return words
@@ -67,8 +70,18 @@ class FloatDot:
         return builder.fadd(a, b)
 
 
-def _load(builder, at):
-    return builder.load(at, align=4)  # rows of words begin anywhere
+def _splat(builder, at, count):
+    """Load a word, which may begin anywhere, into all lanes."""
+    if not isa.IS_ARM or at.type.pointee == ir.DoubleType():
+        return splat(builder, builder.load(at, align=4), count)
+    # Instructions of ARM take a lane of a register, free of charge. LLVM would load into all lanes, which occupies a
+    # unit that multiplies.
+    floats, word = ir.VectorType(ir.FloatType(), count), at.type.pointee
+    value = builder.load(builder.bitcast(at, ir.FloatType().as_pointer()), align=4)
+    one = builder.insert_element(ir.Constant(floats, ir.Undefined), value, INT32(0))
+    one = call_llvm(builder, f"llvm.arithmetic.fence.v{count}f32", floats, [one])
+    one = builder.bitcast(one, ir.VectorType(word, count))
+    return shuffle(builder, one, one, [0] * count)
 
 
 class GroupDot(FloatDot):
@@ -86,13 +99,14 @@ class _PackedDot:
     """Words of 32 bits that hold several elements."""
 
     word = left_word = INT32
+    rows = 1
 
     def __init__(self, sums):
         self.sums = vec_of(sums)
         self.words = ir.VectorType(INT32, self.sums.count)
 
     def _splat_word(self, builder, at):
-        return splat(builder, _load(builder, at), self.sums.count)
+        return _splat(builder, at, self.sums.count)
 
 
 class WidenedDot(_PackedDot):
@@ -135,7 +149,8 @@ class Bfloat16Dot(WidenedDot):
     def add(self, builder, left, right, total):
         if self.parts == 2:
             return super().add(builder, left, right, total)
-        return call_llvm(builder, f"llvm.x86.avx512bf16.dpbf16ps.{_BITS}", total.type, [total, left, right])
+        operands = [right, left] if isa.IS_ARM else [left, right]  # ARM's last one may be a lane
+        return call_llvm(builder, isa.LEVEL.bfloat16_dot, total.type, [total, *operands])
 
 
 class Int8Dot(_PackedDot):
@@ -162,7 +177,44 @@ class Int8Dot(_PackedDot):
     def add(self, builder, left, right, total):
         if self.parts == 4:
             return builder.add(total, builder.mul(left, right))
-        return call_llvm(builder, f"llvm.x86.avx512.vpdpbusd.{_BITS}", total.type, [total, left, right])
+        if isa.IS_ARM:  # the last operand may be a lane
+            right, left = (builder.bitcast(words, ir.VectorType(_INT8, 16)) for words in (left, right))
+        return call_llvm(builder, isa.LEVEL.int8_dot, total.type, [total, left, right])
+
+
+class MatrixDot:
+    """Compute sums of two rows and two columns at once, from words of 8 bytes.
+
+    A register has words of two rows, or of two columns, and sums of both rows: those of the first and second column of
+    the first row, then of the second row. Rows lie in strips (low_precision): a word of each of 8 rows, then the next.
+    """
+
+    word = left_word = _INT64
+    parts, rows = 1, 2
+
+    def __init__(self, sums):
+        self.sums, self._is_float = vec_of(sums), sums.dtype == types.float32
+        self.zero = 0.0 if self._is_float else 0
+        self._elements = ir.VectorType(Bfloat16(), 8) if self._is_float else ir.VectorType(_INT8, 16)
+
+    def left(self, builder, at, part):
+        pair = builder.bitcast(at, ir.VectorType(_INT64, 2).as_pointer())
+        return builder.bitcast(builder.load(pair, align=4), self._elements)
+
+    def right(self, builder, words, part):
+        return builder.bitcast(words, self._elements)
+
+    def add(self, builder, left, right, total):
+        name = isa.LEVEL.bfloat16_matrix if self._is_float else isa.LEVEL.int8_matrix
+        return call_llvm(builder, name, total.type, [total, left, right])
+
+    def plus(self, builder, a, b):
+        return builder.fadd(a, b) if self._is_float else builder.add(a, b)
+
+    def by_row(self, builder, sums):
+        """Return the sums of two rows, whose registers alternate, as vectors of one row after the other."""
+        pairs = list(zip(sums[::2], sums[1::2], strict=True))
+        return [shuffle(builder, a, b, order) for order in ((0, 1, 4, 5), (2, 3, 6, 7)) for a, b in pairs]
 
 
 class PairDot(_PackedDot):
@@ -209,9 +261,12 @@ def _in_order(builder, total):
     return builder.bitcast(fenced, total.type)
 
 
-def dot_of(left, right, sums):
-    """Return the dot product for pointers to left, right and sums."""
+def dot_of(left, right, sums, are_prepared=False):
+    """Return the dot product for pointers to left, right and sums; in words of isa.WORD_BYTES if they are prepared."""
     kind = left.dtype, right.dtype, sums.dtype
+    in_pairs = (types.uint16, types.uint16, types.float32), (types.uint8, types.int8, types.int32)
+    if are_prepared and isa.WORD_BYTES == 8 and kind in in_pairs:
+        return MatrixDot(sums)
     if kind in ((types.float32,) * 3, (types.float64,) * 3):
         return FloatDot(sums)
     if kind == (types.uint16, types.uint16, types.float32):

@@ -19,6 +19,7 @@ from ..simd.codegen import (
     element_bytes,
     emit_load,
     emit_prefetch,
+    in_order,
     keep_loop_as_written,
     shuffle,
     vec_of,
@@ -98,7 +99,7 @@ def make_output_tile(rows, vectors, packed=False):
         typingctx, a, a_row, a_column, b, b_row, depth, c, c_row, before, before_row, has_before, bias, has_bias,
         residual, has_residual, ahead, ahead_step,
     ):  # fmt: skip
-        dot, intp, flag = _dot_of(a, b, c), types.intp, types.boolean
+        dot, intp, flag = _dot_of(a, b, c, are_prepared=True), types.intp, types.boolean
 
         def codegen(context, builder, sig, args):
             a, a_row, a_column, b, b_row, depth, c, c_row, *added, ahead, ahead_step = args
@@ -118,15 +119,15 @@ def make_output_tile(rows, vectors, packed=False):
     return tile
 
 
-def _dot_of(*matrices):
+def _dot_of(*matrices, are_prepared):
     if not all(isinstance(matrix, types.CPointer) for matrix in matrices):
         raise TypingError(f"tile: expected three pointers, got {', '.join(map(str, matrices))}")
-    return dot_of(*matrices)
+    return dot_of(*matrices, are_prepared)
 
 
 def _tile(rows, vectors, a, b, c, *others, packed=False):
     """Return the signature and code generator of a tile; `others` are the types of `ahead`, `ahead_step` and `wide`."""
-    dot, intp = _dot_of(a, b, c), types.intp
+    dot, intp = _dot_of(a, b, c, are_prepared=bool(others)), types.intp
 
     def codegen(context, builder, sig, args):
         a, a_row, a_column, last_row, b, b_row, depth, c, c_row, accumulate, *others = args
@@ -149,6 +150,7 @@ class _TileEmitter:
         self.builder, self.dot, self.rows, self.vectors, self.wide = builder, dot, rows, vectors, wide
         self.packed = packed
         self.vec = dot.sums
+        self.registers = vectors * dot.rows  # of words of b, and of sums of `dot.rows` rows
         self.scales = []  # of the present group of b
         if isinstance(dot, GroupDot):
             self.scales = [alloca_once(builder, self.vec.llvm) for _ in range(vectors)]
@@ -156,26 +158,35 @@ class _TileEmitter:
 
     def _at(self, base, offset, j):
         """Return a pointer to vector j of the row that starts `offset` words after base."""
-        element = self.builder.gep(base, [self.builder.add(offset, INT(j * self.vec.count))])
-        return self.builder.bitcast(element, ir.VectorType(base.type.pointee, self.vec.count).as_pointer())
+        return self._register_at(base, offset, j, self.vec.count)
+
+    def _register_at(self, base, offset, j, count):
+        element = self.builder.gep(base, [self.builder.add(offset, INT(j * count))])
+        return self.builder.bitcast(element, ir.VectorType(base.type.pointee, count).as_pointer())
 
     def of(self, a, a_row, a_column, last_row, b, b_row, depth, prefetch):
         """Return the accumulators of the product of a and b."""
         builder = self.builder
         a, b = builder.bitcast(a, self.dot.left_word.as_pointer()), builder.bitcast(b, self.dot.word.as_pointer())
-        if self.packed:
+        if self.dot.rows == 2:
+            a_rows = [builder.gep(a, [INT(i)]) for i in range(0, self.rows, 2)]
+        elif self.packed:
             a_rows, a_column = [builder.gep(a, [INT(i)]) for i in range(self.rows)], INT(self.rows)
         else:
             rows = (_smaller(builder, INT(i), last_row) for i in range(self.rows))
             a_rows = [builder.gep(a, [builder.mul(row, a_row)]) for row in rows]
-        return self._products((a_rows, a_column), (b, b_row), depth, prefetch)
+        sums = self._products((a_rows, a_column), (b, b_row), depth, prefetch)
+        if self.dot.rows == 1:
+            return sums
+        pairs = (sums[at : at + self.registers] for at in range(0, len(sums), self.registers))
+        return [row for pair in pairs for row in self.dot.by_row(builder, pair)][: self.rows * self.vectors]
 
     def _products(self, left, right, depth, prefetch):
         """Return the accumulators after a loop over the depth, row by row; zeros for a depth of 0."""
         (a_rows, a_column), (b, b_row) = left, right
         zero = ir.Constant(self.vec.llvm, [self.dot.zero] * self.vec.count)
         strides = INT(1), a_column, b_row, *prefetch[1:]
-        state = [INT(0), INT(0), INT(0), *prefetch[:1]], [zero] * (self.rows * self.vectors)
+        state = [INT(0), INT(0), INT(0), *prefetch[:1]], [zero] * (len(a_rows) * self.registers)
         if self.packed and not isinstance(self.dot, PairDot):  # four steps of pairs would spill sums
             rest = self.builder.urem(depth, INT(PACKED_STEPS))
             state = self._loop(*state, a_rows, b, strides, self.builder.sub(depth, rest), PACKED_STEPS)
@@ -250,6 +261,9 @@ class _TileEmitter:
     def _multiply_add(self, old, a_rows, a_at, b, b_at, k):
         builder, dot, sums = self.builder, self.dot, list(old)
         for part in range(dot.parts):
+            if dot.rows == 2:
+                self._multiply_pairs(sums, [builder.gep(row, [a_at]) for row in a_rows], b, b_at)
+                continue
             # Words are loaded again for each part: kept in registers they would push out sums.
             places = (self._at(b, b_at, j) for j in range(self.vectors))
             words = [emit_load(builder, at, element_bytes(self.vec), is_again=part > 0) for at in places]
@@ -264,6 +278,18 @@ class _TileEmitter:
                     at = i * self.vectors + j
                     sums[at] = dot.add(builder, factor, b_row[j], sums[at])
         return sums
+
+    def _multiply_pairs(self, sums, starts, b, b_at):
+        """Add the products of pairs of rows (MatrixDot) with two registers of b after the other."""
+        builder, dot = self.builder, self.dot
+        pairs = [dot.left(builder, start, 0) for start in starts]
+        for first in range(0, self.registers, 2):
+            places = [self._register_at(b, b_at, j, self.vec.count // 2) for j in (first, first + 1)]
+            columns = [dot.right(builder, builder.load(at, align=element_bytes(self.vec)), 0) for at in places]
+            for i, pair in enumerate(pairs):
+                for j, words in enumerate(columns, i * self.registers + first):
+                    sums[j] = dot.add(builder, pair, words, sums[j])
+            sums[j] = in_order(builder, sums[j])
 
     def _store_row(self, values, row):
         builder = self.builder

@@ -116,6 +116,12 @@ def emit_fma(builder, vec, a, b, c):
     return call_llvm(builder, f"llvm.{'fma' if isa.LEVEL.fma else 'fmuladd'}.{vec.suffix}", vec.llvm, [a, b, c])
 
 
+def in_order(builder, value):
+    """Return the same vector, which nothing is loaded before: LLVM would load all at once, into too many registers."""
+    barrier = ir.InlineAsm(ir.FunctionType(value.type, [value.type]), "", "=w,0", side_effect=True)
+    return builder.call(barrier, [value])
+
+
 def element_pointer(context, builder, source, value, index):
     """The address of element `index` of an array (as flat memory) or a pointer."""
     base = context.make_array(source)(context, builder, value).data if isinstance(source, types.Array) else value

@@ -20,6 +20,7 @@ from ..._numba import (
     parallel_kernel,
     region,
 )
+from ..._numba.compile.isa import WORD_BYTES
 from ..._numba.low_precision import DEPTH_WORDS, ROUNDED, round_row, rows_of_bfloat16, rows_of_bytes, whole_depth
 from ..._numba.products import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_scratch, run_product
 from ..._numba.products.epilogue import epilogue_pointers
@@ -32,11 +33,14 @@ from ..prepared import PreparedWeight, is_grouped
 from .low_precision import GROUP_ROWS, PANEL_WORDS, quantize_rows, round_rows, run_bfloat16, run_int8
 from .weight_gradient import product_of_columns
 
+_WORD = np.dtype(f"f{WORD_BYTES}")  # whose patterns hold words of low precision
+
 
 class PackedWeight(PreparedWeight):
     """A weight as panels, (panels, depth in words, panel width in elements), the last one padded with arbitrary values.
 
-    A word is a float, two bfloat16 (as uint16) or four int8, neighbours along in_features, which are padded with zeros.
+    A word is a float, or WORD_BYTES of bfloat16 (as uint16) or int8, neighbours along in_features, which are padded
+    with zeros.
     int8 weights also have the scale and the sum of each column of the panels, and the factors of the input's columns
     (perhaps an empty array).
     """
@@ -64,8 +68,8 @@ class PackedWeight(PreparedWeight):
         """Return the panels of the transpose, which the first backward makes."""
         if self._transpose is None:
             if self.dtype.itemsize < 4:
-                pairs = _pairs_of_rows(self._stored().view(np.uint16), DEPTH_WORDS)
-                self._transpose = _pack(pairs.T, PANEL_WORDS).view(np.uint16)
+                words = _words_of_rows(self._stored().view(np.uint16), DEPTH_WORDS)
+                self._transpose = _pack(words.T, PANEL_WORDS).view(np.uint16)
             else:
                 self._transpose = _transpose(self.panels, self.out_features, self.in_features)
         return self._transpose
@@ -162,14 +166,14 @@ def linear_weight_gradient(grad_output, input, dtype, add_to):
 def _product_of_rounded_columns(a, b, needs_sums):
     """Return (a.T @ b, the sums of the columns of a or None) for float32 a (rows, m) and b (rows, n).
 
-    The product rounds both to bfloat16. Both are packed as pairs, and the panels of a serve as rows of the product;
+    The product rounds both to bfloat16. Both are packed as words, and the panels of a serve as rows of the product;
     tiles read rows of a's transpose.
     """
     sums = _sum_rows(a) if needs_sums else None
     if LEVEL.tiles:
-        columns = _pack(_pairs_of_rows(_rounded(b), DEPTH_WORDS).T, PANEL_WORDS).view(np.uint16)
+        columns = _pack(_words_of_rows(_rounded(b), DEPTH_WORDS).T, PANEL_WORDS).view(np.uint16)
         return _multiply_rounded(as_kernel_array(a.T), columns, b.shape[1], None, None, None), sums
-    words = [_pairs_of_rows(_rounded(x)).T for x in (a, b)]
+    words = [_words_of_rows(_rounded(x)).T for x in (a, b)]
     depth = words[0].shape[1]
     widths = GROUP_ROWS, _panel_width(np.dtype(np.float32))
     rows, columns = (_pack(x, width).view(np.uint16) for x, width in zip(words, widths, strict=True))
@@ -185,25 +189,28 @@ def _rounded(x):
     return rounded
 
 
-def _pairs_of_rows(bits, multiple=1):
-    """Return words, float32 patterns, of two neighbours in a column of uint16 (rows, n): (pairs, n), at least one pair.
+def _words_of_rows(bits, multiple=1):
+    """Return words, patterns of floats, of neighbours in a column of uint16 (rows, n): (words, n), at least one word.
 
-    Zeros pad the pairs to a multiple.
+    Zeros pad the words to a multiple.
     """
     rows, columns = bits.shape
-    pairs = np.zeros((max(-(-rows // (2 * multiple)), 1) * multiple, columns, 2), np.uint16)
-    pairs[: -(-rows // 2), :, 0], pairs[: rows // 2, :, 1] = bits[::2], bits[1::2]
-    return pairs.reshape(len(pairs), 2 * columns).view(np.float32)
+    size = WORD_BYTES // 2
+    words = np.zeros((max(-(-rows // (size * multiple)), 1) * multiple, columns, size), np.uint16)
+    for i in range(size):
+        own = bits[i::size]
+        words[: len(own), :, i] = own
+    return words.reshape(len(words), size * columns).view(_WORD)
 
 
 def _words(weight):
-    """Return (columns, depth) as words: floats as they are, smaller types as float32 patterns."""
+    """Return (columns, depth) as words: floats as they are, smaller types as patterns of floats."""
     columns, depth = weight.shape
     is_low = weight.itemsize < 4
-    whole = whole_depth(depth, 4 // weight.itemsize) if is_low else max(depth, 1)
+    whole = whole_depth(depth, weight.itemsize) if is_low else max(depth, 1)
     if whole > depth:
         weight = np.concatenate([weight, np.zeros((columns, whole - depth), weight.dtype)], axis=1)
-    return np.ascontiguousarray(weight).view(np.float32) if is_low else weight
+    return np.ascontiguousarray(weight).view(_WORD) if is_low else weight
 
 
 def _panel_width(dtype):

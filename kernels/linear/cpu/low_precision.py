@@ -4,15 +4,15 @@ On tiles rows lie in strips, and panels are as wide as two tiles. In vectors row
 bits, and panels are as wide as those of float32.
 """
 
-from ..._numba import LEVEL, helper
-from ..._numba.compile.isa import has_pair_dot
-from ..._numba.low_precision import quantize_row_to, round_row_to
+from ..._numba import LEVEL, helper, inline_helper
+from ..._numba.compile.isa import WORD_BYTES, has_pair_dot
+from ..._numba.low_precision import STRIP_ROWS, quantize_row_to, round_row_to
 from ..._numba.products import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, run_product
 from ..._numba.products.epilogue import epilogue_pointers
 from ..._numba.simd import pointer
 
 GROUP_ROWS = max(WEIGHT_TILE_ROWS, LEVEL.vector_bytes // 4)  # of rows of words, see run_product
-_LEVELS_PER_WORD = 2 if has_pair_dot() else 4  # two where panels are widened to pairs
+_LEVELS_PER_WORD = 2 if has_pair_dot() else WORD_BYTES  # two where panels are widened to pairs
 
 
 @helper
@@ -32,7 +32,7 @@ def quantize_rows(x, factors, rounded, first, last):
 if LEVEL.tiles:
     from ..._numba.amx.product import PANEL_COLUMNS, multiply_strips_bfloat16, multiply_strips_int8
 
-    PANEL_WORDS = PANEL_COLUMNS  # columns of a panel
+    PANEL_WORDS = PANEL_COLUMNS  # in a row of a panel, one for each column
 
     @helper
     def run_bfloat16(rounded, panels, output, epilogue, counter, sums):
@@ -51,18 +51,22 @@ if LEVEL.tiles:
 else:
     PANEL_WORDS = WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // 4
 
+    @inline_helper
+    def _strides(words):
+        """Return the strides of rounded rows of so many words for `run_product`."""
+        if STRIP_ROWS > 1:
+            return 1, GROUP_ROWS, words * GROUP_ROWS
+        return words, 1, words * GROUP_ROWS
+
     @helper
     def run_bfloat16(rounded, panels, output, epilogue, counter, sums):
-        words = rounded.shape[1] // 2
-        run_product(
-            rounded, (words, 1, words * GROUP_ROWS), panels, output, epilogue_pointers(epilogue), None, counter, sums
-        )
+        strides = _strides(rounded.shape[1] // (WORD_BYTES // 2))
+        run_product(rounded, strides, panels, output, epilogue_pointers(epilogue), None, counter, sums)
 
     @helper
     def run_int8(rounded, weight, output, epilogue, counter, sums):
         levels, zeros, steps = rounded
         panels, scales, column_sums = weight
-        words = levels.shape[1] // _LEVELS_PER_WORD
         scaling = pointer(zeros, 0), pointer(steps, 0), pointer(scales, 0), pointer(column_sums, 0)
-        strides = words, 1, words * GROUP_ROWS
+        strides = _strides(levels.shape[1] // _LEVELS_PER_WORD)
         run_product(levels, strides, panels, output, epilogue_pointers(epilogue), scaling, counter, sums)

@@ -4,6 +4,7 @@ import numpy as np
 from numba import types
 
 from ..._numba import by_types, inline_helper, num_threads
+from ..._numba.compile.isa import WORD_BYTES
 from ..._numba.low_precision import QUANTIZED, ROUNDED, rows_of_bfloat16, rows_of_bytes
 from ..._numba.products import WEIGHT_PANEL_VECTORS
 from ..._numba.rows import share
@@ -35,6 +36,7 @@ STEP = record(
 )
 IS_ROUNDED = ROUNDED is not np.float32  # the input, beside weights in bfloat16
 _ROUNDED, _QUANTIZED = ROUNDED(0), QUANTIZED(0)
+_HALVES = WORD_BYTES // 2  # bfloat16 in a word
 # What makes memory for the rounded rows of an input, by the storage of the weight.
 _MAKE_ROUNDED = {np.int8: rows_of_bytes} | ({np.uint16: rows_of_bfloat16} if IS_ROUNDED else {})
 STORAGE = {"float32": FLOAT, "uint16": BFLOAT16, "int8": INT8, "uint8": UINT8}  # by the dtype of a weight's panels
@@ -82,12 +84,18 @@ def prepare_step(step, storage, task, tasks):
 
     def round_to_bfloat16(step, storage, task, tasks):
         rows, depth, width = step.rows, step.depth, step.in_features
-        x, rounded = array_at(step.input, (rows, width), FLOAT), array_at(step.rounded, (rows, 2 * depth), _ROUNDED)
+        x, rounded = (
+            array_at(step.input, (rows, width), FLOAT),
+            array_at(step.rounded, (rows, _HALVES * depth), _ROUNDED),
+        )
         round_rows(x, rounded, share(rows, task, tasks), share(rows, task + 1, tasks))
 
     def quantize(step, storage, task, tasks):
         rows, depth, width = step.rows, step.depth, step.in_features
-        x, levels = array_at(step.input, (rows, width), FLOAT), array_at(step.rounded, (rows, 4 * depth), _QUANTIZED)
+        x, levels = (
+            array_at(step.input, (rows, width), FLOAT),
+            array_at(step.rounded, (rows, WORD_BYTES * depth), _QUANTIZED),
+        )
         factors = array_at(step.input_scale, (width if step.input_scale != 0 else 0,), FLOAT)
         zeros, steps = array_at(step.zero, (rows,), INT32), array_at(step.step_size, (rows,), FLOAT)
         quantize_rows(x, factors, (levels, zeros, steps), share(rows, task, tasks), share(rows, task + 1, tasks))
@@ -120,17 +128,20 @@ def run_step(step, counter, scratch, storage):
 
     def bfloat16(step, counter, scratch, storage):
         output, epilogue = _output_and_epilogue(step)
-        panels = array_at(step.panels, (step.panel_count, step.depth, 2 * PANEL_WORDS), BFLOAT16)
-        rounded = array_at(step.rounded, (step.rows, 2 * step.depth), _ROUNDED)
+        panels = array_at(step.panels, (step.panel_count, step.depth, _HALVES * PANEL_WORDS), BFLOAT16)
+        rounded = array_at(step.rounded, (step.rows, _HALVES * step.depth), _ROUNDED)
         run_bfloat16(rounded, panels, output, epilogue, counter, scratch)
 
     def int8(step, counter, scratch, storage):
         rows, count, depth, width = step.rows, step.panel_count, step.depth, PANEL_WORDS
         output, epilogue = _output_and_epilogue(step)
-        panels = array_at(step.panels, (count, depth, 4 * width), INT8)
+        panels = array_at(step.panels, (count, depth, WORD_BYTES * width), INT8)
         scales = array_at(step.scale, (count * width,), FLOAT)
         column_sums = array_at(step.column_sums, (count * width,), INT32)
-        levels, zeros = array_at(step.rounded, (rows, 4 * depth), _QUANTIZED), array_at(step.zero, (rows,), INT32)
+        levels, zeros = (
+            array_at(step.rounded, (rows, WORD_BYTES * depth), _QUANTIZED),
+            array_at(step.zero, (rows,), INT32),
+        )
         steps = array_at(step.step_size, (rows,), FLOAT)
         run_int8((levels, zeros, steps), (panels, scales, column_sums), output, epilogue, counter, scratch)
 
