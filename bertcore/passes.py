@@ -191,6 +191,13 @@ class Cache(Protocol):
         """Keep the layer's new keys and values, and return the attention of the new tokens to all so far."""
 
 
+class Graph(Protocol):
+    """A graph that an operation notes itself in, in place of computing: `formats.onnx_operations.Graph`."""
+
+    def call(self, operation: Any, run: Pass, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Return the operation's output."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
     """Everything that one pass depends on beside its inputs.
@@ -207,6 +214,7 @@ class Pass:
         class_options: how losses compare labels that are classes, or None.
         loss_factors: the factors on the summands of a loss; () for 1.
         is_noted: whether operations may be given Deferred arrays, by a program that is being recorded.
+        graph: the graph of another runtime that notes the operations, or None; is_noted is True beside one.
         place: (backend, gpu, autocast); what is made of parameters is kept for one place.
         is_inference: whether neither a tape records nor anything is dropped.
     """
@@ -222,6 +230,7 @@ class Pass:
     class_options: ClassOptions | None = None
     loss_factors: tuple[float, ...] = ()
     is_noted: bool = False
+    graph: Graph | None = None
     place: Place = field(init=False)
     is_inference: bool = field(init=False)
 

@@ -58,7 +58,7 @@ COMMANDS = {
         ("embed", "embed", "embed lines of text"),
         ("evaluate", "evaluate", "measure how well an encoder finds what answers queries"),
         ("explain", "pipelines", "attribute a classifier's answer to the tokens of a text"),
-        ("export", "export", "write a model for llama.cpp"),
+        ("export", "export", "write a model for llama.cpp or ONNX Runtime"),
         ("fill-mask", "pipelines", "predict masked words"),
         ("finetune", "finetune", "fine-tune a model on labelled data"),
         ("generate", "pipelines", "continue texts with GPT-2"),

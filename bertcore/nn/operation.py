@@ -54,8 +54,11 @@ class Operation:
             if tape is not None:
                 output, pullback = self.with_pullback(run, *values, **options)
                 return tape.record(output, arrays, pullback)
-        elif run.is_noted and not self.has_step:
-            arrays = tuple(map(computed, arrays))
+        elif run.is_noted:
+            if run.graph is not None:
+                return run.graph.call(self, run, arrays, options)
+            if not self.has_step:
+                arrays = tuple(map(computed, arrays))
         if self.forward is None:
             return self.with_pullback(run, *arrays, **options)[0]
         return self.forward(run, *arrays, **options)

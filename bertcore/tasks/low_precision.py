@@ -68,7 +68,7 @@ def quantize(
         tensors, unquantized = converted(opened, config, dtype, calibrated)
     smoothed = any(name.endswith(INPUT_SCALE) for name in tensors)
     config = checkpoint.with_dtype(config, dtype, unquantized, smoothed=smoothed)
-    with _written_beside(target) as beside:
+    with written_beside(target) as beside:
         with_weights = {module.folder for module in settings.maps}  # their weights are copied
         _copy_files(source, beside, settings.folders, model / CONFIG_NAME, with_weights, target)
         with naming(target):
@@ -205,7 +205,7 @@ def _check_target(target: Path, sources: tuple[Path, ...]) -> None:
 
 
 @contextlib.contextmanager
-def _written_beside(target: Path) -> Iterator[Path]:
+def written_beside(target: Path) -> Iterator[Path]:
     """Return a block with a new folder beside `target`, which takes its place when the block ends well."""
     place = target.resolve()
     with naming(target):

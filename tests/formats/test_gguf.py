@@ -268,7 +268,6 @@ def test_model_without_a_counterpart_is_not_written(tmp_path):
 # ---- Peers -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parity
 @pytest.mark.parametrize("number", [number for number, (_, size, _) in KINDS.items() if size > 1])
 def test_blocks_are_those_of_gguf(number):
     peer = pytest.importorskip("gguf")
@@ -280,7 +279,6 @@ def test_blocks_are_those_of_gguf(number):
     np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parity
 def test_written_blocks_are_those_of_gguf():
     peer = pytest.importorskip("gguf")
     rows = np.random.default_rng(0).standard_normal((64, 256)).astype(np.float32) * np.logspace(-12, 6, 64)[:, None]
@@ -289,7 +287,6 @@ def test_written_blocks_are_those_of_gguf():
     np.testing.assert_array_equal(quantized(rows.astype(np.float32)).view(np.uint8).reshape(64, -1), expected)
 
 
-@pytest.mark.parity
 @pytest.mark.parametrize("case", CASES)
 def test_written_files_have_the_names_of_gguf(tmp_path, case):
     peer = pytest.importorskip("gguf")
@@ -308,7 +305,6 @@ def test_written_files_have_the_names_of_gguf(tmp_path, case):
     assert len(opened.fields["tokenizer.ggml.tokens"].data) == WORDS
 
 
-@pytest.mark.parity
 def test_vectors_are_those_of_llama_cpp(tmp_path):
     llama_cpp = pytest.importorskip("llama_cpp")
     folder = write_model(tmp_path / "model", "bert-base-uncased", **NARROW)

@@ -1,0 +1,141 @@
+"""Write a sentence encoder as an ONNX model with its pooling inside, by one pass of the model's own layers."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertcore.formats.onnx_operations import MASKED, Graph
+from bertcore.kernels import rotary_tables
+from bertcore.passes import Pass
+from bertcore.tasks.loading import kind_of
+from bertcore.tasks.low_precision import written_beside
+from bertcore.tasks.sentence_encoder import SentenceEncoder
+
+OPSET, IR = 17, 8
+MOST_BYTES = 2_000_000_000  # of one file of Protocol Buffers
+WITH_MEMORIES = ("xlnet", "transfo-xl")
+AXES = ["batch", "sequence"]
+
+
+def export_onnx(folder: Path, target: Path, *, most_bytes: int = MOST_BYTES) -> None:
+    """Write the sentence encoder, or plain model, in `folder` as a new folder `target`.
+
+    It has onnx/model.onnx, config.json, the tokenizer and the settings of a sentence encoder, where FastEmbed,
+    sentence-transformers and transformers.js look. Inputs: input_ids, attention_mask, and token_type_ids of a family
+    with several. Outputs: last_hidden_state (batch, sequence, hidden), whose padding means nothing, and
+    sentence_embedding (batch, hidden), pooled and, if published so, of length 1.
+
+    Weights beyond `most_bytes` stand beside the model in model.onnx_data.
+
+    Raises:
+        ValueError: for a family with memories, operations of its own, or modules after the pooling; a target that
+            holds files.
+        ImportError: without the package onnx.
+    """
+    onnx = importlib.import_module("onnx")
+    if (kind := kind_of(folder)) != "dense":
+        raise ValueError(f"{folder} is a {kind} model, expected a sentence encoder")
+    encoder = SentenceEncoder(folder, dtype="float32")
+    model = _model(onnx, encoder)
+    with written_beside(target) as beside:
+        encoder.save_pretrained(beside)
+        for file in beside.rglob("*.safetensors"):
+            file.unlink()
+        special = encoder.tokenizer.special_tokens_map  # FastEmbed reads it from its own file
+        (beside / "special_tokens_map.json").write_text(json.dumps(special), encoding="utf-8")
+        place = beside / "onnx" / "model.onnx"
+        place.parent.mkdir()
+        size = sum(len(constant.raw_data) for constant in model.graph.initializer)
+        beyond = {"save_as_external_data": True, "location": f"{place.name}_data"} if size > most_bytes else {}
+        onnx.save_model(model, place, **beyond)
+        onnx.checker.check_model(place)
+
+
+def _model(onnx: Any, encoder: SentenceEncoder) -> Any:
+    model, settings = encoder.model, encoder.settings
+    if settings.is_static or model.family.model_type in WITH_MEMORIES:
+        what = "static embeddings" if settings.is_static else model.family.model_type
+        raise ValueError(
+            f"the model is {what}, expected a family without memories: {', '.join(WITH_MEMORIES)} have some"
+        )
+    if settings.maps or not settings.include_prompt:
+        found = ", ".join(module.kind for module in settings.maps) or "a pooling without the prompt"
+        raise ValueError(f"the encoder has {found}, expected pooling, and perhaps Normalize, alone")
+    spec, inner = model.spec, model.encoder
+    graph = Graph(onnx, spec.longest_sequence)
+    run = Pass("numpy", is_noted=True, graph=graph)
+    ids = [[each % spec.vocab_size for each in range(1, length)] for length in (4, 3)]
+    rows, mask = np.zeros((2, 3), np.int64), np.zeros((2, 3), np.int64)
+    for row, some in enumerate(ids):
+        rows[row, : len(some)], mask[row, : len(some)] = some, 1
+    inputs = inner.adapter.pack(run, rows, mask, np.zeros_like(rows) if spec.type_vocab_size else None)
+    names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (spec.type_vocab_size > 1)
+    _name_integers(graph, spec, inputs)
+    state, context = inner.adapter.begin(run, inputs, inner.embeddings)
+    for rotary, angles in context.rotary.items():
+        longest = (rotary.trained_length if rotary.scaling == "dynamic" else None) or spec.longest_sequence or 8192
+        scaling = None if rotary.scaling == "dynamic" else rotary.scaling
+        options = {"theta": rotary.theta, "scaling": scaling, "factor": rotary.factor}
+        graph.rotary.append((angles.cos, rotary_tables(longest, rotary.rotary_dim, **options)))
+    hidden = graph.node("Identity", inner.run_layers(run, state, context), name="last_hidden_state")
+    pooled = [_pooled(graph, hidden, mode) for mode in settings.pooling]
+    vector = pooled[0] if len(pooled) == 1 else graph.node("Concat", *pooled, axis=-1)
+    if settings.normalize:
+        norm = graph.node("ReduceL2", vector, axes=[-1])
+        vector = graph.node("Div", vector, graph.node("Max", norm, np.float32(1e-12)))
+    graph.node("Identity", vector, name="sentence_embedding")
+    return _proto(onnx, graph, names, spec.hidden_size, spec.hidden_size * len(pooled))
+
+
+def _name_integers(graph: Graph, spec: Any, inputs: Any) -> None:
+    """Note which tensors of the graph the integers of the batch are."""
+    graph.integers.append((inputs.input_ids, "input_ids"))
+    if inputs.token_type_ids is not None:
+        types = "token_type_ids" if spec.type_vocab_size > 1 else graph.named(np.zeros((1, 1), np.int64))
+        graph.integers.append((inputs.token_type_ids, types))
+    if inputs.position_ids is None:
+        return
+    if not spec.positions_after_padding:
+        positions = graph.node("Unsqueeze", graph.positions(), np.array([0]))
+    else:
+        differs = graph.node("Not", graph.node("Equal", "input_ids", np.int64(spec.pad_token_id)))
+        real = graph.node("Cast", differs, to=7)
+        counted = graph.node("Mul", graph.node("CumSum", real, np.int64(1)), real)
+        positions = graph.node("Add", counted, np.int64(spec.pad_token_id))
+    graph.integers.append((inputs.position_ids, positions))
+
+
+def _pooled(graph: Graph, hidden: str, mode: str) -> str:
+    """Return the pooled vectors, (batch, hidden)."""
+    mask = graph.node("Unsqueeze", graph.node("Cast", "attention_mask", to=1), np.array([2]))
+    if mode == "cls":
+        first = (np.array([each]) for each in (0, 1, 1))
+        return graph.node("Squeeze", graph.node("Slice", hidden, *first), np.array([1]))
+    if mode == "max":
+        hidden_or_less = graph.node("Add", hidden, graph.node("Mul", graph.node("Sub", np.float32(1), mask), MASKED))
+        return graph.node("ReduceMax", hidden_or_less, axes=[1], keepdims=0)
+    if mode in ("lasttoken", "weightedmean"):
+        places = graph.node("Add", graph.node("Cast", graph.positions(), to=1), np.float32(1))
+        mask = graph.node("Mul", mask, graph.node("Unsqueeze", places, np.array([0, 2])))
+        if mode == "lasttoken":
+            last = graph.node("ReduceMax", mask, axes=[1])
+            mask = graph.node("Cast", graph.node("Equal", mask, last), to=1)
+    total = graph.node("ReduceSum", graph.node("Mul", hidden, mask), np.array([1]), keepdims=0)
+    count = graph.node("Max", graph.node("ReduceSum", mask, np.array([1]), keepdims=0), np.float32(1e-9))
+    return graph.node("Div", total, graph.node("Sqrt", count) if mode == "mean_sqrt_len_tokens" else count)
+
+
+def _proto(onnx: Any, graph: Graph, names: list[str], hidden: int, width: int) -> Any:
+    helper, kinds = onnx.helper, onnx.TensorProto
+    inputs = [helper.make_tensor_value_info(name, kinds.INT64, AXES) for name in names]
+    outputs = [
+        helper.make_tensor_value_info("last_hidden_state", kinds.FLOAT, [*AXES, hidden]),
+        helper.make_tensor_value_info("sentence_embedding", kinds.FLOAT, ["batch", width]),
+    ]
+    made = helper.make_graph(graph.nodes, "bertcore", inputs, outputs, list(graph.constants.values()))
+    return helper.make_model(
+        made, producer_name="bertcore", opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR
+    )
