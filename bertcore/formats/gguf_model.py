@@ -53,23 +53,23 @@ def unpacked(file: Path) -> Path:
 def read_model(file: Path) -> tuple[dict[str, Any], dict[str, Array], dict[str, Any]]:
     """Return the config, the tensors and the other files (name -> JSON) of a GGUF file's checkpoint."""
     opened = GGUFFile(file)
-    with checkpoint.naming_config(file):
-        read = ConfigReader(opened.metadata)
-        name = read.choice("general.architecture", None, *ARCHITECTURES)
+    try:
+        name = ConfigReader(opened.metadata).choice("general.architecture", None, *ARCHITECTURES)
         architecture = ARCHITECTURES[name]
         within = {key.removeprefix(f"{name}."): value for key, value in opened.metadata.items()}
-        within |= {
-            key: within[key].tolist() for key in within if isinstance(within[key], np.ndarray) and key.count(".") < 3
-        }
-        of_arch = ConfigReader(within, within=f"{name}.")
-        pooling = of_arch.choice("pooling_type", 0, 0, *POOLINGS, RANK)
-        config = _config(opened, architecture, of_arch, pooling)
+        read = ConfigReader(within, within=f"{name}.")
+        pooling = read.choice("pooling_type", 0, 0, *POOLINGS, RANK)
+        config = _config(opened, architecture, read, pooling)
         tokenizer = tokenizer_files(opened.metadata, config)
         config["pad_token_id"] = tokenizer.pop("pad_token_id")
         kind: type[Model] = AutoModelForSequenceClassification if pooling == RANK else AutoModel
         options = {} if pooling == RANK else {"add_pooling_layer": False}
         model = kind.class_for_config(config)(config, **options)
         tensors, dtype = _Tensors(opened, model, architecture).read()
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError) as error:  # of a config's reader, or of a list where a number is expected
+        raise CheckpointError(f"{file}: {str(error).removeprefix('config: ')}") from error
     if dtype is not None:
         config = checkpoint.with_dtype(config, dtype)
     return config, tensors, tokenizer | _settings(config, pooling)
