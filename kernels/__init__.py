@@ -54,6 +54,7 @@ from .linear import (
 from .lstm import LSTMSaved, lstm, lstm_backward
 from .maxsim import MaxsimSaved, maxsim, maxsim_backward
 from .muon_update import muon_update
+from .nearest_codes import Nearest, nearest_codes
 from .pooling import PoolingSaved, pooling, pooling_backward
 from .rms_norm import RMSNormSaved, rms_norm, rms_norm_backward
 from .rotary import RotarySaved, rotary, rotary_backward
@@ -77,6 +78,7 @@ __all__ = [
     "LayerNormSaved",
     "LinearSaved",
     "MaxsimSaved",
+    "Nearest",
     "PoolingSaved",
     "PreparedWeight",
     "RMSNormSaved",
@@ -122,6 +124,7 @@ __all__ = [
     "maxsim",
     "maxsim_backward",
     "muon_update",
+    "nearest_codes",
     "on_device_of",
     "pooling",
     "pooling_backward",

@@ -125,6 +125,18 @@ class Integers(_Array):
         checks.integer(**{name: array})
 
 
+class Codes(_Array):
+    """An array of bits, eight in a byte (uint8), or of int8, the same dtype for all of a call."""
+
+    def _check_dtype(self, name: str, array: Any, call: Call) -> None:
+        if array.dtype not in (np.uint8, np.int8):
+            raise TypeError(f"{name} has dtype {array.dtype}, expected uint8 or int8")
+        if call.dtype is None:
+            call.dtype, call.first = array.dtype, name
+        elif array.dtype != call.dtype:
+            raise TypeError(f"{name} has dtype {array.dtype}, expected {call.dtype} as {call.first} has")
+
+
 class AnyArray(_Array):
     """An array of any dtype, which the contract checks itself."""
 

@@ -204,7 +204,14 @@ def resolve_backend(backend: str | None, on_gpu: bool) -> str:
 @functools.cache
 def implementation(package: str, backend: str) -> ModuleType:
     """Return the module that implements the operation folder `package` on `backend`, imported at first use."""
-    return importlib.import_module(f"{package}.{IMPLEMENTATIONS[backend]}")
+    module = f"{package}.{IMPLEMENTATIONS[backend]}"
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        name = package.rpartition(".")[2]
+        raise NotImplementedError(f"{name} has no implementation on backend {backend!r}") from error
 
 
 def on_device_of(array: Any) -> AbstractContextManager:

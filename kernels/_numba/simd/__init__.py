@@ -329,7 +329,8 @@ def reduce_add(typingctx, value):
     """Return the sum of all lanes, as a scalar."""
 
     def codegen(context, builder, sig, args):
-        return _reduce(builder, value, args[0], lambda low, high, count: builder.fadd(low, high))
+        add = builder.add if isinstance(value.dtype, types.Integer) else builder.fadd
+        return _reduce(builder, value, args[0], lambda low, high, count: add(low, high))
 
     return value.dtype(value), codegen
 

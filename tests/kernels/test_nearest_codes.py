@@ -1,0 +1,107 @@
+"""The nearest codes: bits by what differs, int8 by dot products; every backend against plain Python."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertcore import kernels
+from bertcore.kernels import Nearest, nearest_codes, use_backend
+from tests.refusals import refuses
+
+SIZES = st.sampled_from([1, 2, 3, 7, 31, 39, 64, 101, 160])
+BACKENDS = ("numpy", "numba")
+
+
+def codes(seed, shape, dtype):
+    """Bytes that include both ends of their range."""
+    rng, ends = np.random.default_rng(seed), np.iinfo(dtype)
+    made = rng.integers(ends.min, ends.max + 1, shape, dtype=dtype)
+    made[rng.random(shape) < 0.1] = ends.min
+    return made
+
+
+def oracle(query, corpus, top_k):
+    """Scores and rows of each query, from Python's integers."""
+    found = []
+    for asked in query.tolist():
+        if query.dtype == np.uint8:
+            keys = [(sum((a ^ b).bit_count() for a, b in zip(asked, row, strict=True))) for row in corpus.tolist()]
+        else:
+            keys = [-sum(a * b for a, b in zip(asked, row, strict=True)) for row in corpus.tolist()]
+        found.append(sorted((key, row) for row, key in enumerate(keys))[:top_k])
+    sign = 1 if query.dtype == np.uint8 else -1
+    return [[sign * key for key, _ in each] for each in found], [[row for _, row in each] for each in found]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(st.integers(0, 5), SIZES, SIZES, SIZES, SIZES, st.sampled_from([np.uint8, np.int8]))
+def test_nearest(backend, seed, queries, rows, width, top_k, dtype):
+    query, corpus = codes(seed, (min(queries, 3), width), dtype), codes(seed + 9, (rows, width), dtype)
+    corpus[rows // 2] = corpus[0]  # of equal ones the first
+    found = nearest_codes(query, corpus, top_k, backend=backend)
+    assert (found.scores.tolist(), found.rows.tolist()) == oracle(query, corpus, top_k)
+    assert (found.scores.dtype, found.rows.dtype) == (np.int32, np.int64)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.parametrize("top_k", [1, 10, 4000])
+def test_many_rows_on_threads(dtype, top_k):
+    query, corpus = codes(1, (3, 48), dtype), codes(2, (40_000, 48), dtype)
+    expected = nearest_codes(query, corpus, top_k, backend="numpy")
+    for threads in (1, 2):
+        before = kernels.get_num_threads()
+        kernels.set_num_threads(threads)
+        try:
+            found = nearest_codes(query, corpus, top_k, backend="numba")
+        finally:
+            kernels.set_num_threads(before)
+        np.testing.assert_array_equal(found.scores, expected.scores)
+        np.testing.assert_array_equal(found.rows, expected.rows)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shapes", [((0, 3), (5, 3)), ((2, 3), (0, 3)), ((2, 0), (5, 0))])
+def test_nothing(backend, shapes):
+    query, corpus = (np.zeros(shape, np.int8) for shape in shapes)
+    found = nearest_codes(query, corpus, 4, backend=backend)
+    assert isinstance(found, Nearest) and found.rows.shape == (len(query), min(4, len(corpus)))
+    assert not found.scores.any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strides_and_read_only_memory(backend):
+    query, corpus = codes(1, (4, 78), np.int8), codes(2, (60, 78), np.int8)
+    expected = nearest_codes(query[::2, ::2].copy(), corpus[::3, ::2].copy(), 5, backend=backend)
+    corpus.flags.writeable = False
+    found = nearest_codes(query[::2, ::2], corpus[::3, ::2], 5, backend=backend)
+    np.testing.assert_array_equal(found.rows, expected.rows)
+
+
+@pytest.mark.parametrize(
+    "query, corpus, top_k, error, message",
+    [
+        (np.zeros((1, 3), np.int16), np.zeros((1, 3), np.int8), 1, TypeError, "query has dtype int16, expected uint8"),
+        (np.zeros((1, 3), np.int8), np.zeros((1, 3), np.uint8), 1, TypeError, "corpus has dtype uint8, expected int8"),
+        (np.zeros((1, 3), np.int8), np.zeros((1, 4), np.int8), 1, ValueError, "corpus has shape .1, 4., expected"),
+        (np.zeros(3, np.int8), np.zeros((1, 3), np.int8), 1, ValueError, "query has shape .3,., expected"),
+        (np.zeros((1, 3), np.int8), np.zeros((1, 3), np.int8), 0, ValueError, "top_k is 0, expected"),
+        (np.zeros((1, 3), np.int8), np.zeros((1, 3), np.int8), 2.0, TypeError, "top_k is 2.0, expected"),
+        ([[1]], np.zeros((1, 3), np.int8), 1, TypeError, "query is list, expected"),
+        (np.zeros((1, 3), np.int8), np.broadcast_to(np.int8(0), (1 << 32, 3)), 1, ValueError, "corpus has 4294967296"),
+    ],
+)
+def test_errors(query, corpus, top_k, error, message):
+    refuses(error, message, nearest_codes, query, corpus, top_k)
+
+
+def test_cuda_has_none(monkeypatch):
+    """An operation without a file says so, whatever the backend."""
+    monkeypatch.setitem(kernels.dispatch.IMPLEMENTATIONS, "numpy", "absent")
+    kernels.dispatch.implementation.cache_clear()
+    try:
+        with use_backend("numpy"):
+            message = "nearest_codes has no implementation on backend 'numpy'"
+            refuses(NotImplementedError, message, nearest_codes, *[np.zeros((1, 3), np.int8)] * 2, 1)
+    finally:
+        kernels.dispatch.implementation.cache_clear()
