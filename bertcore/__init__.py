@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says
     from bertcore.tasks.cross_encoder import CrossEncoder as CrossEncoder
     from bertcore.tasks.gliner import GLiNER as GLiNER
     from bertcore.tasks.gliner2 import GLiNER2 as GLiNER2
+    from bertcore.tasks.index import VectorIndex as VectorIndex
     from bertcore.tasks.multi_vector import MultiVectorEncoder as MultiVectorEncoder
     from bertcore.tasks.pipelines import pipeline as pipeline
     from bertcore.tasks.sentence_encoder import SentenceEncoder as SentenceEncoder
@@ -74,6 +75,7 @@ _LAZY = {
     "ReplacedTokenModel": "bertcore.models.replaced_tokens",
     "SentenceEncoder": "bertcore.tasks.sentence_encoder",
     "SparseEncoder": "bertcore.tasks.sparse_encoder",
+    "VectorIndex": "bertcore.tasks.index",
     "autocast": "bertcore.passes",
     "get_backend": "bertcore.kernels",
     "get_num_threads": "bertcore.kernels",

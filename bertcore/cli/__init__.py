@@ -62,6 +62,7 @@ COMMANDS = {
         ("fill-mask", "pipelines", "predict masked words"),
         ("finetune", "finetune", "fine-tune a model on labelled data"),
         ("generate", "pipelines", "continue texts with GPT-2"),
+        ("index", "index", "embed a corpus and keep its vectors for search"),
         ("info", "info", "print a model's sizes, or list the presets"),
         ("plot", "plot", "draw attention, masking, training and embeddings"),
         ("precision", "precision", "compare low precision with float32 on your texts"),

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import itertools
 import json
 import os
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from bertcore.cli import TERMINATED
-from bertcore.cli.inputs import Reading, Texts, model_folder
+from bertcore.cli.inputs import Reading, Texts, model_digest, model_folder
 from bertcore.cli.options import CommandError, File, Positive
 from bertcore.cli.outputs import output_stream, write_jsonl, write_npy
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 NOTE = "embed.json"  # beside the parts: the model, corpus and options that they were made with
 LONG = 2.0  # seconds, after which a line sums up
 RETRIES = 2  # of a worker that died: out of memory, or with its machine
-# The files of a model's folder that decide its embeddings.
-MODEL_FILES = (".json", ".txt", ".model", ".safetensors", ".bin")
 ENDINGS = ("", ".npy", ".jsonl", ".json", ".txt")  # of output files in which a reader expects one of the formats
 
 
@@ -272,15 +269,4 @@ def _facts(files: list[Path], root: Path, folder: Path, args: Embed) -> dict[str
     names = ("dtype", "max_length", "truncation", "normalize", "prompt", "prompt_name", "format", "part_rows")
     options = {name: getattr(args, name) for name in (*names, "column", "backend")}
     corpus = {os.path.relpath(file, root.parent): [(found := file.stat()).st_size, found.st_mtime_ns] for file in files}
-    return {"model": _fingerprint(folder), "corpus": corpus, **options}
-
-
-def _fingerprint(folder: Path) -> str:
-    """Return a digest of a model's files."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.rglob("*")):
-        if file.suffix in MODEL_FILES and file.is_file():
-            with file.open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-            digest.update(f"{file.relative_to(folder)} {found}\n".encode())
-    return digest.hexdigest()
+    return {"model": model_digest(folder), "corpus": corpus, **options}

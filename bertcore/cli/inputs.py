@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from bertcore.checkpoint.hub import Wanted
 
 Dtype = Annotated[str | None, DTYPES]
+# The files of a model's folder that decide its embeddings.
+MODEL_FILES = (".json", ".txt", ".model", ".safetensors", ".bin")
 Truncation = Annotated[str, ("warn", "error", "chunk", "cut")]
 
 
@@ -208,3 +211,14 @@ def model_folder(name: str, wanted: "Wanted" = "sentence_encoder") -> Path:
         what = "is a file" if folder.exists() else "does not exist"
         raise CommandError(f"{name} {what}, expected the folder of a model, its id on the hub, or demo")
     return folder
+
+
+def model_digest(folder: Path) -> str:
+    """Return a digest of a model's files."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*")):
+        if file.suffix in MODEL_FILES and file.is_file():
+            with file.open("rb") as stream:
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest.update(f"{file.relative_to(folder)} {found}\n".encode())
+    return digest.hexdigest()

@@ -124,27 +124,13 @@ def _spooled(stream: BinaryIO, needed: bool) -> Iterator[BinaryIO]:
 
 
 def write_npy(stream: BinaryIO, rows: "Iterable[np.ndarray]", width: int) -> None:
-    """Write float32 rows (width,) as one (rows, width) array in NumPy's format.
+    """Write float32 rows (width,) as one (rows, width) array in NumPy's format."""
+    from bertcore.checkpoint.npy_file import NpyStream
 
-    The header is written again when the number of rows is known; NumPy pads it, so that its length stays the same.
-    """
-    _write_header(stream, 0, width)
-    body, count = stream.tell(), 0
+    made = NpyStream(stream, "<f4", (width,))
     for row in rows:
-        stream.write(row.astype("<f4", copy=False).tobytes())
-        count += 1
-    stream.seek(0)
-    _write_header(stream, count, width)
-    if stream.tell() != body:
-        raise RuntimeError(f"the header for {count} rows has {stream.tell()} bytes, expected {body}")
-    stream.seek(0, os.SEEK_END)
-
-
-def _write_header(stream: BinaryIO, rows: int, width: int) -> None:
-    import numpy as np
-
-    header = {"descr": "<f4", "fortran_order": False, "shape": (rows, width)}
-    np.lib.format.write_array_header_1_0(stream, header)
+        made.write(row[None])
+    made.finish()
 
 
 def write_jsonl(stream: BinaryIO, rows: "Iterable[np.ndarray]") -> None:

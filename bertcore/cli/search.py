@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from bertcore.cli.index import dense_encoder, opened_index
 from bertcore.cli.inputs import Reading, Texts, check_one_source, model_folder, texts_from
 from bertcore.cli.options import CommandError, File, Positive
 from bertcore.cli.outputs import output_stream
@@ -23,18 +24,24 @@ class Search(Reading):
     from 1 on, and the text, with tabs between them; with --queries the number of the query comes first. With --json a
     line is an object with query, corpus_id (from 0 on), score and text.
 
+    With --index nothing but the queries is embedded: the corpus is in folders that `bertcore index` has made.
+
     Examples:
         bertcore search demo corpus.txt "how do cats sleep" --top-k 3
         bertcore search all-MiniLM-L6-v2/ corpus.txt --queries questions.txt --json > found.jsonl
         bertcore search demo "how do cats sleep" --text "Cats nap all day." --text "Prices fell."
         bertcore search colbertv2.0/ corpus.txt "how do cats sleep"
         bertcore search splade-v3/ corpus.txt "how do cats sleep"
+        bertcore search demo --index notes/ "how do cats sleep"
 
     Attributes:
         corpus: file of texts, one a line, or - for standard input; left out with --text.
         query: the text to search for; left out with --queries.
         queries: file of texts to search for, or - for standard input.
         text: a literal text in place of CORPUS; may be repeated.
+        index: folder of an index in place of CORPUS; may be repeated for the shards of one corpus.
+        rescore_multiplier: how many times --top-k texts are scored again, with an index of int8 or
+            binary (default: 4, or 16 of binary).
         top_k: lines for each query.
         late: score by the vectors of tokens, also with a model that is a sentence encoder first (BGE-M3).
         sparse: score by sparse vectors, also with a plain masked language model (SPLADE).
@@ -47,6 +54,8 @@ class Search(Reading):
     query: str | None = None
     queries: File | None = None
     text: tuple[str, ...] = ()
+    index: tuple[str, ...] = ()
+    rescore_multiplier: Positive | None = None
     top_k: Positive = 10
     late: bool = False
     sparse: bool = False
@@ -54,18 +63,24 @@ class Search(Reading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.text and self.query is None:  # the first position is the query
+        if (self.text or self.index) and self.query is None:  # the first position is the query
             self.corpus, self.query = None, self.corpus
-        check_one_source(self.corpus, self.text, name="CORPUS")
+        if not self.index:
+            check_one_source(self.corpus, self.text, name="CORPUS")
+        else:
+            others = {"--text": self.text, "CORPUS": self.corpus, "--late": self.late, "--sparse": self.sparse}
+            if given := [name for name, value in others.items() if value]:
+                raise CommandError(f"{given[0]} is given with --index, expected one of them")
         if self.late and self.sparse:
             raise CommandError("--late and --sparse are both given, expected one")
         if (self.query is None) == (self.queries is None):
             is_none = self.query is None
             raise CommandError(f"QUERY and --queries are {'both missing' if is_none else 'both given'}, expected one")
-        if self.corpus in ("-", None) and not self.text and self.queries == "-":
+        if self.corpus in ("-", None) and not (self.text or self.index) and self.queries == "-":
             raise CommandError("CORPUS and --queries are both standard input, expected a file for one of them")
 
     def run(self) -> None:
+        from bertcore.tasks.index import merged
         from bertcore.tasks.loading import ENCODERS, kind_of
 
         folder = model_folder(self.model)
@@ -74,16 +89,26 @@ class Search(Reading):
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(output_stream("-", seekable=False))
             stack.enter_context(self.chosen_backend())
-            encoder = ENCODERS[kind](folder, **self.loading_options(kind == "late"))
+            indices = [opened_index(each, folder) for each in self.index]
+            if indices:
+                encoder = dense_encoder(folder, self)
+            else:
+                encoder = ENCODERS[kind](folder, **self.loading_options(kind == "late"))
             queries = [self.query]
             if self.queries is not None:
                 queries = list(stack.enter_context(texts_from(self.queries, argument="--queries"))[0])
-            lines, name = stack.enter_context(texts_from(self.corpus, self.text, "CORPUS"))
-            first = next(lines, None)
-            if first is None:
-                raise CommandError(f"{name} holds no texts")
-            corpus = itertools.chain([first], lines)
-            for number, found in enumerate(search(encoder, queries, corpus, self.top_k, self.reading_options())):
+            if indices:
+                rows = encoder.encode_query(queries, **self.reading_options())
+                options = {"top_k": self.top_k, "rescore_multiplier": self.rescore_multiplier}
+                answers = iter(merged([each.search(rows, **options) for each in indices], self.top_k))
+            else:
+                lines, name = stack.enter_context(texts_from(self.corpus, self.text, "CORPUS"))
+                first = next(lines, None)
+                if first is None:
+                    raise CommandError(f"{name} holds no texts")
+                corpus = itertools.chain([first], lines)
+                answers = search(encoder, queries, corpus, self.top_k, self.reading_options())
+            for number, found in enumerate(answers):
                 for entry in found:
                     output.write((self._line(queries[number], number, entry) + "\n").encode("utf-8"))
 
@@ -91,7 +116,7 @@ class Search(Reading):
         if self.json:
             return json.dumps({"query": query, **entry}, ensure_ascii=False)
         start = "" if self.queries is None else f"{number + 1}\t"
-        return f"{start}{entry['score']:.4f}\t{entry['corpus_id'] + 1}\t{entry['text']}"
+        return f"{start}{entry['score']:.4f}\t{entry['corpus_id'] + 1}\t{entry.get('text', '')}"
 
 
 def search(

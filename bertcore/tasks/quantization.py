@@ -54,6 +54,46 @@ def quantize_embeddings(
     return values.astype(np.uint8) if precision == "uint8" else (values - 128).astype(np.int8)
 
 
+class Codes:
+    """Rows of `dimension` numbers as int8, by `ranges` (2, dim), or as bits: what is above `center` (dim,), or above 0.
+
+    Both compare with queries in float32: `asked` makes codes of queries, and what turns integers into scores.
+    """
+
+    def __init__(self, dimension: int, *, ranges: np.ndarray | None = None, center: np.ndarray | float = 0.0):
+        self.dimension, self.ranges, self.center = dimension, ranges, center
+        if ranges is not None:
+            start, self.step = _steps(np.empty((0, dimension), np.float32), ranges, None)
+            self.middle = start + 128.5 * self.step  # of the numbers whose code is 0
+
+    def int8(self, rows: np.ndarray) -> np.ndarray:
+        """Return codes (n, dim); numbers beyond the ranges are cut."""
+        return quantize_embeddings(rows, "int8", ranges=self.ranges)
+
+    def bits(self, rows: np.ndarray) -> np.ndarray:
+        """Return codes (n, ceil(dim / 8)), uint8."""
+        return quantize_embeddings(rows - self.center, "ubinary")
+
+    def decoded(self, codes: np.ndarray) -> np.ndarray:
+        """Return rows, float32, that the codes stand for; of bits 0 and 1."""
+        if codes.dtype == np.uint8:
+            return np.unpackbits(codes, axis=-1, count=self.dimension).astype(np.float32)
+        return codes * self.step + self.middle
+
+    def asked(self, queries: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return codes of queries, and `scale` and `shift` (n, 1): a score is an integer times the one plus the other.
+
+        int8 stand for queries times the step of each dimension, so that the products are those of decoded rows.
+        """
+        if dtype == np.uint8:
+            ones = np.ones((len(queries), 1), np.float32)
+            return self.bits(queries), -2 / self.dimension * ones, ones
+        weighted = queries * self.step
+        scale = np.abs(weighted).max(axis=1, keepdims=True, initial=0) / 127
+        codes = np.rint(weighted / np.where(scale == 0, 1, scale)).astype(np.int8)
+        return codes, scale, queries @ self.middle[:, None]
+
+
 def _steps(embeddings: np.ndarray, ranges: Any, calibration: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the minimum and the step of each dimension, float32."""
     width = embeddings.shape[-1]

@@ -8,6 +8,8 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count, check_numbers, required
+from bertcore.kernels import checks
+from bertcore.tasks.quantization import PRECISIONS, Codes
 from bertcore.tasks.similarity import cos_sim, dot_score, floating, normalized
 
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -52,22 +54,33 @@ def largest(scores: np.ndarray, count: int) -> np.ndarray:
 
 def semantic_search(
     query_embeddings: np.ndarray,
-    corpus_embeddings: np.ndarray,
+    corpus_embeddings: Any,
     *,
     top_k: int = 10,
     score_function: Score = cos_sim,
     query_chunk_size: int = 100,
     corpus_chunk_size: int = 50_000,
+    corpus_precision: str = "float32",
+    rescore: bool = True,
+    rescore_multiplier: int | None = None,
+    ranges: np.ndarray | None = None,
 ) -> list[list[dict[str, Any]]]:
     """Find the embeddings of a corpus that are nearest to each query.
 
     Args:
         query_embeddings: (queries, dim), or (dim,) for one; sparse matrices of SciPy or tensors of PyTorch, too.
-        corpus_embeddings: (texts, dim), likewise.
+        corpus_embeddings: (texts, dim), likewise; with `corpus_precision`, what `quantize_embeddings` made of it; or a
+            `VectorIndex`, which has a precision and a score of its own.
         top_k: number of results for each query.
         score_function: maps (n, dim) and (m, dim) to (n, m), greater for nearer ones; `cos_sim` or `dot_score` for
-            sparse embeddings, which an inverted index compares.
+            sparse embeddings, which an inverted index compares. Of codes and an index it is not called.
         query_chunk_size, corpus_chunk_size: rows compared at once; they do not change the result.
+        corpus_precision: "float32", "int8", "uint8", "binary" or "ubinary". Codes are compared with codes of the
+            queries, by integers.
+        rescore: score the best by the dot product of the query and what their codes stand for, as sentence-transformers
+            does; otherwise a score is an estimate of it, of bits the share that agrees minus the share that does not.
+        rescore_multiplier: how many times `top_k` rows are scored again (default: 4, or 16 of bits).
+        ranges: those that the corpus was quantized by to int8 or uint8.
 
     Returns:
         For each query a list of {"corpus_id": index, "score": float}, best first, of equal ones the first.
@@ -75,13 +88,33 @@ def semantic_search(
     Raises ValueError for shapes that do not fit, inf or NaN, and sizes that are not positive; TypeError for
     non-numbers.
     """
+    if hasattr(corpus_embeddings, "search"):
+        again = {"rescore": rescore, "rescore_multiplier": rescore_multiplier, "query_chunk_size": query_chunk_size}
+        return corpus_embeddings.search(query_embeddings, top_k, **again)
+    checks.choice("corpus_precision", corpus_precision, PRECISIONS)
+    if corpus_precision != "float32":
+        queries = check_table("query_embeddings", query_embeddings).astype(np.float32, copy=False)
+        corpus, codes = _codes_of(corpus_embeddings, corpus_precision, queries.shape[1], ranges)
+        _check_counts(top_k=top_k, query_chunk_size=query_chunk_size)
+        count = top_k * multiplier(corpus_precision, rescore_multiplier) if rescore else top_k
+        answers = []
+        for start in range(0, len(queries), query_chunk_size):
+            some = queries[start : start + query_chunk_size]
+            scores, rows = best_codes(some, [corpus], codes, count)
+            if rescore:
+                scores, rows = rescored(some, rows, lambda rows: codes.decoded(corpus[rows]), top_k)
+            answers += [list(zip(*pair, strict=True)) for pair in zip(rows.tolist(), scores.tolist(), strict=True)]
+        return [[{"corpus_id": index, "score": score} for index, score in pairs] for pairs in answers]
     if is_sparse(query_embeddings) or is_sparse(corpus_embeddings):
         queries, corpus = (
             sparse_table("query_embeddings", query_embeddings),
             sparse_table("corpus_embeddings", corpus_embeddings),
         )
     else:
-        queries, corpus = _table("query_embeddings", query_embeddings), _table("corpus_embeddings", corpus_embeddings)
+        queries, corpus = (
+            check_table("query_embeddings", query_embeddings),
+            check_table("corpus_embeddings", corpus_embeddings),
+        )
     if queries.shape[1] != corpus.shape[1]:
         raise ValueError(
             f"query_embeddings has shape {queries.shape}, corpus_embeddings {corpus.shape}, expected rows of one width"
@@ -92,6 +125,56 @@ def semantic_search(
     else:
         found = _best_pairs(queries, corpus, top_k, score_function, (query_chunk_size, corpus_chunk_size))
     return [[{"corpus_id": index, "score": score} for index, score in pairs] for pairs in found]
+
+
+def _codes_of(corpus: Any, precision: str, dimension: int, ranges: Any) -> tuple[np.ndarray, Codes]:
+    """Return codes of sentence-transformers' forms as int8, or as uint8 for bits."""
+    given, is_bits = check_numbers("corpus_embeddings", corpus), precision in ("binary", "ubinary")
+    dtype, width = np.dtype("int8" if precision in ("int8", "binary") else "uint8"), -(-dimension // 8)
+    width = width if is_bits else dimension
+    if given.dtype != dtype:
+        raise TypeError(f"corpus_embeddings has dtype {given.dtype}, expected {dtype} for {precision}")
+    if given.ndim != 2 or given.shape[1] != width:
+        raise ValueError(f"corpus_embeddings has shape {given.shape}, expected (texts, {width}) for {precision}")
+    if not is_bits and ranges is None:
+        raise ValueError(f"ranges is None, expected those that the corpus was quantized by to {precision}")
+    if precision in ("binary", "uint8"):
+        given = given.view(np.uint8) ^ 0x80
+    return given.view(np.uint8 if is_bits else np.int8), Codes(dimension, ranges=None if is_bits else ranges)
+
+
+def multiplier(precision: str, given: int | None) -> int:
+    """Return how many times as many rows are scored again: bits need more of them for the same recall."""
+    if given is None:
+        return 16 if precision in ("binary", "ubinary") else 4
+    return check_count("rescore_multiplier", given)
+
+
+def best_codes(
+    queries: np.ndarray, arrays: Sequence[np.ndarray], codes: Codes, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return scores and rows, (queries, kept), of the nearest codes in arrays whose rows follow each other."""
+    asked, scale, shift = codes.asked(queries, arrays[0].dtype)
+    backend = "numpy" if kernels.get_backend() == "numpy" else "numba"
+    best, first = [], 0
+    for array in arrays:
+        found = kernels.nearest_codes(asked, array, count, backend=backend)
+        best.append((found.scores * scale + shift, found.rows + first))
+        first += len(array)
+    scores, rows = (np.concatenate(each, axis=1) for each in zip(*best, strict=True))
+    kept = largest(scores, count)
+    return np.take_along_axis(scores, kept, axis=1), np.take_along_axis(rows, kept, axis=1)
+
+
+def rescored(
+    queries: np.ndarray, rows: np.ndarray, decoded: Callable[[np.ndarray], np.ndarray], top_k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return scores and rows (queries, top_k) of the best of `rows` by dot products with what `decoded` returns."""
+    rows = np.sort(rows, axis=1)
+    found = [decoded(some) @ query for some, query in zip(rows, queries, strict=True)]
+    scores = np.array(found, np.float32).reshape(rows.shape)
+    kept = largest(scores, top_k)
+    return np.take_along_axis(scores, kept, axis=1), np.take_along_axis(rows, kept, axis=1)
 
 
 def _best_pairs(
@@ -250,7 +333,7 @@ def paraphrase_mining_embeddings(
 
     Raises ValueError for another shape, and sizes that are not positive.
     """
-    rows = _table("embeddings", embeddings)
+    rows = check_table("embeddings", embeddings)
     _check_counts(
         top_k=top_k, max_pairs=max_pairs, query_chunk_size=query_chunk_size, corpus_chunk_size=corpus_chunk_size
     )
@@ -301,7 +384,7 @@ def community_detection(
 
     Raises ValueError for another shape, and sizes that are not positive.
     """
-    rows = normalized(floating(_table("embeddings", embeddings)))
+    rows = normalized(floating(check_table("embeddings", embeddings)))
     if isinstance(threshold, bool) or not isinstance(threshold, int | float | np.number) or threshold != threshold:
         raise ValueError(f"threshold is {threshold!r}, expected a number")
     _check_counts(min_community_size=min_community_size, batch_size=batch_size)
@@ -327,7 +410,8 @@ def _without_overlap(groups: list[tuple[int, np.ndarray]], texts: int, least: in
     return sorted(kept, key=len, reverse=True)
 
 
-def _table(name: str, rows: Any) -> np.ndarray:
+def check_table(name: str, rows: Any) -> np.ndarray:
+    """Return rows (n, dim), one for (dim,). Raises TypeError for non-numbers, ValueError for inf, NaN, other shapes."""
     table = np.atleast_2d(check_numbers(name, rows))
     if table.ndim != 2:
         raise ValueError(f"{name} has shape {table.shape}, expected (texts, dim)")

@@ -1,0 +1,121 @@
+"""The command index: embed a corpus, and keep its vectors and texts in a folder that search opens."""
+
+import contextlib
+import itertools
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from bertcore.cli.inputs import Reading, check_one_source, model_digest, model_folder, texts_from
+from bertcore.cli.options import CommandError, File
+
+DIGEST = "model_sha256"  # of the metadata of an index
+
+
+class Index(Reading):
+    """Embed a corpus with a sentence encoder, and keep its vectors and texts in a folder for search --index.
+
+    The corpus is UTF-8, one text a line, and is embedded as it is read, in bounded memory. The folder appears whole or
+    not at all. With --add the texts are added to an index that the same model has made.
+
+    float32 takes 4 bytes a number, float16 2, int8 1; binary an eighth, and beside it what the best are scored by
+    again. The page "Search and evaluation" of the documentation has the recall of each.
+
+    Examples:
+        bertcore index demo corpus.txt -o notes/
+        bertcore search demo --index notes/ "how do cats sleep"
+        bertcore index demo more.txt -o notes/ --add
+        bertcore index all-MiniLM-L6-v2/ corpus.txt --precision binary --rescore-precision float16 -o small/
+
+    Attributes:
+        corpus: file of texts, one a line, or - for standard input; left out with --text.
+        text: a literal text in place of CORPUS; may be repeated.
+        output: the folder.
+        precision: form of the vectors that are searched (default: float32).
+        rescore_precision: form of the vectors that the best are scored by again (default: int8 beside binary, else
+            none).
+        add: add to the index in the folder.
+    """
+
+    positions = ("model", "corpus")
+    spellings = ("-o output",)
+
+    corpus: File | None = None
+    text: tuple[str, ...] = ()
+    output: File
+    precision: Annotated[str | None, ("float32", "float16", "int8", "binary")] = None
+    rescore_precision: Annotated[str | None, ("float32", "float16", "int8", "none")] = None
+    add: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_one_source(self.corpus, self.text, name="CORPUS")
+        if self.add and (self.precision or self.rescore_precision):
+            raise CommandError("--precision is given with --add, expected one of them: the index has its own")
+
+    def run(self) -> None:
+        from bertcore.tasks.index import VectorIndex
+
+        folder = model_folder(self.model)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.chosen_backend())
+            index = opened_index(self.output, folder) if self.add else None
+            lines, name = stack.enter_context(texts_from(self.corpus, self.text, "CORPUS"))
+            first = next(lines, None)
+            if first is None:
+                raise CommandError(f"{name} holds no texts")
+            encoder = dense_encoder(folder, self)
+            rows, texts = _in_step(encoder, itertools.chain([first], lines), self.reading_options())
+            if index is not None:
+                index.add(rows, texts=texts)
+            else:
+                kept = {} if self.rescore_precision is None else {"rescore_precision": self.rescore_precision}
+                kept = {key: None if value == "none" else value for key, value in kept.items()}
+                index = VectorIndex.build(
+                    self.output,
+                    rows,
+                    texts=texts,
+                    precision=self.precision or "float32",
+                    similarity=encoder.similarity_fn_name,
+                    metadata={"model": Path(folder).name, DIGEST: model_digest(folder)},
+                    **kept,
+                )
+        print(f"{self.output}: {len(index):,} texts, {index.dimension} dimensions, {index.precision}", file=sys.stderr)
+
+
+def dense_encoder(folder: Path, command: Reading) -> Any:
+    """Return the sentence encoder of a folder; CommandError for other kinds and similarities."""
+    from bertcore.tasks.loading import ENCODERS, kind_of
+
+    if (kind := kind_of(folder)) != "dense":
+        raise CommandError(f"{command.model} is a {kind} encoder, expected a sentence encoder: an index keeps vectors")
+    encoder = ENCODERS["dense"](folder, **command.loading_options(False))
+    if encoder.similarity_fn_name not in ("cosine", "dot"):
+        raise CommandError(f"{command.model} compares by {encoder.similarity_fn_name}, expected cosine or dot")
+    return encoder
+
+
+def opened_index(path: str, model: Path) -> Any:
+    """Return the index in a folder; CommandError if another model has made it."""
+    from bertcore.tasks.index import VectorIndex
+
+    index = VectorIndex(path)
+    if index.metadata.get(DIGEST) not in (None, model_digest(model)):
+        made_by = index.metadata.get("model", "another")
+        raise CommandError(f"{path} was made by the model {made_by}, whose files are others, expected the same model")
+    return index
+
+
+def _in_step(encoder: Any, lines: Iterable[str], options: dict[str, Any]) -> tuple[Iterator[Any], Iterator[str]]:
+    """Return the embeddings of lines, and the lines for a reader that takes as many of each."""
+    waiting: deque[str] = deque()  # lines on their way through the model
+
+    def read() -> Iterator[str]:
+        for text in lines:
+            waiting.append(text)
+            yield text
+
+    rows = encoder.encode_document_stream(read(), **options)
+    return rows, (waiting.popleft() for _ in iter(lambda: len(waiting), 0))

@@ -1,0 +1,470 @@
+"""An index that is kept: vectors in files that are mapped, searched exactly or by codes and rescored.
+
+A folder has index.json (version, dimension, precision, and the size and SHA-256 of every file) and, in parts/, arrays
+in NumPy's format. Building and each `add` make one part. Files appear together with the index.json that names them, or
+not at all, and none is ever changed.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertcore.arguments import check_count, check_numbers
+from bertcore.checkpoint.files import (
+    CheckpointError,
+    digest_of,
+    listed,
+    locked,
+    made_folder,
+    naming,
+    read_json_object,
+    replacing,
+)
+from bertcore.checkpoint.npy_file import NpyStream, map_npy
+from bertcore.kernels import checks
+from bertcore.tasks.quantization import Codes
+from bertcore.tasks.search import BestRows, best_codes, check_table, multiplier, rescored
+from bertcore.tasks.similarity import normalized
+from bertcore.tasks.texts import checked_text
+
+NAME, PARTS, VERSION = "index.json", "parts", 1
+PRECISIONS = ("float32", "float16", "int8", "binary")
+ROWS = 4096  # written at once
+SAMPLE = 1 << 14  # first rows, which the ranges and the center come from
+BLOCK = 1 << 23  # numbers of rows that are multiplied at once
+FLOATS = {"float32": "<f4", "float16": "<f2"}
+
+
+class VectorIndex:
+    """An index of vectors in a folder, opened without reading the vectors.
+
+        index = VectorIndex.build("notes/", encoder.encode_document_stream(texts), texts=texts, precision="binary")
+        index = VectorIndex("notes/")
+        index.search(encoder.encode_query(["how do cats rest"]), top_k=3)
+        index.add(encoder.encode_document(more), texts=more)
+
+    Args:
+        folder: the folder that `build` made.
+
+    Attributes:
+        folder: the folder.
+        dimension: numbers of a vector.
+        precision: "float32", "float16", "int8" or "binary": what is searched.
+        rescore_precision: "float32", "float16" or "int8": what the best are scored by again; None for the codes.
+        similarity: "cosine" or "dot".
+        metadata: the mapping of texts that was given to `build`.
+        has_texts: whether the texts are kept, too.
+
+    Raises CheckpointError for a folder without an index, for files that are missing or of another size or form, and for
+    versions and settings that are not known. Nothing in the folder is run or unpickled.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            what = "is a file" if self.folder.exists() else "does not exist"
+            raise CheckpointError(f"{self.folder} {what}, expected the folder of an index")
+        self._open(read_json_object(self.folder / NAME))
+
+    def _open(self, facts: Mapping[str, Any]) -> None:
+        if facts.get("format") != "bertcore index" or facts.get("version") != VERSION:
+            found = f"format {facts.get('format')!r:.40}, version {facts.get('version')!r:.40}"
+            raise CheckpointError(f"{self.folder / NAME} has {found}, expected 'bertcore index', version {VERSION}")
+        try:
+            self.dimension = check_count("dimension", facts.get("dimension"), most=1 << 20)
+            self.precision, self.similarity = facts.get("precision"), facts.get("similarity")
+            self.rescore_precision, self.has_texts = facts.get("rescore_precision"), facts.get("has_texts")
+            _check_settings(self.precision, self.similarity, self.rescore_precision)
+            self.has_texts = checks.boolean("has_texts", self.has_texts)
+            self.metadata = _checked_metadata(facts.get("metadata"))
+            self._codes = Codes(self.dimension, **_statistics(facts, self.dimension))
+            self._facts, parts = dict(facts), facts.get("parts")
+            if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+                raise TypeError("parts is not a list of objects")
+            self._parts = [self._part(number, part) for number, part in enumerate(parts)]
+        except CheckpointError:
+            raise
+        except (ValueError, TypeError, OverflowError) as error:
+            raise CheckpointError(f"{self.folder / NAME}: {error}") from error
+        self._starts = np.cumsum([0, *(len(part["ids"]) for part in self._parts)])
+
+    def _part(self, number: int, facts: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        rows, files = check_count("rows", facts.get("rows")), facts.get("files")
+        sizes = check_count("characters", facts.get("characters"), 0)
+        forms = self._forms(rows, sizes)
+        if not isinstance(files, dict) or files.keys() != forms.keys():
+            raise ValueError(f"files of part {number} is {files!r:.80}, expected {', '.join(forms)}")
+        found = {}
+        for kind, (dtype, shape) in forms.items():
+            found[kind] = map_npy(file := self._file(number, kind), dtype, shape)
+            noted = files[kind].get("bytes") if isinstance(files[kind], dict) else None
+            if (size := file.stat().st_size) != noted:
+                raise CheckpointError(f"{file} has {size} bytes, expected {noted!r:.40}")
+        return found
+
+    def _file(self, number: int, kind: str, folder: Path | None = None) -> Path:
+        return (folder or self.folder) / PARTS / f"{number:06}-{kind}.npy"
+
+    def _forms(self, rows: int, characters: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return the dtype and shape of each array of a part."""
+        forms: dict[str, tuple[str, tuple[int, ...]]] = {"ids": ("<i8", (rows,))}
+        if self.precision == "binary":
+            forms["bits"] = "|u1", (rows, -(-self.dimension // 8))
+        for kept in {self.precision, self.rescore_precision} - {"binary", None}:
+            forms[kept] = FLOATS.get(kept, "|i1"), (rows, self.dimension)
+        if self.has_texts:
+            forms |= {"texts": ("|u1", (characters,)), "offsets": ("<i8", (rows + 1,))}
+        return forms
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __repr__(self) -> str:
+        form = f"{len(self)} vectors of {self.dimension}, {self.precision}"
+        return f"VectorIndex({str(self.folder)!r}: {form}, rescored by {self.rescore_precision})"
+
+    @classmethod
+    def build(
+        cls,
+        folder: str | os.PathLike,
+        embeddings: Any,
+        *,
+        ids: Iterable[int] | None = None,
+        texts: Iterable[str] | None = None,
+        precision: str = "float32",
+        rescore_precision: str | None = "default",
+        similarity: str = "cosine",
+        metadata: Mapping[str, str] | None = None,
+    ) -> "VectorIndex":
+        """Build an index in a new or empty folder, in bounded memory, and open it. It appears whole or not at all.
+
+        Args:
+            folder: where it is kept.
+            embeddings: an array (rows, dim), or an iterable of rows (dim,) or blocks of rows.
+            ids: an integer for each row, each once; by default their numbers from 0 on. Read as the rows come.
+            texts: a text for each row, which results then have. Read as the rows come.
+            precision: the form that is searched: "float32" or "float16" numbers, which are multiplied exactly; "int8":
+                the range of each dimension in 256 steps; "binary": for each dimension whether it is above its mean.
+                Ranges and means come from the first 16,384 rows.
+            rescore_precision: the form that the best are scored by again: "float32", "float16" or "int8", or None to
+                keep nothing but the codes (default: "int8" beside "binary", else None).
+            similarity: "cosine", for which rows are scaled to length 1, or "dot".
+            metadata: texts by name to keep in index.json, such as the model.
+
+        Raises:
+            ValueError: for a folder that is not empty, no rows, rows of other lengths, inf or NaN, ids that repeat, and
+                as many ids or texts as there are no rows.
+            TypeError: for non-numbers, and ids and texts of another type.
+            OSError: if the folder cannot be written.
+        """
+        checks.choice("precision", precision, PRECISIONS)
+        if rescore_precision == "default":
+            rescore_precision = "int8" if precision == "binary" else None
+        _check_settings(precision, similarity, rescore_precision)
+        index, path = cls.__new__(cls), Path(folder)
+        index.folder, index.precision, index.similarity = path, precision, similarity
+        index.rescore_precision, index.has_texts = rescore_precision, texts is not None
+        index.metadata = _checked_metadata(metadata)
+        existed = path.exists()
+        made_folder(folder)
+        if held := sorted(file.name for file in path.iterdir() if not file.name.startswith(".")):
+            raise ValueError(f"folder is {path}, which holds {listed(held)}, expected a new or empty one")
+        try:
+            blocks = _blocks(embeddings, ids, texts)
+            first = list(itertools.islice(blocks, SAMPLE // ROWS))
+            if not first:
+                raise ValueError("embeddings holds no rows, expected one or more")
+            index.dimension, index._starts = first[0][0].shape[1], np.zeros(1, np.int64)
+            sample = np.concatenate([index._scaled(rows) for rows, *_ in first])
+            ranges, center = np.stack([sample.min(axis=0), sample.max(axis=0)]), sample.mean(axis=0)
+            index._codes, index._parts = Codes(index.dimension, ranges=ranges, center=center), []
+            index._facts = {
+                "format": "bertcore index", "version": VERSION, "dimension": index.dimension, "similarity": similarity,
+                "precision": precision, "rescore_precision": rescore_precision, "has_texts": index.has_texts,
+                "metadata": index.metadata, "ranges": ranges.tolist(), "center": center.tolist(), "parts": [],
+            }  # fmt: skip
+            index._append(itertools.chain(first, blocks))
+        except BaseException:
+            if not existed:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+            raise
+        return index
+
+    def add(
+        self, embeddings: Any, *, ids: Iterable[int] | None = None, texts: Iterable[str] | None = None
+    ) -> "VectorIndex":
+        """Add rows, in the order of the others after them; arguments and errors as those of `build`.
+
+        Processes that add at the same time wait for each other. An index that another process has opened stays as it
+        was there. Returns the index itself.
+        """
+        if (texts is not None) != self.has_texts:
+            which = "keeps texts" if self.has_texts else "keeps no texts"
+            raise ValueError(
+                f"texts is {'given' if texts is not None else None}, expected otherwise: the index {which}"
+            )
+        with locked(self.folder / PARTS):
+            self._open(read_json_object(self.folder / NAME))  # others may have added
+            blocks = _blocks(embeddings, ids, texts, len(self))
+            first = next(blocks, None)
+            if first is None:
+                raise ValueError("embeddings holds no rows, expected one or more")
+            self._append(itertools.chain([first], blocks))
+        return self
+
+    def _append(self, blocks: Iterable[tuple[np.ndarray, np.ndarray, list[bytes]]]) -> None:
+        """Write one part, and the index.json with it."""
+        number = len(self._parts)
+        with replacing(self.folder, NAME) as new, contextlib.ExitStack() as files:
+            self._file(0, "", new).parent.mkdir()
+            arrays = {}
+            for kind, (dtype, shape) in self._forms(0, 0).items():
+                with naming(self._file(number, kind)):
+                    stream = files.enter_context(self._file(number, kind, new).open("wb"))
+                arrays[kind] = NpyStream(stream, dtype, shape[1:])
+            found, end = [part["ids"] for part in self._parts], 0
+            if self.has_texts:
+                arrays["offsets"].write(np.zeros(1))
+            for rows, ids, texts in blocks:
+                if rows.shape[1] != self.dimension:
+                    raise ValueError(f"embeddings has rows of {rows.shape[1]} numbers, expected {self.dimension}")
+                found.append(ids)
+                rows = self._scaled(rows)
+                for kind in arrays.keys() - {"texts", "offsets"}:
+                    arrays[kind].write(ids if kind == "ids" else self._stored(kind, rows))
+                if self.has_texts:
+                    arrays["texts"].write(np.frombuffer(b"".join(texts), np.uint8))
+                    offsets = end + np.cumsum(list(map(len, texts)))
+                    arrays["offsets"].write(offsets)
+                    end = int(offsets[-1])
+            _check_distinct(np.concatenate(found))
+            for array in arrays.values():
+                array.finish()
+            files.close()
+            made = {kind: self._file(number, kind, new) for kind in arrays}
+            noted = {kind: {"bytes": file.stat().st_size, "sha256": digest_of(file)} for kind, file in made.items()}
+            part = {"rows": arrays["ids"].rows, "characters": end, "files": noted}
+            facts = {**self._facts, "parts": [*self._facts["parts"], part]}
+            (new / NAME).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        self._open(facts)
+
+    def _scaled(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows, float32, as they are multiplied; float64 has the squares of all of them."""
+        return normalized(rows.astype(np.float64)).astype(np.float32) if self.similarity == "cosine" else rows
+
+    def _stored(self, kind: str, rows: np.ndarray) -> np.ndarray:
+        """Return rows in one of the forms they are kept in."""
+        if kind in FLOATS:
+            made = rows.astype(FLOATS[kind])
+            if not np.isfinite(made).all():
+                raise ValueError(f"embeddings holds numbers beyond the range of {kind}, expected smaller ones")
+            return made
+        return self._codes.bits(rows) if kind == "bits" else self._codes.int8(rows)
+
+    def search(
+        self,
+        queries: np.ndarray,
+        top_k: int = 10,
+        *,
+        rescore: bool = True,
+        rescore_multiplier: int | None = None,
+        query_chunk_size: int = 100,
+    ) -> list[list[dict[str, Any]]]:
+        """Find the rows nearest to each query.
+
+        The CPU computes, in NumPy if that is the backend in force; the vectors are read as they are needed.
+
+        Args:
+            queries: (queries, dim), or (dim,) for one.
+            top_k: number of results for each; all rows if there are fewer.
+            rescore: with codes, score the best by `rescore_precision` again, or by the codes if it is None.
+            rescore_multiplier: how many times `top_k` rows are scored again (default: 4, or 16 of bits).
+            query_chunk_size: queries compared at once; the result stays the same.
+
+        Returns:
+            For each query a list of {"corpus_id": id, "score": float}, best first, of equal ones the first; with
+            "text", too, if the index keeps texts. Without rescoring a score is an estimate of the similarity.
+
+        Raises ValueError for another dimension, inf or NaN, and sizes that are not positive; TypeError for non-numbers.
+        """
+        queries = check_table("queries", queries).astype(np.float32, copy=False)
+        if queries.shape[1] != self.dimension:
+            raise ValueError(f"queries has shape {queries.shape}, expected (queries, {self.dimension})")
+        again = multiplier(self.precision, rescore_multiplier)
+        check_count("top_k", top_k)
+        step, found = check_count("query_chunk_size", query_chunk_size), []
+        for start in range(0, len(queries), step):
+            some = self._scaled(queries[start : start + step])
+            if self.precision in FLOATS:
+                scores, rows = self._multiplied(some, top_k)
+            else:
+                count = min(top_k * again if rescore else top_k, len(self))
+                arrays = [part["bits" if self.precision == "binary" else "int8"] for part in self._parts]
+                scores, rows = best_codes(some, arrays, self._codes, count)
+                if rescore:
+                    scores, rows = rescored(some, rows, self._decoded, top_k)
+            found += [self._results(*pair) for pair in zip(scores.tolist(), rows.tolist(), strict=True)]
+        return found
+
+    def _multiplied(self, queries: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+        best, step = BestRows(len(queries), top_k), max(1, BLOCK // self.dimension)
+        for part in self._parts:
+            for start in range(0, len(part["ids"]), step):
+                rows = part[self.precision][start : start + step]
+                best.add(queries @ rows.astype(np.float32, copy=False).T)
+        return best.scores, best.indices
+
+    def _decoded(self, rows: np.ndarray) -> np.ndarray:
+        """Return the vectors of some rows, in the form for rescoring, as float32."""
+        kind = self.rescore_precision or ("bits" if self.precision == "binary" else self.precision)
+        parts = np.searchsorted(self._starts, rows, side="right") - 1
+        made = np.empty((len(rows), self.dimension), np.float32)
+        for number in np.unique(parts).tolist():
+            here = parts == number
+            taken = self._parts[number][kind][rows[here] - self._starts[number]]
+            made[here] = taken if kind in FLOATS else self._codes.decoded(taken)
+        return made
+
+    def vectors(self, rows: int = ROWS) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield blocks of ids, int64 (rows,), and vectors, float32 (rows, dim), in their order, as exact as kept."""
+        for number, start in enumerate(self._starts[:-1].tolist()):
+            for first in range(0, len(self._parts[number]["ids"]), check_count("rows", rows)):
+                ids = self._parts[number]["ids"][first : first + rows]
+                yield np.array(ids), self._decoded(start + first + np.arange(len(ids)))
+
+    def texts(self, rows: Sequence[int]) -> list[str]:
+        """Return the texts of rows by their places from 0 on. Raises ValueError if the index keeps none."""
+        if not self.has_texts:
+            raise ValueError("the index keeps no texts, expected one that was built with texts")
+        found = []
+        for row in rows:
+            row = check_count("row", row, 0, len(self) - 1)
+            number = int(np.searchsorted(self._starts, row, side="right")) - 1
+            part, place = self._parts[number], row - self._starts[number]
+            first, end = (int(offset) for offset in part["offsets"][place : place + 2])
+            if not 0 <= first <= end <= len(part["texts"]):
+                raise CheckpointError(f"{self._file(number, 'offsets')} does not fit the texts: it was altered")
+            try:
+                found.append(part["texts"][first:end].tobytes().decode("utf-8"))
+            except UnicodeDecodeError as error:
+                raise CheckpointError(f"{self._file(number, 'texts')} is not UTF-8: it was altered") from error
+        return found
+
+    def _results(self, scores: list[float], rows: list[int]) -> list[dict[str, Any]]:
+        parts = np.searchsorted(self._starts, rows, side="right") - 1
+        ids = [int(self._parts[part]["ids"][row - self._starts[part]]) for part, row in zip(parts, rows, strict=True)]
+        found = [{"corpus_id": each, "score": score} for each, score in zip(ids, scores, strict=True)]
+        if self.has_texts:
+            for entry, text in zip(found, self.texts(rows), strict=True):
+                entry["text"] = text
+        return found
+
+    def verify(self) -> None:
+        """Read every file. Raises CheckpointError for one that is not as it was written, by its SHA-256."""
+        for number, part in enumerate(self._facts["parts"]):
+            for kind, noted in part["files"].items():
+                if digest_of(file := self._file(number, kind)) != noted.get("sha256"):
+                    raise CheckpointError(f"{file} was altered: its SHA-256 is not the one in {NAME}")
+
+
+def merged(found: Sequence[list[list[dict[str, Any]]]], top_k: int = 10) -> list[list[dict[str, Any]]]:
+    """Return the best results of several indices, shards of one corpus; each gave a list for each query."""
+    check_count("top_k", top_k)
+    return [
+        sorted(itertools.chain.from_iterable(each), key=lambda entry: -entry["score"])[:top_k]
+        for each in zip(*found, strict=True)
+    ]
+
+
+def _check_settings(precision: Any, similarity: Any, rescore_precision: Any) -> None:
+    checks.choice("precision", precision, PRECISIONS)
+    checks.choice("similarity", similarity, ("cosine", "dot"))
+    kept = {"int8": ("float32", "float16", None), "binary": ("float32", "float16", "int8", None)}
+    checks.choice("rescore_precision", rescore_precision, kept.get(precision, (None,)))
+
+
+def _checked_metadata(metadata: Any) -> dict[str, str]:
+    found = {} if metadata is None else metadata
+    if not isinstance(found, Mapping) or not all(isinstance(text, str) for pair in found.items() for text in pair):
+        raise TypeError(f"metadata is {metadata!r:.80}, expected texts by name")
+    return dict(found)
+
+
+def _statistics(facts: Mapping[str, Any], dimension: int) -> dict[str, np.ndarray]:
+    """Return the ranges and the center of index.json."""
+    made = {}
+    for name, shape in (("ranges", (2, dimension)), ("center", (dimension,))):
+        made[name] = check_numbers(name, facts.get(name)).astype(np.float32)
+        if made[name].shape != shape or not np.isfinite(made[name]).all():
+            raise ValueError(f"{name} has shape {made[name].shape}, expected finite numbers {shape}")
+    return made
+
+
+def _check_distinct(ids: np.ndarray) -> None:
+    values, counts = np.unique(ids, return_counts=True)
+    if len(values) != len(ids):
+        raise ValueError(f"ids has {values[counts.argmax()]} {counts.max()} times, expected each once in the index")
+
+
+def _blocks(
+    embeddings: Any, ids: Any, texts: Any, start: int = 0
+) -> Iterator[tuple[np.ndarray, np.ndarray, list[bytes]]]:
+    """Yield rows, float32 (rows, dim), with as many ids and encoded texts."""
+    numbers = itertools.count(start) if ids is None else iter(ids)
+    lines = None if texts is None else iter(texts)
+    done = 0
+    for rows in _rows(embeddings):
+        some = list(itertools.islice(numbers, len(rows)))
+        words = [] if lines is None else list(itertools.islice(lines, len(rows)))
+        for name, found in (("ids", some), ("texts", words if lines is not None else some)):
+            if len(found) != len(rows):
+                raise ValueError(f"{name} has {done + len(found)} entries, expected as many as there are rows")
+        made = np.array([_id(done + at, each) for at, each in enumerate(some)], np.int64)
+        yield rows, made, [checked_text(f"texts[{done + at}]", each).encode() for at, each in enumerate(words)]
+        done += len(rows)
+    for name, rest in (("ids", iter(()) if ids is None else numbers), ("texts", lines or iter(()))):
+        if next(rest, None) is not None:
+            raise ValueError(f"{name} has more than {done} entries, expected as many as there are rows")
+
+
+def _id(place: int, value: Any) -> int:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        raise TypeError(f"ids[{place}] is {value!r:.80}, expected an integer")
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"ids[{place}] is {value}, expected an integer of 64 bits")
+    return int(value)
+
+
+def _rows(embeddings: Any) -> Iterator[np.ndarray]:
+    """Yield blocks of ROWS rows, float32, the last of fewer."""
+    if hasattr(embeddings, "shape") and len(embeddings.shape) == 2:
+        table = embeddings
+        embeddings = (table[at : at + ROWS] for at in range(0, len(table), ROWS))
+    elif isinstance(embeddings, str | bytes | Mapping) or not isinstance(embeddings, Iterable):
+        raise TypeError(f"embeddings is {type(embeddings).__name__}, expected an array (rows, dim), or rows")
+    waiting: list[np.ndarray] = []
+    count = 0
+    for place, some in enumerate(embeddings):
+        rows = check_table(f"embeddings[{place}]", some)
+        if not rows.shape[1] or (waiting and rows.shape[1] != waiting[0].shape[1]):
+            expected = str(waiting[0].shape[1]) if waiting else "one or more"
+            raise ValueError(f"embeddings[{place}] has {rows.shape[1]} numbers, expected {expected}")
+        with np.errstate(over="ignore"):
+            made = rows.astype(np.float32, copy=False)
+        if rows.dtype != np.float32 and not np.isfinite(made).all():
+            raise ValueError(f"embeddings[{place}] holds numbers beyond the range of float32, expected smaller ones")
+        waiting.append(made)
+        count += len(made)
+        if count >= ROWS:
+            joined, whole = np.concatenate(waiting), count - count % ROWS
+            yield from (joined[at : at + ROWS] for at in range(0, whole, ROWS))
+            waiting, count = [joined[whole:]], count - whole
+    if count:
+        yield np.concatenate(waiting)
