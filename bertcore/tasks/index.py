@@ -262,7 +262,8 @@ class VectorIndex:
     def _stored(self, kind: str, rows: np.ndarray) -> np.ndarray:
         """Return rows in one of the forms they are kept in."""
         if kind in FLOATS:
-            made = rows.astype(FLOATS[kind])
+            with np.errstate(over="ignore"):
+                made = rows.astype(FLOATS[kind])
             if not np.isfinite(made).all():
                 raise ValueError(f"embeddings holds numbers beyond the range of {kind}, expected smaller ones")
             return made
