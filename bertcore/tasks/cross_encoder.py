@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import reprlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -109,7 +110,20 @@ class CrossEncoder(Encoder):
             config = where / CONFIG_NAME, read_config(where)
             activation_fn = published_activation(saved, config, self.num_labels)
         chosen_activation(activation_fn)
-        self.activation_fn = activation_fn
+        self._activation = activation_fn
+
+    @property
+    def activation_fn(self) -> Any:
+        """The function in force: as given; for a name PyTorch's module where PyTorch is loaded, else the name."""
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(self._activation, str):
+            return self._activation
+        return getattr(torch.nn, _class_name(self._activation))()
+
+    @activation_fn.setter
+    def activation_fn(self, activation_fn: str | Activation) -> None:
+        chosen_activation(activation_fn)
+        self._activation = activation_fn
 
     @property
     def max_length(self) -> int:
@@ -133,10 +147,9 @@ class CrossEncoder(Encoder):
                 update_json(file, {"transformer_task": "sequence-classification"})
 
     def _saved_settings(self) -> dict[str, Any]:
-        name = self.activation_fn if isinstance(self.activation_fn, str) else type(self.activation_fn).__name__.lower()
+        name = self._activation if isinstance(self._activation, str) else type(self._activation).__name__.lower()
         module = "linear" if name == "identity" else "activation"
-        kind = {"relu": "ReLU"}.get(name, name.capitalize())
-        return {"activation_fn": f"torch.nn.modules.{module}.{kind}"} if name in ACTIVATIONS else {}
+        return {"activation_fn": f"torch.nn.modules.{module}.{_class_name(name)}"} if name in ACTIVATIONS else {}
 
     @staticmethod
     def is_singular_input(inputs: Any) -> bool:
@@ -237,7 +250,7 @@ class CrossEncoder(Encoder):
             batch_tokens=batch_tokens, batch_size=batch_size,
         )  # fmt: skip
         count = len(inputs) if isinstance(inputs, Sequence) else None
-        activation = chosen_activation(self.activation_fn if activation_fn is None else activation_fn)
+        activation = chosen_activation(self._activation if activation_fn is None else activation_fn)
         before = self._prompts.resolve(prompt, prompt_name)
 
         def scores() -> Iterator[np.ndarray]:
@@ -341,6 +354,11 @@ ACTIVATIONS: dict[str, Activation] = {
     "softmax": softmax,
     "tanh": np.tanh,
 }
+
+
+def _class_name(activation: str) -> str:
+    """Return the name of PyTorch's class."""
+    return {"relu": "ReLU"}.get(activation, activation.capitalize())
 
 
 def chosen_activation(activation_fn: str | Activation) -> Activation:

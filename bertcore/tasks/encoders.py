@@ -7,7 +7,9 @@ import json
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -40,11 +42,50 @@ def reading_whole(init: Callable[Arguments, None]) -> Callable[Arguments, None]:
 
     @functools.wraps(init)
     def call(*args: Arguments.args, **given: Arguments.kwargs) -> None:
+        _take_peers_arguments(args, given)
         folder = given.get("model_name_or_path", args[1] if len(args) > 1 else None)
         with locked(Path(folder), shared=True) if isinstance(folder, str | os.PathLike) else nullcontext():
             init(*args, **given)
 
     return call
+
+
+def _take_peers_arguments(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    """Replace sentence-transformers' arguments by ours: `model_kwargs` with a dtype, `modules` by a folder of them."""
+    named = next((name for name in ("model_kwargs", "automodel_args") if name in given), None)
+    kwargs = dict(given.pop(named) or {}) if named else {}
+    dtypes = [kwargs.pop(name) for name in ("dtype", "torch_dtype") if name in kwargs]
+    if kwargs:
+        raise TypeError(f"{named} has {', '.join(map(repr, kwargs))}, expected dtype alone")
+    if dtypes:
+        if given.get("dtype") is not None:
+            raise TypeError(f"dtype and {named} with a dtype are both given, expected one")
+        name = str(dtypes[0]).removeprefix("torch.")
+        given["dtype"] = None if name in ("auto", "None") else name
+    modules = given.pop("modules", None)
+    if modules is None:
+        return
+    if len(args) > 1 or given.get("model_name_or_path") is not None:
+        raise TypeError("model_name_or_path and modules are both given, expected one of them")
+    if not isinstance(modules, Iterable):
+        raise TypeError(f"modules is {type(modules).__name__}, expected a list of modules of sentence-transformers")
+    given["model_name_or_path"] = folder = tempfile.mkdtemp(prefix="bertcore-modules-")
+    weakref.finalize(args[0], shutil.rmtree, folder, ignore_errors=True)
+    save_modules(modules, Path(folder))
+
+
+def save_modules(modules: Iterable[Any], folder: Path) -> None:
+    """Write modules of sentence-transformers by their own `save`, and modules.json. Raises TypeError for others."""
+    entries = []
+    for index, module in enumerate(modules):
+        kind = type(module)
+        if not callable(getattr(module, "save", None)):
+            raise TypeError(f"modules[{index}] is {kind.__name__}, expected a module of sentence-transformers")
+        path = "" if not index and kind.__name__ == "Transformer" else f"{index}_{kind.__name__}"
+        (folder / path).mkdir(exist_ok=True)
+        module.save(str(folder / path))
+        entries.append({"idx": index, "name": str(index), "path": path, "type": f"{kind.__module__}.{kind.__name__}"})
+    (folder / MODULES_NAME).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
 
 
 class EncoderOptions(TypedDict, total=False):
@@ -77,6 +118,9 @@ class Encoder:
     """A published model that reads texts. Several threads may use one encoder at once.
 
     The first call that cuts texts ends with a TextsCutWarning that counts them.
+
+    sentence-transformers' `modules=[...]`, its own module objects, are taken in place of `model_name_or_path`, and
+    `model_kwargs={"dtype": ...}` in place of `dtype`.
 
     Args:
         model_name_or_path: folder of the model, or its id on the Hugging Face hub ("ORGANISATION/NAME").

@@ -1,7 +1,10 @@
 """Modules after the pooling, static embeddings, and the options of `encode`, by their definitions."""
 
+import gc
 import re
+import shutil
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,3 +154,46 @@ def test_precisions(encoder, precision):
     if precision.endswith("int8"):
         refuses(ValueError, "for which a stream needs ranges", encoder.encode_stream, TEXTS, precision=precision)
         refuses(ValueError, "expected several rows of", encoder.encode, "a", precision=precision)
+
+
+class _Copied:
+    """A module of sentence-transformers, as far as its `save` goes: a copy of a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def save(self, folder):
+        for file in filter(Path.is_file, self.folder.iterdir()):
+            shutil.copy(file, folder)
+
+
+class Transformer(_Copied):
+    pass
+
+
+class Pooling(_Copied):
+    pass
+
+
+def test_modules_in_place_of_a_folder(tmp_path):
+    folder = save_tiny_encoder(tmp_path / "encoder")
+    modules = [Transformer(folder), Pooling(folder / "1_Pooling")]
+    encoder, expected = SentenceEncoder(modules=modules), SentenceEncoder(folder).encode(TEXTS)
+    np.testing.assert_array_equal(encoder.encode(TEXTS), expected)
+    assert [module.kind for module in encoder.modules] == ["Transformer", "Pooling"]
+    encoder.save_pretrained(tmp_path / "saved")
+    where = encoder.folder
+    del encoder
+    gc.collect()
+    assert not where.exists()
+    np.testing.assert_array_equal(SentenceEncoder(tmp_path / "saved").encode(TEXTS), expected)
+    assert SentenceEncoder(folder, model_kwargs={"torch_dtype": "bfloat16"}).dtype == "bfloat16"
+    for options, message in (
+        ({"modules": [3]}, r"modules\[0\] is int, expected a module of sentence-transformers"),
+        ({"modules": 3}, "modules is int, expected a list of modules"),
+        ({"modules": modules, "model_name_or_path": folder}, "model_name_or_path and modules are both given"),
+        ({"model_name_or_path": folder, "model_kwargs": {"device_map": "auto"}}, "model_kwargs has 'device_map', exp"),
+        ({"model_name_or_path": folder, "model_kwargs": {"dtype": "int8"}, "dtype": "int8"}, "are both given"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            SentenceEncoder(**options)

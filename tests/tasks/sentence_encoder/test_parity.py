@@ -24,6 +24,15 @@ def on_numba():
         yield
 
 
+def test_module_objects_of_the_peer(tmp_path):
+    from sentence_transformers import SentenceTransformer, models
+
+    encoder = models.Transformer(str(save_tiny_encoder(tmp_path)), max_seq_length=20)
+    modules = [encoder, models.Pooling(WIDTH, "mean"), models.Dense(WIDTH, 5), models.Normalize()]
+    expected = SentenceTransformer(modules=modules, device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(SentenceEncoder(modules=modules).encode(TEXTS), expected, atol=1e-5)
+
+
 def both(folder, **options):
     """Ours and theirs, of the same folder."""
     import sentence_transformers

@@ -34,8 +34,7 @@ LEFT_OUT = {
         predict_low_precision_logits_upcast_to_float32 prompt_length_calculation num_labels_from_dense_scores_module
         num_labels_ignores_dense_without_scores_output config_and_model_none_without_transformer
         default_activation_fn_without_transformer detect_mlm splade_pooling_chunk_size bge_reranker_max_length
-        load_activation_fn_from_kwargs load_activation_fn_from_config load_activation_fn_from_config_custom
-        default_activation_fn classifier_dropout_is_set load_with_revision""",
+        load_activation_fn_from_config_custom default_activation_fn classifier_dropout_is_set load_with_revision""",
     "models of another kind are refused, not converted; no Router": """
         conversion_ignores_source_prompts_and_default_prompt_name conversion_ignores_source_similarity_fn_name
         conversion_ignores_source_prompts_and_similarity
@@ -45,13 +44,13 @@ LEFT_OUT = {
         prompts save_load_prompts encode_quantization decode_invalid_top_k decode_invalid_input_type
         decode_invalid_ndim rank_multiple_labels""",
     "deprecated names": """
-        push_to_hub rank_convert_kwargs_deprecated bfloat16 logger_warning""",
+        push_to_hub rank_convert_kwargs_deprecated logger_warning""",
     "arrays are NumPy's; no model card; pairs are for cross-encoders": """
         encode_truncate model_card_save_update_model_id encode_numpy_2d_string_array""",
 }
 
 
-MOST = {"ours": 74, "module": 12}  # of 1,061 and 498 tests that pass with sentence-transformers 6.2.0
+MOST = {"ours": 65, "module": 12}  # of 1,072 and 498 tests that pass with sentence-transformers 6.2.0
 
 
 def passed(kind: str, files: list[str], folder: Path) -> set[str]:
