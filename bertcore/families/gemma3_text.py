@@ -50,6 +50,9 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     is_causal = not read.flag("use_bidirectional_attention", False)
     tokens = (read.size if is_causal else read.count)("sliding_window", 4096)
     window = (tokens - 1, 0) if is_causal else (tokens // 2, tokens // 2)
+    scalar = read.number("query_pre_attn_scalar", 256)
+    if scalar < 1e-3:
+        raise ValueError(f"config: query_pre_attn_scalar is {scalar}, expected at least 0.001")
     heads, key_heads = read.size("num_attention_heads"), read.size("num_key_value_heads", 4)
     if heads % key_heads:
         raise ValueError(
@@ -73,7 +76,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         "gate": "first",
         "num_key_value_heads": key_heads,
         "head_dim": read.size("head_dim", 256),
-        "scale": max(read.number("query_pre_attn_scalar", 256), 1e-12) ** -0.5,
+        "scale": scalar**-0.5,
         "is_causal": is_causal,
         "without_bias": PARTS - (ATTENTION if read.flag("attention_bias", False) else frozenset()),
     }

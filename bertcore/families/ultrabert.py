@@ -31,12 +31,16 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     read = ConfigReader(config, DEFAULTS)
     layers = read.size("num_hidden_layers", most=MOST_LAYERS)
     windows, thetas = (read.numbers(key, layers) for key in ("attention_windows", "rope_theta"))
+    if any(window is not None and window != int(window) for window in windows):
+        raise ValueError(f"config: attention_windows is {list(windows)!r:.200}, expected whole numbers of tokens")
     kinds = [LOCAL if (index + 1) % EVERY else GLOBAL for index in range(layers)]
     if windows:
         kinds = [LOCAL if window else GLOBAL for window in windows]
     kinds = read.choices("layer_types", kinds, GLOBAL, LOCAL)
     window = int(next(filter(None, windows), read.size("sliding_window", 128)))
-    theta_of = {GLOBAL: 2_560_000.0, LOCAL: 10_000.0} | dict(zip(kinds, thetas, strict=False))
+    theta_of = {GLOBAL: 2_560_000.0, LOCAL: 10_000.0} | {
+        kind: theta for kind, theta in zip(kinds, thetas, strict=False) if theta is not None
+    }
 
     def of_its_kind(index: int, layer: LayerSpec) -> LayerSpec:
         kind = kinds[index]

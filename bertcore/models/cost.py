@@ -131,7 +131,7 @@ def _position_encoding(model: Model) -> str:
     spec = model.spec
     if any(layer.rotary for layer in spec.layers):
         return "rotary"
-    if spec.biases_scores and not spec.max_positions:
+    if spec.biases_scores and not spec.max_positions and next(model.encoder.adapter.parameters(), None) is None:
         return "ALiBi"
     table = "sinusoidal" if model.config.get("sinusoidal_pos_embds") else "learned absolute"
     is_relative = spec.biases_scores or any(layer.attention.position_terms for layer in model.encoder.layers)

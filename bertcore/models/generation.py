@@ -132,7 +132,8 @@ def _check_family(model: ModelWithHeads) -> None:
     start = f"models of type {model.family.model_type!r} cannot generate"
     if not all(layer.is_causal for layer in model.spec.layers):
         raise TypeError(f"{start}: their tokens see later ones")
-    if model.family.adapter is not Adapter:
+    turns = any(layer.rotary is not None for layer in model.spec.layers)  # which the kept keys do not
+    if model.family.adapter is not Adapter or turns:
         raise TypeError(f"{start}: their layers keep no keys and values of single tokens")
 
 

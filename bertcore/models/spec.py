@@ -172,13 +172,13 @@ class ConfigReader:
         return tuple(values)
 
     def numbers(self, key: str, count: int) -> tuple[float | None, ...]:
-        """A list of `count` positive numbers or nulls; none where the key is absent or has one number."""
+        """A list of `count` numbers of at least 0, or nulls; an empty one where the key is absent."""
         values = self._get(key, ())
-        if isinstance(values, int | float) and not isinstance(values, bool):
-            return ()
         is_list = isinstance(values, list | tuple) and len(values) in (0, count)
-        if not is_list or not all(value is None or _is_positive(value) for value in values):
-            raise ValueError(f"config: {self.name(key)} is {values!r}, expected a list of {count} positive numbers")
+        if not is_list or not all(value is None or _is_bounded(value) for value in values):
+            raise ValueError(
+                f"config: {self.name(key)} is {values!r:.200}, expected a list of {count} numbers or nulls"
+            )
         return tuple(values)
 
     def size(self, key: str, default: int | None = None, *, most: int = MOST) -> int:
@@ -292,8 +292,8 @@ class ConfigReader:
         return [names.get(index, f"LABEL_{index}") for index in range(count)]
 
 
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= MOST
+def _is_bounded(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
 
 
 # rope_type of a published config -> the name that `kernels.rotary_tables` knows the scaling by.

@@ -64,6 +64,7 @@ def test_positions_are_read_from_the_config(capsys, tmp_path):
     expected = {
         "mpnet-base": "learned absolute + relative",
         "xlnet-base-cased": "relative",
+        "sentence-t5-base": "relative",
         "deberta-v3-base": "relative",
         "modernbert-base": "rotary",
         "jina-embeddings-v2-base-en": "ALiBi",

@@ -16,6 +16,8 @@ from tests.models.family_parity import check, random_batch
 from tests.models.family_table import FAMILIES
 from tests.refusals import refuses
 
+GEMMA3 = FAMILIES["gemma3_text"].config
+
 CONFIG = FAMILIES["gpt2"].config
 IDS = np.array([[4, 8, 15, 16, 23, 42, 7], [60, 60, 3, 1, 4, 1, 5], [60, 60, 60, 60, 60, 60, 9]])
 MASK = (IDS != 60).astype(np.int64)
@@ -231,6 +233,8 @@ def test_generation_that_is_refused(options, message):
          "'xlnet' cannot generate: their tokens see later ones"),
         ({"model_type": "transfo-xl", "vocab_size": 40, "cutoffs": [20], "d_model": 12, "d_embed": 12, "n_head": 3,
           "d_head": 4, "n_layer": 1, "d_inner": 8}, "'transfo-xl' cannot generate: their layers keep no keys"),
+        (GEMMA3, "'gemma3_text' cannot generate: their tokens see later ones"),
+        (GEMMA3 | {"use_bidirectional_attention": False}, "'gemma3_text' cannot generate: their layers keep no keys"),
     ],
 )  # fmt: skip
 def test_families_that_cannot_generate(config, message):
