@@ -82,10 +82,14 @@ class Search(Reading):
     def run(self) -> None:
         from bertcore.tasks.index import merged
         from bertcore.tasks.loading import ENCODERS, kind_of
+        from bertcore.tasks.multi_vector.settings import read_late_settings
 
         folder = model_folder(self.model)
         kind = "late" if self.late else "sparse" if self.sparse else kind_of(folder)
         kind = "dense" if kind == "classifier" else kind
+        if kind == "late" and read_late_settings(folder).is_new:
+            trained = "bertcore finetune --task late-interaction"
+            raise CommandError(f"{self.model} has no map to token vectors, expected a model trained by {trained}")
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(output_stream("-", seekable=False))
             stack.enter_context(self.chosen_backend())

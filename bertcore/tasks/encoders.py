@@ -26,6 +26,7 @@ from bertcore.checkpoint import resolve
 from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, read_json_object, replacing
 from bertcore.kernels import checks
 from bertcore.tasks.folder import (
+    BGE_LINEARS,
     MODULES_NAME,
     SETTINGS_NAME,
     TRANSFORMER_NAMES,
@@ -254,7 +255,12 @@ class Encoder:
     def _fill(self, target: Path, where: Path) -> None:
         source = self.folder
         (target / where).mkdir(parents=True, exist_ok=True)
-        files: list[str | Path] = [SETTINGS_NAME, MODULES_NAME, *(where / name for name in TRANSFORMER_NAMES)]
+        files: list[str | Path] = [
+            SETTINGS_NAME,
+            MODULES_NAME,
+            *BGE_LINEARS,
+            *(where / name for name in TRANSFORMER_NAMES),
+        ]
         for name in [name for name in files if (source / name).is_file()]:
             shutil.copyfile(source / name, target / name)
         for folder in self._module_folders():

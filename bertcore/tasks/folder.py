@@ -12,6 +12,7 @@ from bertcore.checkpoint.files import CONFIG_NAME, checkpoint_folder, read_compl
 from bertcore.tasks.similarity import SIMILARITIES
 
 MODULES_NAME = "modules.json"
+BGE_LINEARS = "colbert_linear.pt", "sparse_linear.pt"  # of BGE-M3: maps to token vectors and to their weights
 SETTINGS_NAME = "config_sentence_transformers.json"
 ROUTER_NAME = "router_config.json"
 ROUTERS = "Router", "Asym"  # now, and before sentence-transformers 5

@@ -20,10 +20,11 @@ from bertcore.arguments import DType, check_count, naming_nearest, older_names, 
 from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
 from bertcore.kernels import checks
-from bertcore.models.auto import AutoModelForMaskedLM
+from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
 from bertcore.passes import Pass
 from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, reading_whole
 from bertcore.tasks.folder import (
+    BGE_LINEARS,
     MODULES_NAME,
     ROUTER_NAME,
     SETTINGS_NAME,
@@ -44,7 +45,15 @@ from bertcore.tasks.sentence_encoder.encoder import SentenceEncoder, prompt_toke
 from bertcore.tasks.sentence_encoder.modules import MAPS
 from bertcore.tasks.sentence_encoder.settings import Settings, read_settings
 from bertcore.tasks.similarity import SIMILARITIES
-from bertcore.tasks.sparse_modules import AutoEncoder, SparseRow, TokenWeights, as_table, find_idf, sparse_row
+from bertcore.tasks.sparse_modules import (
+    AutoEncoder,
+    LearnedWeights,
+    SparseRow,
+    TokenWeights,
+    as_table,
+    find_idf,
+    sparse_row,
+)
 from bertcore.tasks.texts import BATCH_TOKENS, checked_texts, listed_texts, progress_bar
 
 if TYPE_CHECKING:
@@ -70,7 +79,7 @@ class SparseEncoder(PromptedReader):
         model_name_or_path: a model as sentence-transformers publishes it: MLMTransformer and SpladePooling,
             SparseStaticEmbedding, the modules of a sentence encoder and SparseAutoEncoder (a new one, to be trained,
             where that is missing), or a Router of these; a plain masked language model's folder, where an idf.json has
-            the weights of queries; or its id on the Hugging Face hub.
+            the weights of queries; BGE-M3 (its sparse_linear.pt); or its id on the Hugging Face hub.
         dtype: dtype of weights and computation, as for AutoModel; embeddings are float32.
         max_seq_length: cut texts to this many tokens, special ones included; by default as published.
         similarity_fn_name: "dot", "cosine", "euclidean" or "manhattan"; by default as published, or "dot".
@@ -133,6 +142,11 @@ class SparseEncoder(PromptedReader):
                 setattr(self, name, getattr(self.dense, name))
             self.head = AutoEncoder(settings.head_folder, self.dense.embedding_dimension)
             self.embedding_dimension = self.head.hidden_dim
+        elif settings.linear is not None:
+            self.model = AutoModel.from_pretrained(where, dtype=dtype, add_pooling_layer=False)
+            self._load_tokenizer(where, max_seq_length, settings.max_seq_length)
+            self.head = LearnedWeights(settings.linear, self.model.spec.hidden_size, self.tokenizer)
+            self.embedding_dimension = self.model.spec.vocab_size
         elif settings.is_static:
             self.model = SimpleNamespace(spec=SimpleNamespace(longest_sequence=None), dtype="float32")
             self._load_tokenizer(where, max_seq_length, settings.max_seq_length, "bare")
@@ -408,6 +422,9 @@ class SparseEncoder(PromptedReader):
         if self.settings.dense is not None:
             return self.head.rows(self.dense.finished(self.dense.pooled(batch, skipped), None, None), max_active_dims)
         hidden, cu_seqlens = self.model.encode_packed(batch)
+        if self.settings.linear is not None:
+            found = self.head.rows(batch, hidden, cu_seqlens, self.embedding_dimension)
+            return [sparse_row(weights, max_active_dims) for weights in found]
         head = functools.partial(self.model.heads[0], Pass.begin(hidden))
         pooled = pooled_words(head, hidden, cu_seqlens, self.settings)
         return [sparse_row(weights, max_active_dims) for weights in pooled]
@@ -523,6 +540,7 @@ class SparseSettings:
         is_static: whether a weight of each token, without a model, stands for the texts (inference-free SPLADE).
         dense: the settings of the sentence encoder under a SparseAutoEncoder (CSR); None without one.
         head_folder: that of the SparseAutoEncoder; None for a new one.
+        linear: BGE-M3's map from a token's state to its weight; None for other models.
         strategy: "max" or "sum" over the tokens of a text.
         activation: "relu", log(1 + relu(logit)), or "log1p_relu", the logarithm twice.
         max_active_dims: most weights of a text; None for no limit.
@@ -535,6 +553,7 @@ class SparseSettings:
     is_static: bool = False
     dense: Settings | None = None
     head_folder: Path | None = None
+    linear: Path | None = None
     strategy: str = "max"
     activation: str = "relu"
     max_active_dims: int | None = None
@@ -561,6 +580,9 @@ def read_sparse_settings(folder: Any, modules: list[Module] | None = None) -> Sp
     file, config = folder / SETTINGS_NAME, read_saved_settings(folder)
     more: dict[str, Any] = {"max_active_dims": positive_integer(file, config, "max_active_dims")}
     more["similarity"] = read_similarity(file, config, "dot")
+    if (linear := folder / BGE_LINEARS[1]).is_file():
+        where = modules[0].folder if modules else folder
+        return SparseSettings(where, linear=linear, **more, **read_transformer(where, "feature-extraction"))
     if modules is None:
         return SparseSettings(folder, (folder,), **more, **read_transformer(folder, "fill-mask"))
     more["folders"] = tuple(dict.fromkeys([folder, *(module.folder for module in modules)]))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from bertcore import kernels
 from bertcore.arguments import required, warn_caller
 from bertcore.checkpoint import CheckpointError, open_checkpoint, save_checkpoint
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
@@ -138,6 +139,37 @@ class TokenWeights(Block):
     def save(self, folder: Path) -> None:
         """Write the module as sentence-transformers loads it."""
         save_checkpoint(folder, {"frozen": self.weight.is_frozen}, {"weight": self.table})
+
+
+class LearnedWeights:
+    """The weight of a token by its state: relu(a linear map), the maximum over a text (BGE-M3's lexical weights).
+
+    Args:
+        file: sparse_linear.pt.
+        width: of a state.
+        tokenizer: whose special tokens have no weight.
+
+    Raises CheckpointError for a file of other arrays.
+    """
+
+    def __init__(self, file: Path, width: int, tokenizer: Any):
+        opened = open_checkpoint(file)
+        for name, shape in (("weight", (1, width)), ("bias", (1,))):
+            if name not in opened or tuple(opened.info[name].shape) != shape:
+                what = f"has shape {tuple(opened.info[name].shape)}" if name in opened else "is missing"
+                raise CheckpointError(f"{file}: {name} {what}, expected {shape}")
+        self.weight, self.bias = (np.asarray(opened[name], np.float32)[0] for name in ("weight", "bias"))
+        special = (getattr(tokenizer, f"{name}_token_id", None) for name in ("cls", "eos", "pad", "unk"))
+        self.special = [token for token in special if token is not None]
+
+    def rows(self, batch: list[np.ndarray], hidden: Any, offsets: np.ndarray, words: int) -> Iterator[np.ndarray]:
+        """Yield the weights of the vocabulary, (words,), for each packed text."""
+        scores = np.maximum(kernels.to_host(hidden).astype(np.float32) @ self.weight + self.bias, 0)
+        for ids, first in zip(batch, offsets.tolist(), strict=False):
+            weights = np.zeros(words, np.float32)
+            np.maximum.at(weights, ids, scores[first : first + len(ids)])
+            weights[self.special] = 0
+            yield weights
 
 
 class AutoEncoder(Block):

@@ -61,8 +61,9 @@ def test_late_interaction(tmp_path, corpus_file, capsys, options):
 
 
 def test_late_interaction_with_a_sentence_encoder(encoder_folder, corpus_file, capsys):
-    assert main(["search", str(encoder_folder), corpus_file, "a cat", "--late"]) == 0
-    assert "has no map to token vectors: newly initialised, train before use" in capsys.readouterr().err
+    assert main(["search", str(encoder_folder), corpus_file, "a cat", "--late"]) == 1
+    error = "has no map to token vectors, expected a model trained by bertcore finetune --task late-interaction"
+    assert error in capsys.readouterr().err
 
 
 LINES = ["on a mat", "paris", "", "the cat sat", "on a mat"]

@@ -13,6 +13,7 @@ from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
 from bertcore.kernels import checks
 from bertcore.tasks.folder import (
+    BGE_LINEARS,
     MODULES_NAME,
     SETTINGS_NAME,
     TRANSFORMER_NAMES,
@@ -27,7 +28,7 @@ from bertcore.tasks.folder import (
     read_transformer,
 )
 
-STANFORD, METADATA, BGE = "HF_ColBERT", "artifact.metadata", "colbert_linear.pt"
+STANFORD, METADATA, BGE = "HF_ColBERT", "artifact.metadata", BGE_LINEARS[0]
 LAST = ("MultiVectorMask", "Normalize", "HierarchicalTokenPooling")  # modules after the maps
 SIMILARITIES = ("maxsim", "meanmaxsim")
 TASKS = ("query", "document")

@@ -5,14 +5,15 @@ import functools
 import numpy as np
 import pytest
 
-from bertcore import SparseEncoder, use_backend
-from bertcore.checkpoint import CheckpointError
+from bertcore import MultiVectorEncoder, SentenceEncoder, SparseEncoder, use_backend
+from bertcore.checkpoint import CheckpointError, open_checkpoint
 from bertcore.passes import Pass
 from bertcore.tasks import sparse_encoder
 from bertcore.tasks.texts import TextsCutWarning
+from tests.checkpoint.test_old_names import write_pickle
 from tests.refusals import refuses
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
-from tests.tiny_bert import random_texts, save_tiny_bert, write_json, write_modules
+from tests.tiny_bert import WIDTH, random_texts, save_tiny_bert, save_tiny_encoder, write_json, write_modules
 
 TEXTS = ["the cat sat on a mat.", "", "paris is the capital of france.", "a " * 60]
 DEFINITIONS = {
@@ -174,3 +175,29 @@ def test_decoding_a_row_of_a_matrix(encoder):
     assert encoder.decode(matrix.tocsc()) == encoder.decode(matrix)
     with pytest.raises(TypeError, match="embeddings is ndarray, expected a SparseRow or a sparse matrix"):
         encoder.decode(matrix.toarray())
+
+
+def test_bge_m3_gives_dense_sparse_and_token_vectors(tmp_path):
+    """Its weights of tokens are relu(w h + b), the highest of a text, and zero for special tokens."""
+    folder, rng = save_tiny_encoder(tmp_path / "m3", normalize=True), np.random.default_rng(0)
+    for name, rows in (("colbert_linear.pt", WIDTH), ("sparse_linear.pt", 1)):
+        write_pickle(tmp_path, {"weight": rng.normal(size=(rows, WIDTH)).astype("f4"), "bias": np.full(rows, 9, "f4")})
+        (tmp_path / "pytorch_model.bin").rename(folder / name)
+    linear = open_checkpoint(folder / "sparse_linear.pt")
+    texts, encoder, dense = ["the cat sat on the mat", "paris", ""], SparseEncoder(folder), SentenceEncoder(folder)
+    found = encoder.encode(texts).toarray()
+    for row, text, states in zip(found, texts, dense.encode(texts, output_value="token_embeddings"), strict=True):
+        expected = np.zeros(encoder.embedding_dimension, np.float32)
+        for token, state in zip(encoder.tokenizer(text)["input_ids"], states, strict=True):
+            if token not in (encoder.tokenizer.cls_token_id, encoder.tokenizer.unk_token_id):
+                weight = max(float(linear["weight"][0] @ state + linear["bias"][0]), 0)
+                expected[token] = max(expected[token], weight)
+        np.testing.assert_allclose(row, expected, atol=1e-5)
+    assert (found > 0).any()
+    assert MultiVectorEncoder(folder).encode("the cat").shape[1] == WIDTH
+    encoder.save_pretrained(tmp_path / "new")
+    np.testing.assert_array_equal(SparseEncoder(tmp_path / "new").encode(texts).toarray(), found)
+    write_pickle(tmp_path, {"weight": np.ones((2, WIDTH), "f4")})
+    (tmp_path / "pytorch_model.bin").rename(folder / "sparse_linear.pt")
+    with pytest.raises(CheckpointError, match=r"weight has shape \(2, \d+\), expected \(1, "):
+        SparseEncoder(folder)
