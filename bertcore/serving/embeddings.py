@@ -38,8 +38,9 @@ USAGE = record(prompt_tokens=INTEGER, total_tokens=INTEGER)
 )
 async def embed(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the embedding of each text of `inputs`, of length 1 unless `normalize` is false."""
-    model, rows = await _read("dense", body, models, settings)
-    return await pooled_embeddings(model, rows, normalize=body["normalize"], dimensions=body["dimensions"])
+    model, rows, route = await _read("dense", body, models, settings)
+    options = {"normalize": body["normalize"], "dimensions": body["dimensions"]}
+    return await pooled_embeddings(model, rows, **options, route=route)
 
 
 @endpoint(kind=("dense", "late"), example={"inputs": "the cat"}, result=many(many(many(NUMBER))), **READ)
@@ -48,8 +49,9 @@ async def embed_all(body: dict[str, Any], models: Models, settings: ServerSettin
 
     Of a late-interaction model they are its vectors of documents, or of queries with the `prompt_name` "query".
     """
-    model, rows = await _read(("dense", "late"), body, models, settings)
-    return [finite(states) for states in await model.compute("vectors" if model.kind == "late" else "tokens", rows)]
+    model, rows, route = await _read(("dense", "late"), body, models, settings)
+    what = "vectors" if model.kind == "late" else "tokens"
+    return [finite(states) for states in await model.compute(of_route(what, route), rows)]
 
 
 @endpoint(
@@ -59,14 +61,17 @@ async def embed_all(body: dict[str, Any], models: Models, settings: ServerSettin
     **READ,
 )
 async def embed_sparse(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the tokens of the vocabulary that have a weight for each text of `inputs`, and their weights."""
-    model, rows = await _read("sparse", body, models, settings)
+    """Return the tokens of the vocabulary that have a weight for each text of `inputs`, and their weights.
+
+    Where queries are read in another way than documents, they are given by the `prompt_name` "query".
+    """
+    model, rows, route = await _read("sparse", body, models, settings)
     return [
         [
             {"index": index, "value": value}
             for index, value in zip(words.indices.tolist(), finite(words.values).tolist(), strict=True)
         ]
-        for words in await model.compute("words", rows)
+        for words in await model.compute(of_route("words", route), rows)
     ]
 
 
@@ -125,20 +130,35 @@ def prompt_of(model: ServedModel, name: str | None) -> str:
 
 
 async def pooled_embeddings(
-    model: ServedModel, rows: list[Any], *, normalize: bool | None, dimensions: int | None
+    model: ServedModel,
+    rows: list[Any],
+    *,
+    normalize: bool | None,
+    dimensions: int | None,
+    route: str | None = None,
 ) -> np.ndarray:
     """Return the embeddings of rows of tokens, (rows, dim) float32."""
     width = model.engine.embedding_dimension
     if dimensions is not None and dimensions > width:
         raise invalid(f"dimensions is {dimensions}, the model has {width}")
-    pooled = np.stack(await model.compute("pooled", rows))
+    pooled = np.stack(await model.compute(of_route("pooled", route), rows))
     return finite(model.engine.finished(pooled, normalize, dimensions or width))
 
 
+def of_route(what: str, route: str | None) -> str:
+    """Return the name of what `ServedModel.compute` computes, by a route of a Router."""
+    return what if route is None else f"{what} of {route}"
+
+
 def side_of(model: ServedModel, name: str | None) -> dict[str, Any]:
-    """Return the prompt of this name, and the side of a late-interaction model that it stands for."""
+    """Return the prompt of this name, and the side of a late-interaction model, or the route, that it stands for."""
     if model.kind != "late":
-        return {"prompt": prompt_of(model, name)}
+        prompt, routes = prompt_of(model, name), getattr(model.engine, "routes", None)
+        try:
+            route = None if routes is None else routes.resolve(name if name in ("query", "document") else None)
+        except ValueError as error:
+            raise invalid(str(error)) from error
+        return {"prompt": prompt, "route": route}
     if name == "query":
         return {"prompt": model.engine.query_prompt, "task": "query"}
     prompt = model.engine.document_prompt if name in (None, "document") else prompt_of(model, name)
@@ -147,11 +167,11 @@ def side_of(model: ServedModel, name: str | None) -> dict[str, Any]:
 
 async def _read(
     kind: Kinds, body: dict[str, Any], models: Models, settings: ServerSettings
-) -> tuple[ServedModel, list[Any]]:
-    """Return the model of this kind and the tokens of the texts of `inputs`."""
+) -> tuple[ServedModel, list[Any], str | None]:
+    """Return the model of this kind, the tokens of the texts of `inputs`, and the route of a Router that reads them."""
     model = models.of_kind(kind, body["model"])
     cut, side = settings.cutting(body), side_of(model, body["prompt_name"])
-    return model, await model.tokens(listed(body["inputs"]), **cut, **side)
+    return model, await model.tokens(listed(body["inputs"]), **cut, **side), side.get("route")
 
 
 def _base64(row: Any) -> str:

@@ -172,9 +172,10 @@ class ServedModel:
             self.max_seq_length = min(self.tokenizer.model_max_length, positions)
         else:
             self.max_seq_length = self.engine.max_seq_length
-        self._readers = {side: copy.copy(self._part) for side in ("left", "right")}
-        for side, reader in self._readers.items():
-            reader.tokenizer = copy.copy(self.tokenizer)
+        routes = getattr(self._part, "readers", None) or {"": self._part}
+        self._readers = {(side, name): copy.copy(routes[name]) for side in ("left", "right") for name in routes}
+        for (side, _), reader in self._readers.items():
+            reader.tokenizer = copy.copy(reader.tokenizer)
             reader.tokenizer.truncation_side = side
         self.longest_token = 1 + max(len(token.encode()) for token in self.tokenizer.get_vocab())
         self.loaded_at = int(time.time())
@@ -193,6 +194,9 @@ class ServedModel:
             "classifier": lambda: {"logits": part.scored},
         }
         computed: dict[str, Callable[[list[Any]], Any]] = {"attention": partial(attentions, self)}
+        for name, reader in (getattr(part, "readers", None) or {}).items():  # of a Router's routes
+            for what in ("words",) if self.kind == "sparse" else ("pooled", "hidden_states"):
+                computed[f"{'tokens' if what == 'hidden_states' else what} of {name}"] = getattr(reader, what)
         for kind in self.kinds:
             computed |= methods.get(kind, lambda: {"answers": partial(answers, self)})()
         most = settings.max_batch_tokens if self._on_gpu else min(settings.max_batch_tokens, LARGEST_ON_CPU)
@@ -244,19 +248,24 @@ class ServedModel:
         side: str = "right",
         prompt: str = "",
         task: str | None = None,
+        route: str | None = None,
         names: Callable[[int], str] = "inputs[{}]".format,
         advice: str = "; truncate cuts it",
     ) -> list[Any]:
         """Return the tokens of texts, or of rows of one or two texts for a classifier.
 
         A text may be a list of token ids, special ones included; with a prompt it is decoded first. `names` gives the
-        name of each text in errors, `task` the side of a late-interaction encoder that reads the texts.
+        name of each text in errors, `task` the side of a late-interaction encoder that reads the texts, `route` the
+        route of a Router, by default that of texts without a task.
 
         Raises RequestError: 413 for a text that is too long, unless `truncate`, and for texts that are so long for
             their tokens that they take more than `check_read` allows; 422 for an unknown token id.
         """
         is_late = self.kind == "late"
-        most, size = self.engine.length_of(task) if is_late else self.max_seq_length, len(self.tokenizer)
+        routes = getattr(self._part, "routes", None)
+        reader = self._readers[side, ("" if routes is None else routes.first) if route is None else route]
+        most, size = self.engine.length_of(task) if is_late else self.max_seq_length, len(reader.tokenizer)
+        most = most if route is None else min(most, reader.max_seq_length)
         ids = {index: text for index, text in enumerate(texts) if isinstance(text, list)}
         for index, largest in ((index, max(row)) for index, row in ids.items()):
             if largest >= size:
@@ -273,7 +282,7 @@ class ServedModel:
         options = [] if self.kind == "classifier" else [prompt, task] if is_late else [prompt]
         read = [text for text in texts if not isinstance(text, list)]
         self.check_read(sum(map(_size, read)), "characters")
-        found = chain.from_iterable(self._readers[side].token_rows(some, *options) for some in grouped(read, _size))
+        found = chain.from_iterable(reader.token_rows(some, *options) for some in grouped(read, _size))
         rows: list[Any] = []
         for index in range(len(texts)):
             row, was_cut = self._cut(ids[index], side, most) if index in ids else next(found)
@@ -309,14 +318,15 @@ class ServedModel:
             return [lower_cased(text) for text in texts] if self.engine.scores.do_lower_case else texts
         return texts if self.engine is self.pipeline else [self.engine.prepared(text, prompt) for text in texts]
 
-    async def compute(self, what: str, rows: list[Any]) -> list[Any]:
-        """Return `what` for rows of tokens.
+    async def compute(self, name: str, rows: list[Any]) -> list[Any]:
+        """Return what is called `name` for rows of tokens.
 
-        It is "pooled" or "tokens" for dense, "vectors" for late, "words" for sparse, "logits" for a classifier. For
-        jobs it is "attention", and of a pipeline "answers".
+        It is "pooled" or "tokens" for dense, "vectors" for late, "words" for sparse, "logits" for a classifier; by a
+        route of a Router "pooled of ROUTE". For jobs it is "attention", and of a pipeline "answers".
 
         Raises RequestError: 413 if the answer is too long, 429 if too much is held or waits.
         """
+        what = name.partition(" of ")[0]
         tokens = sum(map(len, rows))
         if what == "tokens":
             self.check_answer(NUMBER * tokens * self.engine.model.spec.hidden_size)
@@ -330,7 +340,7 @@ class ServedModel:
             self.check_answer(sum(NUMBER * len(job) ** 2 + TOKEN * len(job) for job in rows))
         elif what == "answers":
             self.check_answer(sum(answer_bytes(self, job) for job in rows))
-        found = await self._batchers[what][tokens > self._short].submit(rows)
+        found = await self._batchers[name][tokens > self._short].submit(rows)
         for wrong in (each for each in found if isinstance(each, RequestError)):
             raise wrong
         if what == "words":
@@ -372,7 +382,7 @@ class ServedModel:
                 batcher._compute(read_jobs(self, [f"warm {self.tokenizer.mask_token} up"], truncate=True, **options))
             elif what != "attention":  # on request, and seldom
                 text = ("warm", "up") if self.kind == "classifier" else "warm up"
-                batcher._compute(self.read([text], truncate=True))
+                batcher._compute(self.read([text], truncate=True, route=what.partition(" of ")[2] or None))
 
 
 class Models:

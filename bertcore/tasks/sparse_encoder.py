@@ -134,13 +134,14 @@ class SparseEncoder(PromptedReader):
     ) -> None:
         """Load the model, the tokenizer and the head; `models` has those that are loaded, by folder."""
         self.settings, self.head, where = settings, None, settings.model_folder
+        of_head = "float64" if dtype == "float64" else "float32"
         if settings.dense is not None:
             self.dense = SentenceEncoder.__new__(SentenceEncoder)
             self.dense.task = self.dense.truncate_dim = None
             self.dense.load_parts(settings.dense, dtype, max_seq_length, None, models)
             for name in ("model", "tokenizer", "_lengths", "_length"):
                 setattr(self, name, getattr(self.dense, name))
-            self.head = AutoEncoder(settings.head_folder, self.dense.embedding_dimension)
+            self.head = AutoEncoder(settings.head_folder, self.dense.embedding_dimension, of_head)
             self.embedding_dimension = self.head.hidden_dim
         elif settings.linear is not None:
             self.model = AutoModel.from_pretrained(where, dtype=dtype, add_pooling_layer=False)
@@ -150,7 +151,7 @@ class SparseEncoder(PromptedReader):
         elif settings.is_static:
             self.model = SimpleNamespace(spec=SimpleNamespace(longest_sequence=None), dtype="float32")
             self._load_tokenizer(where, max_seq_length, settings.max_seq_length, "bare")
-            self.head = TokenWeights(where, self.folder, self.tokenizer.get_vocab())
+            self.head = TokenWeights(where, self.folder, self.tokenizer.get_vocab(), of_head)
             self.embedding_dimension = len(self.head.table)
         else:
             if where not in models:

@@ -12,7 +12,6 @@ from bertcore import kernels
 from bertcore.arguments import required, warn_caller
 from bertcore.checkpoint import CheckpointError, open_checkpoint, save_checkpoint
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
-from bertcore.kernels.arrays import Array
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Block, Parameter
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 IDF_NAME = "idf.json"
-STEADY = 1e-5  # added to deviations
 
 
 class SparseRow(NamedTuple):
@@ -91,6 +89,7 @@ class TokenWeights(Block):
         folder: of the module, with model.safetensors or, as OpenSearch has it, an idf.json of tokens and weights.
         root: the folder of the whole model.
         vocabulary: ids of tokens.
+        dtype: "float32" or "float64".
 
     Attributes:
         weight: the parameter, (tokens,).
@@ -98,7 +97,7 @@ class TokenWeights(Block):
     Raises CheckpointError for an invalid file.
     """
 
-    def __init__(self, folder: Path, root: Path, vocabulary: Mapping[str, int]):
+    def __init__(self, folder: Path, root: Path, vocabulary: Mapping[str, int], dtype: str = "float32"):
         idf, count = find_idf(folder, root), len(vocabulary)
         if idf is None:
             opened = open_checkpoint(folder)
@@ -119,7 +118,7 @@ class TokenWeights(Block):
             raise CheckpointError(f"{source}: weight holds inf or NaN, expected finite numbers")
         file = folder / CONFIG_NAME
         self.weight = Parameter("weight", shape=(count,))
-        self.weight.fill({"weight": table}, "float32")
+        self.weight.fill({"weight": table.astype(dtype)}, dtype)
         self.weight.is_frozen = flag(file, read_json_object(file) if file.is_file() else {}, "frozen")
 
     @property
@@ -132,7 +131,7 @@ class TokenWeights(Block):
         found = np.array(sorted(set(ids.tolist())), np.int32)  # of a query ten times faster than np.unique
         weights = self.table[found]
         if most is None and weights.all():
-            return SparseRow(found, weights)
+            return SparseRow(found, weights.astype(np.float32, copy=False))
         kept = sparse_row(weights, most)
         return SparseRow(found[kept.indices], kept.values)
 
@@ -178,6 +177,7 @@ class AutoEncoder(Block):
     Args:
         folder: of the module; None for a new one of random weights, with a warning.
         width: length of the vectors that it reads.
+        dtype: "float32" or "float64".
 
     Attributes:
         hidden_dim: length of the code.
@@ -189,7 +189,9 @@ class AutoEncoder(Block):
     Raises CheckpointError for an invalid file.
     """
 
-    def __init__(self, folder: Path | None, width: int):
+    eps = 1e-5  # added to deviations
+
+    def __init__(self, folder: Path | None, width: int, dtype: str = "float32"):
         file = None if folder is None else folder / CONFIG_NAME
         config = {"input_dim": width, "hidden_dim": 4 * width, "k": max(width // 4, 1), "k_aux": width // 2}
         if file is not None:
@@ -213,9 +215,9 @@ class AutoEncoder(Block):
         if opened is None:
             warn_caller("the autoencoder is newly initialised: train it before use", NewlyInitialisedWarning)
             for parameter in self.parameters():
-                parameter.initialise(np.random.default_rng(0), (3 * width) ** -0.5, "float32")
+                parameter.initialise(np.random.default_rng(0), (3 * width) ** -0.5, dtype)
             return
-        fill_block(self, opened, "float32")
+        fill_block(self, opened, dtype)
         if not all(np.isfinite(parameter.array()).all() for parameter in self.parameters()):
             raise CheckpointError(f"{opened.source} holds inf or NaN, expected finite numbers")
         if "stats_last_nonzero" in opened and opened.info["stats_last_nonzero"].shape == self.unused.shape:
@@ -224,8 +226,9 @@ class AutoEncoder(Block):
     def rows(self, vectors: np.ndarray, most: int | None) -> list[SparseRow]:
         """Return the codes of vectors, (texts, width), with at most `most` entries each, by default `k`."""
         if self.normalize:
-            vectors, _, _ = standardised(vectors)
-        centred = (vectors - self.pre_bias.array()).astype(np.float32)
+            deviations = vectors.std(axis=1, keepdims=True, ddof=1)
+            vectors = (vectors - vectors.mean(axis=1, keepdims=True)) / (deviations + self.eps)
+        centred = (vectors - self.pre_bias.array()).astype(self.pre_bias.dtype)
         codes = np.asarray(self.encoder(Pass.begin(centred), centred))
         return [sparse_row(np.maximum(code, 0), most or self.k) for code in codes]
 
@@ -235,10 +238,3 @@ class AutoEncoder(Block):
         config = {"input_dim": self.pre_bias.shape[0]} | {name: getattr(self, name) for name in names}
         tensors = {name: array for parameter in self.parameters() for name, array in parameter.tensors()}
         save_checkpoint(folder, config, tensors | {"stats_last_nonzero": self.unused})
-
-
-def standardised(vectors: Array) -> tuple[Array, Array, Array]:
-    """Return vectors, (texts, width), of mean 0 and deviation 1, and their means and deviations, (texts, 1)."""
-    means = vectors.mean(axis=1, keepdims=True)
-    deviations = vectors.std(axis=1, keepdims=True, ddof=1)
-    return (vectors - means) / (deviations + STEADY), means, deviations

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from bertcore import CrossEncoder, MultiVectorEncoder, SentenceEncoder, SparseEncoder
+from tests.serving.conftest import JSON
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
+from tests.tasks.sparse_encoder.tiny import save_tiny_router
 
 TEXTS = ["the cat sat on a mat.", "a", "paris is the capital of france."]
 LONG = "the cat " * 60
@@ -73,6 +75,23 @@ def test_late_interaction(server, folders):
     assert unknown == "no model here that classifies texts or embeds the tokens of texts is called 'x': there is late"
     assert client.get("/info").json()["model_type"] == {"embedding": {"pooling": "maxsim"}}
     assert client.get("/v1/models").json()["data"][0]["task"] == "late-interaction"
+
+
+def test_queries_and_documents_of_a_router(tmp_path):
+    from starlette.testclient import TestClient
+
+    from bertcore.serving import create_app
+
+    encoder = SparseEncoder(save_tiny_router(tmp_path / "router", default_route=None, allow_empty_key=False))
+    with TestClient(create_app([tmp_path / "router"]), headers=JSON) as client:
+        for name, expected in (("query", encoder.encode_query(TEXTS)), ("document", encoder.encode_document(TEXTS))):
+            found = post(client, "/embed_sparse", inputs=TEXTS, prompt_name=name)
+            for words, row in zip(found, expected.toarray(), strict=True):
+                assert {word["index"]: word["value"] for word in words} == pytest.approx(
+                    {int(index): float(row[index]) for index in np.flatnonzero(row)}, rel=1e-4
+                )
+        answer = client.post("/embed_sparse", json={"inputs": TEXTS})
+        assert answer.status_code == 422 and "expected one of query, document" in answer.text
 
 
 def test_embed_sparse(client, folders):

@@ -353,7 +353,7 @@ def test_only_the_end_of_a_giant_text_is_read(folders, monkeypatch, name, side):
     model, seen = ServedModel(folders[name], name), []
     giant = "paris is " * 100 + "the cat sat on an mat " * 20_000 + "is france " * 100
     texts = [(giant, "the cat"), ("the cat", giant)] if name == "reranker" else [giant]
-    whole = model._readers[side].token_rows
+    whole = model._readers[side, ""].token_rows
     expected = [list(getattr(row, "ids", row)) for row, _ in whole(texts)]
     monkeypatch.setattr(
         model._readers[side], "token_rows", lambda texts, *more: seen.extend(texts) or whole(texts, *more)

@@ -2,12 +2,12 @@
 
 objective.py has the base, sums, labels, losses of the caller's own, and texts; language_modeling.py, sentence_pairs.py
 and entities.py learn from raw texts; embeddings.py, embedding_losses.py and batch_triplets.py make embeddings,
-cross_encoder.py scores of pairs, multi_vector.py scores by token vectors, gliner.py of spans and labels;
-distillation.py learns from a teacher, by the terms of distillation_terms.py. preview.py shows what objectives ask of a
-model.
+cross_encoder.py scores of pairs, multi_vector.py scores by token vectors, sparse.py sparse embeddings, gliner.py of
+spans and labels; distillation.py learns from a teacher, by the terms of distillation_terms.py. preview.py shows what
+objectives ask of a model.
 """
 
-from bertcore.training.objectives import cross_encoder, multi_vector
+from bertcore.training.objectives import cross_encoder, multi_vector, sparse
 from bertcore.training.objectives.batch_triplets import (
     BatchAllTriplet,
     BatchHardSoftMarginTriplet,
@@ -99,4 +99,5 @@ __all__ = [
     "cross_encoder",
     "multi_vector",
     "preview",
+    "sparse",
 ]

@@ -1,0 +1,424 @@
+"""Sparse embeddings: losses over the vectors of a SparseEncoder, and what keeps them sparse.
+
+Names, arguments and values are those of sentence-transformers' losses of sparse encoders. A batch is that of sentence
+embeddings with one more array, columns, (examples, columns, 1), the number of a text's column: of a Router the first
+one goes through the route of queries, the others through that of documents.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bertcore import kernels
+from bertcore.arguments import check_count, check_number
+from bertcore.gradients import Gradients
+from bertcore.kernels import checks
+from bertcore.kernels.arrays import Array
+from bertcore.models.outputs import ModelOutput
+from bertcore.nn import functional
+from bertcore.nn.operation import operation
+from bertcore.nn.parameter import Block, Parameter
+from bertcore.passes import Pass
+from bertcore.training.objectives.embedding_losses import DistillKLDiv as DenseDistillKLDiv
+from bertcore.training.objectives.embeddings import EmbeddingObjective, MarginMSE, checked_inner
+from bertcore.training.objectives.objective import Batch, ColumnCollator
+from bertcore.training.objectives.similarity import ranking_loss, squared_error
+
+__all__ = ["CSR", "DistillKLDiv", "Flops", "MarginMSE", "MultipleNegativesRanking", "Splade"]
+
+USED = 1e-5  # an entry of a code above it counts as used
+PARTS = 5  # vectors beside the code in an autoencoder's rows
+
+
+@dataclass(eq=False, kw_only=True)
+class SparseVectors(ModelOutput):
+    """The output of a sparse encoder: vectors, (texts, dim); of an autoencoder with those that it reads and makes."""
+
+    sentence_embedding: Any = None
+
+
+class WithRoutes(Block):
+    """The models and heads of a sparse encoder's routes, as one model."""
+
+    def __init__(self, encoder: Any, model: Any):
+        self.encoder, self.model = encoder, model
+        self.readers = [encoder.routed(task) if encoder.routes else encoder for task in ("query", "document")]
+
+    def parameters(self) -> Iterator[Parameter]:
+        parts = [self.model, *heads(self.readers)]
+        return iter(dict.fromkeys(parameter for part in parts for parameter in part.parameters()))
+
+    @property
+    def passes(self) -> int:
+        """The number of passes of the model, which dropout follows."""
+        return self.model.passes
+
+    @passes.setter
+    def passes(self, count: int) -> None:
+        self.model.passes = count
+
+    def __call__(self, input_ids: Any, attention_mask: Any, columns: Any) -> SparseVectors:
+        """Return the vectors of texts; input_ids and attention_mask are (texts, length), columns (texts, 1)."""
+        given, run = (attention_mask, input_ids, columns), Pass.begin(input_ids)
+        real, ids, columns = map(kernels.to_host, given)
+        query, document = self.readers
+        sides = np.zeros(len(ids), int) if query is document else np.minimum(columns[:, 0], 1)
+        parts, places = [], []
+        with kernels.on_device_of(input_ids):
+            for side in np.unique(sides):
+                which = np.flatnonzero(sides == side)
+                rows = [ids[text][real[text] != 0] for text in which]
+                parts.append(self._vectors(run, self.readers[side], rows, columns[which, 0]))
+                places.append(which)
+            order = np.argsort(np.concatenate(places), kind="stable")
+            found = parts[0] if len(parts) == 1 else functional.concatenate(run, *parts)
+            order = kernels.array_module(input_ids).asarray(order)
+            return SparseVectors(sentence_embedding=functional.take_rows(run, found, rows=order))
+
+    def _vectors(self, run: Pass, reader: Any, rows: list[np.ndarray], columns: np.ndarray) -> Any:
+        head, settings = reader.head, reader.settings
+        if settings.is_static:
+            return token_weights(run, head.weight.value(run), rows=rows)
+        hidden, cu_seqlens = self.model.packed_states(rows)
+        if settings.dense is None:
+            logits = self.model.heads[0](run, hidden)
+            return splade_vectors(
+                run, logits, cu_seqlens=cu_seqlens, strategy=settings.strategy, activation=settings.activation
+            )
+        vectors = functional.average_sequences(run, hidden, cu_seqlens=cu_seqlens)
+        vectors = functional.unit_rows(run, vectors) if settings.dense.normalize else vectors
+        arrays = (head.encoder.weight.value(run), head.encoder.bias.value(run), head.pre_bias.value(run))
+        return codes(run, vectors, *arrays, head=head, columns=columns)
+
+
+def heads(readers: Any) -> list[Block]:
+    """Return the different heads of encoders."""
+    return list({id(reader.head): reader.head for reader in readers if reader.head is not None}.values())
+
+
+@operation()
+def token_weights(run: Pass, weight: Array, *, rows: list[np.ndarray]) -> Any:
+    """The weights of the different tokens of each text, (texts, vocabulary)."""
+    xp = kernels.array_module(weight)
+    present = np.zeros((len(rows), len(weight)), bool)
+    for text, ids in enumerate(rows):
+        present[text, ids] = True
+    present = xp.asarray(present)
+    return present * weight, lambda grad: ((grad * present).sum(axis=0),)
+
+
+@operation()
+def splade_vectors(run: Pass, logits: Array, *, cu_seqlens: np.ndarray, strategy: str, activation: str) -> Any:
+    """The "max" or "sum" over each text of log(1 + relu(logits)), (texts, vocabulary), of (tokens, vocabulary)."""
+    xp, spans = kernels.array_module(logits), list(itertools.pairwise(cu_seqlens.tolist()))
+    shape = (len(spans), logits.shape[1])
+    found, peaks = xp.zeros(shape, logits.dtype), xp.zeros(shape, np.int64)
+
+    def activated(values):
+        once = xp.log1p(xp.maximum(values, 0))
+        return xp.log1p(once) if activation == "log1p_relu" else once
+
+    def slopes(values):
+        relu = xp.maximum(values, 0)
+        slope = (values > 0) / (1 + relu)
+        return slope / (1 + xp.log1p(relu)) if activation == "log1p_relu" else slope
+
+    columns = xp.arange(shape[1])
+    for text, (first, last) in enumerate(spans):
+        if first < last and strategy == "max":
+            peaks[text] = first + logits[first:last].argmax(axis=0)
+            found[text] = activated(logits[peaks[text], columns])
+        elif first < last:
+            found[text] = activated(logits[first:last]).sum(axis=0)
+
+    def pullback(grad):
+        total = xp.zeros_like(logits)
+        for text, (first, last) in enumerate(spans):
+            if first < last and strategy == "max":
+                total[peaks[text], columns] = grad[text] * slopes(logits[peaks[text], columns])
+            elif first < last:
+                total[first:last] = grad[text] * slopes(logits[first:last])
+        return (total,)
+
+    return found, pullback
+
+
+@operation()
+def codes(run: Pass, vectors: Array, weight: Array, bias: Array, pre_bias: Array, *, head: Any, columns: Any) -> Any:
+    """An autoencoder's code of vectors (texts, width), and what its loss compares, side by side.
+
+    (texts, hidden_dim + 5 * width): the code of k entries; the vectors; what the codes of k entries, of 4 k, and of the
+    entries that are unused decode to; the first of these without the bias, which has no gradient. The entries of each
+    column's texts are counted as used before the next column's.
+    """
+    xp = kernels.array_module(vectors)
+    means, deviations, inner = 0, 1, vectors
+    if head.normalize:
+        means, deviations = vectors.mean(axis=1, keepdims=True), vectors.std(axis=1, keepdims=True, ddof=1)
+        inner = (vectors - means) / (deviations + head.eps)
+    centred = inner - pre_bias
+    values = centred @ weight.T + bias
+    masks = [_greatest(values, count) for count in (head.k, 4 * head.k)] + [xp.zeros(values.shape, bool)]
+    for column in np.unique(columns):
+        which = np.flatnonzero(columns == column)
+        for number, mask in enumerate(masks[:2]):
+            if run.tape is not None:
+                used = kernels.to_host((mask[which] & (values[which] > USED)).any(axis=0))
+                head.unused[:] = np.where(used, 0, head.unused) + 1
+            if number == 0 and head.k_aux:
+                dead = xp.asarray(head.unused > head.dead_threshold)
+                masks[2][which] = _greatest(values[which] * dead, head.k_aux) & dead
+    masks = [mask & (values > 0) for mask in masks]
+    sparse = [values * mask for mask in masks]
+    decoded = [part @ weight + pre_bias for part in sparse]
+    made = [decoded[0] * deviations + means, decoded[1] * deviations + means, decoded[2] * deviations]
+    output = xp.concatenate([sparse[0], vectors, *made, made[0] - pre_bias * deviations], axis=1)
+
+    def pullback(grad):
+        width = vectors.shape[1]
+        own, *parts = xp.split(grad, [values.shape[1] + n * width for n in range(PARTS)], axis=1)
+        direct, parts = parts[0], parts[1:4]
+        scaled = [part * deviations for part in parts]
+        of_values = sum((part @ weight.T) * mask for part, mask in zip(scaled, masks, strict=True)) + own * masks[0]
+        of_weight = sum(each.T @ part for each, part in zip(sparse, scaled, strict=True)) + of_values.T @ centred
+        of_inner = of_values @ weight
+        of_pre_bias = (sum(scaled) - of_inner).sum(axis=0)
+        of_vectors = direct + of_inner
+        if head.normalize:
+            away = vectors - means
+            spread = (
+                sum(part * each for part, each in zip(parts, decoded, strict=True))
+                - of_inner * away / (deviations + head.eps) ** 2
+            )
+            centre = of_inner / (deviations + head.eps)
+            centre = centre + spread.sum(axis=1, keepdims=True) * away / ((width - 1) * deviations)
+            of_means = (parts[0] + parts[1]).sum(axis=1, keepdims=True) / width
+            of_vectors = direct + centre - centre.mean(axis=1, keepdims=True) + of_means
+        return of_vectors, of_weight, of_values.sum(axis=0), of_pre_bias
+
+    return output, pullback
+
+
+def _greatest(values: Array, count: int) -> Array:
+    """Return which entries of each row are its `count` greatest."""
+    xp = kernels.array_module(values)
+    found = xp.zeros(values.shape, bool)
+    xp.put_along_axis(found, xp.argsort(-values, axis=1, kind="stable")[:, :count], True, axis=1)
+    return found
+
+
+class SparseCollator(ColumnCollator):
+    """A `ColumnCollator` whose first column has queries and whose others have documents, as an encoder reads them."""
+
+    def __init__(self, encoder: Any):
+        super().__init__(encoder.tokenizer)
+        self._encoder = encoder
+
+    def rows(self, texts: list[str], columns: int) -> Mapping[str, np.ndarray]:
+        encoder, rows = self._encoder, [np.zeros(0, np.int32)] * len(texts)
+        prompts = {"query": encoder.query_prompt, "document": encoder.document_prompt}
+        for side, (task, prompt) in enumerate(prompts.items()):
+            places = [place for place in range(len(texts)) if min(place % columns, 1) == side]
+            found = encoder.routed(task).token_rows([texts[place] for place in places], prompt)
+            for place, (row, _) in zip(places, found, strict=True):
+                rows[place] = row
+        shape = len(rows), max([1, *map(len, rows)])
+        batch = {name: np.zeros(shape, np.int64) for name in ("input_ids", "attention_mask")}
+        for place, row in enumerate(rows):
+            batch["input_ids"][place, : len(row)] = row
+            batch["attention_mask"][place, : len(row)] = 1
+        return batch | {"columns": (np.arange(len(rows)) % columns)[:, None]}
+
+
+class SparseObjective(EmbeddingObjective):
+    """Base of objectives of sparse encoders.
+
+    The trainer trains the encoder's model with its heads; save both with `encoder.save_pretrained`.
+
+    Args:
+        encoder: a `SparseEncoder`.
+        loss: an objective of embeddings, whose loss this adds to.
+        chunk: the number of texts that pass through the model at once in training; all by default.
+    """
+
+    field = "sentence_embedding"
+    targets = ("labels", "columns")
+
+    def __init__(self, encoder: Any, loss: EmbeddingObjective, *, chunk: int | None = None):
+        if not hasattr(encoder, "head") or not hasattr(encoder, "routes"):
+            raise TypeError(f"encoder is {type(encoder).__name__}, expected a SparseEncoder")
+        checked_inner(loss)
+        super().__init__(chunk=chunk)
+        self.encoder, self.inner = encoder, loss
+        self.columns, self.has_labels, self.label_axes = loss.columns, loss.has_labels, loss.label_axes
+        self.model_class = "AutoModel" if any(r.settings.dense for r in self._readers()) else "AutoModelForMaskedLM"
+
+    def _readers(self) -> list[Any]:
+        return [*self.encoder.readers.values()] or [self.encoder]
+
+    def parameters(self, model: Any) -> list[Parameter]:
+        return [parameter for head in heads(self._readers()) for parameter in head.parameters()]
+
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> SparseCollator:
+        return SparseCollator(self.encoder)
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        return super().loss(self._with_routes(model), batch)
+
+    def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
+        return super().value_and_grad(self._with_routes(model), batch)
+
+    def _with_routes(self, model: Any) -> WithRoutes:
+        return model if isinstance(model, WithRoutes) else WithRoutes(self.encoder, model)
+
+    def rows_of(self, out: Any, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
+        return out.sentence_embedding, lambda grad: grad
+
+
+class MultipleNegativesRanking(EmbeddingObjective):
+    """Each first text ranks its own second text above all others of the batch, by dot product.
+
+    The loss is the mean cross entropy of softmax(scale * dot product); see that of sentence embeddings.
+
+    Args:
+        scale: the factor on dot products.
+        more: as for `EmbeddingObjective`.
+    """
+
+    columns = (2, None)
+
+    def __init__(self, scale: float = 1.0, **more: Any):
+        super().__init__(**more)
+        self.scale = check_number("scale", scale, above_zero=True)
+
+    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
+        count, _, dim = embeddings.shape
+        anchors, candidates = embeddings[:, 0], embeddings[:, 1:].transpose(1, 0, 2).reshape(-1, dim)
+        value, grad = ranking_loss(self.scale * (anchors @ candidates.T))
+        grad = self.scale * grad
+        of_candidates = (grad.T @ anchors).reshape(-1, count, dim).transpose(1, 0, 2)
+        return value, kernels.array_module(grad).concatenate([(grad @ candidates)[:, None], of_candidates], axis=1)
+
+
+class DistillKLDiv(DenseDistillKLDiv):
+    """The distribution of a query's dot products approaches a teacher's; `temperature` is 2 by default."""
+
+    def __init__(self, temperature: float = 2.0, **more: Any):
+        super().__init__(temperature, **more)
+
+
+class Flops(EmbeddingObjective):
+    """The sum of squares of the mean vector, which is small for sparse vectors (Paria et al. 2020, arXiv:2004.05665).
+
+    Args:
+        threshold: vectors with at most so many entries count as zero (arXiv:2504.14839); by default all count.
+    """
+
+    columns = (1, None)
+
+    def __init__(self, threshold: int | None = None):
+        super().__init__()
+        self.threshold = None if threshold is None else check_count("threshold", threshold, 0)
+
+    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
+        flat = embeddings.reshape(-1, embeddings.shape[2])
+        counted = kernels.array_module(flat).ones((len(flat), 1))
+        if self.threshold is not None:
+            counted = ((flat != 0).sum(axis=1, keepdims=True) > self.threshold).astype(flat.dtype)
+        mean = (flat * counted).mean(axis=0)
+        return (mean**2).sum(), (counted * (2 * mean / len(flat))).reshape(embeddings.shape)
+
+
+class Splade(SparseObjective):
+    """A loss of embeddings, and what keeps them sparse (Formal et al. 2022, arXiv:2205.04733).
+
+    Args:
+        encoder: a `SparseEncoder`.
+        loss: such as `MultipleNegativesRanking()`, `MarginMSE()` and `DistillKLDiv()` of this module.
+        document_regularizer_weight: the weight of `Flops` of all texts but the first of an example.
+        query_regularizer_weight: that of the first texts; None for none, as where they are read without a model.
+        document_regularizer_threshold, query_regularizer_threshold: of `Flops`.
+        use_document_regularizer_only: all texts are documents.
+        chunk: as for `SparseObjective`.
+    """
+
+    def __init__(
+        self,
+        encoder: Any,
+        loss: EmbeddingObjective,
+        document_regularizer_weight: float,
+        query_regularizer_weight: float | None = None,
+        *,
+        document_regularizer_threshold: int | None = None,
+        query_regularizer_threshold: int | None = None,
+        use_document_regularizer_only: bool = False,
+        chunk: int | None = None,
+    ):
+        super().__init__(encoder, loss, chunk=chunk)
+        only = checks.boolean("use_document_regularizer_only", use_document_regularizer_only)
+        weight = check_number("document_regularizer_weight", document_regularizer_weight)
+        self.regularizers = [(slice(0 if only else 1, None), weight, Flops(document_regularizer_threshold))]
+        if query_regularizer_weight is not None and not only:
+            weight = check_number("query_regularizer_weight", query_regularizer_weight)
+            self.regularizers.append((slice(1), weight, Flops(query_regularizer_threshold)))
+
+    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
+        value, grad = self.inner.of_embeddings(embeddings, labels)
+        grad = grad.copy()
+        for columns, weight, flops in self.regularizers:
+            more, part = flops.of_embeddings(embeddings[:, columns], None)
+            value, grad[:, columns] = value + weight * more, grad[:, columns] + weight * part
+        return value, grad
+
+
+class CSR(SparseObjective):
+    """A loss of an autoencoder's codes, and how well they rebuild the vectors (Wen et al. 2025, arXiv:2503.01776).
+
+    Args:
+        encoder: a `SparseEncoder` with an autoencoder.
+        loss: by default `MultipleNegativesRanking()` of this module.
+        beta: the weight of what unused entries rebuild.
+        gamma: the weight of `loss`.
+    """
+
+    def __init__(self, encoder: Any, loss: EmbeddingObjective | None = None, beta: float = 0.1, gamma: float = 1.0):
+        super().__init__(encoder, MultipleNegativesRanking() if loss is None else loss)
+        if any(reader.settings.dense is None for reader in self._readers()):
+            raise ValueError(f"encoder is {encoder!r}, expected one with an autoencoder")
+        self.beta, self.gamma = check_number("beta", beta), check_number("gamma", gamma)
+
+    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
+        xp, hidden = kernels.array_module(embeddings), self.encoder.embedding_dimension
+        width, columns = (embeddings.shape[2] - hidden) // PARTS, embeddings.shape[1]
+        own, vectors, least, most, unused, plain = xp.split(
+            embeddings, [hidden + number * width for number in range(PARTS)], axis=2
+        )
+        total, grad_own = self.inner.of_embeddings(own, labels)
+        total, grads = self.gamma * total, [xp.zeros_like(vectors) for _ in range(PARTS)]
+        for place, (made, weight) in enumerate(((least, 1.0), (most, 1 / 8)), 1):
+            value, grad = squared_error(made, vectors)
+            total, grads[place] = total + weight * value, weight * grad
+            grads[0] = grads[0] - weight * grad
+        for column in range(columns if self._readers()[0].head.k_aux else 0):
+            left, made = vectors[:, column] - plain[:, column], unused[:, column]
+            value, grad, of_left = _relative_error(made, left)
+            total = total + self.beta * value / columns
+            grads[3][:, column] = self.beta * grad / columns
+            grads[0][:, column] += self.beta * of_left / columns
+        return total, xp.concatenate([self.gamma * grad_own, *grads], axis=2)
+
+
+def _relative_error(made: Array, wanted: Array) -> tuple[Array, Array, Array]:
+    """Return the mean squared error of `made` over the variance of `wanted`, and the gradients of both."""
+    error, grad = squared_error(made, wanted)
+    away = wanted - wanted.mean(axis=0)
+    variance = (away**2).mean()
+    if variance == 0 or (wanted == wanted[:1]).all():
+        return error, grad, -grad
+    of_variance = 2 * away / away.size
+    return error / variance, grad / variance, -grad / variance - error / variance**2 * of_variance
