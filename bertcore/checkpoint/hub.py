@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from .files import CONFIG_NAME, WEIGHTS_ENDINGS, CheckpointError, listed
 from .weights import WEIGHTS_NAMES, read_weight_map
@@ -44,15 +44,6 @@ SMALL_NAMES: dict[Wanted, tuple[str, ...]] = {
 
 # NAME or ORGANISATION/NAME. huggingface_hub rejects a few more, with a message of its own.
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-
-
-class HubOptions(TypedDict, total=False):
-    """Options of `resolve` for an id on the Hugging Face hub, as keyword arguments."""
-
-    revision: str | None
-    token: str | bool | None
-    cache_dir: str | os.PathLike | None
-    local_files_only: bool
 
 
 def resolve(

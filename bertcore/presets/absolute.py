@@ -3,12 +3,9 @@
 from .preset import BASE, LARGE, Preset, sizes
 
 _COMMON = {
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.02,
-}
+    "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512, "initializer_range": 0.02,
+}  # fmt: skip
 _CONTINUED = "MLM + NSP, continued from BERT"
 MLM = ("masked_lm",)
 RTD = "replaced token detection, beside a small generator's MLM"
@@ -167,18 +164,12 @@ _ELECTRA = BERT.but(
     category="small", use="labels and answers, accurate for its cost",
 )  # fmt: skip
 _GENERATES = {
-    "objective": "MLM, beside its discriminator",
-    "pretraining_heads": MLM,
-    "own": "makes the tokens that its discriminator detects",
-    "category": "pretraining",
-    "use": "the generator while an ELECTRA is pretrained",
-}
-_ELECTRA_SIZES = {"base": {"embedding_size": 768, **BASE}, "large": {"embedding_size": 1024, **LARGE}}
-_GENERATOR_SIZES = {
-    "small": {},
-    "base": {"embedding_size": 768},
-    "large": {"embedding_size": 1024, **sizes(24, 256, 4)},
-}
+    "objective": "MLM, beside its discriminator", "pretraining_heads": MLM, "category": "pretraining",
+    "own": "makes the tokens that its discriminator detects", "use": "the generator while an ELECTRA is pretrained",
+}  # fmt: skip
+_WIDE, _WIDER = {"embedding_size": 768}, {"embedding_size": 1024}
+_ELECTRA_SIZES = {"base": _WIDE | BASE, "large": _WIDER | LARGE}
+_GENERATOR_SIZES = {"small": {}, "base": _WIDE, "large": _WIDER | sizes(24, 256, 4)}
 _DISTILBERT = Preset(
     name="distilbert-base-uncased", hub_id="distilbert/distilbert-base-uncased",
     config={

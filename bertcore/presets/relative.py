@@ -158,27 +158,17 @@ _ETTIN = _MODERNBERT.but(
     year=2025, paper="arXiv:2507.11412", own="ModernBERT's shape from small to large, one theta, open data",
     category="small", use="long texts, at a size of choice",
 )  # fmt: skip
+# As its authors trained it last (github.com/JHU-CLSP/mmBERT, configs/mmBERT-base-decay.yaml), with Gemma 2's
+# vocabulary. Not in there, and not verified: cls_token_id and how classes are pooled.
 _MMBERT = _MODERNBERT.but(
-    "mmbert-base",
-    "jhu-clsp/mmBERT-base",
-    # As its authors trained it last (github.com/JHU-CLSP/mmBERT, configs/mmBERT-base-decay.yaml), with Gemma 2's
-    # vocabulary. Not in there, and not verified: cls_token_id and how classes are pooled.
+    "mmbert-base", "jhu-clsp/mmBERT-base",
     {
-        "vocab_size": 256000,
-        "pad_token_id": 0,
-        "bos_token_id": 2,
-        "eos_token_id": 1,
-        "cls_token_id": 1,
-        "sep_token_id": 1,
-        **_ONE_THETA,
+        "vocab_size": 256000, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1, "cls_token_id": 1,
+        "sep_token_id": 1, **_ONE_THETA,
     },
-    year=2025,
-    paper="arXiv:2509.06888",
-    own="ModernBERT's shape, over 1,800 languages, one theta",
-    category="multilingual",
-    use="long texts in many languages",
-    languages="1,833",
-)
+    year=2025, paper="arXiv:2509.06888", own="ModernBERT's shape, over 1,800 languages, one theta",
+    category="multilingual", use="long texts in many languages", languages="1,833",
+)  # fmt: skip
 
 # --- EuroBERT: the defaults of transformers, which are those of 210m, and the authors' conversion script ----------
 
@@ -197,31 +187,18 @@ _EUROBERT = Preset(
 
 # --- BERT's order, rotary: the defaults of transformers, and the theta and factor that published configs say ------
 
+# Texts beyond 2,048 tokens want rotary_scaling_factor 2, which the model's page has the caller say.
 _NOMIC_BERT = Preset(
-    name="nomic-embed-text-v1",
-    hub_id="nomic-ai/nomic-embed-text-v1",
+    name="nomic-embed-text-v1", hub_id="nomic-ai/nomic-embed-text-v1",
     config={
-        "model_type": "nomic_bert",
-        "vocab_size": 30528,
-        **BASE,
-        "hidden_act": "silu",
-        "max_position_embeddings": 2048,
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
-        "initializer_range": 0.02,
-        "pad_token_id": 0,
-        # Longer texts want rotary_scaling_factor 2, which the model's page has the caller say.
+        "model_type": "nomic_bert", "vocab_size": 30528, **BASE, "hidden_act": "silu", "max_position_embeddings": 2048,
+        "type_vocab_size": 2, "layer_norm_eps": 1e-12, "initializer_range": 0.02, "pad_token_id": 0,
         "rope_parameters": _rope(1000.0),
     },
-    year=2024,
-    paper="arXiv:2402.01613",
-    objective="MLM, then contrastive",
-    pretraining_heads=MLM,
-    tokenizer="WordPiece, lower case",
-    own="rotary positions, gated feed-forwards, no biases in maps",
-    category="embeddings",
-    use="search",
-)
+    year=2024, paper="arXiv:2402.01613", objective="MLM, then contrastive", pretraining_heads=MLM,
+    tokenizer="WordPiece, lower case", own="rotary positions, gated feed-forwards, no biases in maps",
+    category="embeddings", use="search",
+)  # fmt: skip
 _GTE = Preset(
     name="gte-multilingual-base", hub_id="Alibaba-NLP/gte-multilingual-base",
     config={
@@ -234,17 +211,12 @@ _GTE = Preset(
     category="embeddings", use="search in long texts of many languages", languages="70",
 )  # fmt: skip
 _GTE_ENGLISH = {
-    "vocab_size": 30528,
-    "type_vocab_size": 0,
-    "pad_token_id": 0,
-    "rope_parameters": _rope(500000.0, 2.0),
-}
+    "vocab_size": 30528, "type_vocab_size": 0, "pad_token_id": 0, "rope_parameters": _rope(500000.0, 2.0),
+}  # fmt: skip
 _OF_GTE_ENGLISH = {
-    "tokenizer": "WordPiece, lower case",
-    "own": "as gte-multilingual-base, of English",
-    "use": "search in long texts",
-    "languages": "English",
-}
+    "tokenizer": "WordPiece, lower case", "own": "as gte-multilingual-base, of English",
+    "use": "search in long texts", "languages": "English",
+}  # fmt: skip
 _JINA_V3 = Preset(
     name="jina-embeddings-v3", hub_id="jinaai/jina-embeddings-v3",
     config={
