@@ -60,9 +60,6 @@ class CrossEncoderObjective(ChunkedObjective):
         """Return the number of lists, or of pairs."""
         return float(len(_spans(batch)) if self.is_of_lists else len(batch["input_ids"]))
 
-    def rows_of(self, out: Any, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
-        return out.logits, lambda grad: grad
-
     def prepared(self, batch: Batch) -> tuple[dict[str, Any], Callable[[Array], tuple[Array, Array]]]:
         labels, lists = batch.get("labels"), _spans(batch)
         if self.has_labels and labels is None:

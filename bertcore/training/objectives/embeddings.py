@@ -16,6 +16,7 @@ from bertcore.arguments import check_count, check_number
 from bertcore.gradients import Gradients, vjp, with_loss
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
+from bertcore.nn.parameter import Block
 from bertcore.training.objectives.objective import Batch, ColumnCollator, Objective
 from bertcore.training.objectives.similarity import (
     DISTANCES,
@@ -33,13 +34,19 @@ from bertcore.training.objectives.similarity import (
 class ChunkedObjective(Objective):
     """Base of objectives whose loss is a function of one array of the model's output, a row for each text.
 
-    Subclasses define `prepared` and `rows_of`; `field` is the output's array. With `chunk`, so many texts pass through
-    the model at once in training: all rows are computed first, then the gradient of the loss with respect to them, then
-    the parameters' gradients chunk by chunk (Gao et al. 2021, arXiv:2101.06983, "GradCache"): one more forward pass, in
-    the memory of one chunk. The gradients are the same.
+    Subclasses define `prepared`; `field` is the output's array. With `chunk`, so many texts pass through the model at
+    once in training: all rows are computed first, then the gradient of the loss with respect to them, then the
+    parameters' gradients chunk by chunk (Gao et al. 2021, arXiv:2101.06983, "GradCache"): one more forward pass, in the
+    memory of one chunk. The gradients are the same.
+
+    Attributes:
+        columns: of batches of columns, the fewest and the most texts of an example; None for any number.
+        has_labels: whether batches have labels; None if they may.
     """
 
     field = ""
+    columns: tuple[int, int | None] = (2, 2)
+    has_labels: bool | None = False
 
     def __init__(self, *, chunk: int | None = None, max_length: int | None = None):
         if chunk is not None:
@@ -52,10 +59,17 @@ class ChunkedObjective(Objective):
 
     def rows_of(self, out: Any, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
         """Return the rows of an output, and the function from their gradient to that of the field."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+        return getattr(out, self.field), lambda grad: grad
+
+    def whole(self, model: Any) -> Any:
+        """Return the model with the blocks that its output needs beside it, as one model."""
+        return model
+
+    def weight(self, batch: Batch) -> float:
+        return float(len(batch["input_ids"]))
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        texts, of_rows = self.prepared(batch)
+        model, (texts, of_rows) = self.whole(model), self.prepared(batch)
 
         def of_output(out: Any) -> tuple[Any, Mapping[str, Any]]:
             rows, spread = self.rows_of(out, texts)
@@ -65,6 +79,7 @@ class ChunkedObjective(Objective):
         return with_loss(model(**texts), of_output)
 
     def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
+        model = self.whole(model)
         if self.chunk is None:
             return super().value_and_grad(model, batch)
         texts, of_rows = self.prepared(batch)
@@ -87,6 +102,62 @@ class ChunkedObjective(Objective):
                 total.accumulate(grads)
         return type(out)(**{self.field: None}, loss=value), total  # the outputs of all texts are not kept
 
+    def checked_columns(self, batch: Batch) -> tuple[tuple[int, int], Any]:
+        """Return the numbers of examples and columns of a batch, and its labels or None."""
+        shape, (fewest, most), labels = np.shape(batch["input_ids"]), self.columns, batch.get("labels")
+        if len(shape) != 3 or not fewest <= shape[1] <= (most or shape[1]) or not shape[0]:
+            count = f"{fewest}" if most == fewest else f"at least {fewest}"
+            raise ValueError(
+                f"input_ids has shape {shape}, expected (examples, columns, length) with {count} columns for "
+                f"{type(self).__name__}"
+            )
+        if self.has_labels not in (None, labels is not None):
+            state, wanted = ("no labels", "some") if self.has_labels else ("labels", "none")
+            raise ValueError(f"batch has {state}, expected {wanted} for {type(self).__name__}")
+        return shape[:2], labels
+
+
+class WithParts(Block):
+    """An encoder with the blocks beside it, as one model."""
+
+    def __init__(self, model: Any, beside: list[Block]):
+        self.model, self.beside = model, beside
+
+    @property
+    def passes(self) -> int:
+        """The number of passes of the encoder, which dropout follows."""
+        return self.model.passes
+
+    @passes.setter
+    def passes(self, count: int) -> None:
+        self.model.passes = count
+
+
+class EncoderCollator(ColumnCollator):
+    """A `ColumnCollator` whose first column has queries and whose others have documents, as an encoder reads them."""
+
+    def __init__(self, encoder: Any):
+        super().__init__(encoder.tokenizer)
+        self.encoder = encoder
+
+    def rows(self, texts: list[str], columns: int) -> Mapping[str, np.ndarray]:
+        rows: list[Any] = [None] * len(texts)
+        prompts = {"query": self.encoder.query_prompt, "document": self.encoder.document_prompt}
+        for side, (task, prompt) in enumerate(prompts.items()):
+            places = [place for place in range(len(texts)) if min(place % columns, 1) == side]
+            found = self.token_rows([texts[place] for place in places], task, prompt)
+            for place, (row, _) in zip(places, found, strict=True):
+                rows[place] = row
+        return self.arrays(rows, columns)
+
+    def token_rows(self, texts: list[str], task: str, prompt: str) -> Iterable[tuple[Any, bool]]:
+        """Return the encoder's row of each text, and whether it was cut."""
+        raise NotImplementedError
+
+    def arrays(self, rows: list[Any], columns: int) -> Mapping[str, np.ndarray]:
+        """Return the arrays of rows, (texts, length)."""
+        raise NotImplementedError
+
 
 class EmbeddingObjective(ChunkedObjective):
     """Base of objectives of sentence encoders; subclasses define their loss in `of_embeddings`.
@@ -97,15 +168,11 @@ class EmbeddingObjective(ChunkedObjective):
         max_length: where the collator cuts texts, in tokens; see `ColumnCollator`.
 
     Attributes:
-        columns: the fewest and the most texts of an example; None for any number.
-        has_labels: whether batches have labels; None if they may.
         label_axes: the most axes of labels.
     """
 
     model_class = "AutoModel"
     field = "last_hidden_state"
-    columns: tuple[int, int | None] = (2, 2)
-    has_labels: bool | None = False
     label_axes = 2
 
     def __init__(self, *, pooling: str = "mean", chunk: int | None = None, max_length: int | None = None):
@@ -119,9 +186,6 @@ class EmbeddingObjective(ChunkedObjective):
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> ColumnCollator:
         return ColumnCollator(tokenizer, self.max_length)
-
-    def weight(self, batch: Batch) -> float:
-        return float(len(batch["input_ids"]))
 
     def prepared(self, batch: Batch) -> tuple[dict[str, Any], Callable[[Array], tuple[Array, Array]]]:
         texts, shape, labels = self.checked(batch)
@@ -139,21 +203,9 @@ class EmbeddingObjective(ChunkedObjective):
 
     def checked(self, batch: Batch) -> tuple[dict[str, Any], tuple[int, int], Any]:
         """Return the model's batch, (examples * columns, ...); the numbers of both; the labels or None."""
-        texts = {name: value for name, value in batch.items() if name != "labels"}
-        shape = np.shape(texts["input_ids"])
-        fewest, most = self.columns
-        if len(shape) != 3 or not fewest <= shape[1] <= (most or shape[1]) or not shape[0]:
-            count = f"{fewest}" if most == fewest else f"at least {fewest}"
-            raise ValueError(
-                f"input_ids has shape {shape}, expected (examples, columns, length) with {count} columns for "
-                f"{type(self).__name__}"
-            )
-        labels = batch.get("labels")
-        if self.has_labels not in (None, labels is not None):
-            state, wanted = ("no labels", "some") if self.has_labels else ("labels", "none")
-            raise ValueError(f"batch has {state}, expected {wanted} for {type(self).__name__}")
-        flat = {name: _flat(name, array, shape[:2]) for name, array in texts.items()}
-        return flat, shape[:2], None if labels is None else checked_labels(labels, shape[0], self.label_axes)
+        shape, labels = self.checked_columns(batch)
+        flat = {name: _flat(name, array, shape) for name, array in batch.items() if name != "labels"}
+        return flat, shape, None if labels is None else checked_labels(labels, shape[0], self.label_axes)
 
 
 class MultipleNegativesRanking(EmbeddingObjective):

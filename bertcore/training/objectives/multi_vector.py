@@ -7,7 +7,7 @@ and values are those of sentence-transformers' losses of multi-vector encoders.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +15,15 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_number
-from bertcore.gradients import Gradients
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models.outputs import ModelOutput
 from bertcore.nn.packing import PackedBatch
-from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.parameter import Parameter
 from bertcore.passes import Pass
 from bertcore.training.objectives.divergences import divergence_of_scores
-from bertcore.training.objectives.embeddings import ChunkedObjective, checked_labels
-from bertcore.training.objectives.objective import Batch, ColumnCollator
+from bertcore.training.objectives.embeddings import ChunkedObjective, EncoderCollator, WithParts, checked_labels
+from bertcore.training.objectives.objective import Batch
 from bertcore.training.objectives.similarity import margin_error, ranking_loss
 
 MASKS = ("attention_mask", "scoring_mask")
@@ -38,24 +37,8 @@ class TokenVectors(ModelOutput):
     token_embeddings: Any = None
 
 
-class WithHead(Block):
+class WithHead(WithParts):
     """An encoder with its head, as one model."""
-
-    def __init__(self, model: Any, head: Any):
-        self.model, self.head = model, head
-
-    def parameters(self) -> Iterator[Parameter]:
-        yield from self.model.parameters()
-        yield from self.head.parameters()
-
-    @property
-    def passes(self) -> int:
-        """The number of passes of the encoder, which dropout follows."""
-        return self.model.passes
-
-    @passes.setter
-    def passes(self, count: int) -> None:
-        self.model.passes = count
 
     def __call__(self, input_ids: Any, attention_mask: Any, scoring_mask: Any) -> TokenVectors:
         """Return the vectors of texts; all arguments are (texts, length)."""
@@ -65,24 +48,17 @@ class WithHead(Block):
         with kernels.on_device_of(input_ids):
             hidden, _ = self.model.packed_states(rows, None if (seen == stays).all() else shown)
             run = Pass.begin(input_ids)
-            vectors = PackedBatch(stays, scored, keeps_padding=True).pad(run, self.head(run, hidden))
+            vectors = PackedBatch(stays, scored, keeps_padding=True).pad(run, self.beside[0](run, hidden))
         return TokenVectors(token_embeddings=vectors)
 
 
-class LateCollator(ColumnCollator):
-    """A `ColumnCollator` whose first column has queries and whose others have documents, as an encoder reads them."""
+class LateCollator(EncoderCollator):
+    """Batches of queries and documents with the masks of late interaction."""
 
-    def __init__(self, encoder: Any):
-        super().__init__(encoder.tokenizer)
-        self._encoder = encoder
+    def token_rows(self, texts: list[str], task: str, prompt: str) -> Iterable[tuple[Any, bool]]:
+        return self.encoder.token_rows(texts, prompt, task)
 
-    def rows(self, texts: list[str], columns: int) -> Mapping[str, np.ndarray]:
-        encoder, found = self._encoder, []
-        prompts = {"query": encoder.query_prompt, "document": encoder.document_prompt}
-        for number, (task, prompt) in enumerate(prompts.items()):
-            some = [text for place, text in enumerate(texts) if min(place % columns, 1) == number]
-            found.append(iter(encoder.token_rows(some, prompt, task)))
-        rows = [next(found[min(place % columns, 1)])[0] for place in range(len(texts))]
+    def arrays(self, rows: list[Any], columns: int) -> Mapping[str, np.ndarray]:
         batch = {name: np.zeros((len(rows), max(map(len, rows))), np.int64) for name in ("input_ids", *MASKS)}
         for place, row in enumerate(rows):
             for name, values in zip(batch, (row.ids, row.seen, row.scored), strict=True):
@@ -104,8 +80,8 @@ class MultiVectorObjective(ChunkedObjective):
     model_class = "AutoModel"
     field = "token_embeddings"
     targets = ("labels", "scoring_mask")
-    columns = 2  # at least
-    has_labels = True
+    columns = (2, None)
+    has_labels: bool | None = True
     in_batch = False  # whether a query is scored with the documents of the other examples, too
 
     def __init__(self, encoder: Any, *, similarity_fn_name: str | None = None, chunk: int | None = None):
@@ -126,39 +102,19 @@ class MultiVectorObjective(ChunkedObjective):
     def collator(self, tokenizer: Any, *, seed: int = 0) -> LateCollator:
         return LateCollator(self.encoder)
 
-    def weight(self, batch: Batch) -> float:
-        return float(len(batch["input_ids"]))
-
-    def loss(self, model: Any, batch: Batch) -> Any:
-        return super().loss(self._with_head(model), batch)
-
-    def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
-        return super().value_and_grad(self._with_head(model), batch)
-
-    def _with_head(self, model: Any) -> WithHead:
-        return model if isinstance(model, WithHead) else WithHead(model, self.encoder.head)
-
-    def rows_of(self, out: Any, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
-        return out.token_embeddings, lambda grad: grad
+    def whole(self, model: Any) -> WithHead:
+        return model if isinstance(model, WithHead) else WithHead(model, [self.encoder.head])
 
     def prepared(self, batch: Batch) -> tuple[dict[str, Any], Callable[[Array], tuple[Array, Array]]]:
+        (examples, columns), labels = self.checked_columns(batch)
         shape = np.shape(batch["input_ids"])
-        if len(shape) != 3 or shape[1] < self.columns or not shape[0]:
-            raise ValueError(
-                f"input_ids has shape {shape}, expected (examples, columns, length) with at least {self.columns} "
-                f"columns for {type(self).__name__}"
-            )
         for name in MASKS:
             found = np.shape(batch.get(name, ()))
             if found != shape:
                 raise ValueError(f"{name} has shape {found}, expected {shape} as input_ids has")
-        labels = batch.get("labels")
-        if self.has_labels != (labels is not None):
-            state, wanted = ("no labels", "some") if self.has_labels else ("labels", "none")
-            raise ValueError(f"batch has {state}, expected {wanted} for {type(self).__name__}")
         flat = {name: batch[name].reshape(-1, shape[2]) for name in ("input_ids", *MASKS)}
-        checked = None if labels is None else checked_labels(labels, shape[0])
-        places = np.arange(shape[0] * shape[1]).reshape(shape[:2])
+        checked = None if labels is None else checked_labels(labels, examples)
+        places = np.arange(examples * columns).reshape(examples, columns)
         groups = [(places[:, 0], places[:, 1:].T.ravel())] if self.in_batch else [(row[:1], row[1:]) for row in places]
         scored = kernels.to_host(flat["scoring_mask"]) != 0
         return flat, lambda vectors: self._of_vectors(vectors, scored, groups, checked)
@@ -219,7 +175,7 @@ class MarginMSE(MultiVectorObjective):
     (examples, 1 + negatives) (Hofstätter et al. 2020, arXiv:2010.02666).
     """
 
-    columns = 3
+    columns = (3, None)
 
     def of_scores(self, scores: Array, labels: Any) -> tuple[Array, Array]:
         return margin_error(scores, labels)
@@ -238,7 +194,7 @@ class DistillKLDiv(MultiVectorObjective):
         more: as for `MultiVectorObjective`.
     """
 
-    columns = 3
+    columns = (3, None)
 
     def __init__(
         self, encoder: Any, temperature: float = 1.0, student_temperature: float | None = None,

@@ -8,7 +8,7 @@ one goes through the route of queries, the others through that of documents.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number
-from bertcore.gradients import Gradients
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models.outputs import ModelOutput
@@ -25,8 +24,14 @@ from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.passes import Pass
 from bertcore.training.objectives.embedding_losses import DistillKLDiv as DenseDistillKLDiv
-from bertcore.training.objectives.embeddings import EmbeddingObjective, MarginMSE, checked_inner
-from bertcore.training.objectives.objective import Batch, ColumnCollator
+from bertcore.training.objectives.embeddings import (
+    ChunkedObjective,
+    EmbeddingObjective,
+    EncoderCollator,
+    MarginMSE,
+    WithParts,
+    checked_inner,
+)
 from bertcore.training.objectives.similarity import ranking_loss, squared_error
 
 __all__ = ["CSR", "DistillKLDiv", "Flops", "MarginMSE", "MultipleNegativesRanking", "Splade"]
@@ -42,25 +47,12 @@ class SparseVectors(ModelOutput):
     sentence_embedding: Any = None
 
 
-class WithRoutes(Block):
-    """The models and heads of a sparse encoder's routes, as one model."""
+class WithRoutes(WithParts):
+    """A sparse encoder's model with the heads of its routes, as one model."""
 
     def __init__(self, encoder: Any, model: Any):
-        self.encoder, self.model = encoder, model
         self.readers = [encoder.routed(task) if encoder.routes else encoder for task in ("query", "document")]
-
-    def parameters(self) -> Iterator[Parameter]:
-        parts = [self.model, *heads(self.readers)]
-        return iter(dict.fromkeys(parameter for part in parts for parameter in part.parameters()))
-
-    @property
-    def passes(self) -> int:
-        """The number of passes of the model, which dropout follows."""
-        return self.model.passes
-
-    @passes.setter
-    def passes(self, count: int) -> None:
-        self.model.passes = count
+        super().__init__(model, heads(self.readers))
 
     def __call__(self, input_ids: Any, attention_mask: Any, columns: Any) -> SparseVectors:
         """Return the vectors of texts; input_ids and attention_mask are (texts, length), columns (texts, 1)."""
@@ -212,21 +204,13 @@ def _greatest(values: Array, count: int) -> Array:
     return found
 
 
-class SparseCollator(ColumnCollator):
-    """A `ColumnCollator` whose first column has queries and whose others have documents, as an encoder reads them."""
+class SparseCollator(EncoderCollator):
+    """Batches of queries and documents with the column of each text."""
 
-    def __init__(self, encoder: Any):
-        super().__init__(encoder.tokenizer)
-        self._encoder = encoder
+    def token_rows(self, texts: list[str], task: str, prompt: str) -> Iterable[tuple[Any, bool]]:
+        return self.encoder.routed(task).token_rows(texts, prompt)
 
-    def rows(self, texts: list[str], columns: int) -> Mapping[str, np.ndarray]:
-        encoder, rows = self._encoder, [np.zeros(0, np.int32)] * len(texts)
-        prompts = {"query": encoder.query_prompt, "document": encoder.document_prompt}
-        for side, (task, prompt) in enumerate(prompts.items()):
-            places = [place for place in range(len(texts)) if min(place % columns, 1) == side]
-            found = encoder.routed(task).token_rows([texts[place] for place in places], prompt)
-            for place, (row, _) in zip(places, found, strict=True):
-                rows[place] = row
+    def arrays(self, rows: list[Any], columns: int) -> Mapping[str, np.ndarray]:
         shape = len(rows), max([1, *map(len, rows)])
         batch = {name: np.zeros(shape, np.int64) for name in ("input_ids", "attention_mask")}
         for place, row in enumerate(rows):
@@ -267,17 +251,11 @@ class SparseObjective(EmbeddingObjective):
     def collator(self, tokenizer: Any, *, seed: int = 0) -> SparseCollator:
         return SparseCollator(self.encoder)
 
-    def loss(self, model: Any, batch: Batch) -> Any:
-        return super().loss(self._with_routes(model), batch)
-
-    def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
-        return super().value_and_grad(self._with_routes(model), batch)
-
-    def _with_routes(self, model: Any) -> WithRoutes:
+    def whole(self, model: Any) -> WithRoutes:
         return model if isinstance(model, WithRoutes) else WithRoutes(self.encoder, model)
 
     def rows_of(self, out: Any, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
-        return out.sentence_embedding, lambda grad: grad
+        return ChunkedObjective.rows_of(self, out, texts)
 
 
 class MultipleNegativesRanking(EmbeddingObjective):
