@@ -29,12 +29,8 @@ if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says
     from bertcore.models.auto import AutoModelForSequenceClassification as AutoModelForSequenceClassification
     from bertcore.models.auto import AutoModelForTokenClassification as AutoModelForTokenClassification
     from bertcore.models.entities import AutoModelForEntityClassification as AutoModelForEntityClassification
-    from bertcore.models.entities import (
-        AutoModelForEntityPairClassification as AutoModelForEntityPairClassification,
-    )
-    from bertcore.models.entities import (
-        AutoModelForEntitySpanClassification as AutoModelForEntitySpanClassification,
-    )
+    from bertcore.models.entities import AutoModelForEntityPairClassification as AutoModelForEntityPairClassification
+    from bertcore.models.entities import AutoModelForEntitySpanClassification as AutoModelForEntitySpanClassification
     from bertcore.models.pretraining import AutoModelForPreTraining as AutoModelForPreTraining
     from bertcore.models.pretraining import AutoModelForSpanBoundary as AutoModelForSpanBoundary
     from bertcore.models.replaced_tokens import ReplacedTokenModel as ReplacedTokenModel

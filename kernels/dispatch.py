@@ -229,13 +229,7 @@ class Call:
 
     __slots__ = ("_recorder", "are_tensors", "arrays", "backend", "package")
 
-    def __init__(
-        self,
-        package: str,
-        backend: str | None,
-        arrays: dict[str, Any],
-        optional: Collection[str],
-    ):
+    def __init__(self, package: str, backend: str | None, arrays: dict[str, Any], optional: Collection[str]):
         self.package, self._recorder = package, None
         self.are_tensors = False
         are_plain, recorder = _plain(arrays, optional)
@@ -354,12 +348,6 @@ def _are_cupy(arrays: dict[str, Any], optional: Collection[str]) -> bool:
     return True
 
 
-def open_call(
-    package: str,
-    backend: str | None,
-    *,
-    optional: Collection[str] = (),
-    **arrays: Any,
-) -> Call:
+def open_call(package: str, backend: str | None, *, optional: Collection[str] = (), **arrays: Any) -> Call:
     """Open a call of the operation folder `package` with its array arguments by name; `optional` ones may be None."""
     return Call(package, backend, arrays, optional)

@@ -30,12 +30,7 @@ TASKS = {MASKED_LM: AutoModelForMaskedLM, CLASSIFICATION: AutoModelForSequenceCl
 LABELLED = 0.15  # of the tokens, in masked language modelling
 BATCHES = 4  # that take turns
 
-SHAPES = {
-    "8x64": (64,) * 8,
-    "64x64": (64,) * 64,
-    "8x128": (128,) * 8,
-    "ragged": ragged_lengths(64),
-}
+SHAPES = {"8x64": (64,) * 8, "64x64": (64,) * 64, "8x128": (128,) * 8, "ragged": ragged_lengths(64)}
 
 Batch = Mapping[str, np.ndarray]
 

@@ -114,10 +114,7 @@ def rtd(sizes: Sizes, rng: np.random.Generator) -> Case:
     config = {**sizes.config, "model_type": "electra", "embedding_size": sizes.width}
     model, batch = ReplacedTokenModel.from_config(config, embeddings="separate"), masked(sizes, rng)
     replaced = {"input_ids": batch["input_ids"], "labels": (rng.random(batch["labels"].shape) < 0.1).astype(int)}
-    passes = [
-        lambda: value_and_grad(model.generator)(**batch),
-        lambda: value_and_grad(model.discriminator)(**replaced),
-    ]
+    passes = [lambda: value_and_grad(model.generator)(**batch), lambda: value_and_grad(model.discriminator)(**replaced)]
     return Case(ReplacedToken(), model, batch | {"draws": rng.random(batch["labels"].shape)}, passes)
 
 

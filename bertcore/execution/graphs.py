@@ -109,13 +109,7 @@ class Graphs:
         return _first_rows(run, state, count=len(value_of(hidden)))
 
     def _trained(
-        self,
-        run: Pass,
-        encoder: Executable,
-        layers: Callable,
-        hidden: Tensor,
-        inputs: EncoderInput,
-        bounds: Bounds,
+        self, run: Pass, encoder: Executable, layers: Callable, hidden: Tensor, inputs: EncoderInput, bounds: Bounds
     ) -> Variable | None:
         attributes = [pair for block in dict.fromkeys(_blocks(run, encoder)) for pair in _attributes(block)]
         parameters = dict.fromkeys(item for _, item in attributes if isinstance(item, Parameter))

@@ -185,11 +185,7 @@ def _activation(read: ConfigReader) -> str:
 
 def _without_bias(read: ConfigReader) -> frozenset[str]:
     """The maps without a bias: all of them in published configs."""
-    keys = {
-        "qkv_proj_bias": ("qkv", "attention_output"),
-        "mlp_fc1_bias": ("expand",),
-        "mlp_fc2_bias": ("contract",),
-    }
+    keys = {"qkv_proj_bias": ("qkv", "attention_output"), "mlp_fc1_bias": ("expand",), "mlp_fc2_bias": ("contract",)}
     return frozenset(part for key, parts in keys.items() if not read.flag(key, False) for part in parts)
 
 

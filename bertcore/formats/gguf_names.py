@@ -149,10 +149,7 @@ ARCHITECTURES = {
     "nomic-bert": Architecture(("nomic_bert",), lambda read: _nomic(read) | {"activation_function": "swiglu"}, _rotary),
     "nomic-bert-moe": Architecture(("nomic_bert",), _nomic_mixture, _mixture),
     "jina-bert-v2": Architecture(
-        ("jina_bert", "jina_bert_code"),
-        _alibi,
-        lambda spec: {"attention.max_alibi_bias": 8.0},
-        _BERT_HEAD,
+        ("jina_bert", "jina_bert_code"), _alibi, lambda spec: {"attention.max_alibi_bias": 8.0}, _BERT_HEAD
     ),
     "jina-bert-v3": Architecture(("jina_embeddings_v3",), _jina_v3, _rotary),
     "modern-bert": Architecture(

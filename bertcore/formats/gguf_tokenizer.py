@@ -249,11 +249,7 @@ def _unigram(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-_KINDS: dict[str, Callable[[Vocabulary], dict[str, Any]]] = {
-    "bert": _word_piece,
-    "gpt2": _byte_pairs,
-    "t5": _unigram,
-}
+_KINDS: dict[str, Callable[[Vocabulary], dict[str, Any]]] = {"bert": _word_piece, "gpt2": _byte_pairs, "t5": _unigram}
 
 
 def tokenizer_metadata(tokenizer: Any, size: int, type_vocab_size: int) -> dict[str, Any]:

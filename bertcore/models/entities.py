@@ -144,11 +144,7 @@ class AutoModelForEntitySpanClassification(AutoModelForEntityClassification):
         return SpanClassifier(spec.output, self._parts, *sizes, widths=WIDTHS)
 
     def _output(
-        self,
-        encoded: Encoded,
-        labels: Any = None,
-        entity_start_positions: Any = None,
-        entity_end_positions: Any = None,
+        self, encoded: Encoded, labels: Any = None, entity_start_positions: Any = None, entity_end_positions: Any = None
     ) -> LogitsOutput:
         run, names = encoded.run, ("entity_start_positions", "entity_end_positions")
         starts, ends = map(_columns, [encoded] * 2, names, (entity_start_positions, entity_end_positions))

@@ -130,12 +130,7 @@ def prompt_of(model: ServedModel, name: str | None) -> str:
 
 
 async def pooled_embeddings(
-    model: ServedModel,
-    rows: list[Any],
-    *,
-    normalize: bool | None,
-    dimensions: int | None,
-    route: str | None = None,
+    model: ServedModel, rows: list[Any], *, normalize: bool | None, dimensions: int | None, route: str | None = None
 ) -> np.ndarray:
     """Return the embeddings of rows of tokens, (rows, dim) float32."""
     width = model.engine.embedding_dimension

@@ -76,10 +76,7 @@ def described(text: str, encoding: "Encoding") -> list[dict[str, Any]]:
     kind=None,
     example={"ids": [5, 6, 7]},
     result=many(TEXT),
-    ids={
-        "anyOf": [IDS, batch(IDS, "lists of token ids")],
-        "description": "a list of token ids, or a list of these",
-    },
+    ids={"anyOf": [IDS, batch(IDS, "lists of token ids")], "description": "a list of token ids, or a list of these"},
     skip_special_tokens=optional(FLAG, True),
     **MODEL,
 )

@@ -127,11 +127,7 @@ IDS = many({"type": "integer", "minimum": 0, "description": "a token id"}, "a li
 TEXTS = batch(TEXT, "a list of strings")
 FILLED_TEXTS = batch(FILLED, "a list of strings")
 INPUT: Schema = {
-    "anyOf": [
-        FILLED,
-        batch({"anyOf": [FILLED, IDS], "description": "a string"}, "a list of strings"),
-        IDS,
-    ],
+    "anyOf": [FILLED, batch({"anyOf": [FILLED, IDS], "description": "a string"}, "a list of strings"), IDS],
     "description": "a string, a list of token ids, or a list of these",
 }
 # Fields of text-embeddings-inference's requests. It serves one model; `model` chooses among several.

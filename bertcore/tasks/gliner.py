@@ -19,14 +19,7 @@ from bertcore.kernels import checks
 from bertcore.models.gliner import CONFIG_NAME, GLiNERModel
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.reading import ReadOptions, TextReader
-from bertcore.tasks.texts import (
-    BATCH_TOKENS,
-    CutTexts,
-    checked_text,
-    checked_texts,
-    progress_bar,
-    sequence_length,
-)
+from bertcore.tasks.texts import BATCH_TOKENS, CutTexts, checked_text, checked_texts, progress_bar, sequence_length
 from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.mentions import apart
 from bertcore.tokenization.prompts import MARKS, PromptedText, PromptReader, as_batch, split_words
@@ -137,12 +130,7 @@ class GLiNER(TextReader):
         self.tokenizer.save_pretrained(folder)
 
     def predict_entities(
-        self,
-        text: str,
-        labels: Any,
-        flat_ner: bool = True,
-        threshold: float = 0.5,
-        multi_label: bool = False,
+        self, text: str, labels: Any, flat_ner: bool = True, threshold: float = 0.5, multi_label: bool = False
     ) -> list[dict[str, Any]]:
         """Return the entities of one text; arguments and errors are those of `inference`."""
         return self.inference([checked_text("text", text)], labels, flat_ner, threshold, multi_label)[0]

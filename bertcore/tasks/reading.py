@@ -21,15 +21,7 @@ from bertcore.tasks.encoders import Encoder
 from bertcore.tasks.folder import Module, Routes, read_routes, with_prompt
 from bertcore.tasks.long_texts import MERGES, Cutting, MergedWindows, Text, Window, merged_vectors
 from bertcore.tasks.similarity import SIMILARITIES
-from bertcore.tasks.texts import (
-    BATCH_TOKENS,
-    CutTexts,
-    checked_text,
-    grouped,
-    in_batches,
-    lower_cased,
-    sequence_length,
-)
+from bertcore.tasks.texts import BATCH_TOKENS, CutTexts, checked_text, grouped, in_batches, lower_cased, sequence_length
 from bertcore.tokenization import AutoTokenizer, BatchEncoding
 
 DOCUMENTS = "document", "passage", "corpus"  # names of the prompt for documents

@@ -58,10 +58,7 @@ class SequenceScores(TextReader):
         self.num_labels = self.model._num_labels()
 
     def logits(
-        self,
-        rows: Iterable[Sequence[str]],
-        how: ReadOptions,
-        advance: Callable[[int], object] = lambda count: None,
+        self, rows: Iterable[Sequence[str]], how: ReadOptions, advance: Callable[[int], object] = lambda count: None
     ) -> Iterator[np.ndarray]:
         """Yield the logits, (labels,) float32, of each row, in their order: one text, (text,), or a pair of texts.
 
@@ -131,11 +128,7 @@ def unchanged(array: np.ndarray) -> np.ndarray:
     return array
 
 
-FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "softmax": softmax,
-    "sigmoid": sigmoid,
-    "none": unchanged,
-}
+FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"softmax": softmax, "sigmoid": sigmoid, "none": unchanged}
 
 
 def published_function(problem_type: str | None, num_labels: int) -> str:

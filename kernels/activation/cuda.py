@@ -6,11 +6,7 @@ from .. import _cuda
 from .._cuda import elements, rows
 from ..activation_names import activation_code
 
-INSTANTIATIONS = (
-    *elements.POINTWISE,
-    *_cuda.instantiations("activation_backward", _cuda.FLAGS),
-    *rows.COLUMN_SUMS,
-)
+INSTANTIATIONS = (*elements.POINTWISE, *_cuda.instantiations("activation_backward", _cuda.FLAGS), *rows.COLUMN_SUMS)
 KERNELS = _cuda.Module(__file__, "activation.cu", INSTANTIATIONS)
 
 

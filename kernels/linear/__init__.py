@@ -256,12 +256,7 @@ def linear(
 
 
 def linear_backward(
-    grad_output: ArrayT,
-    saved: LinearSaved,
-    *,
-    needs_weight: bool = True,
-    dtype: Any = None,
-    backend: str | None = None,
+    grad_output: ArrayT, saved: LinearSaved, *, needs_weight: bool = True, dtype: Any = None, backend: str | None = None
 ) -> tuple[ArrayT, ArrayT | None, ArrayT | None]:
     """The gradients of `linear`.
 

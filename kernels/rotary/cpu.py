@@ -125,13 +125,7 @@ def _rotate(cos, sin, offsets, positions, plan, task, tasks):
 
 # --- as a step of a program -------------------------------------------------------------------------------------------
 
-STEP = record(
-    ("plan", PLAN),
-    ("cos", ADDRESS),
-    ("sin", ADDRESS),
-    ("cu_seqlens", ADDRESS),
-    ("sequences", np.intp),
-)
+STEP = record(("plan", PLAN), ("cos", ADDRESS), ("sin", ADDRESS), ("cu_seqlens", ADDRESS), ("sequences", np.intp))
 
 
 def deferred_rotary(program, input, cos, sin, cu_seqlens, positions, interleaved, inplace):

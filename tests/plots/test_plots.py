@@ -5,13 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from bertcore import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    SentenceEncoder,
-)
+from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, SentenceEncoder
 from bertcore.cli import main
 from bertcore.tasks.calibration import reliability
 from tests.tiny_bert import CONFIG, VOCABULARY, random_texts, save_tiny_bert, save_tiny_encoder, write_json

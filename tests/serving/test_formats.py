@@ -51,9 +51,7 @@ INFO = record(
     **dict.fromkeys(("max_client_batch_size", "tokenization_workers"), COUNT),
     max_batch_requests=null(COUNT),
     auto_truncate={"type": "boolean"},
-    model_type={
-        "oneOf": [record(embedding=record(pooling=TEXT)), record(classifier=NAMES), record(reranker=NAMES)],
-    },
+    model_type={"oneOf": [record(embedding=record(pooling=TEXT)), record(classifier=NAMES), record(reranker=NAMES)]},
 )
 TOKEN = record(id=COUNT, text=TEXT, special={"type": "boolean"}, start=null(COUNT), stop=null(COUNT))
 OPENAI_ANSWER = record(

@@ -122,10 +122,7 @@ DEBERTA = register(
             buffers=(*INDEX_BUFFERS, "embeddings.position_embeddings.weight"),
         ),
         encoder_names=bert.BERT.encoder_names
-        | {
-            "embeddings_projection": "embeddings.embed_proj",
-            "relative_embeddings": "encoder.rel_embeddings",
-        },
+        | {"embeddings_projection": "embeddings.embed_proj", "relative_embeddings": "encoder.rel_embeddings"},
         layer_names={part: name for part, name in bert.BERT.layer_names.items() if part not in _MAPS}
         | {
             "qkv": "encoder.layer.{layer}.attention.self.in_proj",

@@ -180,11 +180,7 @@ class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
         return labels is not None and losses.label_array("labels", labels).ndim == 3
 
     def _output(
-        self,
-        encoded: Encoded,
-        labels: Any = None,
-        entity_start_positions: Any = None,
-        entity_end_positions: Any = None,
+        self, encoded: Encoded, labels: Any = None, entity_start_positions: Any = None, entity_end_positions: Any = None
     ) -> LogitsOutput:
         entities, run = _entities(encoded, self), encoded.run
         ends = {"entity_start_positions": entity_start_positions, "entity_end_positions": entity_end_positions}

@@ -5,12 +5,7 @@ linear maps, normalisation and activations, attention.py all attention, rows.py 
 and columns, losses.py the losses.
 """
 
-from bertcore.nn.functional.attention import (
-    attention,
-    rotary,
-    self_attention,
-    split_heads,
-)
+from bertcore.nn.functional.attention import attention, rotary, self_attention, split_heads
 from bertcore.nn.functional.dense import (
     activation,
     affine,

@@ -127,12 +127,7 @@ def attend(
 
 
 def attend_with_pullback(
-    run: Pass,
-    heads: Sequence[Any],
-    *,
-    return_probs: bool = False,
-    compute_dtype: str | None = None,
-    **options: Any,
+    run: Pass, heads: Sequence[Any], *, return_probs: bool = False, compute_dtype: str | None = None, **options: Any
 ) -> tuple[tuple[Any, ...], Callable[..., tuple[Any, ...]]]:
     """Return (the output, and if wanted the probabilities), and their pullback.
 

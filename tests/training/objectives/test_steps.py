@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 
-from bertcore import (
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    AutoModelForSpanBoundary,
-    ReplacedTokenModel,
-)
+from bertcore import AutoModelForMaskedLM, AutoModelForPreTraining, AutoModelForSpanBoundary, ReplacedTokenModel
 from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.evaluation import run_through
 from bertcore.training.masking import IGNORED
