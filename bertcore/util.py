@@ -2,7 +2,12 @@
 
 from bertcore.tasks.hard_negatives import mine_hard_negatives
 from bertcore.tasks.quantization import quantize_embeddings
-from bertcore.tasks.search import community_detection, paraphrase_mining, paraphrase_mining_embeddings, semantic_search
+from bertcore.tasks.search import (
+    community_detection,
+    paraphrase_mining,
+    paraphrase_mining_embeddings,
+    semantic_search,
+)
 from bertcore.tasks.similarity import (
     cos_sim,
     dot_score,
