@@ -52,6 +52,7 @@ EXTRAS = {
     "plugins": [  # what bertcore/plugins/ is tested with, beside scikit-learn and `parity`
         *("langchain-core", "llama-index-core", "haystack-ai", "chromadb", "spacy"),
         *("pandas", "polars", "duckdb", "pyarrow"),
+        *("usearch", "hnswlib", "faiss-cpu", "sqlite-vec", 'pysqlite3-binary; sys_platform == "linux"'),
     ],
     "ray": ["ray[data]>=2.40"],  # plugins/ray.py and `bertcore embed --ray`; brings pyarrow and pandas
     "spark": ["pyspark>=4", "pandas", "pyarrow"],  # plugins/spark.py, beside a Java

@@ -30,7 +30,7 @@ SHELL = re.compile(r"^```sh\n(?P<code>.*?)^```$", flags=re.MULTILINE | re.DOTALL
 HOSTS = {"clusters.md": ("pandas", "polars", "duckdb", "pyarrow", "ray", "pyspark")}
 HOSTS["index.md"] = ("sklearn",)
 HOSTS["plugins.md"] = ("sklearn", "sentence_transformers", "transformers", "chromadb", "haystack", "langchain_core")
-HOSTS["plugins.md"] += ("llama_index.core", "spacy")
+HOSTS["plugins.md"] += ("llama_index.core", "spacy", "hnswlib")
 WITH_BLOCKS = [page for page in (REPOSITORY / "README.md", *PAGES) if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 sys.path.insert(0, str(REPOSITORY / "docs"))

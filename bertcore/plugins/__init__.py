@@ -10,6 +10,7 @@
 | `plugins.haystack` | `BertcoreTextEmbedder`, `BertcoreDocumentEmbedder` |
 | `plugins.chroma` | `BertcoreEmbeddingFunction` |
 | `plugins.mteb` | `MTEBEncoder`, for `mteb.evaluate` |
+| `plugins.vector_search` | `to_usearch`, `to_hnswlib`, `to_faiss`, `to_sqlite`, of a kept index |
 | `plugins.spacy` | the pipeline component `bertcore` |
 | `plugins.ray` | `TextEmbedder`, for `Dataset.map_batches` (extra `ray`) |
 | `plugins.spark` | `embedding_udf`, a function of a column (extra `spark`) |
