@@ -28,7 +28,7 @@ from bertcore.checkpoint.files import (
 )
 from bertcore.checkpoint.npy_file import NpyStream, map_npy
 from bertcore.kernels import checks
-from bertcore.tasks.quantization import Codes
+from bertcore.tasks.quantization import FEW, Codes
 from bertcore.tasks.search import BestRows, best_codes, check_table, multiplier, rescored
 from bertcore.tasks.similarity import normalized
 from bertcore.tasks.texts import checked_text
@@ -151,7 +151,7 @@ class VectorIndex:
             texts: a text for each row, which results then have. Read as the rows come.
             precision: the form that is searched: "float32" or "float16" numbers, which are multiplied exactly; "int8":
                 the range of each dimension in 256 steps; "binary": for each dimension whether it is above its mean.
-                Ranges and means come from the first 16,384 rows.
+                Ranges and means come from the first 16,384 rows; of fewer than 100, one range serves all dimensions.
             rescore_precision: the form that the best are scored by again: "float32", "float16" or "int8", or None to
                 keep nothing but the codes (default: "int8" beside "binary", else None).
             similarity: "cosine", for which rows are scaled to length 1, or "dot".
@@ -182,7 +182,9 @@ class VectorIndex:
                 raise ValueError("embeddings holds no rows, expected one or more")
             index.dimension, index._starts = first[0][0].shape[1], np.zeros(1, np.int64)
             sample = np.concatenate([index._scaled(rows) for rows, *_ in first])
-            ranges, center = np.stack([sample.min(axis=0), sample.max(axis=0)]), sample.mean(axis=0)
+            axis = 0 if len(sample) >= FEW else None  # of few rows a dimension's range would not hold others
+            ranges, center = np.empty((2, index.dimension), np.float32), sample.mean(axis=0)
+            ranges[0], ranges[1] = sample.min(axis=axis), sample.max(axis=axis)
             index._codes, index._parts = Codes(index.dimension, ranges=ranges, center=center), []
             index._facts = {
                 "format": "bertcore index", "version": VERSION, "dimension": index.dimension, "similarity": similarity,

@@ -7,7 +7,7 @@ import pytest
 from bertcore import VectorIndex
 from bertcore.cli import main
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
-from tests.tiny_bert import random_texts, save_tiny_encoder
+from tests.tiny_bert import WIDTH, random_texts, save_tiny_encoder
 
 CORPUS = ["the cat sat on a mat", "paris is the capital of france", "", "an upper mat", *random_texts(40, seed=3)]
 QUERIES = ["a cat", "france"]
@@ -32,7 +32,7 @@ def lines(capsys):
 def test_as_search_of_the_corpus(encoder_folder, corpus_file, stdin, tmp_path, capsys, options):
     model, index, shown = str(encoder_folder), str(tmp_path / "index"), ["--queries", "-", "--top-k", "4", "--json"]
     assert main(["index", model, corpus_file, "-o", index, *options]) == 0
-    assert f"{index}: 44 texts, 32 dimensions, {'int8' if options else 'float32'}" in capsys.readouterr().err
+    assert f"{index}: 44 texts, {WIDTH} dimensions, {'int8' if options else 'float32'}" in capsys.readouterr().err
     stdin("\n".join(QUERIES).encode())
     assert main(["search", model, "--index", index, *shown]) == 0
     found = lines(capsys)
