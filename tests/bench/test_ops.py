@@ -45,12 +45,13 @@ def test_every_case_is_the_same_in_torch(case):
 
 
 IN_STEPS = "adam_update", "cast", "clip_norm", "muon_update"  # timed as parts of a training step
+OF_INTEGERS = "nearest_codes"  # without a backward
 
 
 def test_every_operation_has_cases_in_both_directions_and_lengths():
     package = Path(kernels.__file__).parent
     on_disk = {folder.name for folder in package.iterdir() if (folder / "reference.py").exists()}
-    assert {*(case.folder for case in TINY), *IN_STEPS} == on_disk
+    assert {*(case.folder for case in TINY), *IN_STEPS, OF_INTEGERS} == on_disk
     for size in SIZES:
         combinations = {(case.op, case.length, case.direction) for case in cases(size)}
         assert combinations == {(op, length, direction) for op in OPS for length in LENGTHS for direction in DIRECTIONS}
