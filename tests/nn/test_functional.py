@@ -174,6 +174,7 @@ CASES = {  # name: (operation, shapes of its arrays, options)
         all_of_attention(with_tables), [(9, 24), (4, 2, 4), (4, 2, 4)], {}
     ),
     "self_attention with tables": (with_tables, [(9, 24), (4, 2, 4), (4, 2, 4)], {}),
+    "shift": (functional.shift, [(5, 3)], {"by": 0.7}),
     "slice_columns": (functional.slice_columns, [(5, 4)], {"first": 1, "last": 3}),
     "slice_rows": (functional.slice_rows, [(5, 4)], {"first": 2, "last": 5}),
     "split_columns": (first_and_last_columns, [(5, 6)], {}),
