@@ -53,7 +53,8 @@ def test_sizes():
 
 @pytest.mark.parametrize("name", runnable())
 def test_families(name):
-    model = AutoModelForPreTraining.from_config(tiny_config(name))
+    kind = AutoModel if name == "sentence-t5-base" else AutoModelForPreTraining  # an encoder alone
+    model = kind.from_config(tiny_config(name))
     if name.startswith("transfo-xl"):
         refuses(ValueError, "expected a family with one table of words", model.resize_token_embeddings, 100)
         return
