@@ -356,7 +356,7 @@ def test_only_the_end_of_a_giant_text_is_read(folders, monkeypatch, name, side):
     whole = model._readers[side, ""].token_rows
     expected = [list(getattr(row, "ids", row)) for row, _ in whole(texts)]
     monkeypatch.setattr(
-        model._readers[side], "token_rows", lambda texts, *more: seen.extend(texts) or whole(texts, *more)
+        model._readers[side, ""], "token_rows", lambda texts, *more: seen.extend(texts) or whole(texts, *more)
     )
     found = model.read(texts, truncate=True, side=side)
     assert [list(getattr(row, "ids", row)) for row in found] == expected
