@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertcore import CrossEncoder, SparseEncoder, use_backend
+from bertcore import CrossEncoder, use_backend
 from bertcore.checkpoint import CheckpointError
 from bertcore.tasks.texts import TextsCutWarning
 from tests.refusals import refuses
@@ -155,7 +155,6 @@ def test_a_module_list(tmp_path, reranker):
     assert encoder.predict(np.array(["the", "cat"])) == reranker.predict(("the", "cat"))
     write_modules(folder, {"": "x.Transformer", "1_": "x.Pooling"})
     refuses(CheckpointError, r"supported are Transformer: this is a sentence encoder", CrossEncoder, folder)
-    refuses(CheckpointError, r"SpladePooling: this is a sentence encoder", SparseEncoder, folder)
     write_modules(folder, {"": "x.Transformer", "1_Dense": "x.Dense"})
     with pytest.raises(CheckpointError, match=r"module x\.Dense, which is not supported; supported are Transformer"):
         CrossEncoder(folder)
