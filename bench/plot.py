@@ -1,6 +1,6 @@
-"""Plot the last runs in the CSV of bench.peers or bench.models: python -m bench.plot [CSV] [PNG] (needs matplotlib)
+"""Plot the last runs in a CSV of bench: python -m bench.plot [CSV] [PNG] (needs matplotlib)
 
-bench.peers: a panel for each model and precision, GFLOP/s of each library and batch, with the FMA limit as a line.
+bench.peers, bench.encode: a panel for each model and precision, GFLOP/s of each library and batch, and the FMA limit.
 bench.models: a panel for each batch and precision, milliseconds of each model, ours and transformers on PyTorch.
 """
 
@@ -21,6 +21,7 @@ COLOURS = {
     "openvino": "tab:purple",
     "openvino-dynamic": "tab:pink",
     "ctranslate2": "tab:green",
+    "fastembed": "tab:cyan",
 }
 Rows = Sequence[dict[str, str]]
 

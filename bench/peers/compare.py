@@ -57,7 +57,7 @@ def open_sessions(
         except Unsupported as error:
             failures[peer.name] = Failure(UNAVAILABLE, str(error))
         except Exception as error:  # one broken library must not cost the results of a long run
-            failures[peer.name] = Failure(FAILED, _one_line(error))
+            failures[peer.name] = failure_of(error)
     return sessions, failures
 
 
@@ -81,7 +81,7 @@ def compare(
             call = session.bind(batch)
             errors[name] = error_of(session.hidden(call()), batch, truth)
         except Exception as error:
-            failures[name] = Failure(FAILED, _one_line(error))
+            failures[name] = failure_of(error)
             continue
         if errors[name] <= TOLERANCES[precision]:
             calls[name] = Variant(call, settled_clock)
@@ -90,14 +90,14 @@ def compare(
             failures[name] = Failure(WRONG, note, errors[name])
     times = measure({**calls, **beside}, plan.rounds, plan.seconds) if calls else {}
     own = {name: times[name] for name in times if name not in beside}
-    known = {name: _figures(case, name, own, plan) for name in own}
+    known = {name: figures_of(case, name, own, plan) for name in own}
     rows = [
-        _row(case, precision, name, OK, error=errors[name], note=sessions[name].note, **figures)
+        row_of(case, precision, name, OK, error=errors[name], note=sessions[name].note, **figures)
         | {f"time_vs_{other}": times[name].ratio(times[other]) for other in beside}
         for name, figures in known.items()
     ]
     absent = dict.fromkeys(f"time_vs_{other}" for other in beside)
-    return rows + [_row(case, precision, name, *failure) | absent for name, failure in failures.items()]
+    return rows + [row_of(case, precision, name, *failure) | absent for name, failure in failures.items()]
 
 
 def error_of(found: np.ndarray, batch: Batch, truth: np.ndarray) -> float:
@@ -117,7 +117,7 @@ def best_peer(times: Mapping[str, Times]) -> str | None:
     return min(others, key=others.__getitem__, default=None)
 
 
-def _figures(case: Case, name: str, times: Mapping[str, Times], plan: Plan) -> dict[str, Any]:
+def figures_of(case: Case, name: str, times: Mapping[str, Times], plan: Plan) -> dict[str, Any]:
     """Return the measured columns of one library."""
     own = times[name]
     speed = case.flops / own.median
@@ -131,9 +131,10 @@ def _figures(case: Case, name: str, times: Mapping[str, Times], plan: Plan) -> d
     }
 
 
-def _row(
+def row_of(
     case: Case, precision: str, library: str, status: str, note: str = "", error: float | None = None, **figures: Any
 ) -> dict[str, Any]:
+    """Return a row of COLUMNS."""
     known = {
         "model": case.model,
         "shape": case.shape,
@@ -148,5 +149,6 @@ def _row(
     return {column: known.get(column) for column in COLUMNS}
 
 
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+def failure_of(error: Exception) -> Failure:
+    """Return the failure of a library that raised `error`."""
+    return Failure(FAILED, f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
