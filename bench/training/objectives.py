@@ -28,7 +28,7 @@ from bertcore import (
     value_and_grad,
 )
 from bertcore.gradients import differentiate
-from bertcore.heads.language_model import find_boundaries
+from bertcore.heads import find_boundaries
 from bertcore.models import losses
 from bertcore.models.outputs import LogitsOutput
 from bertcore.models.student import with_layers

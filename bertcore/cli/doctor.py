@@ -225,7 +225,7 @@ class Warmup(Command):
                     f"the backend is {kernels.get_backend()}, expected numba, which keeps compiled kernels"
                 )
             from bertcore.kernels._numba.compile.cache import cache_folder, compilations
-            from bertcore.tasks.warm_up import models_of, warm_up
+            from bertcore.tasks.loading import models_of, warm_up
 
             start = time.perf_counter()
             with compilations() as compiled:

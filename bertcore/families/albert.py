@@ -6,8 +6,7 @@ from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.families.bert import BERT
-from bertcore.heads.classifier import ClassifierSpec
-from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.registry import POOLED_HEADS, HeadSpec, in_each_layer, register
 from bertcore.models.spec import MOST_LAYERS, ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from bertcore.checkpoint import NameRules
-from bertcore.heads.classifier import ClassifierSpec
-from bertcore.heads.language_model import LanguageModelSpec, SpanBoundarySpec
+from bertcore.heads import ClassifierSpec, LanguageModelSpec, SpanBoundarySpec
 from bertcore.models.registry import POOLED_HEADS, Family, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, standard_spec
 

@@ -7,7 +7,7 @@ from typing import Any
 from bertcore import kernels
 from bertcore.families.deberta import family as deberta
 from bertcore.families.deberta.blocks import DisentangledAttention, DisentangledContext, Disentanglement
-from bertcore.heads.classifier import ClassifierSpec
+from bertcore.heads import ClassifierSpec
 from bertcore.models.registry import HeadSpec, fewer_layers, register
 from bertcore.models.spec import ConfigReader
 from bertcore.nn import functional

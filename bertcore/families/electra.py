@@ -6,8 +6,7 @@ from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.families.bert import BERT
-from bertcore.heads.classifier import ClassifierSpec
-from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.pretraining import Discriminator
 from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register, summary_head
 from bertcore.models.spec import ConfigReader, standard_spec

@@ -11,8 +11,7 @@ from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.families.eurobert import EUROBERT
-from bertcore.heads.classifier import ClassifierSpec
-from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.registry import HeadSpec, register
 from bertcore.models.spec import MOST_LAYERS, MOST_POSITIONS, ConfigReader, rotary_spec, standard_spec
 from bertcore.nn.layers import ShiftedRMSNorm

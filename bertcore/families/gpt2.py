@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
-from bertcore.heads.classifier import ClassifierSpec
-from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec, LayerSpec

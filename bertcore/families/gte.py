@@ -11,8 +11,7 @@ from typing import Any
 from bertcore.checkpoint import NameRules
 from bertcore.checkpoint.parameters import INDEX_BUFFERS
 from bertcore.families.bert import BERT
-from bertcore.heads.classifier import ClassifierSpec
-from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
 from bertcore.models.spec import ConfigReader, rotary_of_all_layers, standard_spec, without_older_keys
 from bertcore.nn.spec import EncoderSpec

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
-from bertcore.heads.classifier import ClassifierSpec
-from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
 from bertcore.models.spec import MOST_LAYERS, MOST_POSITIONS, ConfigReader, rotary_spec, standard_spec
 from bertcore.nn.spec import EncoderSpec, LayerSpec

@@ -16,8 +16,7 @@ from bertcore import kernels
 from bertcore.checkpoint import NameRules
 from bertcore.checkpoint.parameters import INDEX_BUFFERS, LATER_MODULES
 from bertcore.families.bert import BERT
-from bertcore.heads.classifier import ClassifierSpec
-from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.kernels.deferred import computed
 from bertcore.kernels.precision import working_dtype
 from bertcore.kernels.softmax import SOFTMAX, SoftmaxSaved

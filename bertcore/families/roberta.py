@@ -7,8 +7,7 @@ from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.families.bert import BERT
-from bertcore.heads.classifier import ClassifierSpec
-from bertcore.heads.language_model import LanguageModelSpec, SpanBoundarySpec
+from bertcore.heads import ClassifierSpec, LanguageModelSpec, SpanBoundarySpec
 from bertcore.models.registry import POOLED_HEADS, HeadSpec, fewer_layers, register
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec

@@ -9,7 +9,7 @@ from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.families.mpnet import BUCKETS, BiasAdapter, BucketSpec
-from bertcore.heads.classifier import ClassifierSpec
+from bertcore.heads import ClassifierSpec
 from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ACTIVATIONS, ConfigReader, standard_spec
 from bertcore.nn.layers import RMSNorm

@@ -6,8 +6,7 @@ from typing import Any
 
 from bertcore.families import eurobert
 from bertcore.families.eurobert import EUROBERT
-from bertcore.heads.classifier import ClassifierSpec
-from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.registry import HeadSpec, register
 from bertcore.models.spec import MOST_LAYERS, ConfigReader, rotary_spec
 from bertcore.nn.spec import EncoderSpec, LayerSpec

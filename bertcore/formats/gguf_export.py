@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.checkpoint.files import naming, sync, temporary_beside
-from bertcore.formats.gguf_blocks import BLOCK, quantized
-from bertcore.formats.gguf_file import write_gguf
+from bertcore.formats.gguf_file import BLOCK, quantized, write_gguf
 from bertcore.formats.gguf_names import (
     ARCHITECTURES,
     POOLINGS,

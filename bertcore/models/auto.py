@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.heads.classifier import Classifier
+from bertcore.heads import Classifier
 from bertcore.kernels import checks
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded

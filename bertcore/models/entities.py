@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.heads.classifier import ClassifierSpec
+from bertcore.heads import ClassifierSpec
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.inputs import integer_batch, like

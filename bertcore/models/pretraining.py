@@ -9,8 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from bertcore import checkpoint
-from bertcore.heads.classifier import Classifier
-from bertcore.heads.language_model import SpanBoundaryHead, find_boundaries
+from bertcore.heads import Classifier, SpanBoundaryHead, find_boundaries
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModelForCausalLM, AutoModelForMaskedLM

@@ -9,8 +9,7 @@ from typing import Any
 
 import bertcore.families
 from bertcore.checkpoint import Adapters, NameRules
-from bertcore.heads.classifier import ClassifierSpec
-from bertcore.heads.language_model import LanguageModelSpec, SpanBoundarySpec
+from bertcore.heads import ClassifierSpec, LanguageModelSpec, SpanBoundarySpec
 from bertcore.models.adapter import Adapter
 from bertcore.models.spec import ConfigReader
 from bertcore.nn.embeddings import Embeddings, Pooler

@@ -10,7 +10,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count
-from bertcore.heads.language_model import LanguageModelHead
+from bertcore.heads import LanguageModelHead
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.model import Model

@@ -23,14 +23,14 @@ from bertcore.demo_model import demo_model_folder
 from bertcore.serving import embeddings, information, page, schema, scores, words
 from bertcore.serving.batcher import Lanes, step_back
 from bertcore.serving.guard import HANDLERS, Guard, disconnected, json_response, long_json_response
-from bertcore.serving.memory import hold
-from bertcore.serving.metrics import Metrics
 from bertcore.serving.models import BODY, Models, ServedModel, ServerSettings
+from bertcore.serving.page import Metrics
 from bertcore.serving.requests import (
     Endpoint,
     body_too_slow,
     checked,
     encoded,
+    hold,
     invalid,
     malformed,
     timed_out,

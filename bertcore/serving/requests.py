@@ -1,6 +1,8 @@
 """Declarations of endpoints, which check requests; and the errors that answer them, in the clients' formats."""
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -211,3 +213,48 @@ def _shown(value: Any) -> str:
         return "an object"
     shown = repr(value[:40] if isinstance(value, str) else value)
     return f"{shown}..." if isinstance(value, str) and len(value) > 40 else shown
+
+
+@dataclass
+class Memory:
+    """The bytes that the requests of a server hold.
+
+    Attributes:
+        most: the bytes that they may hold together.
+        held: the bytes that they hold.
+    """
+
+    most: int
+    held: int = 0
+
+    @contextlib.contextmanager
+    def of_request(self) -> Iterator[None]:
+        """Let go of all that is held in the context, at its end."""
+        request = _Held(self)
+        token = _request.set(request)
+        try:
+            yield
+        finally:
+            _request.reset(token)
+            self.held -= request.count
+
+
+@dataclass
+class _Held:
+    memory: Memory
+    count: int = 0
+
+
+_request: ContextVar[_Held | None] = ContextVar("request", default=None)
+
+
+def hold(count: int) -> None:
+    """Hold so many bytes until the current request has ended. Raises RequestError (429) if there is no room."""
+    request = _request.get()
+    if request is None:
+        return
+    memory = request.memory
+    if memory.held + count > memory.most:
+        raise overloaded(f"requests hold {memory.held} of {memory.most} bytes, no room for {count} more: try again")
+    memory.held += count
+    request.count += count

@@ -1,10 +1,25 @@
-"""The kinds of encoders, and a folder opened as the encoder that it holds."""
+"""The kinds of encoders, folders opened as the encoders they hold, and kernels compiled ahead of their first use."""
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from bertcore import checkpoint
 from bertcore.checkpoint import read_config
+from bertcore.gradients import value_and_grad
+from bertcore.models.architectures import class_for
+from bertcore.models.auto import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+from bertcore.models.model import NewlyInitialisedWarning
+from bertcore.models.with_heads import head_specs
 from bertcore.tasks.cross_encoder import CrossEncoder
 from bertcore.tasks.folder import opened_folder, read_routes
 from bertcore.tasks.multi_vector import MultiVectorEncoder
@@ -49,3 +64,55 @@ def load_encoder(folder: str | os.PathLike, **options: Any) -> Any:
     `options` are those of the class, whose errors this raises.
     """
     return ENCODERS[kind_of(folder)](Path(folder), **options)
+
+
+LONGEST = 512  # tokens; longer sequences need the same kernels
+RANDOM_BERT = {
+    "model_type": "bert",
+    "vocab_size": 1000,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+}
+
+
+def models_of(source: Path | None, dtype: str | None) -> tuple[Any, Any]:
+    """Return a model with its pooler, and with its head (None without one); a small BERT for no folder."""
+    if source is None:
+        return tuple(
+            kind.from_config(RANDOM_BERT, dtype=dtype or "float32") for kind in (AutoModel, AutoModelForMaskedLM)
+        )
+
+    folder = read_encoder_settings(source).model_folder
+    with checkpoint.naming_config(folder):
+        kind = class_for(checkpoint.read_config(folder))
+    with warnings.catch_warnings():  # kernels do not depend on weights
+        warnings.simplefilter("ignore", NewlyInitialisedWarning)
+        encoder = AutoModel.from_pretrained(folder, dtype=dtype)
+        return encoder, None if kind is AutoModel else _with_head(kind, folder, encoder)
+
+
+def _with_head(kind: type, folder: Path, encoder: Any) -> Any:
+    """Return the model with its own head if that takes a label for each token, else with a classifier."""
+    if kind in (AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForTokenClassification):
+        return kind.from_pretrained(folder, dtype=encoder.dtype)
+    if "token_classification" in head_specs(encoder.config):
+        return AutoModelForTokenClassification.from_config(encoder.config, dtype=encoder.dtype)
+    classes = {"num_labels": 2, "problem_type": "single_label_classification"}
+    return AutoModelForSequenceClassification.from_config(encoder.config, dtype=encoder.dtype, **classes)
+
+
+def warm_up(model: Any, *, gradients: bool = False) -> None:
+    """Run `model` on batches that reach every kernel of its forward pass, and with `gradients` of its backward pass."""
+    longest = min(model.spec.longest_sequence or LONGEST, LONGEST)
+    ragged = np.arange(longest) < np.array([[longest], [1], [longest // 2]])
+    model([[1]])
+    model(np.ones((3, longest), np.int64), attention_mask=ragged.astype(np.int64))
+    model(np.ones((2, 7), np.int64), output_hidden_states=True, output_attentions=True)
+    model.encode_packed([np.ones(longest, np.int32), np.ones(3, np.int32)])
+    if gradients:
+        labels = np.where(ragged, 1, -100)
+        if isinstance(model, AutoModelForSequenceClassification):
+            labels = labels[:, 0]
+        value_and_grad(model)(np.ones(ragged.shape, np.int64), attention_mask=ragged.astype(np.int64), labels=labels)

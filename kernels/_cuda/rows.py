@@ -6,8 +6,18 @@ elements in the registers of GROUP threads, NAME_any_rows<T, GROUP> takes any ro
 
 import numpy as np
 
-from . import C_TYPES, array_module, c_type, contiguous, device, instantiations, is_whole, template
-from .vectors import row_stride, unit_columns
+from . import (
+    C_TYPES,
+    array_module,
+    c_type,
+    contiguous,
+    device,
+    instantiations,
+    is_whole,
+    row_stride,
+    template,
+    unit_columns,
+)
 
 # (GROUP, ITEMS). Up to 1024 elements a warp has a row to itself and waits for no other.
 REGISTER_SHAPES = (*((32, items) for items in (8, 16, 24, 32)), *((128, items) for items in (16, 24, 32)))

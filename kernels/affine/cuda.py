@@ -3,8 +3,7 @@
 import numpy as np
 
 from .. import _cuda
-from .._cuda import rows
-from .._cuda.vectors import vector_grid
+from .._cuda import rows, vector_grid
 
 INSTANTIATIONS = (
     *_cuda.instantiations("affine_rows", _cuda.FLAGS),

@@ -6,7 +6,7 @@ The targets stay on the GPU and are not checked here: an unknown class gives the
 import numpy as np
 
 from .. import _cuda
-from .._cuda.vectors import empty_rows, row_stride, unit_columns
+from .._cuda import empty_rows, row_stride, unit_columns
 
 GROUPS = (32, 512)  # threads to a row
 WARP_CLASSES = 1024  # up to which a warp takes a row

@@ -3,8 +3,8 @@
 import numpy as np
 
 from .. import _cuda
+from .._cuda import vector_grid
 from .._cuda.rows import sizes_of
-from .._cuda.vectors import vector_grid
 from ..activation_names import activation_code
 
 INSTANTIATIONS = (

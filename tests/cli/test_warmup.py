@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bertcore import AutoModelForSequenceClassification, use_backend
-from bertcore.tasks import warm_up as warmup
+from bertcore.tasks import loading as warmup
 from tests.processes import run_python
 from tests.tiny_families import tiny_config
 

@@ -5,7 +5,6 @@ import pytest
 
 from bertcore.kernels import _cuda
 from bertcore.kernels._cuda import rows as rows_planner
-from bertcore.kernels._cuda import vectors
 from bertcore.kernels.activation import cuda as activation_cuda
 from bertcore.kernels.activation import reference as activation_reference
 from bertcore.kernels.cross_entropy import cuda as cross_entropy_cuda
@@ -119,8 +118,8 @@ def test_cross_entropy_of_rows_that_lie_apart(cuda, dtype, classes, monkeypatch)
 
     The gradient has rows apart as well, or overwrites the logits.
     """
-    monkeypatch.setattr(vectors, "WIDE", 1)
-    stride = vectors.padded_width(classes, dtype)
+    monkeypatch.setattr(_cuda, "WIDE", 1)
+    stride = _cuda.padded_width(classes, dtype)
     storage = np.full((5, stride), np.nan, dtype)
     storage[:, :classes] = normal(1, (5, classes), dtype)
     target, grad_losses = np.arange(5), np.ones(5, np.float32)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForMaskedLM, ReplacedTokenModel, autocast, kernels, use_backend, value_and_grad
-from bertcore.kernels._cuda import vectors
+from bertcore.kernels import _cuda
 from bertcore.nn.functional import losses
 from bertcore.passes import Pass
 from tests.demo import demo_folder  # noqa: F401
@@ -124,7 +124,7 @@ def test_gradients(emulated_gpu, is_dropping, preset):
 def test_scores_of_labels_exist_in_chunks(emulated_gpu, precision, monkeypatch):
     """The gradients of those at once, in their place; no array has more rows of a vocabulary than a chunk. Each row of
     it begins on 16 bytes."""
-    monkeypatch.setattr(vectors, "WIDE", 1)
+    monkeypatch.setattr(_cuda, "WIDE", 1)
     model, batch = tiny_masked_lm()
     batch["labels"], found = np.where(batch["attention_mask"] == 1, batch["input_ids"], -100), {}
     for chunk in (1024, 4):

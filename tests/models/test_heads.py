@@ -8,7 +8,7 @@ import pytest
 
 import bertcore
 from bertcore.checkpoint import CheckpointError
-from bertcore.heads.classifier import ClassifierSpec
+from bertcore.heads import ClassifierSpec
 from bertcore.models.spec import ConfigReader
 from tests.refusals import refuses
 from tests.tolerances import assert_same_arrays

@@ -9,7 +9,7 @@ import pytest
 from bertcore import GLiNER, use_backend
 from bertcore.training import Trainer, TrainingArguments, objectives
 from bertcore.training.data.files import MalformedRecord
-from bertcore.training.objectives.gliner import GLiNERCollator
+from bertcore.training.objectives.entities import GLiNERCollator
 from tests.refusals import refuses
 from tests.tiny_gliner import tiny_gliner
 

@@ -9,8 +9,7 @@ from bertcore.checkpoint.parameters import INDEX_BUFFERS, LAYER_NORM_ENDINGS
 from bertcore.families import bert
 from bertcore.families.deberta.blocks import DisentangledAttentionByHead, DisentangledEmbeddings, Disentanglement
 from bertcore.families.deberta.models import COMPONENTS, DebertaForMaskedLM, DisentangledAdapter
-from bertcore.heads.classifier import ClassifierSpec
-from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register
 from bertcore.models.spec import MOST_POSITIONS, ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec

@@ -9,8 +9,7 @@ from bertcore.families import roberta
 from bertcore.families.luke import models
 from bertcore.families.luke.adapter import INPUTS, WordAndEntityAdapter
 from bertcore.families.luke.blocks import EntityAwareAttention, EntitySpec, WordAndEntityEmbeddings
-from bertcore.heads.classifier import ClassifierSpec
-from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.registry import POOLED_HEADS, HeadSpec, register
 from bertcore.models.spec import ConfigReader
 from bertcore.nn.spec import EncoderSpec

@@ -13,8 +13,7 @@ import numpy as np
 
 from bertcore.families.luke.adapter import WordAndEntityInput
 from bertcore.families.luke.blocks import Entities
-from bertcore.heads.classifier import ClassifierSpec
-from bertcore.heads.language_model import LanguageModelHead
+from bertcore.heads import ClassifierSpec, LanguageModelHead
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModel, AutoModelForMaskedLM

@@ -12,7 +12,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.families.transfo_xl.adapter import CausalRecurrentAdapter
 from bertcore.families.transfo_xl.adaptive_softmax import AdaptiveCausalLM, AdaptiveSoftmaxSpec
 from bertcore.families.transfo_xl.blocks import AdaptiveEmbeddings, RecurrentAttention
-from bertcore.heads.classifier import ClassifierSpec
+from bertcore.heads import ClassifierSpec
 from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec

@@ -18,8 +18,7 @@ from bertcore.families.xlnet.blocks import (
     TwoStreamEmbeddings,
     TwoStreamLayer,
 )
-from bertcore.heads.classifier import ClassifierSpec
-from bertcore.heads.language_model import LanguageModelSpec
+from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.adapter import Encoded
 from bertcore.models.inputs import EncoderInput, integer_batch
 from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, in_each_layer, register, summary_head

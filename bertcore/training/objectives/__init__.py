@@ -1,9 +1,9 @@
 """Objectives: what a model learns from, each a class with its loss, its examples and its weight.
 
-objective.py has the base, sums, labels, losses of the caller's own, and texts; language_modeling.py, sentence_pairs.py
-and entities.py learn from raw texts; embeddings.py, embedding_losses.py and batch_triplets.py make embeddings,
-cross_encoder.py scores of pairs, multi_vector.py scores by token vectors, sparse.py sparse embeddings, gliner.py of
-spans and labels; distillation.py learns from a teacher, by the terms of distillation_terms.py. preview.py shows what
+objective.py has the base, sums, labels, losses of the caller's own, and texts; language_modeling.py and
+sentence_pairs.py learn from raw texts, entities.py from texts with entities; embeddings.py, embedding_losses.py and
+batch_triplets.py make embeddings, cross_encoder.py scores of pairs, multi_vector.py scores by token vectors, sparse.py
+sparse embeddings; distillation.py learns from a teacher, by the terms of distillation_terms.py. preview.py shows what
 objectives ask of a model.
 """
 
@@ -42,8 +42,7 @@ from bertcore.training.objectives.embeddings import (
     MultipleNegativesRanking,
     Triplet,
 )
-from bertcore.training.objectives.entities import EntityMaskedLM
-from bertcore.training.objectives.gliner import GLiNEREntities
+from bertcore.training.objectives.entities import EntityMaskedLM, GLiNEREntities
 from bertcore.training.objectives.language_modeling import (
     CausalLM,
     MaskedLM,

@@ -1,4 +1,4 @@
-"""Masked words and masked entities: texts with mentions, for LUKE."""
+"""Losses of models of entities: masked words and entities (LUKE), and the spans and labels of GLiNER."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_share
+from bertcore.arguments import check_number, check_share
+from bertcore.gradients import with_loss
+from bertcore.kernels import checks
+from bertcore.kernels.arrays import Array
+from bertcore.models.gliner import GLiNERModel
+from bertcore.tokenization.prompts import PromptedText, PromptReader, as_batch, split_words
 from bertcore.training.collators import DataCollatorForLanguageModeling
+from bertcore.training.data.files import wrong_record
+from bertcore.training.data.mentions import LabelledEntities
 from bertcore.training.masking import IGNORED, Masking
 from bertcore.training.objectives.language_modeling import DEFAULT, MaskedLM
-from bertcore.training.objectives.objective import Batch, Collator, SpecialTokens, text_limit
+from bertcore.training.objectives.objective import Batch, Collator, Objective, SpecialTokens, text_limit
 
 SPANS, NAMES = "entity_spans", "entities"
 
@@ -144,3 +151,183 @@ class EntityCollator(DataCollatorForLanguageModeling):
         labels, masked = np.full(len(ids), IGNORED), ids.copy()
         labels[chosen], masked[chosen] = ids[chosen], self.special["entity_mask_token"]
         return masked, labels
+
+
+EPS = 1e-6  # below which no logarithm is taken
+MASKING = "none", "global", "label", "span"
+MOST_OTHERS = 100  # labels of a batch that are drawn for its texts
+
+
+class GLiNEREntities(Objective):
+    """The focal loss of spans, or of starts, ends and insides; its names and values are those of the package gliner.
+
+    Examples are {"text", "spans": [[first, last + 1, label], ...]}, in characters; an entity takes the whole words that
+    it touches. A text is read beside its own labels and a random number of those of the batch, in a random order. An
+    example may say them: "labels" are all labels to read, "negatives" those beside its own.
+
+    Args:
+        model: the model that is trained, whose config has `max_types`, the most labels of a text, and
+            `max_neg_type_ratio`, the most other labels for each of its entities.
+        alpha, gamma: of the focal loss (Lin et al. 2017, arXiv:1708.02002): the weight of spans that are entities, none
+            if it is negative, and the power of the error; by default it is the binary cross entropy.
+        prob_margin: is taken from the probabilities of what is not an entity.
+        label_smoothing: e of targets (1 - e) t + e / 2.
+        reduction: "sum", or "mean" over spans (for the token kind over words and labels).
+        masking: which parts of the loss of what is not an entity count with the probability `negatives` alone: "none",
+            all of them ("global"), those of labels without an entity in the text ("label"), or of spans without a label
+            ("span"); for the span kind.
+        negatives: that probability.
+
+    Raises TypeError or ValueError for a wrong model or number.
+    """
+
+    targets = ("targets", "weights")
+
+    def __init__(
+        self, model: GLiNERModel, *, alpha: float = -1.0, gamma: float = 0.0, prob_margin: float = 0.0,
+        label_smoothing: float = 0.0, reduction: str = "sum", masking: str = "none", negatives: float = 1.0,
+    ):  # fmt: skip
+        if not isinstance(model, GLiNERModel):
+            raise TypeError(f"model is {type(model).__name__}, expected a GLiNERModel")
+        self.spec, self._positions = model.gliner, model.spec.longest_sequence
+        self.alpha = check_share("alpha", alpha) if alpha != -1 else -1.0
+        self.gamma, self.prob_margin = check_number("gamma", gamma), check_share("prob_margin", prob_margin)
+        self.label_smoothing = check_share("label_smoothing", label_smoothing)
+        checks.choice("reduction", reduction, ("sum", "mean"))
+        checks.choice("masking", masking, MASKING)
+        if masking != "none" and self.spec.kind == "token":
+            raise ValueError(f"masking is {masking!r}, expected 'none' for a model of the token kind")
+        self.reduction, self.masking, self.negatives = reduction, masking, check_share("negatives", negatives)
+
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> GLiNERCollator:
+        return GLiNERCollator(PromptReader.of(tokenizer, self.spec, self._positions), self, seed=seed)
+
+    def weight(self, batch: Batch) -> float:
+        """Return the number that the loss is a mean over; 1 for a sum."""
+        if self.reduction == "sum":
+            return 1.0
+        words = kernels.to_host(batch["words_mask"]).max(axis=1, initial=0)
+        if self.spec.kind == "span":
+            return float(sum(np.maximum(words - width, 0).sum() for width in range(self.spec.max_width)))
+        return float((words * (kernels.to_host(batch["input_ids"]) == self.spec.class_token).sum(axis=1)).sum())
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        inputs = {name: array for name, array in batch.items() if name not in self.targets}
+
+        def of_output(out: Any) -> tuple[Any, Mapping[str, Any]]:
+            xp, count = kernels.array_module(out.logits), self.weight(batch)
+            targets, weights = (xp.asarray(batch[name]).astype("float64") for name in self.targets)
+            losses, slopes = self.of_logits(out.logits.astype("float64"), targets)
+            value, grad = (losses * weights).sum() / max(count, 1), slopes * weights / max(count, 1)
+            return xp.asarray(value, out.logits.dtype), {"logits": grad.astype(out.logits.dtype)}
+
+        return with_loss(model(**inputs), of_output)
+
+    def of_logits(self, logits: Array, targets: Array) -> tuple[Array, Array]:
+        """Return the loss of each logit and its derivative, of targets 0 and 1."""
+        xp = kernels.array_module(logits)
+        targets = targets * (1 - self.label_smoothing) + self.label_smoothing / 2
+        p = 0.5 + xp.tanh(logits / 2) / 2
+        kept, is_kept = (p - self.prob_margin).clip(0, 1), p >= self.prob_margin
+        value = -targets * xp.log(p.clip(EPS)) - (1 - targets) * xp.log((1 - kept).clip(EPS))
+        slope = (1 - targets) * is_kept * (1 - kept >= EPS) / (1 - kept).clip(EPS) - targets * (p >= EPS) / p.clip(EPS)
+        if self.gamma:
+            error = 1 - p * targets - (1 - kept) * (1 - targets)
+            factor = error.clip(0) ** self.gamma
+            of_factor = self.gamma * error.clip(EPS) ** (self.gamma - 1) * ((1 - targets) * is_kept - targets)
+            value, slope = value * factor, slope * factor + value * of_factor
+        if self.alpha >= 0:
+            share = self.alpha * targets + (1 - self.alpha) * (1 - targets)
+            value, slope = share * value, share * slope
+        return value, slope * p * (1 - p)
+
+
+class GLiNERCollator:
+    """Batches of a GLiNERModel from texts with spans; see `GLiNEREntities`.
+
+    Attributes:
+        rng: draws the labels beside a text's own, their order, and the parts of the loss that count.
+    """
+
+    def __init__(self, reader: PromptReader, objective: GLiNEREntities, *, seed: int = 0):
+        self._reader, self._objective, self.rng = reader, objective, np.random.default_rng(seed)
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        """Return input_ids, attention_mask, words_mask, and the targets and weights of the logits.
+
+        Raises MalformedRecord, a ValueError, naming a record that is not as expected.
+        """
+        columns = LabelledEntities(nested=True)
+        entities = [columns.entities(record, number) for number, record in enumerate(examples)]
+        labels = self._labels(examples, entities)
+        words = [list(split_words(record["text"])) for record in examples]
+        given = [[record["text"][slice(*word)] for word in some] for record, some in zip(examples, words, strict=True)]
+        rows, spec = self._reader.read(given, labels), self._objective.spec
+        batch = as_batch(rows, self._reader.tokenizer.pad_token_id)
+        most = max((len(row.words) for row in rows), default=0), max(map(len, labels), default=0)
+        sides = (most[0], spec.max_width, most[1]) if spec.kind == "span" else (*most, 3)
+        targets, weights = np.zeros((2, len(rows), *sides), np.float32)
+        for number, (row, names) in enumerate(zip(rows, labels, strict=True)):
+            found = [(*_of_words(span, words[number], row), kind) for span, kind in entities[number]]
+            _fill(targets[number], weights[number], found, names, len(row.words), spec.kind)
+        return batch | {"targets": targets, "weights": self._masked(targets, weights)}
+
+    def _labels(self, examples: Sequence[Mapping[str, Any]], entities: Sequence[Any]) -> list[list[str]]:
+        """Return the labels that are put before each text."""
+        known = sorted({kind for some in entities for _, kind in some})
+        others, found = self.rng.permutation(np.array(known, object))[:MOST_OTHERS].tolist(), []
+        for number, (record, some) in enumerate(zip(examples, entities, strict=True)):
+            ratio = self.rng.integers(0, self._objective.spec.max_negatives, endpoint=True)
+            own, beside = _names(record, number, "labels"), _names(record, number, "negatives")
+            if own is None:
+                beside = others[: len(some) * int(ratio)] if beside is None else beside
+                every = dict.fromkeys([*(kind for _, kind in some), *beside])
+                own = self.rng.permutation(np.array(list(every), object))[: self._objective.spec.max_types].tolist()
+            found.append(list(dict.fromkeys(own)) or [""])
+        return found
+
+    def _masked(self, targets: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        if self._objective.masking == "none":
+            return weights
+        axes = {"global": (), "label": (1, 2), "span": (3,)}[self._objective.masking]
+        is_positive = targets.any(axis=axes, keepdims=True) if axes else targets > 0
+        return weights * (is_positive | (self.rng.random(targets.shape) < self._objective.negatives))
+
+    def masking_settings(self) -> dict[str, Any]:
+        """Return the settings that a resumed run has to keep."""
+        return {"masking": self._objective.masking, "negatives": self._objective.negatives}
+
+
+def _names(record: Mapping[str, Any], number: int, key: str) -> list[str] | None:
+    names = record.get(key)
+    if names is not None and not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
+        raise wrong_record(record, number, f"{key!r} is {names!r:.60}, expected a list of strings")
+    return None if names is None else list(names)
+
+
+def _of_words(span: tuple[int, int], words: Sequence[tuple[int, int]], row: PromptedText) -> tuple[int, int]:
+    """Return the first and the last of the words read that a span touches, -1 where it is not among them."""
+    touched = [number for number, (first, last) in enumerate(words) if first < span[1] and span[0] < last]
+    places = {number: place for place, number in enumerate(row.words)}
+    return (places.get(touched[0], -1), places.get(touched[-1], -1)) if touched else (-1, -1)
+
+
+def _fill(
+    targets: np.ndarray, weights: np.ndarray, entities: Sequence[tuple[int, int, str]], names: list[str], words: int,
+    kind: str,
+) -> None:  # fmt: skip
+    """Write the targets of one text, and ones where it has logits."""
+    if kind == "span":
+        width = targets.shape[1]
+        is_within = np.arange(words)[:, None] + np.arange(width) < words
+        weights[:words, :, : len(names)] = is_within[:, :, None]
+    else:
+        weights[:words, : len(names)] = 1
+    for first, last, name in entities:
+        if first < 0 or last < 0 or name not in names:
+            continue
+        label = names.index(name)
+        if kind == "token":
+            targets[first, label, 0] = targets[last, label, 1] = targets[first : last + 1, label, 2] = 1
+        elif last - first < width:
+            targets[first, last - first, label] = 1

@@ -9,8 +9,7 @@ rounded to the output's dtype.
 import numpy as np
 
 from ... import _cuda
-from ..._cuda import cublaslt, rows
-from ..._cuda.vectors import empty_rows, row_stride, unit_columns
+from ..._cuda import cublaslt, empty_rows, row_stride, rows, unit_columns
 from ...activation import cuda as _activation
 from ...activation_names import activation_code
 from ...batch_invariance import is_batch_invariant

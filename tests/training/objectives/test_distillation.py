@@ -5,7 +5,7 @@ import pytest
 
 import bertcore
 from bertcore import AutoModelForMaskedLM, AutoModelForSequenceClassification, use_backend
-from bertcore.heads.language_model import LanguageModelHead
+from bertcore.heads import LanguageModelHead
 from bertcore.kernels.program import Recordings
 from bertcore.tape import value_of
 from bertcore.training.objectives import (

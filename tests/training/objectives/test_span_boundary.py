@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForMaskedLM, AutoModelForSpanBoundary, load_model, value_and_grad
-from bertcore.heads.language_model import find_boundaries
+from bertcore.heads import find_boundaries
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.models.with_heads import head_specs
 from bertcore.training.masking import IGNORED
