@@ -100,13 +100,10 @@ def activation_backward(grad_output: ArrayT, saved: ActivationSaved, *, backend:
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
         saved: what `activation` returned beside the output.
-        backend: as for `activation`.
+        backend: as for `activation`; errors likewise.
 
     Returns:
         The gradient with respect to the input, of the same shape and dtype.
-
-    Raises:
-        As `activation`.
     """
     return ACTIVATION.call_backward(backend, grad_output, saved)
 
@@ -152,13 +149,10 @@ def gelu_backward(grad_output: ArrayT, saved: GELUSaved, *, backend: str | None 
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
         saved: what `gelu` returned beside the output.
-        backend: as for `gelu`.
+        backend: as for `gelu`; errors likewise.
 
     Returns:
         (grad_input, grad_bias); grad_bias is (width,), or None if the bias is.
-
-    Raises:
-        As `gelu`.
     """
     call = GELU.open_backward(backend, grad_output, saved)
     _check_bias("saved.bias", call.saved.input, call.saved.bias)

@@ -72,13 +72,10 @@ def affine_backward(
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
         saved: what `affine` returned beside the output.
-        backend: as for `affine`.
+        backend: as for `affine`; errors likewise.
 
     Returns:
         (grad_input, grad_weight, grad_bias) of shapes (..., width), (width,) and (width,). The gradient of the residual
         equals grad_input.
-
-    Raises:
-        As `affine`.
     """
     return AFFINE.call_backward(backend, grad_output, saved)

@@ -49,13 +49,10 @@ def joint_norm(arrays: list[Any], *, backend: str | None = None) -> Any:
 
     Args:
         arrays: one at least, as for `clip_norm`; they may be read-only.
-        backend: as for `clip_norm`.
+        backend: as for `clip_norm`; errors likewise.
 
     Returns:
         An array without axes, float64, of the kind of `arrays`.
-
-    Raises:
-        As `clip_norm`.
     """
     if not checks.of_one_length(arrays=arrays):
         raise ValueError("arrays is empty, expected one array at least")

@@ -122,13 +122,10 @@ def cross_entropy_backward(
         saved: what `cross_entropy` returned beside the output.
         out: an array for the gradient, of the shape and dtype of `input`, with contiguous rows (on Numba C-contiguous);
             it may be `input` itself, but overlap it in no other way.
-        backend: as for `cross_entropy`.
+        backend: as for `cross_entropy`; errors likewise.
 
     Returns:
         (rows, classes), of the kind and dtype of `input`; or `out`.
-
-    Raises:
-        As `cross_entropy`.
     """
     call = CROSS_ENTROPY.open_backward(backend, grad_output, saved, out=out)
     logits, target, lse, ignore_index, _ = call.saved

@@ -83,12 +83,9 @@ def dropout_backward(grad_output: ArrayT, saved: DropoutSaved, *, backend: str |
     Args:
         grad_output: the gradient with respect to the output.
         saved: what `dropout` returned beside the output.
-        backend: as for `dropout`.
+        backend: as for `dropout`; errors likewise.
 
     Returns:
         The gradient with respect to the input, of the same shape and dtype. That of the residual is grad_output.
-
-    Raises:
-        As `dropout`.
     """
     return DROPOUT.call_backward(backend, grad_output, saved)

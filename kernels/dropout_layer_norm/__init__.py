@@ -88,13 +88,10 @@ def dropout_layer_norm_backward(
         saved: what `dropout_layer_norm` returned beside the output.
         dtype: of the gradients of weight and bias: that of `input`, by default, or float32 for an input of lower
             precision.
-        backend: as for `dropout_layer_norm`.
+        backend: as for `dropout_layer_norm`; errors likewise.
 
     Returns:
         (grad_input, grad_residual, grad_weight, grad_bias), of the shapes of input, residual, weight and bias; the
         gradient of an absent weight or bias is None.
-
-    Raises:
-        As `dropout_layer_norm`.
     """
     return DROPOUT_LAYER_NORM.call_backward(backend, grad_output, saved, dtype=dtype)

@@ -68,13 +68,10 @@ def embedding_backward(
         saved: what `embedding` returned beside the output.
         add_to: an array of the result's shape and dtype, C-contiguous, writable and apart from the others, or None. The
             gradient is added to it in place, in the rows that occur alone, and it is returned.
-        backend: as for `embedding`.
+        backend: as for `embedding`; errors likewise.
 
     Returns:
         (num_embeddings, dim), of the kind and dtype of `grad_output`.
-
-    Raises:
-        As `embedding`.
     """
     call = EMBEDDING.open_backward(backend, grad_output, saved, add_to=add_to)
     checks.in_range("saved.input", call.saved.input, call.saved.num_embeddings)

@@ -71,12 +71,9 @@ def gated_activation_backward(
     Args:
         grad_output: the gradient with respect to the output, (..., width), of the input's dtype.
         saved: what `gated_activation` returned beside the output.
-        backend: as for `gated_activation`.
+        backend: as for `gated_activation`; errors likewise.
 
     Returns:
         An array of the kind, shape and dtype of `input`.
-
-    Raises:
-        As `gated_activation`.
     """
     return GATED_ACTIVATION.call_backward(backend, grad_output, saved)

@@ -80,13 +80,10 @@ def layer_norm_backward(
         saved: what `layer_norm` returned beside the output.
         dtype: of the gradients of weight and bias: that of `input`, by default, or float32 for an input of lower
             precision.
-        backend: as for `layer_norm`.
+        backend: as for `layer_norm`; errors likewise.
 
     Returns:
         (grad_input, grad_weight, grad_bias) of shapes (..., width), (width,) and (width,); the gradient of an absent
         weight or bias is None. The gradient of the residual equals grad_input.
-
-    Raises:
-        As `layer_norm`.
     """
     return LAYER_NORM.call_backward(backend, grad_output, saved, dtype=dtype)

@@ -87,13 +87,10 @@ def lstm_backward(grad_output: ArrayT, saved: LSTMSaved, *, backend: str | None 
     Args:
         grad_output: the gradient with respect to the output, (tokens, directions * hidden), of its dtype.
         saved: what `lstm` returned beside the output.
-        backend: as for `lstm`.
+        backend: as for `lstm`; errors likewise.
 
     Returns:
         (grad_input, grad_weight), of the shapes and dtype of input and weight.
-
-    Raises:
-        As `lstm`.
     """
     call = LSTM.open_backward(backend, grad_output, saved)
     weight, _, output, gates, _ = call.saved

@@ -113,13 +113,10 @@ def maxsim_backward(grad_output: ArrayT, saved: MaxsimSaved, *, backend: str | N
     Args:
         grad_output: the gradient with respect to the output, (queries, documents), of its dtype.
         saved: what `maxsim` returned beside the output.
-        backend: as for `maxsim`.
+        backend: as for `maxsim`; errors likewise.
 
     Returns:
         (grad_query, grad_document), of the shapes and dtype of query and document.
-
-    Raises:
-        As `maxsim`.
     """
     call = MAXSIM.open_backward(backend, grad_output, saved)
     query, document, cu_seqlens, cu_seqlens_q, best = call.saved

@@ -53,11 +53,7 @@ def _differing_bits(typingctx, a, b, at):
 @intrinsic
 def _no_products(typingctx):
     """Return a vector of sums that are 0."""
-
-    def codegen(context, builder, sig, args):
-        return ir.Constant(_SUMS.llvm, None)
-
-    return _SUMS(), codegen
+    return _SUMS(), lambda context, builder, sig, args: ir.Constant(_SUMS.llvm, None)
 
 
 @intrinsic

@@ -78,12 +78,9 @@ def pooling_backward(grad_output: ArrayT, saved: PoolingSaved, *, backend: str |
     Args:
         grad_output: the gradient with respect to the output, (sequences, width), of the dtype of `input`.
         saved: what `pooling` returned beside the output.
-        backend: as for `pooling`.
+        backend: as for `pooling`; errors likewise.
 
     Returns:
         (tokens, width), of the kind and dtype of `input`.
-
-    Raises:
-        As `pooling`.
     """
     return POOLING.call_backward(backend, grad_output, saved)

@@ -73,13 +73,10 @@ def rms_norm_backward(
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
         saved: what `rms_norm` returned beside the output.
-        backend: as for `rms_norm`.
+        backend: as for `rms_norm`; errors likewise.
 
     Returns:
         (grad_input, grad_weight) of shapes (..., width) and (width,); grad_weight is None if the weight is. The
         gradient of the residual equals grad_input.
-
-    Raises:
-        As `rms_norm`.
     """
     return RMS_NORM.call_backward(backend, grad_output, saved)

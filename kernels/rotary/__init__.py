@@ -111,13 +111,10 @@ def rotary_backward(
         grad_output: the gradient with respect to the output, of its shape and dtype.
         saved: what `rotary` returned beside the output.
         inplace: write to `grad_output`.
-        backend: as for `rotary`.
+        backend: as for `rotary`; errors likewise.
 
     Returns:
         An array of the kind, shape and dtype of `grad_output`.
-
-    Raises:
-        As `rotary`.
     """
     call = ROTARY.open_backward(backend, grad_output, saved, inplace=inplace)
     _check(call.grad_output, *call.saved[:5])

@@ -54,12 +54,9 @@ def softmax_backward(grad_output: ArrayT, saved: SoftmaxSaved, *, backend: str |
     Args:
         grad_output: the gradient with respect to the output, of the output's shape and dtype.
         saved: what `softmax` returned beside the output.
-        backend: as for `softmax`.
+        backend: as for `softmax`; errors likewise.
 
     Returns:
         The gradient with respect to the input, of the same shape and dtype.
-
-    Raises:
-        As `softmax`.
     """
     return SOFTMAX.call_backward(backend, grad_output, saved)

@@ -35,10 +35,7 @@ def join_bfloat16(typingctx, low, high):
     is_native = isa.has_native_bfloat16_dot() and isa.IS_X86 and low.count == 16
     emit = _join_natively if is_native else _join
 
-    def codegen(context, builder, sig, args):
-        return builder.bitcast(emit(builder, *args), low.llvm)
-
-    return low(low, low), codegen
+    return low(low, low), lambda context, builder, sig, args: builder.bitcast(emit(builder, *args), low.llvm)
 
 
 def _join_natively(builder, low, high):

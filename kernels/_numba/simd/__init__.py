@@ -65,10 +65,7 @@ def lanes(typingctx, like):
     """Return the elements per vector of like's dtype, a constant in compiled code."""
     count = vec_of(like).count
 
-    def codegen(context, builder, sig, args):
-        return context.get_constant(types.intp, count)
-
-    return types.intp(like), codegen
+    return types.intp(like), lambda context, builder, sig, args: context.get_constant(types.intp, count)
 
 
 @intrinsic
@@ -76,10 +73,7 @@ def itemsize(typingctx, like):
     """Return the bytes per element of like's dtype, a constant in compiled code."""
     size = dtype_of(like).bitwidth // 8
 
-    def codegen(context, builder, sig, args):
-        return context.get_constant(types.intp, size)
-
-    return types.intp(like), codegen
+    return types.intp(like), lambda context, builder, sig, args: context.get_constant(types.intp, size)
 
 
 @intrinsic
@@ -249,10 +243,7 @@ def broadcast(typingctx, like, scalar):
     """Return a vector of the scalar, rounded to like's dtype."""
     vec = vec_of(like)
 
-    def codegen(context, builder, sig, args):
-        return args[1]
-
-    return vec(like, vec), codegen
+    return vec(like, vec), lambda context, builder, sig, args: args[1]
 
 
 @intrinsic
@@ -262,10 +253,7 @@ def fma(typingctx, a, b, c):
     if vec is None:
         raise TypingError(f"fma: expected vectors of one type and scalars, got {a}, {b}, {c}")
 
-    def codegen(context, builder, sig, args):
-        return emit_fma(builder, vec, *args)
-
-    return vec(vec, vec, vec), codegen
+    return vec(vec, vec, vec), lambda context, builder, sig, args: emit_fma(builder, vec, *args)
 
 
 @intrinsic
@@ -275,10 +263,7 @@ def select(typingctx, mask, a, b):
     if vec is None or mask != mask_of(vec):
         raise TypingError(f"select: expected a mask and two vectors (or one and a scalar), got {mask}, {a}, {b}")
 
-    def codegen(context, builder, sig, args):
-        return builder.select(*args)
-
-    return vec(mask, vec, vec), codegen
+    return vec(mask, vec, vec), lambda context, builder, sig, args: builder.select(*args)
 
 
 def _elementwise(llvm_name, doc, arity):
