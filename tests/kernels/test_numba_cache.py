@@ -157,7 +157,10 @@ sources.digest(ROOT / "linear" / "cpu" / "__init__.py")
 other = loaded - {str(file) for file in sources._modules}
 print(*sorted(Path(file).name for file in other if len(ast.parse(Path(file).read_text()).body) > 1))
 """
-    assert set(run_python(code)[0].split()) == {Path(file).name for file in sources.AROUND_KERNELS} | {"sources.py"}
+    assert set(run_python(code)[0].split()) == {Path(file).name for file in sources.AROUND_KERNELS} | {
+        "shipped.py",
+        "sources.py",
+    }
 
 
 def test_digests_are_cached_by_source_text(tmp_path):

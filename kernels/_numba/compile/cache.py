@@ -4,7 +4,7 @@ Each kernel and signature has a file of its own, named by a digest of what it de
 modules that it imports (sources.py; Numba itself would miss changes in other files), argument types, CPU and features,
 level, and versions of Python, Numba and llvmlite. Any number of processes may fill one cache, machines and versions of
 this package may share it, and a read-only cache works as well. What another user could have written is neither read nor
-replaced. Files unused for UNUSED_DAYS are deleted.
+replaced. Files unused for UNUSED_DAYS are deleted. A kernel that is missing may be one of those shipped (shipped.py).
 """
 
 import hashlib
@@ -27,6 +27,7 @@ from ...cache_folder import make_private, read_private, usable_cache_folder, wri
 from ...own_name import PACKAGE, PROJECT, setting
 from ..threads import size_pool
 from .isa import LEVEL
+from .shipped import fixed_key, read_shipped
 from .sources import ROOT, Sources, package_digests
 
 UNUSED_DAYS = 90
@@ -81,30 +82,35 @@ class _Files:
     def __init__(self, folder: Path, name: str, stamp: Any):
         self._folder, self._name, self._stamp = folder, name, stamp
 
-    def _file(self, key: Any) -> tuple[Path, bytes]:
+    def _named(self, key: Any) -> tuple[str, bytes]:
         made_from = repr((self._stamp, key)).encode()
-        return self._folder / f"{self._name}.{hashlib.sha256(made_from).hexdigest()[:20]}.nbc", made_from
+        return f"{self._name}.{hashlib.sha256(made_from).hexdigest()[:20]}.nbc", made_from
 
     def load(self, key: Any) -> Any:
-        """Return the data saved under `key`, or None if there is none or the file is damaged."""
-        file, made_from = self._file(key)
-        try:
-            content = read_private(file)  # unpickling it runs code: a stranger must not have written it
-        except OSError:
-            return None
-        if content[:32] != hashlib.sha256(content[32:]).digest():
-            return None
-        stored_for, data = pickle.loads(content[32:])
-        if stored_for != made_from:
-            return None
-        _note_use(file)
-        return data
+        """Return the data saved under `key`, else what was shipped; None if both are missing or damaged."""
+        with suppress(OSError):  # unpickling it runs code: a stranger must not have written it
+            name, made_from = self._named(key)
+            data = _checked(read_private(self._folder / name), made_from)
+            if data is not None:
+                _note_use(self._folder / name)
+                return data
+        with suppress(OSError):
+            name, made_from = self._named(fixed_key(key))
+            return _checked(read_shipped(f"{self._folder.name}/{name}"), made_from)
 
     def save(self, key: Any, data: Any) -> None:
         """Write the data; raises OSError if that is impossible."""
-        file, made_from = self._file(key)
+        name, made_from = self._named(key)
         content = dumps((made_from, data))
-        write_private(file, hashlib.sha256(content).digest() + content)
+        write_private(self._folder / name, hashlib.sha256(content).digest() + content)
+
+
+def _checked(content: bytes, made_from: bytes) -> Any:
+    """Return the data in a file's content, None if it is damaged or made from something else."""
+    if content[:32] != hashlib.sha256(content[32:]).digest():
+        return None
+    stored_for, data = pickle.loads(content[32:])
+    return data if stored_for == made_from else None
 
 
 class KernelCache(caching.FunctionCache):

@@ -60,6 +60,11 @@ class Level:
     int8_origin: int = 0
     tiles: str | None = None
 
+    @property
+    def llvm_features(self) -> str:
+        """The required features as LLVM and Numba spell them."""
+        return ",".join(f"+{feature}" for feature in sorted(self.requires))
+
 
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 IS_ARM = platform.machine().lower() in ("aarch64", "arm64")
@@ -140,13 +145,13 @@ def _forced_level(name):
     if reason is not None:
         raise ValueError(f"{variable('ISA')}={name!r}, but {reason}")
     if level.tiles != NATIVE:  # the best level: compiled as where it is chosen by default, so that both share a cache
-        _compile_for(level, level.llvm_cpu)
+        compile_for(level, level.llvm_cpu)
     return level
 
 
-def _compile_for(level, cpu_name):
+def compile_for(level, cpu_name):
     config.CPU_NAME = cpu_name
-    config.CPU_FEATURES = ",".join(f"+{feature}" for feature in sorted(level.requires))
+    config.CPU_FEATURES = level.llvm_features
 
 
 def _choose_level() -> Level:
@@ -158,7 +163,7 @@ def _choose_level() -> Level:
     cpu_name = llvm.get_host_cpu_name()
     level = best_level(cpu_name)
     if IS_ARM:  # Numba would compile for the features that LLVM finds
-        _compile_for(level, level.llvm_cpu if cpu_name == "generic" else cpu_name)
+        compile_for(level, level.llvm_cpu if cpu_name == "generic" else cpu_name)
     return level
 
 

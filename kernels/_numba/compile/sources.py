@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ...cache_folder import read_private, write_private
 from ...own_name import PACKAGE
+from .shipped import read_shipped
 
 ROOT = Path(__file__).parents[2]
 # They run and cache kernels, but are not part of them.
@@ -104,10 +105,11 @@ def package_digests(folder: Path) -> dict[str, str]:
     """Return the digest of each module of this package by its path; kept in `folder` if it is writable."""
     texts = {file.relative_to(ROOT).as_posix(): file.read_bytes() for file in sorted(ROOT.rglob("*.py"))}
     kept = folder / f"sources-{hashlib.sha256(repr(texts).encode()).hexdigest()[:20]}.json"
-    with suppress(OSError, ValueError):  # missing or damaged
-        found = json.loads(read_private(kept))
-        if found.keys() == texts.keys():
-            return found
+    for read in (lambda: read_private(kept), lambda: read_shipped(kept.name)):
+        with suppress(OSError, ValueError):  # missing or damaged
+            found = json.loads(read())
+            if found.keys() == texts.keys():
+                return found
     sources = Sources()
     digests = {name: sources.digest(ROOT / name) for name in texts}
     with suppress(OSError):  # a read-only folder
