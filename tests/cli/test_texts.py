@@ -37,7 +37,12 @@ def line(command, source, tmp_path, models):
     if command == "search":
         words = [*words, "a query"] if source in ("file", "-") else [*words, "--queries", str(tmp_path / "queries.txt")]
     before = [str(models / word) if (models / word).is_dir() else word for word in before]
-    return [command, *(word.replace("OUT", f"out-{source}") for word in (*before, *words, *after)), "--backend", "numpy"]
+    return [
+        command,
+        *(word.replace("OUT", f"out-{source}") for word in (*before, *words, *after)),
+        "--backend",
+        "numpy",
+    ]
 
 
 def test_each_command_is_in_the_table():

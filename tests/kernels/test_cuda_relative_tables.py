@@ -11,7 +11,7 @@ import pytest
 from bertcore.execution.graph_cache import InferenceGraphs
 from bertcore.kernels import attention, attention_backward
 from bertcore.kernels._cuda.capture import Lifetimes
-from bertcore.kernels.attention.cuda import relative_products
+from bertcore.kernels.attention.cuda import relative as relative_cuda
 from bertcore.kernels.attention.positions import OF_RELATIVE, RelativePositions
 from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
 from tests.kernels.arrays import backward
@@ -95,8 +95,8 @@ def test_some_heads_at_a_time(gpu, monkeypatch, dtype, case):
     numpy_arrays, numpy_relative = [wide(array) for array in arrays], widened_terms(relative)
     expected = on_backend("numpy", numpy_arrays, numpy_relative, lengths, **options)
     found = {}
-    for most in (0, relative_products.MOST_BYTES):
-        monkeypatch.setattr(relative_products, "MOST_BYTES", most)
+    for most in (0, relative_cuda.MOST_BYTES):
+        monkeypatch.setattr(relative_cuda, "MOST_BYTES", most)
         gpu.launches.clear()
         found[most] = on_backend("cupy", arrays, relative, lengths, cupy.asarray, **options)
         at_once = heads // heads_k if most == 0 else heads
@@ -118,7 +118,7 @@ def bytes_at_once(function):
 @pytest.mark.parametrize("lengths", [(512, 512), (512, *[33] * 20)], ids=["full", "ragged"])
 def test_memory_of_tables(monkeypatch, lengths):
     """Of one head: 4 bytes a token for each row of both tables, and for each key of the longest sequence."""
-    monkeypatch.setattr(relative_products, "MOST_BYTES", 0)
+    monkeypatch.setattr(relative_cuda, "MOST_BYTES", 0)
     tokens, heads, rows, size = sum(lengths), 4, 512, 16
     with driverless(emulated=False) as gpu:
         gpu.launches = deque(maxlen=0)  # a longer one would keep their arguments alive

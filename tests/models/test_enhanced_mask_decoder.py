@@ -5,7 +5,7 @@ import pytest
 
 from bertcore import AutoModelForMaskedLM, load_model, use_backend, value_and_grad
 from bertcore.checkpoint import CheckpointError
-from bertcore.families.deberta.models import DebertaForMaskedLM
+from bertcore.families.deberta.family import DebertaForMaskedLM
 from bertcore.passes import Pass
 from tests.kernels.oracles import gelu, layer_norm
 from tests.refusals import refuses

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertcore import kernels, use_backend
-from bertcore.families.deberta import operations as deberta
+from bertcore.families.deberta import blocks as deberta
 from bertcore.families.deberta_v2 import block_diagonal
 from bertcore.families.luke import blocks as luke
 from bertcore.families.xlnet import blocks as xlnet

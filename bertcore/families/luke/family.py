@@ -1,18 +1,217 @@
 """LUKE (Yamada et al. 2020, arXiv:2010.01057) and mLUKE (Ri et al. 2021, arXiv:2110.08151): words and entities."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from bertcore.checkpoint import NameRules
 from bertcore.families import roberta
-from bertcore.families.luke import models
-from bertcore.families.luke.adapter import INPUTS, WordAndEntityAdapter
-from bertcore.families.luke.blocks import EntityAwareAttention, EntitySpec, WordAndEntityEmbeddings
-from bertcore.heads import ClassifierSpec, LanguageModelSpec
+from bertcore.families.luke.adapter import INPUTS, WordAndEntityAdapter, WordAndEntityInput
+from bertcore.families.luke.blocks import Entities, EntityAwareAttention, EntitySpec, WordAndEntityEmbeddings
+from bertcore.heads import ClassifierSpec, LanguageModelHead, LanguageModelSpec
+from bertcore.models import losses
+from bertcore.models.adapter import Encoded
+from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
+from bertcore.models.entities import (
+    AutoModelForEntityClassification,
+    AutoModelForEntityPairClassification,
+    AutoModelForEntitySpanClassification,
+    rows_of,
+)
+from bertcore.models.inputs import like
+from bertcore.models.outputs import EncoderOutput, LogitsOutput, ModelOutput
 from bertcore.models.registry import POOLED_HEADS, HeadSpec, register
 from bertcore.models.spec import ConfigReader
+from bertcore.models.with_heads import ModelWithHeads
+from bertcore.nn import functional
+from bertcore.nn.layers import Linear, drop
+from bertcore.nn.packing import PackedBatch
+from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
+from bertcore.passes import Pass
+
+
+@dataclass(eq=False, kw_only=True)
+class EntityMaskedLMOutput(ModelOutput):
+    """The output of LUKE's masked language model.
+
+    Attributes:
+        mlm_loss, mep_loss: of the words and of the entities, scalars.
+        logits: (sequences, length, vocabulary); pads are zero.
+        entity_logits: (sequences, entities, vocabulary of entities), if there are entities.
+    """
+
+    mlm_loss: Any = None
+    mep_loss: Any = None
+    logits: Any = None
+    entity_logits: Any = None
+
+
+class EntityClassifier(Block):
+    """A linear map of several hidden states side by side (Yamada et al. 2020, arXiv:2010.01057, section 4).
+
+    Args:
+        head_spec: what the classifier is made of.
+        spec: of the encoder.
+        num_labels: how many scores it gives.
+        parts: how many hidden states stand side by side.
+    """
+
+    def __init__(self, head_spec: ClassifierSpec, spec: EncoderSpec, num_labels: int, parts: int):
+        sizes = {"in_features": parts * spec.hidden_size, "out_features": num_labels}
+        self.dropout = head_spec.dropout
+        self.output = Linear(head_spec.output, **sizes, bias="output" not in head_spec.without_bias)
+
+    def __call__(self, run: Pass, *parts: Any) -> Any:
+        """Hidden states, (entities, hidden) each -> logits, (entities, num_labels)."""
+        features = parts[0] if len(parts) == 1 else functional.concatenate(run, *parts, axis=1)
+        return self.output(run, drop(run, features, self.dropout))
+
+
+class WordAndEntityModel(AutoModel):
+    """AutoModel of a family with entities.
+
+    The EncoderOutput of a call has entity_last_hidden_state, too: (sequences, entities, hidden), zero at pads; None for
+    a call without entities.
+    """
+
+    def _output(self, encoded: Encoded) -> EncoderOutput:
+        traced, states = dict(encoded.traced), None
+        if isinstance(encoded.inputs, WordAndEntityInput):
+            entities = encoded.inputs.entities
+            states = entities.batch.pad(encoded.run, entities.hidden)
+        of_entities = {"entity_last_hidden_state": states, "entity_hidden_states": traced.pop("entity_hidden_states")}
+        return super()._output(replace(encoded, traced=traced | of_entities))
+
+
+class WordAndEntityMaskedLM(AutoModelForMaskedLM):
+    """AutoModelForMaskedLM of a family with entities: a score for every word, and for every entity at every entity.
+
+    Calls take `labels`, as AutoModelForMaskedLM, and `entity_labels`, the right entities, (sequences, entities), -100
+    where there is no label, and return an EntityMaskedLMOutput.
+    """
+
+    _tasks = ("masked_lm", "masked_entities")
+    _targets = ("labels", "entity_labels")
+
+    def _head(self, task: str, spec: HeadSpec) -> Block:
+        entities, table = self.spec.details, self.encoder.embeddings.entities.entities.table
+        if task == "masked_lm":  # whose decoder is its own
+            return LanguageModelHead(spec, replace(self.spec, tied_decoder=False), table)
+        sizes = {"vocab_size": entities.vocab_size, "embedding_size": entities.embedding_size}
+        return LanguageModelHead(spec, replace(self.spec, **sizes, pad_token_id=0), table)
+
+    def _output(self, encoded: Encoded, labels: Any = None, entity_labels: Any = None) -> EntityMaskedLMOutput:
+        of_words, run = super()._output(encoded, labels), encoded.run
+        mlm_loss, mep_loss, logits = of_words.loss, None, None
+        if isinstance(encoded.inputs, WordAndEntityInput) or entity_labels is not None:
+            entities = _entities(encoded, self)
+            scores = self.heads[1](run, entities.hidden)
+            logits = entities.batch.pad(run, scores)
+            if entity_labels is not None:
+                named = {"name": "entity_labels", "kind": "entity_"}
+                count = self.spec.details.vocab_size
+                mep_loss = losses.token_loss(run, scores, entity_labels, entities.batch, count, **named)
+        both = [loss for loss in (mlm_loss, mep_loss) if loss is not None]
+        return EntityMaskedLMOutput(
+            loss=losses.total(run, *both) if len(both) == 2 else both[0] if both else None,
+            mlm_loss=mlm_loss,
+            mep_loss=mep_loss,
+            logits=vars(of_words)["logits"],  # unread, if they are to be computed later
+            entity_logits=logits,
+            traced=encoded.traced,
+        )
+
+
+class LukeForEntityClassification(AutoModelForEntityClassification):
+    """LUKE's AutoModelForEntityClassification, which classifies the first entity of each sequence."""
+
+    _tasks = ("entity_classification",)
+    _targets = ("labels",)
+
+    def _head(self, task: str, spec: HeadSpec) -> Block:
+        return EntityClassifier(spec, self.spec, self._num_labels(), len(self._parts))
+
+    def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
+        """Classify the first entities of each sequence together, as many as there are `_parts`."""
+        entities, run = _entities(encoded, self), encoded.run
+        parts = (functional.take_rows(run, entities.hidden, rows=rows) for rows in self._first(run, entities))
+        return self._classified(encoded, self.heads[0](run, *parts), labels)
+
+    def _first(self, run: Pass, entities: Entities) -> list[Any]:
+        """The packed indices of the first, second, ... entity of each sequence."""
+        count = len(self._parts)
+        is_real = entities.batch.is_real[:, :count]
+        if is_real.shape[1] < count:
+            raise ValueError(f"entity_ids has shape {entities.batch.shape}, expected at least {count} entities")
+        if not is_real.all():
+            where = ", ".join(map(str, np.argwhere(~is_real)[0]))
+            raise ValueError(
+                f"entity_attention_mask[{where}] is 0, expected 1: {type(self).__name__} classifies the first "
+                f"{count} entities of a sequence"
+            )
+        return [run.to_backend(rows) for rows in entities.batch.rows()[:, :count].T.copy()]
+
+
+class LukeForEntityPairClassification(LukeForEntityClassification, AutoModelForEntityPairClassification):
+    """LUKE's AutoModelForEntityPairClassification, which classifies the first two entities of each sequence."""
+
+    _tasks = ("entity_pair_classification",)
+
+
+class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
+    """LUKE's AutoModelForEntitySpanClassification: entities by themselves and their first and last words.
+
+    As in transformers the mean binary cross entropy is over all columns, padding included.
+    """
+
+    _tasks = ("entity_span_classification",)
+
+    def _head(self, task: str, spec: HeadSpec) -> Block:
+        return EntityClassifier(spec, self.spec, self._num_labels(), 3)
+
+    def _keeps_padding(self, targets: Mapping[str, Any]) -> bool:
+        labels = targets.get("labels")
+        return labels is not None and losses.label_array("labels", labels).ndim == 3
+
+    def _output(
+        self, encoded: Encoded, labels: Any = None, entity_start_positions: Any = None, entity_end_positions: Any = None
+    ) -> LogitsOutput:
+        entities, run = _entities(encoded, self), encoded.run
+        ends = {"entity_start_positions": entity_start_positions, "entity_end_positions": entity_end_positions}
+        rows = [_word_rows(encoded, entities.batch, name, columns) for name, columns in ends.items()]
+        parts = (functional.take_rows(run, encoded.hidden, rows=row) for row in rows)
+        logits, loss = self.heads[0](run, *parts, entities.hidden), None
+        if labels is not None:
+            loss = self._loss(run, logits, labels, entities)
+        return LogitsOutput(loss=loss, logits=entities.batch.pad(run, logits), traced=encoded.traced)
+
+    def _loss(self, run: Pass, logits: Any, labels: Any, entities: Entities) -> Any:
+        flags, batch = losses.label_array("labels", labels), entities.batch
+        if flags.ndim != 3:
+            return losses.token_loss(run, logits, labels, batch, self._num_labels(), kind="entity_")
+        if flags.shape != (*batch.shape, self._num_labels()):
+            raise ValueError(f"labels has shape {flags.shape}, expected {(*batch.shape, self._num_labels())}")
+        return losses.binary_loss(run, logits, batch.strip(flags))
+
+
+def _entities(encoded: Encoded, model: ModelWithHeads) -> Entities:
+    """The entities of a call."""
+    if not isinstance(encoded.inputs, WordAndEntityInput):
+        raise ValueError(f"entity_ids is None; {type(model).__name__} needs them for what it is asked for")
+    return encoded.inputs.entities
+
+
+def _word_rows(encoded: Encoded, batch: PackedBatch, name: str, columns: Any) -> Any:
+    """The packed index of the word in the column that each entity has in `columns`, (entities,)."""
+    if columns is None:
+        raise ValueError(f"{name} is None, expected the columns of the entities' tokens, {batch.shape}")
+    columns = like("entity_ids", batch.stays, name, columns)
+    return encoded.run.to_backend(rows_of(encoded, batch, name, columns))
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
@@ -88,11 +287,11 @@ LUKE = register(
         embeddings=WordAndEntityEmbeddings,
         inputs=INPUTS,
         models={
-            "AutoModel": models.WordAndEntityModel,
-            "AutoModelForMaskedLM": models.WordAndEntityMaskedLM,
-            "AutoModelForEntityClassification": models.LukeForEntityClassification,
-            "AutoModelForEntityPairClassification": models.LukeForEntityPairClassification,
-            "AutoModelForEntitySpanClassification": models.LukeForEntitySpanClassification,
+            "AutoModel": WordAndEntityModel,
+            "AutoModelForMaskedLM": WordAndEntityMaskedLM,
+            "AutoModelForEntityClassification": LukeForEntityClassification,
+            "AutoModelForEntityPairClassification": LukeForEntityPairClassification,
+            "AutoModelForEntitySpanClassification": LukeForEntitySpanClassification,
         },
     )
 )

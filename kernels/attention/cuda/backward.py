@@ -1,7 +1,7 @@
 """CUDA gradients of attention, and its forward with dropout: float16 and bfloat16 on tensor cores, float32 by FMA.
 
 If a term added to the scores has a gradient (a bias, tables of relative positions, segments), the kernels write out the
-gradients of the scores: for a bias as one array of their size, else for a few heads at a time (relative_products.py),
+gradients of the scores: for a bias as one array of their size, else for a few heads at a time (relative.py),
 with a row for each token as long as the longest sequence. For biases by distance they write only sums along diagonals,
 a row for 16 queries.
 """
@@ -13,8 +13,7 @@ import numpy as np
 from ... import _cuda
 from ..._cuda.elements import dropout_arguments
 from .problem import kernel_inputs, longest_sequences, set_strides, tile_count
-from .relative import has_terms
-from .relative_products import RelativeProducts, some_heads
+from .relative import RelativeProducts, has_terms, some_heads
 
 # The instantiations: {padded head_dim: (rows of a block, rows of the other side at once, buffers of these)};
 # OnTensorCores in backward_tensor_cores.cuh and ByFma in backward_fp32.cuh.
