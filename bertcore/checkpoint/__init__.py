@@ -8,22 +8,7 @@ from .safetensors_file import TensorInfo
 from .weights import AdaptedCheckpoint, Adapters, Checkpoint, PeftCheckpoint, open_checkpoint, save_checkpoint
 
 __all__ = [
-    "INPUT_SCALE",
-    "SCALE",
-    "AdaptedCheckpoint",
-    "Adapters",
-    "Checkpoint",
-    "CheckpointError",
-    "NameRules",
-    "PeftCheckpoint",
-    "TensorInfo",
-    "copied",
-    "load_parameters",
-    "naming_config",
-    "open_checkpoint",
-    "read_config",
-    "resolve",
-    "save_checkpoint",
-    "split_dtype",
-    "with_dtype",
-]
+    "INPUT_SCALE", "SCALE", "AdaptedCheckpoint", "Adapters", "Checkpoint", "CheckpointError", "NameRules",
+    "PeftCheckpoint", "TensorInfo", "copied", "load_parameters", "naming_config", "open_checkpoint", "read_config",
+    "resolve", "save_checkpoint", "split_dtype", "with_dtype",
+]  # fmt: skip

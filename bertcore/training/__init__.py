@@ -24,27 +24,8 @@ from bertcore.training.schedules import Schedule, get_scheduler
 from bertcore.training.trainer import Trainer, TrainOutput
 
 __all__ = [
-    "LAMB",
-    "AdamW",
-    "DataCollatorForLanguageModeling",
-    "DataCollatorWithPadding",
-    "EarlyStoppingCallback",
-    "EvalPrediction",
-    "Masking",
-    "Muon",
-    "NotSaved",
-    "Optimizer",
-    "PredictionOutput",
-    "Schedule",
-    "StableAdamW",
-    "TrainOutput",
-    "Trainer",
-    "TrainerCallback",
-    "TrainerControl",
-    "TrainerState",
-    "TrainingArguments",
-    "TrainingDiverged",
-    "clip_grad_norm",
-    "get_scheduler",
-    "objectives",
-]
+    "LAMB", "AdamW", "DataCollatorForLanguageModeling", "DataCollatorWithPadding", "EarlyStoppingCallback",
+    "EvalPrediction", "Masking", "Muon", "NotSaved", "Optimizer", "PredictionOutput", "Schedule", "StableAdamW",
+    "TrainOutput", "Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments",
+    "TrainingDiverged", "clip_grad_norm", "get_scheduler", "objectives",
+]  # fmt: skip

@@ -8,24 +8,7 @@ from bertcore.training.data.questions import Questions, answer_metrics, best_ans
 from bertcore.training.data.stored import Part, StoredExamples, store_examples
 
 __all__ = [
-    "Batches",
-    "Documents",
-    "LabelledEntities",
-    "LabelledMentions",
-    "LabelledTexts",
-    "LabelledWords",
-    "MalformedRecord",
-    "Part",
-    "QueriedTexts",
-    "Questions",
-    "Record",
-    "Records",
-    "SpanCollator",
-    "StoredExamples",
-    "TextColumns",
-    "TextMentions",
-    "answer_metrics",
-    "best_answers",
-    "split_sentences",
-    "store_examples",
-]
+    "Batches", "Documents", "LabelledEntities", "LabelledMentions", "LabelledTexts", "LabelledWords", "MalformedRecord",
+    "Part", "QueriedTexts", "Questions", "Record", "Records", "SpanCollator", "StoredExamples", "TextColumns",
+    "TextMentions", "answer_metrics", "best_answers", "split_sentences", "store_examples",
+]  # fmt: skip
