@@ -17,17 +17,10 @@ from bertcore.nn.spec import EncoderSpec, LayerSpec
 
 KEYS = {"layer_norm_eps": "rms_norm_eps", "attention_probs_dropout_prob": "attention_dropout"}
 DEFAULTS = {
-    "vocab_size": 128256,
-    "hidden_size": 768,
-    "num_attention_heads": 12,
-    "max_position_embeddings": 8192,
-    "hidden_act": "silu",
-    "layer_norm_eps": 1e-5,
-    "pad_token_id": 128001,
-    "tie_word_embeddings": False,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+    "vocab_size": 128256, "hidden_size": 768, "num_attention_heads": 12, "max_position_embeddings": 8192,
+    "hidden_act": "silu", "layer_norm_eps": 1e-5, "pad_token_id": 128001, "tie_word_embeddings": False,
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
 ATTENTION, FEED_FORWARD = ("query", "key", "value", "attention_output"), ("gate", "expand", "contract")
 NORMS = frozenset({"attention_norm", "feed_forward_norm"})
 

@@ -23,16 +23,10 @@ KEYS = {
     "attention_probs_dropout_prob": "attention_dropout",
 }
 DEFAULTS = {
-    "vocab_size": 262208,
-    "hidden_size": 2304,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "intermediate_size": 9216,
-    "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-6,
-    "hidden_dropout_prob": 0.0,
+    "vocab_size": 262208, "hidden_size": 2304, "num_hidden_layers": 26, "num_attention_heads": 8,
+    "intermediate_size": 9216, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
-}
+}  # fmt: skip
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 ATTENTION = frozenset({"query", "key", "value", "attention_output"})
 

@@ -22,12 +22,9 @@ KEYS = {
     "classifier_dropout": "summary_first_dropout",
 }
 DEFAULTS = {
-    "vocab_size": 50257,
-    "max_position_embeddings": 1024,
-    "hidden_act": "gelu_new",
-    "layer_norm_eps": 1e-5,
+    "vocab_size": 50257, "max_position_embeddings": 1024, "hidden_act": "gelu_new", "layer_norm_eps": 1e-5,
     "pad_token_id": None,
-}
+}  # fmt: skip
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:

@@ -24,16 +24,10 @@ OLDER = frozenset(
     )
 )
 DEFAULTS = {
-    "vocab_size": 250002,
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-    "max_position_embeddings": 8194,
-    "type_vocab_size": 1,
-    "layer_norm_eps": 1e-5,
+    "vocab_size": 250002, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "intermediate_size": 4096, "max_position_embeddings": 8194, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
     "pad_token_id": 1,
-}
+}  # fmt: skip
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:

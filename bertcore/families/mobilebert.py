@@ -168,13 +168,9 @@ class BottleneckLayer(Block):
 
 
 DEFAULTS = {
-    "hidden_size": 512,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 4,
-    "intermediate_size": 512,
-    "hidden_act": "relu",
-    "hidden_dropout_prob": 0.0,
-}
+    "hidden_size": 512, "num_hidden_layers": 24, "num_attention_heads": 4, "intermediate_size": 512,
+    "hidden_act": "relu", "hidden_dropout_prob": 0.0,
+}  # fmt: skip
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:

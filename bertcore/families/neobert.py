@@ -17,13 +17,9 @@ from bertcore.nn.spec import PARTS, EncoderSpec, LayerSpec
 
 KEYS = {"layer_norm_eps": "norm_eps", "initializer_range": "decoder_init_range"}
 DEFAULTS = {
-    "num_hidden_layers": 28,
-    "hidden_act": "silu",
-    "layer_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+    "num_hidden_layers": 28, "hidden_act": "silu", "layer_norm_eps": 1e-6, "tie_word_embeddings": False,
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
 MULTIPLE = 8  # of the feed-forward's width
 
 

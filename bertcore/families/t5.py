@@ -25,13 +25,9 @@ KEYS = {
     "attention_probs_dropout_prob": "dropout_rate",
 }
 DEFAULTS = {
-    "vocab_size": 32128,
-    "hidden_size": 512,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-    "intermediate_size": 2048,
-    "layer_norm_eps": 1e-6,
-}
+    "vocab_size": 32128, "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
+    "intermediate_size": 2048, "layer_norm_eps": 1e-6,
+}  # fmt: skip
 GATED = "gated-"
 # feed_forward_proj -> its activation; transformers reads "gated-gelu" as the approximation by tanh.
 PLAIN = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}

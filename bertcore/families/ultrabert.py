@@ -12,15 +12,9 @@ from bertcore.models.spec import MOST_LAYERS, ConfigReader, rotary_spec
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 
 DEFAULTS = eurobert.DEFAULTS | {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 32768,
-    "layer_norm_eps": 1e-6,
-    "pad_token_id": 0,
-}
+    "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "intermediate_size": 11008, "max_position_embeddings": 32768, "layer_norm_eps": 1e-6, "pad_token_id": 0,
+}  # fmt: skip
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 EVERY = 3  # the last one of so many layers sees all tokens
 

@@ -68,13 +68,9 @@ def load_encoder(folder: str | os.PathLike, **options: Any) -> Any:
 
 LONGEST = 512  # tokens; longer sequences need the same kernels
 RANDOM_BERT = {
-    "model_type": "bert",
-    "vocab_size": 1000,
-    "hidden_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
+    "model_type": "bert", "vocab_size": 1000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
     "intermediate_size": 512,
-}
+}  # fmt: skip
 
 
 def models_of(source: Path | None, dtype: str | None) -> tuple[Any, Any]:

@@ -170,13 +170,9 @@ KEYS = {
     "attention_probs_dropout_prob": "dropatt",
 }
 WIKITEXT = {
-    "vocab_size": 267735,
-    "hidden_size": 1024,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 18,
-    "layer_norm_eps": 1e-5,
-}
+    "vocab_size": 267735, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096,
+    "num_hidden_layers": 18, "layer_norm_eps": 1e-5,
+}  # fmt: skip
 MOST_GROUPS, MOST_NAMED_LAYERS = 10, 128  # that the rules for tied names go through
 
 
