@@ -7,14 +7,9 @@ import numpy as np
 import numpy.testing  # at once: a child forked while another thread imports it would wait for that for ever
 
 CONFIG = {
-    "model_type": "bert",
-    "vocab_size": 99,
-    "hidden_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 192,
-    "initializer_range": 0.2,
-}
+    "model_type": "bert", "vocab_size": 99, "hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 192, "initializer_range": 0.2,
+}  # fmt: skip
 SHAPES = [(1, 1), (8, 64), (3, 39)]
 
 

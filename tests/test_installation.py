@@ -18,16 +18,9 @@ from tests.refusals import refuses
 
 REPOSITORY = Path(__file__).parent.parent
 BUILT_OF = (
-    "setup.py",
-    "pyproject.toml",
-    "MANIFEST.in",
-    "README.md",
-    "CHANGELOG.md",
-    "LICENSE",
-    "src",
-    "bertcore",
+    "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "src", "bertcore",
     "kernels",
-)
+)  # fmt: skip
 SITE_PACKAGES = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 
 USE = """

@@ -24,18 +24,8 @@ MAY_IMPORT = {
     "heads": {"kernels", "nn", "passes", "tape"},
     "checkpoint": {"arguments"},
     # the registry finds families
-    "models": {
-        "arguments",
-        "checkpoint",
-        "execution",
-        "families",
-        "heads",
-        "kernels",
-        "nn",
-        "passes",
-        "presets",
-        "tape",
-    },
+    "models": {"arguments", "checkpoint", "execution", "families", "heads", "kernels", "nn", "passes"}
+    | {"presets", "tape"},
     "families": {"checkpoint", "execution", "heads", "kernels", "models", "nn", "passes", "tape"},
     "presets": set(),
     "gradients": {"kernels", "nn", "tape"},

@@ -33,22 +33,9 @@ def test_usual_patterns_match_as_in_re(pattern):
 
 
 ATOMS = [
-    "a",
-    "b",
-    ".",
-    "[ab]",
-    "[^a]",
-    r"\w",
-    "(?:a|b)",
-    "(a|ab)",
-    "(?i:A)",
-    r"\b",
-    "^",
-    "$",
-    "(?=a)",
-    "(?!b)",
+    "a", "b", ".", "[ab]", "[^a]", r"\w", "(?:a|b)", "(a|ab)", "(?i:A)", r"\b", "^", "$", "(?=a)", "(?!b)",
     "(?<=ab|ba)",
-]
+]  # fmt: skip
 REPEATS = ["", "", "*", "+", "?", "{0,2}", "{2,}", "*?"]
 PARTS = st.lists(st.tuples(st.sampled_from(ATOMS), st.sampled_from(REPEATS)), max_size=4)
 

@@ -62,13 +62,9 @@ def test_published_figures_have_columns(capsys):
 
 def test_positions_are_read_from_the_config(capsys, tmp_path):
     expected = {
-        "mpnet-base": "learned absolute + relative",
-        "xlnet-base-cased": "relative",
-        "sentence-t5-base": "relative",
-        "deberta-v3-base": "relative",
-        "modernbert-base": "rotary",
-        "jina-embeddings-v2-base-en": "ALiBi",
-    }
+        "mpnet-base": "learned absolute + relative", "xlnet-base-cased": "relative", "sentence-t5-base": "relative",
+        "deberta-v3-base": "relative", "modernbert-base": "rotary", "jina-embeddings-v2-base-en": "ALiBi",
+    }  # fmt: skip
     configs = {
         "sinusoidal": preset_config("distilbert-base-uncased") | {"sinusoidal_pos_embds": True},
         "learned absolute + relative": preset_config("deberta-base") | {"position_biased_input": True},

@@ -11,13 +11,9 @@ from tests.tiny_bert import CONFIG, random_texts, save_tiny_bert, write_json
 
 STEPS = ["--max-steps", "4", "--save-steps", "2", "--batch", "8", "--lr", "0.003", "--backend", "numpy"]
 DISTILBERT = {
-    "model_type": "distilbert",
-    "dim": 39,
-    "n_layers": 1,
-    "n_heads": 3,
-    "hidden_dim": 53,
+    "model_type": "distilbert", "dim": 39, "n_layers": 1, "n_heads": 3, "hidden_dim": 53,
     "max_position_embeddings": 40,
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

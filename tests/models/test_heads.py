@@ -14,16 +14,9 @@ from tests.refusals import refuses
 from tests.tolerances import assert_same_arrays
 
 CONFIG = {
-    "model_type": "bert",
-    "vocab_size": 19,
-    "hidden_size": 6,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 5,
-    "max_position_embeddings": 8,
-    "num_labels": 3,
-    "initializer_range": 0.5,
-}
+    "model_type": "bert", "vocab_size": 19, "hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "intermediate_size": 5, "max_position_embeddings": 8, "num_labels": 3, "initializer_range": 0.5,
+}  # fmt: skip
 IDS = np.array([[1, 2, 3, 4], [5, 6, 7, 0]])
 MASK = np.array([[1, 1, 1, 1], [1, 1, 1, 0]])
 

@@ -7,15 +7,9 @@ from bertcore import AutoModel, AutoModelForMaskedLM
 from tests.refusals import refuses
 
 CONFIG = {
-    "model_type": "bert",
-    "vocab_size": 19,
-    "hidden_size": 6,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 5,
-    "max_position_embeddings": 8,
-    "type_vocab_size": 2,
-}
+    "model_type": "bert", "vocab_size": 19, "hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "intermediate_size": 5, "max_position_embeddings": 8, "type_vocab_size": 2,
+}  # fmt: skip
 IDS = [[1, 2, 3], [4, 5, 6]]
 
 

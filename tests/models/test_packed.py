@@ -8,15 +8,9 @@ from tests.refusals import refuses
 from tests.tolerances import assert_close
 
 CONFIG = {
-    "model_type": "bert",
-    "vocab_size": 50,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 40,
-    "max_position_embeddings": 16,
-    "initializer_range": 0.3,
-}
+    "model_type": "bert", "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
+    "intermediate_size": 40, "max_position_embeddings": 16, "initializer_range": 0.3,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,9 @@ from tests.tiny_families import runnable, tiny_config
 
 FOLDERS = tuple(str(Path(package.__file__).parent) for package in (bertcore, kernels))
 CONFIG = {
-    "model_type": "bert",
-    "vocab_size": 99,
-    "hidden_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
+    "model_type": "bert", "vocab_size": 99, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
     "intermediate_size": 128,
-}
+}  # fmt: skip
 
 # The most calls of one pass of a layer: a program that is kept, one that is noted anew, a pass operation by operation,
 # gradients, and a training step with dropout.

@@ -28,15 +28,9 @@ HEADS = {
     "masked": ("AutoModelForMaskedLM", None),
 }
 TABS = {  # the model of each tab's picture
-    "similarity": "demo",
-    "rank": "demo",
-    "attention": "demo",
-    "request": "demo",
-    "classify": "films",
-    "entities": "entities",
-    "fill": "masked",
-    "sparse": "sparse",
-}
+    "similarity": "demo", "rank": "demo", "attention": "demo", "request": "demo", "classify": "films",
+    "entities": "entities", "fill": "masked", "sparse": "sparse",
+}  # fmt: skip
 
 
 def save_models(root):

@@ -9,13 +9,9 @@ LABELS = {"0": "CONTRADICTION", "1": "neutral", "2": "Entailment"}
 TAGS = {"0": "O", "1": "B-PER", "2": "I-PER", "3": "B-LOC", "4": "I-LOC", "5": "MISC"}
 LONGEST = CONFIG["max_position_embeddings"]
 TEXTS = [
-    "the cat sat on an mat .",
-    "paris is the capital of france . paris is paris .",
-    "Upper catmat unknownword sat",
-    "a",
-    "",
-    "the capital of capital is paris , and the mat : sat on !",
-]
+    "the cat sat on an mat .", "paris is the capital of france . paris is paris .", "Upper catmat unknownword sat",
+    "a", "", "the capital of capital is paris , and the mat : sat on !",
+]  # fmt: skip
 
 
 def save_head(folder, kind: str, labels: dict[str, str] | None = None, *, seed: int = 7, **config):
