@@ -48,17 +48,32 @@ def compile_only() -> None:
     CPUDispatcher.__call__ = call
 
 
+def train(config: dict) -> None:
+    """Make a step of training, with dropout."""
+    from bertcore import AutoModelForMaskedLM, value_and_grad
+    from bertcore.training.optimizers import AdamW, clip_grad_norm
+
+    model = AutoModelForMaskedLM.from_config(config).train(0)
+    _, gradients = value_and_grad(model)([[1, 2, 3]], labels=[[1, 2, 3]])
+    clip_grad_norm(gradients, 1.0)
+    AdamW(model, lr=1e-3).step(gradients)
+
+
 def main(level: str, folder: str) -> None:
     pretend(level, folder)
     compile_only()
-    from bertcore import AutoModel, AutoModelForMaskedLM
+    import numpy as np
+
+    from bertcore import AutoModel, AutoModelForMaskedLM, kernels
     from bertcore.tasks.warm_up import warm_up
 
+    kernels.softmax(np.zeros((2, 4), np.float32), -1)  # of bertcore doctor
     for config in (BERT, MODERNBERT, DEBERTA):
         for dtype in DTYPES:
             for kind in (AutoModel, AutoModelForMaskedLM):
                 is_trained = kind is AutoModelForMaskedLM and dtype == "float32" and config is BERT
                 warm_up(kind.from_config(config, dtype=dtype), gradients=is_trained)
+    train(BERT)
 
 
 if __name__ == "__main__":
