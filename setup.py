@@ -5,6 +5,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+NOT_MACOS = 'sys_platform != "darwin"'  # for which NVIDIA and CuPy have no wheels
 CUDA_COMPILER = [  # compiles .cu files to cubin with no driver and no GPU
     "cuda-core",
     "cuda-bindings==13.0.*",
@@ -40,7 +41,8 @@ EXTRAS = {
     # CuPy's wheel alone (70 MB): it imports without a driver, and nothing calls the toolkit's libraries ([ctk]).
     "test": [
         *("pytest>=9", "pytest-xdist", "pytest-benchmark", "hypothesis", "ruff", "pip"),
-        *("cupy-cuda13x>=14.2", *CUDA_COMPILER, *TRAINING),
+        *(f"{name}; {NOT_MACOS}" for name in ("cupy-cuda13x>=14.2", *CUDA_COMPILER)),
+        *TRAINING,
         *(*SERVE, "httpx"),  # starlette's TestClient
         *("openai", "huggingface_hub", "jsonschema", "schemathesis>=4"),  # the server's formats, as others read them
         "playwright",  # the server's page in the Chromium of the system
