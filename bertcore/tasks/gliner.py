@@ -44,7 +44,53 @@ class Found:
     score: float
 
 
-class GLiNER(TextReader):
+class Extractor(TextReader):
+    """The base of `GLiNER` and `GLiNER2`: how a model is loaded with its tokenizer, and saved."""
+
+    _name = "texts"
+
+    @classmethod
+    def from_pretrained(
+        cls, model_id: str | os.PathLike, *, dtype: DType | None = None, revision: str | None = None,
+        token: str | bool | None = None, cache_dir: str | os.PathLike | None = None, local_files_only: bool = False,
+    ) -> Self:  # fmt: skip
+        """Load a published model: gliner_config.json or config.json, the weights and a tokenizer.
+
+        Args:
+            model_id: the folder, or the model's id on the Hugging Face hub.
+            dtype: as for `AutoModel.from_pretrained`.
+            revision, token, cache_dir, local_files_only: for an id on the hub, as for `checkpoint.resolve`.
+
+        Raises:
+            CheckpointError: a file is wrong, or the model is of a kind that is not here.
+            ValueError: the tokenizer or the dtype is wrong.
+        """
+        hub: dict[str, Any] = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+        folder = checkpoint_folder(resolve(model_id, "gliner", revision=revision, **hub))
+        with locked(folder, shared=True):
+            loaded = cls._loaded(folder, dtype, hub)
+        try:
+            return cls(*loaded)
+        except ValueError as error:
+            raise CheckpointError(f"{folder}: {error}") from error
+
+    @classmethod
+    def _loaded(cls, folder: Path, dtype: DType | None, hub: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return the model and the tokenizer of a folder."""
+        raise NotImplementedError
+
+    def _check_vocabulary(self) -> None:
+        if len(self.tokenizer) > (most := self.model.spec.vocab_size):
+            raise ValueError(f"tokenizer has {len(self.tokenizer)} tokens, expected at most {most}")
+
+    def save_pretrained(self, save_directory: str | os.PathLike) -> None:
+        """Write the model and its tokenizer into a folder, from which the package gliner loads them, too."""
+        folder = made_folder(save_directory)
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+class GLiNER(Extractor):
     """A model that finds the entities of any labels in texts. Several threads may use one at once.
 
     Args:
@@ -60,8 +106,6 @@ class GLiNER(TextReader):
         ValueError: if the tokenizer lacks the model's marks, or the model a row for them.
     """
 
-    _name = "texts"
-
     def __init__(self, model: GLiNERModel, tokenizer: Any):
         self.model, self.tokenizer = model, tokenizer
         spec, self._reader = model.gliner, PromptReader.of(tokenizer, model.gliner, model.spec.longest_sequence)
@@ -69,11 +113,22 @@ class GLiNER(TextReader):
         known = tokenizer.convert_tokens_to_ids(spec.ent_token)
         if known != spec.class_token:
             raise ValueError(f"class_token_index is {spec.class_token}, expected {known}, the id of {spec.ent_token!r}")
-        if len(tokenizer) > model.spec.vocab_size:
-            raise ValueError(f"tokenizer has {len(tokenizer)} tokens, expected at most {model.spec.vocab_size}")
+        self._check_vocabulary()
 
     def __repr__(self) -> str:
         return f"<GLiNER ({self.model.gliner.kind}) of {self.model!r}>"
+
+    @classmethod
+    def _loaded(cls, folder: Path, dtype: DType | None, hub: Mapping[str, Any]) -> tuple[GLiNERModel, Any]:
+        model = GLiNERModel.from_pretrained(folder, dtype=dtype)
+        if any((folder / name).is_file() for name in TOKENIZER_FILES):
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+        else:  # the first models came without
+            tokenizer = AutoTokenizer.from_pretrained(model.config.get("model_name"), **hub)
+        if -1 in (model.gliner.class_token, model.config.get("vocab_size", -1)):
+            tokenizer.add_tokens([MARKS[0], model.gliner.ent_token, model.gliner.sep_token], special_tokens=True)
+            model.set_class_token(tokenizer.convert_tokens_to_ids(model.gliner.ent_token))
+        return model, tokenizer
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -84,50 +139,6 @@ class GLiNER(TextReader):
     def dtype(self) -> str:
         """The dtype of the weights."""
         return self.model.dtype
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        model_id: str | os.PathLike,
-        *,
-        dtype: DType | None = None,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | os.PathLike | None = None,
-        local_files_only: bool = False,
-    ) -> Self:
-        """Load a published model: gliner_config.json, model.safetensors or pytorch_model.bin, and a tokenizer.
-
-        Args:
-            model_id: the folder, or the model's id on the Hugging Face hub.
-            dtype: as for `AutoModel.from_pretrained`.
-            revision, token, cache_dir, local_files_only: for an id on the hub, as for `checkpoint.resolve`.
-
-        Raises:
-            CheckpointError: a file is wrong, or the model is of a kind that is not here.
-            ValueError: the tokenizer or the dtype is wrong.
-        """
-        hub: dict[str, Any] = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
-        folder = checkpoint_folder(resolve(model_id, "gliner", revision=revision, **hub))
-        with locked(folder, shared=True):
-            model = GLiNERModel.from_pretrained(folder, dtype=dtype)
-            source: Any = folder
-            if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-                source = model.config.get("model_name")  # the first models came without
-            tokenizer = AutoTokenizer.from_pretrained(source, **(hub if source is not folder else {}))
-        if -1 in (model.gliner.class_token, model.config.get("vocab_size", -1)):
-            tokenizer.add_tokens([MARKS[0], model.gliner.ent_token, model.gliner.sep_token], special_tokens=True)
-            model.set_class_token(tokenizer.convert_tokens_to_ids(model.gliner.ent_token))
-        try:
-            return cls(model, tokenizer)
-        except ValueError as error:
-            raise CheckpointError(f"{folder}: {error}") from error
-
-    def save_pretrained(self, save_directory: str | os.PathLike) -> None:
-        """Write the model and its tokenizer into a folder, from which the package gliner loads them, too."""
-        folder = made_folder(save_directory)
-        self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
 
     def predict_entities(
         self, text: str, labels: Any, flat_ner: bool = True, threshold: float = 0.5, multi_label: bool = False

@@ -8,18 +8,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import DType, check_count, check_share
-from bertcore.checkpoint import CheckpointError, resolve
-from bertcore.checkpoint.files import CONFIG_NAME, checkpoint_folder, locked, made_folder
+from bertcore.checkpoint.files import CONFIG_NAME
 from bertcore.kernels import checks
 from bertcore.models.gliner2 import CLASSES, ENCODER_CONFIG, ONE, SEVERAL, GLiNER2Model
+from bertcore.tasks.gliner import Extractor
 from bertcore.tasks.long_texts import Cutting, MergedWindows
-from bertcore.tasks.reading import ReadOptions, TextReader
+from bertcore.tasks.reading import ReadOptions
 from bertcore.tasks.texts import BATCH_TOKENS, MOST_TOKENS, CutTexts, checked_text, checked_texts
 from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.mentions import apart
@@ -251,7 +252,7 @@ class Asked:
         return len(self.arrays["input_ids"])
 
 
-class GLiNER2(TextReader):
+class GLiNER2(Extractor):
     """A model that finds what a schema asks for. Several threads may use one at once.
 
     Args:
@@ -264,47 +265,24 @@ class GLiNER2(TextReader):
     Raises ValueError for a tokenizer without the model's marks.
     """
 
-    _name = "texts"
-
     def __init__(self, model: GLiNER2Model, tokenizer: Any):
         for token in TOKENS:
             if tokenizer.convert_tokens_to_ids(token) in (None, tokenizer.unk_token_id):
                 raise ValueError(f"tokenizer has no token {token!r}, expected one of GLiNER2's models")
-        if len(tokenizer) > model.spec.vocab_size:
-            raise ValueError(f"tokenizer has {len(tokenizer)} tokens, expected at most {model.spec.vocab_size}")
         self.model, self.tokenizer = model, tokenizer
+        self._check_vocabulary()
 
     def __repr__(self) -> str:
         return f"<GLiNER2 of {self.model!r}>"
 
     @classmethod
-    def from_pretrained(
-        cls, model_id: str | os.PathLike, *, dtype: DType | None = None, revision: str | None = None,
-        token: str | bool | None = None, cache_dir: str | os.PathLike | None = None, local_files_only: bool = False,
-    ) -> Self:  # fmt: skip
-        """Load a published model: config.json, encoder_config/config.json, the weights and a tokenizer.
-
-        Args:
-            model_id: the folder, or the model's id on the Hugging Face hub.
-            dtype: as for `AutoModel.from_pretrained`.
-            revision, token, cache_dir, local_files_only: for an id on the hub, as for `checkpoint.resolve`.
-
-        Raises CheckpointError: a file is wrong, or the model is of a kind that is not here.
-        """
-        hub: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
-        folder = checkpoint_folder(resolve(model_id, "gliner", local_files_only=local_files_only, **hub))
-        with locked(folder, shared=True):
-            model, tokenizer = GLiNER2Model.from_pretrained(folder, dtype=dtype), AutoTokenizer.from_pretrained(folder)
-        try:
-            return cls(model, tokenizer)
-        except ValueError as error:
-            raise CheckpointError(f"{folder}: {error}") from error
+    def _loaded(cls, folder: Path, dtype: DType | None, hub: Mapping[str, Any]) -> tuple[GLiNER2Model, Any]:
+        return GLiNER2Model.from_pretrained(folder, dtype=dtype), AutoTokenizer.from_pretrained(folder)
 
     def save_pretrained(self, save_directory: str | os.PathLike) -> None:
         """Write the model and its tokenizer into a folder, from which the package gliner2 loads them, too."""
-        folder = made_folder(save_directory)
-        self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        super().save_pretrained(save_directory)
+        folder = Path(save_directory)
         (folder / ENCODER_CONFIG).mkdir(exist_ok=True)
         encoder = json.dumps(dict(self.model.config[ENCODER_CONFIG]), indent=2)
         (folder / ENCODER_CONFIG / CONFIG_NAME).write_text(f"{encoder}\n", encoding="utf-8")
