@@ -30,7 +30,9 @@ def test_low_precision_matches_the_reference(name, dtype):
     for one in found:
         np.testing.assert_array_equal(one, found[0])
     scale = np.abs(truth).max()
-    assert np.abs(found[0] - truth).max() <= TOLERANCE[dtype] * scale
+    # Rounding to 16 bits moves texts of 70 tokens by up to 0.06 of the scale in the definition as well.
+    most = max(TOLERANCE[dtype] * scale, 1.1 * np.abs(expected - truth).max())
+    assert np.abs(found[0] - truth).max() <= most
     # The same but for rounding: half of them are within 5e-5, where no value of a row went to the other side.
     assert np.abs(found[0] - expected).max() <= TOLERANCE[dtype] / 3 * scale
 
