@@ -12,7 +12,6 @@
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 from spacy.language import Language
@@ -55,7 +54,7 @@ class Component:
             docs = list(docs)
             for doc, row in zip(docs, self._embedded([doc.text for doc in docs]), strict=True):
                 doc._.embedding = row
-                doc.user_hooks["vector"] = _embedding
+                doc.user_hooks["vector"] = lambda doc: doc._.embedding
                 doc.user_span_hooks["vector"] = doc.user_token_hooks["vector"] = self._of_part
                 doc.user_token_hooks["has_vector"] = lambda token: True
                 yield doc
@@ -65,7 +64,3 @@ class Component:
 
     def _embedded(self, texts: list[str]) -> np.ndarray:
         return self._encoder.encode(texts, truncation=self._truncation)
-
-
-def _embedding(doc: Doc) -> Any:
-    return doc._.embedding

@@ -100,9 +100,10 @@ async def openai_embeddings(body: dict[str, Any], models: Models, settings: Serv
     rows = await model.tokens(
         texts, truncate=settings.auto_truncate, prompt=prompt, names="input[{}]".format, advice=""
     )
-    found = await pooled_embeddings(model, rows, normalize=True, dimensions=body["dimensions"])
-    form: Any = (lambda row: row) if body["encoding_format"] == "float" else _base64
-    data = [{"object": "embedding", "embedding": form(row), "index": index} for index, row in enumerate(found)]
+    found: Any = await pooled_embeddings(model, rows, normalize=True, dimensions=body["dimensions"])
+    if body["encoding_format"] == "base64":
+        found = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in found]
+    data = [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(found)]
     return {"object": "list", "data": data, "model": model.name, "usage": usage(rows)}
 
 
@@ -167,7 +168,3 @@ async def _read(
     model = models.of_kind(kind, body["model"])
     cut, side = settings.cutting(body), side_of(model, body["prompt_name"])
     return model, await model.tokens(listed(body["inputs"]), **cut, **side), side.get("route")
-
-
-def _base64(row: Any) -> str:
-    return base64.b64encode(row.astype("<f4").tobytes()).decode("ascii")
