@@ -141,7 +141,7 @@ def make_private(folder: Path) -> None:
 def read_private(file: Path) -> bytes:
     """Return the content of a file. Raises OSError, also as `check_private`, which the opened file must pass, too."""
     check_private(file)
-    with open(os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)), "rb") as stream:
+    with open(os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as stream:
         if hasattr(os, "getuid"):
             _check_status(file, os.fstat(stream.fileno()))
         return stream.read()
@@ -154,6 +154,10 @@ def write_private(file: Path, content: bytes) -> None:
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
             stream.write(content)
-        os.replace(temporary, file)
+        try:
+            os.replace(temporary, file)
+        except PermissionError:
+            if hasattr(os, "getuid") or not file.exists():  # Windows keeps the file that others read now
+                raise
     finally:
         temporary.unlink(missing_ok=True)

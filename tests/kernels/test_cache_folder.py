@@ -166,3 +166,17 @@ def test_another_user_in_a_shared_folder():
         assert [path.name for path in theirs.iterdir()] == ["file"]
         write_private(Path(shared, "mine", "file"), b"content")
         assert read_private(Path(shared, "mine", "file")) == b"content"
+
+
+def test_a_system_without_numbers_of_users(monkeypatch, tmp_path):
+    """Nothing is checked on Windows, where a file that others read cannot be replaced."""
+    monkeypatch.delattr(os, "getuid", raising=False)
+    file = tmp_path / "a" / "file"
+    write_private(file, b"old")
+    file.parent.chmod(0o777)
+    assert read_private(file) == b"old"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(PermissionError("in use")))
+        write_private(file, b"new")
+        refuses(PermissionError, "in use", write_private, tmp_path / "a" / "another", b"new")
+    assert [(each.name, each.read_bytes()) for each in file.parent.iterdir()] == [("file", b"old")]
