@@ -85,6 +85,9 @@ CLASSIFIERS = [
     "Typing :: Typed",
 ]
 
+if not Path(__file__).with_name("src").joinpath("bertcore").is_dir():  # it would install nothing, without an error
+    raise SystemExit("src/bertcore is a file, expected a link to ../bertcore: git clone -c core.symlinks=true")
+
 # src/ holds one link, to bertcore/, in which another leads to kernels/. An editable install puts src/ on the path, so
 # that mypy, pyright and editors find every module, and no other folder of the repository becomes importable.
 PACKAGES = find_packages("src")

@@ -2,6 +2,9 @@
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from bertcore import kernels
 
 PACKAGE = Path(bertcore.__file__).parent
 KERNELS = Path(kernels.__file__).parent
+REPOSITORY = Path(__file__).parent.parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Imports point down: what each part of bertcore may import of the others (and of itself).
@@ -22,25 +26,27 @@ MAY_IMPORT = {
     "passes": {"kernels", "tape"},
     "nn": {"arguments", "checkpoint", "kernels", "passes", "tape"},
     "heads": {"kernels", "nn", "passes", "tape"},
-    "checkpoint": {"arguments"},
+    "checkpoint": {"arguments", "system"},
     # the registry finds families
     "models": {"arguments", "checkpoint", "execution", "families", "heads", "kernels", "nn", "passes"}
-    | {"presets", "tape"},
+    | {"presets", "system", "tape"},
     "families": {"checkpoint", "execution", "heads", "kernels", "models", "nn", "passes", "tape"},
     "presets": set(),
     "gradients": {"kernels", "nn", "tape"},
     # checkpoint.resolve finds gguf_model by its name
-    "formats": {"arguments", "checkpoint", "kernels", "models", "nn", "passes", "tasks", "tokenization"},
+    "formats": {"arguments", "checkpoint", "kernels", "models", "nn", "passes", "system", "tasks", "tokenization"},
     "training": {"arguments", "checkpoint", "drawing", "gradients", "kernels", "models", "nn", "passes", "tape"}
-    | {"tokenization"},
+    | {"system", "tokenization"},
     "lora": {"arguments", "checkpoint", "kernels", "models", "nn"},
     "tokenization": {"arguments", "checkpoint", "kernels"},
     "demo_model": {"checkpoint", "kernels"},
     "drawing": {"arguments"},
     "plots": {"arguments", "drawing", "kernels", "models", "tasks", "training"},
     "plugins": {"arguments", "checkpoint", "kernels", "models", "tasks", "tokenization", "training"},
-    "serving": {"checkpoint", "demo_model", "kernels", "tasks"},
-    "tasks": {"arguments", "checkpoint", "gradients", "kernels", "models", "nn", "passes", "tape", "tokenization"},
+    "serving": {"checkpoint", "demo_model", "kernels", "system", "tasks"},
+    "tasks": {"arguments", "checkpoint", "gradients", "kernels", "models", "nn", "passes", "system", "tape"}
+    | {"tokenization"},
+    "system": set(),
     "util": {"tasks"},
 }
 ON_TOP = {"__init__", "__main__", "cli"}
@@ -112,9 +118,6 @@ def test_no_modules_import_each_other():
     assert not {module: targets & set(left) for module, targets in left.items()}
 
 
-REPOSITORY = PACKAGE.parent
-
-
 def versions(text):
     """Requirements in quotes, by name: the versions that they allow."""
     found = re.findall(r'["\']([A-Za-z][\w.-]*)((?:[<>=]=?[\d.]+,?)+)', text)
@@ -142,3 +145,13 @@ def test_the_image_is_pinned():
     containerfile = (REPOSITORY / "Containerfile").read_text()
     assert re.search(r"^ARG PYTHON=\S+:\d+\.\d+\.\d+-slim-[a-z]+$", containerfile, re.MULTILINE)
     assert set(re.findall(r"^FROM (\S+)", containerfile, re.MULTILINE)) == {"$PYTHON"}
+
+
+def test_a_checkout_without_links_is_refused(tmp_path):
+    """Git on Windows writes the name of the target into a file; an empty wheel would follow."""
+    for name in ("setup.py", "README.md"):
+        shutil.copy(REPOSITORY / name, tmp_path)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "bertcore").write_text("../bertcore")
+    found = subprocess.run([sys.executable, "setup.py", "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (1, "") and "expected a link to ../bertcore" in found.stderr

@@ -1,8 +1,8 @@
 """Files of a checkpoint: the error that names them, reading JSON, and replacing files that belong together.
 
 A file that is written appears complete or not at all, and files that belong together appear at once. Who saves holds a
-lock on the folder while files take their places; who loads shares one, and so waits. The lock is the folder's own
-(flock): it holds between containers, and on file systems that support it.
+lock on the folder while files take their places; who loads shares one, and so waits (`bertcore.system`). The lock holds
+between containers, and on file systems that support it.
 """
 
 import contextlib
@@ -20,10 +20,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from bertcore import system
 from bertcore.arguments import printable
-
-if os.name == "posix":
-    import fcntl
+from bertcore.system import locked, replace, sync
 
 CONFIG_NAME = "config.json"
 WEIGHTS_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
@@ -49,8 +48,8 @@ def copied() -> Iterator[None]:
 
 
 def content_of(stream: BinaryIO) -> mmap.mmap | bytes:
-    """Return the bytes of an open file, mapped or copied."""
-    if not _copies.get():
+    """Return the bytes of an open file, mapped or copied; copied also where a mapped file could not be replaced."""
+    if system.REPLACES_OPEN_FILES and not _copies.get():
         return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     stream.seek(0)
     return stream.read()
@@ -98,7 +97,7 @@ def missing_file(file: Path, otherwise: str) -> CheckpointError:
         )
     if file.exists():
         return CheckpointError(f"{file} is {'a folder' if file.is_dir() else 'a device or a pipe'}, expected a file")
-    here = sorted(entry.name for entry in file.parent.iterdir())
+    here = sorted(entry.name for entry in file.parent.iterdir() if entry.name != system.LOCK_NAME)
     return CheckpointError(f"{file.parent} {otherwise}; it holds {listed(here) or 'nothing'}")
 
 
@@ -220,55 +219,33 @@ def replacing(folder: Path, guard_name: str) -> Iterator[Path]:
     sync(folder)
 
 
-@contextlib.contextmanager
-def locked(folder: Path, *, shared: bool = False, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock on `folder` against other threads and processes; `shared` ones do not exclude each other.
-
-    The lock is yielded as True, or as False where the system does not lock this folder. Raises BlockingIOError if
-    another holds it and `wait` is False.
-    """
-    with contextlib.ExitStack() as stack:
-        is_held = False
-        if os.name == "posix":
-            try:  # unreadable folders, and file systems without locks (some of NFS)
-                descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-                stack.callback(os.close, descriptor)  # releases the lock, as the end of the process does
-                fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-                is_held = True
-            except BlockingIOError:
-                raise
-            except OSError:
-                pass
-        yield is_held
-
-
 def _switch(guard: Path, others: list[Path], new: Mapping[Path, Path], old: Mapping[Path, Path], note: Path) -> None:
     if others:
         with naming(guard):
-            os.replace(note, guard)
+            replace(note, guard)
         sync(guard.parent)
     for target in others:
         with naming(target):
             if os.path.lexists(target):
-                os.replace(target, old[target])
-            os.replace(new[target], target)
+                replace(target, old[target])
+            replace(new[target], target)
     sync(guard.parent)
     with naming(guard):
-        os.replace(new[guard], guard)
+        replace(new[guard], guard)
 
 
 def _restore(targets: list[Path], new: Mapping[Path, Path], old: Mapping[Path, Path]) -> None:
     """Put back the files from before a switch that failed, the first one last."""
     for target in reversed(targets):
         if os.path.lexists(old[target]):
-            os.replace(old[target], target)
+            replace(old[target], target)
         elif not os.path.lexists(new[target]) or target == targets[0]:
             target.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def temporary_beside(target: Path) -> Iterator[Path]:
-    """Yield a fresh path in a temporary folder beside `target`, as os.replace cannot cross file systems.
+    """Yield a fresh path in a temporary folder beside `target`, as a rename cannot cross file systems.
 
     The folder is removed with all that is left in it, and so are those that killed processes have left. It stays locked
     while its process lives: `sweep` could not tell by a number, which is another process's in another container.
@@ -290,24 +267,13 @@ def sweep(target: Path) -> None:
     form = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.tmp")
     with contextlib.suppress(OSError):  # there is no folder
         for path in [path for path in target.parent.iterdir() if form.fullmatch(path.name)]:
-            with contextlib.suppress(OSError), locked(path, wait=False) as is_held:  # another's, or swept by another
-                last = max(each.lstat().st_mtime for each in (path, *path.rglob("*")))
-                if is_held or time.time() - last > STALE_SECONDS:
-                    shutil.rmtree(path, ignore_errors=True)
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk where the system can."""
-    if path.is_dir() and (os.name != "posix" or not os.access(path, os.R_OK)):
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # file systems that cannot sync a folder
-            raise
-    finally:
-        os.close(descriptor)
+            with contextlib.suppress(OSError):  # another's, or swept by another
+                with locked(path, wait=False) as is_held:
+                    last = max(each.lstat().st_mtime for each in (path, *path.rglob("*")))
+                    if is_held or time.time() - last > STALE_SECONDS:
+                        shutil.rmtree(path, ignore_errors=True)
+                if not system.OPENS_FOLDERS:
+                    path.rmdir()  # the lock was in it
 
 
 @contextlib.contextmanager

@@ -44,6 +44,7 @@ with _handled(signal.SIGINT, signal.default_int_handler, _end):  # Ctrl-C during
 
     import bertcore
     from bertcore.cli.options import UNWRITABLE, Group
+    from bertcore.system import write_utf8
 
 COMMANDS = {
     name: (f"bertcore.cli.{module}", name.replace("-", " ").title().replace(" ", ""), line)
@@ -108,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     The code is 0 on success, 2 for a wrong command line, and 1 for a failure; errors are one line on stderr.
     """
     try:
+        write_utf8()
         with termination_cleans_up():
             return _code(sys.argv[1:] if argv is None else list(argv))
     except BrokenPipeError:  # the reader of our output has gone (`bertcore embed ... | head`)

@@ -1,13 +1,12 @@
 """The command demo: a few sentences and a real model."""
 
 import contextlib
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 from bertcore.cli.options import Command
 from bertcore.kernels import get_backend
+from bertcore.system import process_age
 
 SENTENCES = [
     "The cat sits on the mat.",
@@ -19,8 +18,6 @@ SENTENCES = [
 ]
 BENCHMARK_TEXTS = 192
 BENCHMARK_SECONDS = 2.0
-
-_imported = time.perf_counter()
 
 
 class Demo(Command):
@@ -96,15 +93,3 @@ def _texts_per_second(encoder: Any) -> float:
         encoder.encode(texts, show_progress_bar=False)
         done += len(texts)
     return done / (time.perf_counter() - start)
-
-
-def process_age() -> float:
-    """Return the seconds since this process started; on systems without /proc, since this module was imported."""
-    since_import = time.perf_counter() - _imported
-    try:
-        # Field 22, counted after the name in parentheses, which may itself hold spaces (man 5 proc).
-        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError, IndexError, ValueError):
-        return since_import
-    return max(age, since_import)

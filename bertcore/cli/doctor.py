@@ -18,6 +18,7 @@ from bertcore.cli.inputs import Dtype, model_folder
 from bertcore.cli.options import Command, CommandError, File
 from bertcore.kernels.dispatch import AUTO, IMPLEMENTATIONS
 from bertcore.kernels.own_name import setting, variable
+from bertcore.system import cpu_info
 
 PACKAGES = ("numpy", "numba", "llvmlite", "tbb", "safetensors", "tokenizers", "ml_dtypes", "torch", "transformers")
 AMX = ("amx-tile", "amx-int8", "amx-bf16")
@@ -59,13 +60,6 @@ class Doctor(Command):
 def cpu_model() -> str:
     """Return the name of the CPU, and its architecture."""
     return f"{cpu_info('model name') or platform.processor() or 'unknown'} ({platform.machine()})"
-
-
-def cpu_info(key: str) -> str:
-    """Return what Linux reports of the first CPU under a name, "" for nothing."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
 
 
 def _in_force(option: str | None) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from bertcore.arguments import printable
 from bertcore.cli.options import UNWRITABLE, Command, CommandError, File
+from bertcore.system import replace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,7 +102,7 @@ def _replaced(target: Path) -> Iterator[BinaryIO]:
             raise CommandError(f"{target} cannot be written: {error.strerror or error}") from error
         with _opened(temporary, target, "xb") as stream:
             yield stream
-        os.replace(temporary, target)
+        replace(temporary, target)
 
 
 def _opened(file: Path, target: Path, mode: str) -> BinaryIO:

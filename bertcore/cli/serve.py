@@ -148,7 +148,8 @@ def listening_socket(host: str, port: int, backlog: int = 128) -> socket.socket:
     except socket.gaierror as error:
         raise CommandError(f"cannot listen at {host}:{port}: {error.strerror}") from error
     except OSError as error:  # Python adds the address to its message
-        raise CommandError(f"cannot listen at {host}:{port}: {os.strerror(error.errno)}") from error
+        reason = str(error.strerror).partition(" (while ")[0]
+        raise CommandError(f"cannot listen at {host}:{port}: {reason}") from error
     # Connections inherit it. asyncio sets it only for its own sockets; without it the body of an answer waits until the
     # client has acknowledged the head: 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

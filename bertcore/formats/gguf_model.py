@@ -42,6 +42,7 @@ from bertcore.models.auto import AutoModel, AutoModelForSequenceClassification
 from bertcore.models.model import Model
 from bertcore.models.registry import family_of
 from bertcore.models.spec import ConfigReader
+from bertcore.system import replace
 from bertcore.tasks.cross_encoder import CrossEncoder
 from bertcore.tasks.loading import kind_of
 from bertcore.tasks.sentence_encoder import SentenceEncoder
@@ -269,7 +270,7 @@ def export_gguf(folder: Path, target: Path, precision: str = "q8_0") -> None:
     with temporary_beside(place) as beside, naming(target):
         write_gguf(beside, metadata, tensors)
         sync(beside)
-        beside.replace(place)
+        replace(beside, place)
 
 
 def _pooling(encoder: SentenceEncoder) -> int:

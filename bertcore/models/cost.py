@@ -34,6 +34,7 @@ from bertcore.arguments import DTYPES
 from bertcore.kernels.linear.prepared import group_count
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import LayerSpec
+from bertcore.system import check_resident_is_reported, resident_megabytes
 
 if TYPE_CHECKING:
     from bertcore.models.model import Model
@@ -191,21 +192,6 @@ def _low_bytes(parameter: Parameter, dtype: str) -> int:
     if parameter.uses != {"weight"}:
         found += 4 * size if parameter.uses == {"vector"} else 2 * size
     return found
-
-
-STATUS = Path("/proc/self/status")
-
-
-def check_resident_is_reported() -> None:
-    """OSError where the system does not report the memory of a process (Linux does)."""
-    if not STATUS.exists():
-        raise OSError(f"the memory of a process is read from {STATUS}, which is not here")
-
-
-def resident_megabytes(key: str = "VmRSS") -> float:
-    """Megabytes (10^6 bytes) of this process, by their name in Linux's table: VmRSS now, VmHWM at most."""
-    lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
-    return int(lines[key].split()[0]) * 1024 / 1e6
 
 
 ROUNDS = 7

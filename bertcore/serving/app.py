@@ -21,7 +21,7 @@ from starlette.routing import Route
 from bertcore.checkpoint import copied, resolve
 from bertcore.demo_model import demo_model_folder
 from bertcore.serving import embeddings, information, page, schema, scores, words
-from bertcore.serving.batcher import Lanes, step_back
+from bertcore.serving.batcher import NICER, Lanes
 from bertcore.serving.guard import HANDLERS, Guard, disconnected, json_response, long_json_response
 from bertcore.serving.models import BODY, Models, ServedModel, ServerSettings
 from bertcore.serving.page import Metrics
@@ -37,6 +37,7 @@ from bertcore.serving.requests import (
     too_large,
     unauthorized,
 )
+from bertcore.system import step_back
 
 # Of a body: making a million of each takes the event loop's time (0.2 s), and 70 MB for lists.
 MOST = {"lists and objects": (b"[{", 1 << 16), "values": (b",", 300_000)}
@@ -126,8 +127,9 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> Any:
         short = ThreadPoolExecutor(1, "bertcore-short")
-        long = ThreadPoolExecutor(1, "bertcore-long", initializer=step_back)
-        read = ThreadPoolExecutor(2, "bertcore-read", initializer=step_back)  # of long texts: each may take 50 MB
+        nicer: Any = {"initializer": step_back, "initargs": (NICER,)}
+        long = ThreadPoolExecutor(1, "bertcore-long", **nicer)
+        read = ThreadPoolExecutor(2, "bertcore-read", **nicer)  # of long texts: each may take 50 MB
         with short, long:
             lanes = Lanes(short, long)
             asyncio.get_running_loop().set_default_executor(read)

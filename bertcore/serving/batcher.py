@@ -1,9 +1,6 @@
 """Dynamic batching: rows of several requests are computed together, and each request has its turn."""
 
 import asyncio
-import os
-import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -18,12 +15,6 @@ Compute = Callable[[list[Any]], Sequence[Any]]
 
 
 NICER = 10  # small requests beside all kinds of others took 1.2 to 2.1 times their time alone with it, 4.1 without
-
-
-def step_back() -> None:
-    """Let the other threads of the process, and of others, go before this one."""
-    if sys.platform == "linux":  # where each thread has a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.nice(0) + NICER)
 
 
 class Lanes:

@@ -1,16 +1,12 @@
 """Connections of `bertcore serve`: how many there are, and how long a client may take to send a head and to read."""
 
-import os
 from typing import Any
 
 import h11
 import orjson
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
+from bertcore.system import open_files
 
 BACKLOG = 128  # connections that wait to be accepted
 MOST_CONNECTIONS = 1024
@@ -107,10 +103,8 @@ def connection_limits() -> tuple[int, int]:
 
     The event loop accepts as many connections at once as may wait, and closes what is too much three rounds later.
     """
-    if resource is None:
+    if (limit := open_files()) is None:
         return BACKLOG, MOST_CONNECTIONS
-    files, used = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(os.listdir("/dev/fd"))
-    if files == resource.RLIM_INFINITY:
-        return BACKLOG, MOST_CONNECTIONS
+    files, used = limit
     waiting = max(1, min(BACKLOG, files // 16))
     return waiting, min(MOST_CONNECTIONS, files - used - SPARE_FILES - 4 * waiting)

@@ -26,6 +26,7 @@ from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.models.registry import family_of
 from bertcore.models.rounding import observed_inputs, rounded_weight
 from bertcore.models.with_heads import head_specs
+from bertcore.system import replace
 from bertcore.tasks.loading import ENCODERS, read_encoder_settings
 from bertcore.tasks.multi_vector.settings import is_late
 from bertcore.tasks.search import semantic_search
@@ -217,7 +218,7 @@ def written_beside(target: Path) -> Iterator[Path]:
         with naming(target):
             if place.exists():
                 place.rmdir()
-            beside.rename(place)
+            replace(beside, place)
 
 
 def _copy_files(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import IO, Any
 
 from bertcore.arguments import check_count
 from bertcore.checkpoint.files import naming, temporary_beside
+from bertcore.system import lock, replace
 from bertcore.training.arguments import LOCAL_REPORTS, TrainingArguments
 
 
@@ -177,12 +177,8 @@ class JsonLog(TrainerCallback):
 
 def _check_alone(file: IO[str], path: Path) -> None:
     """Lock an open log where the system can. Raises ValueError if another run holds the lock."""
-    if os.name != "posix":
-        return
-    import fcntl
-
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file.fileno(), wait=False)
     except BlockingIOError:
         file.close()
         raise ValueError(f"{path} is the log of a run that goes on, expected another folder for this one") from None
@@ -242,7 +238,7 @@ class LossPlot(TrainerCallback):
         file = Path(args.output_dir) / PLOT_NAME
         with temporary_beside(file) as new, naming(file):
             save_figure(training_curves(state.log_history), new, ".png")
-            os.replace(new, file)
+            replace(new, file)
 
 
 class TensorBoard(TrainerCallback):

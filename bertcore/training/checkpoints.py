@@ -23,6 +23,7 @@ from bertcore.checkpoint import CheckpointError, open_checkpoint
 from bertcore.checkpoint.files import digest_of, sweep, sync, temporary_beside
 from bertcore.checkpoint.safetensors_file import write_safetensors
 from bertcore.nn.parameter import Parameter
+from bertcore.system import replace
 from bertcore.training.arguments import TrainingArguments
 from bertcore.training.callbacks import TrainerState
 from bertcore.training.optimizers import Optimizer
@@ -110,7 +111,7 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
         if folder.exists():
             _replace_folder(folder, new)
         else:
-            os.replace(new, folder)
+            replace(new, folder)
     sync(folder.parent)
 
 
@@ -118,21 +119,21 @@ def _replace_folder(folder: Path, new: Path) -> None:
     aside = folder.with_name(f".{folder.name}.old")
     with temporary_beside(folder) as gone:
         if aside.exists():  # of a process that was killed before it removed it
-            os.replace(aside, gone)
-        os.replace(folder, aside)
+            replace(aside, gone)
+        replace(folder, aside)
         try:
-            os.replace(new, folder)
+            replace(new, folder)
         except BaseException:
-            os.replace(aside, folder)
+            replace(aside, folder)
             raise
     with temporary_beside(folder) as gone:
-        os.replace(aside, gone)
+        replace(aside, gone)
 
 
 def remove_checkpoint(folder: Path) -> None:
     """Remove a checkpoint; no reader sees a part of it."""
     with temporary_beside(folder) as gone:
-        os.replace(folder, gone)
+        replace(folder, gone)
 
 
 def remove_beyond(output_dir: str | os.PathLike, limit: int | None, kept: Iterable[str | os.PathLike]) -> None:
@@ -156,7 +157,7 @@ def sweep_checkpoints(output_dir: str | os.PathLike) -> None:
             if (folder / match[1]).exists():
                 remove_checkpoint(path)
             else:
-                os.replace(path, folder / match[1])
+                replace(path, folder / match[1])
         elif match := _LEFT.fullmatch(path.name):
             sweep(folder / match[1])
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np  # counting begins with its memory resident
 
-from bertcore.models.cost import check_resident_is_reported, resident_megabytes
+from bertcore.system import check_resident_is_reported, resident_megabytes
 
 FEW, MORE = 2, 4  # layers that are measured
 WARM_UP, STEPS = 2, 5

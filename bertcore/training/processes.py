@@ -20,6 +20,7 @@ import numpy as np
 from bertcore.kernels import array_module, set_num_threads
 from bertcore.kernels.arrays import Array
 from bertcore.kernels.threads import thread_count
+from bertcore.system import is_bound_to_cpus
 
 # Environment variables of launchers (Open MPI, MPICH and Slurm): the number of processes, and of those on this machine.
 _COUNTS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"
@@ -167,8 +168,7 @@ def started_together() -> Processes:
 def _share_the_cpus(local_count: int) -> None:
     threads = thread_count()
     is_chosen = threads.source.startswith(("environment", "set_num_threads"))
-    is_bound = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
-    if not is_chosen and not is_bound:
+    if not is_chosen and not is_bound_to_cpus():
         set_num_threads(max(1, threads.count // local_count))
 
 

@@ -223,7 +223,7 @@ def test_without_locks_old_temporary_folders_are_removed(tmp_path, monkeypatch):
     def refuse(*args):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("bertcore.checkpoint.files.fcntl.flock", refuse)
+    monkeypatch.setattr("bertcore.system.fcntl.flock", refuse)
     fresh, old, other = (tmp_path / f".{name}.0123456789abcde{number}.tmp" for number, name in enumerate("aab"))
     for folder in (fresh, old, other):
         folder.mkdir()

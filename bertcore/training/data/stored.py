@@ -13,6 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from bertcore.checkpoint.files import temporary_beside
+from bertcore.system import replace
 
 INDEX = "examples.json"
 DTYPES = {"i": "int32", "f": "float32"}  # by the type codes of `array`
@@ -104,7 +105,7 @@ def store_examples(
         known = {name: {"dtype": DTYPES[kind.code], "scalar": kind.is_scalar} for name, kind in columns.items()}
         index = {"count": count, "columns": known, "facts": dict(facts or {})}
         (beside / INDEX).write_text(json.dumps(index), encoding="utf-8")
-        beside.rename(folder)
+        replace(beside, folder)
     return StoredExamples(folder)
 
 
