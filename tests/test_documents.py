@@ -28,7 +28,7 @@ COMMAND = re.compile(r"(?:`|^    |\| )bertcore (?P<name>[a-z][a-z-]*)(?P<rest>[^
 SHELL = re.compile(r"^```sh\n(?P<code>.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 # Libraries that a page needs; without them its blocks are not run.
 HOSTS = {"clusters.md": ("pandas", "polars", "duckdb", "pyarrow", "ray", "pyspark")}
-HOSTS["index.md"] = ("sklearn",)
+HOSTS["index.md"], HOSTS["formats.md"] = ("sklearn",), ("onnx", "onnxruntime")
 HOSTS["plugins.md"] = ("sklearn", "sentence_transformers", "transformers", "chromadb", "haystack", "langchain_core")
 HOSTS["plugins.md"] += ("llama_index.core", "spacy", "hnswlib")
 WITH_BLOCKS = [page for page in (REPOSITORY / "README.md", *PAGES) if BLOCK.search(page.read_text(encoding="utf-8"))]
