@@ -11,7 +11,7 @@ from tests.serving.process import served
 from tests.tasks.pipelines.folders import save_head
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
-NAMES = ("encoder", "reranker", "classifier", "tagger", "masked", "marked", "splade", "late")
+NAMES = ("encoder", "reranker", "classifier", "tagger", "masked", "marked", "splade", "late", "gliner")
 HOSTILE = "<img src=x onerror=alert(1)> '\"</textarea><script>alert(2)</script> \U0001f600 ä"
 TABS = {  # what a model's tabs are
     "encoder": ["Similarity", "Ranking", "Attention", "JSON"],
