@@ -28,7 +28,8 @@ def folder_of(name, folder):
     """A random checkpoint of the family with the head that it was pretrained with."""
     config = tiny_config(name) | {"initializer_range": 0.2}
     models = models_of(config)
-    best = next(kind for kind in ("AutoModelForCausalLM", "AutoModelForPreTraining", "AutoModel") if kind in models)
+    kinds = "AutoModelForCausalLM", "AutoModelForPreTraining", "AutoModelForTokenClassification"
+    best = next(kind for kind in kinds if kind in models)
     type(models[best]).from_config(config).save_pretrained(folder)
     return folder
 
