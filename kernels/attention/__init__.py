@@ -271,15 +271,12 @@ def attention_backward(
         saved: what `attention` returned with save=True.
         out: arrays for the gradients of query, key and value, of their shapes and dtype, with contiguous rows and
             writable; none overlaps another array of the call. They may be views of one array. By default new ones.
-        backend: as for `attention`.
+        backend: as for `attention`; errors likewise.
 
     Returns:
         A named tuple (query, key, value, bias, relative), each of the shape and dtype of its array, None where that is
         None; relative is a `RelativePositions` of the gradients of its floating arrays. Without query_for_position the
         query's gradient holds both of its parts. attn_mask has no gradient.
-
-    Raises:
-        As `attention`.
     """
     if out is not None and (not isinstance(out, tuple) or len(out) != 3):
         raise TypeError(f"out is {out!r:.100}, expected a tuple of three arrays")

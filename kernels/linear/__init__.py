@@ -268,15 +268,12 @@ def linear_backward(
         needs_weight: whether grad_weight, half of the work, is computed: not for a weight that is not trained.
         dtype: of the gradients of weight and bias: that of `input`, by default, or float32 for an input of lower
             precision.
-        backend: as for `linear`.
+        backend: as for `linear`; errors likewise.
 
     Returns:
         (grad_input, grad_weight, grad_bias) of shapes (..., in_features), (out_features, in_features) and
         (out_features,); grad_bias is None if the bias is, grad_weight if it is not needed. The gradient of the residual
         is grad_output.
-
-    Raises:
-        As `linear`.
     """
     if type(saved) is LinearSaved:
         backend = _backend_of(saved.weight, backend)
@@ -295,16 +292,13 @@ def linear_weight_gradient(
 
     Args:
         grad_output: the gradient with respect to the output, (..., out_features), of the input's dtype.
-        input, backend: as for `linear`.
+        input, backend: as for `linear`; errors likewise.
         dtype: of the result: that of `input`, by default, or float32 for an input of lower precision.
         add_to: an array that the gradient is added to, in place; it is then the result. C-contiguous, (out_features,
             in_features), of one of those dtypes, apart from the others.
 
     Returns:
         (out_features, in_features), of the kind of `input`.
-
-    Raises:
-        As `linear`.
     """
     arrays = {"grad_output": grad_output, "input": input, "add_to": add_to}
     call = dispatch.open_call(__package__, backend, optional=("add_to",), **arrays)
