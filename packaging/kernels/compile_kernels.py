@@ -65,7 +65,7 @@ def main(level: str, folder: str) -> None:
     import numpy as np
 
     from bertcore import AutoModel, AutoModelForMaskedLM, kernels
-    from bertcore.tasks.warm_up import warm_up
+    from bertcore.tasks.loading import warm_up
 
     kernels.softmax(np.zeros((2, 4), np.float32), -1)  # of bertcore doctor
     for config in (BERT, MODERNBERT, DEBERTA):

@@ -1,9 +1,13 @@
 """Kernels that an installed package brings compiled: they are found, checked and never written."""
 
+import ast
+import importlib
+import importlib.util
 import json
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import numba
 import pytest
@@ -127,3 +131,15 @@ def test_summary(made, tmp_path, monkeypatch):
     for content in ("[]", "{}", "no list"):
         (folder / shipped.LIST).write_text(content)
         assert shipped.summary() == "not used: digests.json is damaged"
+
+
+def test_the_build_imports_existing_names():
+    """The build itself takes minutes: tests/test_installation.py runs it."""
+    folder = Path(__file__).parents[2] / "packaging" / "kernels"
+    nodes = [node for file in folder.glob("*.py") for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module.startswith("bertcore")]
+    assert len(imports) > 4
+    for node in imports:
+        for alias in node.names:
+            module = importlib.import_module(node.module)
+            assert hasattr(module, alias.name) or importlib.util.find_spec(f"{node.module}.{alias.name}"), alias.name
