@@ -5,6 +5,9 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+if not Path(__file__).with_name("src").joinpath("bertcore").is_dir():  # it would install nothing, without an error
+    raise SystemExit("src/bertcore is a file, expected a link to ../bertcore: git clone -c core.symlinks=true")
+
 NOT_MACOS = 'sys_platform != "darwin"'  # for which NVIDIA and CuPy have no wheels
 CUDA_COMPILER = [  # compiles .cu files to cubin with no driver and no GPU
     "cuda-core",
@@ -84,9 +87,6 @@ CLASSIFIERS = [
     "Topic :: Text Processing :: Linguistic",
     "Typing :: Typed",
 ]
-
-if not Path(__file__).with_name("src").joinpath("bertcore").is_dir():  # it would install nothing, without an error
-    raise SystemExit("src/bertcore is a file, expected a link to ../bertcore: git clone -c core.symlinks=true")
 
 # src/ holds one link, to bertcore/, in which another leads to kernels/. An editable install puts src/ on the path, so
 # that mypy, pyright and editors find every module, and no other folder of the repository becomes importable.
