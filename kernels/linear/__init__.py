@@ -12,7 +12,7 @@ from ..activation_names import ACTIVATIONS
 from ..arguments import MISSING, Argument, Choice, Flag, Floats, ParameterDtype, check_axes
 from ..arrays import Array, ArrayT
 from ..operation import Call, Operation
-from ..precision import bfloat16, is_bfloat16
+from ..precision import is_bfloat16
 from .prepared import LOW_PRECISION, PreparedWeight, group_count, is_grouped
 
 MOST_INT8_FEATURES = 2**16  # 255 * 127 * 2^16 is the longest sum that fits an int32
@@ -161,7 +161,7 @@ def prepare_weight(
         _check_input_scale(weight, scale, input_scale)
     else:
         _check_floating_weight(call, weight, scale, input_scale, dtype)
-        weight, scale = _converted(weight, dtype)
+        weight, scale = _converted(weight, dtype, call.backend)
     return call.compute("prepare_weight", weight, scale, input_scale)
 
 
@@ -209,12 +209,12 @@ def _check_floating_weight(call: dispatch.Call, weight: Any, scale: Any, input_s
         raise ValueError(f"weight has {weight.shape[1]} in_features, expected at most {MOST_INT8_FEATURES} with int8")
 
 
-def _converted(weight: Any, dtype: str | None) -> tuple[Any, Any]:
+def _converted(weight: Any, dtype: str | None, backend: str) -> tuple[Any, Any]:
     """The weight in the wanted dtype, and its scale if that is int8."""
     if dtype in ("int8", "int8_weight_only"):
         return quantize_weight(weight, per_group=dtype == "int8_weight_only")
     if dtype == "bfloat16" and not is_bfloat16(weight.dtype):
-        return weight.astype(bfloat16()), None
+        return dispatch.implementation(__package__, backend).round_weight(weight), None
     return weight, None
 
 

@@ -52,6 +52,12 @@ def prepare_weight(weight, scale, input_scale):
 
 
 @ieee_arithmetic
+def round_weight(weight):
+    """The weight rounded to bfloat16."""
+    return weight.astype(bfloat16())
+
+
+@ieee_arithmetic
 def quantize_weight(weight):
     """(values int8 in -127..127, scale float32) of a finite weight, symmetric for each row (output channel)."""
     wide = np.asarray(weight, np.float32)

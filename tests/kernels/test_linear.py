@@ -243,7 +243,7 @@ def test_bfloat16_is_the_product_of_what_was_rounded(size):
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [*SIZES, (67, 70, 131), (64, 131, 70)])
 def test_gradients_in_bfloat16_are_those_of_what_was_rounded(size, backend):
     x, weight, bias, _, grad = arguments(11, *size, dtype=np.float32)
     low = weight.astype(ml_dtypes.bfloat16)
@@ -255,6 +255,15 @@ def test_gradients_in_bfloat16_are_those_of_what_was_rounded(size, backend):
         assert one.dtype == np.float32
         assert_close(one, other, at_least=1)
     assert backward("linear", grad, x, prepared, needs_weight=False)[1:] == (None, None)
+
+
+def test_a_weight_is_rounded_to_nearest_even_denormals_and_halves_too():
+    weight = normal(4, (67, 131), np.float32)
+    weight[0, :8] = 1e-45, -3e-40, np.inf, -np.inf, 1 + 2**-8, 1 + 3 * 2**-8, 3.4e38, -0.0
+    rounded = kernels.prepare_weight(weight, dtype="bfloat16", backend="numba").to_array()
+    assert rounded.tobytes() == weight.astype(ml_dtypes.bfloat16).tobytes()
+    weight[5, 5] = np.nan
+    assert np.isnan(kernels.prepare_weight(weight, dtype="bfloat16", backend="numba").to_array().astype(float)[5, 5])
 
 
 def test_a_row_that_int8_cannot_stand_for_is_nan_and_no_other():

@@ -90,6 +90,10 @@ def _upper_half(builder, bits, value):
     return builder.select(is_nan, builder.or_(upper, constant(0x40)), rounded)
 
 
+def _nearest_bfloat16(builder, bits, value):
+    return builder.trunc(_upper_half(builder, bits, value), ir.VectorType(ir.IntType(16), bits.type.count))
+
+
 def _bfloat16(builder, bits, value):
     halves = ir.VectorType(ir.IntType(16), bits.type.count)
     if isa.has_native_bfloat16_dot() and isa.IS_ARM:
@@ -97,13 +101,16 @@ def _bfloat16(builder, bits, value):
     if isa.has_native_bfloat16_dot() and halves.count == 16:  # flushes denormals, as the products do
         name, rounded = "llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(Bfloat16(), 16)
         return builder.bitcast(call_llvm(builder, name, rounded, [value]), halves)
-    return builder.trunc(_upper_half(builder, bits, value), halves)
+    return _nearest_bfloat16(builder, bits, value)
 
 
 store_bfloat16 = _narrow_store(
     "store_bfloat16",
     "Write a vector of float32 rounded to bfloat16, two bytes each, in the mask's lanes.",
     {types.uint16: _bfloat16},
+)
+store_nearest_bfloat16 = _narrow_store(
+    "store_nearest_bfloat16", "As `store_bfloat16`, denormals too on every CPU.", {types.uint16: _nearest_bfloat16}
 )
 store_low_byte = _narrow_store(
     "store_low_byte",

@@ -21,18 +21,27 @@ from ..._numba import (
     region,
 )
 from ..._numba.compile.isa import WORD_BYTES
-from ..._numba.low_precision import DEPTH_WORDS, ROUNDED, round_row, rows_of_bfloat16, rows_of_bytes, whole_depth
+from ..._numba.low_precision import (
+    ROUNDED,
+    round_row,
+    rows_of_bfloat16,
+    rows_of_bytes,
+    store_nearest_bfloat16,
+    whole_depth,
+)
 from ..._numba.products import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_scratch, run_product
 from ..._numba.products.epilogue import epilogue_pointers
 from ..._numba.products.panels import pack_groups, pack_panel, prefetch_rows, unpack_groups
-from ..._numba.rows import BLOCK_ROWS, add_lines, block_count, share, sum_blocks
-from ..._numba.simd import pointer, pointer_at, wide_pointer
+from ..._numba.rows import BLOCK_ROWS, add_lines, block_count, share, sum_blocks, task_count
+from ..._numba.simd import first_lanes, lanes, load_masked, pointer, pointer_at, wide_pointer
 from ...activation_names import activation_code
 from ...precision import bfloat16
 from ..prepared import PreparedWeight, is_grouped
 from .low_precision import GROUP_ROWS, PANEL_WORDS, quantize_rows, round_rows, run_bfloat16, run_int8
+from .pairs import HAS_PAIRS, pack_columns, transposed_pairs
 from .weight_gradient import product_of_columns
 
+ROUNDING_GRAIN = 1 << 16
 _WORD = np.dtype(f"f{WORD_BYTES}")  # whose patterns hold words of low precision
 
 
@@ -68,11 +77,15 @@ class PackedWeight(PreparedWeight):
         """Return the panels of the transpose, which the first backward makes."""
         if self._transpose is None:
             if self.dtype.itemsize < 4:
-                words = _words_of_rows(self._stored().view(np.uint16), DEPTH_WORDS)
-                self._transpose = _pack(words.T, PANEL_WORDS).view(np.uint16)
+                self._transpose = self._transposed_words()
             else:
                 self._transpose = _transpose(self.panels, self.out_features, self.in_features)
         return self._transpose
+
+    def _transposed_words(self):
+        if HAS_PAIRS:
+            return transposed_pairs(self.panels, *self.shape)
+        return _pack(_words_of_rows(self._stored().view(np.uint16)).T, PANEL_WORDS).view(np.uint16)
 
     def _split(self, shares):
         width = self.panels.shape[2] * min(self.panels.itemsize, 4) // 4
@@ -127,6 +140,16 @@ def prepare_weight(weight, scale, input_scale):
     return GroupedWeight(weight, scale) if is_grouped(scale) else PackedWeight(weight, scale, input_scale)
 
 
+def round_weight(weight):
+    """Return the weight rounded to bfloat16."""
+    if weight.dtype != np.float32:
+        return weight.astype(bfloat16())
+    rounded = empty(weight.shape, np.uint16)
+    tasks = task_count(weight.size, ROUNDING_GRAIN)
+    _round_weight(as_kernel_array(weight).reshape(-1), rounded.reshape(-1), tasks)
+    return rounded.view(bfloat16())
+
+
 def linear(input, weight, bias, activation, residual):
     """Return activation(input @ weight.T + bias) + residual, (rows, out_features)."""
     packed = weight if isinstance(weight, PackedWeight) else PackedWeight(weight)
@@ -166,19 +189,24 @@ def linear_weight_gradient(grad_output, input, dtype, add_to):
 def _product_of_rounded_columns(a, b, needs_sums):
     """Return (a.T @ b, the sums of the columns of a or None) for float32 a (rows, m) and b (rows, n).
 
-    The product rounds both to bfloat16. Both are packed as words, and the panels of a serve as rows of the product;
-    tiles read rows of a's transpose.
+    The product rounds both to bfloat16. The columns of both are packed as words, those of a as rows of the product.
     """
-    sums = _sum_rows(a) if needs_sums else None
-    if LEVEL.tiles:
-        columns = _pack(_words_of_rows(_rounded(b), DEPTH_WORDS).T, PANEL_WORDS).view(np.uint16)
-        return _multiply_rounded(as_kernel_array(a.T), columns, b.shape[1], None, None, None), sums
-    words = [_words_of_rows(_rounded(x)).T for x in (a, b)]
-    depth = words[0].shape[1]
-    widths = GROUP_ROWS, _panel_width(np.dtype(np.float32))
-    rows, columns = (_pack(x, width).view(np.uint16) for x, width in zip(words, widths, strict=True))
-    strides = 1, GROUP_ROWS, depth * GROUP_ROWS
-    return _multiply(rows, strides, a.shape[1], columns, b.shape[1], None, None, None, np.float32), sums
+    sums, output = _sum_rows(a) if needs_sums else None, empty((a.shape[1], b.shape[1]), np.float32)
+    if output.size:
+        rows, panels = _pack_columns(a, GROUP_ROWS, as_strips=True), _pack_columns(b, PANEL_WORDS)
+        epilogue, tasks = _epilogue(None, None, None, output), _tasks(panels, len(output))
+        if LEVEL.tiles:
+            _product_of_strips(rows.reshape(-1, 2 * rows.shape[1]), panels, output, epilogue, *tasks)
+        else:
+            _product(rows.reshape(-1), (1, GROUP_ROWS, rows.shape[1] * GROUP_ROWS), panels, output, epilogue, *tasks)
+    return output, sums
+
+
+def _pack_columns(x, width, as_strips=False):
+    """Return the columns of float32 x as panels of bfloat16, or as strips (see `pack_columns`)."""
+    if HAS_PAIRS:
+        return pack_columns(x, width, as_strips)
+    return _pack(_words_of_rows(_rounded(x)).T, width).view(np.uint16)
 
 
 def _rounded(x):
@@ -189,14 +217,14 @@ def _rounded(x):
     return rounded
 
 
-def _words_of_rows(bits, multiple=1):
+def _words_of_rows(bits):
     """Return words, patterns of floats, of neighbours in a column of uint16 (rows, n): (words, n), at least one word.
 
-    Zeros pad the words to a multiple.
+    Zeros pad the last word.
     """
     rows, columns = bits.shape
     size = WORD_BYTES // 2
-    words = np.zeros((max(-(-rows // (size * multiple)), 1) * multiple, columns, size), np.uint16)
+    words = np.zeros((max(-(-rows // size), 1), columns, size), np.uint16)
     for i in range(size):
         own = bits[i::size]
         words[: len(own), :, i] = own
@@ -346,10 +374,22 @@ def _product_bfloat16(x, rounded, panels, output, epilogue, counter, scratch, ta
 
 
 @parallel_kernel
+def _round_weight(weight, rounded, task, tasks):
+    for i in range(share(len(weight), task, tasks), share(len(weight), task + 1, tasks), lanes(weight)):
+        inside = first_lanes(weight, share(len(weight), task + 1, tasks) - i)
+        store_nearest_bfloat16(pointer(rounded, 0), i, load_masked(weight, i, inside, 0.0), inside)
+
+
+@parallel_kernel
 def _round_rows(x, rounded, task, tasks):
     width = x.shape[1]
     for i in range(share(len(x), task, tasks), share(len(x), task + 1, tasks)):
         round_row(wide_pointer(x, i * width), width, pointer(rounded, i * width), width)
+
+
+@parallel_kernel
+def _product_of_strips(rounded, panels, output, epilogue, counter, scratch, task, tasks):
+    run_bfloat16(rounded, panels, output, epilogue, counter, scratch[task])
 
 
 @region
