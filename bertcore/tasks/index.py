@@ -85,8 +85,8 @@ class VectorIndex:
             self.metadata = _checked_metadata(facts.get("metadata"))
             self._codes = Codes(self.dimension, **_statistics(facts, self.dimension))
             self._facts, parts = dict(facts), facts.get("parts")
-            if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-                raise TypeError("parts is not a list of objects")
+            if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
+                raise TypeError("parts is not a list of objects, expected one of each addition")
             self._parts = [self._part(number, part) for number, part in enumerate(parts)]
         except CheckpointError:
             raise
@@ -297,7 +297,7 @@ class VectorIndex:
 
         Raises ValueError for another dimension, inf or NaN, and sizes that are not positive; TypeError for non-numbers.
         """
-        queries = check_table("queries", queries).astype(np.float32, copy=False)
+        queries = _as_float32("queries", check_table("queries", queries))
         if queries.shape[1] != self.dimension:
             raise ValueError(f"queries has shape {queries.shape}, expected (queries, {self.dimension})")
         again = multiplier(self.precision, rescore_multiplier)
@@ -420,6 +420,9 @@ def _blocks(
     embeddings: Any, ids: Any, texts: Any, start: int = 0
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[bytes]]]:
     """Yield rows, float32 (rows, dim), with as many ids and encoded texts."""
+    for name, given in (("ids", ids), ("texts", texts)):
+        if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | None):
+            raise TypeError(f"{name} is {type(given).__name__}, expected one for each row")
     numbers = itertools.count(start) if ids is None else iter(ids)
     lines = None if texts is None else iter(texts)
     done = 0
@@ -455,14 +458,13 @@ def _rows(embeddings: Any) -> Iterator[np.ndarray]:
     waiting: list[np.ndarray] = []
     count = 0
     for place, some in enumerate(embeddings):
+        if isinstance(some, int | float | np.number):
+            raise ValueError(f"embeddings[{place}] is one number, expected a row (dim,) or rows (rows, dim)")
         rows = check_table(f"embeddings[{place}]", some)
         if not rows.shape[1] or (waiting and rows.shape[1] != waiting[0].shape[1]):
             expected = str(waiting[0].shape[1]) if waiting else "one or more"
             raise ValueError(f"embeddings[{place}] has {rows.shape[1]} numbers, expected {expected}")
-        with np.errstate(over="ignore"):
-            made = rows.astype(np.float32, copy=False)
-        if rows.dtype != np.float32 and not np.isfinite(made).all():
-            raise ValueError(f"embeddings[{place}] holds numbers beyond the range of float32, expected smaller ones")
+        made = _as_float32(f"embeddings[{place}]", rows)
         waiting.append(made)
         count += len(made)
         if count >= ROWS:
@@ -471,3 +473,12 @@ def _rows(embeddings: Any) -> Iterator[np.ndarray]:
             waiting, count = [joined[whole:]], count - whole
     if count:
         yield np.concatenate(waiting)
+
+
+def _as_float32(name: str, rows: np.ndarray) -> np.ndarray:
+    """Return finite rows as float32. Raises ValueError for numbers beyond its range."""
+    with np.errstate(over="ignore"):
+        made = rows.astype(np.float32, copy=False)
+    if rows.dtype != np.float32 and not np.isfinite(made).all():
+        raise ValueError(f"{name} holds numbers beyond the range of float32, expected smaller ones")
+    return made

@@ -194,6 +194,9 @@ NAN = np.where(np.arange(301)[:, None] == 300, np.nan, ROWS)
         (np.zeros((3, 0)), {}, ValueError, r"embeddings\[0\] has 0 numbers, expected one or more"),
         ("text", {}, TypeError, "embeddings is str, expected an array"),
         ([None], {}, TypeError, r"embeddings\[0\] has dtype object, expected numbers"),
+        (ROWS[0], {}, ValueError, r"embeddings\[0\] is one number, expected a row"),
+        (ROWS[:3], {"texts": "abc"}, TypeError, "texts is str, expected one for each row"),
+        (ROWS[:3], {"ids": 3}, TypeError, "ids is int, expected one for each row"),
         (ROWS, {"ids": range(300)}, ValueError, "ids has 300 entries, expected as many"),
         (ROWS, {"ids": range(302)}, ValueError, "ids has more than 301 entries"),
         (ROWS, {"ids": [*range(300), 7]}, ValueError, "ids has 7 2 times, expected each once"),
@@ -222,6 +225,7 @@ def test_wrong_additions_and_queries(folder):
     refuses(ValueError, "embeddings holds no rows", index.add, [])
     refuses(ValueError, r"queries has shape .1, 5., expected .queries, 39", index.search, ROWS[0, :5])
     refuses(ValueError, "queries holds inf or NaN", index.search, NAN)
+    refuses(ValueError, "queries holds numbers beyond the range of float32", index.search, np.full((1, 39), 1e39))
     refuses(ValueError, "top_k is 0", index.search, QUERIES, 0)
     refuses(TypeError, "rescore_multiplier is 'a'", index.search, QUERIES, rescore_multiplier="a")
     refuses(ValueError, "which holds index.json, parts, expected a new or empty", VectorIndex.build, folder, ROWS)
@@ -273,6 +277,7 @@ FACTS = {
     "texts": lambda facts: facts.update(has_texts=True),
     "metadata": lambda facts: facts.update(metadata=[1]),
     "parts": lambda facts: facts.update(parts={}),
+    "no parts": lambda facts: facts.update(parts=[]),
     "a part": lambda facts: facts["parts"].append(facts["parts"][0]),
     "rows": lambda facts: facts["parts"][0].update(rows=300),
     "negative rows": lambda facts: facts["parts"][0].update(rows=-1),
