@@ -161,16 +161,16 @@ class InformationRetrievalEvaluator(Evaluator):
 
     def metrics(self, model: Any, corpus_model: Any = None) -> tuple[Metrics, str]:
         """Return the metrics of an encoder, or of two: one for queries, one for the corpus."""
-        functions = self.score_functions or {model.similarity_fn_name: model.similarity}
+        functions, best = self.score_functions or {model.similarity_fn_name: model.similarity}, self.main_score_function
+        if best is not None and best not in functions:
+            raise ValueError(f"main_score_function is {best!r}, expected one of {', '.join(functions)}")
         found = {
             f"{name}_{metric}": value
             for name, hits in self._hits(model, corpus_model or model, functions).items()
             for metric, value in self._of_hits(hits).items()
         }
         ndcg = f"ndcg@{max(self.at_k['ndcg'])}"
-        best = self.main_score_function or max(functions, key=lambda name: found[f"{name}_{ndcg}"])
-        if best not in functions:
-            raise ValueError(f"main_score_function is {best!r}, expected one of {', '.join(functions)}")
+        best = best or max(functions, key=lambda name: found[f"{name}_{ndcg}"])
         return found, f"{best}_{ndcg}"
 
     def _hits(self, model: Any, corpus_model: Any, functions: Mapping[str, Score]) -> dict[str, np.ndarray]:
@@ -201,13 +201,13 @@ class InformationRetrievalEvaluator(Evaluator):
         ranks = np.arange(1, hits.shape[1] + 1)
         gains = hits / np.log2(ranks + 1)
         precisions = hits * np.cumsum(hits, axis=1) / ranks
-        reciprocal = np.where(hits.any(axis=1), 1 / (hits.argmax(axis=1) + 1), 0.0)
+        first = np.where(hits.any(axis=1), hits.argmax(axis=1) + 1.0, np.inf)  # the rank of an answer
         of: dict[str, Callable[[int], np.ndarray]] = {
             "accuracy": lambda k: hits[:, :k].any(axis=1),
             "precision": lambda k: hits[:, :k].sum(axis=1) / k,
             "recall": lambda k: hits[:, :k].sum(axis=1) / answers,
             "ndcg": lambda k: gains[:, :k].sum(axis=1) / _ideal_gains(k)[np.minimum(answers, k) - 1],
-            "mrr": lambda k: np.where(reciprocal * k >= 1, reciprocal, 0.0),
+            "mrr": lambda k: np.where(first <= k, 1 / first, 0.0),
             "map": lambda k: precisions[:, :k].sum(axis=1) / np.minimum(answers, k),
         }
         return {

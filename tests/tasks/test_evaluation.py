@@ -144,6 +144,14 @@ def test_retrieval_by_hand():
     assert found["given_ndcg@4"] == pytest.approx(ndcg)
 
 
+def test_an_answer_at_the_last_rank_counts():
+    """Also where 1 / rank * rank is below 1."""
+    corpus = {f"{number:03}": "text" for number in range(60)}
+    made = InformationRetrievalEvaluator({"q": "?"}, corpus, {"q": ["048"]}, mrr_at_k=[48, 49])
+    found = made._of_hits(np.arange(60)[None] == 48)
+    assert found["mrr@48"] == 0 and found["mrr@49"] == 1 / 49
+
+
 def test_cross_encoders_are_compared(tmp_path):
     encoder = CrossEncoder(save_tiny_classifier(tmp_path))
     found = encoder.evaluate(RerankingEvaluator(SAMPLES, at_k=3))
