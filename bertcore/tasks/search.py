@@ -197,14 +197,14 @@ class SparseIndex:
     """An inverted index of sparse embeddings: for each token the documents that have it, with their weights.
 
     Args:
-        documents: a sparse matrix (documents, tokens) of SciPy.
+        documents: a sparse matrix (documents, tokens) of SciPy, of any format.
 
     Attributes:
         shape: (documents, tokens).
     """
 
     def __init__(self, documents: Any):
-        documents = documents.astype(np.float32)
+        documents = sparse_table("documents", documents).astype(np.float32)
         documents.sum_duplicates()
         self.shape, offsets, rows, weights, total = documents.shape, [], [], [], 0
         for start in range(0, self.shape[0], BLOCK_DOCUMENTS):
@@ -220,6 +220,7 @@ class SparseIndex:
 
     def scores(self, queries: Any) -> np.ndarray:
         """Return the dot products (queries, documents), float32, of a sparse matrix (queries, tokens) of SciPy."""
+        queries = sparse_table("queries", queries)
         if queries.shape[1] != self.shape[1]:
             raise ValueError(f"queries has shape {queries.shape}, expected rows of {self.shape[1]}")
         given = queries.indptr.astype(np.int64), queries.indices.astype(np.int32), queries.data.astype(np.float32)
@@ -235,8 +236,9 @@ class SparseIndex:
 
     def search(self, queries: Any, top_k: int = 10) -> tuple[np.ndarray, np.ndarray]:
         """Return the scores and the indices of the best documents for each query, (queries, top_k), best first."""
-        best = BestRows(queries.shape[0], check_count("top_k", top_k))
-        best.add(self.scores(queries))
+        scores = self.scores(queries)
+        best = BestRows(len(scores), check_count("top_k", top_k))
+        best.add(scores)
         return best.scores, best.indices
 
 

@@ -328,7 +328,8 @@ class SparseEncoder(PromptedReader):
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
         """Return the similarity (n,) of the rows at the same index."""
-        left, right = as_table(embeddings1), as_table(embeddings2)
+        width = self.embedding_dimension
+        left, right = as_table(embeddings1, width), as_table(embeddings2, width)
         if self.similarity_fn_name == "dot":
             return like(embeddings1, left.multiply(right).sum(axis=-1))
         of_pairs = SIMILARITIES[self.similarity_fn_name].of_pairs

@@ -121,6 +121,20 @@ def test_the_index_scores_as_a_product(backend, queries, documents, width):
     np.testing.assert_array_equal(np.take_along_axis(found, places, axis=1), scores)
 
 
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_the_index_takes_every_format(backend):
+    rng = np.random.default_rng(0)
+    queries, documents = random_rows(rng, 3, 40, 0.5), random_rows(rng, 5, 40, 0.5)
+    with use_backend(backend):
+        expected = SparseIndex(documents).scores(queries)
+        for kind in ("tocsc", "tocoo", "toarray"):
+            index = SparseIndex(getattr(documents, kind)())
+            np.testing.assert_array_equal(index.scores(getattr(queries, kind)()), expected)
+        np.testing.assert_array_equal(index.search(queries[0], 1)[0][0], expected[0].max())
+    queries.data[0] = np.nan
+    refuses(ValueError, "queries holds inf or NaN", index.search, queries)
+
+
 def test_many_blocks_and_threads_change_no_bit():
     rng, rows = np.random.default_rng(0), 2 * BLOCK_DOCUMENTS + 100
     corpus = sparse.random_array((rows, 300), density=0.05, rng=rng, dtype=np.float32).tocsr()

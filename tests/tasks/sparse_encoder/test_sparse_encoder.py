@@ -104,6 +104,9 @@ def test_similarity_and_prompts(tmp_path, encoder):
     documents = prompted.encode_document(TEXTS)
     np.testing.assert_array_equal(documents.toarray(), encoder.encode(TEXTS, max_active_dims=7).toarray())
     np.testing.assert_allclose(encoder.similarity(found, documents), found.toarray() @ documents.toarray().T, rtol=1e-5)
+    one, other = (list(encoder.encode_stream(texts, max_active_dims=9)) for texts in (TEXTS[:2], TEXTS[2:]))
+    expected = np.diagonal(encoder.similarity(one, other))
+    np.testing.assert_allclose(encoder.similarity_pairwise(one, other), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("merge", "combined"), [("max", np.max), ("mean", np.mean)])
