@@ -118,6 +118,14 @@ def _fields(name: str, given: Any, **defaults: Any) -> dict[str, Field]:
     return found
 
 
+def _check_marks(*texts: str) -> None:
+    """Raise ValueError for a text with one of the model's marks, which would be read as one."""
+    for text in texts:
+        for token in TOKENS:
+            if token in text:
+                raise ValueError(f"{text!r:.60} has {token}, one of the model's marks, expected none")
+
+
 class Schema:
     """A description of what to find; each method adds a part and returns the schema, as in gliner2.
 
@@ -130,16 +138,13 @@ class Schema:
 
     def _add(self, kind: str, name: str, fields: dict[str, Field], **more: Any) -> Self:
         checked_text("the name of a part", name)
+        _check_marks(name, more.get("prompt") or "", *fields, *(each.description or "" for each in fields.values()))
         taken = [part for part in self.parts if part.name == name]
         if taken and kind == taken[0].kind == "entities":
             taken[0].fields |= fields
             return self
         if taken or not name.strip() or (name == "entities") != (kind == "entities"):
             raise ValueError(f"a part is called {name!r}, expected a name of its own beside entities")
-        for text in (name, more.get("prompt") or "", *fields):
-            for token in TOKENS:
-                if token in text:
-                    raise ValueError(f"{text!r:.60} has {token}, one of the model's marks, expected none")
         self.parts.append(Part(kind, name, fields, **more))
         return self
 
@@ -210,7 +215,9 @@ class Schema:
         if name in self.parts[-1].fields:
             raise ValueError(f"field {name!r} is there already, expected another name")
         options = tuple(_names("choices", choices or ()))
-        self.parts[-1].fields |= {**_fields("name", [name]), name: Field(dtype, threshold, options, description)}
+        made = {**_fields("name", [name]), name: Field(dtype, threshold, options, description)}
+        _check_marks(name, description or "", *options)
+        self.parts[-1].fields |= made
         return self
 
     def ordered(self) -> list[Part]:
