@@ -20,7 +20,7 @@ from bertcore.tasks.folder import MODULES_NAME
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sentence_encoder.encoder import unknown_id
 from bertcore.tasks.sentence_encoder.modules import pool
-from bertcore.tasks.texts import checked_texts
+from bertcore.tasks.texts import checked_text, checked_texts
 
 POOLING = {"mean": "mean", "first": "cls", "last": "lasttoken"}
 DTYPES = ("float16", "float32", "int8")
@@ -66,9 +66,11 @@ def distill_static(
     wanted = _dimensions(pca_dims)
     if sif_coefficient is not None and not 0 < check_share("sif_coefficient", sif_coefficient) < 1:
         raise ValueError(f"sif_coefficient is {sif_coefficient}, expected a number between 0 and 1")
+    if token_remove_pattern is not None:
+        checked_text("token_remove_pattern", token_remove_pattern)
     try:
         removed = re.compile(token_remove_pattern) if token_remove_pattern is not None else None
-    except (re.error, TypeError) as error:
+    except re.error as error:
         raise ValueError(f"token_remove_pattern is {token_remove_pattern!r}, expected a regular expression") from error
     encoder = model if isinstance(model, SentenceEncoder) else SentenceEncoder(model)
     if encoder.settings.is_static:

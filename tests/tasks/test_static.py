@@ -114,6 +114,7 @@ def test_a_folder_without_modules(encoder, tmp_path):
         (ValueError, "sif_coefficient is 1", {"sif_coefficient": 1}),
         (TypeError, "sif_coefficient is 'a'", {"sif_coefficient": "a"}),
         (ValueError, r"token_remove_pattern is '\(', expected a regular", {"token_remove_pattern": "("}),
+        (TypeError, "token_remove_pattern is bytes", {"token_remove_pattern": b"a"}),
         (ValueError, "token_remove_pattern matches every token", {"token_remove_pattern": "."}),
         (ValueError, "quantize_to is 'int4'", {"quantize_to": "int4"}),
         (ValueError, "pooling is 'max'", {"pooling": "max"}),
