@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import required, warn_caller
+from bertcore.arguments import check_count, check_number, required, warn_caller
 from bertcore.checkpoint import CheckpointError, open_checkpoint
 from bertcore.kernels.arrays import Array
 from bertcore.models.model import NewlyInitialisedWarning
@@ -115,8 +115,12 @@ def pool_tokens(
         protected_tokens: first vectors that are kept as they are.
         normalize_embeddings: whether to scale the result to length 1.
 
-    Raises ImportError if SciPy is missing. Source: Clavié et al. 2024, arXiv:2409.14683.
+    Raises ValueError for a `pool_factor` below 1 and negative `protected_tokens`, ImportError if SciPy is missing.
+    Source: Clavié et al. 2024, arXiv:2409.14683.
     """
+    if check_number("pool_factor", pool_factor) < 1:
+        raise ValueError(f"pool_factor is {pool_factor}, expected at least 1")
+    check_count("protected_tokens", protected_tokens, 0)
     first, rest = vectors[:protected_tokens], vectors[protected_tokens:]
     count = max(int(len(rest) // pool_factor), 1)
     if count < len(rest):
