@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 IDF_NAME = "idf.json"
+MOST_WEIGHT = float(np.finfo(np.float32).max)
 
 
 class SparseRow(NamedTuple):
@@ -111,7 +112,7 @@ class TokenWeights(Block):
             for token, weight in read_json_object(idf).items():
                 if vocabulary.get(token, count) >= count:
                     raise CheckpointError(f"{idf} has {token!r:.80}, expected tokens of the tokenizer")
-                if isinstance(weight, bool) or not isinstance(weight, int | float):
+                if isinstance(weight, bool) or not isinstance(weight, int | float) or abs(weight) > MOST_WEIGHT:
                     raise CheckpointError(f"{idf}: the weight of {token!r:.80} is {weight!r:.80}, expected a number")
                 table[vocabulary[token]] = weight
         if not np.isfinite(table).all():
@@ -211,17 +212,18 @@ class AutoEncoder(Block):
         self.pre_bias = Parameter("pre_bias", shape=(width,), initial="zeros")
         self.encoder = Linear(name, in_features=width, out_features=self.hidden_dim, bias=False)
         self.encoder.bias = Parameter("latent_bias", shape=(self.hidden_dim,), initial="zeros")
-        self.unused = np.zeros(self.hidden_dim, np.int64)
         if opened is None:
             warn_caller("the autoencoder is newly initialised: train it before use", NewlyInitialisedWarning)
             for parameter in self.parameters():
                 parameter.initialise(np.random.default_rng(0), (3 * width) ** -0.5, dtype)
-            return
-        fill_block(self, opened, dtype)
-        if not all(np.isfinite(parameter.array()).all() for parameter in self.parameters()):
-            raise CheckpointError(f"{opened.source} holds inf or NaN, expected finite numbers")
-        if "stats_last_nonzero" in opened and opened.info["stats_last_nonzero"].shape == self.unused.shape:
-            self.unused[:] = opened["stats_last_nonzero"]
+        else:
+            fill_block(self, opened, dtype)
+            if not all(np.isfinite(parameter.array()).all() for parameter in self.parameters()):
+                raise CheckpointError(f"{opened.source} holds inf or NaN, expected finite numbers")
+        self.unused = np.zeros(self.hidden_dim, np.int64)  # whose size the file has shown to be right
+        stats = "stats_last_nonzero"
+        if opened is not None and stats in opened and opened.info[stats].shape == self.unused.shape:
+            self.unused[:] = opened[stats]
 
     def rows(self, vectors: np.ndarray, most: int | None) -> list[SparseRow]:
         """Return the codes of vectors, (texts, width), with at most `most` entries each, by default `k`."""

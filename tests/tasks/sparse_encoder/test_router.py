@@ -216,6 +216,7 @@ HOSTILE = {
     "expected a folder inside .*": lambda at: changed(at / QUERY / "config.json", path="/etc/x.json"),
     "idf.json has 'zebra', expected tokens": lambda at: write_json(at / QUERY / "idf.json", {"zebra": 1}),
     "the weight of 'cat' is '1', expected a number": lambda at: write_json(at / QUERY / "idf.json", {"cat": "1"}),
+    "the weight of 'cat' is 1000.*expected a number": lambda at: write_json(at / QUERY / "idf.json", {"cat": 10**400}),
     "idf.json: weight holds inf or NaN|weight holds": lambda at: (at / QUERY / "idf.json").write_text('{"cat": NaN}'),
 }
 
@@ -246,6 +247,7 @@ def test_missing_modules_and_routes_of_different_sizes(tmp_path):
     [
         ({"input_dim": 3}, f"input_dim is 3, expected {WIDTH}"),
         ({"hidden_dim": 0}, "hidden_dim is 0, expected a positive integer"),
+        ({"hidden_dim": 10**15}, r"weight has shape \(100, 39\), expected \(1000000000000000, 39\)|latent_bias has"),
         ({"k": 101}, "k is 101, expected at most 100"),
         ({"k_aux": "x"}, "k_aux is 'x', expected a positive integer"),
         ({"normalize": 1}, "normalize is 1, expected true or false"),
