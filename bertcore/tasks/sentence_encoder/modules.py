@@ -171,7 +171,8 @@ class StaticModel:
             ("mapping") and a weight ("weights") for each token.
 
     Attributes:
-        table: float32 (vocabulary, dim).
+        table: float32 (rows, dim): one for each token, unless model2vec's file says which row a token has.
+        tokens: size of the vocabulary.
 
     Raises CheckpointError for a file without such a table.
     """
@@ -186,32 +187,34 @@ class StaticModel:
         table = opened[name]
         if table.ndim != 2:
             raise CheckpointError(f"{opened.source}: the table has shape {table.shape}, expected (vocabulary, dim)")
-        table = self._of_tokens(opened, table) if name == "embeddings" else table
-        self.table = np.asarray(table, np.float32)
-        wrong = np.flatnonzero(~np.isfinite(self.table).all(axis=1))
+        self.table, self._rows, self._weights = np.asarray(table, np.float32), None, None
+        peaks = np.abs(self.table).max(axis=1, initial=0)
+        if name == "embeddings" and "mapping" in opened:  # not repeated: many tokens may share a row
+            self._rows = self._mapping(opened)
+            peaks = peaks[self._rows]
+        self.tokens = len(peaks)
+        if name == "embeddings" and "weights" in opened:
+            self._weights = np.asarray(opened["weights"], np.float32)
+            if self._weights.shape != peaks.shape:
+                expected = f"({self.tokens},), one for each token"
+                raise CheckpointError(f"{opened.source}: weights has shape {self._weights.shape}, expected {expected}")
+            with np.errstate(over="ignore", invalid="ignore"):
+                peaks = peaks * self._weights
+        wrong = np.flatnonzero(~np.isfinite(peaks))
         if wrong.size:
             raise CheckpointError(f"{opened.source}: the vector of token {wrong[0]} holds inf or NaN")
         self.spec = StaticSpec(self.table.shape[1])
 
-    @staticmethod
-    def _of_tokens(opened: Checkpoint, table: np.ndarray) -> np.ndarray:
-        """Return a vector for each token from model2vec's table, row numbers and weights."""
-        if "mapping" in opened:
-            rows = np.asarray(opened["mapping"])
-            if rows.ndim != 1 or rows.dtype.kind not in "iu" or (rows < 0).any() or (rows >= len(table)).any():
-                expected = f"the number of one of the {len(table)} embeddings for each token"
-                raise CheckpointError(f"{opened.source}: mapping has other values, expected {expected}")
-            table = table[rows]
-        if "weights" in opened:
-            weights = opened["weights"]
-            if weights.shape != table.shape[:1]:
-                expected = f"({len(table)},), one for each token"
-                raise CheckpointError(f"{opened.source}: weights has shape {weights.shape}, expected {expected}")
-            table = table * weights[:, None]
-        return table
+    def _mapping(self, opened: Checkpoint) -> np.ndarray:
+        """Return the row of each token in model2vec's table."""
+        rows = np.asarray(opened["mapping"])
+        if rows.ndim != 1 or rows.dtype.kind not in "iu" or (rows < 0).any() or (rows >= len(self.table)).any():
+            expected = f"the number of one of the {len(self.table)} embeddings for each token"
+            raise CheckpointError(f"{opened.source}: mapping has other values, expected {expected}")
+        return rows
 
     def __repr__(self) -> str:
-        return f"<StaticModel: {self.table.shape[0]:,} tokens, {self.table.shape[1]} dimensions>"
+        return f"<StaticModel: {self.tokens:,} tokens, {self.table.shape[1]} dimensions>"
 
     def encode_packed(self, input_ids: Sequence[Any]) -> tuple[Any, np.ndarray]:
         """Return token vectors (tokens, dim) in the current backend's memory, and offsets, int32 (sequences + 1,).
@@ -220,7 +223,10 @@ class StaticModel:
         """
         cu_seqlens = np.cumsum([0, *map(len, input_ids)]).astype(np.int32)
         ids = np.concatenate([np.zeros(0, np.int64), *input_ids])
-        if ids.size and ids.max() >= len(self.table):
-            raise ValueError(f"input_ids has {ids.max()}, expected 0 to {len(self.table) - 1}: the rows of the table")
+        if ids.size and ids.max() >= self.tokens:
+            raise ValueError(f"input_ids has {ids.max()}, expected 0 to {self.tokens - 1}: the tokens of the table")
+        vectors = self.table[ids if self._rows is None else self._rows[ids]]
+        if self._weights is not None:
+            vectors *= self._weights[ids, None]
         with kernels.use_backend(kernels.resolve_backend(None, on_gpu=False)):
-            return kernels.to_backend(self.table[ids]), cu_seqlens
+            return kernels.to_backend(vectors), cu_seqlens

@@ -120,6 +120,14 @@ def test_tables_of_model2vec_that_do_not_fit(static_folder, tensors, message):
     refuses(CheckpointError, message, SentenceEncoder, static_folder)
 
 
+def test_rows_that_tokens_share_are_kept_once(static_folder):
+    """A file of a few bytes must not fill the memory: 10^7 tokens that share a row of 10^6 numbers."""
+    tensors = {"embeddings": np.ones((1, 10**6), np.int8), "mapping": np.zeros(10**7, np.uint8)}
+    save_file(tensors, static_folder / "0_StaticEmbedding" / "model.safetensors")
+    static = SentenceEncoder(static_folder)
+    assert static.model.table.size == 10**6 and (static.encode("the cat") == 1).all()
+
+
 def test_prompts_of_queries_and_documents(tmp_path, encoder):
     folder = save_tiny_encoder(tmp_path)
     settings = {"prompts": {"query": "paris is ", "passage": "the "}, "default_prompt_name": "query"}
