@@ -232,16 +232,18 @@ def _without_holes(mask: np.ndarray) -> np.ndarray:
 
 def places(cu_seqlens: np.ndarray) -> np.ndarray:
     """The number of each packed token within its sequence, from 0 on, int32."""
+    if len(cu_seqlens) == 2:  # one text, where each call of NumPy counts
+        return np.arange(cu_seqlens[1], dtype=np.int32)
     starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
     return (np.arange(cu_seqlens[-1]) - starts).astype(np.int32)
 
 
 def _positions(
-    spec: EncoderSpec, ids: np.ndarray, is_real: np.ndarray, cu_seqlens: np.ndarray, columns: np.ndarray
+    spec: EncoderSpec, ids: np.ndarray, is_real: np.ndarray | bool, cu_seqlens: np.ndarray, columns: np.ndarray
 ) -> np.ndarray | None:
     """The position of each packed token, counted as the family does; `columns` count from the first real token.
 
-    None in a family without a position table, whose tokens follow one another.
+    `is_real` is (tokens,), or True for all. None in a family without a position table, whose tokens follow one another.
     """
     positions = columns
     if spec.positions_after_padding:
@@ -270,20 +272,21 @@ def pack_sequences(
         raise TypeError(f"input_ids is {type(input_ids).__name__}, expected a list of sequences of integers")
     rows = [_ids(index, sequence) for index, sequence in enumerate(input_ids)]
     lengths = np.array([row.size for row in rows], np.int64)
-    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    ids, columns = np.concatenate([np.zeros(0, np.int64), *rows]), places(cu_seqlens)
+    cu_seqlens = np.zeros(len(rows) + 1, np.int32)
+    lengths.cumsum(out=cu_seqlens[1:])
+    ids, columns = np.concatenate(rows) if rows else np.zeros(0, np.int64), places(cu_seqlens)
     if spec.max_positions and lengths.max(initial=0) > spec.longest_sequence:
         raise _too_long(lengths.argmax(), lengths.max(), spec)
-    wrong = np.flatnonzero((ids < 0) | (ids >= spec.vocab_size))
-    if wrong.size:
+    if ids.size and (ids.min() < 0 or ids.max() >= spec.vocab_size):
+        wrong = np.flatnonzero((ids < 0) | (ids >= spec.vocab_size))
         index = np.searchsorted(cu_seqlens, wrong[0], side="right") - 1
         raise ValueError(
             f"input_ids[{index}][{columns[wrong[0]]}] is {ids[wrong[0]]}, expected 0 to {spec.vocab_size - 1}: "
             f"the model has {spec.vocab_size} words"
         )
-    positions = _positions(spec, ids, np.ones(ids.shape, bool), cu_seqlens, columns)
+    positions = _positions(spec, ids, True, cu_seqlens, columns)
     first_tokens, last_tokens = cu_seqlens[:-1][lengths > 0], cu_seqlens[1:][lengths > 0] - 1
-    types = None if spec.words_as_types else np.zeros_like(ids)
+    types = None if spec.words_as_types else np.zeros(ids.shape, ids.dtype)
     inputs = EncoderInput(ids, types, positions, cu_seqlens, first_tokens, last_tokens)
     if seen is not None:
         inputs.packed = _with_unseen(seen, lengths)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertcore.arguments import check_count, warn_caller
 from bertcore.kernels import checks
@@ -60,8 +60,7 @@ class CallOptions:
         }
 
 
-@dataclass(frozen=True)
-class Truncation:
+class Truncation(NamedTuple):
     """Cut rows to max_length tokens, special ones included.
 
     Attributes:

@@ -48,6 +48,7 @@ class Tokenizer(Vocabulary):
         self._settings = settings
         self._family = built.family
         self._widths = {"offset_mapping": 2}
+        self._last_cut: tuple[Any, Truncation | None] = None, None  # of encode_beginnings, checked
         self.model_max_length = settings.model_max_length
         self.model_input_names = list(settings.model_input_names or built.family.input_names)
         self.padding_side = settings.padding_side or built.family.padding_side
@@ -135,7 +136,11 @@ class Tokenizer(Vocabulary):
         Raises TypeError and ValueError as a call with truncation=True does.
         """
         checked = read_texts(texts, None)
-        cut, _ = self._limits(CallOptions(truncation=True, max_length=max_length), pair=False)
+        known = type(max_length), max_length, self.truncation_side  # 1.0 and True equal 1
+        last, cut = self._last_cut
+        if known != last:
+            cut, _ = self._limits(CallOptions(truncation=True, max_length=max_length), pair=False)
+            self._last_cut = known, cut
         try:
             return self._engine.beginnings(checked.first, cut)
         except TypeError:  # the library's error for text that cannot be encoded as UTF-8

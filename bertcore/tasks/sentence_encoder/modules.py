@@ -13,6 +13,7 @@ from bertcore.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
 from bertcore.kernels.arrays import Array
 from bertcore.kernels.pooling import MODES as POOLING
+from bertcore.kernels.pooling import POOLING as POOL
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.parameter import Block
 from bertcore.passes import Pass
@@ -151,7 +152,8 @@ def pool(hidden: Any, cu_seqlens: np.ndarray, modes: Sequence[str], skipped: int
         hidden = hidden.astype(np.float32)
     dtype = np.promote_types(hidden.dtype, np.float32)
     offsets = xp.asarray(cu_seqlens)
-    parts = [kernels.pooling(hidden, offsets, mode, skipped=skipped, dtype=dtype) for mode in modes]
+    backend = kernels.resolve_backend(None, on_gpu=xp is not np)
+    parts = [POOL.forward(backend, hidden, offsets, mode, skipped, dtype) for mode in modes]  # checked before
     return parts[0] if len(parts) == 1 else xp.concatenate(parts, axis=1)
 
 

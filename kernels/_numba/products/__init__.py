@@ -10,6 +10,8 @@ as it multiplies them (panels.py); for few rows, panels of whole words (dot.py) 
 order are those of wide panels. The first tile reads rows as they lie, the others packed ones.
 """
 
+import functools
+
 import numpy as np
 from numba import types
 
@@ -44,6 +46,7 @@ _packed_tile = make_fetching_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS, packed
 _packed_output_tile = make_output_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS, packed=True)
 
 
+@functools.cache  # a dtype's name is made anew each time it is asked for
 def sums_dtype(storage):
     """Return the dtype of the sums of products with panels of a dtype (uint16: bfloat16, uint8: int8 in groups)."""
     return np.dtype({"uint16": np.float32, "uint8": np.float32, "int8": np.int32}.get(storage.name, storage))
