@@ -22,6 +22,10 @@ BERT = r"<\w+: bert, float32, 2 layers, hidden_size 39, [\d,]+ parameters>"
             lambda folder: next(iter(AutoModel.from_pretrained(folder, add_pooling_layer=False).parameters())),
             r"<Parameter .*: float32 \(75, 39\)>",
         ),
+        (
+            lambda folder: AutoModel.from_pretrained(folder, add_pooling_layer=False).get_input_embeddings(),
+            r"<Embedding: embeddings.word_embeddings.weight \(75, 39\)>",
+        ),
     ],
 )
 def test_reprs(tmp_path, load, expected):

@@ -246,6 +246,11 @@ class Block:
 
     _version_at: tuple[object, int] = object(), 0
 
+    def __repr__(self) -> str:
+        shapes = [f"{parameter.names[0]} {parameter.shape}" for parameter in self.parameters()]
+        more = f", and {len(shapes) - 3} more" if len(shapes) > 3 else ""
+        return f"<{type(self).__name__}: {', '.join(shapes[:3]) or 'no parameters'}{more}>"
+
     def parameters(self) -> Iterator[Parameter]:
         """The parameters of this block and of those within it, each once, in the order they were made."""
         found: dict[Parameter, None] = {}

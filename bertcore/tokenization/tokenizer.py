@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from bertcore.arguments import naming_nearest
 from bertcore.checkpoint.files import made_folder, replace_files
 
 from .batch import BatchEncoding, as_array, as_arrays, as_columns, pad_columns
@@ -55,6 +56,7 @@ class Tokenizer(Vocabulary):
         self.truncation_side = settings.truncation_side
         self.pad_token_type_id = settings.pad_token_type_id
 
+    @naming_nearest()
     def __call__(
         self,
         text: str | list[str],

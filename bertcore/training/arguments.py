@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, asdict, dataclass, field, fields
 from typing import Any
 
-from bertcore.arguments import check_count, check_number
+from bertcore.arguments import check_count, check_number, naming_nearest
 from bertcore.kernels import checks
 from bertcore.passes import autocast
 from bertcore.training.optimizers import LAMB, AdamW, Muon, StableAdamW
@@ -245,3 +245,6 @@ class TrainingArguments:
 
 _OTHER_INTEGERS = ("max_steps", "seed", "data_seed")  # they may be 0 or -1
 _TYPES = {each.name: str(each.type) for each in fields(TrainingArguments)}
+
+
+TrainingArguments.__init__ = naming_nearest()(TrainingArguments.__init__)  # type: ignore[method-assign]

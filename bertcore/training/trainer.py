@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertcore import kernels
+from bertcore.arguments import naming_nearest
 from bertcore.nn.parameter import Block
 from bertcore.training import objectives
 from bertcore.training.arguments import OPTIMIZERS, TrainingArguments
@@ -58,6 +59,7 @@ class Trainer:
         TypeError, ValueError: for arguments that contradict each other.
     """
 
+    @naming_nearest()
     def __init__(
         self,
         model: Any,

@@ -30,6 +30,10 @@ class TestResults:
         with pytest.raises(AttributeError, match="no 'labels'; it has input_ids, token_type_ids, attention_mask"):
             _ = tokenizer("the value").labels
 
+    def test_unknown_argument_names_the_nearest(self, tokenizer):
+        with pytest.raises(TypeError, match=r"has no argument paddding; did you mean padding\?"):
+            tokenizer("a", paddding=True)
+
     def test_batch_equals_texts_alone(self, tokenizer):
         assert len(HARD_TEXTS) >= PARALLEL_TEXTS  # the batch goes the parallel way, the texts do not
         batch = tokenizer(HARD_TEXTS, return_offsets_mapping=True)

@@ -273,3 +273,8 @@ def test_a_share_of_the_steps_as_warm_up_is_rounded_up(tmp_path, kind, rates):
         tmp_path, [At(step, note) for step in (1, 2, 3)], max_steps=4, warmup_steps=0.1, **settings
     )
     assert (trainer.train().global_step, found) == (4, rates[1:])
+
+
+def test_unknown_arguments_name_the_nearest(tmp_path):
+    refuses(TypeError, "did you mean learning_rate?", TrainingArguments, tmp_path, learning_rat=1)
+    refuses(TypeError, "did you mean train_dataset?", Trainer, None, traindataset=[])
