@@ -114,7 +114,7 @@ def objectives(at):
     return [Splade(router, MultipleNegativesRanking(), 0.01, 0.02), CSR(csr)]
 
 
-def test_chunks_change_no_gradient(tmp_path):
+def test_chunks_change_no_gradient(tmp_path, on_numpy):
     encoder = SparseEncoder(trained_router(tmp_path), dtype="float64")
     found = []
     for chunk in (None, 2):
@@ -136,12 +136,12 @@ def test_flops():
         assert Flops(threshold).of_embeddings(rows - step, None)[0] <= value
 
 
-def test_runs_lower_the_loss_and_save_the_heads(tmp_path):
+def test_runs_lower_the_loss_and_save_the_heads(tmp_path, on_numpy):
     examples = [{"query": text, "positive": text} for text in random_texts(16, seed=4) if text]
     for number, objective in enumerate(objectives(tmp_path)):
         encoder = objective.encoder
         before = [parameter.array().copy() for parameter in objective.parameters(encoder.model)]
-        arguments = TrainingArguments(tmp_path / f"run{number}", num_train_epochs=6, per_device_train_batch_size=8,
+        arguments = TrainingArguments(tmp_path / f"run{number}", num_train_epochs=3, per_device_train_batch_size=8,
                                       learning_rate=1e-3, save_strategy="no")  # fmt: skip
         trainer = Trainer(
             encoder.model, arguments, objective=objective, train_dataset=examples, processing_class=encoder.tokenizer
