@@ -82,7 +82,10 @@ class WithRoutes(WithParts):
             return splade_vectors(
                 run, logits, cu_seqlens=cu_seqlens, strategy=settings.strategy, activation=settings.activation
             )
-        vectors = functional.average_sequences(run, hidden, cu_seqlens=cu_seqlens)
+        if settings.dense.pooling == ("cls",):
+            vectors = functional.take_rows(run, hidden, rows=run.to_backend(cu_seqlens[:-1]))
+        else:
+            vectors = functional.average_sequences(run, hidden, cu_seqlens=cu_seqlens)
         vectors = functional.unit_rows(run, vectors) if settings.dense.normalize else vectors
         arrays = (head.encoder.weight.value(run), head.encoder.bias.value(run), head.pre_bias.value(run))
         return codes(run, vectors, *arrays, head=head, columns=columns)
@@ -240,6 +243,12 @@ class SparseObjective(EmbeddingObjective):
         super().__init__(chunk=chunk)
         self.encoder, self.inner = encoder, loss
         self.columns, self.has_labels, self.label_axes = loss.columns, loss.has_labels, loss.label_axes
+        for dense in filter(None, (reader.settings.dense for reader in self._readers())):
+            if dense.pooling not in (("mean",), ("cls",)) or dense.maps or not dense.include_prompt:
+                raise ValueError(
+                    f"encoder has the pooling {', '.join(dense.pooling)} and {len(dense.maps)} modules after it, "
+                    "expected mean or cls, with the tokens of prompts, and none: others are not trained"
+                )
         self.model_class = "AutoModel" if any(r.settings.dense for r in self._readers()) else "AutoModelForMaskedLM"
 
     def _readers(self) -> list[Any]:
@@ -358,7 +367,7 @@ class CSR(SparseObjective):
     """A loss of an autoencoder's codes, and how well they rebuild the vectors (Wen et al. 2025, arXiv:2503.01776).
 
     Args:
-        encoder: a `SparseEncoder` with an autoencoder.
+        encoder: a `SparseEncoder` with an autoencoder behind mean or cls pooling.
         loss: by default `MultipleNegativesRanking()` of this module.
         beta: the weight of what unused entries rebuild.
         gamma: the weight of `loss`.

@@ -60,9 +60,9 @@ def write_router(folder, structure, kinds, after=None, **parameters):
     write_json(folder / "router_config.json", {"types": kinds, "structure": structure, "parameters": options})
 
 
-def save_tiny_csr(folder, *, unit=False, hidden=100, k=6, settings=None, **config):
+def save_tiny_csr(folder, *, unit=False, hidden=100, k=6, settings=None, pooling=None, **config):
     """A sentence encoder under a random autoencoder."""
-    save_tiny_encoder(folder, normalize=unit)
+    save_tiny_encoder(folder, pooling, normalize=unit)
     name, rng = "3_SparseAutoEncoder", np.random.default_rng(5)
     kinds = {"": "Transformer", "1_Pooling": "Pooling"} | ({"2_Normalize": "Normalize"} if unit else {})
     modules = {path: f"sentence_transformers.models.{kind}" for path, kind in kinds.items()}

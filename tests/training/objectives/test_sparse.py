@@ -88,7 +88,16 @@ def test_values_and_gradients_of_sentence_transformers(tmp_path, name, kind):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize("options", [{}, {"unit": True, "normalize": True}, {"k_aux": 0}, {"dead_threshold": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"unit": True, "normalize": True},
+        {"k_aux": 0},
+        {"dead_threshold": 1},
+        {"pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}},
+    ],
+)
 def test_values_and_gradients_of_csr(tmp_path, options):
     import sentence_transformers
     from sentence_transformers.sparse_encoder import losses
@@ -161,6 +170,8 @@ def test_refusals(tmp_path):
     refuses(TypeError, "encoder is str, expected a SparseEncoder", Splade, "x", MultipleNegativesRanking(), 1)
     refuses(TypeError, "expected an EmbeddingObjective", Splade, encoder, "loss", 1)
     refuses(ValueError, "expected one with an autoencoder", CSR, encoder)
+    largest = SparseEncoder(save_tiny_csr(tmp_path / "max", pooling={"pooling_mode": "max"}))
+    refuses(ValueError, "encoder has the pooling max and 0 modules after it, expected mean or cls", CSR, largest)
     refuses(ValueError, "threshold is -1", Flops, -1)
     refuses((TypeError, ValueError), "document_regularizer_weight is", Splade, encoder, Cosines(), "x")
     objective = Splade(encoder, MarginMSE(), 1.0)
