@@ -41,7 +41,7 @@ class Search(Reading):
         text: a literal text in place of CORPUS; may be repeated.
         index: folder of an index in place of CORPUS; may be repeated for the shards of one corpus.
         rescore_multiplier: how many times --top-k texts are scored again, with an index of int8 or
-            binary (default: 4, or 16 of binary).
+            binary (default: 4, or 64 of binary).
         top_k: lines for each query.
         late: score by the vectors of tokens, also with a model that is a sentence encoder first (BGE-M3).
         sparse: score by sparse vectors, also with a plain masked language model (SPLADE).

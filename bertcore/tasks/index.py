@@ -288,7 +288,7 @@ class VectorIndex:
             queries: (queries, dim), or (dim,) for one.
             top_k: number of results for each; all rows if there are fewer.
             rescore: with codes, score the best by `rescore_precision` again, or by the codes if it is None.
-            rescore_multiplier: how many times `top_k` rows are scored again (default: 4, or 16 of bits).
+            rescore_multiplier: how many times `top_k` rows are scored again (default: 4, or 64 of bits).
             query_chunk_size: queries compared at once; the result stays the same.
 
         Returns:

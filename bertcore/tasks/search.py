@@ -79,7 +79,7 @@ def semantic_search(
             queries, by integers.
         rescore: score the best by the dot product of the query and what their codes stand for, as sentence-transformers
             does; otherwise a score is an estimate of it, of bits the share that agrees minus the share that does not.
-        rescore_multiplier: how many times `top_k` rows are scored again (default: 4, or 16 of bits).
+        rescore_multiplier: how many times `top_k` rows are scored again (default: 4, or 64 of bits).
         ranges: those that the corpus was quantized by to int8 or uint8.
 
     Returns:
@@ -146,7 +146,7 @@ def _codes_of(corpus: Any, precision: str, dimension: int, ranges: Any) -> tuple
 def multiplier(precision: str, given: int | None) -> int:
     """Return how many times as many rows are scored again: bits need more of them for the same recall."""
     if given is None:
-        return 16 if precision in ("binary", "ubinary") else 4
+        return 64 if precision in ("binary", "ubinary") else 4  # 64: recall 0.97 of 50,000 texts, 16: 0.89
     return check_count("rescore_multiplier", given)
 
 
