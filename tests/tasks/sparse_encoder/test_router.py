@@ -47,6 +47,11 @@ def test_queries_have_the_weights_of_their_different_tokens(encoder):
         for word in words.split():
             expected[row, ids[word]] = table[ids[word]]
     np.testing.assert_array_equal(found, expected)
+    long = "the cat " * 40
+    for text, row in (*zip(TEXTS, expected, strict=True), (long, encoder.encode_query([long]).toarray()[0])):
+        one = encoder.encode_query(text)  # a shorter way
+        assert one.shape == (TOKENS,) and one.dtype == np.float32
+        np.testing.assert_array_equal(one.toarray(), row)
     few = encoder.encode_query(TEXTS, max_active_dims=2).toarray()
     np.testing.assert_array_equal(np.sort(few, axis=1)[:, -2:], np.sort(expected, axis=1)[:, -2:])
 
