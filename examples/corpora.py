@@ -6,7 +6,8 @@ Package descriptions: the short and long descriptions of Debian's packages, as a
 user), and what volunteers made of them in other languages. Film snippets: sentences of film reviews with the mean of 20
 people's scores, from -4 to 4, published with VADER (Hutto and Gilbert 2014) in the PyPI package vaderSentiment 0.5.
 Docstrings: functions of the standard library of the Python that runs. Mentions: Python's documentation, of Debian's
-package python3.11-doc, and the functions, classes, modules, ... that its sources link to.
+package python3.11-doc, and the functions, classes, modules, ... that its sources link to; and its sections:
+those of the frequently asked questions are questions with their answers.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ CAT_FILE = ("/usr/lib/apt/apt-helper", "cat-file")
 DOCUMENTATION = "python3.11-doc"
 MARKUP = ("..", ">>>", "::", "|", "+--", ":")  # directives, examples, tables and fields are not paragraphs
 LINKS = {"attr", "class", "const", "data", "exc", "func", "keyword", "macro", "member", "meth", "mod", "term", "type"}
+UNDERLINE = re.compile(r"([=~^*\"+#-])\1{2,}")  # of a heading
+LANGUAGES = ("it", "da", "fr", "de", "sk", "ja")
 SNIPPETS = "vaderSentiment==0.5"
 SNIPPETS_SHA256 = "5d97c37f3ef6e24eef331122e055dbedafeb6a56abfce0608b326701116ea49a"
 
@@ -128,19 +131,74 @@ def documented_mentions() -> list[dict[str, Any]]:
 
     A span has the characters of a link, an entity its target as the page names it ("len", "os.path.join").
     """
+    found = []
+    for page, source in _documentation_pages():
+        paragraphs = source.split("\n\n")
+        found += [{"page": page} | _linked(text) for text in paragraphs if not text.lstrip().startswith(MARKUP)]
+    return [record for record in found if record["entities"]]
+
+
+def documentation_sections() -> list[tuple[str, str, str]]:
+    """Return (page, title, text) of each section of Python's documentation that has text of its own."""
+    found = []
+    for page, source in _documentation_pages():
+        title, lines = "", []
+        for line, following in zip(parts := source.split("\n"), [*parts[1:], ""], strict=True):
+            if line.strip() and UNDERLINE.fullmatch(following) and len(following) >= len(line):
+                found.append((page, title, _plain(lines)))
+                title, lines = _linked(line)["text"], []
+            elif not UNDERLINE.fullmatch(line):
+                lines.append(line)
+        found.append((page, title, _plain(lines)))
+    return [(page, title, text) for page, title, text in found if title and len(text.split()) > 5]
+
+
+def _plain(lines: list[str]) -> str:
+    """Return the paragraphs of a section without markup, one a line."""
+    paragraphs = [part for part in "\n".join(lines).split("\n\n") if not part.lstrip().startswith(MARKUP)]
+    texts = (re.sub(r"`([^`<]+?)(?: ?<[^`>]+>)?`_*", r"\1", _linked(part)["text"]).strip() for part in paragraphs)
+    return "\n".join(filter(None, texts))
+
+
+def _documentation_pages() -> Iterator[tuple[str, str]]:
+    """Yield the path and the source, in reStructuredText, of each page of Python's documentation."""
     if not any(FOLDER.glob(f"{DOCUMENTATION}_*.deb")):
         lists = _apt_lists("en")
         options = [f"Dir::State::lists={lists}", f"Dir::Cache={lists}"]
         _run(["apt-get", "download", "-qq", *_options(options), DOCUMENTATION], cwd=FOLDER)
     package = max(FOLDER.glob(f"{DOCUMENTATION}_*.deb"))
-    found = []
     with tarfile.open(fileobj=io.BytesIO(_run(["dpkg-deb", "--fsys-tarfile", package]))) as archive:
         for member in archive:
             _, is_source, page = member.name.partition("/_sources/")
             if is_source and page.endswith(".rst.txt"):
-                paragraphs = archive.extractfile(member).read().decode().split("\n\n")
-                found += [{"page": page} | _linked(text) for text in paragraphs if not text.lstrip().startswith(MARKUP)]
-    return [record for record in found if record["entities"]]
+                yield page, archive.extractfile(member).read().decode()
+
+
+def sentences() -> Iterator[str]:
+    """Yield different sentences and lines of prose of at least four words, as long as there are some.
+
+    They come from Python's documentation, the long package descriptions, their translations, and docstrings and
+    comments of the standard library and of installed packages.
+    """
+    seen: set[int] = set()
+    for text in _prose():
+        for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z\u00c0-\u042f])|\n", text):
+            sentence = " ".join(sentence.split())
+            if len(sentence.split()) >= 4 and (key := hash(sentence)) not in seen:
+                seen.add(key)
+                yield sentence
+
+
+def _prose() -> Iterator[str]:
+    yield from (text for _, _, text in documentation_sections())
+    yield from (long for _, _, long in package_descriptions())
+    for language in LANGUAGES:
+        yield from (text for _, _, text in translated_descriptions(language))
+    for folder in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")):
+        for file in sorted(Path(folder).rglob("*.py")):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            yield from (found[0].strip("\"'") for found in re.finditer(r'"""[^"]+"""|\'\'\'[^\']+\'\'\'', text))
+            yield from (found[1] for found in re.finditer(r"^ *# (.+)", text, flags=re.MULTILINE))
 
 
 def _linked(paragraph: str) -> dict[str, Any]:
