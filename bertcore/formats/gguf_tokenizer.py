@@ -16,6 +16,7 @@ from bertcore.models.spec import ConfigReader
 SPACE = "\u2581"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 FILLER = re.compile(r"\[PAD\d+\]")  # stands for an id without a token
+MARK = re.compile(r"\[[^\]]+\]")  # "[unused0]": older converters wrote these as they are
 KEY = "tokenizer.ggml."
 # A special token -> its keys, the first one is written, and its text where a file names no id.
 SPECIAL = {
@@ -164,7 +165,7 @@ def _around(vocabulary: Vocabulary, content: Mapping[str, str], before: bool, af
 
 def _word_piece(vocabulary: Vocabulary) -> dict[str, Any]:
     def piece(token: str, kind: int) -> str:
-        if kind in (CONTROL, UNUSED):
+        if kind in (CONTROL, UNUSED, UNKNOWN) or MARK.fullmatch(token):
             return token
         return token[1:] if token.startswith(SPACE) and len(token) > 1 else f"##{token}"
 

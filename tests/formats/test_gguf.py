@@ -12,6 +12,7 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.cli import main
 from bertcore.formats.gguf_file import KINDS, GGUFFile, dequantized, quantized, write_gguf
 from bertcore.formats.gguf_model import export_gguf
+from bertcore.formats.gguf_tokenizer import tokenizer_files
 from tests.formats.models import TEXTS, WORDS, write_model
 from tests.varied_texts import varied_texts
 
@@ -312,3 +313,14 @@ def test_vectors_are_those_of_llama_cpp(tmp_path):
     found = np.array([llama.embed(text) for text in TEXTS])
     assert same(found, SentenceEncoder(folder).encode(TEXTS), 0.995)
     assert json.loads((SentenceEncoder(tmp_path / "x.gguf").folder / "config.json").read_text())["model_type"] == "bert"
+
+
+def test_marks_of_a_word_piece_vocabulary_keep_their_names():
+    """Converters write [unused0] with or without U+2581, and [UNK] as control or unknown."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[unused0]", "\u2581[unused1]", "\u2581[", "]", "\u2581cat", "s"]
+    types = np.array([3, 2, 3, 3, 1, 1, 1, 1, 1, 1], np.int32)
+    metadata = {"model": "bert", "tokens": tokens, "token_type": types}
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
+    found = tokenizer_files(metadata, {"vocab_size": len(tokens), "type_vocab_size": 2})["tokenizer.json"]
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[unused0]", "[unused1]", "[", "##]", "cat", "##s"]
+    assert list(found["model"]["vocab"]) == names and found["model"]["unk_token"] == "[UNK]"
