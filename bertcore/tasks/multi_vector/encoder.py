@@ -79,7 +79,8 @@ class MultiVectorEncoder(PromptedReader):
         max_seq_length: cut texts to this many tokens, special ones included, where the task has no length of its own.
         query_length, document_length: the same for queries and for documents; by default as published.
         query_expansion: tokens that fill queries up: {"strategy": "fixed" or "min", "length": 32, "attend": whether
-            other tokens attend to them, "token": by default the mask token}; False for none; by default as published.
+            other tokens attend to them, "token": by default the mask token}; False for none; True or by default as
+            published.
         skiplist_words: tokens that have no vector in documents; by default as published. Those that are not tokens of
             the vocabulary are left out.
         embedding_dimension: length of the vectors of a new map.
@@ -137,6 +138,8 @@ class MultiVectorEncoder(PromptedReader):
             self.query_length = check_count("query_length", query_length)
         if document_length is not None:
             self.document_length = check_count("document_length", document_length)
+        if query_expansion is True and settings.expansion is None:
+            raise ValueError("query_expansion is True, expected a mapping or False: the model has none of its own")
         self.query_expansion = (
             settings.expansion if query_expansion in (None, True) else checked_expansion(query_expansion)
         )

@@ -286,6 +286,12 @@ def test_what_arguments_are_refused_for(folder, error, message, options):
     refuses(error, message, MultiVectorEncoder, folder, **options)
 
 
+def test_expansion_that_is_not_published_is_not_promised(tmp_path):
+    folder = save_tiny_late(tmp_path, transformer={"query_expansion": None})
+    assert MultiVectorEncoder(folder).query_expansion is None
+    refuses(ValueError, "query_expansion is True, expected a mapping", MultiVectorEncoder, folder, query_expansion=True)
+
+
 def test_what_calls_are_refused_for(encoder):
     vectors = encoder.encode(["the cat", "a"])
     for call, given, error, message in (
