@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from bertcore import GLiNER2
+from bertcore import GLiNER2, use_backend
 from bertcore.checkpoint import CheckpointError
 from bertcore.tasks.gliner2 import Schema
 from bertcore.tasks.texts import TextsCutWarning
@@ -82,9 +82,10 @@ def test_batches_precisions_and_files_agree(model, folder, tmp_path):
     arrays = {name: np.array([each[name] for each in row]) for name in row[0]}
     expected = model.model(**arrays).logits[0]
     for dtype in ("bfloat16", "int8"):
-        lower = GLiNER2.from_pretrained(folder, dtype=dtype)
-        assert lower.batch_extract(TEXTS, schema)[3].keys() == found[3].keys()
-        classes = lower.model(**arrays).logits[0][-1], expected[-1]  # numbers of instances may differ
+        with use_backend("numpy"):  # tables of positions in low precision compile for half a minute
+            lower = GLiNER2.from_pretrained(folder, dtype=dtype)
+            assert lower.batch_extract(TEXTS, schema)[3].keys() == found[3].keys()
+            classes = lower.model(**arrays).logits[0][-1], expected[-1]  # numbers of instances may differ
         assert np.abs(classes[0] - classes[1]).max() < 0.1 * np.abs(expected[-1]).max() + 0.3
 
 
