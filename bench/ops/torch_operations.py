@@ -112,6 +112,23 @@ def _maxsim(functional, query, document, cu_seqlens):
     return torch.stack(columns, 1)
 
 
+def _lstm(functional, input, weight, cu_seqlens):
+    """Compute torch.nn.LSTM's steps: its own kernels multiply the inputs as well."""
+    torch, (directions, width, hidden) = importlib.import_module("torch"), weight.shape
+    steps, outputs = input.unflatten(0, (len(cu_seqlens) - 1, -1)).unflatten(-1, (directions, width)), []
+    for direction in range(directions):
+        rows = steps[:, :, direction].flip(1) if direction else steps[:, :, direction]
+        state = cell = rows.new_zeros(len(rows), hidden)
+        found = []
+        for row in rows.unbind(1):
+            into, kept, new, shown = (row + state @ weight[direction].T).chunk(4, -1)
+            cell = kept.sigmoid() * cell + into.sigmoid() * new.tanh()
+            state = shown.sigmoid() * cell.tanh()
+            found.append(state)
+        outputs.append(torch.stack(found[::-1] if direction else found, 1))
+    return torch.cat(outputs, -1).flatten(0, 1)
+
+
 _OPERATIONS = {
     "softmax": _softmax,
     "layer_norm": _layer_norm,
@@ -126,5 +143,6 @@ _OPERATIONS = {
     "embedding": _embedding,
     "pooling": _pooling,
     "maxsim": _maxsim,
+    "lstm": _lstm,
     "cross_entropy": _cross_entropy,
 }
