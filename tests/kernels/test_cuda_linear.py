@@ -6,8 +6,8 @@ Both kinds of product; in the emulator cuBLASLt is a stand-in, and test_cublaslt
 import numpy as np
 import pytest
 
-from bertcore.kernels import is_batch_invariant
-from bertcore.kernels._cuda import cublaslt, vectors
+from bertcore.kernels import _cuda, is_batch_invariant
+from bertcore.kernels._cuda import cublaslt
 from bertcore.kernels.linear import cuda as linear_cuda
 from bertcore.kernels.linear import reference
 from tests.tolerances import assert_all_close, assert_close
@@ -138,14 +138,14 @@ def test_gradients_of_weights_are_added_to_float32(cuda, dtype, shape):
 
 def test_rows_of_a_vocabulary_begin_on_vectors(cuda, dtype, monkeypatch):
     """Rows of the scores, and of the products of their gradient, which has the same layout."""
-    monkeypatch.setattr(vectors, "WIDE", 65)
+    monkeypatch.setattr(_cuda, "WIDE", 65)
     input, weight, bias, residual = problem(20, 40, 65, dtype)
     asked, plan = [], cublaslt.plan
     monkeypatch.setattr(cublaslt, "plan", lambda path, product: asked.append(product) or plan(path, product))
 
     def run(input, weight, bias, residual):
         output = linear_cuda.linear(input, weight, bias, None, residual)
-        assert output.shape == (20, 65) and output.strides[0] == vectors.padded_width(65, dtype) * dtype.itemsize
+        assert output.shape == (20, 65) and output.strides[0] == _cuda.padded_width(65, dtype) * dtype.itemsize
         return output, *linear_cuda.linear_backward(output, input, weight, bias, True, input.dtype)
 
     output, *grads = cuda.run(run, input, weight, bias, residual)
