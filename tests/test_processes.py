@@ -15,9 +15,15 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not
 PRELOAD = """
 import os, sys
 import bertcore
+from bertcore.kernels._numba.threads import THREADING_LAYER
 from tests.model_calls import Calls
 
 calls = Calls()
+
+def pool_references():
+    return sys.getrefcount(sys.modules["numba.np.ufunc.tbbpool"]) if THREADING_LAYER == "tbb" else 0
+
+references = pool_references()
 
 def fork(work):
     child = os.fork()
@@ -32,6 +38,7 @@ def end(child):
 
 def serve(generations):
     calls.check()
+    assert THREADING_LAYER != "tbb" or pool_references() > references  # never unloaded, which can wait for ever
     if generations > 1:
         end(fork(calls.check))
     calls.check_in_threads(2, rounds=2)

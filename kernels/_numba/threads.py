@@ -128,10 +128,17 @@ def _after_fork():
         lock.release()
 
 
+def _keep_pool():
+    """Keep tbb's pool from being unloaded at the child's end, which can wait for ever for threads of the parent."""
+    if THREADING_LAYER == "tbb":
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(importlib.import_module("numba.np.ufunc.tbbpool")))
+
+
 def _after_fork_in_child():
     _callers.clear()
     if parallel._is_initialized:
         _callers[get_ident()] = None
+        _keep_pool()
     if _lost:
         use_only_one(_lost[0])
     _after_fork()
