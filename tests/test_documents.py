@@ -225,18 +225,15 @@ def test_short_example_runs(tmp_path):
 PYTHON = '<div class="language-python highlight"><pre><code>{}</code></pre></div>'
 
 
-@pytest.mark.parametrize(
-    "page, error",
-    [
-        ("<p>Either:\n- one\n- two</p>", "a list without an empty line"),
-        ("<p>Either:\n1. one\n   and more\n2. two</p>", "a list without an empty line"),
-        ("<h1>Tasks</h1><h1 id='london'>London</h1>", "2 headings of the first level"),
-        ("<p>4 - 2 is 2\nand 1.5 is more than 1</p><ul><li>one</li></ul>", None),
-        (PYTHON.format('"a"  <span>the</span> angle grows here'), "prose in a block of code"),
-        (PYTHON.format("for each in names:  # of the file here\n    f(each)"), None),
-        (PYTHON.replace("python", "text").format("the output of a program"), None),
-    ],
-)
+@pytest.mark.parametrize("page, error", [
+    ("<p>Either:\n- one\n- two</p>", "a list without an empty line"),
+    ("<p>Either:\n1. one\n   and more\n2. two</p>", "a list without an empty line"),
+    ("<h1>Tasks</h1><h1 id='london'>London</h1>", "2 headings of the first level"),
+    ("<p>4 - 2 is 2\nand 1.5 is more than 1</p><ul><li>one</li></ul>", None),
+    (PYTHON.format('"a"  <span>the</span> angle grows here'), "prose in a block of code"),
+    (PYTHON.format("for each in names:  # of the file here\n    f(each)"), None),
+    (PYTHON.replace("python", "text").format("the output of a program"), None),
+])  # fmt: skip
 def test_rendered_pages_are_checked(page, error):
     import checks
 

@@ -201,18 +201,15 @@ def test_what_depends_on_frozen_parameters_alone_is_an_error():
     assert set(grads) == {"classifier.weight", "classifier.bias"}
 
 
-@pytest.mark.parametrize(
-    "gradients, message",
-    [
-        ({"logits": np.ones((3, 2))}, "gradients has 'logits', which the output does not have; it has last_hidden_st"),
-        ({"last_hidden_state": np.ones((3, 5, 7))}, r"\['last_hidden_state'\] has shape \(3, 5, 7\), expected \(3, 5,"),
-        ({"hidden_states": np.ones((3, 5))}, "'hidden_states'.* is ndarray of float64, expected a tuple of 3"),
-        ({"hidden_states": (None,)}, "is a tuple of 1, expected a tuple of 3, whose entries may be None"),
-        ({"hidden_states": (None, np.ones(3), None)}, r"'hidden_states\[1\]'.* has shape \(3,\)"),
-        ({}, "gradients is empty"),
-        ({"last_hidden_state": None}, "gradients is empty"),
-    ],
-)
+@pytest.mark.parametrize("gradients, message", [
+    ({"logits": np.ones((3, 2))}, "gradients has 'logits', which the output does not have; it has last_hidden_st"),
+    ({"last_hidden_state": np.ones((3, 5, 7))}, r"\['last_hidden_state'\] has shape \(3, 5, 7\), expected \(3, 5,"),
+    ({"hidden_states": np.ones((3, 5))}, "'hidden_states'.* is ndarray of float64, expected a tuple of 3"),
+    ({"hidden_states": (None,)}, "is a tuple of 1, expected a tuple of 3, whose entries may be None"),
+    ({"hidden_states": (None, np.ones(3), None)}, r"'hidden_states\[1\]'.* has shape \(3,\)"),
+    ({}, "gradients is empty"),
+    ({"last_hidden_state": None}, "gradients is empty"),
+])  # fmt: skip
 def test_wrong_gradients(gradients, message):
     model = new_model("bert-base-uncased", "AutoModel")
     _, pullback = vjp(model)(**BATCH, output_hidden_states=True)

@@ -212,15 +212,12 @@ def test_names_and_configs():
     assert preset_config("deberta-base")["pos_att_type"] == ["c2p", "p2c"]
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("bert-base", "; close to it are .*bert-base-uncased"),
-        ("robert-large", "; close to it are .*roberta-large"),
-        ("ELECTRA-small", "; close to it are .*electra-small-gen"),
-        ("qqq", rf" \(`bertcore info` lists all {len(PRESETS)}\)"),
-    ],
-)
+@pytest.mark.parametrize(("name", "hint"), [
+    ("bert-base", "; close to it are .*bert-base-uncased"),
+    ("robert-large", "; close to it are .*roberta-large"),
+    ("ELECTRA-small", "; close to it are .*electra-small-gen"),
+    ("qqq", rf" \(`bertcore info` lists all {len(PRESETS)}\)"),
+])  # fmt: skip
 def test_unknown_names(name, hint):
     for call in (AutoModel.from_config, preset_config):
         refuses(ValueError, f"no preset is named '{name}'{hint}", call, name)

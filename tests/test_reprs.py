@@ -12,22 +12,19 @@ from tests.tiny_bert import save_tiny_bert, save_tiny_encoder
 BERT = r"<\w+: bert, float32, 2 layers, hidden_size 39, [\d,]+ parameters>"
 
 
-@pytest.mark.parametrize(
-    ("load", "expected"),
-    [
-        (SentenceEncoder, rf"<SentenceEncoder of {BERT}, max_seq_length 40>"),
-        (SparseEncoder, rf"<SparseEncoder of {BERT}, max_seq_length 40>"),
-        (lambda folder: pipeline("fill-mask", folder), f"<FillMaskPipeline of {BERT}>"),
-        (
-            lambda folder: next(iter(AutoModel.from_pretrained(folder, add_pooling_layer=False).parameters())),
-            r"<Parameter .*: float32 \(75, 39\)>",
-        ),
-        (
-            lambda folder: AutoModel.from_pretrained(folder, add_pooling_layer=False).get_input_embeddings(),
-            r"<Embedding: embeddings.word_embeddings.weight \(75, 39\)>",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("load", "expected"), [
+    (SentenceEncoder, rf"<SentenceEncoder of {BERT}, max_seq_length 40>"),
+    (SparseEncoder, rf"<SparseEncoder of {BERT}, max_seq_length 40>"),
+    (lambda folder: pipeline("fill-mask", folder), f"<FillMaskPipeline of {BERT}>"),
+    (
+        lambda folder: next(iter(AutoModel.from_pretrained(folder, add_pooling_layer=False).parameters())),
+        r"<Parameter .*: float32 \(75, 39\)>",
+    ),
+    (
+        lambda folder: AutoModel.from_pretrained(folder, add_pooling_layer=False).get_input_embeddings(),
+        r"<Embedding: embeddings.word_embeddings.weight \(75, 39\)>",
+    ),
+])  # fmt: skip
 def test_reprs(tmp_path, load, expected):
     folder = save_tiny_encoder(tmp_path) if load is SentenceEncoder else save_tiny_bert(tmp_path, head=True)
     assert re.fullmatch(expected, repr(load(folder)))

@@ -22,22 +22,19 @@ def test_round_trip(tmp_path, config):
 DEEP = "cannot be read: its JSON is nested too deeply"
 
 
-@pytest.mark.parametrize(
-    "content, problem",
-    [
-        *[(content, "not valid JSON") for content in (b"", b'{"model_type": "bert"', b"\xff\xfe{}")],
-        *[
-            (content, DEEP)
-            for content in (
-                b'{"a":' + b"[" * 100_000,
-                b'{"a":' + b"[" * 64 + b"]" * 64 + b"}",
-                b'{"a":' + b'{"b":' * 990 + b"1" + b"}" * 991,
-            )
-        ],
-        (b"[1, 2]", "holds a JSON list, expected an object"),
-        (b"null", "holds a JSON NoneType, expected an object"),
+@pytest.mark.parametrize("content, problem", [
+    *[(content, "not valid JSON") for content in (b"", b'{"model_type": "bert"', b"\xff\xfe{}")],
+    *[
+        (content, DEEP)
+        for content in (
+            b'{"a":' + b"[" * 100_000,
+            b'{"a":' + b"[" * 64 + b"]" * 64 + b"}",
+            b'{"a":' + b'{"b":' * 990 + b"1" + b"}" * 991,
+        )
     ],
-)
+    (b"[1, 2]", "holds a JSON list, expected an object"),
+    (b"null", "holds a JSON NoneType, expected an object"),
+])  # fmt: skip
 def test_broken_config(tmp_path, content, problem):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=problem) as caught:

@@ -194,22 +194,16 @@ class TestInt8:
     def test_unused_int8_tensors_are_skipped(self, tmp_path):
         check_same(load(tmp_path, self.stored(), ENCODER), {name: self.stored()[name] for name in ENCODER})
 
-    @pytest.mark.parametrize(
-        "changes, problem",
-        [
-            ({"scale": None}, r"scales \(.*\) are missing or wrong \(1\): pooler\.dense\.weight: no scale"),
-            ({"scale": np.zeros(3, np.float32)}, r"dense\.weight: expected \(3, 1\) F32, found \(3,\) F32"),
-            ({"scale": np.zeros((4, 1), np.float32)}, r"dense\.weight: expected \(3, 1\) F32, found \(4, 1\) F32"),
-            ({"scale": np.zeros((3, 1), np.int32)}, r"dense\.weight: expected \(3, 1\) F32, found \(3, 1\) I32"),
-            ({"weight": np.zeros((3, 4), np.int8)}, r"shape \(1\): pooler\.dense\.weight: expected \(3, 3\), found"),
-            ({"weight": np.zeros((3, 3), np.uint8)}, r"neither floating point nor int8 matrices \(1\): .*weight: U8"),
-            (
-                {"scale": np.array([[0.5], [0.5], [-1]])},
-                r"safetensors: pooler\.dense\.weight_scale\[2, 0\] is -1\.0, exp",
-            ),
-            ({"scale": np.full((3, 1), np.nan)}, r"pooler\.dense\.weight_scale\[0, 0\] is nan, expected finite"),
-            ({"weight": np.zeros((3, 3), np.float32)}, r"does not have \(1\): pooler\.dense\.weight_scale"),
-        ],
-    )
+    @pytest.mark.parametrize("changes, problem", [
+        ({"scale": None}, r"scales \(.*\) are missing or wrong \(1\): pooler\.dense\.weight: no scale"),
+        ({"scale": np.zeros(3, np.float32)}, r"dense\.weight: expected \(3, 1\) F32, found \(3,\) F32"),
+        ({"scale": np.zeros((4, 1), np.float32)}, r"dense\.weight: expected \(3, 1\) F32, found \(4, 1\) F32"),
+        ({"scale": np.zeros((3, 1), np.int32)}, r"dense\.weight: expected \(3, 1\) F32, found \(3, 1\) I32"),
+        ({"weight": np.zeros((3, 4), np.int8)}, r"shape \(1\): pooler\.dense\.weight: expected \(3, 3\), found"),
+        ({"weight": np.zeros((3, 3), np.uint8)}, r"neither floating point nor int8 matrices \(1\): .*weight: U8"),
+        ({"scale": np.array([[0.5], [0.5], [-1]])}, r"safetensors: pooler\.dense\.weight_scale\[2, 0\] is -1\.0, exp"),
+        ({"scale": np.full((3, 1), np.nan)}, r"pooler\.dense\.weight_scale\[0, 0\] is nan, expected finite"),
+        ({"weight": np.zeros((3, 3), np.float32)}, r"does not have \(1\): pooler\.dense\.weight_scale"),
+    ])  # fmt: skip
     def test_wrong_int8_tensors(self, tmp_path, changes, problem):
         refuses(CheckpointError, problem, load, tmp_path, self.stored(**changes), ENCODER | POOLER)

@@ -181,29 +181,19 @@ class TestShards:
         write_shards(tmp_path, self.SHARDS, one="b.safetensors")
         refused(r"files that lack them: one \(in b\.safetensors\)", tmp_path)
 
-    @pytest.mark.parametrize(
-        ("names", "problem"),
-        [
-            (
-                ["../a.safetensors", "/etc/passwd", "sub/a.safetensors", "..", "", "c:a", "..\\a"],
-                "expected a plain name",
-            ),
-            (["x" * 300 + ".safetensors", "ü" * 128, "a\0.safetensors", "a\x1b[2J"], "which no file system can hold"),
-        ],
-        ids=["elsewhere", "impossible"],
-    )
+    @pytest.mark.parametrize(("names", "problem"), [
+        (["../a.safetensors", "/etc/passwd", "sub/a.safetensors", "..", "", "c:a", "..\\a"], "expected a plain name"),
+        (["x" * 300 + ".safetensors", "ü" * 128, "a\0.safetensors", "a\x1b[2J"], "which no file system can hold"),
+    ], ids=["elsewhere", "impossible"])  # fmt: skip
     def test_index_with_other_names(self, tmp_path, names, problem):
         for name in names:
             write_shards(tmp_path, self.SHARDS, one=name)
             refused(problem, tmp_path)
 
-    @pytest.mark.parametrize(
-        ("content", "problem"),
-        [
-            *[(content, "has no weight_map") for content in ("{}", '{"weight_map": []}', '{"weight_map": {"a": 3}}')],
-            ("{", r"index\.json is not valid JSON"),
-        ],
-    )
+    @pytest.mark.parametrize(("content", "problem"), [
+        *[(content, "has no weight_map") for content in ("{}", '{"weight_map": []}', '{"weight_map": {"a": 3}}')],
+        ("{", r"index\.json is not valid JSON"),
+    ])  # fmt: skip
     def test_index_without_a_map(self, tmp_path, content, problem):
         (tmp_path / "model.safetensors.index.json").write_text(content)
         refused(problem, tmp_path)

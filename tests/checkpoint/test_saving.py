@@ -35,18 +35,14 @@ def test_round_trip(tmp_path):
     assert sorted(entry.name for entry in folder.iterdir()) == ["config.json", "model.safetensors"]
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(12.0).reshape(3, 4).T,
-        np.arange(24.0).reshape(4, 6)[::2, ::-1],
-        np.broadcast_to(np.arange(3.0), (5, 3)),
-        np.arange(6, dtype=">f4").reshape(2, 3),
-        np.arange(6, dtype=np.float16),
-        np.array([True, False]),
-    ],
-    ids=["transposed", "strided", "broadcast", "big-endian", "half", "bool"],
-)
+@pytest.mark.parametrize("array", [
+    np.arange(12.0).reshape(3, 4).T,
+    np.arange(24.0).reshape(4, 6)[::2, ::-1],
+    np.broadcast_to(np.arange(3.0), (5, 3)),
+    np.arange(6, dtype=">f4").reshape(2, 3),
+    np.arange(6, dtype=np.float16),
+    np.array([True, False]),
+], ids=["transposed", "strided", "broadcast", "big-endian", "half", "bool"])  # fmt: skip
 def test_awkward_layouts(tmp_path, array):
     save_checkpoint(tmp_path, CONFIG, {"w": array})
     found = open_checkpoint(tmp_path)["w"]
@@ -63,16 +59,13 @@ def test_bfloat16(tmp_path):
     np.testing.assert_array_equal(checkpoint["w"], array.astype(np.float32))
 
 
-@pytest.mark.parametrize(
-    "value, problem",
-    [
-        ([1.0, 2.0], r"parameter w is builtins\.list, expected a NumPy array"),
-        (np.float32(1), r"parameter w is numpy\.float32, expected a NumPy array"),
-        (np.array(["x"]), r"parameter w has dtype <U1, expected one of bfloat16"),
-        (np.array([None]), "parameter w has dtype object"),
-        (np.zeros(2, np.complex64), "parameter w has dtype complex64"),
-    ],
-)
+@pytest.mark.parametrize("value, problem", [
+    ([1.0, 2.0], r"parameter w is builtins\.list, expected a NumPy array"),
+    (np.float32(1), r"parameter w is numpy\.float32, expected a NumPy array"),
+    (np.array(["x"]), r"parameter w has dtype <U1, expected one of bfloat16"),
+    (np.array([None]), "parameter w has dtype object"),
+    (np.zeros(2, np.complex64), "parameter w has dtype complex64"),
+])  # fmt: skip
 def test_unstorable_parameter_writes_nothing(tmp_path, value, problem):
     refuses(TypeError, problem, save_checkpoint, tmp_path / "out", CONFIG, {"v": np.zeros(3), "w": value})
     assert not (tmp_path / "out").exists()

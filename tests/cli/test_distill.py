@@ -134,16 +134,13 @@ def test_static_embeddings(folder, tmp_path, capsys):
     assert SentenceEncoder(tmp_path / "static").encode(["paris cat"]).shape == (1, 7)
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (["--static", "--layers", "1"], "--layers is given with --static, which takes --teacher, --out"),
-        (["--static", "--epochs", "1"], "--num-train-epochs is given with --static"),
-        (["--static", "a.jsonl"], "data is given with --static"),
-        (["--dims", "7"], "--dims is given without --static"),
-        (["--task", "mlm"], "DATA is missing, expected files, or --static"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    (["--static", "--layers", "1"], "--layers is given with --static, which takes --teacher, --out"),
+    (["--static", "--epochs", "1"], "--num-train-epochs is given with --static"),
+    (["--static", "a.jsonl"], "data is given with --static"),
+    (["--dims", "7"], "--dims is given without --static"),
+    (["--task", "mlm"], "DATA is missing, expected files, or --static"),
+])  # fmt: skip
 def test_static_embeddings_with_other_options(folder, tmp_path, capsys, options, message):
     assert main(["distill", "--teacher", str(folder / "bert"), "--out", str(tmp_path / "out"), *options]) != 0
     assert message in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -53,18 +53,14 @@ def read_jsonl(content):
     return np.array([json.loads(line) for line in content.splitlines()], np.float32)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "as_npy"),
-    [
-        (["-"], False),
-        (["TEXTS"], False),
-        (["TEXTS", "--format", "npy"], True),
-        (["TEXTS", "-o", "out.npy"], True),
-        (["TEXTS", "-o", "out.txt"], False),
-        (["TEXTS", "-o", "out.npy", "--format", "jsonl"], False),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("arguments", "as_npy"), [
+    (["-"], False),
+    (["TEXTS"], False),
+    (["TEXTS", "--format", "npy"], True),
+    (["TEXTS", "-o", "out.npy"], True),
+    (["TEXTS", "-o", "out.txt"], False),
+    (["TEXTS", "-o", "out.npy", "--format", "jsonl"], False),
+], ids=str)  # fmt: skip
 def test_outputs(encoder_folder, expected, texts_file, stdin, capsysbinary, monkeypatch, arguments, as_npy):
     stdin(LINES)
     monkeypatch.chdir(texts_file.parent)
@@ -87,19 +83,16 @@ def test_npy_is_not_written_to_a_terminal(encoder_folder, stdin, capsys, monkeyp
     assert "which npy is not for" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("content", "texts"),
-    [
-        (b"", []),
-        (b"\n", [""]),
-        (b"\n\n", ["", ""]),
-        (b"the cat\nparis", ["the cat", "paris"]),
-        (b"the cat\r\nparis\r\n", ["the cat", "paris"]),
-        (b"\xef\xbb\xbfthe cat\n\xef\xbb\xbfparis", ["the cat", "\ufeffparis"]),
-        (b"the\rcat\r\r\n", ["the\rcat\r"]),
-        ("a\u2028b\x0bc\x85d\n".encode(), ["a\u2028b\x0bc\x85d"]),  # only a line feed ends a line
-    ],
-)
+@pytest.mark.parametrize(("content", "texts"), [
+    (b"", []),
+    (b"\n", [""]),
+    (b"\n\n", ["", ""]),
+    (b"the cat\nparis", ["the cat", "paris"]),
+    (b"the cat\r\nparis\r\n", ["the cat", "paris"]),
+    (b"\xef\xbb\xbfthe cat\n\xef\xbb\xbfparis", ["the cat", "\ufeffparis"]),
+    (b"the\rcat\r\r\n", ["the\rcat\r"]),
+    ("a\u2028b\x0bc\x85d\n".encode(), ["a\u2028b\x0bc\x85d"]),  # only a line feed ends a line
+])  # fmt: skip
 @pytest.mark.parametrize("suffix", ["npy", "jsonl"])
 def test_lines(encoder_folder, content, texts, suffix, stdin, tmp_path):
     assert list(read_lines(io.BytesIO(content), "here")) == texts
@@ -150,14 +143,11 @@ def test_progress(encoder_folder, texts_file, capsys):
     assert "4 texts" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("content", "place"),
-    [
-        (b"fine\ncaf\xe9\n", "line 2: byte 4 (0xe9)"),
-        ("the cat\n".encode("utf-16"), "line 1: byte 1 (0xff)"),
-        (b"cut short \xe2\x82", "line 1: byte 11 (0xe2)"),
-    ],
-)
+@pytest.mark.parametrize(("content", "place"), [
+    (b"fine\ncaf\xe9\n", "line 2: byte 4 (0xe9)"),
+    ("the cat\n".encode("utf-16"), "line 1: byte 1 (0xff)"),
+    (b"cut short \xe2\x82", "line 1: byte 11 (0xe2)"),
+])  # fmt: skip
 def test_bytes_that_are_not_utf8(encoder_folder, content, place, tmp_path, capsys):
     (tmp_path / "texts.txt").write_bytes(content)
     assert embed(encoder_folder, tmp_path / "texts.txt", "-o", tmp_path / "out.npy") == 1

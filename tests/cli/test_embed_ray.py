@@ -65,20 +65,17 @@ def test_blank_lines_and_ends_of_lines(tmp_path):
     assert found == [["a"], ["b"], ["c"]]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.txt", b"a\nb\ncaf\xe9\n", r"a\.txt, line 3: byte 4"),
-        ("a.jsonl", b'{"text": "a"}\n\n{"body": "b"}\n', r"a\.jsonl:3: has no 'text'; it has 'body'"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', r"a\.jsonl:2: 'text' is None, expected a text"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2: not JSON"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud800"}\n', r"a\.jsonl:2: not JSON, .*surrogates"),
-        ("a.txt.gz", b"no gzip", r"a\.txt\.gz has a damaged compression: Not a gzipped file"),
-        ("a.txt.gz", gzip.compress(b"a\n" * 9, mtime=0)[:-9], r"a\.txt\.gz has a damaged compression: .*ended before"),
-        ("a.txt.gz", gzip.compress(b"a\n" * 9, mtime=0)[:-8] + bytes(8), r"a\.txt\.gz has a damaged compression: CRC"),
-        ("a.jsonl", b'{"text": "a"}\n["a"]\n', r"a\.jsonl:2: a JSON list, expected an object"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("a.txt", b"a\nb\ncaf\xe9\n", r"a\.txt, line 3: byte 4"),
+    ("a.jsonl", b'{"text": "a"}\n\n{"body": "b"}\n', r"a\.jsonl:3: has no 'text'; it has 'body'"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', r"a\.jsonl:2: 'text' is None, expected a text"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2: not JSON"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud800"}\n', r"a\.jsonl:2: not JSON, .*surrogates"),
+    ("a.txt.gz", b"no gzip", r"a\.txt\.gz has a damaged compression: Not a gzipped file"),
+    ("a.txt.gz", gzip.compress(b"a\n" * 9, mtime=0)[:-9], r"a\.txt\.gz has a damaged compression: .*ended before"),
+    ("a.txt.gz", gzip.compress(b"a\n" * 9, mtime=0)[:-8] + bytes(8), r"a\.txt\.gz has a damaged compression: CRC"),
+    ("a.jsonl", b'{"text": "a"}\n["a"]\n', r"a\.jsonl:2: a JSON list, expected an object"),
+])  # fmt: skip
 def test_rows_without_texts(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(Exception, match=message):

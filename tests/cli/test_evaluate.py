@@ -70,20 +70,17 @@ def test_lines_of_text(encoder_folder, files, capsys):
     assert json.loads(capsys.readouterr().out)["cosine_accuracy@1"] == 1.0
 
 
-@pytest.mark.parametrize(
-    "option, lines, message",
-    [
-        ("queries", ['{"text": "a"}'], "x.jsonl:1: _id is None, expected a string or an integer"),
-        ("queries", ['{"_id": "a", "text": "a"}'] * 2, "x.jsonl:2: _id is 'a' a second time"),
-        ("queries", ['{"_id": "a"}'], "has no text named 'text'"),
-        ("queries", [], "--queries is"),
-        ("qrels", ['{"query-id": "q1"}'], "expected query-id, corpus-id and score"),
-        ("qrels", ['{"query-id": "q1", "corpus-id": "a", "score": "x"}'], "score is 'x', expected a number"),
-        ("qrels", ['{"query-id": "q1", "corpus-id": "a", "score": NaN}'], "score is nan, expected a number"),
-        ("qrels", [f'{{"query-id": "q1", "corpus-id": "a", "score": 1{"0" * 400}}}'], "0, expected a number"),
-        ("qrels", ['{"query-id": "q1", "corpus-id": "gone"}'], "names no query of --queries with a document"),
-    ],
-)
+@pytest.mark.parametrize("option, lines, message", [
+    ("queries", ['{"text": "a"}'], "x.jsonl:1: _id is None, expected a string or an integer"),
+    ("queries", ['{"_id": "a", "text": "a"}'] * 2, "x.jsonl:2: _id is 'a' a second time"),
+    ("queries", ['{"_id": "a"}'], "has no text named 'text'"),
+    ("queries", [], "--queries is"),
+    ("qrels", ['{"query-id": "q1"}'], "expected query-id, corpus-id and score"),
+    ("qrels", ['{"query-id": "q1", "corpus-id": "a", "score": "x"}'], "score is 'x', expected a number"),
+    ("qrels", ['{"query-id": "q1", "corpus-id": "a", "score": NaN}'], "score is nan, expected a number"),
+    ("qrels", [f'{{"query-id": "q1", "corpus-id": "a", "score": 1{"0" * 400}}}'], "0, expected a number"),
+    ("qrels", ['{"query-id": "q1", "corpus-id": "gone"}'], "names no query of --queries with a document"),
+])  # fmt: skip
 def test_wrong_files(encoder_folder, files, capsys, option, lines, message):
     assert main(command(encoder_folder, files, **{option: files["write"]("x.jsonl", lines)})) != 0
     said = capsys.readouterr().err

@@ -167,15 +167,12 @@ def test_answers_to_questions(model, tmp_path, capsys):
     assert "held out  exact_match 100.0000" in shown and "held out  f1 100.0000" in shown
 
 
-@pytest.mark.parametrize(
-    "pooling, task, figure",
-    [
-        (None, "similarity", "spearmanr"),
-        ("cls", "pair", "first_of_all"),
-        pytest.param("cls", "similarity", "spearmanr", marks=pytest.mark.slow),
-        pytest.param(None, "pair", "first_of_all", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("pooling, task, figure", [
+    (None, "similarity", "spearmanr"),
+    ("cls", "pair", "first_of_all"),
+    pytest.param("cls", "similarity", "spearmanr", marks=pytest.mark.slow),
+    pytest.param(None, "pair", "first_of_all", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_sentence_encoders(model, tmp_path, capsys, task, figure, pooling):
     source = model
     if pooling:
@@ -206,15 +203,12 @@ def test_an_encoder_of_another_pooling_is_refused(tmp_path, capsys):
     assert "pools by max, supported is mean or cls" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "task, row, error",
-    [
-        ("sequence", {"text": "x"}, "a.jsonl:2: has no 'label'; it has 'text'"),
-        ("sequence", {"label": "x"}, "a.jsonl:2: has no 'text'"),
-        ("token", {"tokens": ["x"], "tags": []}, "a.jsonl:2: has 1 words and 0 tags"),
-        ("qa", QUESTION | {"answers": {"text": ["z"], "answer_start": [0]}}, "a.jsonl:2: the answer"),
-    ],
-)
+@pytest.mark.parametrize("task, row, error", [
+    ("sequence", {"text": "x"}, "a.jsonl:2: has no 'label'; it has 'text'"),
+    ("sequence", {"label": "x"}, "a.jsonl:2: has no 'text'"),
+    ("token", {"tokens": ["x"], "tags": []}, "a.jsonl:2: has 1 words and 0 tags"),
+    ("qa", QUESTION | {"answers": {"text": ["z"], "answer_start": [0]}}, "a.jsonl:2: the answer"),
+])  # fmt: skip
 def test_a_wrong_record_is_reported_by_its_line(model, tmp_path, capsys, task, row, error):
     good = QUESTION | {"text": "x", "label": "y", "tokens": ["x"], "tags": ["O"]}
     data = write(tmp_path, "a.jsonl", [good, row])

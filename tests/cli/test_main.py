@@ -115,24 +115,20 @@ def test_bertcore_itself_imports_at_once():
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["--help"],
-        ["embed", "--help"],
-        ["--version"],
-        ["info"],
-        ["info", "mini-bert", "--json"],
-        ["compare", "mini-bert"],
-        ["compare", "mini-bert", "--csv"],
-        ["doctor", "--backend", "numpy"],
-        ["fill-mask", "MASKED", "--text", "[MASK]", "--backend", "numpy"],
-        ["embed", "ENCODER", "--backend", "numpy"],
-        ["embed", "ENCODER", "--backend", "numpy", "--format", "npy"],
-        ["embed", "ENCODER", "--backend", "numpy", "-o", "/dev/full"],
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("command", [
+    ["--help"],
+    ["embed", "--help"],
+    ["--version"],
+    ["info"],
+    ["info", "mini-bert", "--json"],
+    ["compare", "mini-bert"],
+    ["compare", "mini-bert", "--csv"],
+    ["doctor", "--backend", "numpy"],
+    ["fill-mask", "MASKED", "--text", "[MASK]", "--backend", "numpy"],
+    ["embed", "ENCODER", "--backend", "numpy"],
+    ["embed", "ENCODER", "--backend", "numpy", "--format", "npy"],
+    ["embed", "ENCODER", "--backend", "numpy", "-o", "/dev/full"],
+], ids=" ".join)  # fmt: skip
 def test_unwritable_output(command, encoder_folder, masked_lm_folder, monkeypatch, capsys, stdin):
     stdin(b"the cat\n")
     folders = {"MASKED": str(masked_lm_folder), "ENCODER": str(encoder_folder)}
@@ -196,15 +192,12 @@ def test_help_imports_nothing_heavy():
         assert (result.returncode, result.stderr) == (0, "[]\n")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["model", "texts", "-o", "out"],
-        ["-o", "out", "model", "texts"],
-        ["model", "-o", "out", "texts"],
-        ["model", "--backend", "numpy", "texts", "-oout"],
-    ],
-)
+@pytest.mark.parametrize("arguments", [
+    ["model", "texts", "-o", "out"],
+    ["-o", "out", "model", "texts"],
+    ["model", "-o", "out", "texts"],
+    ["model", "--backend", "numpy", "texts", "-oout"],
+])  # fmt: skip
 def test_options_may_stand_anywhere(arguments, monkeypatch):
     monkeypatch.setattr(Embed, "run", lambda args: seen.append((args.model, args.file, args.output)))
     seen = []

@@ -100,14 +100,11 @@ def test_remains_of_a_run_without_checkpoints(inputs, tmp_path):
     assert not list((tmp_path / "out").glob(".*"))
 
 
-@pytest.mark.parametrize(
-    "objective, model, options, metric",
-    [
-        ("clm", "gpt2.json", [], "next_word_accuracy"),
-        ("mlm+sbo", "bert.json", [], "masked_accuracy"),
-        ("plm", "xlnet.json", ["--vocab-size", "90"], "masked_accuracy"),
-    ],
-)
+@pytest.mark.parametrize("objective, model, options, metric", [
+    ("clm", "gpt2.json", [], "next_word_accuracy"),
+    ("mlm+sbo", "bert.json", [], "masked_accuracy"),
+    ("plm", "xlnet.json", ["--vocab-size", "90"], "masked_accuracy"),
+])  # fmt: skip
 def test_objectives(inputs, tmp_path, capsys, objective, model, options, metric):
     options = ["--objective", objective, "--max-length", "16", *options]
     assert pretrain(inputs, tmp_path / "out", *options, model=model) == 0

@@ -96,16 +96,13 @@ def test_a_terminal_is_not_read_unless_asked_for(command, models, tmp_path, monk
     assert " is missing, expected a file of texts, - for standard input, or --text" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "old, new",
-    [
-        (["classify", "classifier", "--input", "FILE"], ["classify", "classifier", "FILE"]),
-        (["tag", "tagger", "--input", "FILE"], ["tag", "tagger", "FILE"]),
-        (["answer", "reader", "a ?", "--input", "FILE"], ["answer", "reader", "a ?", "FILE"]),
-        (["embed", "encoder", "FILE", "--max-seq-length", "9"], ["embed", "encoder", "FILE", "--max-length", "9"]),
-        (["preview", "lm", "--input", "FILE"], ["preview", "lm", "FILE"]),
-    ],
-)
+@pytest.mark.parametrize("old, new", [
+    (["classify", "classifier", "--input", "FILE"], ["classify", "classifier", "FILE"]),
+    (["tag", "tagger", "--input", "FILE"], ["tag", "tagger", "FILE"]),
+    (["answer", "reader", "a ?", "--input", "FILE"], ["answer", "reader", "a ?", "FILE"]),
+    (["embed", "encoder", "FILE", "--max-seq-length", "9"], ["embed", "encoder", "FILE", "--max-length", "9"]),
+    (["preview", "lm", "--input", "FILE"], ["preview", "lm", "FILE"]),
+])  # fmt: skip
 def test_old_spellings_go_on_working(old, new, models, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("the cat sat\n", encoding="utf-8")
     shown = []

@@ -70,17 +70,13 @@ def linear():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "run, module, begin, barriers",
-    [
-        (layer_norm, layer_norm_cuda, "block_reduce(", ["__syncthreads();"] * 2),
-        (
-            *(linear, linear_cuda, "linear.cu"),
-            ["__syncwarp();", "__syncwarp();", "cp_async_wait<S::STAGES - 2>();", "__syncthreads();"],
-        ),
-    ],
-    ids=["layer_norm", "linear"],
-)
+@pytest.mark.parametrize("run, module, begin, barriers", [
+    (layer_norm, layer_norm_cuda, "block_reduce(", ["__syncthreads();"] * 2),
+    (
+        *(linear, linear_cuda, "linear.cu"),
+        ["__syncwarp();", "__syncwarp();", "cp_async_wait<S::STAGES - 2>();", "__syncthreads();"],
+    ),
+], ids=["layer_norm", "linear"])  # fmt: skip
 def test_each_barrier_of_a_real_kernel_is_missed(run, module, begin, barriers, monkeypatch, tmp_path):
     text = module.KERNELS.text
     with _cuda.use_runtime(Emulator()) as emulator:

@@ -123,16 +123,13 @@ def test_a_replay_launches_nothing_else_and_waits_for_nothing(gpu, table):
     assert (gpu.launches, gpu.waits, len(gpu.uploads)) == ([], [], 1)
 
 
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        (lambda array: array.get(), "waits for the device"),
-        (lambda array: bool(array.sum() > 0), "waits for the device"),
-        (lambda array: cupy.cuda.get_current_stream().synchronize(), "waits for the device"),
-        (lambda array: cupy.asarray(np.ones(3)), "memory of the host"),
-        (lambda array: cupy.matmul(array.reshape(1, -1), array.reshape(-1, 1)), "matmul is cuBLAS's"),
-    ],
-)
+@pytest.mark.parametrize(("extra", "message"), [
+    (lambda array: array.get(), "waits for the device"),
+    (lambda array: bool(array.sum() > 0), "waits for the device"),
+    (lambda array: cupy.cuda.get_current_stream().synchronize(), "waits for the device"),
+    (lambda array: cupy.asarray(np.ones(3)), "memory of the host"),
+    (lambda array: cupy.matmul(array.reshape(1, -1), array.reshape(-1, 1)), "matmul is cuBLAS's"),
+])  # fmt: skip
 def test_what_a_graph_cannot_hold_is_an_error(gpu, table, extra, message):
     made = InferenceGraphs()
     refuses(NotCaptured, message, run, made, build_of(table, extra), [1, 2])

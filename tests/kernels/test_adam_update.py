@@ -210,27 +210,24 @@ def test_torch():
     np.testing.assert_array_equal(tensors[0].numpy(), state[0])
 
 
-@pytest.mark.parametrize(
-    "change, error",
-    [
-        ({"lr": -1}, "lr is -1"),
-        ({"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0"),
-        ({"eps": np.nan}, "eps is nan"),
-        ({"weight_decay": 10**400}, "weight_decay is an integer of 1329 bits"),
-        ({"step": 10**400}, "step is an integer of 1329 bits"),
-        ({"step": 0}, "step is 0"),
-        ({"step": np.ones(())}, r"step is array\(1\.\), expected an integer"),
-        ({"grad_scale": np.ones(2)}, r"grad_scale has shape \(2,\)"),
-        ({"grad_scale": np.ones((), np.float32)}, "grad_scale has dtype float32"),
-        ({"rule": "adam"}, "rule is 'adam', expected one of 'adamw'"),
-        ({"parameter": np.zeros((3, 2)).T}, "parameter is not C-contiguous"),
-        ({"grad": np.zeros((2, 4))}, "grad"),
-        ({"first_moment": np.broadcast_to(np.zeros(()), (2, 3))}, "first_moment is"),
-        ({"second_moment": np.zeros((2, 3), np.float32)}, "dtype"),
-        ({"parameter": MEMORY[:2], "grad": MEMORY[1:]}, "parameter and grad share memory"),
-        ({"first_moment": MEMORY[:2], "second_moment": MEMORY[1:]}, "first_moment and second_moment share memory"),
-    ],
-)
+@pytest.mark.parametrize("change, error", [
+    ({"lr": -1}, "lr is -1"),
+    ({"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0"),
+    ({"eps": np.nan}, "eps is nan"),
+    ({"weight_decay": 10**400}, "weight_decay is an integer of 1329 bits"),
+    ({"step": 10**400}, "step is an integer of 1329 bits"),
+    ({"step": 0}, "step is 0"),
+    ({"step": np.ones(())}, r"step is array\(1\.\), expected an integer"),
+    ({"grad_scale": np.ones(2)}, r"grad_scale has shape \(2,\)"),
+    ({"grad_scale": np.ones((), np.float32)}, "grad_scale has dtype float32"),
+    ({"rule": "adam"}, "rule is 'adam', expected one of 'adamw'"),
+    ({"parameter": np.zeros((3, 2)).T}, "parameter is not C-contiguous"),
+    ({"grad": np.zeros((2, 4))}, "grad"),
+    ({"first_moment": np.broadcast_to(np.zeros(()), (2, 3))}, "first_moment is"),
+    ({"second_moment": np.zeros((2, 3), np.float32)}, "dtype"),
+    ({"parameter": MEMORY[:2], "grad": MEMORY[1:]}, "parameter and grad share memory"),
+    ({"first_moment": MEMORY[:2], "second_moment": MEMORY[1:]}, "first_moment and second_moment share memory"),
+])  # fmt: skip
 def test_hostile_arguments(change, error):
     given = {name: np.ones((2, 3)) for name in ("parameter", "grad", "first_moment", "second_moment")}
     refuses((TypeError, ValueError), error, adam_update, **given | {"lr": 0.1, "step": 1} | change)

@@ -75,15 +75,12 @@ def test_on_qemu(machine, cpu, level, llvm_cpu):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("level", "elements", "instruction", "lane"),
-    [
-        ("neon_dotprod", "float32", "fmla", ".s[0]"),
-        ("neon_dotprod", "int8", "sdot", ".4b[0]"),
-        ("neon_i8mm", "int8", "smmla", ""),
-        ("neon_i8mm", "bfloat16", "bfmmla", ""),
-    ],
-)
+@pytest.mark.parametrize(("level", "elements", "instruction", "lane"), [
+    ("neon_dotprod", "float32", "fmla", ".s[0]"),
+    ("neon_dotprod", "int8", "sdot", ".4b[0]"),
+    ("neon_i8mm", "int8", "smmla", ""),
+    ("neon_i8mm", "bfloat16", "bfmmla", ""),
+])  # fmt: skip
 def test_inner_loops(level, elements, instruction, lane):
     """Sums stay in registers, and nothing occupies the units that multiply but multiplications."""
     command = [sys.executable, "-m", "bench.mca", "--assembly", "neoverse-v2", level, elements]
@@ -110,17 +107,14 @@ def arm_machine(monkeypatch):
     return make
 
 
-@pytest.mark.parametrize(
-    ("features", "cpu", "forced", "level", "compiled_for"),
-    [
-        ([], "cortex-a72", "", "neon", ("cortex-a72", "+neon")),
-        (["dotprod"], "apple-m1", "", "neon_dotprod", ("apple-m1", "+dotprod,+neon")),
-        (["dotprod"], "generic", "", "neon_dotprod", ("neoverse-n1", "+dotprod,+neon")),
-        (["dotprod", "i8mm"], "neoverse-n2", "", "neon_dotprod", ("neoverse-n2", "+dotprod,+neon")),
-        (["dotprod", "i8mm", "bf16"], "neoverse-v2", "", "neon_i8mm", ("neoverse-v2", "+bf16,+dotprod,+i8mm,+neon")),
-        (["dotprod", "i8mm", "bf16"], "neoverse-v2", "neon", "neon", ("cortex-a72", "+neon")),
-    ],
-)
+@pytest.mark.parametrize(("features", "cpu", "forced", "level", "compiled_for"), [
+    ([], "cortex-a72", "", "neon", ("cortex-a72", "+neon")),
+    (["dotprod"], "apple-m1", "", "neon_dotprod", ("apple-m1", "+dotprod,+neon")),
+    (["dotprod"], "generic", "", "neon_dotprod", ("neoverse-n1", "+dotprod,+neon")),
+    (["dotprod", "i8mm"], "neoverse-n2", "", "neon_dotprod", ("neoverse-n2", "+dotprod,+neon")),
+    (["dotprod", "i8mm", "bf16"], "neoverse-v2", "", "neon_i8mm", ("neoverse-v2", "+bf16,+dotprod,+i8mm,+neon")),
+    (["dotprod", "i8mm", "bf16"], "neoverse-v2", "neon", "neon", ("cortex-a72", "+neon")),
+])  # fmt: skip
 def test_level(arm_machine, monkeypatch, features, cpu, forced, level, compiled_for):
     arm_machine(features, cpu)
     monkeypatch.setattr(isa, "setting", lambda name: forced)
@@ -135,22 +129,19 @@ def test_a_level_that_the_cpu_lacks(arm_machine, monkeypatch):
         isa._choose_level()
 
 
-@pytest.mark.parametrize(
-    ("platform", "words", "names", "expected"),
-    [
-        ("linux", {16: 1 << 20}, (), {"dotprod"}),
-        ("linux", {16: 1 << 20, 26: 1 << 13 | 1 << 14}, (), {"dotprod", "i8mm", "bf16"}),
-        ("linux", {16: ~(1 << 20), 26: ~(3 << 13)}, (), set()),
-        ("darwin", {}, ("hw.optional.arm.FEAT_DotProd",), {"dotprod"}),
-        (
-            "darwin",
-            {},
-            tuple(f"hw.optional.arm.FEAT_{name}" for name in ("DotProd", "I8MM", "BF16")),
-            {"dotprod", "i8mm", "bf16"},
-        ),
-        ("win32", {}, (), set()),
-    ],
-)
+@pytest.mark.parametrize(("platform", "words", "names", "expected"), [
+    ("linux", {16: 1 << 20}, (), {"dotprod"}),
+    ("linux", {16: 1 << 20, 26: 1 << 13 | 1 << 14}, (), {"dotprod", "i8mm", "bf16"}),
+    ("linux", {16: ~(1 << 20), 26: ~(3 << 13)}, (), set()),
+    ("darwin", {}, ("hw.optional.arm.FEAT_DotProd",), {"dotprod"}),
+    (
+        "darwin",
+        {},
+        tuple(f"hw.optional.arm.FEAT_{name}" for name in ("DotProd", "I8MM", "BF16")),
+        {"dotprod", "i8mm", "bf16"},
+    ),
+    ("win32", {}, (), set()),
+])  # fmt: skip
 def test_features(monkeypatch, platform, words, names, expected):
     monkeypatch.setattr(isa.sys, "platform", platform)
     monkeypatch.setattr(isa, "auxiliary_value", lambda entry: words.get(entry, 0))

@@ -308,15 +308,12 @@ def test_scores_in_the_thousands_keep_their_digits(cuda, dtype):
     np.testing.assert_allclose(lse[..., 1], np.log(np.exp(above - above.max()).sum()), rtol=tolerance)
 
 
-@pytest.mark.parametrize(
-    "head_dim, form, options, message",
-    [
-        (257, "plain", {}, "head_dim 257, .* at most 256"),
-        (129, "deberta", {}, "head_dim 129, .* at most 128"),
-        (129, "all", {}, "head_dim 129, .* at most 128"),
-        (13, "plain", {"return_components": True}, "return_components"),
-    ],
-)
+@pytest.mark.parametrize("head_dim, form, options, message", [
+    (257, "plain", {}, "head_dim 257, .* at most 256"),
+    (129, "deberta", {}, "head_dim 129, .* at most 128"),
+    (129, "all", {}, "head_dim 129, .* at most 128"),
+    (13, "plain", {"return_components": True}, "return_components"),
+])  # fmt: skip
 def test_unsupported_arguments(head_dim, form, options, message):
     given = public_arguments(packed(FLOAT16, (2,), head_dim=head_dim, form=form))
     with _cuda.use_runtime(Emulator()), pytest.raises(ValueError, match=message):

@@ -76,17 +76,11 @@ def test_a_block_is_of_its_thread_and_its_task_alone():
     assert get_backend() == "auto"
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({"BERTCORE_BACKEND": "numpy"}, "numpy"),
-        ({"BERTCORE_BACKEND": "nunba"}, "ValueError BERTCORE_BACKEND is 'nunba', expected one of"),
-        (
-            {"NUMBA_DISABLE_JIT": "1"},
-            "BackendUnavailable backend 'numba' cannot run here: the environment variable NUMBA",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("variables", "expected"), [
+    ({"BERTCORE_BACKEND": "numpy"}, "numpy"),
+    ({"BERTCORE_BACKEND": "nunba"}, "ValueError BERTCORE_BACKEND is 'nunba', expected one of"),
+    ({"NUMBA_DISABLE_JIT": "1"}, "BackendUnavailable backend 'numba' cannot run here: the environment variable NUMBA"),
+])  # fmt: skip
 def test_environment(variables, expected):
     code = """
 import numpy, bertcore.kernels as k

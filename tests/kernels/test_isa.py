@@ -37,20 +37,17 @@ def machine(monkeypatch):
 
 
 @x86_only
-@pytest.mark.parametrize(
-    ("settings", "level", "requests"),
-    [
-        ({}, "amx", ["tiles"]),
-        ({"answer": "Linux refused the tiles: why"}, "avx512_bf16", ["tiles"]),
-        *(({"features": WITH_AMX | {name: False}}, "avx512_bf16", []) for name in ("amx-tile", "amx-int8", "amx-bf16")),
-        ({"features": WITH_AMX | {"avx512bf16": False}}, "avx512_vnni", []),
-        ({"answer": "refused", "cpu": "znver4"}, "avx512_bf16", ["tiles"]),
-        ({"answer": "refused", "cpu": "sapphirerapids"}, "avx512_vnni", ["tiles"]),  # a slow vdpbf16ps
-        ({"answer": "refused", "cpu": "x86-64"}, "avx512_vnni", ["tiles"]),
-        ({"forced": "avx512_bf16", "cpu": "sapphirerapids"}, "avx512_bf16", []),
-        ({"forced": "amx"}, "amx", ["tiles"]),
-    ],
-)
+@pytest.mark.parametrize(("settings", "level", "requests"), [
+    ({}, "amx", ["tiles"]),
+    ({"answer": "Linux refused the tiles: why"}, "avx512_bf16", ["tiles"]),
+    *(({"features": WITH_AMX | {name: False}}, "avx512_bf16", []) for name in ("amx-tile", "amx-int8", "amx-bf16")),
+    ({"features": WITH_AMX | {"avx512bf16": False}}, "avx512_vnni", []),
+    ({"answer": "refused", "cpu": "znver4"}, "avx512_bf16", ["tiles"]),
+    ({"answer": "refused", "cpu": "sapphirerapids"}, "avx512_vnni", ["tiles"]),  # a slow vdpbf16ps
+    ({"answer": "refused", "cpu": "x86-64"}, "avx512_vnni", ["tiles"]),
+    ({"forced": "avx512_bf16", "cpu": "sapphirerapids"}, "avx512_bf16", []),
+    ({"forced": "amx"}, "amx", ["tiles"]),
+])  # fmt: skip
 def test_level(machine, settings, level, requests):
     asked = machine(**settings)
     assert isa._choose_level().name == level
@@ -73,16 +70,13 @@ def test_forced_level_that_linux_refuses(machine):
 
 
 @x86_only
-@pytest.mark.parametrize(
-    ("settings", "target", "expected"),
-    [
-        ({}, None, "used: the CPU and Linux offer it"),
-        ({"forced": "amx"}, None, "used: BERTCORE_ISA=amx"),
-        ({"forced": "avx2"}, None, "not used: BERTCORE_ISA=avx2"),
-        ({"answer": "Linux refused the tiles: why"}, None, "not used: Linux refused the tiles: why"),
-        ({}, "x86-64-v3", "not used: NUMBA_CPU_NAME or NUMBA_CPU_FEATURES is set"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "target", "expected"), [
+    ({}, None, "used: the CPU and Linux offer it"),
+    ({"forced": "amx"}, None, "used: BERTCORE_ISA=amx"),
+    ({"forced": "avx2"}, None, "not used: BERTCORE_ISA=avx2"),
+    ({"answer": "Linux refused the tiles: why"}, None, "not used: Linux refused the tiles: why"),
+    ({}, "x86-64-v3", "not used: NUMBA_CPU_NAME or NUMBA_CPU_FEATURES is set"),
+])  # fmt: skip
 def test_doctor_explains_the_use_of_amx(machine, monkeypatch, settings, target, expected):
     machine(**settings)
     if target:

@@ -64,14 +64,11 @@ def test_the_backward_direction_begins_at_the_end_of_each_text():
     np.testing.assert_array_equal(both[reversed_rows, 6:], turned)
 
 
-@pytest.mark.parametrize(
-    "shapes, message",
-    [
-        (((5, 8), (3, 8, 2)), "weight has shape (3, 8, 2), expected 1 or 2 directions in the first axis"),
-        (((5, 8), (2, 8, 2)), "input has shape (5, 8), expected (any, 16)"),
-        (((5, 8), (1, 8, 3)), "weight has shape (1, 8, 3), expected (1, 12, 3)"),
-    ],
-)
+@pytest.mark.parametrize("shapes, message", [
+    (((5, 8), (3, 8, 2)), "weight has shape (3, 8, 2), expected 1 or 2 directions in the first axis"),
+    (((5, 8), (2, 8, 2)), "input has shape (5, 8), expected (any, 16)"),
+    (((5, 8), (1, 8, 3)), "weight has shape (1, 8, 3), expected (1, 12, 3)"),
+])  # fmt: skip
 def test_wrong_shapes_are_refused(shapes, message):
     refuses(
         ValueError,

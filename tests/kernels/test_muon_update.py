@@ -108,22 +108,19 @@ def test_16_bits_are_refused(memory):
         refuses(TypeError, "parameter has dtype float16, expected float32", muon_update, *given, lr=0.1)
 
 
-@pytest.mark.parametrize(
-    "change, error",
-    [
-        ({"lr": -1}, "lr is -1"),
-        ({"beta": 1.0}, "beta is 1.0"),
-        ({"weight_decay": np.nan}, "weight_decay is nan"),
-        ({"grad_scale": np.ones(2)}, r"grad_scale has shape \(2,\)"),
-        ({"grad_scale": np.ones((), np.float32)}, "grad_scale has dtype float32"),
-        ({"parameter": np.ones((2, 3))}, "parameter is ndarray, expected a list of arrays"),
-        ({"parameter": [np.ones((3, 2)).T]}, r"parameter\[0\] is not C-contiguous"),
-        ({"grad": [np.ones((2, 4))]}, r"grad\[0\] has shape"),
-        ({"grad": []}, "grad is 0 arrays, expected a list of 1"),
-        ({"momentum": [np.ones((2, 3), np.float32)]}, r"momentum\[0\] has dtype float32"),
-        ({name: [np.ones(3)] for name in ("parameter", "grad", "momentum")}, r"parameter\[0\] has shape \(3,\)"),
-    ],
-)
+@pytest.mark.parametrize("change, error", [
+    ({"lr": -1}, "lr is -1"),
+    ({"beta": 1.0}, "beta is 1.0"),
+    ({"weight_decay": np.nan}, "weight_decay is nan"),
+    ({"grad_scale": np.ones(2)}, r"grad_scale has shape \(2,\)"),
+    ({"grad_scale": np.ones((), np.float32)}, "grad_scale has dtype float32"),
+    ({"parameter": np.ones((2, 3))}, "parameter is ndarray, expected a list of arrays"),
+    ({"parameter": [np.ones((3, 2)).T]}, r"parameter\[0\] is not C-contiguous"),
+    ({"grad": [np.ones((2, 4))]}, r"grad\[0\] has shape"),
+    ({"grad": []}, "grad is 0 arrays, expected a list of 1"),
+    ({"momentum": [np.ones((2, 3), np.float32)]}, r"momentum\[0\] has dtype float32"),
+    ({name: [np.ones(3)] for name in ("parameter", "grad", "momentum")}, r"parameter\[0\] has shape \(3,\)"),
+])  # fmt: skip
 def test_hostile_arguments(change, error):
     given = {name: [np.ones((2, 3))] for name in ("parameter", "grad", "momentum")}
     refuses((TypeError, ValueError), error, muon_update, **given | {"lr": 0.1} | change)

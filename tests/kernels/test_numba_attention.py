@@ -159,13 +159,10 @@ def test_bfloat16(head_dim, form):
 
 
 @only_float32
-@pytest.mark.parametrize(
-    "storage",
-    [
-        pytest.param(cpu.STORAGE["bfloat16"], id="of this CPU"),
-        pytest.param(np.uint16(0), id="pairs", marks=pytest.mark.slow),  # on CPUs without the instruction, too
-    ],
-)
+@pytest.mark.parametrize("storage", [
+    pytest.param(cpu.STORAGE["bfloat16"], id="of this CPU"),
+    pytest.param(np.uint16(0), id="pairs", marks=pytest.mark.slow),  # on CPUs without the instruction, too
+])  # fmt: skip
 @pytest.mark.parametrize("window", [(4, 4), (5, 0), (64, 64), (None, 0)], ids=str)
 def test_hidden_values_do_not_leak_in_bfloat16(window, storage, monkeypatch):
     """Zero times infinity is NaN: what float32 does not multiply, tiles and pairs of bfloat16 must not either."""

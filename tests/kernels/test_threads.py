@@ -44,14 +44,11 @@ def test_quota_of_cgroup_v2_is_the_least_of_the_parents(tmp_path):
     assert threads.cgroup_quota(tmp_path, tmp_path / "cgroup") == 1.5
 
 
-@pytest.mark.parametrize(
-    ("capacities", "cpus", "expected"),
-    [
-        ({0: 250, 1: 250, 2: 780, 3: 1024}, {0, 1, 2, 3}, 2),  # big.LITTLE with two kinds of fast CPUs
-        ({0: 250, 1: 250, 2: 780, 3: 1024}, {0, 1}, 2),  # the fastest there are
-        ({}, {0, 5}, 2),
-    ],
-)
+@pytest.mark.parametrize(("capacities", "cpus", "expected"), [
+    ({0: 250, 1: 250, 2: 780, 3: 1024}, {0, 1, 2, 3}, 2),  # big.LITTLE with two kinds of fast CPUs
+    ({0: 250, 1: 250, 2: 780, 3: 1024}, {0, 1}, 2),  # the fastest there are
+    ({}, {0, 5}, 2),
+])  # fmt: skip
 def test_slow_cpus_get_no_thread(tmp_path, monkeypatch, capacities, cpus, expected):
     for cpu, capacity in capacities.items():
         (tmp_path / f"cpu{cpu}").mkdir()
@@ -98,16 +95,13 @@ def test_set_num_threads(count):
     assert threads.thread_count().source == "set_num_threads"
 
 
-@pytest.mark.parametrize(
-    ("count", "error", "message"),
-    [
-        (0, ValueError, "at least 1 thread, got 0"),
-        (-3, ValueError, "at least 1 thread, got -3"),
-        (2.0, TypeError, "count is 2.0, expected a positive integer"),
-        ("2", TypeError, "count is '2', expected a positive integer"),
-        (True, TypeError, "count is True, expected a positive integer"),
-    ],
-)
+@pytest.mark.parametrize(("count", "error", "message"), [
+    (0, ValueError, "at least 1 thread, got 0"),
+    (-3, ValueError, "at least 1 thread, got -3"),
+    (2.0, TypeError, "count is 2.0, expected a positive integer"),
+    ("2", TypeError, "count is '2', expected a positive integer"),
+    (True, TypeError, "count is True, expected a positive integer"),
+])  # fmt: skip
 def test_invalid_thread_counts(count, error, message):
     threads.set_num_threads(3)
     refuses(error, re.escape(message), threads.set_num_threads, count)

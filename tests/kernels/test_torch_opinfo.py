@@ -117,14 +117,11 @@ def in_float64(value):
 
 
 @every_operation
-@pytest.mark.parametrize(
-    "backend, dtype",
-    [
-        ("numpy", torch.float64),
-        ("numba", torch.float32),
-        pytest.param("numba", torch.float64, marks=pytest.mark.slow),  # a minute of compilation
-    ],
-)
+@pytest.mark.parametrize("backend, dtype", [
+    ("numpy", torch.float64),
+    ("numba", torch.float32),
+    pytest.param("numba", torch.float64, marks=pytest.mark.slow),  # a minute of compilation
+])  # fmt: skip
 def test_samples(name, backend, dtype, subtests):
     offered, reasons = samples(name, dtype)
     assert (len(offered), reasons) == COUNTS[name]

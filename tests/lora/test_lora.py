@@ -237,47 +237,41 @@ def test_counts(capsys):
     get_peft_model(merged, query_and_value())
 
 
-@pytest.mark.parametrize(
-    "options, error",
-    [
-        ({"target_modules": ["colour"]}, "matches no linear layer"),
-        ({"target_modules": ["LayerNorm"]}, "LayerNorm.weight is not the weight of a linear layer"),
-        ({"target_modules": ["word_embeddings"]}, "word_embeddings.weight is not the weight of a linear layer"),
-        ({"modules_to_save": ["colour"]}, "'colour' is not a module"),
-        ({"modules_to_save": ["query"]}, "are one parameter"),
-        ({"modules_to_save": ["attention"]}, "matches no linear layer"),  # but what is trained as it is
-        ({"target_modules": "query"}, "matches no linear layer"),  # a regular expression for the whole name
-        ({"target_modules": [1]}, r"target_modules is \[1\], expected a list"),
-        ({"target_modules": None}, "target_modules is None, expected a list of names"),
-        ({"modules_to_save": 3}, "modules_to_save is 3, expected a list of names"),
-        ({"target_modules": "(query"}, "expected a regular expression"),
-        ({"target_modules": "(.*.*.*.*.*.*.*.*)*x"}, r"pattern '.*' takes more than 100,000 steps to match"),
-        ({"exclude_modules": "(.*.*.*.*.*.*.*.*)*x"}, "takes more than 100,000 steps"),
-        ({"rank_pattern": {"(.*.*.*.*.*.*.*.*)*x": 1}}, "takes more than 100,000 steps"),
-        ({"target_modules": r"(.)\1"}, "it has a groupref, which is not supported"),
-        ({"target_modules": "a*+"}, "it has a possessive_repeat, which is not supported"),
-        ({"target_modules": "a{4294967296}"}, "expected a regular expression: the repetition number is too large"),
-        ({"target_modules": "(" * 900 + ")" * 900}, "expected a regular expression: it is nested too deeply"),
-        (
-            {"target_modules": "a" * 2001},
-            "expected a regular expression: it has 2001 characters, expected at most 2000",
-        ),
-        ({"r": 0}, "r is 0"),
-        ({"lora_alpha": 0}, "lora_alpha is 0"),
-        ({"lora_dropout": 1.0}, "lora_dropout is 1.0"),
-        ({"task_type": "CHESS"}, "task_type is 'CHESS'"),
-        ({"bias": "lora"}, "bias is 'lora', expected one of 'none', 'lora_only', 'all'"),
-        ({"exclude_modules": ["query", "value"]}, "matches no linear layer"),
-        ({"exclude_modules": "(query"}, r"exclude_modules is '\(query', expected a regular expression"),
-        ({"rank_pattern": {"query": 0}}, r"rank_pattern\['query'\] is 0, expected a positive integer"),
-        ({"rank_pattern": {"(": 2}}, r"rank_pattern is '\(', expected a regular expression"),
-        ({"alpha_pattern": {"query": -1}}, r"alpha_pattern\['query'\] is -1"),
-        ({"layers_to_transform": [7]}, "matches no linear layer"),
-        ({"layers_to_transform": -1}, "layers_to_transform is -1"),
-        ({"layers_pattern": "layer"}, "layers_pattern is given without layers_to_transform"),
-        ({"target_modules": "all-linear", "layers_to_transform": 0}, "expected None beside a string of target_modules"),
-    ],
-)
+@pytest.mark.parametrize("options, error", [
+    ({"target_modules": ["colour"]}, "matches no linear layer"),
+    ({"target_modules": ["LayerNorm"]}, "LayerNorm.weight is not the weight of a linear layer"),
+    ({"target_modules": ["word_embeddings"]}, "word_embeddings.weight is not the weight of a linear layer"),
+    ({"modules_to_save": ["colour"]}, "'colour' is not a module"),
+    ({"modules_to_save": ["query"]}, "are one parameter"),
+    ({"modules_to_save": ["attention"]}, "matches no linear layer"),  # but what is trained as it is
+    ({"target_modules": "query"}, "matches no linear layer"),  # a regular expression for the whole name
+    ({"target_modules": [1]}, r"target_modules is \[1\], expected a list"),
+    ({"target_modules": None}, "target_modules is None, expected a list of names"),
+    ({"modules_to_save": 3}, "modules_to_save is 3, expected a list of names"),
+    ({"target_modules": "(query"}, "expected a regular expression"),
+    ({"target_modules": "(.*.*.*.*.*.*.*.*)*x"}, r"pattern '.*' takes more than 100,000 steps to match"),
+    ({"exclude_modules": "(.*.*.*.*.*.*.*.*)*x"}, "takes more than 100,000 steps"),
+    ({"rank_pattern": {"(.*.*.*.*.*.*.*.*)*x": 1}}, "takes more than 100,000 steps"),
+    ({"target_modules": r"(.)\1"}, "it has a groupref, which is not supported"),
+    ({"target_modules": "a*+"}, "it has a possessive_repeat, which is not supported"),
+    ({"target_modules": "a{4294967296}"}, "expected a regular expression: the repetition number is too large"),
+    ({"target_modules": "(" * 900 + ")" * 900}, "expected a regular expression: it is nested too deeply"),
+    ({"target_modules": "a" * 2001}, "expected a regular expression: it has 2001 characters, expected at most 2000"),
+    ({"r": 0}, "r is 0"),
+    ({"lora_alpha": 0}, "lora_alpha is 0"),
+    ({"lora_dropout": 1.0}, "lora_dropout is 1.0"),
+    ({"task_type": "CHESS"}, "task_type is 'CHESS'"),
+    ({"bias": "lora"}, "bias is 'lora', expected one of 'none', 'lora_only', 'all'"),
+    ({"exclude_modules": ["query", "value"]}, "matches no linear layer"),
+    ({"exclude_modules": "(query"}, r"exclude_modules is '\(query', expected a regular expression"),
+    ({"rank_pattern": {"query": 0}}, r"rank_pattern\['query'\] is 0, expected a positive integer"),
+    ({"rank_pattern": {"(": 2}}, r"rank_pattern is '\(', expected a regular expression"),
+    ({"alpha_pattern": {"query": -1}}, r"alpha_pattern\['query'\] is -1"),
+    ({"layers_to_transform": [7]}, "matches no linear layer"),
+    ({"layers_to_transform": -1}, "layers_to_transform is -1"),
+    ({"layers_pattern": "layer"}, "layers_pattern is given without layers_to_transform"),
+    ({"target_modules": "all-linear", "layers_to_transform": 0}, "expected None beside a string of target_modules"),
+])  # fmt: skip
 def test_invalid_settings(options, error):
     model = new_model()
     refuses((TypeError, ValueError), error, lambda: get_peft_model(model, query_and_value(**options)))
@@ -314,20 +308,17 @@ def test_files_and_states_that_do_not_fit_change_nothing(tmp_path, damage):
     assert not any(parameter.is_frozen or parameter.adapter for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(
-    "changes, error",
-    [
-        ({"use_dora": True}, "asks for options that are not supported: use_dora"),
-        ({"rank_pattern": {"query": 4}}, r"arrays\['.*query.lora_A.weight'\] has shape \(3, 39\), expected \(4, 39\)"),
-        ({"bias": "all"}, "'bert.embeddings.LayerNorm.bias' is missing"),
-        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
-        ({"target_modules": None}, "no target_modules"),
-        ({"r": "8"}, "r is '8'"),
-        *(({"init_lora_weights": name}, f"init_lora_weights is '{name}'") for name in ("pissa", "olora")),
-        ({"modules_to_save": 1.5}, "adapter_config.json: .*not iterable"),
-        ({"task_type": []}, "adapter_config.json: "),
-    ],
-)
+@pytest.mark.parametrize("changes, error", [
+    ({"use_dora": True}, "asks for options that are not supported: use_dora"),
+    ({"rank_pattern": {"query": 4}}, r"arrays\['.*query.lora_A.weight'\] has shape \(3, 39\), expected \(4, 39\)"),
+    ({"bias": "all"}, "'bert.embeddings.LayerNorm.bias' is missing"),
+    ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+    ({"target_modules": None}, "no target_modules"),
+    ({"r": "8"}, "r is '8'"),
+    *(({"init_lora_weights": name}, f"init_lora_weights is '{name}'") for name in ("pissa", "olora")),
+    ({"modules_to_save": 1.5}, "adapter_config.json: .*not iterable"),
+    ({"task_type": []}, "adapter_config.json: "),
+])  # fmt: skip
 def test_files_of_other_adapters(tmp_path, changes, error):
     get_peft_model(new_model(), query_and_value()).save_pretrained(tmp_path)
     file = tmp_path / "adapter_config.json"

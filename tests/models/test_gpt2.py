@@ -203,22 +203,19 @@ def test_a_config_that_names_no_end_means_gpt2s():
     assert generation._ends(AutoModelForCausalLM(config | {"eos_token_id": None}), None) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_new_tokens": 0}, "max_new_tokens is 0, expected a positive integer"),
-        ({"max_new_tokens": 19}, "max_new_tokens is 19 after 7 tokens, the model has 24 positions"),
-        ({"attention_mask": 0 * MASK}, r"input_ids\[0\] has no real token"),
-        ({"eos_token_id": [1.5]}, "eos_token_id holds 1.5"),
-        ({"pad_token_id": "x"}, "pad_token_id is 'x', expected an integer"),
-        ({"do_sample": 1}, "do_sample is 1, expected True or False"),
-        ({"temperature": 0}, "temperature is 0, expected a finite number above 0"),
-        ({"top_p": 1.5}, "top_p is 1.5, expected at most 1"),
-        ({"top_k": 0}, "top_k is 0, expected a positive integer"),
-        ({"num_beams": 2, "do_sample": True}, "num_beams is 2 and do_sample True"),
-        ({"num_return_sequences": 2}, "num_return_sequences is 2, expected at most num_beams"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"max_new_tokens": 0}, "max_new_tokens is 0, expected a positive integer"),
+    ({"max_new_tokens": 19}, "max_new_tokens is 19 after 7 tokens, the model has 24 positions"),
+    ({"attention_mask": 0 * MASK}, r"input_ids\[0\] has no real token"),
+    ({"eos_token_id": [1.5]}, "eos_token_id holds 1.5"),
+    ({"pad_token_id": "x"}, "pad_token_id is 'x', expected an integer"),
+    ({"do_sample": 1}, "do_sample is 1, expected True or False"),
+    ({"temperature": 0}, "temperature is 0, expected a finite number above 0"),
+    ({"top_p": 1.5}, "top_p is 1.5, expected at most 1"),
+    ({"top_k": 0}, "top_k is 0, expected a positive integer"),
+    ({"num_beams": 2, "do_sample": True}, "num_beams is 2 and do_sample True"),
+    ({"num_return_sequences": 2}, "num_return_sequences is 2, expected at most num_beams"),
+])  # fmt: skip
 def test_generation_that_is_refused(options, message):
     with use_backend("numpy"), pytest.raises((TypeError, ValueError), match=message):
         made().generate(IDS, **options)

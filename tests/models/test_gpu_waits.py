@@ -97,18 +97,15 @@ def test_a_batch_goes_to_the_gpu_in_one_copy(gpu):
     assert len(gpu.uploads) == 1
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda array: bool(array[0]),
-        lambda array: int(array[0]),
-        lambda array: array.item(),
-        lambda array: array.get(),
-        lambda array: cupy.arange(3)[cupy.arange(3) < 2],
-        lambda array: cupy.where(array),
-        lambda array: cupy.unique(array),
-    ],
-)
+@pytest.mark.parametrize("read", [
+    lambda array: bool(array[0]),
+    lambda array: int(array[0]),
+    lambda array: array.item(),
+    lambda array: array.get(),
+    lambda array: cupy.arange(3)[cupy.arange(3) < 2],
+    lambda array: cupy.where(array),
+    lambda array: cupy.unique(array),
+])  # fmt: skip
 def test_what_waits_is_noticed(gpu, read):
     array = cupy.asarray(np.ones(1, np.int32))
     gpu.waits.clear()

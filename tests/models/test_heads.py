@@ -111,15 +111,12 @@ def test_a_family_without_the_head_is_named():
     refuses(ValueError, "type 'bert' have no head for causal_lm; they have", model, "CausalLM")
 
 
-@pytest.mark.parametrize(
-    ("architecture", "name"),
-    [
-        ("BertModel", "AutoModel"),
-        ("BertForMaskedLM", "AutoModelForMaskedLM"),
-        ("BertForQuestionAnswering", "AutoModelForQuestionAnswering"),
-        ("BertForSequenceClassification", "AutoModelForSequenceClassification"),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "name"), [
+    ("BertModel", "AutoModel"),
+    ("BertForMaskedLM", "AutoModelForMaskedLM"),
+    ("BertForQuestionAnswering", "AutoModelForQuestionAnswering"),
+    ("BertForSequenceClassification", "AutoModelForSequenceClassification"),
+])  # fmt: skip
 def test_a_checkpoint_is_loaded_as_what_it_is(tmp_path, architecture, name):
     kind = getattr(bertcore, name)
     made = kind.from_config(CONFIG)
@@ -212,14 +209,11 @@ def test_a_head_that_the_family_lacks_is_told_of_with_the_folder(tmp_path):
         bertcore.AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("option", "error", "message"),
-    [
-        ({"num_labels": "3"}, TypeError, "^num_labels is '3', expected a positive integer"),
-        ({"num_labels": 2**20 + 1}, ValueError, "^num_labels is 1048577, expected at most 1048576"),
-        ({"problem_type": "classes"}, ValueError, "^problem_type is 'classes', expected one of 'regression'"),
-    ],
-)
+@pytest.mark.parametrize(("option", "error", "message"), [
+    ({"num_labels": "3"}, TypeError, "^num_labels is '3', expected a positive integer"),
+    ({"num_labels": 2**20 + 1}, ValueError, "^num_labels is 1048577, expected at most 1048576"),
+    ({"problem_type": "classes"}, ValueError, "^problem_type is 'classes', expected one of 'regression'"),
+])  # fmt: skip
 def test_an_option_is_told_of_by_its_name_and_not_as_a_key_of_the_config(tmp_path, option, error, message):
     bertcore.AutoModel.from_config(CONFIG).save_pretrained(tmp_path)
     with pytest.raises(error, match=message) as caught:
@@ -237,15 +231,11 @@ def test_an_option_that_there_is_not_is_told_of_with_those_that_there_are(tmp_pa
         bertcore.AutoModel.from_config(CONFIG, task="x")
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ({"no": 0, "yes": 1, "perhaps": 2}, "id2label has the key 'no', expected numbers of classes, 0 to 2"),
-        ({1: "no", 2: "yes", 3: "perhaps"}, "id2label has the key 3, expected numbers of classes, 0 to 2"),
-        (["no", "yes", "perhaps"], r"id2label is \['no', 'yes', 'perhaps'\], expected an object of names"),
-    ],
-    ids=["names first", "from 1 on", "a list"],
-)
+@pytest.mark.parametrize(("labels", "message"), [
+    ({"no": 0, "yes": 1, "perhaps": 2}, "id2label has the key 'no', expected numbers of classes, 0 to 2"),
+    ({1: "no", 2: "yes", 3: "perhaps"}, "id2label has the key 3, expected numbers of classes, 0 to 2"),
+    (["no", "yes", "perhaps"], r"id2label is \['no', 'yes', 'perhaps'\], expected an object of names"),
+], ids=["names first", "from 1 on", "a list"])  # fmt: skip
 def test_names_of_labels_that_are_none(labels, message):
     """A class with the name of another, or with none, would be a wrong answer."""
     refuses(ValueError, f"config: {message}", ConfigReader({"id2label": labels}).label_names)

@@ -26,56 +26,50 @@ def masked_lm():
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
 
-@pytest.mark.parametrize(
-    ("batch", "error", "message"),
-    [
-        ({"input_ids": [[1, 2], [3, 99]]}, ValueError, r"input_ids\[1, 1\] is 99, expected 0 to 18"),
-        ({"input_ids": [[1, -1]]}, ValueError, r"input_ids\[0, 1\] is -1, expected 0 to 18"),
-        ({"input_ids": [[1, 2], [3]]}, ValueError, r"ragged: input_ids\[0\] has 2 entries, input_ids\[1\] has 1"),
-        ({"input_ids": 3}, TypeError, "input_ids is int, expected"),
-        ({"input_ids": [1, 2, 3]}, TypeError, r"input_ids\[0\] is 1, expected a list of integers"),
-        ({"input_ids": np.zeros(3, int)}, ValueError, r"input_ids has shape \(3,\), expected \(sequences, length\)"),
-        ({"input_ids": [["a", "b"]]}, TypeError, r"input_ids holds <U1, expected integers"),
-        ({"input_ids": [[1.0, 2.0]]}, TypeError, r"input_ids holds float64, expected integers"),
-        ({"input_ids": "text"}, TypeError, r"input_ids is str, expected"),
-        ({"input_ids": [[[1], [2, 3]]]}, ValueError, "input_ids is not a table of integers, expected"),
-        ({"input_ids": [[True, False]]}, TypeError, r"input_ids holds bool, expected integers"),
-        ({"input_ids": None}, TypeError, r"input_ids is NoneType, expected \(sequences, length\): lists or an array"),
-        ({"input_ids": (row for row in IDS)}, TypeError, r"input_ids is generator, expected"),
-        ({"input_ids": {1, 2}}, TypeError, r"input_ids is set, expected"),
-        ({"attention_mask": {1, 2}}, TypeError, r"attention_mask is set, expected"),
-        ({"input_ids": [[1, 2], [True, 2]]}, TypeError, r"input_ids\[1\] holds bool, expected integers"),
-        ({"input_ids": [[1, 2], np.array([True, False])]}, TypeError, r"input_ids\[1\] holds bool"),
-        ({"token_type_ids": [[0, 0, 0], [0, 0, True]]}, TypeError, r"token_type_ids\[1\] holds bool"),
-        ({"input_ids": np.array([[2**63]], np.uint64)}, ValueError, r"input_ids\[0, 0\] is 9223372036854775808"),
-        ({"input_ids": [[1] * 9] * 2}, ValueError, r"input_ids\[0\] has 9 tokens, the model has 8 positions"),
-        (
-            {"input_ids": [[1] * 9] * 2, "attention_mask": [[1] * 8 + [0], [1] * 9]},
-            ValueError,
-            r"input_ids\[1\] has 9 tokens, the model has 8 positions",
-        ),
-        ({"attention_mask": [[1, 1, 1]]}, ValueError, r"attention_mask has shape \(1, 3\), expected \(2, 3\)"),
-        ({"attention_mask": [[1, 2, 1], [1, 1, 1]]}, ValueError, r"attention_mask\[0, 1\] is 2, expected 0 or 1"),
-        ({"attention_mask": np.full((2, 3), 0.5)}, TypeError, r"attention_mask holds float64"),
-        ({"attention_mask": np.full((2, 3), np.nan)}, TypeError, r"attention_mask holds float64"),
-        ({"attention_mask": np.full((2, 3), -1e9)}, TypeError, r"attention_mask holds float64"),
-        ({"token_type_ids": [[0, 0, 0], [0, 2, 0]]}, ValueError, r"token_type_ids\[1, 1\] is 2, expected 0 to 1"),
-        ({"token_type_ids": [[0, 0, 0]]}, ValueError, r"token_type_ids has shape \(1, 3\), expected \(2, 3\)"),
-        ({"position_ids": [[0, 1, 8], [0, 1, 2]]}, ValueError, r"position_ids\[0, 2\] is 8, expected 0 to 7"),
-    ],
-)
+@pytest.mark.parametrize(("batch", "error", "message"), [
+    ({"input_ids": [[1, 2], [3, 99]]}, ValueError, r"input_ids\[1, 1\] is 99, expected 0 to 18"),
+    ({"input_ids": [[1, -1]]}, ValueError, r"input_ids\[0, 1\] is -1, expected 0 to 18"),
+    ({"input_ids": [[1, 2], [3]]}, ValueError, r"ragged: input_ids\[0\] has 2 entries, input_ids\[1\] has 1"),
+    ({"input_ids": 3}, TypeError, "input_ids is int, expected"),
+    ({"input_ids": [1, 2, 3]}, TypeError, r"input_ids\[0\] is 1, expected a list of integers"),
+    ({"input_ids": np.zeros(3, int)}, ValueError, r"input_ids has shape \(3,\), expected \(sequences, length\)"),
+    ({"input_ids": [["a", "b"]]}, TypeError, r"input_ids holds <U1, expected integers"),
+    ({"input_ids": [[1.0, 2.0]]}, TypeError, r"input_ids holds float64, expected integers"),
+    ({"input_ids": "text"}, TypeError, r"input_ids is str, expected"),
+    ({"input_ids": [[[1], [2, 3]]]}, ValueError, "input_ids is not a table of integers, expected"),
+    ({"input_ids": [[True, False]]}, TypeError, r"input_ids holds bool, expected integers"),
+    ({"input_ids": None}, TypeError, r"input_ids is NoneType, expected \(sequences, length\): lists or an array"),
+    ({"input_ids": (row for row in IDS)}, TypeError, r"input_ids is generator, expected"),
+    ({"input_ids": {1, 2}}, TypeError, r"input_ids is set, expected"),
+    ({"attention_mask": {1, 2}}, TypeError, r"attention_mask is set, expected"),
+    ({"input_ids": [[1, 2], [True, 2]]}, TypeError, r"input_ids\[1\] holds bool, expected integers"),
+    ({"input_ids": [[1, 2], np.array([True, False])]}, TypeError, r"input_ids\[1\] holds bool"),
+    ({"token_type_ids": [[0, 0, 0], [0, 0, True]]}, TypeError, r"token_type_ids\[1\] holds bool"),
+    ({"input_ids": np.array([[2**63]], np.uint64)}, ValueError, r"input_ids\[0, 0\] is 9223372036854775808"),
+    ({"input_ids": [[1] * 9] * 2}, ValueError, r"input_ids\[0\] has 9 tokens, the model has 8 positions"),
+    (
+        {"input_ids": [[1] * 9] * 2, "attention_mask": [[1] * 8 + [0], [1] * 9]},
+        ValueError,
+        r"input_ids\[1\] has 9 tokens, the model has 8 positions",
+    ),
+    ({"attention_mask": [[1, 1, 1]]}, ValueError, r"attention_mask has shape \(1, 3\), expected \(2, 3\)"),
+    ({"attention_mask": [[1, 2, 1], [1, 1, 1]]}, ValueError, r"attention_mask\[0, 1\] is 2, expected 0 or 1"),
+    ({"attention_mask": np.full((2, 3), 0.5)}, TypeError, r"attention_mask holds float64"),
+    ({"attention_mask": np.full((2, 3), np.nan)}, TypeError, r"attention_mask holds float64"),
+    ({"attention_mask": np.full((2, 3), -1e9)}, TypeError, r"attention_mask holds float64"),
+    ({"token_type_ids": [[0, 0, 0], [0, 2, 0]]}, ValueError, r"token_type_ids\[1, 1\] is 2, expected 0 to 1"),
+    ({"token_type_ids": [[0, 0, 0]]}, ValueError, r"token_type_ids has shape \(1, 3\), expected \(2, 3\)"),
+    ({"position_ids": [[0, 1, 8], [0, 1, 2]]}, ValueError, r"position_ids\[0, 2\] is 8, expected 0 to 7"),
+])  # fmt: skip
 def test_bad_batch(model, batch, error, message):
     refuses(error, message, model, **{"input_ids": IDS, **batch})
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ([[0, 0, 19], [0, 0, 0]], r"labels\[0, 2\] is 19, expected 0 to 18, or -100"),
-        ([[0, 0, 0]], r"labels has shape \(1, 3\), expected \(2, 3\)"),
-        ([[0, 0, 0], [0, 0, 0]], r"labels has a label at a padded position"),
-    ],
-)
+@pytest.mark.parametrize(("labels", "message"), [
+    ([[0, 0, 19], [0, 0, 0]], r"labels\[0, 2\] is 19, expected 0 to 18, or -100"),
+    ([[0, 0, 0]], r"labels has shape \(1, 3\), expected \(2, 3\)"),
+    ([[0, 0, 0], [0, 0, 0]], r"labels has a label at a padded position"),
+])  # fmt: skip
 def test_bad_labels(masked_lm, labels, message):
     refuses(ValueError, message, masked_lm, IDS, attention_mask=[[1, 1, 1], [1, 1, 0]], labels=labels)
 
@@ -135,20 +129,17 @@ def test_labels_are_not_booleans(masked_lm):
     refuses(TypeError, "labels holds bool, expected integers", masked_lm, IDS, labels=np.ones((2, 3), bool))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"hidden_size": 7}, "hidden_size is 7, expected a multiple of num_attention_heads 2"),
-        ({"hidden_act": "mish"}, "hidden_act is 'mish', known are"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers is -1, expected a positive integer"),
-        ({"pad_token_id": 19}, "pad_token_id is 19, expected an integer from 0 to 18, or null"),
-        ({"vocab_size": "many"}, "vocab_size is 'many', expected a positive integer"),
-        ({"hidden_act": ["gelu"]}, r"hidden_act is \['gelu'\], known are"),
-        ({"layer_norm_eps": float("inf")}, "layer_norm_eps is inf, expected a finite number of at least 0"),
-        ({"layer_norm_eps": 10**400}, "layer_norm_eps is 10+, expected a finite number of at least 0"),
-        ({"layer_norm_eps": -1e-5}, "layer_norm_eps is -1e-05, expected a finite number of at least 0"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"hidden_size": 7}, "hidden_size is 7, expected a multiple of num_attention_heads 2"),
+    ({"hidden_act": "mish"}, "hidden_act is 'mish', known are"),
+    ({"num_hidden_layers": -1}, "num_hidden_layers is -1, expected a positive integer"),
+    ({"pad_token_id": 19}, "pad_token_id is 19, expected an integer from 0 to 18, or null"),
+    ({"vocab_size": "many"}, "vocab_size is 'many', expected a positive integer"),
+    ({"hidden_act": ["gelu"]}, r"hidden_act is \['gelu'\], known are"),
+    ({"layer_norm_eps": float("inf")}, "layer_norm_eps is inf, expected a finite number of at least 0"),
+    ({"layer_norm_eps": 10**400}, "layer_norm_eps is 10+, expected a finite number of at least 0"),
+    ({"layer_norm_eps": -1e-5}, "layer_norm_eps is -1e-05, expected a finite number of at least 0"),
+])  # fmt: skip
 def test_bad_config(change, message):
     refuses(ValueError, message, AutoModel.from_config, {**CONFIG, **change})
 

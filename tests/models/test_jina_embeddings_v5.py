@@ -92,17 +92,14 @@ def test_its_folder_is_a_sentence_encoder_of_last_tokens(tmp_path):
         np.testing.assert_allclose(encoder.encode_query("the value"), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"config": {"peft_type": "LOHA"}}, "peft_type is 'LOHA', expected 'LORA'"),
-        ({"config": {"r": 0}}, "r is 0 and lora_alpha 8, expected positive numbers"),
-        ({"config": {"r": 2}}, r"factors of model.layers.0\..* have the shapes .* expected those of rank 2"),
-        ({"config": {"use_dora": True}}, "use_dora is True, expected False"),
-        ({"factors": lambda given: given | {"base_model.model.x.lora_A.weight": np.zeros((4, 4), "f4")}}, "x.lora_A"),
-        ({"factors": lambda given: {k: v for k, v in given.items() if "lora_A" in k}}, r"shapes \[None, "),
-    ],
-)
+@pytest.mark.parametrize(("changes", "problem"), [
+    ({"config": {"peft_type": "LOHA"}}, "peft_type is 'LOHA', expected 'LORA'"),
+    ({"config": {"r": 0}}, "r is 0 and lora_alpha 8, expected positive numbers"),
+    ({"config": {"r": 2}}, r"factors of model.layers.0\..* have the shapes .* expected those of rank 2"),
+    ({"config": {"use_dora": True}}, "use_dora is True, expected False"),
+    ({"factors": lambda given: given | {"base_model.model.x.lora_A.weight": np.zeros((4, 4), "f4")}}, "x.lora_A"),
+    ({"factors": lambda given: {k: v for k, v in given.items() if "lora_A" in k}}, r"shapes \[None, "),
+])  # fmt: skip
 def test_adapters_that_do_not_fit(tmp_path, changes, problem):
     adapted_folder(tmp_path, **changes)
     refuses(CheckpointError, problem, AutoModel.from_pretrained, tmp_path, task=TASKS[0])

@@ -208,29 +208,23 @@ QUANTIZATION = {"quant_method": "compressed-tensors", "format": "int-quantized"}
 GROUPS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
 
 
-@pytest.mark.parametrize(
-    "change, problem",
-    [
-        ({"quantization_config": "int8"}, r"config\.json: quantization_config is 'int8', expected an object"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quant_method 'gptq', format None; supported"),
-        ({"quantization_config": {**QUANTIZATION, "format": "pack-quantized"}}, "format 'pack-quantized'; supported"),
-        ({"quantization_config": {**QUANTIZATION, "config_groups": {"g": {"weights": {"num_bits": 4}}}}}, "of g are"),
-        (
-            {"quantization_config": {**QUANTIZATION, "config_groups": {"g": {"weights": {"strategy": "group"}}}}},
-            "g are",
-        ),
-        (
-            {
-                "quantization_config": {
-                    **QUANTIZATION,
-                    "config_groups": {"g": {"weights": GROUPS, "input_activations": {}}},
-                }
-            },
-            "g has weights in groups and quantized activations, not supported",
-        ),
-        ({"bertcore_dtype": "float8"}, r"bertcore_dtype is 'float8', expected 'bfloat16'"),
-    ],
-)
+@pytest.mark.parametrize("change, problem", [
+    ({"quantization_config": "int8"}, r"config\.json: quantization_config is 'int8', expected an object"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quant_method 'gptq', format None; supported"),
+    ({"quantization_config": {**QUANTIZATION, "format": "pack-quantized"}}, "format 'pack-quantized'; supported"),
+    ({"quantization_config": {**QUANTIZATION, "config_groups": {"g": {"weights": {"num_bits": 4}}}}}, "of g are"),
+    ({"quantization_config": {**QUANTIZATION, "config_groups": {"g": {"weights": {"strategy": "group"}}}}}, "g are"),
+    (
+        {
+            "quantization_config": {
+                **QUANTIZATION,
+                "config_groups": {"g": {"weights": GROUPS, "input_activations": {}}},
+            }
+        },
+        "g has weights in groups and quantized activations, not supported",
+    ),
+    ({"bertcore_dtype": "float8"}, r"bertcore_dtype is 'float8', expected 'bfloat16'"),
+])  # fmt: skip
 def test_other_quantisations_are_refused(tmp_path, change, problem):
     AutoModel.from_config(CONFIG).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **change}))

@@ -42,14 +42,11 @@ def as_eurobert(state, heads):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(
-    ("changes", "lengths"),
-    [
-        ({}, (39, 1, 11)),
-        ({"num_attention_heads": 1}, (1, 1)),
-        ({"hidden_size": 320, "num_attention_heads": 2, "num_hidden_layers": 1}, (23, 64)),
-    ],
-)
+@pytest.mark.parametrize(("changes", "lengths"), [
+    ({}, (39, 1, 11)),
+    ({"num_attention_heads": 1}, (1, 1)),
+    ({"hidden_size": 320, "num_attention_heads": 2, "num_hidden_layers": 1}, (23, 64)),
+])  # fmt: skip
 def test_it_computes_what_eurobert_does(cpu_backend, changes, lengths):
     import torch
     import transformers

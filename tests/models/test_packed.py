@@ -35,20 +35,17 @@ def test_nothing(model, cpu_backend, sequences):
     assert cu_seqlens.tolist() == [0] * (len(sequences) + 1)
 
 
-@pytest.mark.parametrize(
-    ("sequences", "error", "message"),
-    [
-        ([[1], [2, 50]], ValueError, r"input_ids\[1\]\[1\] is 50, expected 0 to 49: the model has 50 words"),
-        ([[], [-1]], ValueError, r"input_ids\[1\]\[0\] is -1"),
-        ([[1], [1] * 17], ValueError, r"input_ids\[1\] has 17 tokens, the model has 16 positions"),
-        ([[1.0]], TypeError, r"input_ids\[0\] is float64 of shape \(1,\), expected integers"),
-        ([[1], 3], TypeError, r"input_ids\[1\] is int64 of shape \(\)"),
-        ([[1], [True, 2]], TypeError, r"input_ids\[1\] holds bool, expected integers"),
-        ([[1], None], TypeError, r"input_ids\[1\] is NoneType, expected a list of integers or an array"),
-        *((wrong, TypeError, "input_ids is .*, expected a list of seq") for wrong in (None, 3, "a", {}, np.array(1))),
-        ([[[1]]], ValueError, r"input_ids\[0\] is int64 of shape \(1, 1\)"),
-    ],
-)
+@pytest.mark.parametrize(("sequences", "error", "message"), [
+    ([[1], [2, 50]], ValueError, r"input_ids\[1\]\[1\] is 50, expected 0 to 49: the model has 50 words"),
+    ([[], [-1]], ValueError, r"input_ids\[1\]\[0\] is -1"),
+    ([[1], [1] * 17], ValueError, r"input_ids\[1\] has 17 tokens, the model has 16 positions"),
+    ([[1.0]], TypeError, r"input_ids\[0\] is float64 of shape \(1,\), expected integers"),
+    ([[1], 3], TypeError, r"input_ids\[1\] is int64 of shape \(\)"),
+    ([[1], [True, 2]], TypeError, r"input_ids\[1\] holds bool, expected integers"),
+    ([[1], None], TypeError, r"input_ids\[1\] is NoneType, expected a list of integers or an array"),
+    *((wrong, TypeError, "input_ids is .*, expected a list of seq") for wrong in (None, 3, "a", {}, np.array(1))),
+    ([[[1]]], ValueError, r"input_ids\[0\] is int64 of shape \(1, 1\)"),
+])  # fmt: skip
 def test_wrong_ids(model, sequences, error, message):
     refuses(error, message, model.encode_packed, sequences)
 

@@ -43,16 +43,13 @@ def test_an_unknown_model_type_is_named(model_type):
 JINA = "jinaai/a-bert-of-its-own--modeling_bert"
 
 
-@pytest.mark.parametrize(
-    "auto_map",
-    [
-        {"AutoModel": f"{JINA}.JinaBertModel", "AutoConfig": "configuration_bert.JinaBertConfig"},
-        {"AutoModelForMaskedLM": "modeling.Other"},
-        {"AutoConfig": "configuration.Config"},
-        {"AutoModel": "someone/a-copy--modeling_eurobert.EuroBertModel"},
-        {"AutoModel": "known--modeling.A", "AutoModelForMaskedLM": "unknown--modeling.B"},
-    ],
-)
+@pytest.mark.parametrize("auto_map", [
+    {"AutoModel": f"{JINA}.JinaBertModel", "AutoConfig": "configuration_bert.JinaBertConfig"},
+    {"AutoModelForMaskedLM": "modeling.Other"},
+    {"AutoConfig": "configuration.Config"},
+    {"AutoModel": "someone/a-copy--modeling_eurobert.EuroBertModel"},
+    {"AutoModel": "known--modeling.A", "AutoModelForMaskedLM": "unknown--modeling.B"},
+])  # fmt: skip
 def test_custom_code_is_refused_whatever_the_model_type(monkeypatch, auto_map):
     stands = dataclasses.replace(registry.family_of({"model_type": "bert"}), code=("known--modeling",))
     monkeypatch.setitem(registry._families, "bert", stands)
@@ -71,18 +68,15 @@ def test_a_family_stands_for_the_code_that_it_names(monkeypatch):
         assert registry.family_of({"model_type": "bert", "auto_map": nothing}) is bert
 
 
-@pytest.mark.parametrize(
-    ("module", "model_type"),
-    [
-        ("EuroBERT/EuroBERT-610m--modeling_eurobert", "eurobert"),
-        ("nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert", "nomic_bert"),
-        ("Alibaba-NLP/new-impl--modeling", "gte"),
-        ("modeling_hf_alibaba_nlp_gte", "gte"),
-        ("jinaai/xlm-roberta-flash-implementation--modeling_lora", "jina_embeddings_v3"),
-        ("jinaai/jina-bert-implementation--modeling_bert", "jina_bert"),
-        ("jinaai/jina-bert-v2-qk-post-norm--modeling_bert", "jina_bert_code"),
-    ],
-)
+@pytest.mark.parametrize(("module", "model_type"), [
+    ("EuroBERT/EuroBERT-610m--modeling_eurobert", "eurobert"),
+    ("nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert", "nomic_bert"),
+    ("Alibaba-NLP/new-impl--modeling", "gte"),
+    ("modeling_hf_alibaba_nlp_gte", "gte"),
+    ("jinaai/xlm-roberta-flash-implementation--modeling_lora", "jina_embeddings_v3"),
+    ("jinaai/jina-bert-implementation--modeling_bert", "jina_bert"),
+    ("jinaai/jina-bert-v2-qk-post-norm--modeling_bert", "jina_bert_code"),
+])  # fmt: skip
 def test_published_code(module, model_type):
     found = registry.family_of({"model_type": "bert", "auto_map": {"AutoModel": f"{module}.Model"}})
     assert found.model_type == model_type

@@ -132,24 +132,17 @@ def test_configs_with_other_names_of_the_number_of_layers(name, key):
     assert with_layers(tiny_config(name), 1)[key] == 1
 
 
-@pytest.mark.parametrize(
-    "config, layers, message",
-    [
-        (CONFIG, [0], "layers has 1 entries, expected one for each of the student's 2"),
-        (CONFIG, [0, 12], "layers has 12, the teacher's are 0 to 11"),
-        (CONFIG, [-1, 0], "layers has -1"),
-        (
-            {**CONFIG, "hidden_size": 30},
-            None,
-            "hidden_size of the student's layer 0 is 30, of the teacher's layer 0 39",
-        ),
-        ({**CONFIG, "num_attention_heads": 13}, None, "num_heads of the student's layer 0 is 13"),
-        ({**CONFIG, "hidden_act": "relu"}, None, "activation of the student's layer 0 is relu"),
-        ({**CONFIG, "vocab_size": 76}, None, r"word_embeddings.weight has shape \(76, 39\), expected \(75, 39\)"),
-        ({**CONFIG, "max_position_embeddings": 30}, None, r"position_embeddings.weight has shape \(30, 39\)"),
-        (tiny_config("deberta-base"), None, r"layers of the student \(deberta\) are of another kind"),
-    ],
-)
+@pytest.mark.parametrize("config, layers, message", [
+    (CONFIG, [0], "layers has 1 entries, expected one for each of the student's 2"),
+    (CONFIG, [0, 12], "layers has 12, the teacher's are 0 to 11"),
+    (CONFIG, [-1, 0], "layers has -1"),
+    ({**CONFIG, "hidden_size": 30}, None, "hidden_size of the student's layer 0 is 30, of the teacher's layer 0 39"),
+    ({**CONFIG, "num_attention_heads": 13}, None, "num_heads of the student's layer 0 is 13"),
+    ({**CONFIG, "hidden_act": "relu"}, None, "activation of the student's layer 0 is relu"),
+    ({**CONFIG, "vocab_size": 76}, None, r"word_embeddings.weight has shape \(76, 39\), expected \(75, 39\)"),
+    ({**CONFIG, "max_position_embeddings": 30}, None, r"position_embeddings.weight has shape \(30, 39\)"),
+    (tiny_config("deberta-base"), None, r"layers of the student \(deberta\) are of another kind"),
+])  # fmt: skip
 def test_what_does_not_fit(config, layers, message):
     refuses(ValueError, message, student_from_teacher, config, AutoModel.from_config(TWELVE), layers)
 

@@ -26,16 +26,13 @@ def test_one_table_that_grows():
         np.testing.assert_array_equal(getattr(short, name), expected[:512])
 
 
-@pytest.mark.parametrize(
-    ("lengths", "positions", "rows", "can_be_recorded"),
-    [
-        ([], None, 512, True),
-        ([600, 600], None, 2048, True),
-        ([600] * 40, None, 1024, False),
-        ([MOST_RECORDED + 1], None, 2 * MOST_RECORDED, True),
-        ([2], np.array([7, 900]), 1024, False),
-    ],
-)
+@pytest.mark.parametrize(("lengths", "positions", "rows", "can_be_recorded"), [
+    ([], None, 512, True),
+    ([600, 600], None, 2048, True),
+    ([600] * 40, None, 1024, False),
+    ([MOST_RECORDED + 1], None, 2 * MOST_RECORDED, True),
+    ([2], np.array([7, 900]), 1024, False),
+])  # fmt: skip
 def test_rows_are_those_of_the_longest_text_where_no_program_is_recorded(lengths, positions, rows, can_be_recorded):
     found = angles(RotaryTables(), lengths, positions)
     assert (len(found.cos), found.can_be_recorded) == (rows, can_be_recorded)

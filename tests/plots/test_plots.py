@@ -384,24 +384,21 @@ def test_files_have_the_same_bytes_again(tmp_path):
     assert not wrong.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "suffix", "start"),
-    [
-        (["attention", "bert", "--text", TEXT, "--layer", "2"], "png", b"\x89PNG"),
-        (["attention", "bert", "--text", TEXT, "--head", "2", "--no-special-tokens"], "svg", b"<?xml"),
-        (["components", "deberta", "--text", TEXT, "--head", "1", "--layer", "2"], "png", b"\x89PNG"),
-        (["temperature", "classifier", "--text", TEXT], "svg", b"<?xml"),
-        (["embeddings", "encoder", "texts", "--labels", "texts"], "svg", b"<?xml"),
-        (["embeddings", "encoder", "texts", "--clusters", "2"], "png", b"\x89PNG"),
-        (["calibration", "chances", "--bins", "3"], "png", b"\x89PNG"),
-        (["curves", "log"], "svg", b"<?xml"),
-        (["components", "deberta", "--text", TEXT], "svg", b"<?xml"),
-        (["masking", "bert", "--text", TEXT, "--epochs", "2"], "svg", b"<?xml"),
-        (["temperature", "bert", "--text", MASKED, "--temperatures", "1,3"], "png", b"\x89PNG"),
-        (["calibration", "chances"], "svg", b"<?xml"),
-        (["embeddings", "encoder", "texts"], "png", b"\x89PNG"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "suffix", "start"), [
+    (["attention", "bert", "--text", TEXT, "--layer", "2"], "png", b"\x89PNG"),
+    (["attention", "bert", "--text", TEXT, "--head", "2", "--no-special-tokens"], "svg", b"<?xml"),
+    (["components", "deberta", "--text", TEXT, "--head", "1", "--layer", "2"], "png", b"\x89PNG"),
+    (["temperature", "classifier", "--text", TEXT], "svg", b"<?xml"),
+    (["embeddings", "encoder", "texts", "--labels", "texts"], "svg", b"<?xml"),
+    (["embeddings", "encoder", "texts", "--clusters", "2"], "png", b"\x89PNG"),
+    (["calibration", "chances", "--bins", "3"], "png", b"\x89PNG"),
+    (["curves", "log"], "svg", b"<?xml"),
+    (["components", "deberta", "--text", TEXT], "svg", b"<?xml"),
+    (["masking", "bert", "--text", TEXT, "--epochs", "2"], "svg", b"<?xml"),
+    (["temperature", "bert", "--text", MASKED, "--temperatures", "1,3"], "png", b"\x89PNG"),
+    (["calibration", "chances"], "svg", b"<?xml"),
+    (["embeddings", "encoder", "texts"], "png", b"\x89PNG"),
+])  # fmt: skip
 def test_command(folder, deberta, tmp_path, arguments, suffix, start):
     (tmp_path / "texts").write_text("\n".join(random_texts(5)), encoding="utf-8")
     chances = [{"probabilities": [0.2, 0.8], "label": 1}, {"probabilities": [0.6, 0.4], "label": 1}]
@@ -429,18 +426,15 @@ def test_labels_for_other_texts(folder, tmp_path, capsys):
     assert "labels has 1 lines, expected a label for each of 2 texts" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (['{"probabilities": [0.5, "x"], "label": 1}'], "line 1: '{"),
-        (['{"probabilities": 1, "label": 1}'], "line 1: '{"),
-        (['{"probabilities": [0.5, 0.5], "label": "1"}'], "line 1: label is '1', expected {"),
-        (['{"probabilities": [0.5, 0.5], "label": true}'], "line 1: label is True, expected {"),
-        (['{"probabilities": [0.5, 0.5], "label": 0}', "[]"], "line 2: '[]', expected {"),
-        (['{"probabilities": [0.5, 0.5], "label": 0}', '{"probabilities": [1], "label": 0}'], "different numbers of"),
-        ([], "holds no texts"),
-    ],
-)
+@pytest.mark.parametrize(("lines", "message"), [
+    (['{"probabilities": [0.5, "x"], "label": 1}'], "line 1: '{"),
+    (['{"probabilities": 1, "label": 1}'], "line 1: '{"),
+    (['{"probabilities": [0.5, 0.5], "label": "1"}'], "line 1: label is '1', expected {"),
+    (['{"probabilities": [0.5, 0.5], "label": true}'], "line 1: label is True, expected {"),
+    (['{"probabilities": [0.5, 0.5], "label": 0}', "[]"], "line 2: '[]', expected {"),
+    (['{"probabilities": [0.5, 0.5], "label": 0}', '{"probabilities": [1], "label": 0}'], "different numbers of"),
+    ([], "holds no texts"),
+])  # fmt: skip
 def test_wrong_lines_of_probabilities(tmp_path, capsys, lines, message):
     (tmp_path / "chances").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     assert main(["plot", "calibration", str(tmp_path / "chances"), "-o", str(tmp_path / "out.png")]) == 1

@@ -23,15 +23,12 @@ def test_embeddings(folder, encoder):
     assert function.validate_config(function.get_config()) is None
 
 
-@pytest.mark.parametrize(
-    ("config", "error", "message"),
-    [
-        ({}, ValueError, "config has nothing, expected 'model'"),
-        ({"model": 3}, ValueError, "config has 'model', expected 'model', the name"),
-        ({"model": "demo", "dtype": "int8"}, ValueError, "config has 'dtype', 'model', expected"),
-        ({"model": "demo", "truncation": "no"}, ValueError, "truncation is 'no', expected one of"),
-    ],
-)
+@pytest.mark.parametrize(("config", "error", "message"), [
+    ({}, ValueError, "config has nothing, expected 'model'"),
+    ({"model": 3}, ValueError, "config has 'model', expected 'model', the name"),
+    ({"model": "demo", "dtype": "int8"}, ValueError, "config has 'dtype', 'model', expected"),
+    ({"model": "demo", "truncation": "no"}, ValueError, "truncation is 'no', expected one of"),
+])  # fmt: skip
 def test_configs_are_validated(config, error, message):
     for call in (BertcoreEmbeddingFunction.validate_config, BertcoreEmbeddingFunction.build_from_config):
         with pytest.raises(error, match=message):

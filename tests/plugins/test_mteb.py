@@ -37,16 +37,13 @@ def test_the_interface(folder, encoder):
     close(made.similarity_pairwise(rows, rows), np.diag(encoder.similarity(rows, rows)))
 
 
-@pytest.mark.parametrize(
-    "prompts, prompt",
-    [
-        ({}, "paris is "),
-        ({"query": "q: ", "Retrieval": "r: "}, "r: "),
-        ({"Retrieval-query": "both: ", "Retrieval": "r: "}, "both: "),
-        ({"MockRetrievalTask": "own: ", "Retrieval-query": "both: "}, "own: "),
-        ({"MockRetrievalTask-query": "most: ", "MockRetrievalTask": "own: "}, "most: "),
-    ],
-)
+@pytest.mark.parametrize("prompts, prompt", [
+    ({}, "paris is "),
+    ({"query": "q: ", "Retrieval": "r: "}, "r: "),
+    ({"Retrieval-query": "both: ", "Retrieval": "r: "}, "both: "),
+    ({"MockRetrievalTask": "own: ", "Retrieval-query": "both: "}, "own: "),
+    ({"MockRetrievalTask-query": "most: ", "MockRetrievalTask": "own: "}, "most: "),
+])  # fmt: skip
 def test_prompts_in_the_order_of_mteb(folder, encoder, prompts, prompt):
     made = MTEBEncoder(folder, prompts={"query": "paris is ", **prompts})
     task = mock_tasks.MockRetrievalTask().metadata

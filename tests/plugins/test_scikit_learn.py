@@ -184,17 +184,14 @@ def test_labels_that_are_no_classes(labels):
         TextClassifier("never-loaded").fit(["a text", "another"], labels)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"max_length": None}, "max_length is None, expected an integer of at least 3"),
-        ({"max_length": 2}, "max_length is 2, expected an integer of at least 3"),
-        ({"random_state": -1}, "random_state is -1, expected an integer of at least 0"),
-        ({"random_state": "one"}, "'one' cannot be used to seed"),
-        ({"truncation": "some"}, "truncation is 'some', expected one of"),
-        ({"model": None}, "the checkpoint is None, expected its folder"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"max_length": None}, "max_length is None, expected an integer of at least 3"),
+    ({"max_length": 2}, "max_length is 2, expected an integer of at least 3"),
+    ({"random_state": -1}, "random_state is -1, expected an integer of at least 0"),
+    ({"random_state": "one"}, "'one' cannot be used to seed"),
+    ({"truncation": "some"}, "truncation is 'some', expected one of"),
+    ({"model": None}, "the checkpoint is None, expected its folder"),
+])  # fmt: skip
 def test_invalid_settings_fail_before_training(folder, settings, message, monkeypatch):
     monkeypatch.setattr("bertcore.plugins.scikit_learn.Trainer.train", None)
     with pytest.raises((TypeError, ValueError), match=message):

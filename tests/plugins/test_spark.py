@@ -60,14 +60,11 @@ def test_an_empty_frame(spark, folder):
     assert embedded(spark, [], embedding_udf(folder)) == []
 
 
-@pytest.mark.parametrize(
-    ("texts", "schema", "options", "message"),
-    [
-        (["a", None], "text string", {}, "the column of texts has a null, expected a text in each row"),
-        ([1.5], "text double", {}, r"the column of texts\[0\] is float64, expected str"),
-        (["a"], "text string", {"prompt_name": "no"}, "prompt_name is 'no'"),
-    ],
-)
+@pytest.mark.parametrize(("texts", "schema", "options", "message"), [
+    (["a", None], "text string", {}, "the column of texts has a null, expected a text in each row"),
+    ([1.5], "text double", {}, r"the column of texts\[0\] is float64, expected str"),
+    (["a"], "text string", {"prompt_name": "no"}, "prompt_name is 'no'"),
+])  # fmt: skip
 def test_what_is_refused(spark, folder, texts, schema, options, message):
     with pytest.raises(PythonException, match=message):
         embedded(spark, texts, embedding_udf(folder, **options), schema)

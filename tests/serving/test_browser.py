@@ -292,19 +292,16 @@ def test_labels_of_a_hostile_model_are_never_markup(browser, tmp_path):
         assert page.locator("img, b, main script").count() == 0
 
 
-@pytest.mark.parametrize(
-    ("model", "tab", "texts", "field", "message"),
-    [
-        ("encoder", "similarity", {"inputs": " \n"}, "inputs", "inputs is empty, expected at least one entry"),
-        ("encoder", "similarity", {"inputs": "a\n" * 40}, "inputs", "inputs has 40 texts, the limit is 32"),
-        ("encoder", "similarity", {"inputs": "a\n" + "the cat " * 60}, "inputs", "inputs[1] has more than 40 tokens"),
-        ("encoder", "rank", {"query": ""}, "query", "source_sentence is empty, expected a text"),
-        ("encoder", "rank", {"texts": ""}, "texts", "sentences is empty, expected at least one entry"),
-        ("reranker", "rank", {"texts": ""}, "texts", "texts is empty, expected at least one entry"),
-        ("masked", "fill", {"inputs": "no mask"}, "inputs", "has no [MASK], expected one"),
-        ("encoder", "request", {"body": "{"}, "body", "the body is not valid JSON"),
-    ],
-)
+@pytest.mark.parametrize(("model", "tab", "texts", "field", "message"), [
+    ("encoder", "similarity", {"inputs": " \n"}, "inputs", "inputs is empty, expected at least one entry"),
+    ("encoder", "similarity", {"inputs": "a\n" * 40}, "inputs", "inputs has 40 texts, the limit is 32"),
+    ("encoder", "similarity", {"inputs": "a\n" + "the cat " * 60}, "inputs", "inputs[1] has more than 40 tokens"),
+    ("encoder", "rank", {"query": ""}, "query", "source_sentence is empty, expected a text"),
+    ("encoder", "rank", {"texts": ""}, "texts", "sentences is empty, expected at least one entry"),
+    ("reranker", "rank", {"texts": ""}, "texts", "texts is empty, expected at least one entry"),
+    ("masked", "fill", {"inputs": "no mask"}, "inputs", "has no [MASK], expected one"),
+    ("encoder", "request", {"body": "{"}, "body", "the body is not valid JSON"),
+])  # fmt: skip
 def test_errors_stand_beside_their_field(page, model, tab, texts, field, message):
     choose(page, model, tab)
     fill(page, tab, **texts)

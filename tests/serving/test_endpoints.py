@@ -234,59 +234,41 @@ def test_health_metrics_and_page(client):
         assert answer.headers["content-type"] == f"{media}; charset=utf-8" and len(answer.text) > 1000
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "message"),
-    [
-        ("/embed", {}, "inputs is missing, expected a string, a list of token ids, or a list of these"),
-        ("/embed", {"inputs": 3}, "inputs is 3, expected a string, a list of token ids, or a list of these"),
-        ("/embed", {"inputs": ["a", None]}, "inputs[1] is None, expected a string"),
-        ("/embed", {"inputs": "a", "normalize": "yes"}, "normalize is 'yes', expected true or false"),
-        ("/embed", {"inputs": "a", "dimensions": 0}, "dimensions is 0, expected a positive integer"),
-        ("/embed", {"inputs": "a", "dimensions": 40}, "dimensions is 40, the model has 39"),
-        ("/embed", {"inputs": "a", "prompt_name": "none"}, "prompt_name is 'none', this model has query"),
-        (
-            "/embed",
-            {"inputs": "a", "truncation_direction": "up"},
-            "truncation_direction is 'up', expected one of Right",
-        ),
-        ("/embed", {"inputs": [3, "a"]}, "inputs[1] is 'a', expected a token id"),
-        ("/embed", {"inputs": [3, -1]}, "inputs[1] is -1, expected a token id"),
-        ("/embed", {"inputs": [True]}, "inputs[0] is True, expected a string"),
-        ("/embed_sparse", {"inputs": {}}, "inputs is an object, expected"),
-        ("/rerank", {"texts": ["a"]}, "query is missing, expected a string"),
-        ("/rerank", {"query": "a", "texts": "b"}, "texts is 'b', expected a list of strings"),
-        ("/predict", {"inputs": [["a", "b", "c"]]}, "inputs[0] is a list of 3, expected one or two strings"),
-        ("/predict", {"inputs": ["a", "b", "c"]}, "inputs is a list of 3, expected one or two strings"),
-        ("/similarity", {"inputs": "a"}, "inputs is 'a', expected an object of source_sentence, sentences"),
-        (
-            "/similarity",
-            {"inputs": {"source_sentence": 1, "sentences": ["a"]}},
-            "inputs.source_sentence is 1, expected a",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "message"), [
+    ("/embed", {}, "inputs is missing, expected a string, a list of token ids, or a list of these"),
+    ("/embed", {"inputs": 3}, "inputs is 3, expected a string, a list of token ids, or a list of these"),
+    ("/embed", {"inputs": ["a", None]}, "inputs[1] is None, expected a string"),
+    ("/embed", {"inputs": "a", "normalize": "yes"}, "normalize is 'yes', expected true or false"),
+    ("/embed", {"inputs": "a", "dimensions": 0}, "dimensions is 0, expected a positive integer"),
+    ("/embed", {"inputs": "a", "dimensions": 40}, "dimensions is 40, the model has 39"),
+    ("/embed", {"inputs": "a", "prompt_name": "none"}, "prompt_name is 'none', this model has query"),
+    ("/embed", {"inputs": "a", "truncation_direction": "up"}, "truncation_direction is 'up', expected one of Right"),
+    ("/embed", {"inputs": [3, "a"]}, "inputs[1] is 'a', expected a token id"),
+    ("/embed", {"inputs": [3, -1]}, "inputs[1] is -1, expected a token id"),
+    ("/embed", {"inputs": [True]}, "inputs[0] is True, expected a string"),
+    ("/embed_sparse", {"inputs": {}}, "inputs is an object, expected"),
+    ("/rerank", {"texts": ["a"]}, "query is missing, expected a string"),
+    ("/rerank", {"query": "a", "texts": "b"}, "texts is 'b', expected a list of strings"),
+    ("/predict", {"inputs": [["a", "b", "c"]]}, "inputs[0] is a list of 3, expected one or two strings"),
+    ("/predict", {"inputs": ["a", "b", "c"]}, "inputs is a list of 3, expected one or two strings"),
+    ("/similarity", {"inputs": "a"}, "inputs is 'a', expected an object of source_sentence, sentences"),
+    ("/similarity", {"inputs": {"source_sentence": 1, "sentences": ["a"]}}, "inputs.source_sentence is 1, expected a"),
+])  # fmt: skip
 def test_wrong_fields(client, path, body, message):
     found = post(client, path, 422, **body)
     assert message in found["error"] and found["error_type"] == "Validation"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "message"),
-    [
-        ("/embed", {"inputs": []}, "inputs is empty, expected at least one entry"),
-        ("/embed", {"inputs": ["a", ""]}, "inputs[1] is empty, expected a text"),
-        ("/embed_all", {"inputs": [[]]}, "inputs[0] is empty, expected at least one entry"),
-        ("/tokenize", {"inputs": ""}, "inputs is empty, expected a text"),
-        ("/decode", {"ids": []}, "ids is empty, expected at least one entry"),
-        ("/predict", {"inputs": [["a"], [""]]}, "inputs[1] is empty, expected a text"),
-        ("/rerank", {"query": "", "texts": [""]}, "texts[0] is empty, expected a text"),
-        (
-            "/similarity",
-            {"inputs": {"source_sentence": "a", "sentences": [""]}},
-            "inputs.sentences[0] is empty, expected",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "message"), [
+    ("/embed", {"inputs": []}, "inputs is empty, expected at least one entry"),
+    ("/embed", {"inputs": ["a", ""]}, "inputs[1] is empty, expected a text"),
+    ("/embed_all", {"inputs": [[]]}, "inputs[0] is empty, expected at least one entry"),
+    ("/tokenize", {"inputs": ""}, "inputs is empty, expected a text"),
+    ("/decode", {"ids": []}, "ids is empty, expected at least one entry"),
+    ("/predict", {"inputs": [["a"], [""]]}, "inputs[1] is empty, expected a text"),
+    ("/rerank", {"query": "", "texts": [""]}, "texts[0] is empty, expected a text"),
+    ("/similarity", {"inputs": {"source_sentence": "a", "sentences": [""]}}, "inputs.sentences[0] is empty, expected"),
+])  # fmt: skip
 def test_no_text_is_an_error_of_its_own(client, path, body, message):
     error = post(client, path, 400, **body)
     assert message in error["error"] and error["error_type"] == "Empty"

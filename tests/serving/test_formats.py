@@ -122,15 +122,12 @@ def test_errors_of_text_embeddings_inference(client, path, monkeypatch):
             check(status, error_type, json=body)
 
 
-@pytest.mark.parametrize(
-    ("model", "kind"),
-    [
-        ("encoder", {"embedding": {"pooling": "mean"}}),
-        ("splade", {"embedding": {"pooling": "splade"}}),
-        ("reranker", {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}),
-        ("classifier", None),
-    ],
-)
+@pytest.mark.parametrize(("model", "kind"), [
+    ("encoder", {"embedding": {"pooling": "mean"}}),
+    ("splade", {"embedding": {"pooling": "splade"}}),
+    ("reranker", {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}),
+    ("classifier", None),
+])  # fmt: skip
 def test_info(server, model, kind):
     client = server(model, auto_truncate=True)
     found = client.get("/info").json()
@@ -245,19 +242,16 @@ def test_openai_python_reads_answers(client, folders):
     assert peer.models.retrieve("splade").owned_by == "bertcore"
 
 
-@pytest.mark.parametrize(
-    ("options", "message", "code"),
-    [
-        ({"input": []}, "input is empty", None),
-        ({"input": ""}, "input is empty", None),
-        ({"dimensions": 0}, "dimensions is 0, expected a positive integer", None),
-        ({"dimensions": 4000}, "dimensions is 4000, the model has 39", None),
-        ({"encoding_format": "hex"}, "encoding_format is 'hex', expected one of float, base64", None),
-        ({"input": [5, 10**9]}, "input[0] has the token id 1000000000, the model has 70 tokens", None),
-        ({"input": ["a"] * 2000}, "input has 2000 texts, the limit is 32", None),
-        ({"input": ["a", LONG]}, "input[1] has more than 40 tokens, the limit", "context_length_exceeded"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message", "code"), [
+    ({"input": []}, "input is empty", None),
+    ({"input": ""}, "input is empty", None),
+    ({"dimensions": 0}, "dimensions is 0, expected a positive integer", None),
+    ({"dimensions": 4000}, "dimensions is 4000, the model has 39", None),
+    ({"encoding_format": "hex"}, "encoding_format is 'hex', expected one of float, base64", None),
+    ({"input": [5, 10**9]}, "input[0] has the token id 1000000000, the model has 70 tokens", None),
+    ({"input": ["a"] * 2000}, "input has 2000 texts, the limit is 32", None),
+    ({"input": ["a", LONG]}, "input[1] has more than 40 tokens, the limit", "context_length_exceeded"),
+])  # fmt: skip
 def test_openai_python_reads_wrong_requests(client, options, message, code):
     peer = openai.OpenAI(api_key="any", base_url="http://testserver/v1", http_client=client, max_retries=0)
     with pytest.raises(openai.BadRequestError) as caught:

@@ -23,22 +23,19 @@ from bertcore.serving.requests import RequestError
 from tests.serving.conftest import JSON
 
 
-@pytest.mark.parametrize(
-    ("content", "status", "message"),
-    [
-        (b"", 400, "the body is not valid JSON"),
-        (b"{", 400, "the body is not valid JSON"),
-        (b"\xff\xfe", 400, "the body is not valid JSON"),
-        (b'{"inputs": "\\ud800"}', 400, "the body is not valid JSON"),
-        (b'{"inputs": NaN}', 400, "the body is not valid JSON"),
-        (b"[" * 50_000, 400, "the body is not valid JSON"),
-        (b"[" * 100_000, 413, "the body has more than 65536 lists and objects"),
-        (b'{"inputs": "' + b"[" * 100_000 + b'\\"[", "truncate": true}', 200, "["),
-        (b'{"inputs": "' + b'a, \\"' * 400_000 + b'", "truncate": true}', 200, "["),
-        (b'{"inputs": [' + b"5," * 400_000 + b"5]}", 413, "the body has more than 300000 values"),
-        (b'["a"]', 422, "the body is a JSON list, expected an object"),
-    ],
-)
+@pytest.mark.parametrize(("content", "status", "message"), [
+    (b"", 400, "the body is not valid JSON"),
+    (b"{", 400, "the body is not valid JSON"),
+    (b"\xff\xfe", 400, "the body is not valid JSON"),
+    (b'{"inputs": "\\ud800"}', 400, "the body is not valid JSON"),
+    (b'{"inputs": NaN}', 400, "the body is not valid JSON"),
+    (b"[" * 50_000, 400, "the body is not valid JSON"),
+    (b"[" * 100_000, 413, "the body has more than 65536 lists and objects"),
+    (b'{"inputs": "' + b"[" * 100_000 + b'\\"[", "truncate": true}', 200, "["),
+    (b'{"inputs": "' + b'a, \\"' * 400_000 + b'", "truncate": true}', 200, "["),
+    (b'{"inputs": [' + b"5," * 400_000 + b"5]}", 413, "the body has more than 300000 values"),
+    (b'["a"]', 422, "the body is a JSON list, expected an object"),
+])  # fmt: skip
 def test_malformed_bodies(client, content, status, message):
     answer = client.post("/embed", content=content)
     assert answer.status_code == status and message in answer.text
@@ -51,35 +48,29 @@ def test_a_compressed_body_is_told_of_as_such(client):
     assert client.post("/embed", json={"inputs": "a"}, headers={"Content-Encoding": "Identity"}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("kind", "status"),
-    [
-        ("application/json; charset=utf-8", 200),
-        ("Application/JSON", 200),
-        ("text/plain", 415),  # what a page of another site may send without asking
-        ("application/x-www-form-urlencoded", 415),
-        ("", 415),
-    ],
-)
+@pytest.mark.parametrize(("kind", "status"), [
+    ("application/json; charset=utf-8", 200),
+    ("Application/JSON", 200),
+    ("text/plain", 415),  # what a page of another site may send without asking
+    ("application/x-www-form-urlencoded", 415),
+    ("", 415),
+])  # fmt: skip
 def test_content_type(client, kind, status):
     answer = client.post("/embed", content=b'{"inputs": "a"}', headers={"Content-Type": kind})
     assert answer.status_code == status
     assert status == 200 or "expected application/json" in answer.json()["error"]
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("localhost", 200),
-        ("LOCALHOST:8080", 200),
-        ("[::1]:8080", 200),
-        ("models.example.com", 200),
-        ("evil.example.com", 403),
-        ("localhost.evil.example.com", 403),
-        ("[", 403),
-        ("", 403),
-    ],
-)
+@pytest.mark.parametrize(("host", "status"), [
+    ("localhost", 200),
+    ("LOCALHOST:8080", 200),
+    ("[::1]:8080", 200),
+    ("models.example.com", 200),
+    ("evil.example.com", 403),
+    ("localhost.evil.example.com", 403),
+    ("[", 403),
+    ("", 403),
+])  # fmt: skip
 @pytest.mark.parametrize("path", ["/", "/metrics", "/v1/models", "/nothing"])
 def test_hosts(server, path, host, status):
     client = server(allowed_hosts=allowed_hosts("127.0.0.1", ["models.example.com"]))
@@ -146,17 +137,14 @@ def nested(depth):
     return ("[" * depth + "]" * depth).encode()
 
 
-@pytest.mark.parametrize(
-    ("path", "content", "message"),
-    [
-        ("/embed", b'{"inputs": [' + nested(900) + b"]}", "inputs[0][0] is a list of 1, expected a token id"),
-        ("/embed", b'{"inputs": [{"a": [' + b"1," * 200_000 + b"1]}]}", "inputs[0] is an object, expected a string"),
-        ("/embed", b'{"inputs": "a", "normalize": ' + nested(900) + b"}", "normalize is a list of 1, expected true"),
-        ("/similarity", b'{"inputs": ' + nested(900) + b"}", "inputs is a list of 1, expected an object"),
-        ("/embed", b'{"inputs": "a", "prompt_name": "' + b"x" * 3_000_000 + b'"}', "prompt_name is 'xxx"),
-        ("/v1/embeddings", b'{"input": "a", "model": "' + b"x" * 3_000_000 + b'"}', "is called 'xxx"),
-    ],
-)
+@pytest.mark.parametrize(("path", "content", "message"), [
+    ("/embed", b'{"inputs": [' + nested(900) + b"]}", "inputs[0][0] is a list of 1, expected a token id"),
+    ("/embed", b'{"inputs": [{"a": [' + b"1," * 200_000 + b"1]}]}", "inputs[0] is an object, expected a string"),
+    ("/embed", b'{"inputs": "a", "normalize": ' + nested(900) + b"}", "normalize is a list of 1, expected true"),
+    ("/similarity", b'{"inputs": ' + nested(900) + b"}", "inputs is a list of 1, expected an object"),
+    ("/embed", b'{"inputs": "a", "prompt_name": "' + b"x" * 3_000_000 + b'"}', "prompt_name is 'xxx"),
+    ("/v1/embeddings", b'{"input": "a", "model": "' + b"x" * 3_000_000 + b'"}', "is called 'xxx"),
+])  # fmt: skip
 def test_nested_and_giant_bodies_are_described_briefly(client, path, content, message):
     answer = client.post(path, content=content)
     assert answer.status_code in (404, 422) and message in answer.text and len(answer.text) < 1000
@@ -205,17 +193,14 @@ def test_sizes(server):
     assert answer.status_code == 413 and "more than 100 bytes" in answer.json()["error"]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "most"),
-    [
-        ("/embed", {"inputs": ["a"] * 30}, 10_000),
-        ("/embed_all", {"inputs": ["a b c d"] * 5}, 10_000),
-        ("/embed_sparse", {"inputs": "the cat"}, 1_000),
-        ("/predict", {"inputs": [["a"]] * 30}, 2_000),
-        ("/tokenize", {"inputs": "a " * 5_000}, 1_000_000),
-        ("/decode", {"ids": [5] * 500}, 1_000),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "most"), [
+    ("/embed", {"inputs": ["a"] * 30}, 10_000),
+    ("/embed_all", {"inputs": ["a b c d"] * 5}, 10_000),
+    ("/embed_sparse", {"inputs": "the cat"}, 1_000),
+    ("/predict", {"inputs": [["a"]] * 30}, 2_000),
+    ("/tokenize", {"inputs": "a " * 5_000}, 1_000_000),
+    ("/decode", {"ids": [5] * 500}, 1_000),
+])  # fmt: skip
 def test_answers_are_bounded(folders, monkeypatch, path, body, most):
     computed = []
     whole = ServedModel._on_backend
@@ -233,16 +218,13 @@ def test_answers_are_bounded(folders, monkeypatch, path, body, most):
         assert client.post("/embed", json={"inputs": "a"}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "message"),
-    [
-        ("/predict", {"inputs": "x" * 300_000}, "inputs[0] has 300000 characters, but few tokens in the first 262144"),
-        ("/predict", {"inputs": [["a"], ["a", " " * 300_000]]}, "inputs[1] has 300000 characters, but few tokens in"),
-        ("/embed", {"inputs": ["x" * 100_000] * 3}, "there are 300000 characters to read, the limit is 262144"),
-        ("/embed", {"inputs": [5] * 280_000, "prompt_name": "query"}, "there are 280000 token ids to read, the limit"),
-        ("/decode", {"ids": [[5] * 140_000] * 2, "model": "encoder"}, "there are 280000 token ids to read, the limit"),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "message"), [
+    ("/predict", {"inputs": "x" * 300_000}, "inputs[0] has 300000 characters, but few tokens in the first 262144"),
+    ("/predict", {"inputs": [["a"], ["a", " " * 300_000]]}, "inputs[1] has 300000 characters, but few tokens in"),
+    ("/embed", {"inputs": ["x" * 100_000] * 3}, "there are 300000 characters to read, the limit is 262144"),
+    ("/embed", {"inputs": [5] * 280_000, "prompt_name": "query"}, "there are 280000 token ids to read, the limit"),
+    ("/decode", {"ids": [[5] * 140_000] * 2, "model": "encoder"}, "there are 280000 token ids to read, the limit"),
+])  # fmt: skip
 def test_what_takes_long_to_read_is_refused(folders, path, body, message):
     with TestClient(create_app([folders[name] for name in ("encoder", "classifier")]), headers=JSON) as client:
         answer = client.post(path, json={"truncate": True, **body})

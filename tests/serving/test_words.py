@@ -67,25 +67,21 @@ def test_entities_of_labels(client, folders, options):
     same(post(client, "/predict_entities", inputs=ENTITIES[0], **given), expected[0])
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "message"),
-    [
-        ({"labels": []}, 400, "labels is empty, expected at least one entry"),
-        ({"labels": ["a", ""]}, 400, "labels[1] is empty, expected a text"),
-        ({"labels": [" "]}, 422, "labels has an empty label"),
-        ({"labels": "a"}, 422, "labels is 'a', expected a list of at most 100 labels"),
-        ({"labels": ["a", 3]}, 422, "labels[1] is 3, expected a string of at most 200 characters"),
-        ({"labels": ["a<<SEP>>"]}, 422, "the model's marks"),
-        ({"labels": ["a" * 201]}, 422, "labels[0] is 'aaa"),
-        ({"labels": ["a"] * 10_000}, 422, "labels is a list of 10000, expected a list of at most 100"),
-        ({"labels": [f"a {number}" for number in range(100)]}, 422, "labels have more than the 64 tokens"),
-        ({"labels": ["a"], "threshold": 1.5}, 422, "threshold is 1.5, expected a number from 0 to 1"),
-        ({"labels": ["a"], "threshold": "0"}, 422, "threshold is '0', expected a number from 0 to 1"),
-        ({"labels": ["a"], "inputs": "a " * 21}, 413, "inputs has more than 20 words, or 64 tokens with the labels"),
-        ({}, 422, "labels is missing"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("body", "status", "message"), [
+    ({"labels": []}, 400, "labels is empty, expected at least one entry"),
+    ({"labels": ["a", ""]}, 400, "labels[1] is empty, expected a text"),
+    ({"labels": [" "]}, 422, "labels has an empty label"),
+    ({"labels": "a"}, 422, "labels is 'a', expected a list of at most 100 labels"),
+    ({"labels": ["a", 3]}, 422, "labels[1] is 3, expected a string of at most 200 characters"),
+    ({"labels": ["a<<SEP>>"]}, 422, "the model's marks"),
+    ({"labels": ["a" * 201]}, 422, "labels[0] is 'aaa"),
+    ({"labels": ["a"] * 10_000}, 422, "labels is a list of 10000, expected a list of at most 100"),
+    ({"labels": [f"a {number}" for number in range(100)]}, 422, "labels have more than the 64 tokens"),
+    ({"labels": ["a"], "threshold": 1.5}, 422, "threshold is 1.5, expected a number from 0 to 1"),
+    ({"labels": ["a"], "threshold": "0"}, 422, "threshold is '0', expected a number from 0 to 1"),
+    ({"labels": ["a"], "inputs": "a " * 21}, 413, "inputs has more than 20 words, or 64 tokens with the labels"),
+    ({}, 422, "labels is missing"),
+], ids=str)  # fmt: skip
 def test_wrong_labels_are_refused(client, body, status, message):
     assert message in post(client, "/predict_entities", status, **{"inputs": "the city"} | body)["error"]
 
@@ -138,39 +134,31 @@ def test_truncation(client, folders):
     assert "has no [MASK]" in post(client, "/fill_mask", 422, inputs=late, parameters={"truncate": True})["error"]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "message"),
-    [
-        ("/token_classification", {"inputs": ""}, 400, "inputs is empty, expected a text"),
-        ("/token_classification", {"inputs": ["a", 3]}, 422, "inputs[1] is 3, expected a string"),
-        (
-            "/token_classification",
-            {"inputs": "a", "parameters": {"aggregation_strategy": "best"}},
-            422,
-            "parameters.aggregation_strategy is 'best', expected one of none, simple",
-        ),
-        ("/token_classification", {"inputs": "a", "parameters": {"ignore_labels": "O"}}, 422, "ignore_labels is 'O'"),
-        ("/fill_mask", {"inputs": ["a [MASK]", "a"]}, 422, "inputs[1] has no [MASK], expected one for each missing"),
-        ("/fill_mask", {"inputs": "[MASK]", "parameters": {"top_k": 0}}, 422, "top_k is 0, expected a positive"),
-        ("/fill_mask", {"inputs": "[MASK]", "parameters": {"targets": ["catmat"]}}, 422, "targets has 'catmat'"),
-        ("/fill_mask", {"inputs": "[MASK]", "parameters": {"targets": []}}, 400, "parameters.targets is empty"),
-        (
-            "/fill_mask",
-            {"inputs": "[MASK]", "parameters": {"targets": ["a"] * 2000}},
-            422,
-            "expected a list of at most",
-        ),
-        ("/fill_mask", {"inputs": "[MASK]", "parameters": {"targets": ["a" * 1000] * 999}}, 413, "characters to read"),
-        ("/fill_mask", {"inputs": "[MASK]", "model": "tagger"}, 404, "predicts masked words is called 'tagger'"),
-        ("/embed_sparse", {"inputs": "a"}, 424, "no model here embeds texts into sparse vectors"),
-        ("/attention", {"inputs": ["a"]}, 422, "inputs is a list of 1, expected a string"),
-        ("/attention", {"inputs": "a", "layer": 3}, 422, "layer is 3, expected 1 to 2"),
-        ("/attention", {"inputs": "a", "head": 4}, 422, "head is 4, expected 1 to 3"),
-        ("/attention", {"inputs": "a", "layer": 0}, 422, "layer is 0, expected a positive integer"),
-        ("/attention", {"inputs": "a " * MOST_TOKENS}, 413, "inputs has more than 40 tokens, the limit"),
-        ("/attention", {"inputs": "a", "prompt_name": "query"}, 422, "tagger takes no prompts"),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "status", "message"), [
+    ("/token_classification", {"inputs": ""}, 400, "inputs is empty, expected a text"),
+    ("/token_classification", {"inputs": ["a", 3]}, 422, "inputs[1] is 3, expected a string"),
+    (
+        "/token_classification",
+        {"inputs": "a", "parameters": {"aggregation_strategy": "best"}},
+        422,
+        "parameters.aggregation_strategy is 'best', expected one of none, simple",
+    ),
+    ("/token_classification", {"inputs": "a", "parameters": {"ignore_labels": "O"}}, 422, "ignore_labels is 'O'"),
+    ("/fill_mask", {"inputs": ["a [MASK]", "a"]}, 422, "inputs[1] has no [MASK], expected one for each missing"),
+    ("/fill_mask", {"inputs": "[MASK]", "parameters": {"top_k": 0}}, 422, "top_k is 0, expected a positive"),
+    ("/fill_mask", {"inputs": "[MASK]", "parameters": {"targets": ["catmat"]}}, 422, "targets has 'catmat'"),
+    ("/fill_mask", {"inputs": "[MASK]", "parameters": {"targets": []}}, 400, "parameters.targets is empty"),
+    ("/fill_mask", {"inputs": "[MASK]", "parameters": {"targets": ["a"] * 2000}}, 422, "expected a list of at most"),
+    ("/fill_mask", {"inputs": "[MASK]", "parameters": {"targets": ["a" * 1000] * 999}}, 413, "characters to read"),
+    ("/fill_mask", {"inputs": "[MASK]", "model": "tagger"}, 404, "predicts masked words is called 'tagger'"),
+    ("/embed_sparse", {"inputs": "a"}, 424, "no model here embeds texts into sparse vectors"),
+    ("/attention", {"inputs": ["a"]}, 422, "inputs is a list of 1, expected a string"),
+    ("/attention", {"inputs": "a", "layer": 3}, 422, "layer is 3, expected 1 to 2"),
+    ("/attention", {"inputs": "a", "head": 4}, 422, "head is 4, expected 1 to 3"),
+    ("/attention", {"inputs": "a", "layer": 0}, 422, "layer is 0, expected a positive integer"),
+    ("/attention", {"inputs": "a " * MOST_TOKENS}, 413, "inputs has more than 40 tokens, the limit"),
+    ("/attention", {"inputs": "a", "prompt_name": "query"}, 422, "tagger takes no prompts"),
+])  # fmt: skip
 def test_wrong_requests(client, path, body, status, message):
     assert message in post(client, path, status, **body)["error"]
 

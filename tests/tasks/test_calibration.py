@@ -76,21 +76,18 @@ def test_the_error_by_hand():
     assert expected_calibration_error(probabilities, labels, bins=1) == pytest.approx(abs(0.75 - 0.8625))
 
 
-@pytest.mark.parametrize(
-    ("probabilities", "labels", "bins", "message"),
-    [
-        ([0.5, 0.5], [0], 5, "probabilities has shape"),
-        ([[0.5, 0.6]], [0], 5, "do not sum to 1"),
-        ([[0.5, np.nan]], [0], 5, "inf or NaN"),
-        ([[0.5, 0.5]], [2], 5, "labels has 2 to 2, expected 0 to 1"),
-        ([[0.5, 0.5]], [0.5], 5, "labels has shape"),
-        ([[0.5, 0.5]], [0, 1], 5, "labels has shape"),
-        (np.zeros((0, 2)), np.zeros(0, int), 5, "labels is empty"),
-        ([[0.5, 0.5]], [0], 0, "bins is 0"),
-        ([[0.5, 0.5], [1]], [0], 5, "probabilities has rows of different lengths"),
-        ([[0.5, 0.5]], ["a"], 5, "labels has dtype <U1, expected numbers"),
-    ],
-)
+@pytest.mark.parametrize(("probabilities", "labels", "bins", "message"), [
+    ([0.5, 0.5], [0], 5, "probabilities has shape"),
+    ([[0.5, 0.6]], [0], 5, "do not sum to 1"),
+    ([[0.5, np.nan]], [0], 5, "inf or NaN"),
+    ([[0.5, 0.5]], [2], 5, "labels has 2 to 2, expected 0 to 1"),
+    ([[0.5, 0.5]], [0.5], 5, "labels has shape"),
+    ([[0.5, 0.5]], [0, 1], 5, "labels has shape"),
+    (np.zeros((0, 2)), np.zeros(0, int), 5, "labels is empty"),
+    ([[0.5, 0.5]], [0], 0, "bins is 0"),
+    ([[0.5, 0.5], [1]], [0], 5, "probabilities has rows of different lengths"),
+    ([[0.5, 0.5]], ["a"], 5, "labels has dtype <U1, expected numbers"),
+])  # fmt: skip
 def test_bad_input(probabilities, labels, bins, message):
     refuses((TypeError, ValueError), message, reliability, probabilities, labels, bins=bins)
 
@@ -128,32 +125,26 @@ def test_isotonic_functions_are_those_of_scikit_learn():
 FUNCTION = {"from": [0.1, 0.9], "to": [0.0, 1.0]}
 
 
-@pytest.mark.parametrize(
-    ("held", "message"),
-    [
-        ({"method": "guess"}, "method is 'guess', expected one of temperature, isotonic"),
+@pytest.mark.parametrize(("held", "message"), [
+    ({"method": "guess"}, "method is 'guess', expected one of temperature, isotonic"),
+    ({"method": "temperature", "labels": ["no"]}, r"is for the classes \['no'\], and the model has \['no', 'yes', "),
+    *(
+        ({"method": "temperature", "labels": LABELS, "temperature": wrong}, "temperature is .*, expected a number")
+        for wrong in (0, -1, True, "1", None, float("nan"), float("inf"))
+    ),
+    *(
         (
-            {"method": "temperature", "labels": ["no"]},
-            r"is for the classes \['no'\], and the model has \['no', 'yes', ",
-        ),
-        *(
-            ({"method": "temperature", "labels": LABELS, "temperature": wrong}, "temperature is .*, expected a number")
-            for wrong in (0, -1, True, "1", None, float("nan"), float("inf"))
-        ),
-        *(
-            (
-                {"method": "isotonic", "labels": LABELS, "functions": wrong},
-                "functions (must be a list|is not a rising function)",
-            )
-            for wrong in (
-                *(None, 5, [FUNCTION] * 2, [FUNCTION] * 2 + [{"from": [0.1]}], [FUNCTION] * 2 + [{}]),
-                *([FUNCTION] * 2 + [{"from": [0.9, 0.1], "to": [0.0, 1.0]}], [{"from": [], "to": []}] * 3),
-                *([{"from": [0.1, 0.9], "to": [1.0, 0.0]}] * 3, [{"from": [0.1, 0.9], "to": [0.0, 1.1]}] * 3),
-                *([{"from": [0.1, 0.9], "to": [0.0]}] * 3, [{"from": [0.1, float("nan")], "to": [0.0, 1.0]}] * 3),
-            )
-        ),
-    ],
-)
+            {"method": "isotonic", "labels": LABELS, "functions": wrong},
+            "functions (must be a list|is not a rising function)",
+        )
+        for wrong in (
+            *(None, 5, [FUNCTION] * 2, [FUNCTION] * 2 + [{"from": [0.1]}], [FUNCTION] * 2 + [{}]),
+            *([FUNCTION] * 2 + [{"from": [0.9, 0.1], "to": [0.0, 1.0]}], [{"from": [], "to": []}] * 3),
+            *([{"from": [0.1, 0.9], "to": [1.0, 0.0]}] * 3, [{"from": [0.1, 0.9], "to": [0.0, 1.1]}] * 3),
+            *([{"from": [0.1, 0.9], "to": [0.0]}] * 3, [{"from": [0.1, float("nan")], "to": [0.0, 1.0]}] * 3),
+        )
+    ),
+])  # fmt: skip
 def test_invalid_calibrations(held, message, tmp_path):
     refuses(ValueError, message, read_calibration, written(tmp_path, held), LABELS)
     with pytest.raises(ValueError, match=r"nothing\.json cannot be read: No such file"):

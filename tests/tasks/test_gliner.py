@@ -132,49 +132,43 @@ def test_added_tokens_get_rows(folder, tmp_path):
     assert again.model.spec.vocab_size == again.config["vocab_size"] == size + 1
 
 
-@pytest.mark.parametrize(
-    "arguments, error, message",
-    [
-        ((["a", 1], LABELS), TypeError, "texts[1] is int, expected str"),
-        (("a", ["a", 1]), TypeError, "labels[1] is int"),
-        (("a", {"city": 1}), TypeError, "labels['city'] is int"),
-        (("a", {"city": "x", "town": "x"}), ValueError, "labels has a description twice"),
-        (("a", 3), TypeError, "labels is 3, expected a list of strings"),
-        (("a", [["a"], ["b"]]), ValueError, "labels has 2 lists, expected one for each of the 1 texts"),
-        (("a", [" "]), ValueError, "labels has an empty label"),
-        (("a", ["x <<SEP>> y"]), ValueError, "labels has 'x <<SEP>> y', expected none with <<ENT>> or <<SEP>>"),
-        (("a", ["city " * 70]), ValueError, "labels have more than the 64 tokens that the model takes"),
-        (("\ud800", LABELS), ValueError, "texts is not valid Unicode"),
-        (("a", LABELS, 1), TypeError, "flat_ner is 1"),
-        (("a", LABELS, True, 1.5), ValueError, "threshold is 1.5, expected a number from 0 to 1"),
-        (("a", LABELS, True, float("nan")), ValueError, "threshold is nan"),
-        (("a", LABELS, True, 0.5, "no"), TypeError, "multi_label is 'no'"),
-        (("a", LABELS, True, 0.5, False, 0), ValueError, "batch_size is 0, expected a positive integer"),
-    ],
-)
+@pytest.mark.parametrize("arguments, error, message", [
+    ((["a", 1], LABELS), TypeError, "texts[1] is int, expected str"),
+    (("a", ["a", 1]), TypeError, "labels[1] is int"),
+    (("a", {"city": 1}), TypeError, "labels['city'] is int"),
+    (("a", {"city": "x", "town": "x"}), ValueError, "labels has a description twice"),
+    (("a", 3), TypeError, "labels is 3, expected a list of strings"),
+    (("a", [["a"], ["b"]]), ValueError, "labels has 2 lists, expected one for each of the 1 texts"),
+    (("a", [" "]), ValueError, "labels has an empty label"),
+    (("a", ["x <<SEP>> y"]), ValueError, "labels has 'x <<SEP>> y', expected none with <<ENT>> or <<SEP>>"),
+    (("a", ["city " * 70]), ValueError, "labels have more than the 64 tokens that the model takes"),
+    (("\ud800", LABELS), ValueError, "texts is not valid Unicode"),
+    (("a", LABELS, 1), TypeError, "flat_ner is 1"),
+    (("a", LABELS, True, 1.5), ValueError, "threshold is 1.5, expected a number from 0 to 1"),
+    (("a", LABELS, True, float("nan")), ValueError, "threshold is nan"),
+    (("a", LABELS, True, 0.5, "no"), TypeError, "multi_label is 'no'"),
+    (("a", LABELS, True, 0.5, False, 0), ValueError, "batch_size is 0, expected a positive integer"),
+])  # fmt: skip
 def test_wrong_arguments_are_refused(model, arguments, error, message):
     refuses(error, re.escape(message), model.inference, *arguments)
 
 
-@pytest.mark.parametrize(
-    "changed, message",
-    [
-        ({"labels_encoder": "x"}, "labels_encoder is 'x', supported is a model without one"),
-        ({"post_fusion_schema": "l2l"}, "post_fusion_schema is 'l2l'"),
-        ({"span_mode": "conv_max"}, "span_mode is 'conv_max', supported is 'markerV0'"),
-        ({"subtoken_pooling": "mean"}, "subtoken_pooling is 'mean'"),
-        ({"words_splitter_type": "spacy"}, "words_splitter_type is 'spacy', supported is 'whitespace'"),
-        ({"model_type": "gliner_bi_encoder_span"}, "model_type is 'gliner_bi_encoder_span'"),
-        ({"hidden_size": 25}, "hidden_size is 25, expected an even number"),
-        ({"max_width": 0}, "max_width is 0, expected a positive integer"),
-        ({"ent_token": 3}, "ent_token is 3, expected a token"),
-        ({"num_rnn_layers": 99999}, "num_rnn_layers is 99999, expected at most 64"),
-        ({"encoder_config": 3}, "encoder_config is 3, expected the config of an encoder"),
-        ({"encoder_config": {"model_type": "no"}}, "model_type is 'no', known are"),
-        ({"class_token_index": 3}, "class_token_index is 3, expected 72, the id of '<<ENT>>'"),
-        ({"sep_token": "[NO]"}, "tokenizer has no token '[NO]'"),
-    ],
-)
+@pytest.mark.parametrize("changed, message", [
+    ({"labels_encoder": "x"}, "labels_encoder is 'x', supported is a model without one"),
+    ({"post_fusion_schema": "l2l"}, "post_fusion_schema is 'l2l'"),
+    ({"span_mode": "conv_max"}, "span_mode is 'conv_max', supported is 'markerV0'"),
+    ({"subtoken_pooling": "mean"}, "subtoken_pooling is 'mean'"),
+    ({"words_splitter_type": "spacy"}, "words_splitter_type is 'spacy', supported is 'whitespace'"),
+    ({"model_type": "gliner_bi_encoder_span"}, "model_type is 'gliner_bi_encoder_span'"),
+    ({"hidden_size": 25}, "hidden_size is 25, expected an even number"),
+    ({"max_width": 0}, "max_width is 0, expected a positive integer"),
+    ({"ent_token": 3}, "ent_token is 3, expected a token"),
+    ({"num_rnn_layers": 99999}, "num_rnn_layers is 99999, expected at most 64"),
+    ({"encoder_config": 3}, "encoder_config is 3, expected the config of an encoder"),
+    ({"encoder_config": {"model_type": "no"}}, "model_type is 'no', known are"),
+    ({"class_token_index": 3}, "class_token_index is 3, expected 72, the id of '<<ENT>>'"),
+    ({"sep_token": "[NO]"}, "tokenizer has no token '[NO]'"),
+])  # fmt: skip
 def test_wrong_configs_are_refused(tmp_path, changed, message):
     tiny_gliner(tmp_path)
     (tmp_path / "gliner_config.json").write_text(json.dumps(config_of("span", **changed)))
@@ -186,15 +180,12 @@ def test_folders_of_other_models_are_refused(tmp_path):
     refuses(CheckpointError, "has no gliner_config.json", GLiNER.from_pretrained, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "mask, message",
-    [
-        (None, "words_mask is None"),
-        ([[1, 2]], r"words_mask has shape \(1, 2\), expected \(1, 4\) as input_ids has"),
-        ([[0, 0, 2, 1]], "words_mask has other numbers than 1, 2, ..."),
-        ([[0, 0, 1, 2]], "words_mask has a word at a padded position"),
-    ],
-)
+@pytest.mark.parametrize("mask, message", [
+    (None, "words_mask is None"),
+    ([[1, 2]], r"words_mask has shape \(1, 2\), expected \(1, 4\) as input_ids has"),
+    ([[0, 0, 2, 1]], "words_mask has other numbers than 1, 2, ..."),
+    ([[0, 0, 1, 2]], "words_mask has a word at a padded position"),
+])  # fmt: skip
 def test_wrong_masks_of_words_are_refused(model, mask, message):
     ids, attention = [[72, 5, 73, 6]], [[1, 1, 1, 0]]
     mask = None if mask is None else np.array(mask)

@@ -133,17 +133,14 @@ def test_wrong_arguments_are_refused(model, call, error, message):
     refuses(error, re.escape(message), call, model)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"architecture": "boundary"}, "architecture"),
-        ({"token_pooling": "mean"}, "token_pooling"),
-        ({"counting_layer": "count_lstm_moe"}, "counting_layer is 'count_lstm_moe'"),
-        ({"max_width": 10**9}, "max_width"),
-        ({"max_len": -1}, "max_len"),
-        ({"max_width": "8"}, "max_width"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"architecture": "boundary"}, "architecture"),
+    ({"token_pooling": "mean"}, "token_pooling"),
+    ({"counting_layer": "count_lstm_moe"}, "counting_layer is 'count_lstm_moe'"),
+    ({"max_width": 10**9}, "max_width"),
+    ({"max_len": -1}, "max_len"),
+    ({"max_width": "8"}, "max_width"),
+])  # fmt: skip
 def test_wrong_configs_are_refused(folder, tmp_path, changed, message):
     model = tiny_gliner2(tmp_path)
     config = json.loads((model / "config.json").read_text())

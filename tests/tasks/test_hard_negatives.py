@@ -116,31 +116,25 @@ def test_prompts_and_options_without_effect():
     assert [*found[0]] == ["query", "answer", "negative_1", "negative_2", "negative_3"]
 
 
-@pytest.mark.parametrize(
-    "rows, options, message",
-    [
-        ([], {}, "dataset is empty"),
-        (ROWS, {"output_format": "csv"}, "output_format is 'csv', expected one of 'triplet'"),
-        (ROWS, {"sampling_strategy": "best"}, "sampling_strategy is 'best', expected one of 'top', 'random'"),
-        (ROWS, {"positive_column_name": "text"}, "positive_column_name is 'text', expected one of query, answer"),
-        ([{"query": "q1"}], {}, "positive_column_name is None, expected one of query"),
-        (ROWS, {"positive_column_name": "query"}, "positive_column_name is 'query', expected another than anchor"),
-        ([*ROWS, {"text": "q1"}], {}, r"dataset\[\d+\] has the columns text, expected query and answer"),
-        (ROWS, {"max_score": np.nan}, "max_score is nan, expected a finite number"),
-        (ROWS, {"num_negatives": 0}, "num_negatives is 0, expected a positive integer"),
-        (ROWS, {"range_min": 4, "range_max": 6}, "range_max is 6, expected an integer of at least 7"),
-    ],
-)
+@pytest.mark.parametrize("rows, options, message", [
+    ([], {}, "dataset is empty"),
+    (ROWS, {"output_format": "csv"}, "output_format is 'csv', expected one of 'triplet'"),
+    (ROWS, {"sampling_strategy": "best"}, "sampling_strategy is 'best', expected one of 'top', 'random'"),
+    (ROWS, {"positive_column_name": "text"}, "positive_column_name is 'text', expected one of query, answer"),
+    ([{"query": "q1"}], {}, "positive_column_name is None, expected one of query"),
+    (ROWS, {"positive_column_name": "query"}, "positive_column_name is 'query', expected another than anchor"),
+    ([*ROWS, {"text": "q1"}], {}, r"dataset\[\d+\] has the columns text, expected query and answer"),
+    (ROWS, {"max_score": np.nan}, "max_score is nan, expected a finite number"),
+    (ROWS, {"num_negatives": 0}, "num_negatives is 0, expected a positive integer"),
+    (ROWS, {"range_min": 4, "range_max": 6}, "range_max is 6, expected an integer of at least 7"),
+])  # fmt: skip
 def test_errors(rows, options, message):
     refuses(ValueError, message, mine_hard_negatives, rows, Model(), **options)
 
 
-@pytest.mark.parametrize(
-    "model, options, message",
-    [
-        (None, {"cross_encoder": 5}, "cross_encoder is 5, expected a CrossEncoder or None"),
-        ("demo", {}, "model is 'demo', expected a SentenceEncoder"),
-    ],
-)
+@pytest.mark.parametrize("model, options, message", [
+    (None, {"cross_encoder": 5}, "cross_encoder is 5, expected a CrossEncoder or None"),
+    ("demo", {}, "model is 'demo', expected a SentenceEncoder"),
+])  # fmt: skip
 def test_models_of_wrong_types(model, options, message):
     refuses(TypeError, message, mine_hard_negatives, ROWS, model or Model(), **options)

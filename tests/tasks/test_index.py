@@ -154,21 +154,18 @@ def test_codes_in_semantic_search(precision):
     assert [len(each) for each in alone] == [5] * 5 and all(each == sorted(each)[::-1] for each in scores_of(alone))
 
 
-@pytest.mark.parametrize(
-    "codes, options, error, message",
-    [
-        (np.zeros((3, 39), np.int8), {"corpus_precision": "int8"}, ValueError, "ranges is None, expected"),
-        (np.zeros((3, 39), np.int8), {"corpus_precision": "uint8"}, TypeError, "corpus_embeddings has dtype int8"),
-        (np.zeros((3, 39), np.uint8), {"corpus_precision": "ubinary"}, ValueError, r"expected .texts, 5. for ubinary"),
-        (np.zeros((3, 5), np.uint8), {"corpus_precision": "bits"}, ValueError, "corpus_precision is 'bits', expected"),
-        (
-            np.zeros((3, 5), np.uint8),
-            {"corpus_precision": "ubinary", "rescore_multiplier": 0},
-            ValueError,
-            "rescore_multiplier is 0",
-        ),
-    ],
-)
+@pytest.mark.parametrize("codes, options, error, message", [
+    (np.zeros((3, 39), np.int8), {"corpus_precision": "int8"}, ValueError, "ranges is None, expected"),
+    (np.zeros((3, 39), np.int8), {"corpus_precision": "uint8"}, TypeError, "corpus_embeddings has dtype int8"),
+    (np.zeros((3, 39), np.uint8), {"corpus_precision": "ubinary"}, ValueError, r"expected .texts, 5. for ubinary"),
+    (np.zeros((3, 5), np.uint8), {"corpus_precision": "bits"}, ValueError, "corpus_precision is 'bits', expected"),
+    (
+        np.zeros((3, 5), np.uint8),
+        {"corpus_precision": "ubinary", "rescore_multiplier": 0},
+        ValueError,
+        "rescore_multiplier is 0",
+    ),
+])  # fmt: skip
 def test_wrong_codes(codes, options, error, message):
     refuses(error, message, semantic_search, QUERIES, codes, **options)
 
@@ -176,41 +173,33 @@ def test_wrong_codes(codes, options, error, message):
 NAN = np.where(np.arange(301)[:, None] == 300, np.nan, ROWS)
 
 
-@pytest.mark.parametrize(
-    "embeddings, options, error, message",
-    [
-        (ROWS[:0], {}, ValueError, "embeddings holds no rows, expected one or more"),
-        (iter(()), {}, ValueError, "embeddings holds no rows"),
-        (NAN, {}, ValueError, "holds inf or NaN"),
-        (iter(NAN), {}, ValueError, r"embeddings\[300\] holds inf or NaN"),
-        (np.full((2, 3), 1e39), {}, ValueError, "beyond the range of float32"),
-        (
-            np.full((2, 3), 1e5),
-            {"precision": "float16", "similarity": "dot"},
-            ValueError,
-            "beyond the range of float16",
-        ),
-        ([ROWS[0], ROWS[1, :5]], {}, ValueError, r"embeddings\[1\] has 5 numbers, expected 39"),
-        (np.zeros((3, 0)), {}, ValueError, r"embeddings\[0\] has 0 numbers, expected one or more"),
-        ("text", {}, TypeError, "embeddings is str, expected an array"),
-        ([None], {}, TypeError, r"embeddings\[0\] has dtype object, expected numbers"),
-        (ROWS[0], {}, ValueError, r"embeddings\[0\] is one number, expected a row"),
-        (ROWS[:3], {"texts": "abc"}, TypeError, "texts is str, expected one for each row"),
-        (ROWS[:3], {"ids": 3}, TypeError, "ids is int, expected one for each row"),
-        (ROWS, {"ids": range(300)}, ValueError, "ids has 300 entries, expected as many"),
-        (ROWS, {"ids": range(302)}, ValueError, "ids has more than 301 entries"),
-        (ROWS, {"ids": [*range(300), 7]}, ValueError, "ids has 7 2 times, expected each once"),
-        (ROWS[:1], {"ids": ["a"]}, TypeError, r"ids\[0\] is 'a', expected an integer"),
-        (ROWS[:1], {"ids": [1 << 63]}, ValueError, r"ids\[0\] is 9223372036854775808, expected"),
-        (ROWS, {"texts": ["a"]}, ValueError, "texts has 1 entries"),
-        (ROWS[:1], {"texts": [b"a"]}, TypeError, r"texts\[0\] is bytes"),
-        (ROWS[:1], {"texts": ["\ud800"]}, ValueError, r"texts\[0\]"),
-        (ROWS, {"precision": "int4"}, ValueError, "precision is 'int4', expected one of"),
-        (ROWS, {"similarity": "manhattan"}, ValueError, "similarity is 'manhattan'"),
-        (ROWS, {"rescore_precision": "int8"}, ValueError, "rescore_precision is 'int8', expected one of None"),
-        (ROWS, {"metadata": {"a": 1}}, TypeError, "metadata is .*, expected texts by name"),
-    ],
-)
+@pytest.mark.parametrize("embeddings, options, error, message", [
+    (ROWS[:0], {}, ValueError, "embeddings holds no rows, expected one or more"),
+    (iter(()), {}, ValueError, "embeddings holds no rows"),
+    (NAN, {}, ValueError, "holds inf or NaN"),
+    (iter(NAN), {}, ValueError, r"embeddings\[300\] holds inf or NaN"),
+    (np.full((2, 3), 1e39), {}, ValueError, "beyond the range of float32"),
+    (np.full((2, 3), 1e5), {"precision": "float16", "similarity": "dot"}, ValueError, "beyond the range of float16"),
+    ([ROWS[0], ROWS[1, :5]], {}, ValueError, r"embeddings\[1\] has 5 numbers, expected 39"),
+    (np.zeros((3, 0)), {}, ValueError, r"embeddings\[0\] has 0 numbers, expected one or more"),
+    ("text", {}, TypeError, "embeddings is str, expected an array"),
+    ([None], {}, TypeError, r"embeddings\[0\] has dtype object, expected numbers"),
+    (ROWS[0], {}, ValueError, r"embeddings\[0\] is one number, expected a row"),
+    (ROWS[:3], {"texts": "abc"}, TypeError, "texts is str, expected one for each row"),
+    (ROWS[:3], {"ids": 3}, TypeError, "ids is int, expected one for each row"),
+    (ROWS, {"ids": range(300)}, ValueError, "ids has 300 entries, expected as many"),
+    (ROWS, {"ids": range(302)}, ValueError, "ids has more than 301 entries"),
+    (ROWS, {"ids": [*range(300), 7]}, ValueError, "ids has 7 2 times, expected each once"),
+    (ROWS[:1], {"ids": ["a"]}, TypeError, r"ids\[0\] is 'a', expected an integer"),
+    (ROWS[:1], {"ids": [1 << 63]}, ValueError, r"ids\[0\] is 9223372036854775808, expected"),
+    (ROWS, {"texts": ["a"]}, ValueError, "texts has 1 entries"),
+    (ROWS[:1], {"texts": [b"a"]}, TypeError, r"texts\[0\] is bytes"),
+    (ROWS[:1], {"texts": ["\ud800"]}, ValueError, r"texts\[0\]"),
+    (ROWS, {"precision": "int4"}, ValueError, "precision is 'int4', expected one of"),
+    (ROWS, {"similarity": "manhattan"}, ValueError, "similarity is 'manhattan'"),
+    (ROWS, {"rescore_precision": "int8"}, ValueError, "rescore_precision is 'int8', expected one of None"),
+    (ROWS, {"metadata": {"a": 1}}, TypeError, "metadata is .*, expected texts by name"),
+])  # fmt: skip
 def test_wrong_input_leaves_nothing(tmp_path, folder, embeddings, options, error, message):
     refuses(error, message, VectorIndex.build, folder, embeddings, **options)
     assert not [*tmp_path.iterdir()]

@@ -103,16 +103,13 @@ def test_bits():
     assert quantize_embeddings(ROWS[:0], "int8").shape == (0, 5)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((ROWS, "int4"), ValueError, "precision is 'int4', expected one of 'float32', 'int8'"),
-        ((ROWS.astype(np.int8), "int8"), TypeError, "embeddings has dtype int8, expected floating point"),
-        (([[1.0], [1.0, 2.0]], "int8"), ValueError, "embeddings has rows of different lengths"),
-        ((ROWS[:1], "int8"), ValueError, r"embeddings has shape \(1, 5\), expected several rows of"),
-        ((ROWS[0], "uint8"), ValueError, r"embeddings has shape \(5,\), expected several rows of"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    ((ROWS, "int4"), ValueError, "precision is 'int4', expected one of 'float32', 'int8'"),
+    ((ROWS.astype(np.int8), "int8"), TypeError, "embeddings has dtype int8, expected floating point"),
+    (([[1.0], [1.0, 2.0]], "int8"), ValueError, "embeddings has rows of different lengths"),
+    ((ROWS[:1], "int8"), ValueError, r"embeddings has shape \(1, 5\), expected several rows of"),
+    ((ROWS[0], "uint8"), ValueError, r"embeddings has shape \(5,\), expected several rows of"),
+])  # fmt: skip
 def test_what_cannot_be_quantized(arguments, error, message):
     refuses(error, message, quantize_embeddings, *arguments)
     with pytest.raises(ValueError, match=r"ranges has shape \(2, 4\), expected \(2, 5\)"):

@@ -105,22 +105,19 @@ def test_a_folder_without_modules(encoder, tmp_path):
     assert not np.allclose(np.linalg.norm(plain.encode(["the cat"])), 1) and plain.max_seq_length > 512
 
 
-@pytest.mark.parametrize(
-    "error, text, options",
-    [
-        (ValueError, "pca_dims is 0, expected a positive integer", {"pca_dims": 0}),
-        (ValueError, "pca_dims is 1.5", {"pca_dims": 1.5}),
-        (TypeError, "pca_dims is 'all'", {"pca_dims": "all"}),
-        (ValueError, "sif_coefficient is 1", {"sif_coefficient": 1}),
-        (TypeError, "sif_coefficient is 'a'", {"sif_coefficient": "a"}),
-        (ValueError, r"token_remove_pattern is '\(', expected a regular", {"token_remove_pattern": "("}),
-        (TypeError, "token_remove_pattern is bytes", {"token_remove_pattern": b"a"}),
-        (ValueError, "token_remove_pattern matches every token", {"token_remove_pattern": "."}),
-        (ValueError, "quantize_to is 'int4'", {"quantize_to": "int4"}),
-        (ValueError, "pooling is 'max'", {"pooling": "max"}),
-        (TypeError, "vocabulary is str", {"vocabulary": "cat"}),
-    ],
-)
+@pytest.mark.parametrize("error, text, options", [
+    (ValueError, "pca_dims is 0, expected a positive integer", {"pca_dims": 0}),
+    (ValueError, "pca_dims is 1.5", {"pca_dims": 1.5}),
+    (TypeError, "pca_dims is 'all'", {"pca_dims": "all"}),
+    (ValueError, "sif_coefficient is 1", {"sif_coefficient": 1}),
+    (TypeError, "sif_coefficient is 'a'", {"sif_coefficient": "a"}),
+    (ValueError, r"token_remove_pattern is '\(', expected a regular", {"token_remove_pattern": "("}),
+    (TypeError, "token_remove_pattern is bytes", {"token_remove_pattern": b"a"}),
+    (ValueError, "token_remove_pattern matches every token", {"token_remove_pattern": "."}),
+    (ValueError, "quantize_to is 'int4'", {"quantize_to": "int4"}),
+    (ValueError, "pooling is 'max'", {"pooling": "max"}),
+    (TypeError, "vocabulary is str", {"vocabulary": "cat"}),
+])  # fmt: skip
 def test_wrong_options(encoder, tmp_path, error, text, options):
     refuses(error, text, distill_static, encoder, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()

@@ -61,17 +61,13 @@ def test_tokenizer_json_of_another_kind_is_taken_as_it_is(tmp_path):
     refuses(ValueError, "padding needs a pad token", tokenizer, ["the"], padding=True)
 
 
-@pytest.mark.parametrize(
-    "config, tokens",
-    [
-        ({}, ["the", "e", "中", "日"]),
-        ({"do_lower_case": False}, ["The", "É", "中", "日"]),
-        ({"do_lower_case": False, "strip_accents": True}, ["The", "E", "中", "日"]),
-        ({"strip_accents": False}, ["the", "é", "中", "日"]),
-        ({"tokenize_chinese_chars": False}, ["the", "e", "中", "##日"]),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("config, tokens", [
+    ({}, ["the", "e", "中", "日"]),
+    ({"do_lower_case": False}, ["The", "É", "中", "日"]),
+    ({"do_lower_case": False, "strip_accents": True}, ["The", "E", "中", "日"]),
+    ({"strip_accents": False}, ["the", "é", "中", "日"]),
+    ({"tokenize_chinese_chars": False}, ["the", "e", "中", "##日"]),
+], ids=str)  # fmt: skip
 def test_normalization(tmp_path, config, tokens):
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "The", "e", "é", "E", "É", "中", "日", "##日"]
     (tmp_path / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
@@ -287,14 +283,11 @@ def test_control_characters_of_a_file_are_escaped(folder):
     refuses(CheckpointError, r"a \\x1b\[31mRed without tokenizer\.json", load, folder)
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"padding_side": "top"}, "padding_side is 'top', expected 'left' or 'right'"),
-        ({"model_max_length": -5}, "model_max_length is -5, expected a number of at least 0"),
-        ({"mask_token": 3}, "mask_token is 3, expected a string or an object"),
-    ],
-)
+@pytest.mark.parametrize(("setting", "message"), [
+    ({"padding_side": "top"}, "padding_side is 'top', expected 'left' or 'right'"),
+    ({"model_max_length": -5}, "model_max_length is -5, expected a number of at least 0"),
+    ({"mask_token": 3}, "mask_token is 3, expected a string or an object"),
+])  # fmt: skip
 def test_errors_name_files_only_for_their_own_settings(folder, setting, message):
     refuses(ValueError, f"^{message}", AutoTokenizer.from_pretrained, folder, **setting)
     write_json(folder / "tokenizer_config.json", setting)

@@ -108,15 +108,12 @@ class TestTasks:
         found = load(folder, task="entity_span_classification")(TEXT, entity_spans=[FIRST, SECOND])
         assert (found.entity_start_positions, found.entity_end_positions) == ([1, 4], [1, 5])
 
-    @pytest.mark.parametrize(
-        ("task", "spans", "message"),
-        [
-            ("entity_classification", None, "entity_spans is None; the task 'entity_classification' needs them"),
-            ("entity_classification", [FIRST, SECOND], r"entity_spans\[0\] has 2 spans, expected 1 for the task"),
-            ("entity_pair_classification", [FIRST], r"entity_spans\[0\] has 1 spans, expected 2"),
-            ("entity_pair_classification", [(0, 9), (4, 13)], r"the entity_spans .* overlap, expected apart"),
-        ],
-    )
+    @pytest.mark.parametrize(("task", "spans", "message"), [
+        ("entity_classification", None, "entity_spans is None; the task 'entity_classification' needs them"),
+        ("entity_classification", [FIRST, SECOND], r"entity_spans\[0\] has 2 spans, expected 1 for the task"),
+        ("entity_pair_classification", [FIRST], r"entity_spans\[0\] has 1 spans, expected 2"),
+        ("entity_pair_classification", [(0, 9), (4, 13)], r"the entity_spans .* overlap, expected apart"),
+    ])  # fmt: skip
     def test_wrong_spans(self, folder, task, spans, message):
         refuses(ValueError, message, load(folder, task=task), TEXT, entity_spans=spans)
 
@@ -129,25 +126,22 @@ class TestTasks:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize(
-        ("options", "error", "message"),
-        [
-            ({"entity_spans": 3}, TypeError, r"entity_spans is \[3\], expected a list for each text"),
-            ({"entity_spans": [3]}, TypeError, r"entity_spans\[0\]\[0\] is 3, expected the first and the last"),
-            ({"entity_spans": [(1, 2, 3)]}, TypeError, r"entity_spans\[0\]\[0\] is \(1, 2, 3\)"),
-            ({"entity_spans": [(0, 1.5)]}, TypeError, r"entity_spans\[0\]\[0\] is \(0, 1\.5\)"),
-            ({"entity_spans": [(0, 99)]}, ValueError, r"entity_spans\[0\]\[0\] is \(0, 99\); the text has 20 char"),
-            ({"entity_spans": [(5, 4)]}, ValueError, r"entity_spans\[0\]\[0\] is \(5, 4\)"),
-            ({"entity_spans": [(-1, 4)]}, ValueError, r"entity_spans\[0\]\[0\] is \(-1, 4\)"),
-            ({"entities": ["Tokyo"]}, ValueError, "entities are given without entity_spans"),
-            ({"entity_spans": [FIRST], "entities": []}, ValueError, r"entities\[0\] has 0 names for 1 spans"),
-            ({"entity_spans": [FIRST], "entities": [4]}, TypeError, r"entities\[0\] is \[4\], expected names"),
-            ({"entity_spans": [FIRST], "max_entity_length": 0}, ValueError, "max_entity_length is 0"),
-            ({"entity_spans": [FIRST], "return_offsets_mapping": True}, TypeError, "return_offsets_mapping"),
-            ({"entity_spans": [FIRST], "return_tensors": "pt"}, ValueError, "return_tensors is 'pt'"),
-            ({"entity_spans": [FIRST], "padding": True, "padding_side": "left"}, ValueError, "padding_side is 'left'"),
-        ],
-    )
+    @pytest.mark.parametrize(("options", "error", "message"), [
+        ({"entity_spans": 3}, TypeError, r"entity_spans is \[3\], expected a list for each text"),
+        ({"entity_spans": [3]}, TypeError, r"entity_spans\[0\]\[0\] is 3, expected the first and the last"),
+        ({"entity_spans": [(1, 2, 3)]}, TypeError, r"entity_spans\[0\]\[0\] is \(1, 2, 3\)"),
+        ({"entity_spans": [(0, 1.5)]}, TypeError, r"entity_spans\[0\]\[0\] is \(0, 1\.5\)"),
+        ({"entity_spans": [(0, 99)]}, ValueError, r"entity_spans\[0\]\[0\] is \(0, 99\); the text has 20 char"),
+        ({"entity_spans": [(5, 4)]}, ValueError, r"entity_spans\[0\]\[0\] is \(5, 4\)"),
+        ({"entity_spans": [(-1, 4)]}, ValueError, r"entity_spans\[0\]\[0\] is \(-1, 4\)"),
+        ({"entities": ["Tokyo"]}, ValueError, "entities are given without entity_spans"),
+        ({"entity_spans": [FIRST], "entities": []}, ValueError, r"entities\[0\] has 0 names for 1 spans"),
+        ({"entity_spans": [FIRST], "entities": [4]}, TypeError, r"entities\[0\] is \[4\], expected names"),
+        ({"entity_spans": [FIRST], "max_entity_length": 0}, ValueError, "max_entity_length is 0"),
+        ({"entity_spans": [FIRST], "return_offsets_mapping": True}, TypeError, "return_offsets_mapping"),
+        ({"entity_spans": [FIRST], "return_tensors": "pt"}, ValueError, "return_tensors is 'pt'"),
+        ({"entity_spans": [FIRST], "padding": True, "padding_side": "left"}, ValueError, "padding_side is 'left'"),
+    ])  # fmt: skip
     def test_call(self, folder, options, error, message):
         refuses(error, message, load(folder), TEXT, **options)
 

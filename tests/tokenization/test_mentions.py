@@ -70,17 +70,14 @@ def test_white_space_around_spans_is_left_out():
     assert checked_spans([], TEXT) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "spans", "expected"),
-    [
-        ("Ada was born in London", [(0, 3), (16, 22)], "@ Ada @ was born in # London #"),
-        ("Ada was born in London", [(16, 22), (0, 3)], "# Ada # was born in @ London @"),
-        ("(Ada)", [(1, 4)], "( @ Ada @ )"),
-        ("AdaLondon", [(0, 3), (3, 9)], "@ Ada @  # London #"),
-        ("Ada\tLondon", [(0, 3), (4, 10)], "@ Ada @\t# London #"),
-        ("x", [(0, 1)], "@ x @"),
-    ],
-)
+@pytest.mark.parametrize(("text", "spans", "expected"), [
+    ("Ada was born in London", [(0, 3), (16, 22)], "@ Ada @ was born in # London #"),
+    ("Ada was born in London", [(16, 22), (0, 3)], "# Ada # was born in @ London @"),
+    ("(Ada)", [(1, 4)], "( @ Ada @ )"),
+    ("AdaLondon", [(0, 3), (3, 9)], "@ Ada @  # London #"),
+    ("Ada\tLondon", [(0, 3), (4, 10)], "@ Ada @\t# London #"),
+    ("x", [(0, 1)], "@ x @"),
+])  # fmt: skip
 def test_markers(text, spans, expected):
     found, places = marked(text, spans, ("@", "#"))
     assert found == expected

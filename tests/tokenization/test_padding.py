@@ -45,17 +45,14 @@ def test_one_row(tokenizer):
     assert tokenizer.pad([]) == {"input_ids": [], "attention_mask": []}
 
 
-@pytest.mark.parametrize(
-    ("rows", "error", "message"),
-    [
-        (3, TypeError, "encoded_inputs has no input_ids"),
-        ({"ids": [1]}, TypeError, "encoded_inputs has no input_ids"),
-        ([[1, 2]], TypeError, "encoded_inputs is a list of other things than rows"),
-        ([{"input_ids": [1]}, {"ids": [1]}], ValueError, r"encoded_inputs\[1\] has ids, expected input_ids"),
-        ({"input_ids": [[1]], "labels": [1, 2]}, ValueError, "labels has 2 rows, expected 1"),
-        ({"input_ids": [["a"]]}, TypeError, r"input_ids\[0\]\[0\] is str, expected an integer"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "error", "message"), [
+    (3, TypeError, "encoded_inputs has no input_ids"),
+    ({"ids": [1]}, TypeError, "encoded_inputs has no input_ids"),
+    ([[1, 2]], TypeError, "encoded_inputs is a list of other things than rows"),
+    ([{"input_ids": [1]}, {"ids": [1]}], ValueError, r"encoded_inputs\[1\] has ids, expected input_ids"),
+    ({"input_ids": [[1]], "labels": [1, 2]}, ValueError, "labels has 2 rows, expected 1"),
+    ({"input_ids": [["a"]]}, TypeError, r"input_ids\[0\]\[0\] is str, expected an integer"),
+])  # fmt: skip
 def test_wrong_rows(tokenizer, rows, error, message):
     refuses(error, message, tokenizer.pad, rows)
 

@@ -50,22 +50,19 @@ class TestWireFormat:
         assert found[:2] == [(number, 0, value), (number, 2, content)]
         assert found[2:] == [(number, 5, b"\0\0\xc0\x3f"), (number, 1, bytes(range(8)))]
 
-    @pytest.mark.parametrize(
-        ("data", "message"),
-        [
-            (b"\x08", "ends within an integer at byte 1"),
-            (b"\x08\x80\x80", "ends within an integer at byte 1"),
-            (b"\x08" + b"\xff" * 20, "the integer at byte 1 has more than 64 bits"),
-            (b"\x08" + b"\xff" * 9 + b"\x02", "the integer at byte 1 has more than 64 bits"),
-            (b"\x0a\x05abc", "field 1 at byte 1 has 5 bytes; 3 are left"),
-            (b"\x0a" + varint(2**63) + b"abc", "field 1 at byte 1 has 9223372036854775808 bytes; 3 are left"),
-            (b"\x0d\0\0", "field 1 at byte 1 has 4 bytes; 2 are left"),
-            (b"\x09\0\0", "field 1 at byte 1 has 8 bytes; 2 are left"),
-            (b"\x00\x01", "byte 0 starts field 0 of type 0, which does not exist"),
-            (b"\x0b", "byte 0 starts field 1 of type 3, which does not exist"),
-            (b"\x08\x01\x0e", "byte 2 starts field 1 of type 6, which does not exist"),
-        ],
-    )
+    @pytest.mark.parametrize(("data", "message"), [
+        (b"\x08", "ends within an integer at byte 1"),
+        (b"\x08\x80\x80", "ends within an integer at byte 1"),
+        (b"\x08" + b"\xff" * 20, "the integer at byte 1 has more than 64 bits"),
+        (b"\x08" + b"\xff" * 9 + b"\x02", "the integer at byte 1 has more than 64 bits"),
+        (b"\x0a\x05abc", "field 1 at byte 1 has 5 bytes; 3 are left"),
+        (b"\x0a" + varint(2**63) + b"abc", "field 1 at byte 1 has 9223372036854775808 bytes; 3 are left"),
+        (b"\x0d\0\0", "field 1 at byte 1 has 4 bytes; 2 are left"),
+        (b"\x09\0\0", "field 1 at byte 1 has 8 bytes; 2 are left"),
+        (b"\x00\x01", "byte 0 starts field 0 of type 0, which does not exist"),
+        (b"\x0b", "byte 0 starts field 1 of type 3, which does not exist"),
+        (b"\x08\x01\x0e", "byte 2 starts field 1 of type 6, which does not exist"),
+    ])  # fmt: skip
     def test_broken(self, data, message):
         refuses(WireError, message, list, read_fields(data))
 
@@ -92,32 +89,29 @@ class TestModel:
         data = model(PIECES, integer_field(35, 0)) + bytes_field(2, integer_field(35, 1))
         assert read(tmp_path, data).byte_fallback
 
-    @pytest.mark.parametrize(
-        ("data", "message"),
-        [
-            (b"", "it has 0 unknown pieces, expected one"),
-            (b"{}", "field 15 of type 3"),
-            (b"version https://git-lfs.github.com/spec/v1\n", "which does not exist|are left"),
-            (model([]), "it has 0 unknown pieces"),
-            (model([UNK, piece("<x>", kind=UNKNOWN)]), "it has 2 unknown pieces"),
-            (model([UNK, piece("a"), piece("a")]), "a piece occurs twice"),
-            (model([UNK, piece("")]), r"pieces\[1\] is empty"),
-            (model([UNK, b""]), r"pieces\[1\] is empty"),
-            (model([UNK, bytes_field(1, b"\xff\xfe")]), r"pieces\[1\] is not UTF-8"),
-            (model([UNK, piece("a", math.nan)]), r"pieces\[1\] has the score nan, expected a finite number"),
-            (model([UNK, piece("a", -math.inf)]), r"pieces\[1\] has the score -inf"),
-            (model([UNK, piece("a", kind=9)]), r"pieces\[1\] has the type 9, expected 1 to 6"),
-            (model([UNK, integer_field(1, 5)]), r"pieces\[1\]\.piece is an integer, expected a length and bytes"),
-            (model([UNK, piece("a") + integer_field(2, 5)]), r"pieces\[1\]\.score is an integer, expected 4 bytes"),
-            (model([UNK]) + integer_field(1, 3), "model.pieces is an integer"),
-            (model([UNK], bytes_field(3, b"x")), "trainer_spec.model_type is a length and bytes, expected an integer"),
-            (model([UNK], integer_field(3, 2)), "its model_type is bpe, expected unigram"),
-            (model([UNK], integer_field(3, 77)), "its model_type is 77, expected unigram"),
-            (model([UNK], integer_field(24, 1)), "its treat_whitespace_as_suffix is true"),
-            (model([UNK], b"", integer_field(5, 0)), "its escape_whitespaces is false"),
-            (model([UNK], b"", bytes_field(2, b"map")), "its trie has .* bytes"),
-        ],
-    )
+    @pytest.mark.parametrize(("data", "message"), [
+        (b"", "it has 0 unknown pieces, expected one"),
+        (b"{}", "field 15 of type 3"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "which does not exist|are left"),
+        (model([]), "it has 0 unknown pieces"),
+        (model([UNK, piece("<x>", kind=UNKNOWN)]), "it has 2 unknown pieces"),
+        (model([UNK, piece("a"), piece("a")]), "a piece occurs twice"),
+        (model([UNK, piece("")]), r"pieces\[1\] is empty"),
+        (model([UNK, b""]), r"pieces\[1\] is empty"),
+        (model([UNK, bytes_field(1, b"\xff\xfe")]), r"pieces\[1\] is not UTF-8"),
+        (model([UNK, piece("a", math.nan)]), r"pieces\[1\] has the score nan, expected a finite number"),
+        (model([UNK, piece("a", -math.inf)]), r"pieces\[1\] has the score -inf"),
+        (model([UNK, piece("a", kind=9)]), r"pieces\[1\] has the type 9, expected 1 to 6"),
+        (model([UNK, integer_field(1, 5)]), r"pieces\[1\]\.piece is an integer, expected a length and bytes"),
+        (model([UNK, piece("a") + integer_field(2, 5)]), r"pieces\[1\]\.score is an integer, expected 4 bytes"),
+        (model([UNK]) + integer_field(1, 3), "model.pieces is an integer"),
+        (model([UNK], bytes_field(3, b"x")), "trainer_spec.model_type is a length and bytes, expected an integer"),
+        (model([UNK], integer_field(3, 2)), "its model_type is bpe, expected unigram"),
+        (model([UNK], integer_field(3, 77)), "its model_type is 77, expected unigram"),
+        (model([UNK], integer_field(24, 1)), "its treat_whitespace_as_suffix is true"),
+        (model([UNK], b"", integer_field(5, 0)), "its escape_whitespaces is false"),
+        (model([UNK], b"", bytes_field(2, b"map")), "its trie has .* bytes"),
+    ])  # fmt: skip
     def test_broken(self, tmp_path, data, message):
         refuses(CheckpointError, rf"spiece\.model is not a SentencePiece model: .*({message})", read, tmp_path, data)
 
@@ -161,19 +155,16 @@ class TestCharsmap:
         assert self.normalized(MAP, "ﬁne \uff21 B") == "fine A B"
         check_charsmap(charsmap({}))
 
-    @pytest.mark.parametrize(
-        ("data", "message"),
-        [
-            (b"", "its trie has 0 bytes"),
-            (b"\x00\x04\0", "its trie has 1024 bytes, expected a multiple of 4, and at most -1"),
-            (MAP[:1000], "its trie has .* bytes, expected a multiple of 4, and at most 996"),
-            (b"\x07\0\0\0" + MAP[4:], "its trie has 7 bytes, expected a multiple of 4"),
-            (MAP[:-5], r"its trie gives the string at 3; the strings have \d bytes|is not"),
-            (MAP[:-3] + b"\xff\xff\0", "its strings are not UTF-8"),
-            (MAP[:4] + b"\0\0\xff\xff" + MAP[8:], "its trie leads to unit"),
-            (charsmap({"ﬁ": "é"}).replace(b"\0\0\0\x80", b"\1\0\0\x80"), "a string that starts within a character"),
-        ],
-    )
+    @pytest.mark.parametrize(("data", "message"), [
+        (b"", "its trie has 0 bytes"),
+        (b"\x00\x04\0", "its trie has 1024 bytes, expected a multiple of 4, and at most -1"),
+        (MAP[:1000], "its trie has .* bytes, expected a multiple of 4, and at most 996"),
+        (b"\x07\0\0\0" + MAP[4:], "its trie has 7 bytes, expected a multiple of 4"),
+        (MAP[:-5], r"its trie gives the string at 3; the strings have \d bytes|is not"),
+        (MAP[:-3] + b"\xff\xff\0", "its strings are not UTF-8"),
+        (MAP[:4] + b"\0\0\xff\xff" + MAP[8:], "its trie leads to unit"),
+        (charsmap({"ﬁ": "é"}).replace(b"\0\0\0\x80", b"\1\0\0\x80"), "a string that starts within a character"),
+    ])  # fmt: skip
     def test_broken(self, data, message):
         refuses(ValueError, message, check_charsmap, data)
 

@@ -86,19 +86,16 @@ class TestBackToText:
             refuses(ValueError, message, convert, [CLS, SEP, wrong])
         refuses(ValueError, f"token id {wrong} is not", tokenizer.convert_ids_to_tokens, wrong)
 
-    @pytest.mark.parametrize(
-        ("ids", "came"),
-        [
-            ("abc", " is str, expected an integer or a sequence of integers"),
-            (b"abc", " is bytes, expected"),
-            (None, " is NoneType, expected"),
-            (1.5, " is float, expected"),
-            ([1.5], r"\[0\] is float, expected an integer"),
-            ([1, "a"], r"\[1\] is str, expected an integer"),
-            (np.array([1.0, 2.0]), r"\[0\] is float, expected an integer"),
-            ({"input_ids": [1]}, " is dict, expected"),
-        ],
-    )
+    @pytest.mark.parametrize(("ids", "came"), [
+        ("abc", " is str, expected an integer or a sequence of integers"),
+        (b"abc", " is bytes, expected"),
+        (None, " is NoneType, expected"),
+        (1.5, " is float, expected"),
+        ([1.5], r"\[0\] is float, expected an integer"),
+        ([1, "a"], r"\[1\] is str, expected an integer"),
+        (np.array([1.0, 2.0]), r"\[0\] is float, expected an integer"),
+        ({"input_ids": [1]}, " is dict, expected"),
+    ])  # fmt: skip
     def test_wrong_ids(self, tokenizer, ids, came):
         refuses(TypeError, f"^ids{came}", tokenizer.convert_ids_to_tokens, ids)
         refuses(TypeError, f"^token_ids{came}", tokenizer.decode, ids)
@@ -129,25 +126,22 @@ class TestBackToText:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize(
-        ("arguments", "error", "message"),
-        [
-            ((3,), TypeError, "text is int, expected a string or a list of strings"),
-            ((None,), TypeError, "text is NoneType"),
-            ((b"bytes",), TypeError, "text is bytes"),
-            ((["the", None],), TypeError, r"text\[1\] is NoneType, expected a string"),
-            ((["the"] * 20 + [3.5],), TypeError, r"text\[20\] is float"),
-            (([["the", "value"]],), TypeError, r"text\[0\] is list"),
-            (([("the", "value")],), TypeError, r"text\[0\] is tuple"),
-            (({"the": 1},), TypeError, "text is dict"),
-            (((text for text in ["the"]),), TypeError, "text is generator"),
-            (("the", ["value"]), TypeError, "text_pair is list, expected a string, as text is one"),
-            ((["the"], "value"), TypeError, "text_pair is str, expected a string or a list of strings"),
-            ((["the", "the"], ["value", 1]), TypeError, r"text_pair\[1\] is int"),
-            ((["the", "the"], ["value"]), ValueError, "text_pair has 1 texts, expected 2, one for each of text"),
-            (([], ["value"]), ValueError, "text_pair has 1 texts, expected 0"),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "error", "message"), [
+        ((3,), TypeError, "text is int, expected a string or a list of strings"),
+        ((None,), TypeError, "text is NoneType"),
+        ((b"bytes",), TypeError, "text is bytes"),
+        ((["the", None],), TypeError, r"text\[1\] is NoneType, expected a string"),
+        ((["the"] * 20 + [3.5],), TypeError, r"text\[20\] is float"),
+        (([["the", "value"]],), TypeError, r"text\[0\] is list"),
+        (([("the", "value")],), TypeError, r"text\[0\] is tuple"),
+        (({"the": 1},), TypeError, "text is dict"),
+        (((text for text in ["the"]),), TypeError, "text is generator"),
+        (("the", ["value"]), TypeError, "text_pair is list, expected a string, as text is one"),
+        ((["the"], "value"), TypeError, "text_pair is str, expected a string or a list of strings"),
+        ((["the", "the"], ["value", 1]), TypeError, r"text_pair\[1\] is int"),
+        ((["the", "the"], ["value"]), ValueError, "text_pair has 1 texts, expected 2, one for each of text"),
+        (([], ["value"]), ValueError, "text_pair has 1 texts, expected 0"),
+    ])  # fmt: skip
     def test_texts(self, tokenizer, arguments, error, message):
         refuses(error, message, tokenizer, *arguments)
 
@@ -160,29 +154,23 @@ class TestBadInput:
         with pytest.raises(ValueError, match=rf"^text_pair\[{count - 1}\] is not valid Unicode"):
             tokenizer(texts, [*texts[1:], "\udfff"])
 
-    @pytest.mark.parametrize(
-        "options, message",
-        [
-            ({"truncation": True, "max_length": 1}, "max_length is 1, expected at least 2"),
-            ({"truncation": True, "max_length": -1}, "max_length is -1, expected an integer of at least 0"),
-            ({"truncation": True}, "truncation needs max_length: the tokenizer's files state no model_max_length"),
-            (
-                {"truncation": "first", "max_length": 5},
-                "truncation is 'first', expected one of False, 'do_not_truncate'",
-            ),
-            ({"truncation": "only_second", "max_length": 5}, "truncation='only_second' needs text_pair"),
-            ({"truncation": 1, "max_length": 5}, "truncation is 1, expected one of"),
-            ({"padding": "max_length"}, "padding='max_length' needs max_length"),
-            ({"padding": "left"}, "padding is 'left', expected one of False, 'do_not_pad', True"),
-            ({"padding": ["longest"]}, "padding is .*, expected one of"),
-            ({"padding": True, "padding_side": "top"}, "padding_side is 'top', expected 'left' or 'right'"),
-            ({"padding": True, "pad_to_multiple_of": 0}, "pad_to_multiple_of is 0, expected a positive integer"),
-            ({"truncation": True, "max_length": 9, "padding": True, "pad_to_multiple_of": 8}, "expected a multiple of"),
-            ({"truncation": True, "max_length": 9, "stride": 7}, "stride is 7, expected less than the 7 tokens"),
-            ({"stride": -1}, "stride is -1, expected an integer of at least 0"),
-            ({"return_tensors": "pt"}, "return_tensors is 'pt', expected one of None, 'np'"),
-        ],
-    )
+    @pytest.mark.parametrize("options, message", [
+        ({"truncation": True, "max_length": 1}, "max_length is 1, expected at least 2"),
+        ({"truncation": True, "max_length": -1}, "max_length is -1, expected an integer of at least 0"),
+        ({"truncation": True}, "truncation needs max_length: the tokenizer's files state no model_max_length"),
+        ({"truncation": "first", "max_length": 5}, "truncation is 'first', expected one of False, 'do_not_truncate'"),
+        ({"truncation": "only_second", "max_length": 5}, "truncation='only_second' needs text_pair"),
+        ({"truncation": 1, "max_length": 5}, "truncation is 1, expected one of"),
+        ({"padding": "max_length"}, "padding='max_length' needs max_length"),
+        ({"padding": "left"}, "padding is 'left', expected one of False, 'do_not_pad', True"),
+        ({"padding": ["longest"]}, "padding is .*, expected one of"),
+        ({"padding": True, "padding_side": "top"}, "padding_side is 'top', expected 'left' or 'right'"),
+        ({"padding": True, "pad_to_multiple_of": 0}, "pad_to_multiple_of is 0, expected a positive integer"),
+        ({"truncation": True, "max_length": 9, "padding": True, "pad_to_multiple_of": 8}, "expected a multiple of"),
+        ({"truncation": True, "max_length": 9, "stride": 7}, "stride is 7, expected less than the 7 tokens"),
+        ({"stride": -1}, "stride is -1, expected an integer of at least 0"),
+        ({"return_tensors": "pt"}, "return_tensors is 'pt', expected one of None, 'np'"),
+    ])  # fmt: skip
     def test_options(self, tokenizer, options, message):
         refuses(ValueError, message, tokenizer, ["the value", "the"], **options)
 
@@ -191,18 +179,15 @@ class TestBadInput:
         with pytest.raises(TypeError, match=r"max_length is .*, expected an integer of at least 0"):
             tokenizer("the", truncation=True, max_length=value)
 
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"truncation": True, "max_length": 2}, "max_length is 2, expected at least 3"),
-            ({"truncation": True, "max_length": 11, "stride": 4}, "stride is 4, expected less than the 4 tokens"),
-            *[
-                ({"padding": "max_length", "max_length": 10**30, "truncation": cut}, "expected at most 2147483647 with")
-                for cut in (False, True)
-            ],
-            ({"padding": True, "pad_to_multiple_of": 10**30}, "pad_to_multiple_of is 1.*, expected at most 2147483647"),
+    @pytest.mark.parametrize(("options", "message"), [
+        ({"truncation": True, "max_length": 2}, "max_length is 2, expected at least 3"),
+        ({"truncation": True, "max_length": 11, "stride": 4}, "stride is 4, expected less than the 4 tokens"),
+        *[
+            ({"padding": "max_length", "max_length": 10**30, "truncation": cut}, "expected at most 2147483647 with")
+            for cut in (False, True)
         ],
-    )
+        ({"padding": True, "pad_to_multiple_of": 10**30}, "pad_to_multiple_of is 1.*, expected at most 2147483647"),
+    ])  # fmt: skip
     def test_limits_of_a_pair(self, tokenizer, options, message):
         refuses(ValueError, message, tokenizer, "the", "value", **options)
 

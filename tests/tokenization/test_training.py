@@ -96,26 +96,23 @@ def test_case():
         assert kept.encode("UPPER") != kept.encode("upper")
 
 
-@pytest.mark.parametrize(
-    "options, error, message",
-    [
-        ({"texts": "text"}, TypeError, "texts is a string"),
-        ({"texts": ["a", 3]}, TypeError, r"texts\[1\] is int"),
-        ({"texts": ["a", "\ud800"]}, ValueError, r"texts\[1\] is not valid Unicode"),
-        ({"texts": []}, ValueError, "no words to learn from"),
-        ({"texts": ["", " \n"]}, ValueError, "no words to learn from"),
-        ({"kind": "word"}, ValueError, "kind is 'word', expected one of wordpiece, bpe, unigram"),
-        ({"tokenizer_class": "LukeTokenizer"}, ValueError, "tokenizer_class is 'LukeTokenizer', expected one of Bert"),
-        ({"kind": "bpe", "tokenizer_class": "BertTokenizer"}, ValueError, "a BertTokenizer is of the kind 'wordpiece'"),
-        ({"vocab_size": 8}, ValueError, "vocab_size is 8, expected an integer of at least 9"),
-        ({"kind": "bpe", "vocab_size": 260}, ValueError, "vocab_size is 260, expected an integer of at least 261"),
-        ({"vocab_size": 1e4}, TypeError, "vocab_size is .*, expected an integer"),
-        ({"min_frequency": 0}, ValueError, "min_frequency is 0"),
-        ({"kind": "bpe", "lower_case": True}, ValueError, "a RobertaTokenizer keeps upper case"),
-        ({"lower_case": "yes"}, TypeError, "lower_case is 'yes'"),
-        ({"model_max_length": -1}, ValueError, "model_max_length is -1"),
-    ],
-)
+@pytest.mark.parametrize("options, error, message", [
+    ({"texts": "text"}, TypeError, "texts is a string"),
+    ({"texts": ["a", 3]}, TypeError, r"texts\[1\] is int"),
+    ({"texts": ["a", "\ud800"]}, ValueError, r"texts\[1\] is not valid Unicode"),
+    ({"texts": []}, ValueError, "no words to learn from"),
+    ({"texts": ["", " \n"]}, ValueError, "no words to learn from"),
+    ({"kind": "word"}, ValueError, "kind is 'word', expected one of wordpiece, bpe, unigram"),
+    ({"tokenizer_class": "LukeTokenizer"}, ValueError, "tokenizer_class is 'LukeTokenizer', expected one of Bert"),
+    ({"kind": "bpe", "tokenizer_class": "BertTokenizer"}, ValueError, "a BertTokenizer is of the kind 'wordpiece'"),
+    ({"vocab_size": 8}, ValueError, "vocab_size is 8, expected an integer of at least 9"),
+    ({"kind": "bpe", "vocab_size": 260}, ValueError, "vocab_size is 260, expected an integer of at least 261"),
+    ({"vocab_size": 1e4}, TypeError, "vocab_size is .*, expected an integer"),
+    ({"min_frequency": 0}, ValueError, "min_frequency is 0"),
+    ({"kind": "bpe", "lower_case": True}, ValueError, "a RobertaTokenizer keeps upper case"),
+    ({"lower_case": "yes"}, TypeError, "lower_case is 'yes'"),
+    ({"model_max_length": -1}, ValueError, "model_max_length is -1"),
+])  # fmt: skip
 @pytest.mark.parametrize("kind", [None, "bpe", "unigram"])
 def test_wrong_arguments(kind, options, error, message):
     if kind and (set(options) != {"texts"}):

@@ -37,18 +37,15 @@ class TestByteBpe:
         assert found.char_to_token(0) == 1 and found.token_to_chars(3) == (5, 6)
         assert load(roberta)(words, is_split_into_words=True).tokens() == ["<s>", "the", "value", "s", "the", "</s>"]
 
-    @pytest.mark.parametrize(
-        ("text", "pair", "message"),
-        [
-            ("the", None, r"text is str, expected a list of words \(is_split_into_words\)"),
-            (["the", 3], None, r"text\[1\] is int, expected a string"),
-            ([["the"], "the"], None, r"text\[1\] is str, expected a list of words"),
-            ([["the"], ["the", None]], None, r"text\[1\]\[1\] is NoneType, expected a string"),
-            (["the"], [["the"]], r"text_pair\[0\] is list, expected a string"),
-            ([["the"]], 3, "text_pair is int, expected a list of words, or a list of such lists"),
-            ({"the": 1}, None, "text is dict, expected a list of words"),
-        ],
-    )
+    @pytest.mark.parametrize(("text", "pair", "message"), [
+        ("the", None, r"text is str, expected a list of words \(is_split_into_words\)"),
+        (["the", 3], None, r"text\[1\] is int, expected a string"),
+        ([["the"], "the"], None, r"text\[1\] is str, expected a list of words"),
+        ([["the"], ["the", None]], None, r"text\[1\]\[1\] is NoneType, expected a string"),
+        (["the"], [["the"]], r"text_pair\[0\] is list, expected a string"),
+        ([["the"]], 3, "text_pair is int, expected a list of words, or a list of such lists"),
+        ({"the": 1}, None, "text is dict, expected a list of words"),
+    ])  # fmt: skip
     def test_wrong_words(self, roberta, text, pair, message):
         refuses(TypeError, message, load(roberta), text, pair, is_split_into_words=True)
 
@@ -63,26 +60,23 @@ class TestByteBpe:
         (roberta / "merges.txt").write_bytes(merges.encode())
         assert load(roberta).tokenize("the") == ["the"]
 
-    @pytest.mark.parametrize(
-        ("name", "content", "message"),
-        [
-            ("vocab.json", b"\xff", r"vocab\.json is not valid JSON"),
-            ("vocab.json", b"[1]", r"vocab\.json holds a JSON list, expected an object"),
-            ("vocab.json", b"[" * 100_000, r"vocab\.json cannot be read: its JSON is nested too deeply"),
-            ("vocab.json", b'{"a": "0"}', "the id of 'a' is '0', expected an integer"),
-            ("vocab.json", b'{"a": true}', "the id of 'a' is True, expected an integer"),
-            ("vocab.json", b'{"a": 0, "a": 0}', "a token occurs twice"),
-            ("vocab.json", b'{"a": 0, "b": 0}', "2 tokens share 1 ids"),
-            ("vocab.json", b'{"a": 0, "b": 2}', "2 tokens have ids other than 0 to 1: 1 missing"),
-            ("vocab.json", b'{"a": 0, "b": -1}', "2 tokens have ids other than 0 to 1: 1 missing"),
-            ("vocab.json", b'{"a": 0, "b": 1e30}', "the id of 'b' is 1e[+]30, expected an integer"),
-            ("merges.txt", b"\xff\xfe", r"merges\.txt is not UTF-8"),
-            ("merges.txt", b"t h\nt h e\n", "line 2 has 3 parts, expected two tokens"),
-            ("merges.txt", b"t h\nth\n", "line 2 has 1 parts"),
-            ("merges.txt", b"#version: 0.2\nt x\n", "line 2 merges .*; the vocabulary lacks 'x'"),
-            ("merges.txt", b"h t\n", "line 1 merges .*; the vocabulary lacks 'ht'"),
-        ],
-    )
+    @pytest.mark.parametrize(("name", "content", "message"), [
+        ("vocab.json", b"\xff", r"vocab\.json is not valid JSON"),
+        ("vocab.json", b"[1]", r"vocab\.json holds a JSON list, expected an object"),
+        ("vocab.json", b"[" * 100_000, r"vocab\.json cannot be read: its JSON is nested too deeply"),
+        ("vocab.json", b'{"a": "0"}', "the id of 'a' is '0', expected an integer"),
+        ("vocab.json", b'{"a": true}', "the id of 'a' is True, expected an integer"),
+        ("vocab.json", b'{"a": 0, "a": 0}', "a token occurs twice"),
+        ("vocab.json", b'{"a": 0, "b": 0}', "2 tokens share 1 ids"),
+        ("vocab.json", b'{"a": 0, "b": 2}', "2 tokens have ids other than 0 to 1: 1 missing"),
+        ("vocab.json", b'{"a": 0, "b": -1}', "2 tokens have ids other than 0 to 1: 1 missing"),
+        ("vocab.json", b'{"a": 0, "b": 1e30}', "the id of 'b' is 1e[+]30, expected an integer"),
+        ("merges.txt", b"\xff\xfe", r"merges\.txt is not UTF-8"),
+        ("merges.txt", b"t h\nt h e\n", "line 2 has 3 parts, expected two tokens"),
+        ("merges.txt", b"t h\nth\n", "line 2 has 1 parts"),
+        ("merges.txt", b"#version: 0.2\nt x\n", "line 2 merges .*; the vocabulary lacks 'x'"),
+        ("merges.txt", b"h t\n", "line 1 merges .*; the vocabulary lacks 'ht'"),
+    ])  # fmt: skip
     def test_broken(self, roberta, name, content, message):
         (roberta / name).write_bytes(content)
         refuses(CheckpointError, message, load, roberta)

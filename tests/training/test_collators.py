@@ -212,48 +212,42 @@ def test_examples_without_tokens(tokenizer):
     assert batch["input_ids"].dtype == np.int64 and batch["input_ids"].tolist() == [[0, 0], [2, 3]]
 
 
-@pytest.mark.parametrize(
-    "examples, error",
-    [
-        ([], r"examples is \[\], expected a list of at least one mapping"),
-        ({"input_ids": [[1]]}, "examples is {"),
-        ([{"input_ids": [1]}, [1]], r"examples\[1\] is \[1\], expected a mapping"),
-        ([None], r"examples\[0\] is None, expected a mapping"),
-        ([{"input_ids": [[1], [2]]}], r"examples\[0\]\['input_ids'\] is \[\[1\], \[2\]\]"),
-        ([{"input_ids": [[1], []]}], r"examples\[0\]\['input_ids'\]"),
-        ([{"input_ids": [1.5]}], r"examples\[0\]\['input_ids'\] is \[1.5\]"),
-        ([{"input_ids": [True]}], r"examples\[0\]\['input_ids'\]"),
-        ([{"input_ids": [2**70]}], r"examples\[0\]\['input_ids'\]"),
-        ([{"input_ids": None}], r"examples\[0\]\['input_ids'\] is None"),
-        ([{"input_ids": [1]}, {"labels": [1]}], r"examples\[1\] has no input_ids"),
-        ([{"input_ids": [1]}, {"input_ids": [1], "label": 3}], r"examples\[1\] has label"),
-        ([{"input_ids": [1], "label": "cat"}], r"examples\[0\]\['label'\] is 'cat'"),
-        ([{"input_ids": [1, 2], "label": [1]}, {"input_ids": [1], "label": [1, 2, 3]}], r"examples\[1\]\['label'\]"),
-    ],
-)
+@pytest.mark.parametrize("examples, error", [
+    ([], r"examples is \[\], expected a list of at least one mapping"),
+    ({"input_ids": [[1]]}, "examples is {"),
+    ([{"input_ids": [1]}, [1]], r"examples\[1\] is \[1\], expected a mapping"),
+    ([None], r"examples\[0\] is None, expected a mapping"),
+    ([{"input_ids": [[1], [2]]}], r"examples\[0\]\['input_ids'\] is \[\[1\], \[2\]\]"),
+    ([{"input_ids": [[1], []]}], r"examples\[0\]\['input_ids'\]"),
+    ([{"input_ids": [1.5]}], r"examples\[0\]\['input_ids'\] is \[1.5\]"),
+    ([{"input_ids": [True]}], r"examples\[0\]\['input_ids'\]"),
+    ([{"input_ids": [2**70]}], r"examples\[0\]\['input_ids'\]"),
+    ([{"input_ids": None}], r"examples\[0\]\['input_ids'\] is None"),
+    ([{"input_ids": [1]}, {"labels": [1]}], r"examples\[1\] has no input_ids"),
+    ([{"input_ids": [1]}, {"input_ids": [1], "label": 3}], r"examples\[1\] has label"),
+    ([{"input_ids": [1], "label": "cat"}], r"examples\[0\]\['label'\] is 'cat'"),
+    ([{"input_ids": [1, 2], "label": [1]}, {"input_ids": [1], "label": [1, 2, 3]}], r"examples\[1\]\['label'\]"),
+])  # fmt: skip
 def test_examples_that_do_not_fit(tokenizer, examples, error):
     refuses(ValueError, error, DataCollatorWithPadding(tokenizer), examples)
 
 
-@pytest.mark.parametrize(
-    "kind, options, error",
-    [
-        (Masking, {"share": 1.1}, "share is 1.1"),
-        (Masking, {"share": True}, "share is True"),
-        (Masking, {"mask_share": 0.9, "random_share": 0.2}, "at most 1 together"),
-        (Masking, {"unit": "letter"}, "unit is 'letter'"),
-        (DataCollatorWithPadding, {"pad_to_multiple_of": 0}, "pad_to_multiple_of is 0"),
-        (DataCollatorWithPadding, {"pad_to_multiple_of": "8"}, "pad_to_multiple_of is '8'"),
-        (DataCollatorWithPadding, {"padding": "max_length", "max_length": -1}, "max_length is -1"),
-        (DataCollatorWithPadding, {"padding": 1}, "padding is 1"),
-        (DataCollatorForLanguageModeling, {"mlm": "yes"}, "mlm is 'yes'"),
-        (DataCollatorForLanguageModeling, {"mlm": False, "whole_word_mask": True}, "mlm=False"),
-        (DataCollatorForLanguageModeling, {"whole_word_mask": 1}, "whole_word_mask is 1"),
-        (DataCollatorForLanguageModeling, {"static": None}, "static is None"),
-        (DataCollatorForLanguageModeling, {"seed": None}, "seed is None"),
-        (DataCollatorForLanguageModeling, {"mlm_probability": float("nan")}, "share is nan"),
-    ],
-)
+@pytest.mark.parametrize("kind, options, error", [
+    (Masking, {"share": 1.1}, "share is 1.1"),
+    (Masking, {"share": True}, "share is True"),
+    (Masking, {"mask_share": 0.9, "random_share": 0.2}, "at most 1 together"),
+    (Masking, {"unit": "letter"}, "unit is 'letter'"),
+    (DataCollatorWithPadding, {"pad_to_multiple_of": 0}, "pad_to_multiple_of is 0"),
+    (DataCollatorWithPadding, {"pad_to_multiple_of": "8"}, "pad_to_multiple_of is '8'"),
+    (DataCollatorWithPadding, {"padding": "max_length", "max_length": -1}, "max_length is -1"),
+    (DataCollatorWithPadding, {"padding": 1}, "padding is 1"),
+    (DataCollatorForLanguageModeling, {"mlm": "yes"}, "mlm is 'yes'"),
+    (DataCollatorForLanguageModeling, {"mlm": False, "whole_word_mask": True}, "mlm=False"),
+    (DataCollatorForLanguageModeling, {"whole_word_mask": 1}, "whole_word_mask is 1"),
+    (DataCollatorForLanguageModeling, {"static": None}, "static is None"),
+    (DataCollatorForLanguageModeling, {"seed": None}, "seed is None"),
+    (DataCollatorForLanguageModeling, {"mlm_probability": float("nan")}, "share is nan"),
+])  # fmt: skip
 def test_invalid_options(tokenizer, kind, options, error):
     refuses((TypeError, ValueError), error, kind, *(() if kind is Masking else (tokenizer,)), **options)
 

@@ -101,13 +101,10 @@ def test_nan_is_never_the_best_metric(tmp_path):
     assert (trainer.state.best_metric, trainer.state.best_global_step) == (0.5, 2)
 
 
-@pytest.mark.parametrize(
-    ("metrics", "error"),
-    [
-        (0.5, "returned float, expected {name: number}"),
-        ({"a": np.eye(2)}, "returned 'a' as ndarray, expected a number"),
-    ],
-)
+@pytest.mark.parametrize(("metrics", "error"), [
+    (0.5, "returned float, expected {name: number}"),
+    ({"a": np.eye(2)}, "returned 'a' as ndarray, expected a number"),
+])  # fmt: skip
 def test_invalid_metrics(tmp_path, metrics, error):
     with pytest.raises(TypeError, match=f"compute_metrics {error}"):
         class_trainer(tmp_path, compute_metrics=lambda prediction: metrics).evaluate()

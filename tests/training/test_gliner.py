@@ -111,16 +111,13 @@ def test_masking_takes_its_share_of_what_is_not_an_entity(tmp_path):
     assert 0.3 < half / whole["weights"].sum() < 0.7
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"text": 3}, "records[0]"),
-        ({"spans": [[0, 99, "a"]]}, "spans[0] is [0, 99]"),
-        ({"spans": [[0, 3]]}, "spans[0] is [0, 3]"),
-        ({"labels": "city"}, "'labels' is 'city', expected a list of strings"),
-        ({"negatives": [3]}, "'negatives' is [3], expected a list of strings"),
-    ],
-)
+@pytest.mark.parametrize("change, message", [
+    ({"text": 3}, "records[0]"),
+    ({"spans": [[0, 99, "a"]]}, "spans[0] is [0, 99]"),
+    ({"spans": [[0, 3]]}, "spans[0] is [0, 3]"),
+    ({"labels": "city"}, "'labels' is 'city', expected a list of strings"),
+    ({"negatives": [3]}, "'negatives' is [3], expected a list of strings"),
+])  # fmt: skip
 def test_wrong_records_are_refused(folder, change, message):
     _, collate = collator_of(GLiNER.from_pretrained(folder))
     refuses(MalformedRecord, re.escape(message), collate, [RECORDS[0] | change])

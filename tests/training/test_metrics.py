@@ -150,14 +150,11 @@ def test_a_missing_package_is_named_with_the_extra(monkeypatch, name, package):
         getattr(metrics, name)((np.arange(3), np.arange(3)))
 
 
-@pytest.mark.parametrize(
-    "predictions, labels, error",
-    [
-        (np.zeros((3, 2)), np.zeros(4), r"predictions have shape \(3, 2\)"),
-        (np.zeros((3, 0)), np.zeros(3), r"predictions have shape \(3, 0\)"),
-        (np.full((3, 2), np.nan), np.zeros(3), "predictions holds NaN"),
-    ],
-)
+@pytest.mark.parametrize("predictions, labels, error", [
+    (np.zeros((3, 2)), np.zeros(4), r"predictions have shape \(3, 2\)"),
+    (np.zeros((3, 0)), np.zeros(3), r"predictions have shape \(3, 0\)"),
+    (np.full((3, 2), np.nan), np.zeros(3), "predictions holds NaN"),
+])  # fmt: skip
 def test_invalid_predictions(predictions, labels, error):
     refuses(ValueError, error, metrics.accuracy, (predictions, labels))
     refuses(ValueError, "average is 'mean'", metrics.f1, (LOGITS, LABELS), "mean")

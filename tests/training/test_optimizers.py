@@ -143,22 +143,19 @@ def test_groups():
     assert optimizer.lr == 0.1
 
 
-@pytest.mark.parametrize(
-    "options, error",
-    [
-        ({"lr": -1.0}, "lr is -1.0"),
-        ({"lr": "fast"}, "lr is 'fast', expected a number"),
-        ({"lr": 10**400}, "lr is an integer of 1329 bits, expected a finite number"),
-        ({"betas": (0.9, 1.0)}, "betas is"),
-        ({"betas": ("a", None)}, "betas is"),
-        ({"groups": None}, "groups is None, expected a list"),
-        ({"groups": [3]}, r"groups\[0\] is 3, expected a dict"),
-        ({"groups": [{"names": ["*.layer.9.*"], "lr": 1.0}]}, r"groups\[0\]: no other parameter"),
-        ({"groups": [{"names": "*", "lr": 1.0}]}, r"names is '\*', expected a list"),
-        ({"groups": [{"names": ["*"], "rate": 1.0}]}, "groups.0. has names, rate"),
-        ({"groups": [{"names": ["*.query.weight"], "lr": 1.0}]}, "are one parameter"),
-    ],
-)
+@pytest.mark.parametrize("options, error", [
+    ({"lr": -1.0}, "lr is -1.0"),
+    ({"lr": "fast"}, "lr is 'fast', expected a number"),
+    ({"lr": 10**400}, "lr is an integer of 1329 bits, expected a finite number"),
+    ({"betas": (0.9, 1.0)}, "betas is"),
+    ({"betas": ("a", None)}, "betas is"),
+    ({"groups": None}, "groups is None, expected a list"),
+    ({"groups": [3]}, r"groups\[0\] is 3, expected a dict"),
+    ({"groups": [{"names": ["*.layer.9.*"], "lr": 1.0}]}, r"groups\[0\]: no other parameter"),
+    ({"groups": [{"names": "*", "lr": 1.0}]}, r"names is '\*', expected a list"),
+    ({"groups": [{"names": ["*"], "rate": 1.0}]}, "groups.0. has names, rate"),
+    ({"groups": [{"names": ["*.query.weight"], "lr": 1.0}]}, "are one parameter"),
+])  # fmt: skip
 def test_invalid_settings(options, error):
     refuses((TypeError, ValueError), error, AdamW, new_model(), **options)
 
@@ -338,35 +335,26 @@ def test_a_schedule_by_metrics_goes_on():
     refuses(TypeError, "metrics is None, expected a list of numbers", again.load_state_dict, {"position": 1})
 
 
-@pytest.mark.parametrize(
-    "options, error",
-    [
-        ({"name": "exponential"}, "name is 'exponential'"),
-        ({"name": "linear"}, "num_training_steps is missing"),
-        ({"name": "linear", "num_training_steps": 3, "power": 2}, "linear has no option 'power'"),
-        ({"name": "constant", "num_warmup_steps": -1}, "num_warmup_steps is -1"),
-        ({"name": "constant", "power": 2}, "constant has no option 'power'$"),
-        ({"name": "cosine", "num_training_steps": 9, "num_cycles": float("nan")}, "num_cycles is nan"),
-        ({"name": "polynomial", "num_training_steps": 9, "power": -1}, "power is -1"),
-        ({"name": "polynomial", "num_training_steps": 9, "lr_end": 1}, "lr_end is 1, expected less than the learning"),
-        (
-            {"name": "cosine_with_min_lr", "num_training_steps": 9},
-            "min_lr is None and min_lr_rate is None, expected one",
-        ),
-        ({"name": "cosine_with_min_lr", "num_training_steps": 9, "min_lr": 1}, "min_lr is 1, expected less than the"),
-        (
-            {"name": "warmup_stable_decay", "num_training_steps": 9, "min_lr_ratio": 1.5},
-            "min_lr_ratio is 1.5, expected",
-        ),
-        ({"name": "warmup_stable_decay", "num_training_steps": 9, "decay_type": "flat"}, "decay_type is 'flat'"),
-        ({"name": "warmup_stable_decay", "num_stable_steps": 9}, "num_training_steps is missing, expected it"),
-        ({"name": "reduce_lr_on_plateau", "factor": "0"}, "factor is '0'"),
-        ({"name": "greedy", "factor": 1}, "factor is 1, expected a number between 0 and 1"),
-        ({"name": "greedy", "window_size": 0}, "window_size is 0"),
-        ({"name": "greedy", "smooth": "yes"}, "smooth is 'yes'"),
-        ({"name": "cosine_warmup_with_min_lr", "num_training_steps": 9, "warmup_lr_rate": 2}, "warmup_lr_rate is 2"),
-    ],
-)
+@pytest.mark.parametrize("options, error", [
+    ({"name": "exponential"}, "name is 'exponential'"),
+    ({"name": "linear"}, "num_training_steps is missing"),
+    ({"name": "linear", "num_training_steps": 3, "power": 2}, "linear has no option 'power'"),
+    ({"name": "constant", "num_warmup_steps": -1}, "num_warmup_steps is -1"),
+    ({"name": "constant", "power": 2}, "constant has no option 'power'$"),
+    ({"name": "cosine", "num_training_steps": 9, "num_cycles": float("nan")}, "num_cycles is nan"),
+    ({"name": "polynomial", "num_training_steps": 9, "power": -1}, "power is -1"),
+    ({"name": "polynomial", "num_training_steps": 9, "lr_end": 1}, "lr_end is 1, expected less than the learning"),
+    ({"name": "cosine_with_min_lr", "num_training_steps": 9}, "min_lr is None and min_lr_rate is None, expected one"),
+    ({"name": "cosine_with_min_lr", "num_training_steps": 9, "min_lr": 1}, "min_lr is 1, expected less than the"),
+    ({"name": "warmup_stable_decay", "num_training_steps": 9, "min_lr_ratio": 1.5}, "min_lr_ratio is 1.5, expected"),
+    ({"name": "warmup_stable_decay", "num_training_steps": 9, "decay_type": "flat"}, "decay_type is 'flat'"),
+    ({"name": "warmup_stable_decay", "num_stable_steps": 9}, "num_training_steps is missing, expected it"),
+    ({"name": "reduce_lr_on_plateau", "factor": "0"}, "factor is '0'"),
+    ({"name": "greedy", "factor": 1}, "factor is 1, expected a number between 0 and 1"),
+    ({"name": "greedy", "window_size": 0}, "window_size is 0"),
+    ({"name": "greedy", "smooth": "yes"}, "smooth is 'yes'"),
+    ({"name": "cosine_warmup_with_min_lr", "num_training_steps": 9, "warmup_lr_rate": 2}, "warmup_lr_rate is 2"),
+])  # fmt: skip
 def test_invalid_schedules(options, error):
     refuses((TypeError, ValueError), error, get_scheduler, optimizer=AdamW(new_model()), **options)
 

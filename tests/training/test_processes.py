@@ -128,14 +128,11 @@ def test_a_process_that_dies_ends_the_run_and_the_checkpoint_resumes(run_of_two,
 
 @has_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (("--action", "stop"), ""),
-        (("--action", "interrupt"), "KeyboardInterrupt"),
-        (("--differ",), "the model differs between processes"),
-    ],
-)
+@pytest.mark.parametrize("arguments, message", [
+    (("--action", "stop"), ""),
+    (("--action", "interrupt"), "KeyboardInterrupt"),
+    (("--differ",), "the model differs between processes"),
+])  # fmt: skip
 def test_one_process_ends_the_run_of_all(tmp_path, arguments, message):
     ended = start(2, tmp_path, *arguments)
     assert (ended.returncode != 0) == bool(message) and message in ended.stderr

@@ -25,15 +25,12 @@ from tests.tolerances import assert_same_arrays
 from tests.training.tiny_runs import TEXTS, At, assert_same_weights, language_trainer, names_in, without_times
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"gradient_accumulation_steps": 2, "group_by_length": True, "optim": "lamb"},
-        {"max_tokens_per_batch": 25, "warmup_steps": 0.3, "lr_scheduler_type": "cosine"},
-        {"max_steps": -1, "num_train_epochs": 1.5, "save_strategy": "epoch", "gradient_checkpointing": True},
-    ],
-)
+@pytest.mark.parametrize("settings", [
+    {},
+    {"gradient_accumulation_steps": 2, "group_by_length": True, "optim": "lamb"},
+    {"max_tokens_per_batch": 25, "warmup_steps": 0.3, "lr_scheduler_type": "cosine"},
+    {"max_steps": -1, "num_train_epochs": 1.5, "save_strategy": "epoch", "gradient_checkpointing": True},
+])  # fmt: skip
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path, settings):
     whole = language_trainer(tmp_path / "whole", **settings)
     done = whole.train()
@@ -192,19 +189,16 @@ def test_a_killed_run_goes_on(tmp_path):
     assert not list(folder.glob(".*"))
 
 
-@pytest.mark.parametrize(
-    "change, error",
-    [
-        ({"optim": "lamb"}, "optim is 'lamb', in .* it was 'adamw'"),
-        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor is 0.1"),
-        ({"seed": 1}, "seed is 1, in .* it was 42"),
-        ({"learning_rate": 0.1}, "learning_rate is 0.1, in .* it was 0.01"),
-        ({"bf16": True}, "bf16 is True, in .* it was False"),
-        ({"texts": TEXTS[1:]}, "the number of examples is 22, in .* it was 23"),
-        ({"texts": [*TEXTS[:-1], {"input_ids": [5, 6, 7]}]}, "the dataset's fingerprint is"),
-        ({"masking": Masking(0.2, unit="word")}, "masking is .*'word'.* it was .*'token'"),
-    ],
-)
+@pytest.mark.parametrize("change, error", [
+    ({"optim": "lamb"}, "optim is 'lamb', in .* it was 'adamw'"),
+    ({"label_smoothing_factor": 0.1}, "label_smoothing_factor is 0.1"),
+    ({"seed": 1}, "seed is 1, in .* it was 42"),
+    ({"learning_rate": 0.1}, "learning_rate is 0.1, in .* it was 0.01"),
+    ({"bf16": True}, "bf16 is True, in .* it was False"),
+    ({"texts": TEXTS[1:]}, "the number of examples is 22, in .* it was 23"),
+    ({"texts": [*TEXTS[:-1], {"input_ids": [5, 6, 7]}]}, "the dataset's fingerprint is"),
+    ({"masking": Masking(0.2, unit="word")}, "masking is .*'word'.* it was .*'token'"),
+])  # fmt: skip
 def test_a_run_goes_on_with_what_it_began_with(tmp_path, change, error):
     def trainer(texts=TEXTS, masking=DEFAULT, **settings):
         made = language_trainer(tmp_path, **{"max_steps": 1, **settings})
@@ -230,21 +224,18 @@ def test_another_length_is_reported_where_the_rates_depend_on_it(tmp_path, kind,
     assert (done.global_step, done.metrics["train_steps"]) == (max(steps, 3), max(steps - 3, 0))
 
 
-@pytest.mark.parametrize(
-    "file, content, error",
-    [
-        ("scheduler.json", {"position": "x"}, "scheduler.json: position is 'x', expected a number"),
-        ("scheduler.json", {}, "scheduler.json: position is None, expected a number"),
-        ("training_args.json", -1.5, "training_args.json holds -1.5, expected an object"),
-        ("trainer_state.json", {"global_step": "3"}, "trainer_state.json: global_step is '3', expected int"),
-        ("trainer_state.json", {"global_step": 10**18}, "global_step is 10{18}, expected a number from 0 to 1"),
-        ("trainer_state.json", {"global_step": -5}, "global_step is -5, expected a number from 0 to 1"),
-        ("trainer_state.json", {"batches_done": 10**18, "global_step": 10**18}, "batches_done is 10{18}, expected"),
-        ("trainer_state.json", {"log_history": [1]}, r"log_history\[0\] is 1, expected an object with a step"),
-        ("trainer_state.json", {"log_history": [{"loss": 1}]}, r"log_history\[0\] is {'loss': 1}, expected an object"),
-        ("trainer_state.json", {"callbacks": None}, "trainer_state.json: callbacks is None, expected dict"),
-    ],
-)
+@pytest.mark.parametrize("file, content, error", [
+    ("scheduler.json", {"position": "x"}, "scheduler.json: position is 'x', expected a number"),
+    ("scheduler.json", {}, "scheduler.json: position is None, expected a number"),
+    ("training_args.json", -1.5, "training_args.json holds -1.5, expected an object"),
+    ("trainer_state.json", {"global_step": "3"}, "trainer_state.json: global_step is '3', expected int"),
+    ("trainer_state.json", {"global_step": 10**18}, "global_step is 10{18}, expected a number from 0 to 1"),
+    ("trainer_state.json", {"global_step": -5}, "global_step is -5, expected a number from 0 to 1"),
+    ("trainer_state.json", {"batches_done": 10**18, "global_step": 10**18}, "batches_done is 10{18}, expected"),
+    ("trainer_state.json", {"log_history": [1]}, r"log_history\[0\] is 1, expected an object with a step"),
+    ("trainer_state.json", {"log_history": [{"loss": 1}]}, r"log_history\[0\] is {'loss': 1}, expected an object"),
+    ("trainer_state.json", {"callbacks": None}, "trainer_state.json: callbacks is None, expected dict"),
+])  # fmt: skip
 def test_a_checkpoint_whose_files_hold_something_else_is_refused(tmp_path, file, content, error):
     language_trainer(tmp_path, max_steps=1, save_steps=1).train()
     changed = tmp_path / "checkpoint-1" / file

@@ -52,15 +52,12 @@ def test_several_labels(tmp_path):
     refuses(ValueError, "the model has 3 labels; rank needs one", encoder.rank, "a", ["b"])
 
 
-@pytest.mark.parametrize(
-    ("config", "settings"),
-    [
-        ({"sbert_ce_default_activation_function": IDENTITY}, {}),
-        ({"sentence_transformers": {"activation_fn": IDENTITY, "version": "4.0.1"}}, {}),
-        ({}, {"activation_fn": IDENTITY}),
-        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, {"activation_fn": IDENTITY}),
-    ],
-)
+@pytest.mark.parametrize(("config", "settings"), [
+    ({"sbert_ce_default_activation_function": IDENTITY}, {}),
+    ({"sentence_transformers": {"activation_fn": IDENTITY, "version": "4.0.1"}}, {}),
+    ({}, {"activation_fn": IDENTITY}),
+    ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, {"activation_fn": IDENTITY}),
+])  # fmt: skip
 def test_published_activations(tmp_path, reranker, config, settings):
     folder = save_tiny_classifier(tmp_path, config=config)
     if settings:
@@ -160,27 +157,20 @@ def test_a_module_list(tmp_path, reranker):
         CrossEncoder(folder)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda encoder: encoder.predict("text"), TypeError, "inputs is str, expected a list of pairs"),
-        (lambda encoder: encoder.predict(np.array("text")), TypeError, "inputs is ndarray, expected a list of pairs"),
-        (lambda encoder: encoder.predict(["a", "b", "c"]), TypeError, r"inputs\[0\] is .* expected two strings"),
-        (lambda encoder: encoder.predict([("a", "b"), ("c",)]), TypeError, r"inputs\[1\] is \('c',\), expected two"),
-        (lambda encoder: encoder.predict([("a", 3)]), TypeError, r"inputs\[0\]\[1\] is int, expected str"),
-        (lambda encoder: encoder.predict([("a", "\ud800")]), ValueError, r"inputs\[0\]\[1\] is not valid Unicode"),
-        (lambda encoder: encoder.predict(PAIRS, stride=3), ValueError, "stride is 3"),
-        (lambda encoder: encoder.predict(PAIRS, activation_fn="gelu"), ValueError, "activation_fn is 'gelu'"),
-        (
-            lambda encoder: encoder.predict(PAIRS, prompt_name="q"),
-            ValueError,
-            "prompt_name is 'q', this model has query",
-        ),
-        (lambda encoder: encoder.rank("q", ["a"], top_k=0), ValueError, "top_k is 0, expected a positive"),
-        (lambda encoder: encoder.rank("q", "text"), TypeError, "documents is str"),
-        (lambda encoder: encoder.rank(3, ["text"]), TypeError, "query is int"),
-    ],
-)
+@pytest.mark.parametrize(("call", "error", "message"), [
+    (lambda encoder: encoder.predict("text"), TypeError, "inputs is str, expected a list of pairs"),
+    (lambda encoder: encoder.predict(np.array("text")), TypeError, "inputs is ndarray, expected a list of pairs"),
+    (lambda encoder: encoder.predict(["a", "b", "c"]), TypeError, r"inputs\[0\] is .* expected two strings"),
+    (lambda encoder: encoder.predict([("a", "b"), ("c",)]), TypeError, r"inputs\[1\] is \('c',\), expected two"),
+    (lambda encoder: encoder.predict([("a", 3)]), TypeError, r"inputs\[0\]\[1\] is int, expected str"),
+    (lambda encoder: encoder.predict([("a", "\ud800")]), ValueError, r"inputs\[0\]\[1\] is not valid Unicode"),
+    (lambda encoder: encoder.predict(PAIRS, stride=3), ValueError, "stride is 3"),
+    (lambda encoder: encoder.predict(PAIRS, activation_fn="gelu"), ValueError, "activation_fn is 'gelu'"),
+    (lambda encoder: encoder.predict(PAIRS, prompt_name="q"), ValueError, "prompt_name is 'q', this model has query"),
+    (lambda encoder: encoder.rank("q", ["a"], top_k=0), ValueError, "top_k is 0, expected a positive"),
+    (lambda encoder: encoder.rank("q", "text"), TypeError, "documents is str"),
+    (lambda encoder: encoder.rank(3, ["text"]), TypeError, "query is int"),
+])  # fmt: skip
 def test_bad_arguments(reranker, call, error, message):
     refuses(error, message, call, reranker)
 

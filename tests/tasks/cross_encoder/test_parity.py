@@ -13,16 +13,13 @@ TEXTS = random_texts(23, longest=30, seed=3), random_texts(23, longest=30, seed=
 PAIRS = list(zip(*TEXTS, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("labels", "config", "settings"),
-    [
-        (1, {}, {}),
-        (1, {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, {}),
-        (1, {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, {}),
-        (1, {}, {"activation_fn": "torch.nn.modules.activation.ReLU", "model_type": "CrossEncoder"}),
-        (3, {}, {"prompts": {"q": "paris is "}, "default_prompt_name": "q", "model_type": "CrossEncoder"}),
-    ],
-)
+@pytest.mark.parametrize(("labels", "config", "settings"), [
+    (1, {}, {}),
+    (1, {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, {}),
+    (1, {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, {}),
+    (1, {}, {"activation_fn": "torch.nn.modules.activation.ReLU", "model_type": "CrossEncoder"}),
+    (3, {}, {"prompts": {"q": "paris is "}, "default_prompt_name": "q", "model_type": "CrossEncoder"}),
+])  # fmt: skip
 def test_scores_and_ranks(tmp_path, labels, config, settings):
     import sentence_transformers
 

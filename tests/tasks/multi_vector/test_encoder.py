@@ -48,14 +48,11 @@ def test_backends_batches_and_processes_agree(encoder):
             np.testing.assert_allclose((mine * mine).sum(axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("save", "query", "document"),
-    [
-        (save_tiny_late, "[CLS] the cat . [SEP] [MASK]", "[CLS] paris cat . [SEP]"),
-        (save_tiny_pylate, "[CLS] [Q]  cat . [SEP] [MASK]", "[CLS] [D]  cat . [SEP]"),
-        (save_tiny_stanford, "[CLS] [unused0] cat . [SEP] [MASK]", "[CLS] [unused1] cat . [SEP]"),
-    ],
-)
+@pytest.mark.parametrize(("save", "query", "document"), [
+    (save_tiny_late, "[CLS] the cat . [SEP] [MASK]", "[CLS] paris cat . [SEP]"),
+    (save_tiny_pylate, "[CLS] [Q]  cat . [SEP] [MASK]", "[CLS] [D]  cat . [SEP]"),
+    (save_tiny_stanford, "[CLS] [unused0] cat . [SEP] [MASK]", "[CLS] [unused1] cat . [SEP]"),
+])  # fmt: skip
 def test_tokens_of_each_format(tmp_path, save, query, document):
     encoder = MultiVectorEncoder(save(tmp_path))
     for task, prompt, expected in (
@@ -250,14 +247,11 @@ def test_what_folders_are_refused_for(tmp_path, folder, name, content, message):
     refuses(CheckpointError, re.escape(message), MultiVectorEncoder, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("metadata", "message"),
-    [
-        ({"query_token_id": 5}, "query_token_id is 5, expected a string or null"),
-        ({"doc_maxlen": "x"}, "doc_maxlen is 'x', expected a positive integer"),
-        ({"query_maxlen": 99}, "query_expansion['length'] is 99, expected 2 (the special tokens of a text) to 40"),
-    ],
-)
+@pytest.mark.parametrize(("metadata", "message"), [
+    ({"query_token_id": 5}, "query_token_id is 5, expected a string or null"),
+    ({"doc_maxlen": "x"}, "doc_maxlen is 'x', expected a positive integer"),
+    ({"query_maxlen": 99}, "query_expansion['length'] is 99, expected 2 (the special tokens of a text) to 40"),
+])  # fmt: skip
 def test_what_metadata_is_refused_for(tmp_path, metadata, message):
     refuses(ValueError, re.escape(message), MultiVectorEncoder, save_tiny_stanford(tmp_path, **metadata))
 

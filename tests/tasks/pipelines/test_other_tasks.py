@@ -110,19 +110,16 @@ def test_batches_and_padding(judge, monkeypatch):
         refuses(error, r"batch_size is 0|padding is|unexpected option 'pad'", judge, "a", CANDIDATES, **options)
 
 
-@pytest.mark.parametrize(
-    ("labels", "options", "message"),
-    [
-        (None, {}, "candidate_labels is empty"),
-        (5, {}, r"candidate_labels is .*, expected a list of strings"),
-        (iter(["cat"]), {}, r"candidate_labels is .*, expected a list of strings"),
-        (["cat"], {"hypothesis_template": "\ud800{}"}, "hypothesis_template is not valid Unicode"),
-        *(
-            (["cat"], {"hypothesis_template": template}, r"hypothesis_template is '.*', expected a text with {}")
-            for template in ("of", "{} {}", "{x}", "{", "{:d}", "{.x}")
-        ),
-    ],
-)
+@pytest.mark.parametrize(("labels", "options", "message"), [
+    (None, {}, "candidate_labels is empty"),
+    (5, {}, r"candidate_labels is .*, expected a list of strings"),
+    (iter(["cat"]), {}, r"candidate_labels is .*, expected a list of strings"),
+    (["cat"], {"hypothesis_template": "\ud800{}"}, "hypothesis_template is not valid Unicode"),
+    *(
+        (["cat"], {"hypothesis_template": template}, r"hypothesis_template is '.*', expected a text with {}")
+        for template in ("of", "{} {}", "{x}", "{", "{:d}", "{.x}")
+    ),
+])  # fmt: skip
 def test_bad_classes_and_templates(judge, labels, options, message):
     refuses((TypeError, ValueError), message, judge, TEXTS[0], labels, **options)
 

@@ -105,19 +105,16 @@ def test_windows_do_not_change_what_one_window_holds(answer):
     refuses(ValueError, "inputs has more than the 20 tokens", answer, one, max_length=20, truncation="error")
 
 
-@pytest.mark.parametrize(
-    ("inputs", "options", "error", "message"),
-    [
-        ("is it ?", {}, TypeError, "inputs is str, expected"),
-        ({"question": "a"}, {}, ValueError, "inputs has the keys 'question', expected 'question' and 'context'"),
-        ({"question": "a", "context": " "}, {}, ValueError, r"inputs\['context'\] is empty"),
-        ({"question": "", "context": "a"}, {}, ValueError, r"inputs\['question'\] is empty"),
-        ([{"question": "a", "context": 3}], {}, TypeError, r"inputs\[0\]\['context'\] is int"),
-        ({"question": "a", "context": "b"}, {"max_answer_len": 0}, ValueError, "max_answer_len is 0"),
-        ({"question": "a", "context": "b"}, {"handle_impossible_answer": 1}, TypeError, "handle_impossible_answer is"),
-        ({"question": "a " * 50, "context": SHORT}, {}, ValueError, "would have to be cut"),
-    ],
-)
+@pytest.mark.parametrize(("inputs", "options", "error", "message"), [
+    ("is it ?", {}, TypeError, "inputs is str, expected"),
+    ({"question": "a"}, {}, ValueError, "inputs has the keys 'question', expected 'question' and 'context'"),
+    ({"question": "a", "context": " "}, {}, ValueError, r"inputs\['context'\] is empty"),
+    ({"question": "", "context": "a"}, {}, ValueError, r"inputs\['question'\] is empty"),
+    ([{"question": "a", "context": 3}], {}, TypeError, r"inputs\[0\]\['context'\] is int"),
+    ({"question": "a", "context": "b"}, {"max_answer_len": 0}, ValueError, "max_answer_len is 0"),
+    ({"question": "a", "context": "b"}, {"handle_impossible_answer": 1}, TypeError, "handle_impossible_answer is"),
+    ({"question": "a " * 50, "context": SHORT}, {}, ValueError, "would have to be cut"),
+])  # fmt: skip
 def test_bad_calls(answer, inputs, options, error, message):
     refuses(error, message, answer, inputs, **options)
 

@@ -64,15 +64,12 @@ def test_calibrations(classify):
         np.testing.assert_allclose([found[name] for name in NAMES], right, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("config", "labels", "name"),
-    [
-        ({"problem_type": "regression"}, {"0": "x"}, "none"),
-        ({"problem_type": "multi_label_classification"}, LABELS, "sigmoid"),
-        ({}, {"0": "x"}, "sigmoid"),
-        ({"problem_type": "single_label_classification"}, LABELS, "softmax"),
-    ],
-)
+@pytest.mark.parametrize(("config", "labels", "name"), [
+    ({"problem_type": "regression"}, {"0": "x"}, "none"),
+    ({"problem_type": "multi_label_classification"}, LABELS, "sigmoid"),
+    ({}, {"0": "x"}, "sigmoid"),
+    ({"problem_type": "single_label_classification"}, LABELS, "softmax"),
+])  # fmt: skip
 def test_the_function_that_the_config_asks_for(tmp_path, config, labels, name):
     classify = pipeline(
         "sentiment-analysis", save_head(tmp_path, "AutoModelForSequenceClassification", labels, **config)
@@ -163,37 +160,34 @@ class Table(list):
     columns = ("text",)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "options", "error", "message"),
-    [
-        (3, {}, TypeError, "inputs is int, expected a string or {"),
-        (b"x", {}, TypeError, "inputs is bytes"),
-        (np.array("the cat"), {}, TypeError, "inputs is ndarray, expected a string"),
-        (Table(["text"]), {}, TypeError, "inputs is Table, expected a string"),
-        (["a", 3], {}, TypeError, r"inputs\[1\] is int, expected a string"),
-        ([b"a"], {}, TypeError, "decode it first"),
-        ("a\ud800", {}, ValueError, "inputs is not valid Unicode: a lone surrogate at 1"),
-        ({"text": "a", "pair": "b"}, {}, ValueError, "inputs has the keys 'text', 'pair'"),
-        ({"text": "a", "text_pair": 3}, {}, TypeError, r"inputs\['text_pair'\] is int"),
-        ("a", {"top_k": 0}, ValueError, "top_k is 0, expected a positive integer"),
-        ("a", {"topk": 1}, TypeError, "unexpected option 'topk'; it takes truncation"),
-        ("a", {"function_to_apply": "relu"}, ValueError, "function_to_apply is 'relu'"),
-        ("a", {"calibration": 2.0}, TypeError, "calibration is float, expected TemperatureScaling or Isotonic"),
-        *(
-            ("a", {"calibration": TemperatureScaling(), "function_to_apply": name}, ValueError, "are both given")
-            for name in ("softmax", "none")
-        ),
-        ("a", {"merge": "sum"}, ValueError, "merge is 'sum'"),
-        ("a", {"truncation": "yes"}, ValueError, "truncation is 'yes', expected one of True, 'warn'"),
-        ("a", {"truncation": False}, ValueError, "truncation is False"),
-        ("a", {"truncation": 3}, TypeError, "truncation is 3, expected one of"),
-        ("a", {"stride": 3}, ValueError, "windows are for 'chunk'"),
-        ("a", {"stride": -1, "truncation": "chunk"}, ValueError, "stride is -1"),
-        ("a", {"stride": 38, "truncation": "chunk"}, ValueError, "stride is 38, expected less than the 38 tokens"),
-        ("a", {"max_length": 41}, ValueError, "max_length is 41, expected at most 40"),
-        ("a", {"batch_tokens": 0}, ValueError, "batch_tokens is 0"),
-    ],
-)
+@pytest.mark.parametrize(("inputs", "options", "error", "message"), [
+    (3, {}, TypeError, "inputs is int, expected a string or {"),
+    (b"x", {}, TypeError, "inputs is bytes"),
+    (np.array("the cat"), {}, TypeError, "inputs is ndarray, expected a string"),
+    (Table(["text"]), {}, TypeError, "inputs is Table, expected a string"),
+    (["a", 3], {}, TypeError, r"inputs\[1\] is int, expected a string"),
+    ([b"a"], {}, TypeError, "decode it first"),
+    ("a\ud800", {}, ValueError, "inputs is not valid Unicode: a lone surrogate at 1"),
+    ({"text": "a", "pair": "b"}, {}, ValueError, "inputs has the keys 'text', 'pair'"),
+    ({"text": "a", "text_pair": 3}, {}, TypeError, r"inputs\['text_pair'\] is int"),
+    ("a", {"top_k": 0}, ValueError, "top_k is 0, expected a positive integer"),
+    ("a", {"topk": 1}, TypeError, "unexpected option 'topk'; it takes truncation"),
+    ("a", {"function_to_apply": "relu"}, ValueError, "function_to_apply is 'relu'"),
+    ("a", {"calibration": 2.0}, TypeError, "calibration is float, expected TemperatureScaling or Isotonic"),
+    *(
+        ("a", {"calibration": TemperatureScaling(), "function_to_apply": name}, ValueError, "are both given")
+        for name in ("softmax", "none")
+    ),
+    ("a", {"merge": "sum"}, ValueError, "merge is 'sum'"),
+    ("a", {"truncation": "yes"}, ValueError, "truncation is 'yes', expected one of True, 'warn'"),
+    ("a", {"truncation": False}, ValueError, "truncation is False"),
+    ("a", {"truncation": 3}, TypeError, "truncation is 3, expected one of"),
+    ("a", {"stride": 3}, ValueError, "windows are for 'chunk'"),
+    ("a", {"stride": -1, "truncation": "chunk"}, ValueError, "stride is -1"),
+    ("a", {"stride": 38, "truncation": "chunk"}, ValueError, "stride is 38, expected less than the 38 tokens"),
+    ("a", {"max_length": 41}, ValueError, "max_length is 41, expected at most 40"),
+    ("a", {"batch_tokens": 0}, ValueError, "batch_tokens is 0"),
+])  # fmt: skip
 def test_bad_calls(classify, inputs, options, error, message):
     refuses(error, message, classify, inputs, **options)
 

@@ -34,25 +34,19 @@ def test_any_iterable_of_texts(encoder, kind):
     assert_same(encoder.encode(kind(TEXTS)), encoder.encode(TEXTS))
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        (None, "inputs is NoneType, expected a string or a list of strings"),
-        (b"bytes", "inputs is bytes, expected .*; decode it first"),
-        (3, "inputs is int"),
-        ({"a": "b"}, "inputs is dict"),
-        ({"a"}, "inputs is set"),
-        (["a", None], r"inputs\[1\] is NoneType, expected str"),
-        (["a", "b", 3.5], r"inputs\[2\] is float, expected str"),
-        ([b"bytes"], r"inputs\[0\] is bytes, expected str: decode it first"),
-        (np.array("the cat"), "inputs is an array without axes, expected a string or a list of strings"),
-        (
-            np.array([["the cat"]]),
-            "inputs is ndarray of 2 axes, expected a string or a list of strings: take one column",
-        ),
-        ([["a", "b"]], r"inputs\[0\] is list, expected str"),
-    ],
-)
+@pytest.mark.parametrize(("texts", "message"), [
+    (None, "inputs is NoneType, expected a string or a list of strings"),
+    (b"bytes", "inputs is bytes, expected .*; decode it first"),
+    (3, "inputs is int"),
+    ({"a": "b"}, "inputs is dict"),
+    ({"a"}, "inputs is set"),
+    (["a", None], r"inputs\[1\] is NoneType, expected str"),
+    (["a", "b", 3.5], r"inputs\[2\] is float, expected str"),
+    ([b"bytes"], r"inputs\[0\] is bytes, expected str: decode it first"),
+    (np.array("the cat"), "inputs is an array without axes, expected a string or a list of strings"),
+    (np.array([["the cat"]]), "inputs is ndarray of 2 axes, expected a string or a list of strings: take one column"),
+    ([["a", "b"]], r"inputs\[0\] is list, expected str"),
+])  # fmt: skip
 def test_what_is_not_text(encoder, texts, message):
     for encode in (encoder.encode, encoder.encode_stream):
         refuses(TypeError, message, lambda encode=encode: list(encode(texts)))
@@ -63,29 +57,23 @@ def test_a_lone_surrogate_is_told(encoder):
         encoder.encode([*["é"] * 300, "a\ud800"])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        *(({"batch_tokens": wrong}, "batch_tokens is .*, expected a positive integer") for wrong in (0, -1, 2.5, True)),
-        ({"batch_tokens": None}, "batch_tokens is None, expected a positive integer"),
-        ({"normalize_embeddings": "no"}, "normalize_embeddings is 'no', expected True or False"),
-        ({"normalize_embeddings": None}, "normalize_embeddings is None, expected True or False"),
-        ({"batch_size": 0}, "batch_size is 0, expected a positive integer"),
-        ({"device": "tpu"}, "device is 'tpu', expected 'cpu', 'cuda' or None"),
-        (
-            {"normalize_embedding": True},
-            "has no argument normalize_embedding; did you mean",
-        ),
-        ({"prompt": 3}, "prompt is 3, expected a string or None"),
-        ({"prompt_name": ["q"]}, r"prompt_name is \['q'\], expected a string or None"),
-        ({"truncate_dim": 0}, "truncate_dim is 0, expected a positive integer"),
-        ({"precision": "int4"}, "precision is 'int4'"),
-        ({"truncation": "yes"}, "truncation is 'yes'"),
-        ({"stride": 3}, "stride is 3"),
-        ({"merge": "sum"}, "merge is 'sum'"),
-        ({"width": 3}, "width"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    *(({"batch_tokens": wrong}, "batch_tokens is .*, expected a positive integer") for wrong in (0, -1, 2.5, True)),
+    ({"batch_tokens": None}, "batch_tokens is None, expected a positive integer"),
+    ({"normalize_embeddings": "no"}, "normalize_embeddings is 'no', expected True or False"),
+    ({"normalize_embeddings": None}, "normalize_embeddings is None, expected True or False"),
+    ({"batch_size": 0}, "batch_size is 0, expected a positive integer"),
+    ({"device": "tpu"}, "device is 'tpu', expected 'cpu', 'cuda' or None"),
+    ({"normalize_embedding": True}, "has no argument normalize_embedding; did you mean"),
+    ({"prompt": 3}, "prompt is 3, expected a string or None"),
+    ({"prompt_name": ["q"]}, r"prompt_name is \['q'\], expected a string or None"),
+    ({"truncate_dim": 0}, "truncate_dim is 0, expected a positive integer"),
+    ({"precision": "int4"}, "precision is 'int4'"),
+    ({"truncation": "yes"}, "truncation is 'yes'"),
+    ({"stride": 3}, "stride is 3"),
+    ({"merge": "sum"}, "merge is 'sum'"),
+    ({"width": 3}, "width"),
+])  # fmt: skip
 def test_bad_options(encoder, options, message):
     for encode in (encoder.encode, encoder.encode_stream):
         refuses((TypeError, ValueError), message, encode, ["a"], **options)

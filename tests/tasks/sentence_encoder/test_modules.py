@@ -45,18 +45,15 @@ def with_modules(tmp_path):
     return save
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"in_features": 5}, "in_features is 5, expected 39, the width before it"),
-        ({"out_features": None}, "out_features is None, expected a positive integer"),
-        ({"out_features": 6}, "linear.weight has shape (7, 39), expected (6, 39)"),
-        ({"activation_function": "my.own"}, "activation_function is 'my.own', supported are PyTorch's Identity"),
-        ({"activation_function": "torch.nn.GLU"}, "activation_function is 'torch.nn.GLU', supported are"),
-        ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings', supported is"),
-        ({"bias": "no"}, "bias is 'no', expected true or false"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"in_features": 5}, "in_features is 5, expected 39, the width before it"),
+    ({"out_features": None}, "out_features is None, expected a positive integer"),
+    ({"out_features": 6}, "linear.weight has shape (7, 39), expected (6, 39)"),
+    ({"activation_function": "my.own"}, "activation_function is 'my.own', supported are PyTorch's Identity"),
+    ({"activation_function": "torch.nn.GLU"}, "activation_function is 'torch.nn.GLU', supported are"),
+    ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings', supported is"),
+    ({"bias": "no"}, "bias is 'no', expected true or false"),
+])  # fmt: skip
 def test_modules_that_are_refused(with_modules, change, message):
     refuses(CheckpointError, re.escape(message), SentenceEncoder, with_modules({**DENSE, **change}))
 
@@ -100,21 +97,18 @@ def test_a_table_that_is_none(static_folder):
     refuses(CheckpointError, r"has neither embedding\.weight nor embeddings", SentenceEncoder, static_folder)
 
 
-@pytest.mark.parametrize(
-    ("tensors", "message"),
-    [
-        ({"embeddings": np.ones(6)}, r"the table has shape \(6,\), expected \(vocabulary, dim\)"),
-        ({"mapping": np.array([0, 9])}, "mapping has other values, expected the number of one of the 9 embeddings"),
-        ({"mapping": np.array([0, -1])}, "mapping has other values"),
-        ({"mapping": np.array([0, 2**64 - 1], np.uint64)}, "mapping has other values"),
-        ({"mapping": np.array([0.5])}, "mapping has other values"),
-        ({"mapping": np.zeros((2, 2), np.int64)}, "mapping has other values"),
-        ({"weights": np.ones(8)}, r"weights has shape \(8,\), expected \(9,\), one for each token"),
-        ({"weights": np.ones(())}, r"weights has shape \(\), expected \(9,\)"),
-        ({"weights": np.where(np.arange(9) == 4, np.nan, 1)}, "the vector of token 4 holds inf or NaN"),
-        ({"mapping": np.zeros(3, np.int64), "weights": np.ones(9)}, r"expected \(3,\), one for each token"),
-    ],
-)
+@pytest.mark.parametrize(("tensors", "message"), [
+    ({"embeddings": np.ones(6)}, r"the table has shape \(6,\), expected \(vocabulary, dim\)"),
+    ({"mapping": np.array([0, 9])}, "mapping has other values, expected the number of one of the 9 embeddings"),
+    ({"mapping": np.array([0, -1])}, "mapping has other values"),
+    ({"mapping": np.array([0, 2**64 - 1], np.uint64)}, "mapping has other values"),
+    ({"mapping": np.array([0.5])}, "mapping has other values"),
+    ({"mapping": np.zeros((2, 2), np.int64)}, "mapping has other values"),
+    ({"weights": np.ones(8)}, r"weights has shape \(8,\), expected \(9,\), one for each token"),
+    ({"weights": np.ones(())}, r"weights has shape \(\), expected \(9,\)"),
+    ({"weights": np.where(np.arange(9) == 4, np.nan, 1)}, "the vector of token 4 holds inf or NaN"),
+    ({"mapping": np.zeros(3, np.int64), "weights": np.ones(9)}, r"expected \(3,\), one for each token"),
+])  # fmt: skip
 def test_tables_of_model2vec_that_do_not_fit(static_folder, tensors, message):
     save_file({"embeddings": np.ones((9, 6)), **tensors}, static_folder / "0_StaticEmbedding" / "model.safetensors")
     refuses(CheckpointError, message, SentenceEncoder, static_folder)

@@ -211,15 +211,12 @@ LEFT_OUT = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "method"),
-    [
-        *((kind, "__init__") for kind in ("SentenceEncoder", "CrossEncoder", "SparseEncoder")),
-        *(("SentenceEncoder", name) for name in ("encode", "similarity", "similarity_pairwise")),
-        *(("CrossEncoder", name) for name in ("predict", "rank")),
-        *(("SparseEncoder", name) for name in ("encode", "similarity", "similarity_pairwise", "decode")),
-    ],
-)
+@pytest.mark.parametrize(("kind", "method"), [
+    *((kind, "__init__") for kind in ("SentenceEncoder", "CrossEncoder", "SparseEncoder")),
+    *(("SentenceEncoder", name) for name in ("encode", "similarity", "similarity_pairwise")),
+    *(("CrossEncoder", name) for name in ("predict", "rank")),
+    *(("SparseEncoder", name) for name in ("encode", "similarity", "similarity_pairwise", "decode")),
+])  # fmt: skip
 def test_arguments_have_the_same_names(kind, method):
     import sentence_transformers
 

@@ -53,14 +53,11 @@ def test_all_that_can_be_said_comes_back(tokenizer, tmp_path):
     assert set(POOLING_FLAGS) < set(config)
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"pooling": "last"}, "pooling is 'last', expected one or several of cls"),
-        ({"pooling": []}, "pooling is"),
-        ({"default_prompt_name": "query"}, "default_prompt_name is 'query', prompts has none"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    ({"pooling": "last"}, "pooling is 'last', expected one or several of cls"),
+    ({"pooling": []}, "pooling is"),
+    ({"default_prompt_name": "query"}, "default_prompt_name is 'query', prompts has none"),
+])  # fmt: skip
 def test_nothing_is_written_for_wrong_arguments(tokenizer, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         save_sentence_encoder(tmp_path / "new", AutoModel.from_config(CONFIG), tokenizer, **options)

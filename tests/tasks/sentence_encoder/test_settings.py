@@ -29,29 +29,26 @@ def hidden_states(encoder, text):
     return encoder.model(ids).last_hidden_state[0].astype(np.float64)
 
 
-@pytest.mark.parametrize(
-    ("pooling", "modes"),
-    [
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, ["cls"]),
-        ({"pooling_mode_max_tokens": True}, ["max"]),
-        ({"pooling_mode_lasttoken": True, "pooling_mode_weightedmean_tokens": True}, ["weightedmean", "last"]),
-        ({"pooling_mode_mean_tokens": True}, ["mean"]),
-        ({"pooling_mode_mean_sqrt_len_tokens": True}, ["mean_sqrt_len"]),
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, ["cls", "mean"]),
-        (
-            {
-                "pooling_mode_mean_sqrt_len_tokens": True,
-                "pooling_mode_mean_tokens": True,
-                "pooling_mode_max_tokens": True,
-                "pooling_mode_cls_token": True,
-            },
-            ["cls", "max", "mean", "mean_sqrt_len"],
-        ),
-        ({"pooling_mode_mean_tokens": False}, ["mean"]),
-        ({"pooling_mode": "cls"}, ["cls"]),
-        ({"pooling_mode": ["mean", "cls"], "include_prompt": True}, ["mean", "cls"]),
-    ],
-)
+@pytest.mark.parametrize(("pooling", "modes"), [
+    ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, ["cls"]),
+    ({"pooling_mode_max_tokens": True}, ["max"]),
+    ({"pooling_mode_lasttoken": True, "pooling_mode_weightedmean_tokens": True}, ["weightedmean", "last"]),
+    ({"pooling_mode_mean_tokens": True}, ["mean"]),
+    ({"pooling_mode_mean_sqrt_len_tokens": True}, ["mean_sqrt_len"]),
+    ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, ["cls", "mean"]),
+    (
+        {
+            "pooling_mode_mean_sqrt_len_tokens": True,
+            "pooling_mode_mean_tokens": True,
+            "pooling_mode_max_tokens": True,
+            "pooling_mode_cls_token": True,
+        },
+        ["cls", "max", "mean", "mean_sqrt_len"],
+    ),
+    ({"pooling_mode_mean_tokens": False}, ["mean"]),
+    ({"pooling_mode": "cls"}, ["cls"]),
+    ({"pooling_mode": ["mean", "cls"], "include_prompt": True}, ["mean", "cls"]),
+])  # fmt: skip
 def test_pooling_config(tmp_path, pooling, modes):
     encoder = SentenceEncoder(save_tiny_encoder(tmp_path, pooling))
     embeddings = encoder.encode(TEXTS)

@@ -247,18 +247,15 @@ def test_missing_modules_and_routes_of_different_sizes(tmp_path):
     refuses(CheckpointError, rf"the routes make {TOKENS} \(query\), 100 \(document\) dimensions", SparseEncoder, folder)
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"input_dim": 3}, f"input_dim is 3, expected {WIDTH}"),
-        ({"hidden_dim": 0}, "hidden_dim is 0, expected a positive integer"),
-        ({"hidden_dim": 10**15}, r"weight has shape \(100, 39\), expected \(1000000000000000, 39\)|latent_bias has"),
-        ({"k": 101}, "k is 101, expected at most 100"),
-        ({"k_aux": "x"}, "k_aux is 'x', expected a positive integer"),
-        ({"normalize": 1}, "normalize is 1, expected true or false"),
-        ({"hidden_dim": 101}, r"encoder.weight has shape \(100, 39\), expected \(101, 39\)|latent_bias has shape"),
-    ],
-)
+@pytest.mark.parametrize(("config", "message"), [
+    ({"input_dim": 3}, f"input_dim is 3, expected {WIDTH}"),
+    ({"hidden_dim": 0}, "hidden_dim is 0, expected a positive integer"),
+    ({"hidden_dim": 10**15}, r"weight has shape \(100, 39\), expected \(1000000000000000, 39\)|latent_bias has"),
+    ({"k": 101}, "k is 101, expected at most 100"),
+    ({"k_aux": "x"}, "k_aux is 'x', expected a positive integer"),
+    ({"normalize": 1}, "normalize is 1, expected true or false"),
+    ({"hidden_dim": 101}, r"encoder.weight has shape \(100, 39\), expected \(101, 39\)|latent_bias has shape"),
+])  # fmt: skip
 def test_hostile_autoencoders(tmp_path, config, message):
     changed(save_tiny_csr(tmp_path) / "3_SparseAutoEncoder" / "config.json", **config)
     refuses(CheckpointError, message, SparseEncoder, tmp_path)

@@ -55,16 +55,13 @@ def test_a_router_of_token_weights_and_splade(tmp_path, options):
     equal(tmp_path / "saved", peer_of(tmp_path / "saved"))
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"default_route": None},
-        {"default_route": "query"},
-        {"route_mappings": {"('query', 'text')": "document", "('document', None)": "query"}},
-        {"route_mappings": {"(None, 'text')": "query"}},
-        {"route_mappings": {"(None, ('text', 'image'))": "document"}},
-    ],
-)
+@pytest.mark.parametrize("parameters", [
+    {"default_route": None},
+    {"default_route": "query"},
+    {"route_mappings": {"('query', 'text')": "document", "('document', None)": "query"}},
+    {"route_mappings": {"(None, 'text')": "query"}},
+    {"route_mappings": {"(None, ('text', 'image'))": "document"}},
+])  # fmt: skip
 def test_routes(tmp_path, parameters):
     folder = save_tiny_router(tmp_path, **parameters)
     equal(folder, peer_of(folder))

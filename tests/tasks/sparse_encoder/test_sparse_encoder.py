@@ -146,17 +146,14 @@ def test_no_texts(encoder):
     assert list(encoder.encode_stream(iter([]))) == [] and encoder.decode(encoder.encode([])) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"max_active_dims": 0}, ValueError, "max_active_dims is 0, expected a positive"),
-        ({"truncation": "chunk", "stride": 38}, ValueError, "stride is 38, expected less than the 38 tokens"),
-        ({"truncation": "error"}, ValueError, r"inputs\[3\] has more than the 40 tokens"),
-        ({"prompt_name": "q"}, ValueError, "prompt_name is 'q', this model has query"),
-        ({"inputs": 3}, TypeError, "inputs is int, expected a string or a list of strings"),
-        ({"max_active_dim": 3}, TypeError, "has no argument max_active_dim; did you mean max_active_dims?"),
-    ],
-)
+@pytest.mark.parametrize(("options", "error", "message"), [
+    ({"max_active_dims": 0}, ValueError, "max_active_dims is 0, expected a positive"),
+    ({"truncation": "chunk", "stride": 38}, ValueError, "stride is 38, expected less than the 38 tokens"),
+    ({"truncation": "error"}, ValueError, r"inputs\[3\] has more than the 40 tokens"),
+    ({"prompt_name": "q"}, ValueError, "prompt_name is 'q', this model has query"),
+    ({"inputs": 3}, TypeError, "inputs is int, expected a string or a list of strings"),
+    ({"max_active_dim": 3}, TypeError, "has no argument max_active_dim; did you mean max_active_dims?"),
+])  # fmt: skip
 def test_bad_arguments(encoder, options, error, message):
     refuses(error, message, encoder.encode, **{"inputs": TEXTS, **options})
 

@@ -147,23 +147,20 @@ class Table:
         return {"input_ids": [[5], [6]]}[name]
 
 
-@pytest.mark.parametrize(
-    "options, error",
-    [
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"batch_size": True}, "batch_size is True"),
-        ({"max_tokens": 1.5}, "max_tokens is 1.5"),
-        ({"max_tokens": float("nan")}, "max_tokens is nan"),
-        ({"seed": -1}, "seed is -1"),
-        ({"seed": None}, "seed is None"),
-        ({"shuffle": "no"}, "shuffle is 'no'"),
-        ({"group_by_length": 1}, "group_by_length is 1"),
-        ({"dataset": "text"}, "dataset is str, expected a sequence"),
-        ({"dataset": 3}, "dataset is int, expected a sequence"),
-        ({"dataset": Table()}, "dataset is Table, expected a sequence or an iterable of examples"),
-        ({"dataset": {"train": EXAMPLES}}, "dataset is dict, expected a sequence or an iterable of examples"),
-    ],
-)
+@pytest.mark.parametrize("options, error", [
+    ({"batch_size": 0}, "batch_size is 0"),
+    ({"batch_size": True}, "batch_size is True"),
+    ({"max_tokens": 1.5}, "max_tokens is 1.5"),
+    ({"max_tokens": float("nan")}, "max_tokens is nan"),
+    ({"seed": -1}, "seed is -1"),
+    ({"seed": None}, "seed is None"),
+    ({"shuffle": "no"}, "shuffle is 'no'"),
+    ({"group_by_length": 1}, "group_by_length is 1"),
+    ({"dataset": "text"}, "dataset is str, expected a sequence"),
+    ({"dataset": 3}, "dataset is int, expected a sequence"),
+    ({"dataset": Table()}, "dataset is Table, expected a sequence or an iterable of examples"),
+    ({"dataset": {"train": EXAMPLES}}, "dataset is dict, expected a sequence or an iterable of examples"),
+])  # fmt: skip
 def test_invalid_settings(options, error):
     refuses((TypeError, ValueError), error, Batches, **{"dataset": EXAMPLES} | options)
     refuses(TypeError, "not known before", len, Batches(Stream()))

@@ -56,16 +56,13 @@ def test_sentences_without_the_library(monkeypatch):
     assert list(Documents([{"text": "lines need no library"}])) == [["lines need no library"]]
 
 
-@pytest.mark.parametrize(
-    "records, error, message",
-    [
-        ("text", TypeError, "records is str"),
-        (3, TypeError, "records is int"),
-        ([{"body": "x"}], MalformedRecord, r"records\[0\] has no text named 'text'; it has 'body'"),
-        ([{"text": None}], MalformedRecord, r"records\[0\] has no text named 'text'"),
-        (["x"], MalformedRecord, r"records\[0\] has no text named 'text'; it is 'x'"),
-    ],
-)
+@pytest.mark.parametrize("records, error, message", [
+    ("text", TypeError, "records is str"),
+    (3, TypeError, "records is int"),
+    ([{"body": "x"}], MalformedRecord, r"records\[0\] has no text named 'text'; it has 'body'"),
+    ([{"text": None}], MalformedRecord, r"records\[0\] has no text named 'text'"),
+    (["x"], MalformedRecord, r"records\[0\] has no text named 'text'; it is 'x'"),
+])  # fmt: skip
 def test_invalid_documents(records, error, message):
     refuses(error, message, lambda: list(Documents(records)))
 

@@ -150,27 +150,24 @@ def test_squads_own_file(tmp_path, name, indent):
     refuses(MalformedRecord, r"a\.json.*:1: not JSON", list, Records(write(tmp_path / name, json.dumps(nested)[:-9])))
 
 
-@pytest.mark.parametrize(
-    "article, message",
-    [
-        ({"title": "Cats"}, r"data\[0\] has no list named 'paragraphs'"),
-        ({"paragraphs": {"a": 1}, "title": 5}, r"data\[0\] has no list named 'paragraphs'"),
-        ({"paragraphs": [5]}, r"data\[0\]\.paragraphs\[0\] has no list named 'qas'"),
-        ({"paragraphs": [{"qas": []}]}, r"data\[0\]\.paragraphs\[0\] has no text named 'context'"),
-        (
-            {
-                "paragraphs": [
-                    {"context": "a", "qas": [{"question": "q", "answers": [{"text": "a", "answer_start": "0"}]}]}
-                ]
-            },
-            r"qas\[0\]\.answers\[0\] has no integer named 'answer_start'",
-        ),
-        (
-            {"paragraphs": [{"context": "a", "qas": [{"question": None, "answers": []}]}]},
-            r"data\[0\]\.paragraphs\[0\]\.qas\[0\] has no text named 'question'",
-        ),
-    ],
-)
+@pytest.mark.parametrize("article, message", [
+    ({"title": "Cats"}, r"data\[0\] has no list named 'paragraphs'"),
+    ({"paragraphs": {"a": 1}, "title": 5}, r"data\[0\] has no list named 'paragraphs'"),
+    ({"paragraphs": [5]}, r"data\[0\]\.paragraphs\[0\] has no list named 'qas'"),
+    ({"paragraphs": [{"qas": []}]}, r"data\[0\]\.paragraphs\[0\] has no text named 'context'"),
+    (
+        {
+            "paragraphs": [
+                {"context": "a", "qas": [{"question": "q", "answers": [{"text": "a", "answer_start": "0"}]}]}
+            ]
+        },
+        r"qas\[0\]\.answers\[0\] has no integer named 'answer_start'",
+    ),
+    (
+        {"paragraphs": [{"context": "a", "qas": [{"question": None, "answers": []}]}]},
+        r"data\[0\]\.paragraphs\[0\]\.qas\[0\] has no text named 'question'",
+    ),
+])  # fmt: skip
 def test_squads_own_file_with_a_wrong_part(tmp_path, article, message):
     """The error names the part, and costs that part alone."""
     right = {"title": "a", "paragraphs": [{"context": "a", "qas": [{"question": "q", "answers": []}]}]}
@@ -208,16 +205,13 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     assert count == 30_000 and peak < 1 << 20
 
 
-@pytest.mark.parametrize(
-    "paths, error",
-    [
-        ([], "paths is empty"),
-        ("", "a path is empty"),
-        ("missing.txt", "missing.txt does not exist"),
-        ("a.pdf", "a.pdf ends with .pdf, known are .txt"),
-        ("folder", "folder has no readable file"),
-    ],
-)
+@pytest.mark.parametrize("paths, error", [
+    ([], "paths is empty"),
+    ("", "a path is empty"),
+    ("missing.txt", "missing.txt does not exist"),
+    ("a.pdf", "a.pdf ends with .pdf, known are .txt"),
+    ("folder", "folder has no readable file"),
+])  # fmt: skip
 def test_paths_that_cannot_be_read(tmp_path, monkeypatch, paths, error):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()

@@ -22,21 +22,18 @@ def rows(*labels):
     return [{"text": f"the cat {index}", "label": label} for index, label in enumerate(labels)]
 
 
-@pytest.mark.parametrize(
-    "labels, names, problem, made",
-    [
-        (["b", "a", "b"], ("a", "b"), "single_label_classification", [1, 0, 1]),
-        ([10, 9, 2], ("2", "9", "10"), "single_label_classification", [2, 1, 0]),
-        (["1", "0", "1"], ("0", "1"), "single_label_classification", [1, 0, 1]),
-        ([True, False], ("0", "1"), "single_label_classification", [1, 0]),
-        (list(np.array([3, 1])), ("1", "3"), "single_label_classification", [1, 0]),
-        ([np.array([1, 0]), np.array([1])], ("0", "1"), "multi_label_classification", [[1.0, 1.0], [0.0, 1.0]]),
-        ([0.0, 2.0], ("0", "2"), "single_label_classification", [0, 1]),
-        ([0.5, 1, "2"], (), "regression", [0.5, 1.0, 2.0]),
-        (["-0.5", "1e2"], (), "regression", [-0.5, 100.0]),
-        ([["x", "y"], [], ["y"]], ("x", "y"), "multi_label_classification", [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]]),
-    ],
-)
+@pytest.mark.parametrize("labels, names, problem, made", [
+    (["b", "a", "b"], ("a", "b"), "single_label_classification", [1, 0, 1]),
+    ([10, 9, 2], ("2", "9", "10"), "single_label_classification", [2, 1, 0]),
+    (["1", "0", "1"], ("0", "1"), "single_label_classification", [1, 0, 1]),
+    ([True, False], ("0", "1"), "single_label_classification", [1, 0]),
+    (list(np.array([3, 1])), ("1", "3"), "single_label_classification", [1, 0]),
+    ([np.array([1, 0]), np.array([1])], ("0", "1"), "multi_label_classification", [[1.0, 1.0], [0.0, 1.0]]),
+    ([0.0, 2.0], ("0", "2"), "single_label_classification", [0, 1]),
+    ([0.5, 1, "2"], (), "regression", [0.5, 1.0, 2.0]),
+    (["-0.5", "1e2"], (), "regression", [-0.5, 100.0]),
+    ([["x", "y"], [], ["y"]], ("x", "y"), "multi_label_classification", [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]]),
+])  # fmt: skip
 def test_what_labels_are(tokenizer, labels, names, problem, made):
     columns = LabelledTexts.found_in(rows(*labels))
     assert (columns.labels, columns.problem_type) == (names, problem)
@@ -96,27 +93,24 @@ def test_words_in_lines(tokenizer, tmp_path):
     refuses(MalformedRecord, r"b\.txt:2: 'sat' has no tag", LabelledWords.found_in, Records(tmp_path / "b.txt"))
 
 
-@pytest.mark.parametrize(
-    "columns, record, error",
-    [
-        (LabelledTexts(labels=("a",)), {"text": "x"}, "has no 'label'; it has 'text'"),
-        (LabelledTexts(labels=("a",)), {"text": "x", "label": None}, "'label' is null; it has 'text', 'label'"),
-        (LabelledTexts(labels=("a",)), {"text": 3, "label": "a"}, "'text' is 3, expected a text"),
-        (LabelledTexts(labels=("a",)), {"text": "x", "label": "b"}, "has the label 'b', expected one of a"),
-        (LabelledTexts(labels=("a",)), {"text": "x", "label": float("nan")}, "'label' is nan"),
-        (LabelledTexts(labels=("a",)), {"text": "x", "label": {}}, "'label' is {}"),
-        (LabelledTexts(), {"text": "x", "label": "a"}, "'label' is 'a', expected a number"),
-        (LabelledTexts(), {"text": "x", "label": float("inf")}, "'label' is inf, expected a number"),
-        (LabelledTexts(labels=("a",), is_multiple=True), {"text": "x", "label": 3}, "'label' is 3, expected a list"),
-        (LabelledTexts(labels=("a",), is_multiple=True), {"text": "x", "label": ["b"]}, "has the label 'b'"),
-        (LabelledTexts(text_pair="b", labels=("a",)), {"text": "x", "label": "a"}, "has no 'b'"),
-        (LabelledTexts(labels=("a",)), "text", "has no 'text'; it is 'text'"),
-        (LabelledWords(labels=("O",)), {"tokens": ["x"], "tags": ["O", "O"]}, "has 1 words and 2 tags"),
-        (LabelledWords(labels=("O",)), {"tokens": ["x"], "tags": ["P"]}, "has the label 'P'"),
-        (LabelledWords(labels=("O",)), {"tokens": 3, "tags": ["P"]}, "'tokens' is 3, expected a list of strings"),
-        (LabelledWords(labels=("O",)), {"tokens": [None], "tags": ["P"]}, "'tokens' is .None., expected a list"),
-    ],
-)
+@pytest.mark.parametrize("columns, record, error", [
+    (LabelledTexts(labels=("a",)), {"text": "x"}, "has no 'label'; it has 'text'"),
+    (LabelledTexts(labels=("a",)), {"text": "x", "label": None}, "'label' is null; it has 'text', 'label'"),
+    (LabelledTexts(labels=("a",)), {"text": 3, "label": "a"}, "'text' is 3, expected a text"),
+    (LabelledTexts(labels=("a",)), {"text": "x", "label": "b"}, "has the label 'b', expected one of a"),
+    (LabelledTexts(labels=("a",)), {"text": "x", "label": float("nan")}, "'label' is nan"),
+    (LabelledTexts(labels=("a",)), {"text": "x", "label": {}}, "'label' is {}"),
+    (LabelledTexts(), {"text": "x", "label": "a"}, "'label' is 'a', expected a number"),
+    (LabelledTexts(), {"text": "x", "label": float("inf")}, "'label' is inf, expected a number"),
+    (LabelledTexts(labels=("a",), is_multiple=True), {"text": "x", "label": 3}, "'label' is 3, expected a list"),
+    (LabelledTexts(labels=("a",), is_multiple=True), {"text": "x", "label": ["b"]}, "has the label 'b'"),
+    (LabelledTexts(text_pair="b", labels=("a",)), {"text": "x", "label": "a"}, "has no 'b'"),
+    (LabelledTexts(labels=("a",)), "text", "has no 'text'; it is 'text'"),
+    (LabelledWords(labels=("O",)), {"tokens": ["x"], "tags": ["O", "O"]}, "has 1 words and 2 tags"),
+    (LabelledWords(labels=("O",)), {"tokens": ["x"], "tags": ["P"]}, "has the label 'P'"),
+    (LabelledWords(labels=("O",)), {"tokens": 3, "tags": ["P"]}, "'tokens' is 3, expected a list of strings"),
+    (LabelledWords(labels=("O",)), {"tokens": [None], "tags": ["P"]}, "'tokens' is .None., expected a list"),
+])  # fmt: skip
 def test_a_wrong_record_is_named(tokenizer, columns, record, error):
     refuses(MalformedRecord, rf"records\[0\] {error}", list, columns.examples([record], tokenizer))
 
@@ -205,19 +199,16 @@ def test_right_scores_give_the_right_answers(tokenizer, max_length):
     assert short[2] != "capital of france" and short[0] == "paris"
 
 
-@pytest.mark.parametrize(
-    "changes, error",
-    [
-        ({"question": ""}, "has no text named 'question'"),
-        ({"context": None}, "has no text named 'context'"),
-        ({"answers": None}, "'answers' is None, expected"),
-        ({"answers": {"text": ["cat"]}}, "'answers' is .*, expected"),
-        ({"answers": {"text": ["cat"], "answer_start": []}}, "'answers' is .*, expected"),
-        ({"answers": {"text": ["cat"], "answer_start": [0]}}, "the answer 'cat' is not at 0, there is 'the'"),
-        ({"answers": {"text": ["cat"], "answer_start": [-3]}}, "the answer 'cat' is not at -3"),
-        ({"answers": {"text": ["cat"], "answer_start": ["x"]}}, "'answers' is .*, expected"),
-    ],
-)
+@pytest.mark.parametrize("changes, error", [
+    ({"question": ""}, "has no text named 'question'"),
+    ({"context": None}, "has no text named 'context'"),
+    ({"answers": None}, "'answers' is None, expected"),
+    ({"answers": {"text": ["cat"]}}, "'answers' is .*, expected"),
+    ({"answers": {"text": ["cat"], "answer_start": []}}, "'answers' is .*, expected"),
+    ({"answers": {"text": ["cat"], "answer_start": [0]}}, "the answer 'cat' is not at 0, there is 'the'"),
+    ({"answers": {"text": ["cat"], "answer_start": [-3]}}, "the answer 'cat' is not at -3"),
+    ({"answers": {"text": ["cat"], "answer_start": ["x"]}}, "'answers' is .*, expected"),
+])  # fmt: skip
 def test_a_wrong_question_is_named(tokenizer, changes, error):
     with pytest.raises(MalformedRecord, match=rf"records\[1\] {error}"):
         list(Questions(stride=4).examples([RECORDS[0], RECORDS[0] | changes], tokenizer, max_length=20))

@@ -72,17 +72,14 @@ def test_batches_read_only_what_is_in_them(tmp_path, monkeypatch):
     assert len(read) == len(batch) == 5
 
 
-@pytest.mark.parametrize(
-    "second, message",
-    [
-        ({"input_ids": [1], "other": 1}, r"examples\[1\] has input_ids, other, examples\[0\] has input_ids"),
-        ({"input_ids": 3}, r"examples\[1\]\['input_ids'\] is 3"),
-        ({"input_ids": [2**31]}, r"examples\[1\]\['input_ids'\]"),
-        ({"input_ids": [0.5]}, r"examples\[1\]\['input_ids'\] is \[0.5\]"),
-        ({"input_ids": "text"}, r"examples\[1\]\['input_ids'\] is 'text'"),
-        ({"input_ids": [[1]]}, r"examples\[1\]\['input_ids'\]"),
-    ],
-)
+@pytest.mark.parametrize("second, message", [
+    ({"input_ids": [1], "other": 1}, r"examples\[1\] has input_ids, other, examples\[0\] has input_ids"),
+    ({"input_ids": 3}, r"examples\[1\]\['input_ids'\] is 3"),
+    ({"input_ids": [2**31]}, r"examples\[1\]\['input_ids'\]"),
+    ({"input_ids": [0.5]}, r"examples\[1\]\['input_ids'\] is \[0.5\]"),
+    ({"input_ids": "text"}, r"examples\[1\]\['input_ids'\] is 'text'"),
+    ({"input_ids": [[1]]}, r"examples\[1\]\['input_ids'\]"),
+])  # fmt: skip
 def test_an_example_of_another_kind_leaves_nothing(tmp_path, second, message):
     refuses((TypeError, ValueError), message, store_examples, tmp_path / "a", [{"input_ids": [1]}, second])
     assert not list(tmp_path.iterdir())

@@ -221,25 +221,22 @@ def test_gradients_of_parameters(tokenizer, chunk):
     assert_slope(model, grads, lambda: objective.forward(model, batch).loss)
 
 
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda t: ours.LambdaLoss("best"), "weighting_scheme is 'best', expected one of 'NoWeightingScheme'"),
-        (lambda t: ours.MSE(activation_fn="gelu"), "activation_fn is 'gelu', expected one of 'identity'"),
-        (lambda t: ours.PairCollator(t)([]), "examples is empty"),
-        (lambda t: ours.PairCollator(t)([{"query": "a", "docs": []}]), r"examples\[0\] has no document"),
-        (lambda t: ours.MSE().prepared({"input_ids": np.ones((2, 3))}), "batch has no labels, expected some for MSE"),
-        (
-            lambda t: ours.MSE().prepared({"input_ids": np.ones((2, 3)), "labels": [1, 2], "lists": np.ones(3)}),
-            r"lists has shape \(3,\), expected \(2,\)",
-        ),
-        (
-            lambda t: ours.MSE().prepared({"input_ids": np.ones((2, 3)), "labels": [1, 2]})[1](np.ones((2, 4))),
-            "model has 4 labels, expected 1 for MSE",
-        ),
-        (lambda t: ours.MarginMSE().of_scores(np.ones(1), np.ones(1), [slice(0, 1)]), "there is one score for a query"),
-    ],
-)
+@pytest.mark.parametrize("call, message", [
+    (lambda t: ours.LambdaLoss("best"), "weighting_scheme is 'best', expected one of 'NoWeightingScheme'"),
+    (lambda t: ours.MSE(activation_fn="gelu"), "activation_fn is 'gelu', expected one of 'identity'"),
+    (lambda t: ours.PairCollator(t)([]), "examples is empty"),
+    (lambda t: ours.PairCollator(t)([{"query": "a", "docs": []}]), r"examples\[0\] has no document"),
+    (lambda t: ours.MSE().prepared({"input_ids": np.ones((2, 3))}), "batch has no labels, expected some for MSE"),
+    (
+        lambda t: ours.MSE().prepared({"input_ids": np.ones((2, 3)), "labels": [1, 2], "lists": np.ones(3)}),
+        r"lists has shape \(3,\), expected \(2,\)",
+    ),
+    (
+        lambda t: ours.MSE().prepared({"input_ids": np.ones((2, 3)), "labels": [1, 2]})[1](np.ones((2, 4))),
+        "model has 4 labels, expected 1 for MSE",
+    ),
+    (lambda t: ours.MarginMSE().of_scores(np.ones(1), np.ones(1), [slice(0, 1)]), "there is one score for a query"),
+])  # fmt: skip
 def test_errors(tokenizer, call, message):
     refuses(ValueError, message, call, tokenizer)
 

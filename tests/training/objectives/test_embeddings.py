@@ -225,68 +225,56 @@ def test_columns_are_collated_in_their_order(tokenizer):
     assert ColumnCollator(tokenizer, max_length=3)(examples)["input_ids"].shape == (2, 2, 3)
 
 
-@pytest.mark.parametrize(
-    "examples, error, message",
-    [
-        ([], ValueError, "examples is empty"),
-        ([{"a": "x"}, {"b": "x"}], ValueError, r"examples\[1\] has b, expected a"),
-        ([{"a": "x", "b": ["x"]}], TypeError, r"examples\[0\]\['b'\] is list, expected a text"),
-    ],
-)
+@pytest.mark.parametrize("examples, error, message", [
+    ([], ValueError, "examples is empty"),
+    ([{"a": "x"}, {"b": "x"}], ValueError, r"examples\[1\] has b, expected a"),
+    ([{"a": "x", "b": ["x"]}], TypeError, r"examples\[0\]\['b'\] is list, expected a text"),
+])  # fmt: skip
 def test_columns_that_do_not_fit(tokenizer, examples, error, message):
     refuses(error, message, ColumnCollator(tokenizer), examples)
 
 
-@pytest.mark.parametrize(
-    "objective, batch, message",
-    [
-        (CoSENT(), batch_of(2), "batch has no labels, expected some for CoSENT"),
-        (Triplet(), batch_of(3, labels=LABELS), "batch has labels, expected none for Triplet"),
-        (CoSENT(), batch_of(3, labels=LABELS), r"\(5, 3, 7\), expected \(examples, columns, length\) with 2 columns"),
-        (MultipleNegativesRanking(), batch_of(1), "with at least 2 columns for MultipleNegativesRanking"),
-        (MultipleNegativesRanking(), {"input_ids": [[1, 2]]}, r"input_ids has shape \(1, 2\)"),
-        (CoSENT(), batch_of(2, labels=LABELS[:3]), r"labels has shape \(3,\), expected \(5,\)"),
-        (CoSENT(), batch_of(2, labels=LABELS * np.nan), "labels holds inf or NaN"),
-        (MarginMSE(), batch_of(4, labels=LABELS), r"labels has shape \(5, 1\), expected \(5, 2\)"),
-        (Matryoshka(CoSENT(), [40]), batch_of(2, labels=LABELS), "dims has 40, expected 1 to 39"),
-        (CoSENT(), batch_of(2, labels=LABELS) | {"attention_mask": np.ones((5, 7))}, r"attention_mask has shape"),
-    ],
-)
+@pytest.mark.parametrize("objective, batch, message", [
+    (CoSENT(), batch_of(2), "batch has no labels, expected some for CoSENT"),
+    (Triplet(), batch_of(3, labels=LABELS), "batch has labels, expected none for Triplet"),
+    (CoSENT(), batch_of(3, labels=LABELS), r"\(5, 3, 7\), expected \(examples, columns, length\) with 2 columns"),
+    (MultipleNegativesRanking(), batch_of(1), "with at least 2 columns for MultipleNegativesRanking"),
+    (MultipleNegativesRanking(), {"input_ids": [[1, 2]]}, r"input_ids has shape \(1, 2\)"),
+    (CoSENT(), batch_of(2, labels=LABELS[:3]), r"labels has shape \(3,\), expected \(5,\)"),
+    (CoSENT(), batch_of(2, labels=LABELS * np.nan), "labels holds inf or NaN"),
+    (MarginMSE(), batch_of(4, labels=LABELS), r"labels has shape \(5, 1\), expected \(5, 2\)"),
+    (Matryoshka(CoSENT(), [40]), batch_of(2, labels=LABELS), "dims has 40, expected 1 to 39"),
+    (CoSENT(), batch_of(2, labels=LABELS) | {"attention_mask": np.ones((5, 7))}, r"attention_mask has shape"),
+])  # fmt: skip
 def test_batches_that_do_not_fit(objective, batch, message):
     refuses(ValueError, message, objective.forward, AutoModel.from_config(CONFIG), batch)
 
 
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda: CoSENT(pooling="max"), "pooling is 'max', expected one of 'mean', 'cls'"),
-        (lambda: CoSENT(chunk=0), "chunk is 0, expected a positive integer"),
-        (lambda: CoSENT(scale=float("nan")), "scale is nan, expected a finite number above 0"),
-        (lambda: Triplet(distance="far"), "distance is 'far', expected one of 'euclidean'"),
-        (lambda: Matryoshka(CoSENT(), []), "dims has 0 and weights 0"),
-        (lambda: Matryoshka(CoSENT(), [1, 2], [1.0]), "dims has 2 and weights 1"),
-        (lambda: Matryoshka(CoSENT(), [1, 0]), r"dims\[1\] is 0, expected a positive integer"),
-        (lambda: Matryoshka(CoSENT(), [1], [-1.0]), r"weights\[0\] is -1.0, expected a finite number"),
-        (lambda: AdaptiveLayer(CoSENT(), -2), "n_layers_per_step is -2"),
-        (lambda: AdaptiveLayer(CoSENT(), kl_div_weight=float("inf")), "kl_div_weight is inf"),
-    ],
-)
+@pytest.mark.parametrize("make, message", [
+    (lambda: CoSENT(pooling="max"), "pooling is 'max', expected one of 'mean', 'cls'"),
+    (lambda: CoSENT(chunk=0), "chunk is 0, expected a positive integer"),
+    (lambda: CoSENT(scale=float("nan")), "scale is nan, expected a finite number above 0"),
+    (lambda: Triplet(distance="far"), "distance is 'far', expected one of 'euclidean'"),
+    (lambda: Matryoshka(CoSENT(), []), "dims has 0 and weights 0"),
+    (lambda: Matryoshka(CoSENT(), [1, 2], [1.0]), "dims has 2 and weights 1"),
+    (lambda: Matryoshka(CoSENT(), [1, 0]), r"dims\[1\] is 0, expected a positive integer"),
+    (lambda: Matryoshka(CoSENT(), [1], [-1.0]), r"weights\[0\] is -1.0, expected a finite number"),
+    (lambda: AdaptiveLayer(CoSENT(), -2), "n_layers_per_step is -2"),
+    (lambda: AdaptiveLayer(CoSENT(), kl_div_weight=float("inf")), "kl_div_weight is inf"),
+])  # fmt: skip
 def test_wrong_arguments(make, message):
     refuses(ValueError, message, make)
 
 
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda: Matryoshka(5, [8]), "inner is 5, expected an EmbeddingObjective"),
-        (lambda: Matryoshka(CoSENT(), 8), "dims is 8, expected a sequence"),
-        (lambda: Matryoshka(CoSENT(), ["8"]), r"dims\[0\] is '8', expected a positive integer"),
-        (lambda: Matryoshka(CoSENT(), [8], "1"), "weights is '1', expected a sequence"),
-        (lambda: AdaptiveLayer(None), "inner is None, expected an EmbeddingObjective"),
-        (lambda: AdaptiveLayer(CoSENT(), 1.5), "n_layers_per_step is 1.5"),
-        (lambda: AdaptiveLayer(CoSENT(), 1, "1"), "last_layer_weight is '1', expected a number"),
-    ],
-)
+@pytest.mark.parametrize("make, message", [
+    (lambda: Matryoshka(5, [8]), "inner is 5, expected an EmbeddingObjective"),
+    (lambda: Matryoshka(CoSENT(), 8), "dims is 8, expected a sequence"),
+    (lambda: Matryoshka(CoSENT(), ["8"]), r"dims\[0\] is '8', expected a positive integer"),
+    (lambda: Matryoshka(CoSENT(), [8], "1"), "weights is '1', expected a sequence"),
+    (lambda: AdaptiveLayer(None), "inner is None, expected an EmbeddingObjective"),
+    (lambda: AdaptiveLayer(CoSENT(), 1.5), "n_layers_per_step is 1.5"),
+    (lambda: AdaptiveLayer(CoSENT(), 1, "1"), "last_layer_weight is '1', expected a number"),
+])  # fmt: skip
 def test_arguments_of_wrong_types(make, message):
     refuses(TypeError, message, make)
 

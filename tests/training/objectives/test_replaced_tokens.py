@@ -188,14 +188,11 @@ def test_layers_run_again_give_the_same_bits(tokenizer, examples):
     assert any((others[name] != gradient).any() for name, gradient in grads.items())
 
 
-@pytest.mark.parametrize(
-    "name, share, expected",
-    [
-        ("electra-small-discriminator", 1, "electra-small-generator"),  # as wide as its discriminator
-        ("electra-base-discriminator", 1 / 3, "electra-base-generator"),
-        ("electra-large-discriminator", None, "electra-large-generator"),
-    ],
-)
+@pytest.mark.parametrize("name, share, expected", [
+    ("electra-small-discriminator", 1, "electra-small-generator"),  # as wide as its discriminator
+    ("electra-base-discriminator", 1 / 3, "electra-base-generator"),
+    ("electra-large-discriminator", None, "electra-large-generator"),
+])  # fmt: skip
 def test_generators_have_the_published_sizes(name, share, expected):
     made = AutoModel(generator_config(name, share)).expected_tensors()
     assert made == AutoModel(preset_config(expected)).expected_tensors()

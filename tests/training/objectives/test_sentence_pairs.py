@@ -92,13 +92,10 @@ def test_next_sentences_need_other_documents(tokenizer):
         list(SentenceOrder().examples(DOCUMENTS, tokenizer, max_length=4))
 
 
-@pytest.mark.parametrize(
-    "pairs, config, logits",
-    [
-        (NextSentence(), CONFIG, "seq_relationship_logits"),
-        (SentenceOrder(), tiny_config("albert-base-v2"), "sop_logits"),
-    ],
-)
+@pytest.mark.parametrize("pairs, config, logits", [
+    (NextSentence(), CONFIG, "seq_relationship_logits"),
+    (SentenceOrder(), tiny_config("albert-base-v2"), "sop_logits"),
+])  # fmt: skip
 @pytest.mark.parametrize("turned", [False, True])
 def test_beside_masked_words(tokenizer, pairs, config, logits, turned):
     """The sum of both losses, of one pass."""
@@ -118,13 +115,10 @@ def test_beside_masked_words(tokenizer, pairs, config, logits, turned):
     assert_slope(model, grads, lambda: objective.forward(model, batch).loss)
 
 
-@pytest.mark.parametrize(
-    "pairs, kind, config",
-    [
-        (NextSentence(), AutoModelForNextSentencePrediction, CONFIG),
-        (SentenceOrder(), AutoModelForPreTraining, tiny_config("albert-base-v2") | {"vocab_size": 75}),
-    ],
-)
+@pytest.mark.parametrize("pairs, kind, config", [
+    (NextSentence(), AutoModelForNextSentencePrediction, CONFIG),
+    (SentenceOrder(), AutoModelForPreTraining, tiny_config("albert-base-v2") | {"vocab_size": 75}),
+])  # fmt: skip
 def test_pairs_alone(tokenizer, pairs, kind, config):
     examples = list(pairs.examples(DOCUMENTS, tokenizer, max_length=11, seed=1))[:5]
     batch = MaskedLM().collator(tokenizer)(examples)

@@ -88,16 +88,13 @@ def test_values_and_gradients_of_sentence_transformers(tmp_path, name, kind):
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"unit": True, "normalize": True},
-        {"k_aux": 0},
-        {"dead_threshold": 1},
-        {"pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {},
+    {"unit": True, "normalize": True},
+    {"k_aux": 0},
+    {"dead_threshold": 1},
+    {"pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}},
+])  # fmt: skip
 def test_values_and_gradients_of_csr(tmp_path, options):
     import sentence_transformers
     from sentence_transformers.sparse_encoder import losses

@@ -144,18 +144,15 @@ def test_a_loss_over_no_label_is_nan():
     assert Supervised(0.1, WEIGHTS).weight(batch) == 0
 
 
-@pytest.mark.parametrize(
-    "options, error, message",
-    [
-        ({"label_smoothing": -0.1}, ValueError, "label_smoothing is -0.1, expected a number from 0 to 1"),
-        ({"label_smoothing": True}, TypeError, "label_smoothing is True"),
-        ({"class_weights": [[1.0]]}, ValueError, "class_weights is .*, expected a finite number"),
-        ({"class_weights": [1.0, -1.0]}, ValueError, "class_weights"),
-        ({"class_weights": [1.0, np.inf]}, ValueError, "class_weights"),
-        ({"class_weights": [0, 0]}, ValueError, r"class_weights is \[0, 0\], expected at least one number above 0"),
-        ({"class_weights": []}, ValueError, "class_weights"),
-    ],
-)
+@pytest.mark.parametrize("options, error, message", [
+    ({"label_smoothing": -0.1}, ValueError, "label_smoothing is -0.1, expected a number from 0 to 1"),
+    ({"label_smoothing": True}, TypeError, "label_smoothing is True"),
+    ({"class_weights": [[1.0]]}, ValueError, "class_weights is .*, expected a finite number"),
+    ({"class_weights": [1.0, -1.0]}, ValueError, "class_weights"),
+    ({"class_weights": [1.0, np.inf]}, ValueError, "class_weights"),
+    ({"class_weights": [0, 0]}, ValueError, r"class_weights is \[0, 0\], expected at least one number above 0"),
+    ({"class_weights": []}, ValueError, "class_weights"),
+])  # fmt: skip
 def test_wrong_options(options, error, message):
     refuses(error, message, Supervised, **options)
 
