@@ -17,7 +17,7 @@ from bench.measure import Variant, measure
 from bench.peers.cases import SHAPES
 from bertcore import AutoModel, AutoTokenizer, SentenceEncoder, kernels
 from bertcore.demo_model import demo_model_folder
-from bertcore.formats.gguf_model import export_gguf
+from bertcore.formats.gguf_export import export_gguf
 from bertcore.presets import preset_config
 from bertcore.tasks.sentence_encoder.settings import save_sentence_encoder
 

@@ -8,6 +8,8 @@ Everything is loaded at first use: `import bertcore` costs neither NumPy nor Num
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from bertcore.file_readers import FILE_READERS
+
 if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says that the name is ours to give
     from bertcore.gradients import value_and_grad as value_and_grad
     from bertcore.gradients import vjp as vjp
@@ -98,6 +100,13 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
+
+
+def _unpacked_gguf(file: Any) -> Any:
+    return importlib.import_module("bertcore.formats.gguf_model").unpacked(file)
+
+
+FILE_READERS[".gguf"] = _unpacked_gguf
 
 
 def __dir__() -> list[str]:

@@ -26,14 +26,14 @@ MAY_IMPORT = {
     "passes": {"kernels", "tape"},
     "nn": {"arguments", "checkpoint", "kernels", "passes", "tape"},
     "heads": {"kernels", "nn", "passes", "tape"},
-    "checkpoint": {"arguments", "system"},
+    "checkpoint": {"arguments", "file_readers", "system"},
     # the registry finds families
     "models": {"arguments", "checkpoint", "execution", "families", "heads", "kernels", "nn", "passes"}
     | {"presets", "system", "tape"},
     "families": {"checkpoint", "execution", "heads", "kernels", "models", "nn", "passes", "tape"},
     "presets": set(),
     "gradients": {"kernels", "nn", "tape"},
-    # checkpoint.resolve finds gguf_model by its name
+    "file_readers": set(),
     "formats": {"arguments", "checkpoint", "kernels", "models", "nn", "passes", "system", "tasks", "tokenization"},
     "training": {"arguments", "checkpoint", "drawing", "gradients", "kernels", "models", "nn", "passes", "tape"}
     | {"system", "tokenization"},
@@ -88,7 +88,7 @@ def test_imports_point_down():
 
 
 def imports_by_module():
-    """The modules of bertcore and kernels, and the modules that each imports, wherever the statement stands."""
+    """The modules of bertcore and kernels, and the modules that each imports, wherever the statement or call stands."""
     found = {}
     for file in {*FILES, *KERNELS.rglob("*.py")}:
         root, name = (KERNELS, "bertcore.kernels") if KERNELS in file.parents else (PACKAGE, "bertcore")
@@ -105,7 +105,18 @@ def imports_by_module():
                 for alias in node.names:
                     submodule = f"{base}.{alias.name}"
                     targets.add(submodule if submodule in found else base)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+                name = getattr(node.args[0], "value", None)  # None for a name that is computed
+                targets.add(package + name if str(name).startswith(".") else name)
         yield module, targets & set(found) - {module}
+
+
+def test_reading_gguf_needs_no_tasks():
+    """Tasks open checkpoints, and a GGUF file becomes one."""
+    imports, reached = dict(imports_by_module()), {"bertcore.formats.gguf_model"}
+    while new := {target for module in reached for target in imports[module]} - reached:
+        reached |= new
+    assert "bertcore.models.auto" in reached and not [name for name in reached if name.startswith("bertcore.tasks")]
 
 
 def test_no_modules_import_each_other():

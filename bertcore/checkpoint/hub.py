@@ -11,9 +11,10 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
+
+from bertcore.file_readers import FILE_READERS
 
 from .files import CONFIG_NAME, WEIGHTS_ENDINGS, CheckpointError, listed
 from .weights import WEIGHTS_NAMES, read_weight_map
@@ -28,7 +29,6 @@ TOKENIZER_NAMES = (
 FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 SENTENCE_NAMES = tuple(f"sentence_{family}_config.json" for family in FAMILIES)
 MODULES_NAME = "modules.json"
-GGUF_ENDING = ".gguf"
 MODULES_WITH_WEIGHTS = ("Dense", "LayerNorm")  # beside the first one
 OF_TASKS = ("adapters/*/adapter_config.json", "adapters/*/adapter_model.safetensors")  # jina-embeddings-v5
 SMALL_NAMES: dict[Wanted, tuple[str, ...]] = {
@@ -58,9 +58,9 @@ def resolve(
     """Return the place of the checkpoint `name` on this machine, after fetching it from the hub if necessary.
 
     Args:
-        name: a folder, a file of weights or a GGUF file (which is unpacked into the cache), or a model's id on the hub
-            ("ORGANISATION/NAME"). Local files win; a PathLike, and text that cannot be an id, is never looked for on
-            the hub.
+        name: a folder, a file of weights, a file of FILE_READERS (GGUF, unpacked into the cache), or a model's id on
+            the hub ("ORGANISATION/NAME"). Local files win; a PathLike, and text that cannot be an id, is never looked
+            for on the hub.
         wanted: the files to fetch: the config and the weights, the tokenizer's, or all that a sentence encoder, or a
             GLiNER model, needs.
         revision: a branch, tag or commit on the hub; "main" by default. This and the following matter for ids only.
@@ -81,8 +81,8 @@ def resolve(
     if name == "":  # as a path it would be the current folder
         raise CheckpointError(f"the checkpoint's name is empty, {expected}")
     if not _is_hub_id(name):
-        file = _gguf_file(Path(name))
-        return Path(name) if file is None else import_module("bertcore.formats.gguf_model").unpacked(file)
+        file = _file_of_model(Path(name))
+        return Path(name) if file is None else FILE_READERS[file.suffix](file)
     options = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     source = _Source(str(name), options)
     with _explained(source):
@@ -98,16 +98,16 @@ def resolve(
     return folder
 
 
-def _gguf_file(path: Path) -> Path | None:
-    """Return the GGUF file that `path` is, or that its folder has in place of a checkpoint; None for none.
+def _file_of_model(path: Path) -> Path | None:
+    """Return the file of a whole model that `path` is, or that its folder has in place of a checkpoint; None for none.
 
     Raises CheckpointError for a folder with several.
     """
     if path.is_file():
-        return path if path.name.endswith(GGUF_ENDING) else None
+        return path if path.suffix in FILE_READERS else None
     if not path.is_dir() or any((path / name).exists() for name in (CONFIG_NAME, MODULES_NAME, *WEIGHTS_NAMES)):
         return None
-    files = sorted(path.glob(f"*{GGUF_ENDING}"))
+    files = sorted(file for file in path.glob("*") if file.suffix in FILE_READERS)
     if len(files) > 1:
         raise CheckpointError(f"{path} holds {listed([file.name for file in files])}, expected the name of one file")
     return files[0] if files else None
@@ -118,7 +118,7 @@ def _is_hub_id(name: str | os.PathLike) -> bool:
         isinstance(name, str)
         and not os.path.lexists(name)
         and HUB_ID.fullmatch(name) is not None
-        and not name.endswith((*WEIGHTS_ENDINGS, GGUF_ENDING))
+        and not name.endswith((*WEIGHTS_ENDINGS, *FILE_READERS))
     )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from bertcore.cli.inputs import model_folder
 from bertcore.cli.options import Command, CommandError, File
 
-PRECISIONS = ("q8_0", "f16", "f32")  # as bertcore.formats.gguf_model has them, which imports models
+PRECISIONS = ("q8_0", "f16", "f32")  # as bertcore.formats.gguf_export has them, which imports models
 
 
 class Export(Command):
@@ -39,7 +39,7 @@ class Export(Command):
     def run(self) -> None:
         target = Path(self.target)
         if (self.format or ("gguf" if target.suffix == ".gguf" else "onnx")) == "gguf":
-            from bertcore.formats.gguf_model import export_gguf
+            from bertcore.formats.gguf_export import export_gguf
 
             export_gguf(model_folder(self.model), target, self.precision or PRECISIONS[0])
             written = [target]

@@ -10,8 +10,8 @@ import pytest
 from bertcore import AutoModel, AutoTokenizer, CrossEncoder, SentenceEncoder
 from bertcore.checkpoint import CheckpointError
 from bertcore.cli import main
+from bertcore.formats.gguf_export import export_gguf
 from bertcore.formats.gguf_file import KINDS, GGUFFile, dequantized, quantized, write_gguf
-from bertcore.formats.gguf_model import export_gguf
 from bertcore.formats.gguf_tokenizer import tokenizer_files
 from tests.formats.models import TEXTS, WORDS, write_model
 from tests.varied_texts import varied_texts
