@@ -21,14 +21,6 @@ def states(steps):
     return found
 
 
-def test_it_is_halved_where_gradients_overflow_and_doubled_after_steps_without():
-    with mock.patch.object(safeguards, "INTERVAL", 3):
-        found = states(STEPS)
-    scales = [state["scale"] / 65536 for state in found]
-    assert scales == [1, 0.5, 0.5, 0.5, 1, 1, 0.5, 0.25, 0.25, 0.25, 0.5, 0.5, 0.5, 1, 1, 0.5]
-    assert [state["skipped_steps"] for state in found] == np.cumsum(~np.array(STEPS)).tolist()
-
-
 def test_it_does_not_leave_float32():
     scale = LossScale()
     scale.load_state_dict({"scale": 2.0**127, "good_steps": 1999, "skipped_steps": 0})
@@ -61,3 +53,4 @@ def test_torch():
     with mock.patch.object(safeguards, "INTERVAL", 3):
         found = states(STEPS)
     assert [(state["scale"], state["good_steps"]) for state in found] == expected
+    assert [state["skipped_steps"] for state in found] == np.cumsum(~np.array(STEPS)).tolist()

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from bertcore import (
-    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForNextSentencePrediction,
     AutoModelForSequenceClassification,
@@ -61,45 +60,6 @@ def test_a_run_is_the_loop_that_its_parts_make(tmp_path):
         schedule.step()
     trainer.train()
     assert_same_weights(trainer.model, twin)
-
-
-def labels_of_some(examples):
-    """Two of four rows have a label for each token, one has one."""
-    batch, rows = collate(examples), np.array([example["row"] for example in examples])
-    labels = np.where(rows[:, None] < 2, batch["input_ids"], -100)
-    labels[rows == 2, 0] = 7
-    return {**batch, "labels": np.where(batch["attention_mask"] == 1, labels, -100)}
-
-
-def labels_of_all(examples):
-    batch = labels_of_some([{**example, "row": 0} for example in examples])
-    return {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
-
-
-GPT2 = {"model_type": "gpt2", "vocab_size": 75, "n_positions": 16, "n_embd": 24, "n_layer": 1, "n_head": 2}
-NO_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop")
-
-
-@pytest.mark.usefixtures("on_numpy")
-@pytest.mark.parametrize(
-    "kind, config, collate_fn, size",
-    [(AutoModelForMaskedLM, CONFIG, labels_of_some, 2), (AutoModelForCausalLM, GPT2, labels_of_all, 1)],
-)
-def test_accumulated_batches_count_by_their_labels(tmp_path, kind, config, collate_fn, size):
-    """Batches of one step move the weights as their union does, whatever number of labels (next words) each has."""
-    examples, trained = [{**LABELLED[index], "row": index} for index in range(4)], []
-    for batch_size, parts in ((4, 1), (size, 4 // size)):
-        model = kind.from_config(config | dict.fromkeys(NO_DROPOUT, 0.0), dtype="float64", seed=2)
-        settings = {"max_steps": 1, "lr_scheduler_type": "constant", "save_strategy": "no", "max_grad_norm": 0.5}
-        settings |= {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": parts}
-        args = TrainingArguments(tmp_path / str(parts), report_to="none", disable_tqdm=True, **settings)
-        trainer = Trainer(model, args, collate_fn, examples)
-        trained.append((trainer.train().training_loss, trainer.state.log_history[-1]["grad_norm"], model))
-    (loss, norm, first), (loss_of_parts, norm_of_parts, second) = trained
-    assert loss_of_parts == pytest.approx(loss, rel=1e-12)
-    assert norm_of_parts == pytest.approx(norm, rel=1e-9)
-    for name, array in first.state_dict().items():
-        np.testing.assert_allclose(second.state_dict()[name], array, atol=1e-9, err_msg=name)
 
 
 def test_a_callback_that_would_never_be_called_is_refused(tmp_path):

@@ -189,18 +189,6 @@ def test_soft_targets_of_labelled_tokens_score_no_others(monkeypatch):
     assert scored == [(labels != -100).sum()] * 2
 
 
-def test_batches_of_other_lengths_weigh_as_one_batch_of_both():
-    """Their losses are means over tokens."""
-    student, objective = classifier(), Distillation(classifier(DEEP, seed=1), HiddenCosine(), Relations())
-    parts = [{name: array[rows] for name, array in inputs().items()} for rows in ([0, 2], [1, 3])]
-    whole = objective.forward(student, inputs()).loss
-    losses = [objective.forward(student, part).loss for part in parts]
-    weights = [objective.weight(part) for part in parts]
-    assert weights == [10, 11]
-    assert np.average(losses, weights=weights) == pytest.approx(whole, rel=1e-12)
-    assert np.average(losses) != pytest.approx(whole, rel=1e-6)
-
-
 WEIGHED = [HiddenStates(weight=0.5), SoftTargets(weight=5)]
 
 

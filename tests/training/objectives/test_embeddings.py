@@ -1,8 +1,5 @@
 """Objectives of sentence embeddings: definitions written out pair by pair, extremes, chunks, errors."""
 
-import itertools
-import math
-
 import numpy as np
 import pytest
 
@@ -11,7 +8,6 @@ from bertcore.training.objectives import (
     AdaptiveLayer,
     ColumnCollator,
     CoSENT,
-    CosineSimilarity,
     EmbeddingObjective,
     MarginMSE,
     Matryoshka,
@@ -22,93 +18,10 @@ from tests.refusals import refuses
 from tests.slopes import assert_slope
 from tests.tiny_bert import CONFIG
 
-COUNT, DIM = 5, 7
 LABELS = np.array([0.3, 0.9, 0.3, -0.2, 0.5])
 
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
-
-
-def cosine(left, right):
-    return sum(a * b for a, b in zip(left, right, strict=True)) / (math.hypot(*left) * math.hypot(*right))
-
-
-def ranking(vectors, scale, symmetric=False):
-    count, columns, _ = vectors.shape
-
-    def loss(of, among, right):
-        exponentials = [math.exp(scale * cosine(of, other)) for other in among]
-        return -math.log(exponentials[right] / sum(exponentials))
-
-    candidates = [vectors[row, column] for column in range(1, columns) for row in range(count)]
-    there = sum(loss(vectors[row, 0], candidates, row) for row in range(count)) / count
-    back = sum(loss(vectors[row, 1], vectors[:, 0], row) for row in range(count)) / count
-    return (there + back) / 2 if symmetric else there
-
-
-def cosent(vectors, labels, scale=20.0):
-    scores = [scale * cosine(*pair) for pair in vectors]
-    pairs = itertools.product(range(len(scores)), repeat=2)
-    return math.log(1 + sum(math.exp(scores[i] - scores[j]) for i, j in pairs if labels[i] < labels[j]))
-
-
-def triplet(vectors, margin, distance):
-    total = 0.0
-    for anchor, positive, negative in vectors:
-        near, far = distance(anchor, positive), distance(anchor, negative)
-        total += max(0.0, near - far + margin)
-    return total / len(vectors)
-
-
-def margin_mse(vectors, labels):
-    errors = []
-    for (query, positive, *negatives), wanted in zip(vectors, labels.reshape(len(labels), -1), strict=True):
-        errors += [(query @ positive - query @ it - want) ** 2 for it, want in zip(negatives, wanted, strict=True)]
-    return sum(errors) / len(errors)
-
-
-CASES = {  # name: (objective, columns, labels, its definition)
-    "ranking of pairs": (MultipleNegativesRanking(), 2, None, lambda v, _: ranking(v, 20.0)),
-    "ranking with negatives": (MultipleNegativesRanking(scale=3.0), 4, None, lambda v, _: ranking(v, 3.0)),
-    "symmetric ranking": (MultipleNegativesRanking(symmetric=True), 3, None, lambda v, _: ranking(v, 20.0, True)),
-    "cosent": (CoSENT(), 2, LABELS, cosent),
-    "cosent of a scale": (CoSENT(scale=2.5), 2, LABELS, lambda v, labels: cosent(v, labels, 2.5)),
-    "cosine similarity": (
-        CosineSimilarity(), 2, LABELS,
-        lambda v, labels: sum((cosine(*pair) - it) ** 2 for pair, it in zip(v, labels, strict=True)) / len(v),
-    ),
-    "triplet": (Triplet(margin=0.7), 3, None, lambda v, _: triplet(v, 0.7, math.dist)),
-    "triplet by cosine": (
-        Triplet(0.1, "cosine"), 3, None, lambda v, _: triplet(v, 0.1, lambda a, b: 1 - cosine(a, b)),
-    ),
-    "triplet by manhattan": (
-        Triplet(2.0, "manhattan"), 3, None, lambda v, _: triplet(v, 2.0, lambda a, b: sum(abs(a - b))),
-    ),
-    "margin mse": (MarginMSE(), 3, LABELS, margin_mse),
-    "margin mse of negatives": (MarginMSE(), 4, np.stack([LABELS, 2 * LABELS], axis=1), margin_mse),
-    "matryoshka": (
-        Matryoshka(MultipleNegativesRanking(), [7, 3], [1.0, 0.25]), 3, None,
-        lambda v, _: ranking(v, 20.0) + 0.25 * ranking(v[:, :, :3], 20.0),
-    ),
-    "matryoshka of labels": (
-        Matryoshka(CoSENT(), [1, 5]), 2, LABELS,
-        lambda v, labels: cosent(v[:, :, :1], labels) + cosent(v[:, :, :5], labels),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("count", [1, 2, COUNT])
-def test_loss_and_gradient_are_the_definitions(name, count):
-    objective, columns, labels, definition = CASES[name]
-    labels = None if labels is None else labels[:count]
-    vectors = np.random.default_rng(4).normal(size=(count, columns, DIM))
-    value, grad = objective.of_embeddings(vectors, labels)
-    assert value == pytest.approx(definition(vectors, labels), rel=1e-12)
-    assert grad.any() or count < COUNT
-    for direction in np.random.default_rng(5).normal(size=(3, *vectors.shape)):
-        ends = [definition(vectors + step * direction, labels) for step in (1e-6, -1e-6)]
-        assert (grad * direction).sum() == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-7)
 
 
 def test_extremes_are_finite():

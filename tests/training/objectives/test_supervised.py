@@ -12,7 +12,7 @@ from bertcore import (
     AutoTokenizer,
     value_and_grad,
 )
-from bertcore.training import AdamW, DataCollatorWithPadding, Trainer, TrainingArguments
+from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives import Supervised
 from tests.refusals import refuses
@@ -170,27 +170,6 @@ def test_options_that_do_not_fit_the_loss():
     refuses(ValueError, "batch has no labels", Supervised().weight, BATCH)
     soft = model_of(AutoModelForSequenceClassification, num_labels=3, problem_type="single_label_classification")
     refuses(ValueError, r"labels holds -1\.0, expected probabilities", soft, **BATCH, labels=-np.ones((3, 3)))
-
-
-def test_a_cross_encoder_learns_which_pairs_match(tmp_path):
-    """One score for a pair of texts, by the binary cross entropy."""
-    tokenizer = AutoTokenizer.from_pretrained(save_tiny_bert(tmp_path))
-    pairs = [("the cat", "sat on", 1.0), ("paris", "is capital", 1.0), ("the cat", "is capital", 0.0), ("a", "b", 0.25)]
-    examples = [{**tokenizer(one, other), "label": [score]} for one, other, score in pairs]
-    batch = DataCollatorWithPadding(tokenizer)(examples)
-    model = AutoModelForSequenceClassification.from_config(
-        CONFIG, num_labels=1, problem_type="multi_label_classification"
-    )
-    objective, optimizer = Supervised(), AdamW(model, lr=5e-3)
-    logits, labels = model(**{name: array for name, array in batch.items() if name != "labels"}).logits, batch["labels"]
-    assert batch["token_type_ids"].any()
-    expected = np.mean(np.log1p(np.exp(logits)) - logits * labels)
-    assert objective.forward(model, batch).loss == pytest.approx(expected, rel=1e-5)
-    assert objective.weight(batch) == 4
-    for _ in range(40):
-        optimizer.step(objective.value_and_grad(model, batch)[1])
-    scores = 1 / (1 + np.exp(-model(**{name: batch[name] for name in batch if name != "labels"}).logits[:, 0]))
-    np.testing.assert_allclose(scores, labels[:, 0], atol=0.2)
 
 
 def test_the_trainer_smooths_labels_as_its_arguments_say(tmp_path):
