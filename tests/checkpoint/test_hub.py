@@ -159,12 +159,6 @@ class TestRevision:
             folder = resolve(NAME, revision=revision)
             assert (folder / "model.safetensors").read_text() == commit
 
-    def test_main_moves_on(self, hub):
-        hub.models[NAME] = Model({"a" * 40: {**SMALL, **SAFE}, "b" * 40: {**SMALL, **PICKLE}}, {"main": "a" * 40})
-        assert "model.safetensors" in names(resolve(NAME))
-        hub.models[NAME].branches["main"] = "b" * 40
-        assert "pytorch_model.bin" in names(resolve(NAME))
-
     def test_unknown(self, hub):
         hub.add(NAME, {**SMALL, **SAFE})
         refuses(CheckpointError, rf"{NAME} on the hub has no revision 'v9'", resolve, NAME, revision="v9")
@@ -217,16 +211,6 @@ class TestCache:
         assert folder.is_relative_to(tmp_path / "mine") and not (tmp_path / "cache").exists()
         assert resolve(NAME, cache_dir=tmp_path / "mine", local_files_only=True) == folder
 
-    def test_interrupted_download_goes_on(self, hub, monkeypatch):
-        monkeypatch.setattr("time.sleep", lambda seconds: None)  # huggingface_hub waits a second before it retries
-        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)  # smaller downloads start again
-        hub.add(NAME, {**SMALL, **SAFE})
-        hub.cut = 1
-        folder = resolve(NAME)
-        assert (folder / "model.safetensors").read_bytes() == SAFE["model.safetensors"]
-        ranges = [headers.get("Range") for _, path, headers in hub.requests if path.startswith("/cdn")]
-        assert ranges == [None, "bytes=1000-"]
-
     def test_broken_download_leaves_nothing(self, hub, monkeypatch, tmp_path):
         monkeypatch.setattr("time.sleep", lambda seconds: None)
         hub.add(NAME, {**SMALL, **SAFE})
@@ -256,12 +240,6 @@ class TestAccess:
         assert set(sent.values()) == {"Bearer hf_right"}
         elsewhere = [headers for _, path, headers in hub.requests if path.startswith("/cdn/")]
         assert elsewhere and not any("authorization" in {key.lower() for key in headers} for headers in elsewhere)
-
-    def test_saved_token(self, hub, tmp_path):
-        hub.add(NAME, {**SMALL, **SAFE}, token="hf_right")
-        (tmp_path / "cache").mkdir()
-        (tmp_path / "cache" / "token").write_text("hf_right")
-        assert "model.safetensors" in names(resolve(NAME))
 
     def test_gated(self, hub):
         hub.add(NAME, {**SMALL, **SAFE}, gated=True)

@@ -29,14 +29,6 @@ def write(request, tmp_path):
     return lambda items: opened(tmp_path, request.param(build.state_dict(items), {"0": VALUES.tobytes()}))
 
 
-def test_tensor(write):
-    file = write({"w": build.tensor()})
-    found = file.read("w")
-    assert list(file.info) == ["w"] and file.info["w"].dtype == "F32" and file.info["w"].shape == (2, 3)
-    assert found.dtype == np.float32 and not found.flags.writeable and found.flags.aligned
-    np.testing.assert_array_equal(found, VALUES.reshape(2, 3))
-
-
 VIEWS = {
     "transposed": (((3, 2), (1, 3), 0), VALUES.reshape(2, 3).T),
     "column": (((2,), (3,), 2), VALUES[2::3]),
@@ -132,18 +124,6 @@ def test_dtype_beyond_the_storage_classes(tmp_path):
         file.read("float8_e4m3fn")
 
 
-def test_parameters_and_attributes(write):
-    parameter = build.call(build.name("torch._utils", "_rebuild_parameter"), build.tensor(), b"\x88", b"N")
-    file = write({"w": parameter})
-    np.testing.assert_array_equal(file.read("w"), VALUES.reshape(2, 3))
-
-
-def test_attributes_of_the_dict_are_dropped(tmp_path):
-    metadata = b"}" + build.text("_metadata") + build.ordered_dict() + b"sb."
-    content = build.archive(build.state_dict({"w": build.tensor()})[:-1] + metadata, {"0": VALUES.tobytes()})
-    assert list(opened(tmp_path, content).info) == ["w"]
-
-
 def test_strings_and_ordered_dict_of_python_2(tmp_path):
     def old(value):
         return b"U" + bytes([len(value)]) + value.encode()
@@ -187,12 +167,6 @@ def test_plain_values_of_every_protocol(protocol):
 
 class TestCheckpoint:
     CONTENT = build.archive(build.state_dict({"w": build.tensor()}), {"0": VALUES.tobytes()})
-
-    def test_folder(self, tmp_path):
-        (tmp_path / "pytorch_model.bin").write_bytes(self.CONTENT)
-        checkpoint = open_checkpoint(tmp_path)
-        assert list(checkpoint) == ["w"] and checkpoint.source == tmp_path / "pytorch_model.bin"
-        np.testing.assert_array_equal(checkpoint["w"], VALUES.reshape(2, 3))
 
     @pytest.mark.parametrize("name", ["weights.bin", "weights.pt", "weights.pth"])
     def test_single_file(self, tmp_path, name):

@@ -50,15 +50,6 @@ def test_awkward_layouts(tmp_path, array):
     np.testing.assert_array_equal(found, array)
 
 
-def test_bfloat16(tmp_path):
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    array = np.arange(7).astype(ml_dtypes.bfloat16)
-    save_checkpoint(tmp_path, CONFIG, {"w": array})
-    checkpoint = open_checkpoint(tmp_path)
-    assert checkpoint.info["w"].dtype == "BF16"
-    np.testing.assert_array_equal(checkpoint["w"], array.astype(np.float32))
-
-
 @pytest.mark.parametrize("value, problem", [
     ([1.0, 2.0], r"parameter w is builtins\.list, expected a NumPy array"),
     (np.float32(1), r"parameter w is numpy\.float32, expected a NumPy array"),

@@ -65,23 +65,6 @@ class TestFamilies:
         special = set(tokenizer.all_special_tokens)
         assert found.special_tokens_mask == [int(token in special) for token in pair.split()]
 
-    def test_special_tokens_have_ids_of_their_own(self, family):
-        tokenizer = load(family[1])
-        ids = tokenizer.get_vocab()
-        assert len(set(ids.values())) == len(ids) == len(tokenizer)
-        assert tokenizer.all_special_ids == [ids[token] for token in tokenizer.all_special_tokens]
-        assert all(tokenizer.decode([number]) for number in tokenizer.all_special_ids)
-        assert tokenizer.decode(tokenizer.all_special_ids, skip_special_tokens=True) == ""
-
-    def test_padding(self, family):
-        name, folder = family
-        tokenizer = load(folder, pad_token="<|endoftext|>") if name == "GPT2Tokenizer" else load(folder)
-        found = tokenizer(["the", "the value"], padding=True)
-        assert found.attention_mask[0] == (
-            [0, 1, 1, 1] if name == "XLNetTokenizer" else [1] * (len(found[0]) - 1) + [0]
-        )
-        assert tokenizer.pad_token_id in found.input_ids[0]
-
     def test_settings_by_model_type(self, family):
         name, folder = family
         wanted = load(folder)
@@ -115,10 +98,3 @@ class TestFamilies:
         (folder / wanted[-1]).unlink()
         message = f"has neither tokenizer.json nor {' and '.join(wanted)}, which make a {name}; it holds"
         refuses(CheckpointError, message, load, folder)
-
-    def test_truncation_keeps_the_special_tokens(self, family):
-        name, folder = family
-        single = TEMPLATES[name][0].split()
-        special = [token for token in single if "the" not in token and "value" not in token]
-        cut = load(folder)("the value " * 9, truncation=True, max_length=len(special) + 2).tokens()
-        assert [token for token in cut if token in special] == special and len(cut) == len(single)

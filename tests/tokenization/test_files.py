@@ -89,33 +89,10 @@ def test_config_overrules_tokenizer_json(demo_folder, tmp_path):
     assert load(tmp_path).tokenize("word Word") == ["word", "[UNK]"]
 
 
-def test_special_tokens_as_strings_and_as_objects(folder):
-    vocabulary = (folder / "vocab.txt").read_text(encoding="utf-8")
-    (folder / "vocab.txt").write_text(vocabulary.replace("[MASK]", "<mask>").replace("[CLS]", "<s>"), encoding="utf-8")
-    mask = {"__type": "AddedToken", "content": "<mask>", "lstrip": True, "normalized": False}
-    write_json(folder / "tokenizer_config.json", {"cls_token": "<s>", "mask_token": mask})
-    tokenizer = load(folder)
-    assert (tokenizer.cls_token, tokenizer.cls_token_id) == ("<s>", 2)
-    assert (tokenizer.mask_token, tokenizer.mask_token_id) == ("<mask>", 4)
-    found = tokenizer("the  <mask>", return_offsets_mapping=True)
-    assert found.input_ids == tokenizer.convert_tokens_to_ids(["<s>", "the", "<mask>", "[SEP]"])
-    assert found.offset_mapping[2] == (3, 11)  # lstrip takes the spaces before it
-
-
 def test_special_tokens_map(folder):
     write_json(folder / "tokenizer_config.json", {"sep_token": "[MASK]"})
     write_json(folder / "special_tokens_map.json", {"sep_token": {"content": "[PAD]", "lstrip": False}})
     assert load(folder)("the").tokens() == ["[CLS]", "the", "[PAD]"]
-
-
-def test_special_token_that_the_vocabulary_lacks_is_added(folder):
-    before = len(load(folder))
-    write_json(folder / "special_tokens_map.json", {"mask_token": "<blank>", "additional_special_tokens": ["<e1>"]})
-    tokenizer = load(folder)
-    assert (tokenizer.mask_token_id, len(tokenizer), tokenizer.vocab_size) == (before, before + 2, before)
-    assert tokenizer("the <blank> <e1>").tokens() == ["[CLS]", "the", "<blank>", "<e1>", "[SEP]"]
-    assert "<e1>" in tokenizer.all_special_tokens
-    assert tokenizer.decode(tokenizer("the <e1>").input_ids, skip_special_tokens=True) == "the"
 
 
 @pytest.mark.parametrize("newer", [False, True], ids=["added_tokens.json", "added_tokens_decoder"])

@@ -38,16 +38,6 @@ class TestEntities:
             "input_ids", "attention_mask", "entity_ids", "entity_position_ids", "entity_attention_mask",
         ]  # fmt: skip
 
-    def test_names(self, folder):
-        found = load(folder)(TEXT, entity_spans=[FIRST, SECOND], entities=["Japan", "Nowhere"])
-        assert found.entity_ids == [5, 1]
-
-    def test_pair(self, folder):
-        options = {"entity_spans": [FIRST], "entity_spans_pair": [SECOND], "entities_pair": ["Tokyo"]}
-        found = load(folder)("the", TEXT, **options, return_token_type_ids=True)
-        assert found.entity_ids == [2, 4] and found.entity_token_type_ids == [0, 0]
-        assert found.entity_position_ids == [positions(1), positions(7, 8)]
-
     def test_without_entities(self, folder):
         tokenizer = load(folder)
         assert isinstance(tokenizer, LukeTokenizer)
@@ -90,24 +80,6 @@ class TestEntities:
 
 
 class TestTasks:
-    def test_one_entity(self, folder):
-        tokenizer = load(folder, task="entity_classification")
-        found = tokenizer(TEXT, entity_spans=[SECOND])
-        assert found.tokens() == ["<s>", "the", "Ġvalue", "Ġthe", "<ent>", "Ġvalue", "s", "<ent>", "</s>"]
-        assert found.entity_position_ids == [positions(4, 5, 6, 7)] and tokenizer.max_entity_length == 1
-
-    @pytest.mark.parametrize("spans", [[FIRST, SECOND], [SECOND, FIRST]])
-    def test_two_entities(self, folder, spans):
-        found = load(folder, task="entity_pair_classification")(TEXT, entity_spans=spans)
-        one, two = ("<ent>", "<ent2>") if spans[0] is FIRST else ("<ent2>", "<ent>")
-        assert found.tokens()[1:-1] == [one, "the", one, "Ġvalue", "Ġthe", two, "Ġvalue", "s", two]
-        wanted = {FIRST: positions(1, 2, 3), SECOND: positions(6, 7, 8, 9)}
-        assert found.entity_ids == [2, 3] and found.entity_position_ids == [wanted[span] for span in spans]
-
-    def test_spans(self, folder):
-        found = load(folder, task="entity_span_classification")(TEXT, entity_spans=[FIRST, SECOND])
-        assert (found.entity_start_positions, found.entity_end_positions) == ([1, 4], [1, 5])
-
     @pytest.mark.parametrize(("task", "spans", "message"), [
         ("entity_classification", None, "entity_spans is None; the task 'entity_classification' needs them"),
         ("entity_classification", [FIRST, SECOND], r"entity_spans\[0\] has 2 spans, expected 1 for the task"),

@@ -141,13 +141,6 @@ def test_truncation_of_one(both, strategy):
     check_same(ours(*texts, **RETURN_ALL, **options), theirs(*texts, **RETURN_ALL, **options))
 
 
-def test_one_text(both):
-    ours, theirs = both
-    for text in HARD_TEXTS:
-        check_same(ours(text, **RETURN_ALL), theirs(text, **RETURN_ALL))
-        assert ours.tokenize(text) == theirs.tokenize(text)
-
-
 def test_arrays(both):
     ours, theirs = both
     found, wanted = (each(HARD_TEXTS, padding=True, return_tensors="np", **RETURN_ALL) for each in both)
@@ -301,11 +294,6 @@ def test_settings(folders, tmp_path, name, model_type):
     assert ours.batch_decode(ids, skip_special_tokens=True) == theirs.batch_decode(ids, skip_special_tokens=True)
     if not any(isinstance(value, dict) for value in config.values()):  # a file's form of a token
         check_same(AutoTokenizer.from_pretrained(folders(model_type), **config)(texts), theirs(texts))
-
-
-def test_unlimited_model_max_length(vocabulary_folder):
-    ours, theirs = load_both(vocabulary_folder)
-    assert ours.model_max_length == theirs.model_max_length > 10**20
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,6 @@ class TestResults:
         assert found.input_ids == found["input_ids"] == tokenizer.convert_tokens_to_ids(found.tokens())
         assert found.attention_mask == [1, 1, 1, 1] and found.token_type_ids == [0, 0, 0, 0]
 
-    def test_result_goes_into_a_call(self, tokenizer):
-        assert dict(**tokenizer("the value")) == tokenizer("the value")
-
     def test_missing_name_lists_columns(self, tokenizer):
         with pytest.raises(AttributeError, match="no 'labels'; it has input_ids, token_type_ids, attention_mask"):
             _ = tokenizer("the value").labels
@@ -59,12 +56,6 @@ class TestResults:
             "length": (0,),
         }  # fmt: skip
 
-    def test_offsets_point_into_the_text(self, tokenizer):
-        text = "  Thé\u0301 value!"
-        found = tokenizer(text, return_offsets_mapping=True)
-        pieces = [text[start:end] for start, end in found.offset_mapping]
-        assert pieces[0] == pieces[-1] == "" and "".join(pieces) == text.replace(" ", "").replace("\u0301", "")
-
 
 class TestBackToText:
     def test_decode(self, tokenizer):
@@ -74,10 +65,6 @@ class TestBackToText:
         assert tokenizer.decode(np.array(ids)) == tokenizer.decode([np.int32(number) for number in ids])
         assert tokenizer.decode(MASK) == tokenizer.decode(np.int64(MASK)) == "[MASK]"
         assert tokenizer.decode([]) == ""
-
-    def test_decode_of_a_batch(self, tokenizer):
-        ids = tokenizer(["the", "value"], return_tensors="np").input_ids
-        assert tokenizer.decode(ids) == tokenizer.batch_decode(ids.tolist()) == ["[CLS] the [SEP]", "[CLS] value [SEP]"]
 
     @pytest.mark.parametrize("wrong", [-1, -100, 10**6, 2**40])
     def test_ids_outside_the_vocabulary(self, tokenizer, wrong):

@@ -25,9 +25,6 @@ class TestByteBpe:
         (roberta / "tokenizer.json").unlink()
         assert again._backend.to_str() == load(roberta, add_prefix_space=True)._backend.to_str()
 
-    def test_offsets_leave_out_the_space(self, roberta):
-        assert load(roberta)("the value", return_offsets_mapping=True).offset_mapping[2] == (4, 9)
-
     def test_words(self, roberta):
         words = ["the", "values", "the"]
         found = load(roberta, add_prefix_space=True)(words, is_split_into_words=True)
@@ -88,18 +85,6 @@ class TestByteBpe:
 
 
 class TestSentencePiece:
-    def test_fairseq_ids(self, tmp_path):
-        """fairseq's vocabularies: other special tokens first, the file's pieces moved behind them, <mask> last."""
-        write_family(tmp_path, "XLMRobertaTokenizer")
-        tokenizer = load(tmp_path)
-        assert tokenizer.convert_ids_to_tokens(range(6)) == ["<s>", "<pad>", "</s>", "<unk>", "▁the", "▁The"]
-        assert tokenizer.mask_token_id == len(tokenizer) - 1
-        write_family(tmp_path, "CamembertTokenizer")
-        french = load(tmp_path)
-        first = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>", "▁the"]
-        assert french.convert_ids_to_tokens(range(8)) == first
-        assert french.tokenize("the日") == ["▁the", "日"] and french("日").input_ids[2] == french.unk_token_id
-
     def test_mluke_is_xlm_roberta_with_entity_tokens(self, tmp_path):
         write_family(tmp_path, "XLMRobertaTokenizer")
         plain = load(tmp_path)
