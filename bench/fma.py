@@ -1,52 +1,77 @@
-"""The FMA limit: float32 multiply-adds per second of this machine's vector units in a register-only loop."""
+"""The limits of this machine's vector units: multiply-adds per second in register-only loops, float32 or narrower."""
 
 import time
 
 import numpy as np
-from numba import prange
+from llvmlite import ir
+from numba import prange, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
-from bertcore.kernels._numba import helper, kernel
-from bertcore.kernels._numba.simd import broadcast, fma, lanes, store
+from bertcore.kernels._numba import LEVEL, kernel
+from bertcore.kernels._numba.products.dot import dot_of
+from bertcore.kernels._numba.simd import pointer
 
-CHAINS = 12  # latency 4 on 2 units needs 8; 12 and 2 constants fit the 16 registers of AVX2
+# Latency 4 on 2 units needs 8, one of 12 on 1 unit 12; with 2 operands they fit the registers.
+CHAINS = 24 if LEVEL.registers >= 32 else 12
 STEPS = 1 << 21  # some 3 ms, longer than a thread takes to wake
 
 
 def fma_limit(threads: int, seconds: float = 1.0) -> float:
     """Return float32 FLOP per second of this many threads, the best of several samples."""
-    out = np.empty((threads, 16), np.float32)  # a cache line each
-    _multiply_add(out, np.float32(0.5), 1, threads)  # compiles
+    return dot_limit((np.float32, np.float32, np.float32), threads, seconds)
+
+
+def dot_limit(dtypes: tuple[type, type, type], threads: int, seconds: float = 1.0) -> float:
+    """Return twice the multiply-adds per second of a dot product in one instruction, by dtypes of left, right and sums.
+
+    Each lane multiplies a word, or a part of one (products/dot.py).
+    """
+    left, right, _ = dtypes
+    operands = np.ones((1, 64), left), np.ones((1, 64), right), np.zeros((threads, CHAINS * 16), dtypes[2])
+    products = _multiply_add(*operands, 1, threads)  # compiles
     best, end = np.inf, time.perf_counter() + seconds
     while time.perf_counter() < end:
         start = time.perf_counter()
-        _multiply_add(out, np.float32(0.5), STEPS, threads)
+        _multiply_add(*operands, STEPS, threads)
         best = min(best, time.perf_counter() - start)
-    return 2 * CHAINS * _lanes(out) * STEPS * threads / best
-
-
-@kernel
-def _lanes(like):
-    return lanes(like)
+    return 2 * products * STEPS * threads / best
 
 
 @kernel(parallel=True)
-def _multiply_add(out, factor, steps, threads):
+def _multiply_add(left, right, sums, steps, threads):
     for thread in prange(threads):
-        _chains(out, thread, factor, steps)
+        _run_chains(pointer(left, 0), pointer(right, 0), pointer(sums, thread * sums.shape[1]), steps)
+    return _products(pointer(left, 0), pointer(right, 0), pointer(sums, 0))
 
 
-@helper
-def _chains(out, thread, x, steps):
-    """Run chains of multiply-adds from different values, so that the compiler can neither merge nor solve them.
+@intrinsic
+def _products(typingctx, left, right, sums):
+    """Return the products of CHAINS instructions."""
+    dot = dot_of(left, right, sums)
+    in_word = max(32 // right.dtype.bitwidth, 1)
+    count = CHAINS * dot.sums.count * in_word // dot.parts
+    return types.intp(left, right, sums), lambda context, builder, sig, args: ir.IntType(64)(count)
 
-    They converge to factor * a + 1 = a, far from infinities and denormals.
-    """
-    factor = broadcast(out, x)
-    a, b, c, d = broadcast(out, x), broadcast(out, x + 1), broadcast(out, x + 2), broadcast(out, x + 3)
-    e, f, g, h = broadcast(out, x + 4), broadcast(out, x + 5), broadcast(out, x + 6), broadcast(out, x + 7)
-    i, j, k, l = broadcast(out, x + 8), broadcast(out, x + 9), broadcast(out, x + 10), broadcast(out, x + 11)  # noqa: E741
-    for _ in range(steps):
-        a, b, c, d = fma(a, factor, 1.0), fma(b, factor, 1.0), fma(c, factor, 1.0), fma(d, factor, 1.0)
-        e, f, g, h = fma(e, factor, 1.0), fma(f, factor, 1.0), fma(g, factor, 1.0), fma(h, factor, 1.0)
-        i, j, k, l = fma(i, factor, 1.0), fma(j, factor, 1.0), fma(k, factor, 1.0), fma(l, factor, 1.0)  # noqa: E741
-    store(out, thread * 16, a + b + c + d + e + f + g + h + i + j + k + l)
+
+@intrinsic
+def _run_chains(typingctx, left, right, sums, steps):
+    """Run chains of multiply-adds from different values, so that the compiler can neither merge nor solve them."""
+    dot = dot_of(left, right, sums)
+
+    def codegen(context, builder, sig, args):
+        left, right, sums, steps = args
+        a = dot.left(builder, builder.bitcast(left, dot.left_word.as_pointer()), 0)
+        words = builder.bitcast(right, ir.VectorType(dot.word, dot.sums.count).as_pointer())
+        b = dot.right(builder, builder.load(words, align=4), 0)
+        first = builder.bitcast(sums, dot.sums.llvm.as_pointer())
+        places = [builder.gep(first, [ir.IntType(32)(chain)]) for chain in range(CHAINS)]
+        totals = [cgutils.alloca_once_value(builder, builder.load(place, align=4)) for place in places]
+        with cgutils.for_range(builder, steps):
+            for total in totals:
+                builder.store(dot.add(builder, a, b, builder.load(total)), total)
+        for total, place in zip(totals, places, strict=True):
+            builder.store(builder.load(total), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(left, right, sums, steps), codegen
