@@ -1,7 +1,6 @@
 """ALBERT (Lan et al. 2019, arXiv:1909.11942): BERT with narrow embeddings and layers that share their parameters."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
@@ -60,35 +59,26 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
+LAYER_NAMES = in_each_layer(
+    "encoder.albert_layer_groups.{layer}.albert_layers.{inner}.", query="attention.query", key="attention.key",
+    value="attention.value", attention_output="attention.dense", attention_norm="attention.LayerNorm", expand="ffn",
+    contract="ffn_output", feed_forward_norm="full_layer_layer_norm",
+)  # fmt: skip
 ALBERT = register(
-    replace(
-        BERT,
-        model_type="albert",
-        architecture="Albert",
-        spec_from_config=spec,
-        heads=heads,
-        name_rules=NameRules(
-            prefix="albert.",
-            heads=("pooler.", "predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
-            tied=(
-                ("predictions.decoder.weight", "embeddings.word_embeddings.weight"),
-                ("predictions.decoder.bias", "predictions.bias"),
-            ),
+    BERT,
+    model_type="albert",
+    architecture="Albert",
+    spec_from_config=spec,
+    heads=heads,
+    name_rules=NameRules(
+        prefix="albert.",
+        heads=("pooler.", "predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
+        tied=(
+            ("predictions.decoder.weight", "embeddings.word_embeddings.weight"),
+            ("predictions.decoder.bias", "predictions.bias"),
         ),
-        encoder_names=BERT.encoder_names
-        | {"embeddings_projection": "encoder.embedding_hidden_mapping_in", "pooler": "pooler"},
-        layer_names=in_each_layer(
-            "encoder.albert_layer_groups.{layer}.albert_layers.{inner}.",
-            {
-                "query": "attention.query",
-                "key": "attention.key",
-                "value": "attention.value",
-                "attention_output": "attention.dense",
-                "attention_norm": "attention.LayerNorm",
-                "expand": "ffn",
-                "contract": "ffn_output",
-                "feed_forward_norm": "full_layer_layer_norm",
-            },
-        ),
-    )
+    ),
+    encoder_names=BERT.encoder_names
+    | {"embeddings_projection": "encoder.embedding_hidden_mapping_in", "pooler": "pooler"},
+    layer_names=LAYER_NAMES,
 )

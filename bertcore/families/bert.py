@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from bertcore.checkpoint import NameRules
 from bertcore.heads import ClassifierSpec, LanguageModelSpec, SpanBoundarySpec
-from bertcore.models.registry import POOLED_HEADS, Family, HeadSpec, in_each_layer, register
+from bertcore.models.registry import POOLED_HEADS, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, standard_spec
 
 
@@ -24,47 +24,37 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
+ENCODER_NAMES = {
+    "word_embeddings": "embeddings.word_embeddings", "position_embeddings": "embeddings.position_embeddings",
+    "type_embeddings": "embeddings.token_type_embeddings", "embeddings_norm": "embeddings.LayerNorm",
+    "pooler": "pooler.dense",
+}  # fmt: skip
+LAYER_NAMES = in_each_layer(
+    "encoder.layer.{layer}.", query="attention.self.query", key="attention.self.key", value="attention.self.value",
+    attention_output="attention.output.dense", attention_norm="attention.output.LayerNorm",
+    expand="intermediate.dense", contract="output.dense", feed_forward_norm="output.LayerNorm",
+)  # fmt: skip
 BERT = register(
-    Family(
-        model_type="bert",
-        architecture="Bert",
-        spec_from_config=standard_spec,
-        heads=heads,
-        name_rules=NameRules(
-            prefix="bert.",
-            heads=(
-                "pooler.",
-                "linear.",  # of ColBERT
-                "cls.predictions.",
-                "cls.seq_relationship.",
-                "span_boundary.",
-                "classifier.",
-                "qa_outputs.",
-            ),
-            tied=(
-                ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
-                ("cls.predictions.decoder.bias", "cls.predictions.bias"),
-            ),
+    model_type="bert",
+    architecture="Bert",
+    spec_from_config=standard_spec,
+    heads=heads,
+    name_rules=NameRules(
+        prefix="bert.",
+        heads=(
+            "pooler.",
+            "linear.",  # of ColBERT
+            "cls.predictions.",
+            "cls.seq_relationship.",
+            "span_boundary.",
+            "classifier.",
+            "qa_outputs.",
         ),
-        encoder_names={
-            "word_embeddings": "embeddings.word_embeddings",
-            "position_embeddings": "embeddings.position_embeddings",
-            "type_embeddings": "embeddings.token_type_embeddings",
-            "embeddings_norm": "embeddings.LayerNorm",
-            "pooler": "pooler.dense",
-        },
-        layer_names=in_each_layer(
-            "encoder.layer.{layer}.",
-            {
-                "query": "attention.self.query",
-                "key": "attention.self.key",
-                "value": "attention.self.value",
-                "attention_output": "attention.output.dense",
-                "attention_norm": "attention.output.LayerNorm",
-                "expand": "intermediate.dense",
-                "contract": "output.dense",
-                "feed_forward_norm": "output.LayerNorm",
-            },
+        tied=(
+            ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
+            ("cls.predictions.decoder.bias", "cls.predictions.bias"),
         ),
-    )
+    ),
+    encoder_names=ENCODER_NAMES,
+    layer_names=LAYER_NAMES,
 )

@@ -26,25 +26,23 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 
 BERT_HASH = register(
-    replace(
-        BERT,
-        model_type="bert_hash",
-        architecture="BertHash",
-        spec_from_config=spec,
-        heads=heads,
-        name_rules=replace(
-            BERT.name_rules,
-            tied=(("cls.predictions.decoder.bias", "cls.predictions.bias"),),
-            anchor="embeddings.word_embeddings.embeddings.weight",
-        ),
-        encoder_names=BERT.encoder_names
-        | {
-            "word_embeddings": "embeddings.word_embeddings.embeddings",
-            "embeddings_projection": "embeddings.word_embeddings.projections",
-        },
-        code=published_code(
-            *("modeling_bert_hash", "configuration_bert_hash"),
-            repositories=[f"NeuML/bert-hash-{size}" for size in ("femto", "pico", "nano")],
-        ),
-    )
+    BERT,
+    model_type="bert_hash",
+    architecture="BertHash",
+    spec_from_config=spec,
+    heads=heads,
+    name_rules=replace(
+        BERT.name_rules,
+        tied=(("cls.predictions.decoder.bias", "cls.predictions.bias"),),
+        anchor="embeddings.word_embeddings.embeddings.weight",
+    ),
+    encoder_names=BERT.encoder_names
+    | {
+        "word_embeddings": "embeddings.word_embeddings.embeddings",
+        "embeddings_projection": "embeddings.word_embeddings.projections",
+    },
+    code=published_code(
+        *("modeling_bert_hash", "configuration_bert_hash"),
+        repositories=[f"NeuML/bert-hash-{size}" for size in ("femto", "pico", "nano")],
+    ),
 )

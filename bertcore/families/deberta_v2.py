@@ -125,12 +125,9 @@ def block_diagonal(run: Pass, weight: Any, *, size: int, groups: int) -> Any:
 
 
 _DEFAULTS = {
-    "vocab_size": 128100,
-    "hidden_size": 1536,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 24,
+    "vocab_size": 128100, "hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24,
     "intermediate_size": 6144,
-}
+}  # fmt: skip
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
@@ -207,26 +204,22 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     return {**common, "multiple_choice": choice, "replaced_tokens": replaced_tokens}
 
 
+LAYER_NAMES = {part: name for part, name in deberta.DEBERTA.layer_names.items() if part != "qkv"} | {
+    "query": "encoder.layer.{layer}.attention.self.query_proj", "key": "encoder.layer.{layer}.attention.self.key_proj",
+    "value": "encoder.layer.{layer}.attention.self.value_proj",
+    "position_key": "encoder.layer.{layer}.attention.self.pos_key_proj",
+    "position_query": "encoder.layer.{layer}.attention.self.pos_query_proj", "convolution": "encoder.conv.conv",
+    "convolution_norm": "encoder.conv.LayerNorm",
+}  # fmt: skip
 DEBERTA_V2 = register(
-    replace(
-        deberta.DEBERTA,
-        model_type="deberta-v2",
-        architecture="DebertaV2",
-        spec_from_config=spec,
-        heads=heads,
-        encoder_names=deberta.DEBERTA.encoder_names | {"relative_norm": "encoder.LayerNorm"},
-        layer_names={part: name for part, name in deberta.DEBERTA.layer_names.items() if part != "qkv"}
-        | {
-            "query": "encoder.layer.{layer}.attention.self.query_proj",
-            "key": "encoder.layer.{layer}.attention.self.key_proj",
-            "value": "encoder.layer.{layer}.attention.self.value_proj",
-            "position_key": "encoder.layer.{layer}.attention.self.pos_key_proj",
-            "position_query": "encoder.layer.{layer}.attention.self.pos_query_proj",
-            "convolution": "encoder.conv.conv",
-            "convolution_norm": "encoder.conv.LayerNorm",
-        },
-        attention=DisentangledAttention,
-        layer=ConvolutedLayer,
-        generator=fewer_layers,
-    )
+    deberta.DEBERTA,
+    model_type="deberta-v2",
+    architecture="DebertaV2",
+    spec_from_config=spec,
+    heads=heads,
+    encoder_names=deberta.DEBERTA.encoder_names | {"relative_norm": "encoder.LayerNorm"},
+    layer_names=LAYER_NAMES,
+    attention=DisentangledAttention,
+    layer=ConvolutedLayer,
+    generator=fewer_layers,
 )

@@ -5,7 +5,6 @@ positions of a new model.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
@@ -16,12 +15,9 @@ from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
 
 KEYS = {
-    "hidden_size": "dim",
-    "num_attention_heads": "n_heads",
-    "num_hidden_layers": "n_layers",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-}
+    "hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
+    "hidden_dropout_prob": "dropout", "attention_probs_dropout_prob": "attention_dropout",
+}  # fmt: skip
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
@@ -53,31 +49,22 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
+LAYER_NAMES = in_each_layer(
+    "transformer.layer.{layer}.", query="attention.q_lin", key="attention.k_lin", value="attention.v_lin",
+    attention_output="attention.out_lin", attention_norm="sa_layer_norm", expand="ffn.lin1", contract="ffn.lin2",
+    feed_forward_norm="output_layer_norm",
+)  # fmt: skip
 DISTILBERT = register(
-    replace(
-        BERT,
-        model_type="distilbert",
-        architecture="DistilBert",
-        spec_from_config=spec,
-        heads=heads,
-        name_rules=NameRules(
-            prefix="distilbert.",
-            heads=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
-            tied=(("vocab_projector.weight", "embeddings.word_embeddings.weight"),),
-        ),
-        layer_names=in_each_layer(
-            "transformer.layer.{layer}.",
-            {
-                "query": "attention.q_lin",
-                "key": "attention.k_lin",
-                "value": "attention.v_lin",
-                "attention_output": "attention.out_lin",
-                "attention_norm": "sa_layer_norm",
-                "expand": "ffn.lin1",
-                "contract": "ffn.lin2",
-                "feed_forward_norm": "output_layer_norm",
-            },
-        ),
-        pooler=None,
-    )
+    BERT,
+    model_type="distilbert",
+    architecture="DistilBert",
+    spec_from_config=spec,
+    heads=heads,
+    name_rules=NameRules(
+        prefix="distilbert.",
+        heads=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
+        tied=(("vocab_projector.weight", "embeddings.word_embeddings.weight"),),
+    ),
+    layer_names=LAYER_NAMES,
+    pooler=None,
 )

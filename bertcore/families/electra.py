@@ -1,7 +1,6 @@
 """ELECTRA (Clark et al. 2020, arXiv:2003.10555), discriminator and generator: BERT, narrow embeddings, no pooler."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
@@ -58,20 +57,18 @@ def generator(config: Mapping[str, Any], share: float = 0.25) -> Mapping[str, An
 
 
 ELECTRA = register(
-    replace(
-        BERT,
-        model_type="electra",
-        architecture="Electra",
-        spec_from_config=spec,
-        heads=heads,
-        name_rules=NameRules(
-            prefix="electra.",
-            heads=("discriminator_", "generator_", "classifier.", "sequence_summary.", "qa_outputs."),
-            tied=(("generator_lm_head.weight", "embeddings.word_embeddings.weight"),),
-        ),
-        encoder_names=BERT.encoder_names | {"embeddings_projection": "embeddings_project"},
-        pooler=None,
-        generator=generator,
-        models={"AutoModelForPreTraining": Discriminator},
-    )
+    BERT,
+    model_type="electra",
+    architecture="Electra",
+    spec_from_config=spec,
+    heads=heads,
+    name_rules=NameRules(
+        prefix="electra.",
+        heads=("discriminator_", "generator_", "classifier.", "sequence_summary.", "qa_outputs."),
+        tied=(("generator_lm_head.weight", "embeddings.word_embeddings.weight"),),
+    ),
+    encoder_names=BERT.encoder_names | {"embeddings_projection": "embeddings_project"},
+    pooler=None,
+    generator=generator,
+    models={"AutoModelForPreTraining": Discriminator},
 )

@@ -6,21 +6,16 @@ from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
-from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, in_each_layer, register
+from bertcore.models.registry import TOKEN_HEADS, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 
 KEYS = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
-    "hidden_act": "activation_function",
-    "layer_norm_eps": "layer_norm_epsilon",
-    "hidden_dropout_prob": "resid_pdrop",
-    "attention_probs_dropout_prob": "attn_pdrop",
-    "classifier_dropout": "summary_first_dropout",
-}
+    "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions", "hidden_act": "activation_function",
+    "layer_norm_eps": "layer_norm_epsilon", "hidden_dropout_prob": "resid_pdrop",
+    "attention_probs_dropout_prob": "attn_pdrop", "classifier_dropout": "summary_first_dropout",
+}  # fmt: skip
 DEFAULTS = {
     "vocab_size": 50257, "max_position_embeddings": 1024, "hidden_act": "gelu_new", "layer_norm_eps": 1e-5,
     "pad_token_id": None,
@@ -73,32 +68,24 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
+LAYER_NAMES = in_each_layer(
+    "h.{layer}.", attention_norm="ln_1", qkv="attn.c_attn", attention_output="attn.c_proj", feed_forward_norm="ln_2",
+    expand="mlp.c_fc", contract="mlp.c_proj",
+)  # fmt: skip
 GPT2 = register(
-    Family(
-        model_type="gpt2",
-        architecture="GPT2",
-        spec_from_config=spec,
-        heads=heads,
-        name_rules=NameRules(
-            prefix="transformer.",
-            heads=("lm_head.", "score.", "classifier.", "qa_outputs.", "multiple_choice_head."),
-            tied=(("lm_head.weight", "wte.weight"),),
-            anchor="wte.weight",
-            buffers=("attn.bias", "attn.masked_bias"),
-        ),
-        encoder_names={"word_embeddings": "wte", "position_embeddings": "wpe", "final_norm": "ln_f"},
-        layer_names=in_each_layer(
-            "h.{layer}.",
-            {
-                "attention_norm": "ln_1",
-                "qkv": "attn.c_attn",
-                "attention_output": "attn.c_proj",
-                "feed_forward_norm": "ln_2",
-                "expand": "mlp.c_fc",
-                "contract": "mlp.c_proj",
-            },
-        ),
-        pooler=None,
-        end_of_text=50256,
-    )
+    model_type="gpt2",
+    architecture="GPT2",
+    spec_from_config=spec,
+    heads=heads,
+    name_rules=NameRules(
+        prefix="transformer.",
+        heads=("lm_head.", "score.", "classifier.", "qa_outputs.", "multiple_choice_head."),
+        tied=(("lm_head.weight", "wte.weight"),),
+        anchor="wte.weight",
+        buffers=("attn.bias", "attn.masked_bias"),
+    ),
+    encoder_names={"word_embeddings": "wte", "position_embeddings": "wpe", "final_norm": "ln_f"},
+    layer_names=LAYER_NAMES,
+    pooler=None,
+    end_of_text=50256,
 )

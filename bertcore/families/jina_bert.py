@@ -68,21 +68,18 @@ def spec(config: Mapping[str, Any], *, gate: str = "first") -> EncoderSpec:
     )
 
 
+LAYER_NAMES = BERT.layer_names | {
+    "expand": "encoder.layer.{layer}.mlp.gated_layers", "contract": "encoder.layer.{layer}.mlp.wo",
+    "feed_forward_norm": "encoder.layer.{layer}.mlp.layernorm",
+}  # fmt: skip
 JINA_BERT = register(
-    replace(
-        BERT,
-        model_type="jina_bert",
-        architecture="JinaBert",
-        spec_from_config=spec,
-        code=("jinaai/jina-bert-implementation--modeling_bert",),
-        layer_names=BERT.layer_names
-        | {
-            "expand": "encoder.layer.{layer}.mlp.gated_layers",
-            "contract": "encoder.layer.{layer}.mlp.wo",
-            "feed_forward_norm": "encoder.layer.{layer}.mlp.layernorm",
-        },
-        adapter=AlibiAdapter,
-    )
+    BERT,
+    model_type="jina_bert",
+    architecture="JinaBert",
+    spec_from_config=spec,
+    code=("jinaai/jina-bert-implementation--modeling_bert",),
+    layer_names=LAYER_NAMES,
+    adapter=AlibiAdapter,
 )
 
 
@@ -98,21 +95,17 @@ class TwiceNormedAttention(SelfAttention):
 
 
 # jina-embeddings-v2-base-code: queries, keys and a second sum are normalised, too.
+CODE_LAYER_NAMES = JINA_BERT.layer_names | {
+    "query_norm": "encoder.layer.{layer}.attention.self.layer_norm_q",
+    "key_norm": "encoder.layer.{layer}.attention.self.layer_norm_k",
+    "second_norm": "encoder.layer.{layer}.layer_norm_1", "expand": "encoder.layer.{layer}.mlp.up_gated_layer",
+    "contract": "encoder.layer.{layer}.mlp.down_layer", "feed_forward_norm": "encoder.layer.{layer}.layer_norm_2",
+}  # fmt: skip
 JINA_BERT_CODE = register(
-    replace(
-        JINA_BERT,
-        model_type="jina_bert_code",
-        spec_from_config=partial(spec, gate="second"),
-        code=("jinaai/jina-bert-v2-qk-post-norm--modeling_bert",),
-        layer_names=JINA_BERT.layer_names
-        | {
-            "query_norm": "encoder.layer.{layer}.attention.self.layer_norm_q",
-            "key_norm": "encoder.layer.{layer}.attention.self.layer_norm_k",
-            "second_norm": "encoder.layer.{layer}.layer_norm_1",
-            "expand": "encoder.layer.{layer}.mlp.up_gated_layer",
-            "contract": "encoder.layer.{layer}.mlp.down_layer",
-            "feed_forward_norm": "encoder.layer.{layer}.layer_norm_2",
-        },
-        attention=TwiceNormedAttention,
-    )
+    JINA_BERT,
+    model_type="jina_bert_code",
+    spec_from_config=partial(spec, gate="second"),
+    code=("jinaai/jina-bert-v2-qk-post-norm--modeling_bert",),
+    layer_names=CODE_LAYER_NAMES,
+    attention=TwiceNormedAttention,
 )

@@ -229,25 +229,21 @@ def pooler(name: str, spec: EncoderSpec) -> Block:
     return Pooler(name, spec) if spec.details.has_pooler_map else FirstToken()
 
 
+LAYER_NAMES = BERT.layer_names | {
+    "into": "encoder.layer.{layer}.bottleneck.input", "into_attention": "encoder.layer.{layer}.bottleneck.attention",
+    "stacked": "encoder.layer.{layer}.ffn.{{index}}", "out": "encoder.layer.{layer}.output.bottleneck",
+}  # fmt: skip
 MOBILEBERT = register(
-    replace(
-        BERT,
-        model_type="mobilebert",
-        architecture="MobileBert",
-        spec_from_config=spec,
-        heads=heads,
-        name_rules=replace(BERT.name_rules, prefix="mobilebert."),
-        encoder_names=BERT.encoder_names | {"embeddings_projection": "embeddings.embedding_transformation"},
-        layer_names=BERT.layer_names
-        | {
-            "into": "encoder.layer.{layer}.bottleneck.input",
-            "into_attention": "encoder.layer.{layer}.bottleneck.attention",
-            "stacked": "encoder.layer.{layer}.ffn.{{index}}",
-            "out": "encoder.layer.{layer}.output.bottleneck",
-        },
-        embeddings=TrigramEmbeddings,
-        attention=BottleneckAttention,
-        layer=BottleneckLayer,
-        pooler=pooler,
-    )
+    BERT,
+    model_type="mobilebert",
+    architecture="MobileBert",
+    spec_from_config=spec,
+    heads=heads,
+    name_rules=replace(BERT.name_rules, prefix="mobilebert."),
+    encoder_names=BERT.encoder_names | {"embeddings_projection": "embeddings.embedding_transformation"},
+    layer_names=LAYER_NAMES,
+    embeddings=TrigramEmbeddings,
+    attention=BottleneckAttention,
+    layer=BottleneckLayer,
+    pooler=pooler,
 )

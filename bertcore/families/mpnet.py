@@ -78,34 +78,24 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     )
 
 
+ENCODER_NAMES = {
+    "word_embeddings": "embeddings.word_embeddings", "position_embeddings": "embeddings.position_embeddings",
+    "embeddings_norm": "embeddings.LayerNorm", "relative_biases": "encoder.relative_attention_bias",
+    "pooler": "pooler.dense",
+}  # fmt: skip
+LAYER_NAMES = in_each_layer(
+    "encoder.layer.{layer}.", query="attention.attn.q", key="attention.attn.k", value="attention.attn.v",
+    attention_output="attention.attn.o", attention_norm="attention.LayerNorm", expand="intermediate.dense",
+    contract="output.dense", feed_forward_norm="output.LayerNorm",
+)  # fmt: skip
 MPNET = register(
-    replace(
-        ROBERTA,
-        heads=heads,
-        model_type="mpnet",
-        architecture="MPNet",
-        spec_from_config=spec,
-        name_rules=replace(ROBERTA.name_rules, prefix="mpnet."),
-        encoder_names={
-            "word_embeddings": "embeddings.word_embeddings",
-            "position_embeddings": "embeddings.position_embeddings",
-            "embeddings_norm": "embeddings.LayerNorm",
-            "relative_biases": "encoder.relative_attention_bias",
-            "pooler": "pooler.dense",
-        },
-        layer_names=in_each_layer(
-            "encoder.layer.{layer}.",
-            {
-                "query": "attention.attn.q",
-                "key": "attention.attn.k",
-                "value": "attention.attn.v",
-                "attention_output": "attention.attn.o",
-                "attention_norm": "attention.LayerNorm",
-                "expand": "intermediate.dense",
-                "contract": "output.dense",
-                "feed_forward_norm": "output.LayerNorm",
-            },
-        ),
-        adapter=BiasAdapter,
-    )
+    ROBERTA,
+    heads=heads,
+    model_type="mpnet",
+    architecture="MPNet",
+    spec_from_config=spec,
+    name_rules=replace(ROBERTA.name_rules, prefix="mpnet."),
+    encoder_names=ENCODER_NAMES,
+    layer_names=LAYER_NAMES,
+    adapter=BiasAdapter,
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
-from bertcore.models.registry import Family, HeadSpec, in_each_layer, published_code, register
+from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
 from bertcore.models.spec import MOST_POSITIONS, ConfigReader, standard_spec
 from bertcore.nn.layers import RMSNorm
 from bertcore.nn.rotary import RotarySpec
@@ -63,34 +63,26 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
+LAYER_NAMES = in_each_layer(
+    "transformer_encoder.{layer}.", attention_norm="attention_norm", qkv="qkv", attention_output="wo",
+    feed_forward_norm="ffn_norm", expand="ffn.w12", contract="ffn.w3",
+)  # fmt: skip
 NEOBERT = register(
-    Family(
-        model_type="neobert",
-        architecture="NeoBERT",
-        endings={"Model": "", "ForMaskedLM": "LMHead"},
-        spec_from_config=spec,
-        heads=heads,
-        name_rules=NameRules(
-            prefix="model.",
-            heads=("decoder.", "dense.", "classifier."),
-            tied=(("decoder.weight", "encoder.weight"),),
-            anchor="encoder.weight",
-            endings=(),
-            buffers=("freqs_cis",),
-        ),
-        encoder_names={"word_embeddings": "encoder", "final_norm": "layer_norm"},
-        layer_names=in_each_layer(
-            "transformer_encoder.{layer}.",
-            {
-                "attention_norm": "attention_norm",
-                "qkv": "qkv",
-                "attention_output": "wo",
-                "feed_forward_norm": "ffn_norm",
-                "expand": "ffn.w12",
-                "contract": "ffn.w3",
-            },
-        ),
-        pooler=None,
-        code=published_code("model", repositories=("chandar-lab/NeoBERT",)),
-    )
+    model_type="neobert",
+    architecture="NeoBERT",
+    endings={"Model": "", "ForMaskedLM": "LMHead"},
+    spec_from_config=spec,
+    heads=heads,
+    name_rules=NameRules(
+        prefix="model.",
+        heads=("decoder.", "dense.", "classifier."),
+        tied=(("decoder.weight", "encoder.weight"),),
+        anchor="encoder.weight",
+        endings=(),
+        buffers=("freqs_cis",),
+    ),
+    encoder_names={"word_embeddings": "encoder", "final_norm": "layer_norm"},
+    layer_names=LAYER_NAMES,
+    pooler=None,
+    code=published_code("model", repositories=("chandar-lab/NeoBERT",)),
 )

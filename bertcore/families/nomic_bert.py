@@ -147,14 +147,10 @@ def weighted_sums(run: Pass, rows: Any, factors: Any, *, order: Any) -> Any:
 
 
 KEYS = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "intermediate_size": "n_inner",
-    "layer_norm_eps": "layer_norm_epsilon",
-    "hidden_dropout_prob": "resid_pdrop",
+    "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner", "layer_norm_eps": "layer_norm_epsilon", "hidden_dropout_prob": "resid_pdrop",
     "attention_probs_dropout_prob": "attn_pdrop",
-}
+}  # fmt: skip
 DEFAULTS = {"vocab_size": 30528, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 GATED = {"swiglu": "silu", "geglu": "gelu"}  # activation_function -> hidden_act
 PLAIN = "gelu"  # an activation_function without a gate
@@ -263,58 +259,46 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
+ENCODER_NAMES = {
+    "word_embeddings": "embeddings.word_embeddings", "type_embeddings": "embeddings.token_type_embeddings",
+    "embeddings_norm": "emb_ln",
+}  # fmt: skip
+LAYER_NAMES = in_each_layer(
+    "encoder.layers.{layer}.", qkv="attn.Wqkv", attention_output="attn.out_proj", attention_norm="norm1",
+    expand="mlp.fc11", gate="mlp.fc12", plain_expand="mlp.fc1", router="mlp.router.layer",
+    experts_expand="mlp.experts.mlp.w1", experts_contract="mlp.experts.mlp.w2", experts_bias="mlp.experts.bias",
+    contract="mlp.fc2", feed_forward_norm="norm2",
+)  # fmt: skip
 NOMIC_BERT = register(
-    replace(
-        BERT,
-        model_type="nomic_bert",
-        architecture="NomicBert",
-        spec_from_config=spec,
-        heads=heads,
-        config_to_save=config_to_save,
-        name_rules=NameRules(
-            prefix="nomic_bert.",
-            heads=("pooler.", "cls.predictions.", "classifier."),
-            tied=(
-                ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
-                ("cls.predictions.decoder.bias", "cls.predictions.bias"),
-            ),
-            endings=(),
-            buffers=("inv_freq", *INDEX_BUFFERS),
-            modules=(
-                *LATER_MODULES,
-                ((".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."), ".attn.Wqkv."),
-                (".self_attn.o_proj.", ".attn.out_proj."),
-                (".mlp.up_proj.", ".mlp.fc11."),
-                (".mlp.gate_proj.", ".mlp.fc12."),
-                (".mlp.down_proj.", ".mlp.fc2."),
-            ),
+    BERT,
+    model_type="nomic_bert",
+    architecture="NomicBert",
+    spec_from_config=spec,
+    heads=heads,
+    config_to_save=config_to_save,
+    name_rules=NameRules(
+        prefix="nomic_bert.",
+        heads=("pooler.", "cls.predictions.", "classifier."),
+        tied=(
+            ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
+            ("cls.predictions.decoder.bias", "cls.predictions.bias"),
         ),
-        encoder_names={
-            "word_embeddings": "embeddings.word_embeddings",
-            "type_embeddings": "embeddings.token_type_embeddings",
-            "embeddings_norm": "emb_ln",
-        },
-        layer_names=in_each_layer(
-            "encoder.layers.{layer}.",
-            {
-                "qkv": "attn.Wqkv",
-                "attention_output": "attn.out_proj",
-                "attention_norm": "norm1",
-                "expand": "mlp.fc11",
-                "gate": "mlp.fc12",
-                "plain_expand": "mlp.fc1",
-                "router": "mlp.router.layer",
-                "experts_expand": "mlp.experts.mlp.w1",
-                "experts_contract": "mlp.experts.mlp.w2",
-                "experts_bias": "mlp.experts.bias",
-                "contract": "mlp.fc2",
-                "feed_forward_norm": "norm2",
-            },
+        endings=(),
+        buffers=("inv_freq", *INDEX_BUFFERS),
+        modules=(
+            *LATER_MODULES,
+            ((".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."), ".attn.Wqkv."),
+            (".self_attn.o_proj.", ".attn.out_proj."),
+            (".mlp.up_proj.", ".mlp.fc11."),
+            (".mlp.gate_proj.", ".mlp.fc12."),
+            (".mlp.down_proj.", ".mlp.fc2."),
         ),
-        layer=NomicLayer,
-        pooler=None,
-        code=published_code(
-            *("modeling_hf_nomic_bert", "configuration_hf_nomic_bert"), repositories=("nomic-ai/nomic-bert-2048",)
-        ),
-    )
+    ),
+    encoder_names=ENCODER_NAMES,
+    layer_names=LAYER_NAMES,
+    layer=NomicLayer,
+    pooler=None,
+    code=published_code(
+        *("modeling_hf_nomic_bert", "configuration_hf_nomic_bert"), repositories=("nomic-ai/nomic-bert-2048",)
+    ),
 )

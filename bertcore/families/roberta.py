@@ -1,7 +1,6 @@
 """RoBERTa (Liu et al. 2019, arXiv:1907.11692) and what has its shape: CodeBERT, and as families CamemBERT and XLM-R."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -46,36 +45,34 @@ def spec(config: Mapping[str, Any], vocab_size: int = 30522, **choices: Any) -> 
 
 
 ROBERTA = register(
-    replace(
-        BERT,
-        model_type="roberta",
-        architecture="Roberta",
-        spec_from_config=partial(spec, vocab_size=50265),
-        heads=heads_and_discriminator,
-        generator=fewer_layers,
-        name_rules=NameRules(
-            prefix="roberta.",
-            heads=(
-                "pooler.",
-                "linear.",
-                "lm_head.",
-                "span_boundary.",
-                "classifier.",
-                "qa_outputs.",
-                "discriminator_predictions.",
-            ),
-            tied=(
-                ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
-                ("lm_head.decoder.bias", "lm_head.bias"),
-            ),
+    BERT,
+    model_type="roberta",
+    architecture="Roberta",
+    spec_from_config=partial(spec, vocab_size=50265),
+    heads=heads_and_discriminator,
+    generator=fewer_layers,
+    name_rules=NameRules(
+        prefix="roberta.",
+        heads=(
+            "pooler.",
+            "linear.",
+            "lm_head.",
+            "span_boundary.",
+            "classifier.",
+            "qa_outputs.",
+            "discriminator_predictions.",
         ),
-    )
+        tied=(
+            ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
+            ("lm_head.decoder.bias", "lm_head.bias"),
+        ),
+    ),
 )
 
 
 # RoBERTa for French (Martin et al. 2019, arXiv:1911.03894); its checkpoints have RoBERTa's names.
-CAMEMBERT = register(replace(ROBERTA, model_type="camembert", architecture="Camembert", spec_from_config=spec))
+CAMEMBERT = register(ROBERTA, model_type="camembert", architecture="Camembert", spec_from_config=spec)
 
 
 # RoBERTa for 100 languages (Conneau et al. 2019, arXiv:1911.02116), with RoBERTa's names as well.
-XLM_ROBERTA = register(replace(ROBERTA, model_type="xlm-roberta", architecture="XLMRoberta", spec_from_config=spec))
+XLM_ROBERTA = register(ROBERTA, model_type="xlm-roberta", architecture="XLMRoberta", spec_from_config=spec)

@@ -10,20 +10,16 @@ from typing import Any
 from bertcore.checkpoint import NameRules
 from bertcore.families.mpnet import BUCKETS, BiasAdapter, BucketSpec
 from bertcore.heads import ClassifierSpec
-from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
+from bertcore.models.registry import HeadSpec, in_each_layer, register
 from bertcore.models.spec import ACTIVATIONS, ConfigReader, standard_spec
 from bertcore.nn.layers import RMSNorm
 from bertcore.nn.spec import PARTS, EncoderSpec
 
 KEYS = {
-    "hidden_size": "d_model",
-    "num_hidden_layers": "num_layers",
-    "num_attention_heads": "num_heads",
-    "intermediate_size": "d_ff",
-    "layer_norm_eps": "layer_norm_epsilon",
-    "hidden_dropout_prob": "dropout_rate",
+    "hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
+    "intermediate_size": "d_ff", "layer_norm_eps": "layer_norm_epsilon", "hidden_dropout_prob": "dropout_rate",
     "attention_probs_dropout_prob": "dropout_rate",
-}
+}  # fmt: skip
 DEFAULTS = {
     "vocab_size": 32128, "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
     "intermediate_size": 2048, "layer_norm_eps": 1e-6,
@@ -81,42 +77,32 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     return {"token_classification": ClassifierSpec("classifier", "tokens")}
 
 
+ENCODER_NAMES = {
+    "word_embeddings": "shared", "relative_biases": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+    "final_norm": "encoder.final_layer_norm",
+}  # fmt: skip
+LAYER_NAMES = in_each_layer(
+    "encoder.block.{layer}.layer.", attention_norm="0.layer_norm", query="0.SelfAttention.q", key="0.SelfAttention.k",
+    value="0.SelfAttention.v", attention_output="0.SelfAttention.o", feed_forward_norm="1.layer_norm",
+    plain_expand="1.DenseReluDense.wi", gate="1.DenseReluDense.wi_0", expand="1.DenseReluDense.wi_1",
+    contract="1.DenseReluDense.wo",
+)  # fmt: skip
 T5 = register(
-    Family(
-        model_type="t5",
-        architecture="T5",
-        endings={"Model": "EncoderModel"},
-        spec_from_config=spec,
-        heads=heads,
-        name_rules=NameRules(
-            prefix="transformer.",
-            heads=("classifier.", "decoder.", "lm_head."),
-            tied=(("encoder.embed_tokens.weight", "shared.weight"),),
-            anchor="shared.weight",
-            endings=(),
-            buffers=(),
-        ),
-        encoder_names={
-            "word_embeddings": "shared",
-            "relative_biases": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
-            "final_norm": "encoder.final_layer_norm",
-        },
-        layer_names=in_each_layer(
-            "encoder.block.{layer}.layer.",
-            {
-                "attention_norm": "0.layer_norm",
-                "query": "0.SelfAttention.q",
-                "key": "0.SelfAttention.k",
-                "value": "0.SelfAttention.v",
-                "attention_output": "0.SelfAttention.o",
-                "feed_forward_norm": "1.layer_norm",
-                "plain_expand": "1.DenseReluDense.wi",
-                "gate": "1.DenseReluDense.wi_0",
-                "expand": "1.DenseReluDense.wi_1",
-                "contract": "1.DenseReluDense.wo",
-            },
-        ),
-        adapter=BiasAdapter,
-        pooler=None,
-    )
+    model_type="t5",
+    architecture="T5",
+    endings={"Model": "EncoderModel"},
+    spec_from_config=spec,
+    heads=heads,
+    name_rules=NameRules(
+        prefix="transformer.",
+        heads=("classifier.", "decoder.", "lm_head."),
+        tied=(("encoder.embed_tokens.weight", "shared.weight"),),
+        anchor="shared.weight",
+        endings=(),
+        buffers=(),
+    ),
+    encoder_names=ENCODER_NAMES,
+    layer_names=LAYER_NAMES,
+    adapter=BiasAdapter,
+    pooler=None,
 )

@@ -4,7 +4,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import bertcore.families
@@ -57,7 +57,7 @@ def fewer_layers(config: Mapping[str, Any], share: float = 0.5) -> dict[str, Any
     return {**config, "num_hidden_layers": max(1, round(share * layers))}
 
 
-def in_each_layer(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
+def in_each_layer(prefix: str, **names: str) -> dict[str, str]:
     """`Family.layer_names` that all begin with `prefix`, which has the layer's number."""
     return {part: prefix + name for part, name in names.items()}
 
@@ -141,8 +141,9 @@ class Family:
 _families: dict[str, Family] = {}  # by model_type, aliases included
 
 
-def register(family: Family) -> Family:
-    """Make a family known, and return it; called by the family's own module."""
+def register(base: Family | None = None, **fields: Any) -> Family:
+    """Make a family of these fields known, the others as `base` has them; called by the family's own module."""
+    family = Family(**fields) if base is None else replace(base, **fields)
     _families.update(dict.fromkeys((family.model_type, *family.aliases), family))
     return family
 

@@ -279,38 +279,35 @@ def _head_spellings() -> tuple[tuple[str, str], ...]:
 
 _MAPS = ("query", "key", "value")
 
+LAYER_NAMES = {part: name for part, name in bert.BERT.layer_names.items() if part not in _MAPS} | {
+    "qkv": "encoder.layer.{layer}.attention.self.in_proj", "query_bias": "encoder.layer.{layer}.attention.self.q_bias",
+    "value_bias": "encoder.layer.{layer}.attention.self.v_bias",
+    "position_key": "encoder.layer.{layer}.attention.self.pos_proj",
+    "position_query": "encoder.layer.{layer}.attention.self.pos_q_proj",
+}  # fmt: skip
 DEBERTA = register(
-    replace(
-        bert.BERT,
-        model_type="deberta",
-        architecture="Deberta",
-        spec_from_config=spec,
-        heads=heads,
-        name_rules=NameRules(
-            prefix="deberta.",
-            heads=("cls.predictions.", "lm_predictions.", "mask_predictions.", "pooler.", "classifier.", "qa_outputs."),
-            tied=bert.BERT.name_rules.tied,
-            endings=LAYER_NORM_ENDINGS + _head_spellings(),
-            # Published files keep a table of positions that the model does not add.
-            buffers=(*INDEX_BUFFERS, "embeddings.position_embeddings.weight"),
-        ),
-        encoder_names=bert.BERT.encoder_names
-        | {"embeddings_projection": "embeddings.embed_proj", "relative_embeddings": "encoder.rel_embeddings"},
-        layer_names={part: name for part, name in bert.BERT.layer_names.items() if part not in _MAPS}
-        | {
-            "qkv": "encoder.layer.{layer}.attention.self.in_proj",
-            "query_bias": "encoder.layer.{layer}.attention.self.q_bias",
-            "value_bias": "encoder.layer.{layer}.attention.self.v_bias",
-            "position_key": "encoder.layer.{layer}.attention.self.pos_proj",
-            "position_query": "encoder.layer.{layer}.attention.self.pos_q_proj",
-        },
-        embeddings=DisentangledEmbeddings,
-        attention=DisentangledAttentionByHead,
-        adapter=DisentangledAdapter,
-        models={"AutoModelForMaskedLM": DebertaForMaskedLM},
-        pooler=None,
-        inputs=(COMPONENTS,),
-        batch_inputs=(COMPONENTS,),
-        soft_labels=True,
-    )
+    bert.BERT,
+    model_type="deberta",
+    architecture="Deberta",
+    spec_from_config=spec,
+    heads=heads,
+    name_rules=NameRules(
+        prefix="deberta.",
+        heads=("cls.predictions.", "lm_predictions.", "mask_predictions.", "pooler.", "classifier.", "qa_outputs."),
+        tied=bert.BERT.name_rules.tied,
+        endings=LAYER_NORM_ENDINGS + _head_spellings(),
+        # Published files keep a table of positions that the model does not add.
+        buffers=(*INDEX_BUFFERS, "embeddings.position_embeddings.weight"),
+    ),
+    encoder_names=bert.BERT.encoder_names
+    | {"embeddings_projection": "embeddings.embed_proj", "relative_embeddings": "encoder.rel_embeddings"},
+    layer_names=LAYER_NAMES,
+    embeddings=DisentangledEmbeddings,
+    attention=DisentangledAttentionByHead,
+    adapter=DisentangledAdapter,
+    models={"AutoModelForMaskedLM": DebertaForMaskedLM},
+    pooler=None,
+    inputs=(COMPONENTS,),
+    batch_inputs=(COMPONENTS,),
+    soft_labels=True,
 )

@@ -252,46 +252,42 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 ENTITIES = "entity_embeddings"
 
+ENCODER_NAMES = roberta.ROBERTA.encoder_names | {
+    "entity_embeddings": f"{ENTITIES}.entity_embeddings", "entity_projection": f"{ENTITIES}.entity_embedding_dense",
+    "entity_position_embeddings": f"{ENTITIES}.position_embeddings",
+    "entity_type_embeddings": f"{ENTITIES}.token_type_embeddings", "entity_embeddings_norm": f"{ENTITIES}.LayerNorm",
+}  # fmt: skip
+LAYER_NAMES = roberta.ROBERTA.layer_names | {
+    "word_to_entity_query": "encoder.layer.{layer}.attention.self.w2e_query",
+    "entity_to_word_query": "encoder.layer.{layer}.attention.self.e2w_query",
+    "entity_to_entity_query": "encoder.layer.{layer}.attention.self.e2e_query",
+}  # fmt: skip
 LUKE = register(
-    replace(
-        roberta.ROBERTA,
-        model_type="luke",
-        architecture="Luke",
-        spec_from_config=spec,
-        heads=heads,
-        name_rules=NameRules(
-            prefix="luke.",
-            heads=("pooler.", "lm_head.", "entity_predictions.", "classifier.", "qa_outputs."),
-            tied=(
-                ("lm_head.decoder.bias", "lm_head.bias"),
-                ("entity_predictions.decoder.weight", f"{ENTITIES}.entity_embeddings.weight"),
-            ),
-            untied=(("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),),
+    roberta.ROBERTA,
+    model_type="luke",
+    architecture="Luke",
+    spec_from_config=spec,
+    heads=heads,
+    name_rules=NameRules(
+        prefix="luke.",
+        heads=("pooler.", "lm_head.", "entity_predictions.", "classifier.", "qa_outputs."),
+        tied=(
+            ("lm_head.decoder.bias", "lm_head.bias"),
+            ("entity_predictions.decoder.weight", f"{ENTITIES}.entity_embeddings.weight"),
         ),
-        encoder_names=roberta.ROBERTA.encoder_names
-        | {
-            "entity_embeddings": f"{ENTITIES}.entity_embeddings",
-            "entity_projection": f"{ENTITIES}.entity_embedding_dense",
-            "entity_position_embeddings": f"{ENTITIES}.position_embeddings",
-            "entity_type_embeddings": f"{ENTITIES}.token_type_embeddings",
-            "entity_embeddings_norm": f"{ENTITIES}.LayerNorm",
-        },
-        layer_names=roberta.ROBERTA.layer_names
-        | {
-            "word_to_entity_query": "encoder.layer.{layer}.attention.self.w2e_query",
-            "entity_to_word_query": "encoder.layer.{layer}.attention.self.e2w_query",
-            "entity_to_entity_query": "encoder.layer.{layer}.attention.self.e2e_query",
-        },
-        attention=EntityAwareAttention,
-        adapter=WordAndEntityAdapter,
-        embeddings=WordAndEntityEmbeddings,
-        inputs=INPUTS,
-        models={
-            "AutoModel": WordAndEntityModel,
-            "AutoModelForMaskedLM": WordAndEntityMaskedLM,
-            "AutoModelForEntityClassification": LukeForEntityClassification,
-            "AutoModelForEntityPairClassification": LukeForEntityPairClassification,
-            "AutoModelForEntitySpanClassification": LukeForEntitySpanClassification,
-        },
-    )
+        untied=(("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),),
+    ),
+    encoder_names=ENCODER_NAMES,
+    layer_names=LAYER_NAMES,
+    attention=EntityAwareAttention,
+    adapter=WordAndEntityAdapter,
+    embeddings=WordAndEntityEmbeddings,
+    inputs=INPUTS,
+    models={
+        "AutoModel": WordAndEntityModel,
+        "AutoModelForMaskedLM": WordAndEntityMaskedLM,
+        "AutoModelForEntityClassification": LukeForEntityClassification,
+        "AutoModelForEntityPairClassification": LukeForEntityPairClassification,
+        "AutoModelForEntitySpanClassification": LukeForEntitySpanClassification,
+    },
 )

@@ -18,7 +18,7 @@ from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModelForCausalLM
 from bertcore.models.outputs import LogitsOutput
-from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
+from bertcore.models.registry import HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block, Parameter
@@ -160,15 +160,10 @@ class AdaptiveCausalLM(AutoModelForCausalLM):
 
 
 KEYS = {
-    "hidden_size": "d_model",
-    "num_attention_heads": "n_head",
-    "intermediate_size": "d_inner",
-    "num_hidden_layers": "n_layer",
-    "layer_norm_eps": "layer_norm_epsilon",
-    "initializer_range": "init_std",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "dropatt",
-}
+    "hidden_size": "d_model", "num_attention_heads": "n_head", "intermediate_size": "d_inner",
+    "num_hidden_layers": "n_layer", "layer_norm_eps": "layer_norm_epsilon", "initializer_range": "init_std",
+    "hidden_dropout_prob": "dropout", "attention_probs_dropout_prob": "dropatt",
+}  # fmt: skip
 WIKITEXT = {
     "vocab_size": 267735, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096,
     "num_hidden_layers": 18, "layer_norm_eps": 1e-5,
@@ -256,54 +251,43 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
+ENCODER_NAMES = {
+    "word_embeddings": "word_emb.emb_layers.{group}", "embeddings_projection": "word_emb.emb_projs.{group}",
+    "content_bias": "r_w_bias", "position_bias": "r_r_bias",
+}  # fmt: skip
+LAYER_NAMES = in_each_layer(
+    "layers.{layer}.", qkv="dec_attn.qkv_net", positions="dec_attn.r_net", attention_output="dec_attn.o_net",
+    content_bias="dec_attn.r_w_bias", position_bias="dec_attn.r_r_bias", attention_norm="dec_attn.layer_norm",
+    expand="pos_ff.CoreNet.0", contract="pos_ff.CoreNet.3", feed_forward_norm="pos_ff.layer_norm",
+)  # fmt: skip
 TRANSFORMER_XL = register(
-    Family(
-        model_type="transfo-xl",
-        architecture="TransfoXL",
-        spec_from_config=spec,
-        heads=heads,
-        name_rules=NameRules(
-            prefix="transformer.",
-            heads=("crit.", "score."),
-            tied=(
-                *((f"crit.out_layers.{k}.weight", f"word_emb.emb_layers.{k}.weight") for k in range(MOST_GROUPS)),
-                *((f"crit.out_projs.{k}", f"word_emb.emb_projs.{k}") for k in range(1, MOST_GROUPS)),
-                *((f"crit.out_projs.{k}", "word_emb.emb_projs.0") for k in range(1, MOST_GROUPS)),  # div_val 1
-                *(
-                    (f"layers.{layer}.dec_attn.{bias}", bias)
-                    for layer in range(MOST_NAMED_LAYERS)
-                    for bias in ("r_w_bias", "r_r_bias")
-                ),
+    model_type="transfo-xl",
+    architecture="TransfoXL",
+    spec_from_config=spec,
+    heads=heads,
+    name_rules=NameRules(
+        prefix="transformer.",
+        heads=("crit.", "score."),
+        tied=(
+            *((f"crit.out_layers.{k}.weight", f"word_emb.emb_layers.{k}.weight") for k in range(MOST_GROUPS)),
+            *((f"crit.out_projs.{k}", f"word_emb.emb_projs.{k}") for k in range(1, MOST_GROUPS)),
+            *((f"crit.out_projs.{k}", "word_emb.emb_projs.0") for k in range(1, MOST_GROUPS)),  # div_val 1
+            *(
+                (f"layers.{layer}.dec_attn.{bias}", bias)
+                for layer in range(MOST_NAMED_LAYERS)
+                for bias in ("r_w_bias", "r_r_bias")
             ),
-            anchor="word_emb.emb_layers.0.weight",
-            buffers=("pos_emb.inv_freq",),
         ),
-        encoder_names={
-            "word_embeddings": "word_emb.emb_layers.{group}",
-            "embeddings_projection": "word_emb.emb_projs.{group}",
-            "content_bias": "r_w_bias",
-            "position_bias": "r_r_bias",
-        },
-        layer_names=in_each_layer(
-            "layers.{layer}.",
-            {
-                "qkv": "dec_attn.qkv_net",
-                "positions": "dec_attn.r_net",
-                "attention_output": "dec_attn.o_net",
-                "content_bias": "dec_attn.r_w_bias",
-                "position_bias": "dec_attn.r_r_bias",
-                "attention_norm": "dec_attn.layer_norm",
-                "expand": "pos_ff.CoreNet.0",
-                "contract": "pos_ff.CoreNet.3",
-                "feed_forward_norm": "pos_ff.layer_norm",
-            },
-        ),
-        embeddings=AdaptiveEmbeddings,
-        attention=RecurrentAttention,
-        adapter=CausalRecurrentAdapter,
-        pooler=None,
-        inputs=("mems",),
-        batch_inputs=("mems",),
-        models={"AutoModelForCausalLM": AdaptiveCausalLM},
-    )
+        anchor="word_emb.emb_layers.0.weight",
+        buffers=("pos_emb.inv_freq",),
+    ),
+    encoder_names=ENCODER_NAMES,
+    layer_names=LAYER_NAMES,
+    embeddings=AdaptiveEmbeddings,
+    attention=RecurrentAttention,
+    adapter=CausalRecurrentAdapter,
+    pooler=None,
+    inputs=("mems",),
+    batch_inputs=("mems",),
+    models={"AutoModelForCausalLM": AdaptiveCausalLM},
 )

@@ -21,7 +21,7 @@ from bertcore.families.xlnet.blocks import (
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.adapter import Encoded
 from bertcore.models.inputs import EncoderInput, integer_batch
-from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, in_each_layer, register, summary_head
+from bertcore.models.registry import TOKEN_HEADS, HeadSpec, in_each_layer, register, summary_head
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.spec import EncoderSpec
@@ -234,22 +234,14 @@ def _numeric_array(name: str, values: Any, shape: Iterable[int | None]) -> np.nd
 
 
 KEYS = {
-    "hidden_size": "d_model",
-    "num_attention_heads": "n_head",
-    "intermediate_size": "d_inner",
-    "num_hidden_layers": "n_layer",
-    "hidden_act": "ff_activation",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "dropout",
-    "classifier_dropout": "summary_last_dropout",
-}
+    "hidden_size": "d_model", "num_attention_heads": "n_head", "intermediate_size": "d_inner",
+    "num_hidden_layers": "n_layer", "hidden_act": "ff_activation", "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "dropout", "classifier_dropout": "summary_last_dropout",
+}  # fmt: skip
 LARGE = {
-    "vocab_size": 32000,
-    "hidden_size": 1024,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
+    "vocab_size": 32000, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096,
     "num_hidden_layers": 24,
-}
+}  # fmt: skip
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
@@ -294,47 +286,34 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
+LAYER_NAMES = in_each_layer(
+    "layer.{layer}.", query="rel_attn.q", key="rel_attn.k", value="rel_attn.v", positions="rel_attn.r",
+    attention_output="rel_attn.o", content_bias="rel_attn.r_w_bias", position_bias="rel_attn.r_r_bias",
+    segment_bias="rel_attn.r_s_bias", segments="rel_attn.seg_embed", attention_norm="rel_attn.layer_norm",
+    expand="ff.layer_1", contract="ff.layer_2", feed_forward_norm="ff.layer_norm",
+)  # fmt: skip
 XLNET = register(
-    Family(
-        model_type="xlnet",
-        architecture="XLNet",
-        spec_from_config=spec,
-        heads=heads,
-        name_rules=NameRules(
-            prefix="transformer.",
-            heads=(
-                *("lm_loss.", "sequence_summary.", "logits_proj.", "classifier.", "qa_outputs."),
-                *("start_logits.", "end_logits.", "answer_class."),  # of the beam search over spans
-            ),
-            tied=(("lm_loss.weight", "word_embedding.weight"),),
-            anchor="word_embedding.weight",
+    model_type="xlnet",
+    architecture="XLNet",
+    spec_from_config=spec,
+    heads=heads,
+    name_rules=NameRules(
+        prefix="transformer.",
+        heads=(
+            *("lm_loss.", "sequence_summary.", "logits_proj.", "classifier.", "qa_outputs."),
+            *("start_logits.", "end_logits.", "answer_class."),  # of the beam search over spans
         ),
-        encoder_names={"word_embeddings": "word_embedding", "mask_embedding": "mask_emb"},
-        layer_names=in_each_layer(
-            "layer.{layer}.",
-            {
-                "query": "rel_attn.q",
-                "key": "rel_attn.k",
-                "value": "rel_attn.v",
-                "positions": "rel_attn.r",
-                "attention_output": "rel_attn.o",
-                "content_bias": "rel_attn.r_w_bias",
-                "position_bias": "rel_attn.r_r_bias",
-                "segment_bias": "rel_attn.r_s_bias",
-                "segments": "rel_attn.seg_embed",
-                "attention_norm": "rel_attn.layer_norm",
-                "expand": "ff.layer_1",
-                "contract": "ff.layer_2",
-                "feed_forward_norm": "ff.layer_norm",
-            },
-        ),
-        embeddings=TwoStreamEmbeddings,
-        attention=TwoStreamAttention,
-        layer=TwoStreamLayer,
-        adapter=TwoStreamAdapter,
-        pooler=None,
-        inputs=("mems", "perm_mask", "target_mapping", "input_mask", "use_mems"),
-        batch_inputs=("mems", "perm_mask", "target_mapping", "use_mems"),
-        endings={"ForQuestionAnswering": "ForQuestionAnsweringSimple"},
-    )
+        tied=(("lm_loss.weight", "word_embedding.weight"),),
+        anchor="word_embedding.weight",
+    ),
+    encoder_names={"word_embeddings": "word_embedding", "mask_embedding": "mask_emb"},
+    layer_names=LAYER_NAMES,
+    embeddings=TwoStreamEmbeddings,
+    attention=TwoStreamAttention,
+    layer=TwoStreamLayer,
+    adapter=TwoStreamAdapter,
+    pooler=None,
+    inputs=("mems", "perm_mask", "target_mapping", "input_mask", "use_mems"),
+    batch_inputs=("mems", "perm_mask", "target_mapping", "use_mems"),
+    endings={"ForQuestionAnswering": "ForQuestionAnsweringSimple"},
 )
