@@ -10,38 +10,25 @@ from bertcore.models.registry import POOLED_HEADS, HeadSpec, in_each_layer, regi
 from bertcore.models.spec import MOST_LAYERS, ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
 
+DEFAULTS = {
+    "vocab_size": 30000, "hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384,
+    "hidden_act": "gelu_new", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of an ALBERT config; absent keys mean those of ALBERT-xxlarge."""
     read = ConfigReader(config)
     shared = _shared_layers(read)
-    return standard_spec(
-        config,
-        embedding_size=read.size("embedding_size", 128),
-        classifier_dropout=read.rate("classifier_dropout_prob", 0.1),
-        projects_embeddings=True,
-        num_layers=len(shared),
-        shared_layers=shared,
-        inner_layers=read.size("inner_group_num", 1),
-        layer={"dropout": 0.0, "attention_output_dropout": read.rate("hidden_dropout_prob", 0.0)},
-        defaults={
-            "vocab_size": 30000,
-            "hidden_size": 4096,
-            "num_attention_heads": 64,
-            "intermediate_size": 16384,
-            "hidden_act": "gelu_new",
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-        },
-    )
+    fixed = {"projects_embeddings": True, "embedding_size": read.size("embedding_size", 128)}
+    fixed |= {"num_layers": len(shared), "shared_layers": shared, "inner_layers": read.size("inner_group_num", 1)}
+    fixed["classifier_dropout"] = read.rate("classifier_dropout_prob", 0.1)
+    layer = {"dropout": 0.0, "attention_output_dropout": read.rate("hidden_dropout_prob", 0.0)}
+    return standard_spec(config, defaults=DEFAULTS, layer=layer, **fixed)
 
 
 def _shared_layers(read: ConfigReader) -> tuple[int, ...]:
-    """Return, for each layer of a pass, the number of the layer whose parameters it uses.
-
-    A token passes num_hidden_layers groups, each of the num_hidden_groups as often as
-    the others, or nearly; a group is inner_group_num layers with parameters of their own.
-    """
+    """Return, for each layer of a pass, the number of the layer whose parameters it uses: groups of inner layers."""
     inner = read.size("inner_group_num", 1, most=MOST_LAYERS)
     passes = read.size("num_hidden_layers", 12, most=MOST_LAYERS // inner)
     groups = read.size("num_hidden_groups", 1, most=passes)

@@ -10,15 +10,9 @@ from bertcore.models.spec import ConfigReader, standard_spec
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of a BERT config."""
-    language_model = LanguageModelSpec(
-        decoder="cls.predictions.decoder",
-        tied_bias="cls.predictions.bias",
-        transform="cls.predictions.transform.dense",
-        transform_norm="cls.predictions.transform.LayerNorm",
-        activation=read.activation("hidden_act", "gelu"),
-    )
+    parts = (f"cls.predictions.{part}" for part in ("decoder", "bias", "transform.dense", "transform.LayerNorm"))
     return POOLED_HEADS | {
-        "masked_lm": language_model,
+        "masked_lm": LanguageModelSpec(*parts, activation=read.activation("hidden_act", "gelu")),
         "next_sentence": ClassifierSpec("cls.seq_relationship", "pooler", dropout=0.0),
         "span_boundary": SpanBoundarySpec(),
     }
@@ -42,13 +36,8 @@ BERT = register(
     name_rules=NameRules(
         prefix="bert.",
         heads=(
-            "pooler.",
+            *("pooler.", "cls.predictions.", "cls.seq_relationship.", "span_boundary.", "classifier.", "qa_outputs."),
             "linear.",  # of ColBERT
-            "cls.predictions.",
-            "cls.seq_relationship.",
-            "span_boundary.",
-            "classifier.",
-            "qa_outputs.",
         ),
         tied=(
             ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),

@@ -66,15 +66,12 @@ class Convolution(Block):
     def __call__(self, run: Pass, hidden: Any, residual: Any, cu_seqlens: Any, is_real: Any = None) -> Any:
         """(tokens, hidden) twice -> (tokens, hidden), zero for tokens that are not `is_real`, (tokens,) booleans."""
         size, groups = self.details.size, self.details.groups
-        near = functional.take_neighbours(
-            run, hidden, cu_seqlens=cu_seqlens, distances=range(-(size // 2), size // 2 + 1)
-        )
-        weight = (
-            self.weight.weight(run)
-            if groups == 1
-            else block_diagonal(run, self.weight.value(run), size=size, groups=groups)
-        )
-        activation = self.details.activation
+        distances, activation = range(-(size // 2), size // 2 + 1), self.details.activation
+        near = functional.take_neighbours(run, hidden, cu_seqlens=cu_seqlens, distances=distances)
+        if groups == 1:
+            weight = self.weight.weight(run)
+        else:
+            weight = block_diagonal(run, self.weight.value(run), size=size, groups=groups)
         if self.dropout and run.seeds:
             mixed = drop(run, functional.linear(run, near, weight, self.bias.value(run)), self.dropout)
             mixed = functional.activation(run, mixed, activation=activation)
@@ -132,7 +129,7 @@ _DEFAULTS = {
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a DeBERTa v2 or v3 config."""
-    read, types = ConfigReader(config), deberta.position_types(config)
+    read, types = ConfigReader(config), deberta.listed(config)
     distance = deberta.max_distance(config)
     details = BucketedDisentanglement(
         content_to_position="c2p" in types,
@@ -141,15 +138,12 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         max_distance=distance,
         buckets=_buckets(config, distance) if distance else 0,
         shares_maps=read.flag("share_att_key", False),
-        has_norm=_has_norm(config),
+        has_norm="layer_norm" in deberta.listed(config, "norm_rel_ebd", ("none", "layer_norm")),
         convolution=_convolution(read),
     )
     found = deberta.disentangled_spec(config, details, _DEFAULTS)
-    if details.convolution is not None:
-        found = replace(found, is_relative=True)
-    head_size = found.hidden_size // found.num_heads
-    read.require(attention_head_size=head_size)
-    return found
+    read.require(attention_head_size=found.hidden_size // found.num_heads)
+    return found if details.convolution is None else replace(found, is_relative=True)
 
 
 def _buckets(config: Mapping[str, Any], distance: int) -> int:
@@ -167,14 +161,6 @@ def _buckets(config: Mapping[str, Any], distance: int) -> int:
     return buckets
 
 
-def _has_norm(config: Mapping[str, Any]) -> bool:
-    value = config.get("norm_rel_ebd", "none")
-    kinds = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else [value]
-    if any(kind not in ("none", "layer_norm") for kind in kinds):
-        raise ValueError(f"config: norm_rel_ebd is {value!r}, expected 'none' or 'layer_norm'")
-    return "layer_norm" in kinds
-
-
 def _convolution(read: ConfigReader) -> ConvolutionSpec | None:
     size = read.count("conv_kernel_size", 0)
     if size == 0:
@@ -189,19 +175,11 @@ def _convolution(read: ConfigReader) -> ConvolutionSpec | None:
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of a DeBERTa v2 or v3 config. That for replaced tokens is v3's, as in its authors' code."""
-    common = deberta.heads(read)
-    replaced_tokens = ClassifierSpec(
-        "mask_predictions.classifier",
-        "tokens_and_first",
-        dense="mask_predictions.dense",
-        activation=read.activation("hidden_act", "gelu"),
-        norm="mask_predictions.LayerNorm",
-        norm_first=True,
-        dropout=0.0,
-        dense_dropout=0.0,
-    )
-    choice = common["sequence_classification"]
-    return {**common, "multiple_choice": choice, "replaced_tokens": replaced_tokens}
+    common, rates = deberta.heads(read), {"dropout": 0.0, "dense_dropout": 0.0}
+    parts = {"dense": "mask_predictions.dense", "norm": "mask_predictions.LayerNorm", "norm_first": True}
+    parts["activation"] = read.activation("hidden_act", "gelu")
+    replaced_tokens = ClassifierSpec("mask_predictions.classifier", "tokens_and_first", **parts, **rates)
+    return {**common, "multiple_choice": common["sequence_classification"], "replaced_tokens": replaced_tokens}
 
 
 LAYER_NAMES = {part: name for part, name in deberta.DEBERTA.layer_names.items() if part != "qkv"} | {

@@ -32,18 +32,11 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of a DistilBERT config; sequences are classified by their first token, with ReLU."""
     classifier = ClassifierSpec("classifier", "first", dense="pre_classifier", activation="relu", dense_dropout=0.0)
-    tokens = {
+    parts = (f"vocab_{part}" for part in ("projector", "projector.bias", "transform", "layer_norm"))
+    return {
         "token_classification": ClassifierSpec("classifier", "tokens", dropout=read.rate("dropout", 0.1)),
         "question_answering": ClassifierSpec("qa_outputs", "tokens", dropout=read.rate("qa_dropout", 0.1)),
-    }
-    return tokens | {
-        "masked_lm": LanguageModelSpec(
-            decoder="vocab_projector",
-            tied_bias="vocab_projector.bias",
-            transform="vocab_transform",
-            transform_norm="vocab_layer_norm",
-            activation=read.activation("activation", "gelu"),
-        ),
+        "masked_lm": LanguageModelSpec(*parts, activation=read.activation("activation", "gelu")),
         "sequence_classification": classifier,
         "multiple_choice": classifier,
     }

@@ -7,7 +7,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.families.bert import BERT
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.pretraining import Discriminator
-from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register, summary_head
+from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register, replaced_token_head, summary_head
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
 
@@ -23,26 +23,13 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """Heads of ELECTRA: the discriminator's finds replaced tokens, the generator's is a language model."""
-    discriminator = "discriminator_predictions"
+    transform = "generator_predictions.dense", "generator_predictions.LayerNorm"
+    generator = LanguageModelSpec("generator_lm_head", "generator_lm_head.bias", *transform, activation="gelu")
+    dense = {"dense": "classifier.dense", "activation": "gelu"}
     return TOKEN_HEADS | {
-        "replaced_tokens": ClassifierSpec(
-            f"{discriminator}.dense_prediction",
-            "tokens",
-            dense=f"{discriminator}.dense",
-            activation=read.activation("hidden_act", "gelu"),
-            dropout=0.0,
-            dense_dropout=0.0,
-        ),
-        "masked_lm": LanguageModelSpec(
-            decoder="generator_lm_head",
-            tied_bias="generator_lm_head.bias",
-            transform="generator_predictions.dense",
-            transform_norm="generator_predictions.LayerNorm",
-            activation="gelu",
-        ),
-        "sequence_classification": ClassifierSpec(
-            "classifier.out_proj", "first", dense="classifier.dense", activation="gelu"
-        ),
+        "replaced_tokens": replaced_token_head(read),
+        "masked_lm": generator,
+        "sequence_classification": ClassifierSpec("classifier.out_proj", "first", **dense),
         "multiple_choice": summary_head(read, "classifier", source="first", activation="gelu"),
     }
 

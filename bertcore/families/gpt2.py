@@ -36,35 +36,22 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     def with_scale(index: int, layer: LayerSpec) -> LayerSpec:
         return replace(layer, scale=(layer.head_size**-0.5 if by_size else 1.0) / (index + 1 if by_layer else 1))
 
-    return standard_spec(
-        config,
-        keys=KEYS,
-        defaults=DEFAULTS,
-        layer={
-            "intermediate_size": read.size("n_inner", 4 * read.size("hidden_size", 768)),
-            "norm_first": True,
-            "is_causal": True,
-            "is_transposed": True,
-        },
-        each_layer=with_scale,
-        type_vocab_size=0,
-        embedding_dropout=read.rate("embd_pdrop", 0.1),
-        words_as_types=True,
-        padding_learns=True,
-    )
+    width = read.size("n_inner", 4 * read.size("hidden_size", 768))
+    layer = {"intermediate_size": width, "norm_first": True, "is_causal": True, "is_transposed": True}
+    fixed = {"type_vocab_size": 0, "words_as_types": True, "padding_learns": True, "each_layer": with_scale}
+    fixed["embedding_dropout"] = read.rate("embd_pdrop", 0.1)
+    return standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, **fixed)
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of a GPT-2 config; a sequence is classified by its last word."""
+    # keys that GPT2Config does not list, and that transformers reads
+    dropout = read.rate("classifier_dropout", read.rate("hidden_dropout", 0.1))
+    score = ClassifierSpec("score", "last_word", without_bias=frozenset({"output"}), dropout=0.0)
     return TOKEN_HEADS | {
         "causal_lm": LanguageModelSpec("lm_head", tied_bias=None, predicts_next=True),
-        "sequence_classification": ClassifierSpec(
-            "score", "last_word", without_bias=frozenset({"output"}), dropout=0.0
-        ),
-        # keys that GPT2Config does not list, and that transformers reads
-        "token_classification": ClassifierSpec(
-            "classifier", "tokens", dropout=read.rate("classifier_dropout", read.rate("hidden_dropout", 0.1))
-        ),
+        "sequence_classification": score,
+        "token_classification": ClassifierSpec("classifier", "tokens", dropout=dropout),
     }
 
 

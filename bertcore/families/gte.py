@@ -33,15 +33,13 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     theta = NEW_THETA if config.get("model_type") == "new" else 160_000.0
     read = ConfigReader(config, defaults)
     read.require(**FIXED)
+    layer = {"gate": "second", "without_bias": frozenset({"expand"})}
+    layer["inner_dropout"] = read.rate("hidden_dropout_prob", 0.1)
     return standard_spec(
         config,
         position_embedding_type="rope",
         defaults=defaults,
-        layer={
-            "gate": "second",
-            "without_bias": frozenset({"expand"}),
-            "inner_dropout": read.rate("hidden_dropout_prob", 0.1),
-        },
+        layer=layer,
         each_layer=lambda index, layer: replace(layer, rotary=rotary_of_all_layers(read, layer.head_size, theta)),
         max_positions=0,
         longest_text=read.size("max_position_embeddings"),
@@ -58,13 +56,11 @@ def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str,
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads; only classifiers of sequences have a pooler."""
+    parts = (f"lm_head.{part}" for part in ("decoder", "decoder.bias", "dense", "norm"))
+    dense = {"dense": "gte.pooler.dense", "activation": "tanh", "dense_dropout": 0.0}
     return {
-        "masked_lm": LanguageModelSpec(
-            "lm_head.decoder", "lm_head.decoder.bias", "lm_head.dense", "lm_head.norm", activation="gelu"
-        ),
-        "sequence_classification": ClassifierSpec(
-            "classifier", "first", dense="gte.pooler.dense", activation="tanh", dense_dropout=0.0
-        ),
+        "masked_lm": LanguageModelSpec(*parts, activation="gelu"),
+        "sequence_classification": ClassifierSpec("classifier", "first", **dense),
         "token_classification": ClassifierSpec("classifier", "tokens"),
     }
 

@@ -52,20 +52,10 @@ def spec(config: Mapping[str, Any], *, gate: str = "first") -> EncoderSpec:
     read = ConfigReader(config)
     read.choice("position_embedding_type", "absolute", "alibi")
     activation = ACTIVATIONS[read.choice("feed_forward_type", "original", *ACTIVATIONS)]
-    return standard_spec(
-        config,
-        position_embedding_type="alibi",
-        layer={
-            "activation": activation,
-            "gate": gate,
-            "without_bias": frozenset({"expand"}),
-            "query_norm_size": read.size("hidden_size", 768),
-        },
-        max_positions=0,
-        longest_text=read.size("max_position_embeddings", 512),
-        is_relative=True,
-        biases_scores=True,
-    )
+    layer = {"activation": activation, "gate": gate, "without_bias": frozenset({"expand"})}
+    layer["query_norm_size"] = read.size("hidden_size", 768)
+    fixed = {"max_positions": 0, "longest_text": read.size("max_position_embeddings", 512), "is_relative": True}
+    return standard_spec(config, position_embedding_type="alibi", layer=layer, biases_scores=True, **fixed)
 
 
 LAYER_NAMES = BERT.layer_names | {

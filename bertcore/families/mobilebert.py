@@ -48,12 +48,7 @@ class BottleneckDetails:
 
 
 class NoNorm(Block):
-    """The layer of elementwise affine maps, (input + residual) * weight + bias, in place of a layer norm.
-
-    See section 3.3; it needs no eps.
-
-    Raises ValueError without a bias.
-    """
+    """Elementwise affine maps, (input + residual) * weight + bias, in place of a layer norm (section 3.3)."""
 
     def __init__(self, name: str, *, features: int, eps: float, bias: bool = True):
         if not bias:
@@ -90,9 +85,8 @@ class TrigramEmbeddings(Embeddings):
         words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
         if self.is_trigram:
             words = functional.take_neighbours(run, words, cu_seqlens=inputs.cu_seqlens, distances=(1, 0, -1))
-        return drop(
-            run, self.norm(run, self.projection(run, words) if self.is_projected else words, marks), self.dropout
-        )
+        words = self.projection(run, words) if self.is_projected else words
+        return drop(run, self.norm(run, words, marks), self.dropout)
 
 
 class Projection(Block):
@@ -122,12 +116,9 @@ class BottleneckAttention(SelfAttention):
         self.details = spec.details
         super().__init__(names, spec, index)
 
-    def from_sources(
-        self, run: Pass, query_key_source: Any, value_source: Any, residual: Any, context: LayerContext
-    ) -> Any:
+    def from_sources(self, run: Pass, sources: tuple[Any, Any], residual: Any, context: LayerContext) -> Any:
         """Return attention of the sources of queries and keys and of values, (tokens, ...) both: (tokens, width)."""
-        sources = (query_key_source, value_source)[: len(self.projections)]
-        projected = [project(run, source) for project, source in zip(self.projections, sources, strict=True)]
+        projected = [project(run, source) for project, source in zip(self.projections, sources, strict=False)]
         return self.close(run, self.attend(run, projected, context), residual)
 
 
@@ -158,15 +149,16 @@ class BottleneckLayer(Block):
         details = self.details
         state = hidden if self.into is None else self.into(run, hidden)
         if details.has_own_values:
-            state = self.attention.from_sources(run, self.into_attention(run, hidden), hidden, state, context)
+            state = self.attention.from_sources(run, (self.into_attention(run, hidden), hidden), state, context)
         else:
             source = state if details.attends_in_bottleneck else hidden
-            state = self.attention.from_sources(run, source, source, state, context)
+            state = self.attention.from_sources(run, (source, source), state, context)
         for feed_forward in self.feed_forwards:
             state = feed_forward(run, state, context)
         return state if self.out is None else self.out(run, state, hidden)
 
 
+KEYS = {"bottleneck_size": "intra_bottleneck_size"}
 DEFAULTS = {
     "hidden_size": 512, "num_hidden_layers": 24, "num_attention_heads": 4, "intermediate_size": 512,
     "hidden_act": "relu", "hidden_dropout_prob": 0.0,
@@ -200,21 +192,11 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         key = "intra_bottleneck_size" if details.has_bottleneck else "hidden_size"
         raise ValueError(f"config: {key} is {narrow}, expected a multiple of num_attention_heads {heads}")
     norm = read.choice("normalization_type", "no_norm", "no_norm", "layer_norm")
-    return standard_spec(
-        config,
-        keys={"bottleneck_size": "intra_bottleneck_size"},
-        num_layers=layers,
-        type_vocab_size=read.size("type_vocab_size", 2),
-        embedding_size=embedding_size,
-        layer={
-            "hidden_size": narrow,
-            "norm": NoNorm if norm == "no_norm" else LayerNorm,
-            "attention_output_dropout": 0.0 if details.has_bottleneck else None,
-        },
-        is_relative=details.has_trigrams,
-        details=details,
-        defaults=DEFAULTS,
-    )
+    layer = {"hidden_size": narrow, "norm": NoNorm if norm == "no_norm" else LayerNorm}
+    layer["attention_output_dropout"] = 0.0 if details.has_bottleneck else None
+    fixed = {"num_layers": layers, "embedding_size": embedding_size, "is_relative": details.has_trigrams}
+    fixed |= {"type_vocab_size": read.size("type_vocab_size", 2), "details": details}
+    return standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, **fixed)
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:

@@ -65,17 +65,9 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     rows = read.size("relative_attention_num_buckets", BUCKETS)  # transformers uses the first 32 of so many
     if rows < BUCKETS:
         raise ValueError(f"config: relative_attention_num_buckets is {rows}, expected at least {BUCKETS}")
-    return standard_spec(
-        config,
-        defaults={"vocab_size": 30527},
-        pad_token_id=PADDING,
-        positions_after_padding=True,
-        type_vocab_size=0,
-        is_relative=True,
-        biases_scores=True,
-        details=BucketSpec(rows),
-        classifier_dropout=read.rate("hidden_dropout_prob", 0.1),
-    )
+    fixed = {"pad_token_id": PADDING, "positions_after_padding": True, "type_vocab_size": 0, "is_relative": True}
+    fixed |= {"biases_scores": True, "classifier_dropout": read.rate("hidden_dropout_prob", 0.1)}
+    return standard_spec(config, defaults={"vocab_size": 30527}, details=BucketSpec(rows), **fixed)
 
 
 ENCODER_NAMES = {

@@ -34,25 +34,12 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
             raise ValueError(f"config: heads are {layer.head_size} wide, expected an even width")
         return replace(layer, rotary=RotarySpec(layer.head_size, 10_000.0, interleaved=True))
 
-    return standard_spec(
-        config,
-        keys=KEYS,
-        defaults=DEFAULTS,
-        layer={
-            "norm": RMSNorm,
-            "norm_first": True,
-            "gate": "first",
-            "intermediate_size": -(-width // MULTIPLE) * MULTIPLE,
-            "without_bias": PARTS,
-            "qkv_by_head": True,
-        },
-        each_layer=with_rotary,
-        type_vocab_size=0,
-        max_positions=0,
-        longest_text=read.size("max_length", 4096, most=MOST_POSITIONS),
-        without_bias=frozenset({"final_norm"}),
-        classifier_dropout=read.rate("classifier_dropout", 0.1),
-    )
+    layer = {"norm": RMSNorm, "norm_first": True, "gate": "first", "without_bias": PARTS, "qkv_by_head": True}
+    layer["intermediate_size"] = -(-width // MULTIPLE) * MULTIPLE
+    fixed = {"type_vocab_size": 0, "max_positions": 0, "without_bias": frozenset({"final_norm"})}
+    fixed["longest_text"] = read.size("max_length", 4096, most=MOST_POSITIONS)
+    fixed |= {"classifier_dropout": read.rate("classifier_dropout", 0.1), "each_layer": with_rotary}
+    return standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, **fixed)
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:

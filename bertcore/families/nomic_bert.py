@@ -152,6 +152,8 @@ KEYS = {
     "attention_probs_dropout_prob": "attn_pdrop",
 }  # fmt: skip
 DEFAULTS = {"vocab_size": 30528, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+# Of the maps; all are false in published configs.
+BIASES = {"qkv_proj_bias": ("qkv", "attention_output"), "mlp_fc1_bias": ("expand",), "mlp_fc2_bias": ("contract",)}
 GATED = {"swiglu": "silu", "geglu": "gelu"}  # activation_function -> hidden_act
 PLAIN = "gelu"  # an activation_function without a gate
 MOST_EXPERTS = 1024
@@ -176,12 +178,6 @@ OLDER = frozenset(
 def _activation(read: ConfigReader) -> str:
     kind = read.choice("activation_function", "", "", *GATED, PLAIN)
     return ACTIVATIONS[GATED.get(kind, kind)] if kind else read.activation("hidden_act", "silu")
-
-
-def _without_bias(read: ConfigReader) -> frozenset[str]:
-    """The maps without a bias: all of them in published configs."""
-    keys = {"qkv_proj_bias": ("qkv", "attention_output"), "mlp_fc1_bias": ("expand",), "mlp_fc2_bias": ("contract",)}
-    return frozenset(part for key, parts in keys.items() if not read.flag(key, False) for part in parts)
 
 
 def _mixture(read: ConfigReader) -> MixtureSpec | None:
@@ -210,19 +206,13 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         return replace(layer, rotary=rotary_spec(rope, head_dim=layer.head_size, theta=theta, trained_length=trained))
 
     gate = None if config.get("activation_function") == PLAIN else "first"
-    layer = {"activation": _activation(read), "gate": gate, "without_bias": _without_bias(read)}
+    without_bias = (part for key, parts in BIASES.items() if not read.flag(key, False) for part in parts)
+    layer = {"activation": _activation(read), "gate": gate, "without_bias": frozenset(without_bias)}
     if config.get("head_dim") is not None:
         layer["head_dim"] = read.size("head_dim")
-    found = standard_spec(
-        config,
-        keys=KEYS,
-        defaults=DEFAULTS,
-        layer=layer,
-        each_layer=with_rotary,
-        max_positions=0,
-        longest_text=read.size("n_positions", trained, most=MOST_POSITIONS),
-        details=_mixture(read),
-    )
+    fixed = {"max_positions": 0, "longest_text": read.size("n_positions", trained, most=MOST_POSITIONS)}
+    fixed |= {"details": _mixture(read), "each_layer": with_rotary}
+    found = standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, **fixed)
     stretched = "n_positions" not in config and found.layers[0].rotary.scaling == "dynamic"
     return replace(found, longest_text=None) if stretched else found
 
@@ -244,17 +234,11 @@ def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str,
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of a NomicBERT config; only classifiers of sequences have a pooler."""
+    parts = (f"cls.predictions.{part}" for part in ("decoder", "bias", "transform.dense", "transform.layer_norm"))
+    dense = {"dense": "nomic_bert.pooler.dense", "activation": "tanh", "dense_dropout": 0.0}
     return {
-        "masked_lm": LanguageModelSpec(
-            decoder="cls.predictions.decoder",
-            tied_bias="cls.predictions.bias",
-            transform="cls.predictions.transform.dense",
-            transform_norm="cls.predictions.transform.layer_norm",
-            activation=_activation(read),
-        ),
-        "sequence_classification": ClassifierSpec(
-            "classifier", "first", dense="nomic_bert.pooler.dense", activation="tanh", dense_dropout=0.0
-        ),
+        "masked_lm": LanguageModelSpec(*parts, activation=_activation(read)),
+        "sequence_classification": ClassifierSpec("classifier", "first", **dense),
         "token_classification": ClassifierSpec("classifier", "tokens"),
     }
 

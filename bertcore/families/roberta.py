@@ -7,7 +7,7 @@ from typing import Any
 from bertcore.checkpoint import NameRules
 from bertcore.families.bert import BERT
 from bertcore.heads import ClassifierSpec, LanguageModelSpec, SpanBoundarySpec
-from bertcore.models.registry import POOLED_HEADS, HeadSpec, fewer_layers, register
+from bertcore.models.registry import POOLED_HEADS, HeadSpec, fewer_layers, register, replaced_token_head
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
 
@@ -15,10 +15,9 @@ from bertcore.nn.spec import EncoderSpec
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads, the same for every config: the language model's activation is the exact GELU, whatever hidden_act."""
     dense = {"dense": "classifier.dense", "activation": "tanh"}
+    parts = (f"lm_head.{part}" for part in ("decoder", "bias", "dense", "layer_norm"))
     return POOLED_HEADS | {
-        "masked_lm": LanguageModelSpec(
-            "lm_head.decoder", "lm_head.bias", "lm_head.dense", "lm_head.layer_norm", activation="gelu"
-        ),
+        "masked_lm": LanguageModelSpec(*parts, activation="gelu"),
         "span_boundary": SpanBoundarySpec(),
         "sequence_classification": ClassifierSpec("classifier.out_proj", "first", **dense),
         "multiple_choice": ClassifierSpec("classifier", "pooler", dropout=read.rate("hidden_dropout_prob", 0.1)),
@@ -27,15 +26,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 def heads_and_discriminator(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads, and CodeBERT's for replaced tokens, which is not published: it is named, and made, as ELECTRA's."""
-    replaced_tokens = ClassifierSpec(
-        "discriminator_predictions.dense_prediction",
-        "tokens",
-        dense="discriminator_predictions.dense",
-        activation=read.activation("hidden_act", "gelu"),
-        dropout=0.0,
-        dense_dropout=0.0,
-    )
-    return {**heads(read), "replaced_tokens": replaced_tokens}
+    return {**heads(read), "replaced_tokens": replaced_token_head(read)}
 
 
 def spec(config: Mapping[str, Any], vocab_size: int = 30522, **choices: Any) -> EncoderSpec:
@@ -54,12 +45,7 @@ ROBERTA = register(
     name_rules=NameRules(
         prefix="roberta.",
         heads=(
-            "pooler.",
-            "linear.",
-            "lm_head.",
-            "span_boundary.",
-            "classifier.",
-            "qa_outputs.",
+            *("pooler.", "linear.", "lm_head.", "span_boundary.", "classifier.", "qa_outputs."),
             "discriminator_predictions.",
         ),
         tied=(

@@ -44,32 +44,14 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
             "relative_attention_num_buckets"
         )
     kind, rate = read.choice("feed_forward_proj", "relu", *PROJECTIONS), read.rate("dropout_rate", 0.1)
-    layer = {
-        "norm": RMSNorm,
-        "norm_first": True,
-        "head_dim": read.size("d_kv", 64),
-        "scale": 1.0,
-        "activation": PROJECTIONS[kind],
-        "gate": "first" if kind.startswith(GATED) else None,
-        "without_bias": PARTS,
-        "inner_dropout": rate,
-    }
-    return standard_spec(
-        config,
-        keys=KEYS,
-        defaults=DEFAULTS,
-        layer=layer,
-        type_vocab_size=0,
-        max_positions=0,
-        tied_decoder=True,
-        padding_learns=True,
-        without_bias=frozenset({"final_norm"}),
-        final_dropout=rate,
-        classifier_dropout=read.rate("classifier_dropout", 0.0),
-        is_relative=True,
-        biases_scores=True,
-        details=BucketSpec(used, used, farthest),
-    )
+    layer = {"norm": RMSNorm, "norm_first": True, "without_bias": PARTS, "head_dim": read.size("d_kv", 64)}
+    layer |= {"scale": 1.0, "activation": PROJECTIONS[kind], "inner_dropout": rate}
+    layer["gate"] = "first" if kind.startswith(GATED) else None
+    fixed = {"type_vocab_size": 0, "max_positions": 0, "is_relative": True, "biases_scores": True}
+    fixed |= {"tied_decoder": True, "padding_learns": True, "without_bias": frozenset({"final_norm"})}
+    fixed |= {"final_dropout": rate, "classifier_dropout": read.rate("classifier_dropout", 0.0)}
+    fixed["details"] = BucketSpec(used, used, farthest)
+    return standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, **fixed)
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:

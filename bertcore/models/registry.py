@@ -32,6 +32,14 @@ POOLED_HEADS = TOKEN_HEADS | dict.fromkeys(
 )
 
 
+def replaced_token_head(read: ConfigReader) -> ClassifierSpec:
+    """ELECTRA's head for replaced tokens."""
+    name, activation = "discriminator_predictions", read.activation("hidden_act", "gelu")
+    rates = {"dropout": 0.0, "dense_dropout": 0.0}
+    parts = {"dense": f"{name}.dense", "activation": activation}
+    return ClassifierSpec(f"{name}.dense_prediction", "tokens", **parts, **rates)
+
+
 def summary_head(read: ConfigReader, output: str, *, source: str, activation: str) -> ClassifierSpec:
     """The classifier of a sequence's summary, which the summary_... keys of the config describe (ELECTRA, XLNet).
 

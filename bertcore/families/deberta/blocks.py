@@ -112,11 +112,7 @@ def within_length(distances: int, longest: int) -> slice:
 
 
 def _log_buckets(distances: np.ndarray, middle: int, max_distance: int) -> np.ndarray:
-    """Distances up to `middle` as they are, those beyond on a logarithmic scale.
-
-    In float32 as in PyTorch, since rounding up a logarithm depends on its last bit. (Compared with transformers for 253
-    pairs of sizes: all equal; in float64 one distance of one pair falls into the next bucket.)
-    """
+    """Distances up to `middle` as they are, those beyond on a logarithmic scale, in float32 as PyTorch rounds it up."""
     far = np.maximum(np.abs(distances), middle + 1)
     logarithms = np.log((far / middle).astype(np.float32))
     if max_distance > middle + 1:
@@ -143,13 +139,10 @@ class DisentangledEmbeddings(Embeddings):
     def __call__(self, run: Pass, inputs: Any) -> Any:
         """An `EncoderInput` -> (tokens, hidden)."""
         words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
-        if self.projection is None:
-            embedded = self.norm(run, words, marks)
-        else:
-            embedded = self.norm(
-                run, self.projection(run, words if marks is None else functional.add(run, words, marks))
-            )
-        embedded = drop(run, embedded, self.dropout)
+        if self.projection is not None:
+            words = self.projection(run, words if marks is None else functional.add(run, words, marks))
+            marks = None
+        embedded = drop(run, self.norm(run, words, marks), self.dropout)
         if inputs.key_mask is None:
             return embedded
         return functional.scale(run, embedded, factor=real_tokens(run, inputs)[:, None])
@@ -338,24 +331,24 @@ class DisentangledAttention(SelfAttention):
 
     def _bias_and_tables(self, run: Pass, positions: PositionsOfPass) -> tuple[Any, Any, Any]:
         """Return the bias of qkv, (3 * hidden,), and the mapped relative positions, (rows, heads, head_dim) or None."""
-        if positions.is_trained:
-            return self._bias(run), *self._by_head(run, positions)
+
+        def made() -> tuple[Any, ...]:
+            shape = -1, self.spec.num_heads, self.spec.head_size
+            tables = self._tables(run, positions)
+            by_head = (None if each is None else functional.reshape(run, each, shape=shape) for each in tables)
+            return self._bias(run), *by_head
 
         def contiguous() -> tuple[Any, ...]:
-            arrays = self._bias(run), *self._by_head(run, positions)
-            return tuple(
-                None if array is None else kernels.array_module(array).ascontiguousarray(array) for array in arrays
-            )
+            bias, *tables = made()
+            xp = kernels.array_module(bias)
+            return bias, *(None if each is None else xp.ascontiguousarray(each) for each in tables)
 
+        if positions.is_trained:
+            return made()
         return self._constants.get(run, (self.version, positions.block.version), contiguous)
 
     def _bias(self, run: Pass) -> Any:
         return self.projections[0].bias.value(run)
-
-    def _by_head(self, run: Pass, positions: PositionsOfPass) -> Iterator[Any]:
-        for table in self._tables(run, positions):
-            shape = -1, self.spec.num_heads, self.spec.head_size
-            yield None if table is None else functional.reshape(run, table, shape=shape)
 
     def _tables(self, run: Pass, positions: PositionsOfPass) -> tuple[Any, Any]:
         """The mapped positions that queries and keys are compared with."""
@@ -363,9 +356,7 @@ class DisentangledAttention(SelfAttention):
         if embeddings is not None and self.position_terms:
             embeddings = drop(run, embeddings, self.dropout)
         if embeddings is None or not details.shares_maps:
-            return tuple(
-                None if chosen is None else chosen(run, embeddings) for chosen in (self.map_key, self.map_query)
-            )
+            return tuple(each and each(run, embeddings) for each in (self.map_key, self.map_query))
         if not (details.content_to_position or details.position_to_content):
             return None, None
         mapped, widths = self.projections[0](run, embeddings), 3 * [self.spec.hidden_size]

@@ -86,9 +86,8 @@ class DisentangledAdapter(Adapter):
         if mask is not None:
             is_real, mask = real_tokens(run, inputs), _pair_mask(mask)
             padding = padding_of_sequences(packed.strip(packed.is_real), packed.cu_seqlens)
-        positions = PositionsOfPass(
-            run, self.relative, inputs.longest, is_real, padding, getattr(inputs, "components", None)
-        )
+        components = getattr(inputs, "components", None)
+        positions = PositionsOfPass(run, self.relative, inputs.longest, is_real, padding, components)
         return DisentangledContext(inputs.cu_seqlens, mask, positions=positions)
 
     def restore(self, run: Pass, inputs: EncoderInput, state: Tensor) -> Encoded:
@@ -137,10 +136,8 @@ class DebertaForMaskedLM(AutoModelForMaskedLM):
             read, spec = ConfigReader(self.config), self.spec
             read.require(position_biased_input=False)
             if spec.embedding_size != spec.hidden_size:
-                raise ValueError(
-                    f"config: embedding_size is {spec.embedding_size}, "
-                    f"expected hidden_size {spec.hidden_size} for {KEY}"
-                )
+                expected = f"hidden_size {spec.hidden_size} for {KEY}"
+                raise ValueError(f"config: embedding_size is {spec.embedding_size}, expected {expected}")
             name = f"{self.family.name_rules.prefix}embeddings.position_embeddings"
             rows = read.size("max_position_embeddings", 512, most=MOST_POSITIONS)
             self.positions = Embedding(name, rows=rows, features=spec.hidden_size)
@@ -194,31 +191,29 @@ _TYPES = ("c2p", "p2c")
 def disentangled_spec(config: Mapping[str, Any], details: Disentanglement, defaults: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a DeBERTa config of any version; `defaults` are the values of absent keys."""
     read = ConfigReader(config)
-    choices = {"classifier_dropout": read.rate("hidden_dropout_prob", 0.1)}
     hidden_size = read.size("hidden_size", defaults.get("hidden_size", 768))
     read.require(pooler_hidden_size=hidden_size)
+    choices = {"classifier_dropout": read.rate("hidden_dropout_prob", 0.1), "is_relative": details.span > 0}
+    choices |= {"embedding_size": read.size("embedding_size", hidden_size), "details": details}
     if not read.flag("position_biased_input", True):
         choices["max_positions"] = 0
     if not read.flag("legacy", True):  # that head has the word embeddings' weight, tied or not
         choices["tied_decoder"] = True
     return standard_spec(
         config,
-        embedding_size=read.size("embedding_size", hidden_size),
-        is_relative=details.span > 0,
-        details=details,
         defaults={"type_vocab_size": 0, "layer_norm_eps": 1e-7} | defaults,
         each_layer=lambda index, layer: replace(layer, scale=(layer.head_size * details.score_terms) ** -0.5),
         **choices,
     )
 
 
-def position_types(config: Mapping[str, Any]) -> list[str]:
-    """pos_att_type: "c2p", "p2c", both or none, as a list or a string with "|" between."""
-    value = config.get("pos_att_type")
-    types = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else value or []
-    if not isinstance(types, list | tuple) or any(kind not in _TYPES for kind in types):
-        raise ValueError(f"config: pos_att_type is {value!r}, expected some of {', '.join(_TYPES)}, or null")
-    return list(types)
+def listed(config: Mapping[str, Any], key: str = "pos_att_type", allowed: Collection[str] = _TYPES) -> list[str]:
+    """Some of the `allowed` values, as a list or a string with "|" between; none where the key is absent."""
+    value = config.get(key)
+    found = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else value or []
+    if not isinstance(found, list | tuple) or any(each not in allowed for each in found):
+        raise ValueError(f"config: {key} is {value!r}, expected some of {', '.join(allowed)}, or null")
+    return list(found)
 
 
 def max_distance(config: Mapping[str, Any]) -> int:
@@ -233,7 +228,7 @@ def max_distance(config: Mapping[str, Any]) -> int:
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a DeBERTa v1 config."""
-    types = position_types(config)
+    types = listed(config)
     ConfigReader(config).require(talking_head=False)
     details = Disentanglement(
         content_to_position="c2p" in types,
@@ -248,13 +243,8 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of a DeBERTa config of any version; multiple choice is v2's alone."""
     language_model = bert.heads(read)["masked_lm"]
     if not read.flag("legacy", True):
-        language_model = LanguageModelSpec(
-            decoder="lm_predictions.lm_head.decoder",
-            tied_bias="lm_predictions.lm_head.bias",
-            transform="lm_predictions.lm_head.dense",
-            transform_norm="lm_predictions.lm_head.LayerNorm",
-            activation=language_model.activation,
-        )
+        parts = (f"lm_predictions.lm_head.{part}" for part in ("decoder", "bias", "dense", "LayerNorm"))
+        language_model = LanguageModelSpec(*parts, activation=language_model.activation)
     pooled = {"dense": "pooler.dense", "activation": read.activation("pooler_hidden_act", "gelu")}
     pooled["dense_dropout"] = read.rate("pooler_dropout", 0.0)
     pooled["dropout"] = read.rate("cls_dropout", read.rate("hidden_dropout_prob", 0.1))
@@ -266,15 +256,10 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 def _head_spellings() -> tuple[tuple[str, str], ...]:
     """Return pairs of spellings, both ways, of the language model's head; configs do not say which a file has."""
-    parts = [
-        ("cls.predictions.bias", "lm_predictions.lm_head.bias"),
-        *(
-            (f"cls.predictions.transform.{part}.{kind}", f"lm_predictions.lm_head.{part}.{kind}")
-            for part in ("dense", "LayerNorm")
-            for kind in ("weight", "bias")
-        ),
-    ]
-    return *parts, *((new, old) for old, new in parts)
+    parts = [f"{part}.{kind}" for part in ("dense", "LayerNorm") for kind in ("weight", "bias")]
+    pairs = [(f"cls.predictions.transform.{part}", f"lm_predictions.lm_head.{part}") for part in parts]
+    pairs.append(("cls.predictions.bias", "lm_predictions.lm_head.bias"))
+    return *pairs, *((new, old) for old, new in pairs)
 
 
 _MAPS = ("query", "key", "value")

@@ -9,6 +9,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.families.transfo_xl.blocks import PositionBiases, Relations, SharedBiasesContext, sinusoids
+from bertcore.kernels import checks
 from bertcore.models.adapter import Adapter, Encoded
 from bertcore.models.inputs import EncoderInput
 from bertcore.nn.layers import drop
@@ -88,10 +89,7 @@ class RecurrentAdapter(Adapter):
         arrays = [array if hasattr(array, "shape") else np.asarray(array) for array in mems]
         for index, array in enumerate(arrays):
             expected = (arrays[0].shape[0] if arrays[0].ndim else 0, sequences, self.spec.hidden_size)
-            if array.shape != expected:
-                raise ValueError(
-                    f"mems[{index}] has shape {array.shape}, expected {expected}: (memory, sequences, hidden)"
-                )
+            checks.shape(expected, **{f"mems[{index}]": array})
             if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
                 raise TypeError(f"mems[{index}] holds {array.dtype}, expected floating-point numbers")
         return [run.to_backend(array.transpose(1, 0, 2).reshape(-1, array.shape[2])) for array in arrays]

@@ -82,13 +82,12 @@ class Half:
 
     def cut(self, run: Pass, query: Any, for_position: Any, key: Any, value: Any, scores: Any) -> tuple[Any, ...]:
         """The parts of the arrays."""
-        queries = (None if array is None else _part(run, array, self.tokens) for array in (query, for_position, scores))
-        query, for_position, scores = queries
-        return query, for_position, _part(run, key, self.keys), _part(run, value, self.keys), scores
-
-
-def _part(run: Pass, array: Any, where: slice) -> Any:
-    return functional.slice_rows(run, array, first=where.start, last=where.stop)
+        pairs = (query, self.tokens), (for_position, self.tokens), (key, self.keys), (value, self.keys)
+        pairs = *pairs, (scores, self.tokens)
+        return tuple(
+            None if array is None else functional.slice_rows(run, array, first=where.start, last=where.stop)
+            for array, where in pairs
+        )
 
 
 def _offsets(cu_seqlens: Any, sequences: slice) -> Any:
@@ -247,16 +246,13 @@ class AdaptiveEmbeddings(Block):
 
     def __call__(self, run: Pass, inputs: Any) -> Any:
         """An `EncoderInput` -> (tokens, hidden)."""
-        if len(self.groups) == 1:
-            return drop(
-                run, functional.scale(run, self._embedded(run, 0, inputs.input_ids), factor=self.factor), self.dropout
-            )
-        ids, xp = inputs.input_ids, kernels.array_module(inputs.input_ids)
-        parts = []
+        ids, xp, parts = inputs.input_ids, kernels.array_module(inputs.input_ids), []
         for index, (first, end) in enumerate(self.groups):  # by all, for how many words a group has is on the GPU
             embedded = self._embedded(run, index, xp.clip(ids - first, 0, end - first - 1))
-            inside = ((ids >= first) & (ids < end)).astype(value_of(embedded).dtype)
-            parts.append(functional.scale(run, embedded, factor=inside[:, None]))
+            if len(self.groups) > 1:
+                inside = ((ids >= first) & (ids < end)).astype(value_of(embedded).dtype)
+                embedded = functional.scale(run, embedded, factor=inside[:, None])
+            parts.append(embedded)
         total = functools.reduce(functools.partial(functional.add, run), parts)
         return drop(run, functional.scale(run, total, factor=self.factor), self.dropout)
 

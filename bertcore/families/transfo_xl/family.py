@@ -52,7 +52,7 @@ class AdaptiveSoftmax(Block):
 
     def __init__(self, head_spec: AdaptiveSoftmaxSpec, spec: EncoderSpec, embeddings: Any):
         self.bounds = spec.details.groups
-        self.outputs, self.biases = [], []
+        self.outputs, self.biases, self.projections = [], [], []
         for index, table in enumerate(embeddings.tables):
             name, weight = head_spec.output.format(group=index), table.table
             if spec.tied_decoder:
@@ -61,22 +61,16 @@ class AdaptiveSoftmax(Block):
                 weight = Parameter(f"{name}.weight", shape=weight.part_shape, use="weight")
             self.outputs.append(weight)
             self.biases.append(Parameter(f"{name}.bias", shape=weight.part_shape[:1], initial="zeros"))
-        self.projections = [
-            self._projection(head_spec, index, embeddings)
-            for index in range(len(self.bounds))
-            if embeddings.projections
-        ]
+        for index in range(len(self.bounds)) if embeddings.projections else ():
+            own = embeddings.projections[index if len(embeddings.projections) > 1 else 0]
+            if not (index and head_spec.shares_projections):
+                own = Parameter(head_spec.projection.format(group=index), shape=own.part_shape)
+            self.projections.append(own)
         self.group_weight = self.group_bias = None
         count = len(self.bounds) - 1
         if count:
             self.group_weight = Parameter(f"{head_spec.group}_weight", shape=(count, spec.embedding_size), use="weight")
             self.group_bias = Parameter(f"{head_spec.group}_bias", shape=(count,), initial="zeros")
-
-    def _projection(self, head_spec: AdaptiveSoftmaxSpec, index: int, embeddings: Any) -> Parameter:
-        shared = embeddings.projections[index if len(embeddings.projections) > 1 else 0]
-        if index and head_spec.shares_projections:
-            return shared
-        return Parameter(head_spec.projection.format(group=index), shape=shared.part_shape)
 
     def __call__(self, run: Pass, hidden: Any) -> Any:
         """(tokens, hidden) -> the logarithm of each word's probability, (tokens, vocabulary)."""
@@ -103,9 +97,8 @@ class AdaptiveSoftmax(Block):
         for index, where, inside in groups:
             chosen = functional.take_rows(run, hidden, rows=run.to_backend(where))
             part = functional.cross_entropy(run, self._scores(run, chosen, index), labels=run.to_backend(inside))
-            loss = functional.add(
-                run, loss, functional.scale(run, part, factor=len(where) / np.count_nonzero(labels >= 0))
-            )
+            share = len(where) / np.count_nonzero(labels >= 0)
+            loss = functional.add(run, loss, functional.scale(run, part, factor=share))
         return loss
 
     def _members(self, labels: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -117,8 +110,11 @@ class AdaptiveSoftmax(Block):
 
     def _scores(self, run: Pass, hidden: Any, index: int) -> Any:
         """Scores before the softmax: of a group's words, in the first group followed by those of the other groups."""
-        if self.projections:
-            hidden = functional.linear(run, hidden, self._transposed(run, index, hidden), None)
+        if self.projections:  # in the direction opposite to the embeddings'
+            matrix, dtype = self.projections[index].value(run), value_of(hidden).dtype
+            if value_of(matrix).dtype != dtype:  # a model of low precision, which has no gradients
+                matrix = matrix.astype(dtype)
+            hidden = functional.linear(run, hidden, functional.transpose(run, matrix), None)
         own = index if len(self.outputs) > 1 else 0
         scores = functional.linear(run, hidden, self.outputs[own].weight(run), self.biases[own].value(run))
         first, end = self.bounds[index]
@@ -128,13 +124,6 @@ class AdaptiveSoftmax(Block):
             return scores
         groups = functional.linear(run, hidden, self.group_weight.weight(run), self.group_bias.value(run))
         return functional.concatenate(run, scores, groups, axis=1)
-
-    def _transposed(self, run: Pass, index: int, hidden: Any) -> Any:
-        """The projection of a group in the direction opposite to the embeddings', and in the hidden states' dtype."""
-        matrix, dtype = self.projections[index].value(run), value_of(hidden).dtype
-        if value_of(matrix).dtype != dtype:  # a model of low precision, which has no gradients
-            matrix = matrix.astype(dtype)
-        return functional.transpose(run, matrix)
 
 
 class AdaptiveCausalLM(AutoModelForCausalLM):
@@ -150,13 +139,12 @@ class AdaptiveCausalLM(AutoModelForCausalLM):
         return AdaptiveSoftmax(spec, self.spec, self.encoder.embeddings)
 
     def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
-        head = self.heads[0]
+        head, run = self.heads[0], encoded.run
         if labels is None:
-            return LogitsOutput(
-                logits=encoded.packed.pad(encoded.run, head(encoded.run, encoded.hidden)), traced=encoded.traced
-            )
+            logits = encoded.packed.pad(run, head(run, encoded.hidden))
+            return LogitsOutput(logits=logits, traced=encoded.traced)
         words = losses.next_words(encoded.packed, labels, self.spec.vocab_size)
-        return LogitsOutput(loss=head.loss(encoded.run, encoded.hidden, words), traced=encoded.traced)
+        return LogitsOutput(loss=head.loss(run, encoded.hidden, words), traced=encoded.traced)
 
 
 KEYS = {
@@ -200,13 +188,8 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a Transformer-XL config; there is no limit to a sequence's length."""
     read = ConfigReader(config)
     read.require(attn_type=0, adaptive=True, sample_softmax=-1)
-    layer = {
-        "inner_dropout": read.rate("dropout", 0.1),
-        "head_dim": read.size("d_head", 64),
-        "activation": "relu",
-        "norm_first": read.flag("pre_lnorm", False),
-        "is_causal": True,
-    }
+    layer = {"inner_dropout": read.rate("dropout", 0.1), "head_dim": read.size("d_head", 64), "activation": "relu"}
+    layer |= {"norm_first": read.flag("pre_lnorm", False), "is_causal": True}
     fixed = {"type_vocab_size": 0, "max_positions": 0, "is_relative": True, "pad_token_id": None}
     numbers = standard_spec(config, keys=KEYS, defaults=WIKITEXT, layer=layer, **fixed)
     details = RecurrentDetails(

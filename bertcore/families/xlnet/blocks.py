@@ -166,22 +166,15 @@ class TwoStreamAttention(RelativeAttention):
             query = predictions.to_tokens(run, functional.linear(run, stream, self.query.weight(run), None))
             query = functional.add(run, query, self.content_bias.value(run))
         queries = query, functional.add(run, query, self._beside_content(run, self.position_bias))
-        scores = self._segment_scores(run, query, context)
+        scores = None
+        if context.relations.segment_ids is not None:
+            bias, shape = self._beside_content(run, self.segment_bias), (self.num_heads, self.head_dim)
+            bias = functional.reshape(run, bias, shape=shape)
+            scores = segment_scores(run, self._heads(run, query), bias, self.segments.value(run))
         if predictions is not None:
-            queries, scores = (
-                tuple(predictions.zero_blind(run, each) for each in queries),
-                predictions.zero_blind(run, scores),
-            )
+            *queries, scores = (predictions.zero_blind(run, each) for each in (*queries, scores))
         attended = self._attend(run, queries, keys, context, self.output_weight, scores)
         return self.close(run, attended if predictions is None else predictions.from_tokens(run, attended), stream)
-
-    def _segment_scores(self, run: Pass, query: Any, context: RecurrentContext) -> Any:
-        if context.relations.segment_ids is None:
-            return None
-        bias = functional.reshape(
-            run, self._beside_content(run, self.segment_bias), shape=(self.num_heads, self.head_dim)
-        )
-        return segment_scores(run, self._heads(run, query), bias, self.segments.value(run))
 
     def _beside_content(self, run: Pass, bias: Parameter) -> Any:
         return functional.add(run, bias.value(run), functional.scale(run, self.content_bias.value(run), factor=-1.0))

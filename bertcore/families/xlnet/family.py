@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from bertcore.families.xlnet.blocks import (
     TwoStreamLayer,
 )
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
+from bertcore.kernels import checks
 from bertcore.models.adapter import Encoded
 from bertcore.models.inputs import EncoderInput, integer_batch
 from bertcore.models.registry import TOKEN_HEADS, HeadSpec, in_each_layer, register, summary_head
@@ -134,11 +134,10 @@ class TwoStreamAdapter(RecurrentAdapter):
             offsets = inputs.on_host.cu_seqlens
             relations.halves = _halves(relations, offsets, longest, before)
         visible = self._visible(inputs, longest, before)
-        itself = None
-        if visible is not None:
-            itself = np.arange(before + longest) == before + np.arange(longest)[:, None]
+        itself = np.arange(before + longest) == before + np.arange(longest)[:, None]
         shared = {"relations": relations, "memories": memories}
-        content = TwoStreamContext(inputs.cu_seqlens, _mask(run, visible, itself), **shared)
+        seen = None if visible is None else visible | itself
+        content = TwoStreamContext(inputs.cu_seqlens, _mask(run, seen), **shared)
         mapping = getattr(inputs, "target_mapping", None)
         if mapping is None:
             return content
@@ -148,7 +147,7 @@ class TwoStreamAdapter(RecurrentAdapter):
             visible = visible | ~sees_any
             sees = np.broadcast_to(sees_any, (len(mapping), longest, 1)).reshape(-1, 1)
             sees = run.to_backend(sees.astype(value_of(hidden).dtype))
-        content.queries = RecurrentContext(inputs.cu_seqlens, _mask(run, visible, None), **shared)
+        content.queries = RecurrentContext(inputs.cu_seqlens, _mask(run, visible), **shared)
         content.predictions = Predictions(matrices, sees)
         return content
 
@@ -200,36 +199,25 @@ def _halves(relations: Relations, offsets: np.ndarray, longest: int, memory: int
             f"config: bi_data is true, for batches of an even number of sequences of one length, but input_ids has "
             f"{sequences} sequences, the longest of {longest} tokens"
         )
-    ends, halves = (0, sequences // 2, sequences), []
-    for (first, last), rows in zip(
-        pairwise(ends), (relations.distance_rows, relations.distance_rows[::-1]), strict=True
-    ):
+    middle, rows, halves = sequences // 2, relations.distance_rows, []
+    for first, last, step in ((0, middle, 1), (middle, sequences, -1)):
         tokens, keys = (slice(first * length, last * length) for length in (longest, memory + longest))
-        xp = kernels.array_module(rows)
-        halves.append(relations.half(slice(first, last), tokens, keys, xp.ascontiguousarray(rows)))
+        distances = kernels.array_module(rows).ascontiguousarray(rows[::step])
+        halves.append(relations.half(slice(first, last), tokens, keys, distances))
     return tuple(halves)
 
 
-def _mask(run: Pass, visible: np.ndarray | None, itself: np.ndarray | None) -> Any:
-    """Return the mask of keys that queries see, themselves included, as attention takes it; None if all."""
-    if visible is None:
-        return None
-    mask = visible if itself is None else visible | itself
-    return None if mask.all() else run.to_backend(mask[:, None])
+def _mask(run: Pass, visible: np.ndarray | None) -> Any:
+    """Return the mask of visible keys as attention takes it; None if all are."""
+    return None if visible is None or visible.all() else run.to_backend(visible[:, None])
 
 
 def _numeric_array(name: str, values: Any, shape: Iterable[int | None]) -> np.ndarray:
     """`values` as an array of numbers of this shape, in host memory; None in the shape is any size."""
-    array = np.asarray(values) if kernels.array_module(values) is np else values.get()
+    array = kernels.to_host(values)
     if array.dtype.kind not in "buif":
         raise TypeError(f"{name} holds {array.dtype}, expected numbers")
-    expected = tuple(shape)
-    fits = array.ndim == len(expected) and all(
-        want in (None, size) for want, size in zip(expected, array.shape, strict=True)
-    )
-    if not fits:
-        sizes = ", ".join("predictions" if size is None else str(size) for size in expected)
-        raise ValueError(f"{name} has shape {array.shape}, expected ({sizes})")
+    checks.shape(tuple(shape), **{name: array})
     return array
 
 
@@ -256,13 +244,10 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     if hidden % heads:
         keys = numbers.name("hidden_size"), numbers.name("num_attention_heads")
         raise ValueError(f"config: {keys[0]} is {hidden}, expected a multiple of {keys[1]} {heads}")
-    layer = {
-        "inner_dropout": read.rate("dropout", 0.1),
-        "head_dim": None if config.get("d_head") is None else read.size("d_head"),
-        "is_causal": read.choice("attn_type", "bi", "bi", "uni") == "uni",
-    }
+    layer = {"inner_dropout": read.rate("dropout", 0.1)}
+    layer["head_dim"] = None if config.get("d_head") is None else read.size("d_head")
+    layer["is_causal"] = read.choice("attn_type", "bi", "bi", "uni") == "uni"
     fixed = {"type_vocab_size": 0, "max_positions": 0, "is_relative": True, "pad_token_id": None}
-    numbers = standard_spec(config, keys=KEYS, defaults=LARGE, layer=layer, **fixed)
     details = TwoStreamDetails(
         memory_length=read.index("mem_len", 512, 2**31) or None,
         reuse_length=read.count("reuse_len", 0),
@@ -272,7 +257,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         trains_with_memory=read.flag("use_mems_train", False),
         half_runs_backwards=read.flag("bi_data", False),
     )
-    return replace(numbers, details=details)
+    return standard_spec(config, keys=KEYS, defaults=LARGE, layer=layer, details=details, **fixed)
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
