@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.arguments import check_number
+from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.nn.functional import sequence_spans
 from bertcore.nn.operation import operation
@@ -64,13 +66,27 @@ def divergence_of_scores(scores: Array, targets: Array, out: Array | None = None
     return losses.sum(dtype="float64"), xp.subtract(own, wanted, out=own if out is None else out)
 
 
-def _log_sums(scores, probabilities):
-    """Return log(sum(exp(scores))) over the last axis.
+def checked_temperatures(temperature: float, student: float | None, teacher: float | None) -> tuple[float, float]:
+    """Return the student's and the teacher's temperature, by default `temperature`."""
+    own = check_number("temperature", temperature, above_zero=True)
+    given = {"student_temperature": student, "teacher_temperature": teacher}
+    return tuple(own if it is None else check_number(name, it, above_zero=True) for name, it in given.items())
 
-    For long rows it follows from the largest score and its probability, which is never 0. NumPy's maximum over short
-    rows is slow: there the log-sum-exp of a cross entropy, with any label, takes half the time.
+
+def score_divergence(scores: Array, labels: Array, temperatures: tuple[float, float]) -> tuple[Array, Array]:
+    """Return student^2 times the mean of KL(softmax(labels / teacher) || softmax(scores / student)), and its gradient.
+
+    Both are (examples, documents); `temperatures` are the student's and the teacher's.
     """
-    if scores.shape[-1] > SHORT:
+    checks.shape(scores.shape, labels=labels)
+    student, teacher = temperatures
+    value, grad = divergence_of_scores(scores / student, labels / teacher)
+    return value * student**2 / len(scores), grad * student / len(scores)
+
+
+def _log_sums(scores, probabilities):
+    """Return log(sum(exp(scores))) over the last axis."""
+    if scores.shape[-1] > SHORT:  # from the largest score and its probability: NumPy's maximum of short rows is slow
         return scores.max(axis=-1) - np.log(probabilities.max(axis=-1))
     xp, rows = kernels.array_module(scores), scores.reshape(-1, scores.shape[-1])
     _, lse = kernels.cross_entropy(rows, xp.zeros(len(rows), int), reduction="none", return_lse=True)
@@ -90,9 +106,8 @@ def cosine_distance(run: Pass, rows: Array, *, targets: Array) -> Any:
     """Return the mean over rows of 1 - cosine, (rows, features) both."""
     scores, pullback = cosines(rows, targets)
     count = max(len(scores), 1)
-    return 1 - scores.sum() / count, lambda grad: pullback(
-        -grad / count * kernels.array_module(rows).ones_like(scores)
-    )[:1]
+    ones = kernels.array_module(rows).ones_like(scores)
+    return 1 - scores.sum() / count, lambda grad: pullback(-grad / count * ones)[:1]
 
 
 @operation()

@@ -20,7 +20,7 @@ from bertcore.nn.layers import Linear
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import Pass
-from bertcore.training.objectives.divergences import divergence_of_scores
+from bertcore.training.objectives.divergences import checked_temperatures, divergence_of_scores, score_divergence
 from bertcore.training.objectives.embeddings import CoSENT, EmbeddingObjective, checked_inner, pooled
 from bertcore.training.objectives.objective import Batch, ColumnCollator
 from bertcore.training.objectives.similarity import (
@@ -125,9 +125,8 @@ class MSE(EmbeddingObjective):
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         count, columns, dim = embeddings.shape
         if labels.size not in (count * dim, count * columns * dim):
-            raise ValueError(
-                f"labels has shape {labels.shape}, expected ({count}, {dim}) or ({count}, {columns}, {dim})"
-            )
+            expected = f"({count}, {dim}) or ({count}, {columns}, {dim})"
+            raise ValueError(f"labels has shape {labels.shape}, expected {expected}")
         return squared_error(embeddings, labels.reshape(count, -1, dim))
 
 
@@ -147,28 +146,16 @@ class DistillKLDiv(EmbeddingObjective):
     has_labels = True
 
     def __init__(
-        self,
-        temperature: float = 1.0,
-        student_temperature: float | None = None,
-        teacher_temperature: float | None = None,
-        **more: Any,
-    ):
+        self, temperature: float = 1.0, student_temperature: float | None = None,
+        teacher_temperature: float | None = None, **more: Any,
+    ):  # fmt: skip
         super().__init__(**more)
-        given = {"student_temperature": student_temperature, "teacher_temperature": teacher_temperature}
-        temperature = check_number("temperature", temperature, above_zero=True)
-        self.student_temperature, self.teacher_temperature = (
-            temperature if value is None else check_number(name, value, above_zero=True)
-            for name, value in given.items()
-        )
+        self.temperatures = checked_temperatures(temperature, student_temperature, teacher_temperature)
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
-        count, columns, _ = embeddings.shape
-        if labels.shape != (count, columns - 1):
-            raise ValueError(f"labels has shape {labels.shape}, expected ({count}, {columns - 1}): one each later text")
         scores, pullback = first_with_others(embeddings)
-        temperature = self.student_temperature
-        value, grad = divergence_of_scores(scores / temperature, labels / self.teacher_temperature)
-        return value * temperature**2 / count, pullback(grad * temperature / count)
+        value, grad = score_divergence(scores, labels, self.temperatures)
+        return value, pullback(grad)
 
 
 class GISTEmbed(EmbeddingObjective):
@@ -193,34 +180,24 @@ class GISTEmbed(EmbeddingObjective):
     label_axes = 3
 
     def __init__(
-        self,
-        guide: Any,
-        temperature: float = 0.01,
-        margin_strategy: str = "absolute",
-        margin: float = 0.0,
-        contrast_anchors: bool = True,
-        contrast_positives: bool = True,
-        **more: Any,
-    ):
+        self, guide: Any, temperature: float = 0.01, margin_strategy: str = "absolute", margin: float = 0.0,
+        contrast_anchors: bool = True, contrast_positives: bool = True, **more: Any,
+    ):  # fmt: skip
         super().__init__(**more)
         if not hasattr(guide, "encode"):
             raise TypeError(f"guide is {type(guide).__name__}, expected a SentenceEncoder")
         checks.choice("margin_strategy", margin_strategy, ("absolute", "relative"))
         self.guide, self.margin_strategy, self.margin = guide, margin_strategy, check_number("margin", margin)
         self.temperature = check_number("temperature", temperature, above_zero=True)
-        self._among = [
-            *([(0, 0)] if checks.boolean("contrast_anchors", contrast_anchors) else []),
-            *([(1, 1)] if checks.boolean("contrast_positives", contrast_positives) else []),
-        ]
+        self._among = [(0, 0)] * checks.boolean("contrast_anchors", contrast_anchors)
+        self._among += [(1, 1)] * checks.boolean("contrast_positives", contrast_positives)
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> ColumnCollator:
         return _Guided(tokenizer, self.max_length, self.guide)
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         xp, (count, columns, _) = kernels.array_module(embeddings), embeddings.shape
-        if labels.shape[:-1] != (count, columns):
-            expected = f"({count}, {columns}, dim), the guide's embeddings"
-            raise ValueError(f"labels has shape {labels.shape}, expected {expected}")
+        checks.shape((count, columns, None), labels=labels)
         compared = [(0, 1), *self._among, *([(0, 2)] if columns == 3 else [])]
         made = [all_cosines(embeddings[:, left], embeddings[:, right]) for left, right in compared]
         scores = xp.concatenate([block for block, _ in made], axis=1) / self.temperature
@@ -269,14 +246,9 @@ class Softmax(EmbeddingObjective):
     has_labels = True
 
     def __init__(
-        self,
-        num_labels: int,
-        *,
-        concatenation_sent_rep: bool = True,
-        concatenation_sent_difference: bool = True,
-        concatenation_sent_multiplication: bool = False,
-        **more: Any,
-    ):
+        self, num_labels: int, *, concatenation_sent_rep: bool = True, concatenation_sent_difference: bool = True,
+        concatenation_sent_multiplication: bool = False, **more: Any,
+    ):  # fmt: skip
         super().__init__(**more)
         if self.chunk is not None:
             raise ValueError(f"chunk is {self.chunk}, expected None: take smaller batches, and accumulate them")
@@ -345,14 +317,9 @@ class AdaptiveLayer(EmbeddingObjective):
     """
 
     def __init__(
-        self,
-        inner: EmbeddingObjective,
-        n_layers_per_step: int = 1,
-        last_layer_weight: float = 1.0,
-        prior_layers_weight: float = 1.0,
-        kl_div_weight: float = 1.0,
-        kl_temperature: float = 0.3,
-    ):
+        self, inner: EmbeddingObjective, n_layers_per_step: int = 1, last_layer_weight: float = 1.0,
+        prior_layers_weight: float = 1.0, kl_div_weight: float = 1.0, kl_temperature: float = 0.3,
+    ):  # fmt: skip
         checked_inner(inner)
         super().__init__(pooling=inner.pooling, max_length=inner.max_length)
         if inner.chunk is not None or isinstance(inner, Softmax):

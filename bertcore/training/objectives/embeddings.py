@@ -222,6 +222,7 @@ class MultipleNegativesRanking(EmbeddingObjective):
     """
 
     columns = (2, None)
+    similarities = staticmethod(all_cosines)
 
     def __init__(self, scale: float = 20.0, *, symmetric: bool = False, **more: Any):
         super().__init__(**more)
@@ -230,7 +231,7 @@ class MultipleNegativesRanking(EmbeddingObjective):
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         count, _, dim = embeddings.shape
         candidates = embeddings[:, 1:].transpose(1, 0, 2).reshape(-1, dim)
-        scores, pullback = all_cosines(embeddings[:, 0], candidates)
+        scores, pullback = self.similarities(embeddings[:, 0], candidates)
         value, grad = ranking_loss(self.scale * scores)
         if self.symmetric:
             back, grad_back = ranking_loss(self.scale * scores[:, :count].T)

@@ -134,9 +134,6 @@ class SpanBoundary(MaskedLM):
         return out
 
 
-RESTART = "restart"
-
-
 class PermutationLM(Supervised):
     """The last tokens of a random order of a text (Yang et al. 2019, arXiv:1906.08237, sections 2.2 and 2.3).
 

@@ -21,7 +21,7 @@ from bertcore.models.outputs import ModelOutput
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import Pass
-from bertcore.training.objectives.divergences import divergence_of_scores
+from bertcore.training.objectives.divergences import checked_temperatures, score_divergence
 from bertcore.training.objectives.embeddings import ChunkedObjective, EncoderCollator, WithParts, checked_labels
 from bertcore.training.objectives.objective import Batch
 from bertcore.training.objectives.similarity import margin_error, ranking_loss
@@ -108,10 +108,7 @@ class MultiVectorObjective(ChunkedObjective):
     def prepared(self, batch: Batch) -> tuple[dict[str, Any], Callable[[Array], tuple[Array, Array]]]:
         (examples, columns), labels = self.checked_columns(batch)
         shape = np.shape(batch["input_ids"])
-        for name in MASKS:
-            found = np.shape(batch.get(name, ()))
-            if found != shape:
-                raise ValueError(f"{name} has shape {found}, expected {shape} as input_ids has")
+        checks.shape(shape, **{name: np.asarray(batch.get(name, ())) for name in MASKS})
         flat = {name: batch[name].reshape(-1, shape[2]) for name in ("input_ids", *MASKS)}
         checked = None if labels is None else checked_labels(labels, examples)
         places = np.arange(examples * columns).reshape(examples, columns)
@@ -201,16 +198,7 @@ class DistillKLDiv(MultiVectorObjective):
         teacher_temperature: float | None = None, **more: Any,
     ):  # fmt: skip
         super().__init__(encoder, **more)
-        given = {"student_temperature": student_temperature, "teacher_temperature": teacher_temperature}
-        temperature = check_number("temperature", temperature, above_zero=True)
-        self.student_temperature, self.teacher_temperature = (
-            temperature if value is None else check_number(name, value, above_zero=True)
-            for name, value in given.items()
-        )
+        self.temperatures = checked_temperatures(temperature, student_temperature, teacher_temperature)
 
     def of_scores(self, scores: Array, labels: Any) -> tuple[Array, Array]:
-        if labels.shape != scores.shape:
-            raise ValueError(f"labels has shape {labels.shape}, expected {scores.shape}: one for each document")
-        student = self.student_temperature
-        value, grad = divergence_of_scores(scores / student, labels / self.teacher_temperature)
-        return value * student**2 / len(scores), grad * student / len(scores)
+        return score_divergence(scores, labels, self.temperatures)

@@ -112,6 +112,11 @@ def all_cosines(left: Array, right: Array) -> tuple[Array, Pullback]:
     return unit @ other.T, lambda grad: (of_left(grad @ other), of_right(grad.T @ unit))
 
 
+def all_products(left: Array, right: Array) -> tuple[Array, Pullback]:
+    """Return the dot product of each row of `left` with each of `right`, (rows, rows), and the pullback to both."""
+    return left @ right.T, lambda grad: (grad @ right, grad.T @ left)
+
+
 def all_cosine_distances(rows: Array) -> tuple[Array, Callable[[Array], Array]]:
     """Return 1 - cosine of each row with each, (rows, rows), and the pullback."""
     found, pullback = all_cosines(rows, rows)

@@ -32,7 +32,8 @@ from bertcore.training.objectives.embeddings import (
     WithParts,
     checked_inner,
 )
-from bertcore.training.objectives.similarity import ranking_loss, squared_error
+from bertcore.training.objectives.embeddings import MultipleNegativesRanking as DenseMultipleNegativesRanking
+from bertcore.training.objectives.similarity import all_products, squared_error
 
 __all__ = ["CSR", "DistillKLDiv", "Flops", "MarginMSE", "MultipleNegativesRanking", "Splade"]
 
@@ -78,10 +79,8 @@ class WithRoutes(WithParts):
             return token_weights(run, head.weight.value(run), rows=rows)
         hidden, cu_seqlens = self.model.packed_states(rows)
         if settings.dense is None:
-            logits = self.model.heads[0](run, hidden)
-            return splade_vectors(
-                run, logits, cu_seqlens=cu_seqlens, strategy=settings.strategy, activation=settings.activation
-            )
+            how = {"strategy": settings.strategy, "activation": settings.activation}
+            return splade_vectors(run, self.model.heads[0](run, hidden), cu_seqlens=cu_seqlens, **how)
         if settings.dense.pooling == ("cls",):
             vectors = functional.take_rows(run, hidden, rows=run.to_backend(cu_seqlens[:-1]))
         else:
@@ -186,10 +185,8 @@ def codes(run: Pass, vectors: Array, weight: Array, bias: Array, pre_bias: Array
         of_vectors = direct + of_inner
         if head.normalize:
             away = vectors - means
-            spread = (
-                sum(part * each for part, each in zip(parts, decoded, strict=True))
-                - of_inner * away / (deviations + head.eps) ** 2
-            )
+            spread = sum(part * each for part, each in zip(parts, decoded, strict=True))
+            spread = spread - of_inner * away / (deviations + head.eps) ** 2
             centre = of_inner / (deviations + head.eps)
             centre = centre + spread.sum(axis=1, keepdims=True) * away / ((width - 1) * deviations)
             of_means = (parts[0] + parts[1]).sum(axis=1, keepdims=True) / width
@@ -245,10 +242,9 @@ class SparseObjective(EmbeddingObjective):
         self.columns, self.has_labels, self.label_axes = loss.columns, loss.has_labels, loss.label_axes
         for dense in filter(None, (reader.settings.dense for reader in self._readers())):
             if dense.pooling not in (("mean",), ("cls",)) or dense.maps or not dense.include_prompt:
-                raise ValueError(
-                    f"encoder has the pooling {', '.join(dense.pooling)} and {len(dense.maps)} modules after it, "
-                    "expected mean or cls, with the tokens of prompts, and none: others are not trained"
-                )
+                found = f"the pooling {', '.join(dense.pooling)} and {len(dense.maps)} modules after it"
+                expected = "mean or cls, with the tokens of prompts, and none: others are not trained"
+                raise ValueError(f"encoder has {found}, expected {expected}")
         self.model_class = "AutoModel" if any(r.settings.dense for r in self._readers()) else "AutoModelForMaskedLM"
 
     def _readers(self) -> list[Any]:
@@ -267,29 +263,13 @@ class SparseObjective(EmbeddingObjective):
         return ChunkedObjective.rows_of(self, out, texts)
 
 
-class MultipleNegativesRanking(EmbeddingObjective):
-    """Each first text ranks its own second text above all others of the batch, by dot product.
+class MultipleNegativesRanking(DenseMultipleNegativesRanking):
+    """That of sentence embeddings, by dot products in the place of cosines; `scale` is 1 by default."""
 
-    The loss is the mean cross entropy of softmax(scale * dot product); see that of sentence embeddings.
-
-    Args:
-        scale: the factor on dot products.
-        more: as for `EmbeddingObjective`.
-    """
-
-    columns = (2, None)
+    similarities = staticmethod(all_products)
 
     def __init__(self, scale: float = 1.0, **more: Any):
-        super().__init__(**more)
-        self.scale = check_number("scale", scale, above_zero=True)
-
-    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
-        count, _, dim = embeddings.shape
-        anchors, candidates = embeddings[:, 0], embeddings[:, 1:].transpose(1, 0, 2).reshape(-1, dim)
-        value, grad = ranking_loss(self.scale * (anchors @ candidates.T))
-        grad = self.scale * grad
-        of_candidates = (grad.T @ anchors).reshape(-1, count, dim).transpose(1, 0, 2)
-        return value, kernels.array_module(grad).concatenate([(grad @ candidates)[:, None], of_candidates], axis=1)
+        super().__init__(scale, **more)
 
 
 class DistillKLDiv(DenseDistillKLDiv):
@@ -335,17 +315,11 @@ class Splade(SparseObjective):
     """
 
     def __init__(
-        self,
-        encoder: Any,
-        loss: EmbeddingObjective,
-        document_regularizer_weight: float,
-        query_regularizer_weight: float | None = None,
-        *,
-        document_regularizer_threshold: int | None = None,
-        query_regularizer_threshold: int | None = None,
-        use_document_regularizer_only: bool = False,
+        self, encoder: Any, loss: EmbeddingObjective, document_regularizer_weight: float,
+        query_regularizer_weight: float | None = None, *, document_regularizer_threshold: int | None = None,
+        query_regularizer_threshold: int | None = None, use_document_regularizer_only: bool = False,
         chunk: int | None = None,
-    ):
+    ):  # fmt: skip
         super().__init__(encoder, loss, chunk=chunk)
         only = checks.boolean("use_document_regularizer_only", use_document_regularizer_only)
         weight = check_number("document_regularizer_weight", document_regularizer_weight)
