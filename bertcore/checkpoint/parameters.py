@@ -110,15 +110,10 @@ class NameRules:
 
 
 def load_parameters(
-    checkpoint: Checkpoint,
-    expected: Mapping[str, tuple[int, ...]],
-    rules: NameRules,
-    *,
-    optional: Iterable[str] = (),
-    scales: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
-    scale_dtype: Any = np.float32,
+    checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], rules: NameRules, *, optional: Iterable[str] = (),
+    scales: Mapping[str, tuple[int, ...]] = MappingProxyType({}), scale_dtype: Any = np.float32,
     keeps_float16: bool = False,
-) -> dict[str, np.ndarray]:
+) -> dict[str, np.ndarray]:  # fmt: skip
     """Read the arrays of a model's parameters from `checkpoint`.
 
     Args:
@@ -165,13 +160,9 @@ def _scale(checkpoint: Checkpoint, name: str) -> np.ndarray:
 
 
 def find_parameters(
-    checkpoint: Checkpoint,
-    expected: Mapping[str, tuple[int, ...]],
-    rules: NameRules,
-    *,
-    optional: Iterable[str] = (),
+    checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], rules: NameRules, *, optional: Iterable[str] = (),
     scales: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
-) -> dict[str, str]:
+) -> dict[str, str]:  # fmt: skip
     """Find each parameter's tensor in `checkpoint`, name -> the file's name; arguments as in `load_parameters`."""
     problems = _Problems()
     sources = _match(checkpoint, expected, rules, problems)

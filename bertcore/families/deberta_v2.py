@@ -190,14 +190,7 @@ LAYER_NAMES = {part: name for part, name in deberta.DEBERTA.layer_names.items() 
     "convolution_norm": "encoder.conv.LayerNorm",
 }  # fmt: skip
 DEBERTA_V2 = register(
-    deberta.DEBERTA,
-    model_type="deberta-v2",
-    architecture="DebertaV2",
-    spec_from_config=spec,
-    heads=heads,
-    encoder_names=deberta.DEBERTA.encoder_names | {"relative_norm": "encoder.LayerNorm"},
-    layer_names=LAYER_NAMES,
-    attention=DisentangledAttention,
-    layer=ConvolutedLayer,
-    generator=fewer_layers,
-)
+    deberta.DEBERTA, model_type="deberta-v2", architecture="DebertaV2", spec_from_config=spec, heads=heads,
+    encoder_names=deberta.DEBERTA.encoder_names | {"relative_norm": "encoder.LayerNorm"}, layer_names=LAYER_NAMES,
+    attention=DisentangledAttention, layer=ConvolutedLayer, generator=fewer_layers,
+)  # fmt: skip

@@ -48,16 +48,10 @@ LAYER_NAMES = in_each_layer(
     feed_forward_norm="output_layer_norm",
 )  # fmt: skip
 DISTILBERT = register(
-    BERT,
-    model_type="distilbert",
-    architecture="DistilBert",
-    spec_from_config=spec,
-    heads=heads,
+    BERT, model_type="distilbert", architecture="DistilBert", spec_from_config=spec, heads=heads,
+    layer_names=LAYER_NAMES, pooler=None,
     name_rules=NameRules(
-        prefix="distilbert.",
-        heads=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
+        prefix="distilbert.", heads=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
         tied=(("vocab_projector.weight", "embeddings.word_embeddings.weight"),),
     ),
-    layer_names=LAYER_NAMES,
-    pooler=None,
-)
+)  # fmt: skip

@@ -44,18 +44,11 @@ def generator(config: Mapping[str, Any], share: float = 0.25) -> Mapping[str, An
 
 
 ELECTRA = register(
-    BERT,
-    model_type="electra",
-    architecture="Electra",
-    spec_from_config=spec,
-    heads=heads,
+    BERT, model_type="electra", architecture="Electra", spec_from_config=spec, heads=heads,
+    encoder_names=BERT.encoder_names | {"embeddings_projection": "embeddings_project"}, pooler=None,
+    generator=generator, models={"AutoModelForPreTraining": Discriminator},
     name_rules=NameRules(
-        prefix="electra.",
-        heads=("discriminator_", "generator_", "classifier.", "sequence_summary.", "qa_outputs."),
+        prefix="electra.", heads=("discriminator_", "generator_", "classifier.", "sequence_summary.", "qa_outputs."),
         tied=(("generator_lm_head.weight", "embeddings.word_embeddings.weight"),),
     ),
-    encoder_names=BERT.encoder_names | {"embeddings_projection": "embeddings_project"},
-    pooler=None,
-    generator=generator,
-    models={"AutoModelForPreTraining": Discriminator},
-)
+)  # fmt: skip

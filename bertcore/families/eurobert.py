@@ -70,23 +70,14 @@ LAYER_NAMES = in_each_layer(
     contract="mlp.down_proj", feed_forward_norm="post_attention_layernorm",
 )  # fmt: skip
 EUROBERT = register(
-    model_type="eurobert",
-    architecture="EuroBert",
-    spec_from_config=spec,
-    heads=heads,
+    model_type="eurobert", architecture="EuroBert", spec_from_config=spec, heads=heads,
+    encoder_names={"word_embeddings": "embed_tokens", "final_norm": "norm"}, layer_names=LAYER_NAMES, pooler=None,
     name_rules=NameRules(
-        prefix="model.",
-        heads=("lm_head.", "dense.", "classifier."),
-        tied=(("lm_head.weight", "embed_tokens.weight"),),
-        anchor="embed_tokens.weight",
-        endings=(),
-        buffers=("rotary_emb.inv_freq",),
+        prefix="model.", heads=("lm_head.", "dense.", "classifier."), tied=(("lm_head.weight", "embed_tokens.weight"),),
+        anchor="embed_tokens.weight", endings=(), buffers=("rotary_emb.inv_freq",),
     ),
-    encoder_names={"word_embeddings": "embed_tokens", "final_norm": "norm"},
-    layer_names=LAYER_NAMES,
-    pooler=None,
     code=published_code(
         *("modeling_eurobert", "configuration_eurobert"),
         repositories=("EuroBERT/EuroBERT-210m", "EuroBERT/EuroBERT-610m", "EuroBERT/EuroBERT-2.1B"),
     ),
-)
+)  # fmt: skip

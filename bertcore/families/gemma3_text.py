@@ -82,24 +82,15 @@ LAYER_NAMES = {
     "key_norm": "self_attn.k_norm",
 }  # fmt: skip
 GEMMA3 = register(
-    EUROBERT,
-    model_type="gemma3_text",
-    architecture="Gemma3",
-    endings={
-        "Model": "TextModel",
-        "LMHeadModel": "ForCausalLM",
-        "ForSequenceClassification": "TextForSequenceClassification",
-    },
-    spec_from_config=spec,
-    heads=heads,
-    name_rules=NameRules(
-        prefix="model.",
-        heads=("lm_head.", "score."),
-        tied=(("lm_head.weight", "embed_tokens.weight"),),
-        anchor="embed_tokens.weight",
-        endings=(),
-        buffers=("inv_freq",),
-    ),
+    EUROBERT, model_type="gemma3_text", architecture="Gemma3", spec_from_config=spec, heads=heads,
     layer_names=EUROBERT.layer_names | {part: f"layers.{{layer}}.{name}" for part, name in LAYER_NAMES.items()},
     code=(),
-)
+    endings={
+        "Model": "TextModel", "LMHeadModel": "ForCausalLM",
+        "ForSequenceClassification": "TextForSequenceClassification",
+    },
+    name_rules=NameRules(
+        prefix="model.", heads=("lm_head.", "score."), tied=(("lm_head.weight", "embed_tokens.weight"),),
+        anchor="embed_tokens.weight", endings=(), buffers=("inv_freq",),
+    ),
+)  # fmt: skip

@@ -60,19 +60,11 @@ LAYER_NAMES = in_each_layer(
     expand="mlp.c_fc", contract="mlp.c_proj",
 )  # fmt: skip
 GPT2 = register(
-    model_type="gpt2",
-    architecture="GPT2",
-    spec_from_config=spec,
-    heads=heads,
-    name_rules=NameRules(
-        prefix="transformer.",
-        heads=("lm_head.", "score.", "classifier.", "qa_outputs.", "multiple_choice_head."),
-        tied=(("lm_head.weight", "wte.weight"),),
-        anchor="wte.weight",
-        buffers=("attn.bias", "attn.masked_bias"),
-    ),
+    model_type="gpt2", architecture="GPT2", spec_from_config=spec, heads=heads,
     encoder_names={"word_embeddings": "wte", "position_embeddings": "wpe", "final_norm": "ln_f"},
-    layer_names=LAYER_NAMES,
-    pooler=None,
-    end_of_text=50256,
-)
+    layer_names=LAYER_NAMES, pooler=None, end_of_text=50256,
+    name_rules=NameRules(
+        prefix="transformer.", heads=("lm_head.", "score.", "classifier.", "qa_outputs.", "multiple_choice_head."),
+        tied=(("lm_head.weight", "wte.weight"),), anchor="wte.weight", buffers=("attn.bias", "attn.masked_bias"),
+    ),
+)  # fmt: skip

@@ -74,31 +74,19 @@ LAYER_NAMES = in_each_layer(
     expand="mlp.up_gate_proj", contract="mlp.down_proj", feed_forward_norm="mlp_ln",
 )  # fmt: skip
 GTE = register(
-    BERT,
-    model_type="gte",
-    architecture="Gte",
-    spec_from_config=spec,
-    heads=heads,
-    config_to_save=config_to_save,
+    BERT, model_type="gte", architecture="Gte", spec_from_config=spec, heads=heads, config_to_save=config_to_save,
+    encoder_names=ENCODER_NAMES, layer_names=LAYER_NAMES, pooler=None, aliases=("new",),
     name_rules=NameRules(
-        prefix="gte.",
-        heads=("pooler.", "lm_head.", "classifier."),
-        tied=(("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),),
-        buffers=("inv_freq", *INDEX_BUFFERS),
+        prefix="gte.", heads=("pooler.", "lm_head.", "classifier."),
+        tied=(("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),), buffers=("inv_freq", *INDEX_BUFFERS),
         modules=(
-            (".layers.", ".encoder.layer."),
-            (".post_attention_layernorm.", ".attn_ln."),
+            (".layers.", ".encoder.layer."), (".post_attention_layernorm.", ".attn_ln."),
             (".post_mlp_layernorm.", ".mlp_ln."),
             ((".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."), ".attention.qkv_proj."),
-            (".self_attn.o_proj.", ".attention.o_proj."),
-            ((".mlp.up_proj.", ".mlp.gate_proj."), ".mlp.up_gate_proj."),
+            (".self_attn.o_proj.", ".attention.o_proj."), ((".mlp.up_proj.", ".mlp.gate_proj."), ".mlp.up_gate_proj."),
             (".lm_head.layer_norm.", ".lm_head.norm."),
         ),
     ),
-    encoder_names=ENCODER_NAMES,
-    layer_names=LAYER_NAMES,
-    pooler=None,
-    aliases=("new",),
     code=(
         *("Alibaba-NLP/new-impl--modeling", "Alibaba-NLP/new-impl--configuration"),
         *published_code(
@@ -106,4 +94,4 @@ GTE = register(
             repositories=("Snowflake/snowflake-arctic-embed-m-v2.0",),
         ),
     ),
-)
+)  # fmt: skip

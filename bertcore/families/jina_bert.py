@@ -63,14 +63,9 @@ LAYER_NAMES = BERT.layer_names | {
     "feed_forward_norm": "encoder.layer.{layer}.mlp.layernorm",
 }  # fmt: skip
 JINA_BERT = register(
-    BERT,
-    model_type="jina_bert",
-    architecture="JinaBert",
-    spec_from_config=spec,
-    code=("jinaai/jina-bert-implementation--modeling_bert",),
-    layer_names=LAYER_NAMES,
-    adapter=AlibiAdapter,
-)
+    BERT, model_type="jina_bert", architecture="JinaBert", spec_from_config=spec,
+    code=("jinaai/jina-bert-implementation--modeling_bert",), layer_names=LAYER_NAMES, adapter=AlibiAdapter,
+)  # fmt: skip
 
 
 class TwiceNormedAttention(SelfAttention):
@@ -92,10 +87,7 @@ CODE_LAYER_NAMES = JINA_BERT.layer_names | {
     "contract": "encoder.layer.{layer}.mlp.down_layer", "feed_forward_norm": "encoder.layer.{layer}.layer_norm_2",
 }  # fmt: skip
 JINA_BERT_CODE = register(
-    JINA_BERT,
-    model_type="jina_bert_code",
-    spec_from_config=partial(spec, gate="second"),
-    code=("jinaai/jina-bert-v2-qk-post-norm--modeling_bert",),
-    layer_names=CODE_LAYER_NAMES,
+    JINA_BERT, model_type="jina_bert_code", spec_from_config=partial(spec, gate="second"),
+    code=("jinaai/jina-bert-v2-qk-post-norm--modeling_bert",), layer_names=CODE_LAYER_NAMES,
     attention=TwiceNormedAttention,
-)
+)  # fmt: skip

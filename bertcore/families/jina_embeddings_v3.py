@@ -68,27 +68,18 @@ LAYER_NAMES = in_each_layer(
     expand="mlp.fc1", contract="mlp.fc2", feed_forward_norm="norm2",
 )  # fmt: skip
 JINA_EMBEDDINGS_V3 = register(
-    XLM_ROBERTA,
-    model_type="jina_embeddings_v3",
-    aliases=("xlm-roberta-flash",),
-    architecture="JinaEmbeddingsV3",
-    spec_from_config=spec,
-    heads=heads,
-    adapters=adapters,
-    config_to_save=config_to_save,
+    XLM_ROBERTA, model_type="jina_embeddings_v3", aliases=("xlm-roberta-flash",), architecture="JinaEmbeddingsV3",
+    spec_from_config=spec, heads=heads, adapters=adapters, config_to_save=config_to_save, encoder_names=ENCODER_NAMES,
+    layer_names=LAYER_NAMES,
     name_rules=replace(
-        XLM_ROBERTA.name_rules,
-        buffers=("inv_freq", *INDEX_BUFFERS),
+        XLM_ROBERTA.name_rules, buffers=("inv_freq", *INDEX_BUFFERS),
         modules=(
-            *LATER_MODULES,
-            ((".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."), ".mixer.Wqkv."),
+            *LATER_MODULES, ((".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."), ".mixer.Wqkv."),
             (".self_attn.o_proj.", ".mixer.out_proj."),
         ),
     ),
-    encoder_names=ENCODER_NAMES,
-    layer_names=LAYER_NAMES,
     code=published_code(
         *("modeling_lora", "modeling_xlm_roberta", "configuration_xlm_roberta"),
         repositories=("jinaai/xlm-roberta-flash-implementation",),
     ),
-)
+)  # fmt: skip

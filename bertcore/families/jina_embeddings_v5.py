@@ -28,12 +28,9 @@ def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str,
 
 
 JINA_EMBEDDINGS_V5 = register(
-    EUROBERT,
-    model_type="jina_embeddings_v5",
-    adapters=adapters,
-    config_to_save=config_to_save,
+    EUROBERT, model_type="jina_embeddings_v5", adapters=adapters, config_to_save=config_to_save,
     code=published_code(
         *("modeling_jina_embeddings_v5", "configuration_jina_embeddings_v5"),
         repositories=("jinaai/jina-embeddings-v5-text-nano",),
     ),
-)
+)  # fmt: skip

@@ -216,16 +216,9 @@ LAYER_NAMES = BERT.layer_names | {
     "stacked": "encoder.layer.{layer}.ffn.{{index}}", "out": "encoder.layer.{layer}.output.bottleneck",
 }  # fmt: skip
 MOBILEBERT = register(
-    BERT,
-    model_type="mobilebert",
-    architecture="MobileBert",
-    spec_from_config=spec,
-    heads=heads,
+    BERT, model_type="mobilebert", architecture="MobileBert", spec_from_config=spec, heads=heads,
     name_rules=replace(BERT.name_rules, prefix="mobilebert."),
     encoder_names=BERT.encoder_names | {"embeddings_projection": "embeddings.embedding_transformation"},
-    layer_names=LAYER_NAMES,
-    embeddings=TrigramEmbeddings,
-    attention=BottleneckAttention,
-    layer=BottleneckLayer,
+    layer_names=LAYER_NAMES, embeddings=TrigramEmbeddings, attention=BottleneckAttention, layer=BottleneckLayer,
     pooler=pooler,
-)
+)  # fmt: skip

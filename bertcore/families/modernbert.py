@@ -92,19 +92,11 @@ LAYER_NAMES = in_each_layer(
     feed_forward_norm="mlp_norm", expand="mlp.Wi", contract="mlp.Wo",
 )  # fmt: skip
 MODERNBERT = register(
-    model_type="modernbert",
-    architecture="ModernBert",
-    spec_from_config=spec,
-    heads=heads,
+    model_type="modernbert", architecture="ModernBert", spec_from_config=spec, heads=heads, encoder_names=ENCODER_NAMES,
+    layer_names=LAYER_NAMES, pooler=None,
     name_rules=NameRules(
-        prefix="model.",
-        heads=("head.", "decoder.", "classifier."),
-        tied=(("decoder.weight", "embeddings.tok_embeddings.weight"),),
-        anchor="embeddings.tok_embeddings.weight",
-        endings=(),
-        buffers=("rotary_emb.inv_freq",),
+        prefix="model.", heads=("head.", "decoder.", "classifier."),
+        tied=(("decoder.weight", "embeddings.tok_embeddings.weight"),), anchor="embeddings.tok_embeddings.weight",
+        endings=(), buffers=("rotary_emb.inv_freq",),
     ),
-    encoder_names=ENCODER_NAMES,
-    layer_names=LAYER_NAMES,
-    pooler=None,
-)
+)  # fmt: skip

@@ -81,13 +81,7 @@ LAYER_NAMES = in_each_layer(
     contract="output.dense", feed_forward_norm="output.LayerNorm",
 )  # fmt: skip
 MPNET = register(
-    ROBERTA,
-    heads=heads,
-    model_type="mpnet",
-    architecture="MPNet",
-    spec_from_config=spec,
-    name_rules=replace(ROBERTA.name_rules, prefix="mpnet."),
-    encoder_names=ENCODER_NAMES,
-    layer_names=LAYER_NAMES,
+    ROBERTA, heads=heads, model_type="mpnet", architecture="MPNet", spec_from_config=spec,
+    name_rules=replace(ROBERTA.name_rules, prefix="mpnet."), encoder_names=ENCODER_NAMES, layer_names=LAYER_NAMES,
     adapter=BiasAdapter,
-)
+)  # fmt: skip

@@ -55,21 +55,11 @@ LAYER_NAMES = in_each_layer(
     feed_forward_norm="ffn_norm", expand="ffn.w12", contract="ffn.w3",
 )  # fmt: skip
 NEOBERT = register(
-    model_type="neobert",
-    architecture="NeoBERT",
-    endings={"Model": "", "ForMaskedLM": "LMHead"},
-    spec_from_config=spec,
-    heads=heads,
+    model_type="neobert", architecture="NeoBERT", endings={"Model": "", "ForMaskedLM": "LMHead"}, spec_from_config=spec,
+    heads=heads, encoder_names={"word_embeddings": "encoder", "final_norm": "layer_norm"}, layer_names=LAYER_NAMES,
+    pooler=None, code=published_code("model", repositories=("chandar-lab/NeoBERT",)),
     name_rules=NameRules(
-        prefix="model.",
-        heads=("decoder.", "dense.", "classifier."),
-        tied=(("decoder.weight", "encoder.weight"),),
-        anchor="encoder.weight",
-        endings=(),
-        buffers=("freqs_cis",),
+        prefix="model.", heads=("decoder.", "dense.", "classifier."), tied=(("decoder.weight", "encoder.weight"),),
+        anchor="encoder.weight", endings=(), buffers=("freqs_cis",),
     ),
-    encoder_names={"word_embeddings": "encoder", "final_norm": "layer_norm"},
-    layer_names=LAYER_NAMES,
-    pooler=None,
-    code=published_code("model", repositories=("chandar-lab/NeoBERT",)),
-)
+)  # fmt: skip

@@ -254,35 +254,22 @@ LAYER_NAMES = in_each_layer(
     contract="mlp.fc2", feed_forward_norm="norm2",
 )  # fmt: skip
 NOMIC_BERT = register(
-    BERT,
-    model_type="nomic_bert",
-    architecture="NomicBert",
-    spec_from_config=spec,
-    heads=heads,
-    config_to_save=config_to_save,
+    BERT, model_type="nomic_bert", architecture="NomicBert", spec_from_config=spec, heads=heads,
+    config_to_save=config_to_save, encoder_names=ENCODER_NAMES, layer_names=LAYER_NAMES, layer=NomicLayer, pooler=None,
     name_rules=NameRules(
-        prefix="nomic_bert.",
-        heads=("pooler.", "cls.predictions.", "classifier."),
+        prefix="nomic_bert.", heads=("pooler.", "cls.predictions.", "classifier."), endings=(),
+        buffers=("inv_freq", *INDEX_BUFFERS),
         tied=(
             ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
             ("cls.predictions.decoder.bias", "cls.predictions.bias"),
         ),
-        endings=(),
-        buffers=("inv_freq", *INDEX_BUFFERS),
         modules=(
-            *LATER_MODULES,
-            ((".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."), ".attn.Wqkv."),
-            (".self_attn.o_proj.", ".attn.out_proj."),
-            (".mlp.up_proj.", ".mlp.fc11."),
-            (".mlp.gate_proj.", ".mlp.fc12."),
-            (".mlp.down_proj.", ".mlp.fc2."),
+            *LATER_MODULES, ((".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."), ".attn.Wqkv."),
+            (".self_attn.o_proj.", ".attn.out_proj."), (".mlp.up_proj.", ".mlp.fc11."),
+            (".mlp.gate_proj.", ".mlp.fc12."), (".mlp.down_proj.", ".mlp.fc2."),
         ),
     ),
-    encoder_names=ENCODER_NAMES,
-    layer_names=LAYER_NAMES,
-    layer=NomicLayer,
-    pooler=None,
     code=published_code(
-        *("modeling_hf_nomic_bert", "configuration_hf_nomic_bert"), repositories=("nomic-ai/nomic-bert-2048",)
+        *("modeling_hf_nomic_bert", "configuration_hf_nomic_bert"), repositories=("nomic-ai/nomic-bert-2048",),
     ),
-)
+)  # fmt: skip

@@ -36,12 +36,8 @@ def spec(config: Mapping[str, Any], vocab_size: int = 30522, **choices: Any) -> 
 
 
 ROBERTA = register(
-    BERT,
-    model_type="roberta",
-    architecture="Roberta",
-    spec_from_config=partial(spec, vocab_size=50265),
-    heads=heads_and_discriminator,
-    generator=fewer_layers,
+    BERT, model_type="roberta", architecture="Roberta", spec_from_config=partial(spec, vocab_size=50265),
+    heads=heads_and_discriminator, generator=fewer_layers,
     name_rules=NameRules(
         prefix="roberta.",
         heads=(
@@ -49,11 +45,10 @@ ROBERTA = register(
             "discriminator_predictions.",
         ),
         tied=(
-            ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
-            ("lm_head.decoder.bias", "lm_head.bias"),
+            ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"), ("lm_head.decoder.bias", "lm_head.bias"),
         ),
     ),
-)
+)  # fmt: skip
 
 
 # RoBERTa for French (Martin et al. 2019, arXiv:1911.03894); its checkpoints have RoBERTa's names.

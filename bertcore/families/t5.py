@@ -70,21 +70,10 @@ LAYER_NAMES = in_each_layer(
     contract="1.DenseReluDense.wo",
 )  # fmt: skip
 T5 = register(
-    model_type="t5",
-    architecture="T5",
-    endings={"Model": "EncoderModel"},
-    spec_from_config=spec,
-    heads=heads,
+    model_type="t5", architecture="T5", endings={"Model": "EncoderModel"}, spec_from_config=spec, heads=heads,
+    encoder_names=ENCODER_NAMES, layer_names=LAYER_NAMES, adapter=BiasAdapter, pooler=None,
     name_rules=NameRules(
-        prefix="transformer.",
-        heads=("classifier.", "decoder.", "lm_head."),
-        tied=(("encoder.embed_tokens.weight", "shared.weight"),),
-        anchor="shared.weight",
-        endings=(),
-        buffers=(),
+        prefix="transformer.", heads=("classifier.", "decoder.", "lm_head."),
+        tied=(("encoder.embed_tokens.weight", "shared.weight"),), anchor="shared.weight", endings=(), buffers=(),
     ),
-    encoder_names=ENCODER_NAMES,
-    layer_names=LAYER_NAMES,
-    adapter=BiasAdapter,
-    pooler=None,
-)
+)  # fmt: skip

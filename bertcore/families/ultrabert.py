@@ -58,16 +58,9 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 
 ULTRABERT = register(
-    EUROBERT,
-    model_type="ultrabert",
-    architecture="Ultrabert",
-    spec_from_config=spec,
-    heads=heads,
+    EUROBERT, model_type="ultrabert", architecture="Ultrabert", spec_from_config=spec, heads=heads, code=(),
     name_rules=replace(
-        EUROBERT.name_rules,
-        prefix="ultrabert.",
-        heads=("head.", "cls.", "classifier.", "qa_outputs."),
+        EUROBERT.name_rules, prefix="ultrabert.", heads=("head.", "cls.", "classifier.", "qa_outputs."),
         tied=(("cls.weight", "embed_tokens.weight"),),
     ),
-    code=(),
-)
+)  # fmt: skip

@@ -67,15 +67,9 @@ class Adapter(Block):
         self._rotaries = {layer.rotary for layer in spec.layers} - {None}
 
     def pack(
-        self,
-        run: Pass,
-        input_ids: Any,
-        attention_mask: Any = None,
-        token_type_ids: Any = None,
-        position_ids: Any = None,
-        *,
-        keep_padding: bool = False,
-    ) -> EncoderInput:
+        self, run: Pass, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None,
+        position_ids: Any = None, *, keep_padding: bool = False,
+    ) -> EncoderInput:  # fmt: skip
         """Check and pack the arguments of a call; a family's own ones follow by keyword (`Family.inputs`)."""
         given = input_ids, attention_mask, token_type_ids, position_ids
         return pack(self.spec, *given, keep_padding=keep_padding).to_backend(run)

@@ -63,14 +63,9 @@ class AutoModelForMaskedLM(ModelWithHeads):
         return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
 
     def label_scores(
-        self,
-        input_ids: Any,
-        attention_mask: Any = None,
-        token_type_ids: Any = None,
-        position_ids: Any = None,
-        *,
+        self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None, position_ids: Any = None, *,
         labels: Any,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[Any, Any]:  # fmt: skip
         """Return the scores of the labelled tokens, (labels, words), and their labels, in the order of the batch.
 
         The loss is computed from these (under a tape a Variable and an array).

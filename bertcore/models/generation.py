@@ -18,22 +18,11 @@ from bertcore.passes import Pass
 
 
 def generate(
-    model: ModelWithHeads,
-    input_ids: Any,
-    attention_mask: Any = None,
-    *,
-    max_new_tokens: int = 20,
-    eos_token_id: int | Sequence[int] | None = None,
-    pad_token_id: int | None = None,
-    do_sample: bool = False,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float = 1.0,
-    num_beams: int = 1,
-    length_penalty: float = 1.0,
-    num_return_sequences: int = 1,
-    seed: int | None = None,
-) -> Any:
+    model: ModelWithHeads, input_ids: Any, attention_mask: Any = None, *, max_new_tokens: int = 20,
+    eos_token_id: int | Sequence[int] | None = None, pad_token_id: int | None = None, do_sample: bool = False,
+    temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0, num_beams: int = 1,
+    length_penalty: float = 1.0, num_return_sequences: int = 1, seed: int | None = None,
+) -> Any:  # fmt: skip
     """Append words to each sequence until all have ended, as transformers' generate.
 
     Each step takes the word with the highest score, a sampled word (do_sample), or the words of the best beams

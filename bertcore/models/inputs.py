@@ -190,14 +190,9 @@ def _check_rectangular(name: str, rows: Any) -> None:
 
 
 def pack(
-    spec: EncoderSpec,
-    input_ids: Any,
-    attention_mask: Any = None,
-    token_type_ids: Any = None,
-    position_ids: Any = None,
-    *,
-    keep_padding: bool = False,
-) -> EncoderInput:
+    spec: EncoderSpec, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None, position_ids: Any = None,
+    *, keep_padding: bool = False,
+) -> EncoderInput:  # fmt: skip
     """Check a batch against the spec and strip its padding; the arrays stay in host memory (`to_backend`).
 
     Where distances between columns matter (spec.is_relative), padding within a sequence stays as tokens that nothing

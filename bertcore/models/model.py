@@ -79,17 +79,10 @@ class Model(NamedParameters):
 
     @classmethod
     def from_pretrained(
-        cls,
-        folder: str | os.PathLike,
-        *,
-        dtype: DType | None = None,
-        task: str | None = None,
-        revision: str | None = None,
-        token: str | bool | None = None,
-        cache_dir: str | os.PathLike | None = None,
-        local_files_only: bool = False,
-        **options: Any,
-    ) -> Self:
+        cls, folder: str | os.PathLike, *, dtype: DType | None = None, task: str | None = None,
+        revision: str | None = None, token: str | bool | None = None, cache_dir: str | os.PathLike | None = None,
+        local_files_only: bool = False, **options: Any,
+    ) -> Self:  # fmt: skip
         """Load a published checkpoint: config.json beside model.safetensors or pytorch_model.bin (or their shards).
 
         Args:
@@ -338,17 +331,10 @@ class Model(NamedParameters):
         return any(name.endswith(checkpoint.INPUT_SCALE) for it in self.parameters() for name, _ in it.tensors())
 
     def __call__(
-        self,
-        input_ids: Any,
-        attention_mask: Any = None,
-        token_type_ids: Any = None,
-        position_ids: Any = None,
-        *,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
-        output_projections: bool | Collection[int] = False,
-        **targets: Any,
-    ) -> ModelOutput:
+        self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None, position_ids: Any = None, *,
+        output_hidden_states: bool = False, output_attentions: bool = False,
+        output_projections: bool | Collection[int] = False, **targets: Any,
+    ) -> ModelOutput:  # fmt: skip
         """Run the model on a batch.
 
         Args:

@@ -138,14 +138,9 @@ class ReplacedTokenModel(NamedParameters):
 
     @classmethod
     def from_config(
-        cls,
-        config: Mapping[str, Any] | str,
-        generator: Mapping[str, Any] | None = None,
-        *,
-        embeddings: str = "tied",
-        dtype: DType = "float32",
-        seed: int = 0,
-    ) -> Self:
+        cls, config: Mapping[str, Any] | str, generator: Mapping[str, Any] | None = None, *, embeddings: str = "tied",
+        dtype: DType = "float32", seed: int = 0,
+    ) -> Self:  # fmt: skip
         """Return new models with random weights, of a config, or a preset's name, of the discriminator.
 
         The generator's config is by default `generator_config`'s. Errors are those of `generator_config` and
@@ -259,16 +254,9 @@ class ReplacedTokenModel(NamedParameters):
             getattr(self, part).gradient_checkpointing_disable()
 
     def __call__(
-        self,
-        input_ids: Any,
-        attention_mask: Any = None,
-        token_type_ids: Any = None,
-        position_ids: Any = None,
-        *,
-        labels: Any,
-        draws: Any,
-        discriminator_weight: float = 50.0,
-    ) -> ReplacedTokensOutput:
+        self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None, position_ids: Any = None, *,
+        labels: Any, draws: Any, discriminator_weight: float = 50.0,
+    ) -> ReplacedTokensOutput:  # fmt: skip
         """Replace labelled words by words that the generator draws, and mark those that differ.
 
         Args:

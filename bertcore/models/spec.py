@@ -29,15 +29,11 @@ DEFAULTS = MappingProxyType({
 
 
 def standard_spec(
-    config: Mapping[str, Any],
-    *,
-    keys: Mapping[str, str] = MappingProxyType({}),
-    defaults: Mapping[str, Any] = MappingProxyType({}),
-    layer: Mapping[str, Any] = MappingProxyType({}),
+    config: Mapping[str, Any], *, keys: Mapping[str, str] = MappingProxyType({}),
+    defaults: Mapping[str, Any] = MappingProxyType({}), layer: Mapping[str, Any] = MappingProxyType({}),
     each_layer: Callable[[int, LayerSpec], LayerSpec] = lambda index, layer: layer,
-    position_embedding_type: str = "absolute",
-    **choices: Any,
-) -> EncoderSpec:
+    position_embedding_type: str = "absolute", **choices: Any,
+) -> EncoderSpec:  # fmt: skip
     """The spec of a config that uses the keys BERT's does.
 
     Args:
@@ -122,13 +118,9 @@ class ConfigReader:
     """
 
     def __init__(
-        self,
-        config: Mapping[str, Any],
-        defaults: Mapping[str, Any] = MappingProxyType({}),
-        keys: Mapping[str, str] = MappingProxyType({}),
-        *,
-        within: str = "",
-    ):
+        self, config: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({}),
+        keys: Mapping[str, str] = MappingProxyType({}), *, within: str = "",
+    ):  # fmt: skip
         self._config, self._defaults, self._keys, self._within = config, defaults, keys, within
 
     def section(self, key: str) -> "ConfigReader":
@@ -278,12 +270,9 @@ def layer_kinds(read: ConfigReader, layers: int, is_global: Callable[[int], bool
 
 
 def rotary_by_kind(
-    rope_of: Callable[[str], ConfigReader],
-    kinds: Sequence[str],
-    thetas: Mapping[str, float],
-    window: tuple[int, int],
+    rope_of: Callable[[str], ConfigReader], kinds: Sequence[str], thetas: Mapping[str, float], window: tuple[int, int],
     longest: int,
-) -> Callable[[int, LayerSpec], LayerSpec]:
+) -> Callable[[int, LayerSpec], LayerSpec]:  # fmt: skip
     """`each_layer` of `standard_spec`: each kind of layer has its own theta and settings, and LOCAL ones a window."""
 
     def of_its_kind(index: int, layer: LayerSpec) -> LayerSpec:

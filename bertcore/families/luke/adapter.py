@@ -82,15 +82,9 @@ class WordAndEntityAdapter(Adapter):
     """Each sequence is words and then entities in the layers; the words come out, and `Entities.hidden`."""
 
     def pack(
-        self,
-        run: Pass,
-        *given: Any,
-        keep_padding: bool = False,
-        entity_ids: Any = None,
-        entity_attention_mask: Any = None,
-        entity_token_type_ids: Any = None,
-        entity_position_ids: Any = None,
-    ) -> EncoderInput:
+        self, run: Pass, *given: Any, keep_padding: bool = False, entity_ids: Any = None,
+        entity_attention_mask: Any = None, entity_token_type_ids: Any = None, entity_position_ids: Any = None,
+    ) -> EncoderInput:  # fmt: skip
         """The arguments of a call, checked and packed.
 
         Args:

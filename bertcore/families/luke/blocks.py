@@ -91,16 +91,9 @@ def _double_heads(qkv, word_queries, entity_queries, num_heads, word_rows, entit
 
 
 def entity_aware_attention(
-    run: Pass,
-    qkv: Any,
-    word_queries: Any,
-    entity_queries: Any,
-    *,
-    num_heads: int,
-    word_rows: Any,
-    entity_rows: Any,
+    run: Pass, qkv: Any, word_queries: Any, entity_queries: Any, *, num_heads: int, word_rows: Any, entity_rows: Any,
     **options: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """Attention with separate queries for words and for entities, within each packed sequence.
 
     Source: Yamada et al. 2020, arXiv:2010.01057, section 3.2.

@@ -263,31 +263,21 @@ LAYER_NAMES = roberta.ROBERTA.layer_names | {
     "entity_to_entity_query": "encoder.layer.{layer}.attention.self.e2e_query",
 }  # fmt: skip
 LUKE = register(
-    roberta.ROBERTA,
-    model_type="luke",
-    architecture="Luke",
-    spec_from_config=spec,
-    heads=heads,
+    roberta.ROBERTA, model_type="luke", architecture="Luke", spec_from_config=spec, heads=heads,
+    encoder_names=ENCODER_NAMES, layer_names=LAYER_NAMES, attention=EntityAwareAttention, adapter=WordAndEntityAdapter,
+    embeddings=WordAndEntityEmbeddings, inputs=INPUTS,
     name_rules=NameRules(
-        prefix="luke.",
-        heads=("pooler.", "lm_head.", "entity_predictions.", "classifier.", "qa_outputs."),
+        prefix="luke.", heads=("pooler.", "lm_head.", "entity_predictions.", "classifier.", "qa_outputs."),
+        untied=(("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),),
         tied=(
             ("lm_head.decoder.bias", "lm_head.bias"),
             ("entity_predictions.decoder.weight", f"{ENTITIES}.entity_embeddings.weight"),
         ),
-        untied=(("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),),
     ),
-    encoder_names=ENCODER_NAMES,
-    layer_names=LAYER_NAMES,
-    attention=EntityAwareAttention,
-    adapter=WordAndEntityAdapter,
-    embeddings=WordAndEntityEmbeddings,
-    inputs=INPUTS,
     models={
-        "AutoModel": WordAndEntityModel,
-        "AutoModelForMaskedLM": WordAndEntityMaskedLM,
+        "AutoModel": WordAndEntityModel, "AutoModelForMaskedLM": WordAndEntityMaskedLM,
         "AutoModelForEntityClassification": LukeForEntityClassification,
         "AutoModelForEntityPairClassification": LukeForEntityPairClassification,
         "AutoModelForEntitySpanClassification": LukeForEntitySpanClassification,
     },
-)
+)  # fmt: skip

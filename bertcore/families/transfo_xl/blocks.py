@@ -150,14 +150,9 @@ class RelativeAttention(Sublayer):
         return functional.reshape(run, array, shape=(-1, self.num_heads, self.head_dim))
 
     def _attend(
-        self,
-        run: Pass,
-        queries: tuple[Any, Any],
-        keys: tuple[Any, Any, Any],
-        context: RecurrentContext,
-        weight: Parameter,
-        segment_scores: Any = None,
-    ) -> Any:
+        self, run: Pass, queries: tuple[Any, Any], keys: tuple[Any, Any, Any], context: RecurrentContext,
+        weight: Parameter, segment_scores: Any = None,
+    ) -> Any:  # fmt: skip
         """Return relative attention, (tokens, heads * head_dim); `weight` decides its precision."""
         key, value, positions = (self._heads(run, each) for each in keys)
         arrays = (*(self._heads(run, query) for query in queries), key, value, segment_scores)
@@ -182,17 +177,9 @@ class RelativeAttention(Sublayer):
         return functional.concatenate(run, *parts)
 
     def _attended(
-        self,
-        run: Pass,
-        context: RecurrentContext,
-        positions: Any,
-        compute_dtype: str | None,
-        query: Any,
-        for_position: Any,
-        key: Any,
-        value: Any,
-        scores: Any,
-    ) -> Any:
+        self, run: Pass, context: RecurrentContext, positions: Any, compute_dtype: str | None, query: Any,
+        for_position: Any, key: Any, value: Any, scores: Any,
+    ) -> Any:  # fmt: skip
         relations = context.relations
         relative = kernels.RelativePositions(
             relations.distance_rows,

@@ -75,17 +75,9 @@ class TwoStreamAdapter(RecurrentAdapter):
         self.needs_whole_batch = spec.details.half_runs_backwards  # which half a sequence is in depends on it
 
     def pack(
-        self,
-        run: Pass,
-        input_ids: Any,
-        attention_mask: Any = None,
-        *given: Any,
-        keep_padding: bool = False,
-        perm_mask: Any = None,
-        target_mapping: Any = None,
-        input_mask: Any = None,
-        **memory: Any,
-    ) -> TwoStreamInput:
+        self, run: Pass, input_ids: Any, attention_mask: Any = None, *given: Any, keep_padding: bool = False,
+        perm_mask: Any = None, target_mapping: Any = None, input_mask: Any = None, **memory: Any,
+    ) -> TwoStreamInput:  # fmt: skip
         """perm_mask and target_mapping have a column for each token of the batch, so that all padding stays."""
         mask = self._attention_mask(input_ids, attention_mask, input_mask)
         keeps = keep_padding or perm_mask is not None or target_mapping is not None or self.needs_whole_batch

@@ -28,17 +28,10 @@ ALIASES = {"ner": "token-classification", "sentiment-analysis": "text-classifica
 
 
 def pipeline(
-    task: str,
-    model: str | os.PathLike | Model,
-    tokenizer: Any = None,
-    *,
-    dtype: DType | None = None,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike | None = None,
-    local_files_only: bool = False,
-    **options: Any,
-) -> Pipeline:
+    task: str, model: str | os.PathLike | Model, tokenizer: Any = None, *, dtype: DType | None = None,
+    revision: str | None = None, token: str | bool | None = None, cache_dir: str | os.PathLike | None = None,
+    local_files_only: bool = False, **options: Any,
+) -> Pipeline:  # fmt: skip
     """Return a pipeline for a task; called with texts, it answers as transformers' pipelines do.
 
     Args:

@@ -48,14 +48,9 @@ class LabelledTexts:
 
     @classmethod
     def found_in(
-        cls,
-        records: Iterable[Mapping[str, Any]],
-        text: str = "text",
-        text_pair: str | None = None,
-        label: str = "label",
-        *,
-        kind: str | None = None,
-    ) -> LabelledTexts:
+        cls, records: Iterable[Mapping[str, Any]], text: str = "text", text_pair: str | None = None,
+        label: str = "label", *, kind: str | None = None,
+    ) -> LabelledTexts:  # fmt: skip
         """Return the columns with the labels that the records have; all are read once.
 
         Lists are several labels per text; numbers with any fraction among them are numbers; other labels are classes,

@@ -53,14 +53,9 @@ class LabelledMentions:
 
     @classmethod
     def found_in(
-        cls,
-        records: Iterable[Mapping[str, Any]],
-        task: str,
-        text: str = "text",
-        label: str = "label",
-        *,
+        cls, records: Iterable[Mapping[str, Any]], task: str, text: str = "text", label: str = "label", *,
         negative: str | None = None,
-    ) -> LabelledMentions:
+    ) -> LabelledMentions:  # fmt: skip
         """Return the columns with the labels that the records have; all are read once.
 
         `negative` is by default "no_relation", for pairs, if that is a label.

@@ -101,13 +101,9 @@ class Questions:
 
 
 def best_answers(
-    records: Sequence[Mapping[str, Any]],
-    windows: Sequence[Mapping[str, Any]],
-    scores: tuple[Any, Any],
-    *,
-    context: str = "context",
-    longest: int = 30,
-) -> list[str]:
+    records: Sequence[Mapping[str, Any]], windows: Sequence[Mapping[str, Any]], scores: tuple[Any, Any], *,
+    context: str = "context", longest: int = 30,
+) -> list[str]:  # fmt: skip
     """Return each record's answer: the span with the highest sum of start and end score, in any window.
 
     It is "" if the first token ([CLS]) scores higher in every window.
