@@ -264,7 +264,7 @@ class SparseObjective(EmbeddingObjective):
 
 
 class MultipleNegativesRanking(DenseMultipleNegativesRanking):
-    """That of sentence embeddings, by dot products in the place of cosines; `scale` is 1 by default."""
+    """`MultipleNegativesRanking` of sentence embeddings by dot products, not cosines; `scale` is 1 by default."""
 
     similarities = staticmethod(all_products)
 
