@@ -380,8 +380,8 @@ class RerankingEvaluator(Evaluator):
         samples: {"query": text, "positive": text or texts, "negative": text or texts} each; those without a positive or
             a negative are left out. A mapping's values are taken.
         at_k: the number of documents that mrr and ndcg consider.
-        similarity_fct: the score of two sets of embeddings; by default cosine, of a `SparseEncoder` or one of several
-            vectors a text its own similarity. A `CrossEncoder` scores by itself.
+        similarity_fct: the score of two sets of embeddings; by default cosine, of a `MultiVectorEncoder` its own
+            similarity. A `CrossEncoder` scores by itself.
         options: those of `Evaluator`.
     """
 
@@ -432,7 +432,7 @@ class RerankingEvaluator(Evaluator):
             return [scores[start:end] for start, end in spans]
         asked = self._embedded(model.encode_query, [query for query, _, _ in self.samples])
         rows = self._embedded(model.encode_document, documents)
-        score = self.similarity_fct or (cos_sim if isinstance(rows, np.ndarray) else model.similarity)
+        score = self.similarity_fct or (model.similarity if isinstance(rows, list) else _of_dense(cos_sim))
         return [
             np.asarray(score(asked[number : number + 1], rows[start:end]), np.float64)[0]
             for number, (start, end) in enumerate(spans)
@@ -555,7 +555,12 @@ def _similarities(names: Sequence[str] | None, main: str | None) -> list[str]:
 def _pair_scores(model: Any, names: Sequence[str]) -> dict[str, Score]:
     if not names:
         return {model.similarity_fn_name: model.similarity_pairwise}
-    return {name: SIMILARITIES[name].of_pairs for name in names}
+    return {name: _of_dense(SIMILARITIES[name].of_pairs) for name in names}
+
+
+def _of_dense(score: Score) -> Score:
+    """Return a similarity that takes sparse matrices, too."""
+    return lambda *rows: score(*(each.toarray() if hasattr(each, "toarray") else each for each in rows))
 
 
 def _with_best(found: dict[str, Metrics], main: str | None) -> str:
@@ -633,12 +638,12 @@ def _between(scores: np.ndarray, end: int) -> float:
 
 
 def _closure(pairs: set[tuple[Any, Any]]) -> set[tuple[Any, Any]]:
-    """Return all pairs within each group of ids that pairs connect."""
+    """Return all pairs within each group of ids that pairs connect, and the pairs of an id with itself."""
     near: dict[Any, set[Any]] = {}
     for a, b in pairs:
         near.setdefault(a, set()).add(b)
         near.setdefault(b, set()).add(a)
-    found: set[tuple[Any, Any]] = set()
+    found = {(a, b) for a, b in pairs if a == b}
     seen: set[Any] = set()
     for start in near:
         group, waiting = set(), [start]

@@ -65,6 +65,7 @@ DATA = {
     "alike": ("BinaryClassificationEvaluator", (MANY[:5], MANY[:5], [1] * 5), {}),
     "reranking": ("RerankingEvaluator", (SAMPLES,), {"at_k": 2}),
     "mining": ("ParaphraseMiningEvaluator", (IDS, SAME), {}),
+    "mining-self": ("ParaphraseMiningEvaluator", (IDS, [*SAME, ("3", "3")]), {"add_transitive_closure": True}),
     "mining-closure": ("ParaphraseMiningEvaluator", (IDS, SAME), {"add_transitive_closure": True, "max_pairs": 300}),
 }
 
@@ -88,12 +89,15 @@ def test_metrics_equal_sentence_transformers(encoder, case):
 
 
 @pytest.mark.parity
-def test_sparse_retrieval_equals_sentence_transformers(tmp_path):
+def test_sparse_metrics_equal_sentence_transformers(tmp_path):
     peers = importlib.import_module("sentence_transformers.sparse_encoder.evaluation")
-    encoder, data = SparseEncoder(save_tiny_splade(tmp_path)), DATA["retrieval"][1]
-    expected = encoder.evaluate(peers.SparseInformationRetrievalEvaluator(*data))
-    found = encoder.evaluate(InformationRetrievalEvaluator(*data))
-    assert found == pytest.approx({name: expected[name] for name in found}, abs=1e-9)
+    encoder = SparseEncoder(save_tiny_splade(tmp_path))
+    for case in ("retrieval", "similarities", "triplets-all", "binary-all", "reranking"):
+        name, data, options = DATA[case]
+        expected = encoder.evaluate(getattr(peers, f"Sparse{name}")(*data, **options))
+        found = encoder.evaluate(getattr(evaluation, name)(*data, **options))
+        exact = {metric: value for metric, value in expected.items() if metric in found and "threshold" not in metric}
+        assert {metric: found[metric] for metric in exact} == pytest.approx(exact, abs=1e-5)
 
 
 ranked = st.lists(st.tuples(st.booleans(), st.sampled_from([-1.5, 0.0, 0.25, 0.5, 2.0])), min_size=2, max_size=17)
