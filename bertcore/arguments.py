@@ -12,7 +12,7 @@ import operator
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
 if TYPE_CHECKING:
@@ -80,6 +80,28 @@ def check_numbers(name: str, values: Any) -> "np.ndarray":
     if array.dtype.kind not in "fiu":
         raise TypeError(f"{name} has dtype {array.dtype}, expected numbers")
     return array
+
+
+def as_float32(name: str, numbers: Any) -> Any:
+    """Return an array, or a sparse matrix, as float32. Raises ValueError for finite numbers beyond its range."""
+    import numpy as np
+
+    try:
+        with np.errstate(over="raise"):
+            return numbers.astype(np.float32, copy=False)
+    except FloatingPointError as error:
+        raise ValueError(f"{name} holds numbers beyond the range of float32, expected smaller ones") from error
+
+
+def check_strings(name: str, values: Any) -> list[str]:
+    """Return a collection of strings as a list. Raises TypeError for anything else: a string is one of its letters."""
+    if isinstance(values, str | bytes) or not isinstance(values, Collection):
+        raise TypeError(f"{name} is {values!r:.80}, expected a list of strings")
+    found = list(values)
+    for place, value in enumerate(found):
+        if not isinstance(value, str):
+            raise TypeError(f"{name}[{place}] is {type(value).__name__}, expected str")
+    return found
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:

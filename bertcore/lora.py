@@ -21,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 
 from bertcore import checkpoint
-from bertcore.arguments import INT8, check_count, check_number, warn_caller
+from bertcore.arguments import INT8, check_count, check_number, check_strings, warn_caller
 from bertcore.checkpoint.files import locked
 from bertcore.checkpoint.patterns import BoundedPattern
 from bertcore.kernels import checks
@@ -491,7 +491,7 @@ def _is_named(names: Sequence[str] | str, module: str) -> bool:
 
 
 def _names(label: str, given: Any) -> list[str]:
-    is_list = isinstance(given, Iterable) and not isinstance(given, str)
-    if not is_list or not all(isinstance(name, str) and name for name in given):
-        raise TypeError(f"{label} is {given!r}, expected a list of names")
-    return list(dict.fromkeys(given))
+    names = list(dict.fromkeys(check_strings(label, given)))
+    if "" in names:
+        raise ValueError(f"{label} has an empty name, expected at least one character")
+    return names

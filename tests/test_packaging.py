@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "drawing": {"arguments"},
     "plots": {"arguments", "drawing", "kernels", "models", "tasks", "training"},
     "plugins": {"arguments", "checkpoint", "kernels", "models", "tasks", "tokenization", "training"},
-    "serving": {"checkpoint", "demo_model", "kernels", "system", "tasks"},
+    "serving": {"arguments", "checkpoint", "demo_model", "kernels", "system", "tasks"},
     "tasks": {"arguments", "checkpoint", "gradients", "kernels", "models", "nn", "passes", "system", "tape"}
     | {"tokenization"},
     "system": set(),

@@ -55,13 +55,19 @@ def content_of(stream: BinaryIO) -> mmap.mmap | bytes:
     return stream.read()
 
 
+MESSAGE = 1000  # characters of a long message that are kept at each end
+
+
 class CheckpointError(ValueError):
     """A checkpoint cannot be read, or does not fit the model; the message names the file and every problem.
 
-    Control characters that the message quotes from a file or library are escaped: they may command a terminal.
+    Control characters that the message quotes from a file or library are escaped: they may command a terminal. Of a
+    long message the middle is left out.
     """
 
     def __init__(self, message: str):
+        if len(message) > 2 * MESSAGE:
+            message = f"{message[:MESSAGE]} ... {message[-MESSAGE:]}"
         super().__init__("\n".join(map(printable, message.split("\n"))))
 
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from bertcore.nn.rotary import RotarySpec
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 
@@ -205,6 +207,7 @@ class ConfigReader:
 
     def _get(self, key: str, default: Any) -> Any:
         value = self._config.get(self._key_in_config(key))
+        value = value.tolist() if isinstance(value, np.ndarray) else value  # of GGUF
         return self._defaults.get(key, default) if value is None else value
 
     def _checked(self, key: str, value: Any, is_right: bool, expected: str) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 from haystack import Document, component, default_from_dict, default_to_dict
 
+from bertcore.arguments import check_strings
 from bertcore.plugins import opened
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.texts import checked_text
@@ -97,7 +98,10 @@ class BertcoreDocumentEmbedder(_Embedder):
         prefix: str = "",
         suffix: str = "",
     ):
-        parts = {"meta_fields_to_embed": list(meta_fields_to_embed), "embedding_separator": embedding_separator}
+        parts = {
+            "meta_fields_to_embed": check_strings("meta_fields_to_embed", meta_fields_to_embed),
+            "embedding_separator": embedding_separator,
+        }
         self._keep(model, prefix, suffix, truncation=truncation, **parts)
 
     @component.output_types(documents=list[Document])

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.arguments import check_strings
 from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.serving.batcher import Batcher, Lanes
 from bertcore.serving.jobs import SCORE, Job, answer_bytes, answers, attentions, read_jobs, read_marked
@@ -112,7 +113,8 @@ class ServerSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{name} is {value!r}, expected a positive number")
-        for origin in self.cors_origins:
+        check_strings("allowed_hosts", self.allowed_hosts or ())
+        for origin in check_strings("cors_origins", self.cors_origins):
             if not re.fullmatch(r"\*|https?://[^/?#A-Z]+", origin):
                 raise ValueError(
                     f"cors_origins has {origin!r}, expected SCHEME://HOST in lower case, without a path, or *"

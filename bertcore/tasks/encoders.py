@@ -21,7 +21,7 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import Arguments, check_count, required
+from bertcore.arguments import Arguments, check_count, check_strings, required
 from bertcore.checkpoint import resolve
 from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, read_json_object, replacing
 from bertcore.kernels import checks
@@ -338,7 +338,7 @@ class Encoder:
         Each reads the folder again and computes with its share of the threads. The result is the argument `pool` of
         `encode` or `predict`, and of `stop_multi_process_pool`.
         """
-        devices = ["cpu"] * min(4, os.cpu_count() or 1) if target_devices is None else list(target_devices)
+        devices = ["cpu"] * min(4, os.cpu_count() or 1) if target_devices is None else target_devices
         return EncoderPool(type(self), self._arguments, devices)
 
     @staticmethod
@@ -409,7 +409,7 @@ class EncoderPool:
     """
 
     def __init__(self, kind: type[Encoder], arguments: dict[str, Any], devices: Sequence[str]):
-        if not devices:
+        if not check_strings("target_devices", devices):
             raise ValueError("target_devices is empty, expected at least one")
         for device in devices:
             backend_of(device)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_count, required
+from bertcore.arguments import check_count, check_strings, required
 from bertcore.tasks.search import BestRows, paraphrase_mining
 from bertcore.tasks.similarity import SIMILARITIES, cos_sim
-from bertcore.tasks.texts import checked_texts
+from bertcore.tasks.texts import checked_text, checked_texts, listed_texts
 
 QUERIES = 128  # compared with the corpus at once
 Metrics = dict[str, float]
@@ -139,7 +139,7 @@ class InformationRetrievalEvaluator(Evaluator):
         for name, function in (score_functions or {}).items():
             if not callable(function):
                 raise TypeError(f"score_functions[{name!r}] is {type(function).__name__}, expected a function")
-        self.relevant_docs = {query: _ids(query, found) for query, found in relevant_docs.items()}
+        self.relevant_docs = {query: _ids(f"relevant_docs[{query!r}]", found) for query, found in relevant_docs.items()}
         self.queries_ids = [query for query in queries if self.relevant_docs.get(query)]
         if not self.queries_ids or not corpus:
             raise ValueError(
@@ -401,12 +401,11 @@ class RerankingEvaluator(Evaluator):
             if not isinstance(sample, Mapping) or not {"query", "positive", "negative"} <= set(sample):
                 raise ValueError(f"samples[{number}] is {sample!r:.100}, expected query, positive and negative by name")
             right, wrong = (
-                [sample[name]] if isinstance(sample[name], str) else list(sample[name])
-                for name in ("positive", "negative")
+                listed_texts(sample[name], f"samples[{number}][{name!r}]") for name in ("positive", "negative")
             )
             if right and wrong:
-                texts = list(checked_texts([sample["query"], *right, *wrong], f"samples[{number}]"))
-                self.samples.append((texts[0], texts[1:], len(right)))
+                query = checked_text(f"samples[{number}]['query']", sample["query"])
+                self.samples.append((query, [*right, *wrong], len(right)))
         if not self.samples:
             raise ValueError("samples has none with a positive and a negative, expected one at least")
 
@@ -482,6 +481,7 @@ class ParaphraseMiningEvaluator(Evaluator):
         pairs = {(a, b) for a, b in given if a in known and b in known}
         for a, others in (duplicates_dict or {}).items():
             same = [b for b, is_same in others.items() if is_same] if isinstance(others, Mapping) else others
+            same = _ids(f"duplicates_dict[{a!r}]", same)
             pairs |= {(a, b) for b in same if a in known and b in known}
         if add_transitive_closure:
             pairs = _closure(pairs)
@@ -515,9 +515,9 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _ids(query: Any, found: Any) -> frozenset[Any]:
+def _ids(name: str, found: Any) -> frozenset[Any]:
     if isinstance(found, str | bytes) or not isinstance(found, Collection):
-        raise TypeError(f"relevant_docs[{query!r}] is {type(found).__name__}, expected a set of ids")
+        raise TypeError(f"{name} is {type(found).__name__}, expected a set of ids")
     return frozenset(found)
 
 
@@ -543,9 +543,9 @@ def _numbers(name: str, values: Any, count: int) -> np.ndarray:
 
 def _similarities(names: Sequence[str] | None, main: str | None) -> list[str]:
     """Return the names of the similarities to compare, none for the encoder's own."""
-    chosen = list(names or ([] if main is None else [main]))
+    chosen = check_strings("similarity_fn_names", names or ([] if main is None else [main]))
     for name in chosen if main is None else [*chosen, main]:
-        if not isinstance(name, str) or name not in SIMILARITIES or (main is not None and main not in chosen):
+        if name not in SIMILARITIES or (main is not None and main not in chosen):
             raise ValueError(
                 f"similarity_fn_names is {chosen}, the main one {main!r}, expected {', '.join(SIMILARITIES)}"
             )

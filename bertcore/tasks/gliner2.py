@@ -225,16 +225,19 @@ class Schema:
         kinds = list(MARKS)
         return sorted(self.parts, key=lambda part: kinds.index(part.kind))
 
-    def prefix(self) -> list[str]:
-        """Return the words of choices, which stand before a text."""
-        found: list[str] = []
+    def prefix(self) -> tuple[list[str], dict[tuple[str, str], range]]:
+        """Return the words of choices, which stand before a text, and the places of each record's and field's."""
+        found, places = [], {}
         for part in self.parts:
             inner: list[str] = []
             for name, each in part.fields.items():
                 choices = [word for choice in each.choices for word in ("|", choice)][1:]
-                inner += [",", name, "(", *choices, ")"] if choices else []
+                if choices:
+                    first = len(found) + len(inner) + 4  # after "(", "part:", name, "(": the first comma is left out
+                    places[part.name, name] = range(first, first + len(choices), 2)
+                    inner += [",", name, "(", *choices, ")"]
             found += ["(", f"{part.name}:", *inner[1:], ")"] if inner else []
-        return found
+        return found, places
 
 
 @dataclass
@@ -244,14 +247,14 @@ class Asked:
     Attributes:
         text: as it is read, which ends with a mark.
         schema: the schema.
-        choices: the words before the text, for choices.
+        choices: the places of the choices of each record and field, among the words before the text.
         words: the characters of the words of the text.
         arrays: input_ids, words_mask and groups_mask.
     """
 
     text: str
     schema: Schema
-    choices: list[str]
+    choices: dict[tuple[str, str], list[int]]
     words: list[tuple[int, int]]
     arrays: dict[str, list[int]]
 
@@ -368,7 +371,7 @@ class GLiNER2(Extractor):
     def _row(self, text: str, schema: Schema, max_len: int | None) -> tuple[Asked, bool]:
         """Return the tokens of a text behind its schema, and whether it was cut."""
         text = text if text.endswith((".", "!", "?")) else f"{text}."
-        words, choices = [match.span() for match in WORD.finditer(text)], schema.prefix()
+        words, (choices, of_fields) = [match.span() for match in WORD.finditer(text)], schema.prefix()
         was_cut, parts = max_len is not None and len(words) > max_len, [part.tokens() for part in schema.ordered()]
         words = words[:max_len]
         before = [*[word for part in parts for word in (*part, SEP_STRUCT)][:-1], SEP_TEXT]
@@ -397,7 +400,12 @@ class GLiNER2(Extractor):
             read = read[: max(masks["words_mask"])]
         first = len(before) + len(choices)
         kept = [words[word - first] for word in read if word >= first]
-        return Asked(text, schema, choices, kept, {"input_ids": ids} | masks), was_cut
+        columns = {word - len(before): column for column, word in enumerate(read)}
+        for (record, name), some in of_fields.items():
+            if unread := [choices[place] for place in some if place not in columns]:
+                raise ValueError(f"choices of {record}.{name} has {unread[0]!r:.60}, which the tokenizer does not read")
+        of_choices = {key: [columns[place] for place in some] for key, some in of_fields.items()}
+        return Asked(text, schema, of_choices, kept, {"input_ids": ids} | masks), was_cut
 
     def _size(self, text: Any) -> int:
         return len(text[0])
@@ -553,16 +561,14 @@ class _Reader:
             least = self.threshold if each.threshold is None else each.threshold
             best = each.dtype == "str" or part.kind == "relations"
             if each.choices:
-                values = self._chosen(each.choices, some[:ahead, 0], least, best)
+                values = self._chosen(each.choices, some[self.row.choices[part.name, name], 0], least, best)
             else:
                 values = self._found(some[ahead:], least, best)
             found[name] = (values[0] if values else None) if best else values
         return found
 
     def _chosen(self, choices: Sequence[str], scores: np.ndarray, least: float, best: bool) -> list[Any]:
-        lower = [word.lower() for word in self.row.choices]
-        pairs = [(float(scores[lower.index(choice.lower())]), choice) for choice in choices]
-        pairs = [pair for pair in pairs if pair[0] >= least]
+        pairs = [pair for pair in zip(scores.tolist(), choices, strict=True) if pair[0] >= least]
         pairs = sorted(pairs, key=lambda pair: -pair[0])[:1] if best else pairs
         return [{"text": choice, "confidence": score} if self.confidence else choice for score, choice in pairs]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_count, check_numbers
+from bertcore.arguments import as_float32, check_count, check_numbers
 from bertcore.checkpoint.files import (
     CheckpointError,
     digest_of,
@@ -297,7 +297,7 @@ class VectorIndex:
 
         Raises ValueError for another dimension, inf or NaN, and sizes that are not positive; TypeError for non-numbers.
         """
-        queries = _as_float32("queries", check_table("queries", queries))
+        queries = as_float32("queries", check_table("queries", queries))
         if queries.shape[1] != self.dimension:
             raise ValueError(f"queries has shape {queries.shape}, expected (queries, {self.dimension})")
         again = multiplier(self.precision, rescore_multiplier)
@@ -404,7 +404,7 @@ def _statistics(facts: Mapping[str, Any], dimension: int) -> dict[str, np.ndarra
     """Return the ranges and the center of index.json."""
     made = {}
     for name, shape in (("ranges", (2, dimension)), ("center", (dimension,))):
-        made[name] = check_numbers(name, facts.get(name)).astype(np.float32)
+        made[name] = as_float32(name, check_numbers(name, facts.get(name)))
         if made[name].shape != shape or not np.isfinite(made[name]).all():
             raise ValueError(f"{name} has shape {made[name].shape}, expected finite numbers {shape}")
     return made
@@ -464,7 +464,7 @@ def _rows(embeddings: Any) -> Iterator[np.ndarray]:
         if not rows.shape[1] or (waiting and rows.shape[1] != waiting[0].shape[1]):
             expected = str(waiting[0].shape[1]) if waiting else "one or more"
             raise ValueError(f"embeddings[{place}] has {rows.shape[1]} numbers, expected {expected}")
-        made = _as_float32(f"embeddings[{place}]", rows)
+        made = as_float32(f"embeddings[{place}]", rows)
         waiting.append(made)
         count += len(made)
         if count >= ROWS:
@@ -473,12 +473,3 @@ def _rows(embeddings: Any) -> Iterator[np.ndarray]:
             waiting, count = [joined[whole:]], count - whole
     if count:
         yield np.concatenate(waiting)
-
-
-def _as_float32(name: str, rows: np.ndarray) -> np.ndarray:
-    """Return finite rows as float32. Raises ValueError for numbers beyond its range."""
-    with np.errstate(over="ignore"):
-        made = rows.astype(np.float32, copy=False)
-    if rows.dtype != np.float32 and not np.isfinite(made).all():
-        raise ValueError(f"{name} holds numbers beyond the range of float32, expected smaller ones")
-    return made

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_numbers, warn_caller
+from bertcore.arguments import as_float32, check_numbers, warn_caller
 from bertcore.kernels import checks
 
 FEW = 100  # fewer embeddings give unstable ranges; the number at which sentence-transformers warns
@@ -45,7 +45,7 @@ def quantize_embeddings(
     if not np.isfinite(embeddings).all():
         raise ValueError("embeddings holds inf or NaN, expected finite numbers")
     if precision == "float32":
-        return embeddings.astype(np.float32)
+        return as_float32("embeddings", embeddings)
     if precision in ("binary", "ubinary"):
         packed = np.packbits(embeddings > 0, axis=-1)
         return packed if precision == "ubinary" else (packed.astype(np.int16) - 128).astype(np.int8)
@@ -114,7 +114,7 @@ def _steps(embeddings: np.ndarray, ranges: Any, calibration: Any) -> tuple[np.nd
                 "ranges, or calibration_embeddings"
             )
         ranges = np.stack([source.min(axis=0), source.max(axis=0)])
-    ranges = check_numbers("ranges", ranges).astype(np.float32)
+    ranges = as_float32("ranges", check_numbers("ranges", ranges))
     if ranges.shape != (2, width):
         raise ValueError(f"ranges has shape {ranges.shape}, expected (2, {width})")
     if not np.isfinite(ranges).all() or (ranges[0] > ranges[1]).any():

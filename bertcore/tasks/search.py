@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_numbers, required
+from bertcore.arguments import as_float32, check_count, check_numbers, required
 from bertcore.kernels import checks
 from bertcore.tasks.quantization import PRECISIONS, Codes
 from bertcore.tasks.similarity import cos_sim, dot_score, floating, normalized
@@ -93,7 +93,7 @@ def semantic_search(
         return corpus_embeddings.search(query_embeddings, top_k, **again)
     checks.choice("corpus_precision", corpus_precision, PRECISIONS)
     if corpus_precision != "float32":
-        queries = check_table("query_embeddings", query_embeddings).astype(np.float32, copy=False)
+        queries = as_float32("query_embeddings", check_table("query_embeddings", query_embeddings))
         corpus, codes = _codes_of(corpus_embeddings, corpus_precision, queries.shape[1], ranges)
         _check_counts(top_k=top_k, query_chunk_size=query_chunk_size)
         count = top_k * multiplier(corpus_precision, rescore_multiplier) if rescore else top_k
@@ -204,7 +204,7 @@ class SparseIndex:
     """
 
     def __init__(self, documents: Any):
-        documents = sparse_table("documents", documents).astype(np.float32)
+        documents = as_float32("documents", sparse_table("documents", documents)).copy()
         documents.sum_duplicates()
         self.shape, offsets, rows, weights, total = documents.shape, [], [], [], 0
         for start in range(0, self.shape[0], BLOCK_DOCUMENTS):
@@ -223,7 +223,7 @@ class SparseIndex:
         queries = sparse_table("queries", queries)
         if queries.shape[1] != self.shape[1]:
             raise ValueError(f"queries has shape {queries.shape}, expected rows of {self.shape[1]}")
-        given = queries.indptr.astype(np.int64), queries.indices.astype(np.int32), queries.data.astype(np.float32)
+        given = queries.indptr.astype(np.int64), queries.indices.astype(np.int32), as_float32("queries", queries.data)
         scores = np.zeros((queries.shape[0], self.shape[0]), np.float32)
         postings = self._offsets, self._rows, self._weights
         if kernels.resolve_backend(None, on_gpu=False) == "numpy":

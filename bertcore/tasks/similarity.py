@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_numbers
+from bertcore.arguments import as_float32, check_count, check_numbers
 
 BLOCK = 1 << 22  # differences computed at once
 
@@ -171,7 +171,7 @@ def token_vectors(name: str, embeddings: Any) -> list[np.ndarray]:
         if each.ndim != 2 or each.shape[1] != found[0].shape[-1]:
             expected = f"(tokens, {found[0].shape[1]})" if found[0].ndim == 2 else "(tokens, dim)"
             raise ValueError(f"{name}[{index}] has shape {each.shape}, expected {expected}")
-    return [each.astype(np.float32, copy=False) for each in found]
+    return [as_float32(f"{name}[{index}]", each) for index, each in enumerate(found)]
 
 
 def _scores(queries: list[np.ndarray], documents: list[np.ndarray]) -> np.ndarray:

@@ -364,6 +364,8 @@ class SparseEncoder(PromptedReader):
     def sparsity(embeddings: Any) -> dict[str, float]:
         """Return the mean number of weights that are not zero, "active_dims", and the "sparsity_ratio" of the zeros."""
         table = as_table(embeddings)
+        if not all(table.shape):
+            raise ValueError(f"embeddings has shape {table.shape}, expected one row at least")
         active = table.nnz / table.shape[0]
         return {"active_dims": active, "sparsity_ratio": 1 - active / table.shape[1]}
 

@@ -2,13 +2,13 @@
 
 import codecs
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
 
-from bertcore.arguments import warn_caller
+from bertcore.arguments import check_strings, warn_caller
 from bertcore.checkpoint import CheckpointError
 from bertcore.kernels import checks
 
@@ -122,9 +122,9 @@ def checked_texts(texts: Any, name: str = "texts") -> Iterator[str]:
     return (checked_text(f"{name}[{index}]", text) for index, text in enumerate(texts))
 
 
-def listed_texts(inputs: Any) -> list[str]:
+def listed_texts(inputs: Any, name: str = "inputs") -> list[str]:
     """Return the argument `inputs` of a call, one text or several, as a list of checked texts."""
-    return [checked_text("inputs", inputs)] if isinstance(inputs, str) else list(checked_texts(inputs, "inputs"))
+    return [checked_text(name, inputs)] if isinstance(inputs, str) else list(checked_texts(inputs, name))
 
 
 def checked_text(name: str, text: Any, expected: str = "str") -> str:
@@ -141,9 +141,7 @@ def checked_text(name: str, text: Any, expected: str = "str") -> str:
 
 def check_words(name: str, value: Any) -> None:
     """Raise TypeError or ValueError for anything but a collection of strings."""
-    if isinstance(value, str) or not isinstance(value, Collection):
-        raise TypeError(f"{name} is {value!r}, expected a list of strings")
-    for number, text in enumerate(value):
+    for number, text in enumerate(check_strings(name, value)):
         checked_text(f"{name}[{number}]", text)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bertcore.arguments import warn_caller
+from bertcore.arguments import check_strings, warn_caller
 from bertcore.kernels import checks
 
 from .engine import Engine
@@ -157,8 +157,8 @@ class Vocabulary:
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """Return the text that tokens stand for."""
-        decoder = self._backend.decoder
-        return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
+        tokens, decoder = check_strings("tokens", tokens), self._backend.decoder
+        return " ".join(tokens) if decoder is None else decoder.decode(tokens)
 
     def get_special_tokens_mask(self, token_ids: Any) -> list[int]:
         """Return 1 for each id of a special token, else 0; the ids include the special tokens."""

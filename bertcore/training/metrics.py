@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import required
+from bertcore.arguments import check_strings, required
 from bertcore.kernels import checks
 from bertcore.training.masking import IGNORED
 
@@ -283,7 +283,7 @@ def span_f1(names: Sequence[str]) -> Callable[[tuple[Any, Any]], dict[str, float
     Args:
         names: the tags of the classes, in the IOB2 scheme.
     """
-    spans(names)  # raises ValueError for a tag of another form
+    spans(check_strings("names", names))  # raises ValueError for a tag of another form
 
     def compute(prediction: tuple[Any, Any]) -> dict[str, float]:
         found, labels = prediction
@@ -319,8 +319,9 @@ def answer_scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -
     if len(answers) != len(references) or not len(answers):
         raise ValueError(f"there are {len(answers)} answers and references of {len(references)} questions")
     exact = overlap = 0.0
-    for answer, right in zip(answers, references, strict=True):
-        wanted = [normalized_answer(one) for one in right] or [""]
+    pairs = zip(check_strings("answers", answers), references, strict=True)
+    for number, (answer, right) in enumerate(pairs):
+        wanted = [normalized_answer(one) for one in check_strings(f"references[{number}]", right)] or [""]
         exact += normalized_answer(answer) in wanted
         overlap += max(_word_f1(normalized_answer(answer), one) for one in wanted)
     return {"exact_match": 100 * exact / len(answers), "f1": 100 * overlap / len(answers)}

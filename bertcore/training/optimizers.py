@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_number
+from bertcore.arguments import check_count, check_number, check_strings
 from bertcore.gradients import gradients_of
 from bertcore.kernels.arrays import Array
 from bertcore.nn.parameter import Parameter, change_together
@@ -310,8 +310,8 @@ def _check_group(label: str, given: Mapping[str, Any]) -> None:
     unknown = [key for key in given if key not in ("names", "lr", "weight_decay")]
     if unknown or "names" not in given:
         raise ValueError(f'{label} has {", ".join(given)}, expected "names", and "lr" or "weight_decay"')
-    if isinstance(given["names"], str) or not given["names"]:
-        raise TypeError(f"{label}: names is {given['names']!r}, expected a list of patterns")
+    if not check_strings(f"{label}: names", given["names"]):
+        raise ValueError(f"{label}: names is empty, expected one pattern at least")
     for key in given.keys() - {"names"}:
         check_number(f"{label}: {key}", given[key])
 

@@ -245,9 +245,9 @@ def test_counts(capsys):
     ({"modules_to_save": ["query"]}, "are one parameter"),
     ({"modules_to_save": ["attention"]}, "matches no linear layer"),  # but what is trained as it is
     ({"target_modules": "query"}, "matches no linear layer"),  # a regular expression for the whole name
-    ({"target_modules": [1]}, r"target_modules is \[1\], expected a list"),
-    ({"target_modules": None}, "target_modules is None, expected a list of names"),
-    ({"modules_to_save": 3}, "modules_to_save is 3, expected a list of names"),
+    ({"target_modules": [1]}, r"target_modules\[0\] is int, expected str"),
+    ({"target_modules": None}, "target_modules is None, expected a list of strings"),
+    ({"modules_to_save": 3}, "modules_to_save is 3, expected a list of strings"),
     ({"target_modules": "(query"}, "expected a regular expression"),
     ({"target_modules": "(.*.*.*.*.*.*.*.*)*x"}, r"pattern '.*' takes more than 100,000 steps to match"),
     ({"exclude_modules": "(.*.*.*.*.*.*.*.*)*x"}, "takes more than 100,000 steps"),

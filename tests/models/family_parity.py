@@ -156,12 +156,15 @@ def _arrays(out: Any, convert: Any) -> dict[str, np.ndarray]:
     return found
 
 
-def _real(array: np.ndarray, name: str, batch: dict, of_entities: bool) -> np.ndarray:
-    """`array` with what belongs to padding set to zero, as bertcore returns it."""
+def _real(array: np.ndarray, name: str, batch: dict, kind: str = "") -> np.ndarray:
+    """`array` with what belongs to padding set to zero, as a model of the class `kind` returns it in bertcore."""
+    of_tokens = ("start_logits", "end_logits", *(("logits",) if kind == "Discriminator" else ()))
+    if array.ndim == 2 and name not in of_tokens:  # of sequences, though there may be as many classes as tokens
+        return array
     mask, entities = batch["attention_mask"], batch.get("entity_attention_mask")
     if name.startswith("attentions") and entities is not None:
         mask = np.concatenate([mask, entities], axis=-1)
-    elif name.startswith("entity_") or of_entities:
+    elif name.startswith("entity_") or (name == "logits" and "EntitySpan" in kind):
         mask = entities
     mask = mask.reshape(-1, mask.shape[-1])
     if name.startswith("attentions"):
@@ -228,12 +231,12 @@ def _check_outputs(ours: Any, batch: dict, truth: dict, single: dict, skipped: t
     traced = {"output_hidden_states": True, "output_attentions": True}
     outputs = _arrays(ours(**batch, **traced), np.asarray)
     plain = _arrays(ours(**batch), np.asarray)  # not traced: another path
-    of_spans = "EntitySpan" in type(ours).__name__
+    kind = type(ours).__name__
     compared = [key for key in truth if not key.endswith("loss") and not key.startswith(skipped)]
     for key in compared:
-        expected, rough = (_real(arrays[key], key, batch, key == "logits" and of_spans) for arrays in (truth, single))
+        expected, rough = (_real(arrays[key], key, batch, kind) for arrays in (truth, single))
         if key.startswith("mems"):  # which have what padding becomes only where they are asked for
-            outputs[key] = _real(outputs[key], key, batch, False)
+            outputs[key] = _real(outputs[key], key, batch)
         assert_within(outputs[key], expected, rough, OUTPUT, key)
         if key in plain and not key.startswith("mems"):
             assert_within(plain[key], expected, rough, OUTPUT, f"{key} alone")

@@ -58,6 +58,12 @@ def test_unusual_configs(name, variant):
     check(config, task, batch_of(case, config, variant))
 
 
+def test_as_many_classes_as_tokens():
+    """Logits of the batch's shape are not those of tokens, of which padding's are zero."""
+    config = config_of(FAMILIES["bert"], {"num_labels": 3})
+    check(config, "SequenceClassification", random_batch(config, [3, 1, 2], np.random.default_rng(0)))
+
+
 @pytest.mark.parametrize("name", WITH_PEER)
 def test_no_head_is_missing(name):
     import transformers

@@ -232,6 +232,7 @@ def test_sparse_embeddings(made):
     said = encoder.sparsity(rows)
     assert said["active_dims"] == pytest.approx(rows.nnz / len(texts))
     assert said["sparsity_ratio"] == pytest.approx(1 - said["active_dims"] / rows.shape[1])
+    refuses(ValueError, r"embeddings has shape \(0, \d+\), expected one row at least", encoder.sparsity, rows[:0])
 
 
 @pytest.mark.parametrize("kind", [SentenceEncoder, SparseEncoder, CrossEncoder])

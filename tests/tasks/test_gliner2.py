@@ -2,12 +2,14 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from bertcore import GLiNER2, use_backend
 from bertcore.checkpoint import CheckpointError
+from bertcore.models.gliner2 import GLiNER2Model
 from bertcore.tasks.gliner2 import Schema
 from bertcore.tasks.texts import TextsCutWarning
 from tests.refusals import refuses
@@ -89,6 +91,21 @@ def test_batches_precisions_and_files_agree(model, folder, tmp_path):
         assert np.abs(classes[0] - classes[1]).max() < 0.1 * np.abs(expected[-1]).max() + 0.3
 
 
+def test_choices_are_read_at_their_own_places(model, monkeypatch):
+    """Not where an earlier field, or one of its choices, has the same word."""
+
+    def numbered(self, words_mask, **arrays):
+        places = np.arange(words_mask.max()) / 100
+        return SimpleNamespace(logits=[[np.broadcast_to(places[:, None], (1, 2, len(places), 1))]])
+
+    monkeypatch.setattr(GLiNER2Model, "__call__", numbered)
+    schema = Schema().structure("person").field("big", choices=["a", "in"]).field("city", choices=["big", "a"])
+    found = model.extract("the city", schema, 0, include_confidence=True)["person"][0]  # ( person: big ( a | in ) , ...
+    levels = {name: np.array([choice["confidence"] for choice in choices]) for name, choices in found.items()}
+    places = {name: (100 * np.log(each / (1 - each))).round().tolist() for name, each in levels.items()}
+    assert places == {"big": [4, 6], "city": [11, 13]}
+
+
 def test_long_texts_are_cut_once(model):
     with pytest.warns(TextsCutWarning, match="1 of 2 texts were cut to 5 words"):
         found = model.batch_extract(["a b", "city " * 50], Schema().entities(["city"]), max_len=5, **SHOWN)
@@ -123,6 +140,8 @@ def test_long_texts_are_cut_once(model):
         (lambda model: Schema().entities({"a": "[L]"}), ValueError, "'[L]' has [L], one of the model's marks"),
         (lambda model: Schema().structure("a").field("[C]"), ValueError, "'[C]' has [C], one of the model's marks"),
         (lambda model: Schema().structure("a").field("b", choices=["[P]"]), ValueError, "'[P]' has [P]"),
+        (lambda model: model.extract("a", Schema().structure("a").field("b", choices=["\u200b"])), ValueError,
+         "choices of a.b has '\\u200b', which the tokenizer does not read"),
         (lambda model: Schema().entities("a", dtype="set"), ValueError, "dtype is 'set'"),
         (lambda model: Schema().entities("a", threshold=-1), ValueError, "threshold is -1"),
         (lambda model: Schema().classification("a", ["b"], class_act="x"), ValueError, "class_act is 'x'"),

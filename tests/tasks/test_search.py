@@ -5,12 +5,19 @@ import warnings
 
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bertcore.tasks.quantization import quantize_embeddings
-from bertcore.tasks.search import community_detection, largest, paraphrase_mining_embeddings, semantic_search
-from bertcore.tasks.similarity import SIMILARITIES, cos_sim, dot_score
+from bertcore.tasks.search import (
+    SparseIndex,
+    community_detection,
+    largest,
+    paraphrase_mining_embeddings,
+    semantic_search,
+)
+from bertcore.tasks.similarity import SIMILARITIES, cos_sim, dot_score, maxsim
 from tests.refusals import refuses
 
 ROWS = np.random.default_rng(0).normal(size=(37, 5)).astype(np.float32)
@@ -137,6 +144,16 @@ def test_what_is_not_finite_or_no_number():
     for threshold in ("a", None, float("nan")):
         refuses(ValueError, r"threshold is .*, expected a number", community_detection, ROWS, threshold=threshold)
     refuses(ValueError, "embeddings holds inf or NaN", quantize_embeddings, wrong, "uint8")
+    large, codes = np.full((2, 5), 1e39), {"corpus_precision": "int8", "ranges": np.array([[-1.0] * 5, [1.0] * 5])}
+    corpus = quantize_embeddings(ROWS, "int8", ranges=codes["ranges"])
+    for name, call, arguments, options in (
+        ("query_embeddings", semantic_search, (large, corpus), codes),
+        ("embeddings", quantize_embeddings, (large, "float32"), {}),
+        (r"a\[0\]", maxsim, (large, ROWS), {}),
+        ("documents", SparseIndex, (scipy.sparse.csr_array(large),), {}),
+        ("queries", SparseIndex(scipy.sparse.csr_array(ROWS)).scores, (scipy.sparse.csr_array(large),), {}),
+    ):
+        refuses(ValueError, f"{name} holds numbers beyond the range of float32", call, *arguments, **options)
     for ranges in (wrong[2:4], [[1] * 5, [0] * 5]):
         with pytest.raises(ValueError, match="ranges holds inf or NaN, or a least value above"):
             quantize_embeddings(ROWS, "uint8", ranges=ranges)

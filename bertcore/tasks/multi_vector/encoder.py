@@ -145,9 +145,9 @@ class MultiVectorEncoder(PromptedReader):
         )
         self._check_expansion()
         words = settings.skiplist_words if skiplist_words is None else skiplist_words
+        check_words("skiplist_words", words)
         if settings.skips_first:
             words = [token for token in (self.tokenizer.cls_token, *words) if token]
-        check_words("skiplist_words", words)
         self.skiplist_words = tuple(words)
         unknown, tokens = self.tokenizer.unk_token, self.tokenizer.get_vocab()
         ids = {word: tokens.get(word) for word in self.skiplist_words}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_numbers, check_share
+from bertcore.arguments import check_numbers, check_share, check_strings
 from bertcore.gradients import Gradients, differentiate, with_loss
 from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
@@ -239,7 +239,7 @@ class CustomLoss(Objective):
     """
 
     def __init__(self, loss: Callable[..., Any], targets: Sequence[str] = (), **outputs: Any):
-        self._loss, self.targets, self._outputs = loss, tuple(targets), outputs
+        self._loss, self.targets, self._outputs = loss, tuple(check_strings("targets", targets)), outputs
 
     def loss(self, model: Any, batch: Batch) -> Any:
         targets = {name: batch[name] for name in self.targets}

@@ -171,6 +171,7 @@ def test_bge(tmp_path):
     arrays = {"weight": rng.normal(size=(WIDTH, WIDTH)).astype("f4"), "bias": rng.normal(size=WIDTH).astype("f4")}
     write_pickle(folder, arrays)
     (folder / "pytorch_model.bin").rename(folder / "colbert_linear.pt")
+    refuses(TypeError, "skiplist_words is 'the', expected a list", MultiVectorEncoder, folder, skiplist_words="the")
     encoder = MultiVectorEncoder(folder)
     states = SentenceEncoder(folder).encode(TEXTS, output_value="token_embeddings")
     for texts in (encoder.encode_query(TEXTS), encoder.encode_document(TEXTS)):
