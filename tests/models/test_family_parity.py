@@ -59,7 +59,7 @@ def test_unusual_configs(name, variant):
 
 
 def test_as_many_classes_as_tokens():
-    """Logits of the batch's shape are not those of tokens, of which padding's are zero."""
+    """Logits of the batch's shape are of sequences: padding does not zero them."""
     config = config_of(FAMILIES["bert"], {"num_labels": 3})
     check(config, "SequenceClassification", random_batch(config, [3, 1, 2], np.random.default_rng(0)))
 

@@ -24,6 +24,8 @@ def test_embeddings(folder, encoder):
     )
     close(embedder.run(documents=given)["documents"][0].embedding, encoder.encode(f"a {TEXTS[0]}"))
     assert BertcoreDocumentEmbedder(folder).run(documents=[]) == {"documents": []}
+    with pytest.raises(TypeError, match="meta_fields_to_embed is 'from', expected a list of strings"):
+        BertcoreDocumentEmbedder(folder, meta_fields_to_embed="from")
 
 
 @pytest.mark.parametrize(("name", "given"), [("documents", "a"), (r"documents\[1\]", [haystack.Document(), "a"])])
