@@ -215,10 +215,14 @@ def _scaled(array: Any, factor: Any) -> Any:
     return kernels.array_module(array).asarray(array * factor, array.dtype)
 
 
-def differentiate(model: Any, run: Callable[[], Any]) -> tuple[Any, Gradients]:
+def differentiate(
+    model: Any, run: Callable[[], Any], take: Callable[[Parameter, Any], None] | None = None
+) -> tuple[Any, Gradients]:
     """Return the output of `run`, whose `loss` is computed by passes through `model`, and the gradients of that loss.
 
-    As `value_and_grad`, for a loss of any operations (bertcore.nn.functional).
+    As `value_and_grad`, for a loss of any operations (bertcore.nn.functional). Given `take`, the gradients are not
+    returned: it is called with each parameter and its gradient, in the shape that the parameter computes in, as soon as
+    the backward pass has no more use for the parameter, which may change then.
     """
     with Tape() as tape:
         out = run()
@@ -230,7 +234,30 @@ def differentiate(model: Any, run: Callable[[], Any]) -> tuple[Any, Gradients]:
     xp = kernels.array_module(out.loss)
     with kernels.on_device_of(out.loss):
         seed = _multiplied(xp.ones((), getattr(out.loss, "dtype", None)))
-        return out, _of_parameters(model, tape.gradients(variable, seed))
+        if take is None:
+            return out, _of_parameters(model, tape.gradients(variable, seed))
+        left = {parameter: None for parameter in model.parameters() if not parameter.is_frozen}
+
+        def hand_on(parameter: Any, gradient: Any) -> None:
+            if parameter not in left:
+                raise ValueError(f"the loss depends on {parameter!r}, which is not a parameter of the model to train")
+            del left[parameter]
+            take(parameter, _of_trained_names(parameter, gradient))
+
+        for parameter, gradient in tape.gradients(variable, seed, hand_on).items():
+            hand_on(parameter, gradient)
+        for parameter in list(left):
+            hand_on(parameter, xp.zeros(parameter.shape, parameter.dtype))
+        return out, Gradients()
+
+
+def _of_trained_names(parameter: Parameter, gradient: Any) -> Any:
+    """Set the parts of a gradient to 0 whose tensors are not trained; return it."""
+    if parameter.trained_names is not None:
+        for name, piece in zip(parameter.names, parameter.pieces(gradient), strict=True):
+            if name not in parameter.trained_names:
+                piece[...] = 0
+    return gradient
 
 
 def _of_parameters(model: Any, found: Mapping[Any, Any]) -> Gradients:
@@ -243,11 +270,7 @@ def _of_parameters(model: Any, found: Mapping[Any, Any]) -> Gradients:
         if gradient is None:
             xp = kernels.array_module(next(iter(found.values())))
             gradient = xp.zeros(parameter.shape, parameter.dtype)
-        if parameter.trained_names is not None:
-            for name, piece in zip(parameter.names, parameter.pieces(gradient), strict=True):
-                if name not in parameter.trained_names:
-                    piece[...] = 0
-        grads.add(parameter, gradient)
+        grads.add(parameter, _of_trained_names(parameter, gradient))
     _check_adapters(parameters, found, grads)
     return grads
 

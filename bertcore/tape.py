@@ -11,6 +11,7 @@ of losing its gradient.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token, copy_context
@@ -86,13 +87,19 @@ class _Record:
     inputs: Sequence[Any]
     pullback: Pullback
 
+    @property
+    def leaves(self) -> list[Hashable]:
+        """The keys of the leaves that the operation takes, as often as it takes them."""
+        return [source.key for source in self.inputs if type(source) is Variable and source.key is not None]
+
 
 @dataclass(slots=True)
 class _Checkpoint:
-    """A block of operations that is run again in the backward: its outputs, and a function that runs it for them."""
+    """A block of operations that is run again in the backward: its outputs, a function that runs it, its leaves."""
 
     outputs: tuple[Variable, ...]
     run: Callable[[], tuple[Variable, ...]]
+    leaves: list[Hashable]
 
 
 class Tape:
@@ -143,22 +150,29 @@ class Tape:
             for variable in record.outputs:
                 variable.tape = None
         outputs = tuple(Variable(variable.value, self) for variable in _variables(made))
-        self._records[first:] = [_Checkpoint(outputs, lambda: _variables(context.run(block)))]
+        leaves = [key for record in self._records[first:] for key in record.leaves]
+        self._records[first:] = [_Checkpoint(outputs, lambda: _variables(context.run(block)), leaves)]
         given = iter(outputs)
         if type(made) is tuple:
             return tuple(next(given) if type(item) is Variable else item for item in made)
         return outputs[0]
 
-    def gradients(self, output: Variable, seed: Any) -> dict[Hashable, Any]:
+    def gradients(
+        self, output: Variable, seed: Any, take: Callable[[Hashable, Any], None] | None = None
+    ) -> dict[Hashable, Any]:
         """Return the gradients of the leaves that `output` depends on, by their keys; `seed` is that of `output`.
 
         The records are used up: what an operation kept for its pullback is freed once that has run, and the leaves are
         freed at the end.
+
+        Given `take`, call it with each key and its gradient as soon as no operation that is left takes the leaf: its
+        value may change then. Return the gradients that were not taken (of an `output` that is a leaf).
         """
         if output.key is not None:
             return {output.key: seed}
         pending: dict[Variable, Any] = {output: seed}
         found: dict[Hashable, Any] = {}
+        uses = Counter(key for record in self._records for key in record.leaves) if take is not None else None
         while self._records:
             record = self._records.pop()
             passed_on, is_needed = [], False
@@ -166,23 +180,28 @@ class Tape:
                 gradient = pending.pop(variable, None)
                 passed_on.append(gradient)
                 is_needed = is_needed or gradient is not None
-            if not is_needed:
-                continue
-            if type(record) is _Checkpoint:
-                sources, parts = record.run(), passed_on  # the block's operations are the last records now
-            else:
-                sources, parts = record.inputs, record.pullback(*passed_on)
-            for source, part in zip(sources, parts, strict=False):  # arguments left out at the end have no source
-                if part is None or type(source) is not Variable:
-                    continue
-                if source.key is not None:
-                    known = found.get(source.key)
-                    found[source.key] = _added(known, part, passed_on, parts, source.dtype)
-                    continue
-                if isinstance(part, Addend):
-                    part = part.added_to(None)
-                known = pending.get(source)
-                pending[source] = part if known is None else known + part
+            if is_needed:
+                if type(record) is _Checkpoint:
+                    sources, parts = record.run(), passed_on  # the block's operations are the last records now
+                else:
+                    sources, parts = record.inputs, record.pullback(*passed_on)
+                for source, part in zip(sources, parts, strict=False):  # arguments left out at the end have no source
+                    if part is None or type(source) is not Variable:
+                        continue
+                    if source.key is not None:
+                        known = found.get(source.key)
+                        found[source.key] = _added(known, part, passed_on, parts, source.dtype)
+                        continue
+                    if isinstance(part, Addend):
+                        part = part.added_to(None)
+                    known = pending.get(source)
+                    pending[source] = part if known is None else known + part
+            if uses is not None and not (is_needed and type(record) is _Checkpoint):
+                part = parts = known = None  # they would keep the gradients that are taken
+                for key in record.leaves:
+                    uses[key] -= 1
+                    if not uses[key] and key in found:
+                        take(key, found.pop(key))
         self._leaves.clear()  # they refer to the tape: their memory would wait for the collector of cycles
         return found
 

@@ -13,7 +13,17 @@ FIRST += ("load_state_dict",)
 # Public to other modules of bertcore, not to users.
 INTERNAL = {"added_to", "arguments", "attributes", "checked", "class_for_config", "config_to_save", "counts"}
 INTERNAL |= {"expected_scales", "expected_tensors", "field", "finished", "has_labels", "has_warned", "hidden_states"}
-INTERNAL |= {"in_step", "in_use", "is_gradient_checkpointing", "is_part", "label_axes", "label_names", "load_weights"}
+INTERNAL |= {
+    "in_backward",
+    "in_step",
+    "in_use",
+    "is_one_pass",
+    "is_gradient_checkpointing",
+    "is_part",
+    "label_axes",
+    "label_names",
+    "load_weights",
+}
 INTERNAL |= {"masking_settings", "model_class", "move_to", "of_embeddings", "options_class", "other_weights", "pooled"}
 INTERNAL |= {"pooled_states", "predicts_next_words", "prepared", "rows_of", "rule", "source", "teacher", "token_rows"}
 INTERNAL |= {"check", "compare", "is_of_texts", "label_scores", "maps", "of_differences", "pairs", "parameters"}

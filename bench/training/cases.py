@@ -19,10 +19,12 @@ from bench.peers.cases import random_batch
 from bench.peers.checkpoint import cached, quiet
 from bench.texts import ragged_lengths
 from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, use_backend, value_and_grad
+from bertcore.gradients import differentiate
 from bertcore.models.cost import flops_per_token
 from bertcore.models.model import Model
 from bertcore.presets import preset_config
 from bertcore.training import AdamW, clip_grad_norm
+from bertcore.training.optimizers import StepInBackward
 from tests.tiny_families import tiny_config
 
 MASKED_LM, CLASSIFICATION = "MaskedLM", "SequenceClassification"
@@ -102,6 +104,7 @@ def find_case(name: str, quick: bool = False) -> Case:
 
 
 OURS, RECOMPUTING, TORCH = "bertcore", "bertcore, layers recomputed", "torch"
+IN_BACKWARD = "bertcore, layers recomputed, optimiser in backward"
 LEARNING_RATE, WEIGHT_DECAY, MOST_NORM = 1e-4, 0.01, 1.0
 
 
@@ -152,6 +155,22 @@ def _loop_of(model: Model) -> Loop:
     return Loop(step, lambda on: model.train(0) if on else model.eval())
 
 
+def in_backward(case: Case, folder: Path) -> Loop:
+    """Return the loop with layers recomputed and the optimiser in the backward pass, clipped by the norm before."""
+    model = TASKS[case.task].from_pretrained(folder)
+    model.encoder.recomputes_layers = True
+    optimizer, norms = AdamW(model, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY), [None]
+
+    def step(batch: Batch) -> float:
+        made = StepInBackward(optimizer, MOST_NORM, norms[-1])
+        with use_backend("numba"):
+            out, _ = differentiate(model, lambda: model(**batch), made.take)
+            norms[:] = [float(made.finish())]
+        return float(out.loss)
+
+    return Loop(step, lambda on: model.train(0) if on else model.eval())
+
+
 def torch(case: Case, folder: Path) -> Loop:
     """Return the loop of transformers on PyTorch, in float32."""
     torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
@@ -176,7 +195,8 @@ def torch(case: Case, folder: Path) -> Loop:
     return Loop(step, model.train)
 
 
-LOOPS: Mapping[str, Callable[[Case, Path], Loop]] = {OURS: ours, RECOMPUTING: recomputing, TORCH: torch}
+LOOPS: Mapping[str, Callable[[Case, Path], Loop]] = {OURS: ours, RECOMPUTING: recomputing}
+LOOPS |= {IN_BACKWARD: in_backward, TORCH: torch}
 
 
 def set_threads(library: str, threads: int) -> None:

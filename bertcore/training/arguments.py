@@ -35,6 +35,12 @@ class TrainingArguments:
             of a loss are each weighted by their own number of labels.
         learning_rate, weight_decay, adam_beta1, adam_beta2, adam_epsilon: of the optimiser.
         optim: "adamw", "stable_adamw", "lamb" or "muon".
+        optim_in_backward: update each parameter in the backward pass, once its gradient is complete, and free the
+            gradient: the gradients of a whole model are never in memory together. Their joint norm is not known then:
+            `max_grad_norm` clips by the norm of the step before, and does not clip a run's first step, or a step whose
+            gradients are suddenly large. Without `max_grad_norm` the steps have the same bits as otherwise. If a step
+            diverges, some parameters have changed already. On the CPU, in one process, for one batch a step, and for
+            objectives of one pass (no sums, no embeddings).
         max_grad_norm: the most that the joint norm of all gradients may be; 0 for no limit.
         num_train_epochs: the number of passes over the dataset.
         max_steps: the number of steps, in place of epochs; -1 for none.
@@ -85,6 +91,7 @@ class TrainingArguments:
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
     optim: str = "adamw"
+    optim_in_backward: bool = False
     max_grad_norm: float = 1.0
     num_train_epochs: float = 3.0
     max_steps: int = -1
@@ -131,6 +138,11 @@ class TrainingArguments:
             raise TypeError(f"lr_scheduler_kwargs is {self.lr_scheduler_kwargs!r}, expected {{option: value}}")
         if self.bf16 and self.fp16:
             raise ValueError("bf16 and fp16 are both set, expected one of them at most")
+        if self.optim_in_backward and self.fp16:
+            raise ValueError("optim_in_backward and fp16 are both set, expected one of them at most")
+        if self.optim_in_backward and self.gradient_accumulation_steps != 1:
+            steps = self.gradient_accumulation_steps
+            raise ValueError(f"gradient_accumulation_steps is {steps}, expected 1, as optim_in_backward is set")
         self._check_choices()
         self._check_length()
         self._check_best()

@@ -353,6 +353,7 @@ class TrainerState:
         num_input_tokens_seen: tokens without padding.
         total_loss: the sum of the losses of all steps.
         unlogged_loss, unlogged_steps: the sum and number of the losses since the last line of the log.
+        grad_norm: the norm of the last step's gradients; None before the first.
         best_metric, best_global_step, best_model_checkpoint: of the best evaluation.
         log_history: the lines of the log.
         loss_scale: the state of `LossScale` in float16; else None.
@@ -376,6 +377,7 @@ class TrainerState:
     total_loss: float = 0.0
     unlogged_loss: float = 0.0
     unlogged_steps: int = 0
+    grad_norm: float | None = None
     best_metric: float | None = None
     best_global_step: int | None = None
     best_model_checkpoint: str | None = None

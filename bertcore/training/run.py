@@ -28,7 +28,7 @@ from bertcore.training.checkpoints import (
 from bertcore.training.collators import NumberedCollator
 from bertcore.training.data import Batches
 from bertcore.training.objectives.objective import Objective
-from bertcore.training.optimizers import Optimizer, clip_factor, grad_norm
+from bertcore.training.optimizers import Optimizer, StepInBackward, clip_factor, grad_norm
 from bertcore.training.processes import Processes
 from bertcore.training.safeguards import (
     LossScale,
@@ -87,7 +87,6 @@ class Run:
         )
         self.control = TrainerControl()
         self._saved_at = -1
-        self._norm = 0.0
         self._pending, self._is_finite = PendingSteps(), True
         self._loss_scale = LossScale() if self.args.fp16 else None
 
@@ -127,6 +126,8 @@ class Run:
     def _check_processes(self) -> None:
         """Raise ValueError unless all processes begin with the same data and model."""
         if self.processes.count > 1:
+            if self.args.optim_in_backward:
+                raise ValueError(f"optim_in_backward is for one process, expected False for {self.processes.count}")
             self.processes.check_same("the number of examples", self.batches.num_examples)
             self.processes.check_same("the model", fingerprint_of(self.model))
 
@@ -204,11 +205,15 @@ class Run:
     # --- steps ----------------------------------------------------------------------------------------
 
     def _step(self, part: Part) -> None:
-        state, (loss, grads) = self.state, self._gradients(part)
-        norm = grad_norm(grads)
-        if self._loss_scale is not None:
-            norm = norm / self._loss_scale.value
-        self.optimizer.step(grads, self._factor(loss, norm, next(iter(grads.values())).dtype))
+        state = self.state
+        if self.args.optim_in_backward:
+            loss, norm = self._step_in_backward(*part)
+        else:
+            loss, grads = self._gradients(part)
+            norm = grad_norm(grads)
+            if self._loss_scale is not None:
+                norm = norm / self._loss_scale.value
+            self.optimizer.step(grads, self._factor(loss, norm, next(iter(grads.values())).dtype))
         self._pending.append(StepMade(state.global_step + 1, part, loss, norm, self._is_finite))
         if self._pending.is_due:
             self._read()
@@ -221,6 +226,17 @@ class Run:
         state.num_input_tokens_seen += sum(self.processes.gathered(sum(_tokens(batch) for _, batch in part)))
         state.epoch = self._epoch_reached()
         state.unlogged_steps += 1
+
+    def _step_in_backward(self, numbered: tuple[int, Batch]) -> tuple[Any, Any]:
+        """Make a step while gradients are computed; return the loss and the gradients' norm, 0-d arrays."""
+        number, batch = numbered
+        step = StepInBackward(self.optimizer, self.args.max_grad_norm, self.state.grad_norm)
+        self.model.train(mixed_seed(self.args.seed, number))
+        with self.args.precision():
+            loss = self.objective.in_backward(self.model, batch, step.take)
+        norm = step.finish()
+        self._is_finite = np.isfinite(loss + norm)
+        return loss, norm
 
     def _factor(self, loss: Any, norm: Any, dtype: np.dtype) -> Any:
         """Return the factor on the gradients, a 0-d array; NaN for no step.
@@ -243,7 +259,7 @@ class Run:
         for made in self._pending.read():
             if not made.is_finite:
                 self._fail(made)
-            self._norm = made.norm
+            self.state.grad_norm = made.norm
             self.state.total_loss += made.loss
             self.state.unlogged_loss += made.loss
 
@@ -278,8 +294,8 @@ class Run:
         facts["non_finite_gradients"] = non_finite(self._gradients(made.part)[1])  # of the same weights, once more
         self.processes.from_first(lambda: keep_for_post_mortem(folder, self.model, batches, facts))
         raise TrainingDiverged(
-            f"step {made.step}: the loss is {made.loss}, the norm of the gradients {made.norm}; the model before the "
-            f"step and its batches are in {folder}",
+            f"step {made.step}: the loss is {made.loss}, the norm of the gradients {made.norm}; the model "
+            f"{'partly after' if self.args.optim_in_backward else 'before'} the step and its batches are in {folder}",
             folder,
         )
 
@@ -326,7 +342,7 @@ class Run:
         state = self.state
         logs = {
             "loss": state.unlogged_loss / max(1, state.unlogged_steps),
-            "grad_norm": self._norm,
+            "grad_norm": state.grad_norm,
             "learning_rate": self.optimizer.lr,
             "epoch": state.epoch,
             "seconds": state.seconds,

@@ -96,6 +96,9 @@ class Trainer:
         self.objective = _weighed_for(model, objective or objectives.Supervised(args.label_smoothing_factor))
         if type(self).compute_loss is not Trainer.compute_loss:
             self.objective = OwnLoss(self.compute_loss, self.objective)
+        if args.optim_in_backward and not self.objective.is_one_pass:
+            name = type(self.objective).__name__
+            raise ValueError(f"optim_in_backward is set, and {name} computes gradients in several passes, expected one")
         self.data_collator = data_collator or self._default_collator()
         self.optimizer, self.schedule = _checked_optimizers(optimizers)
         self.processes = started_together()
@@ -124,6 +127,8 @@ class Trainer:
             self.processes.use_own_gpu()
         if self.args.fp16 and not is_on_gpu:
             raise ValueError("fp16 is for GPUs, with the backend 'cupy' in force: on the CPU use bf16")
+        if self.args.optim_in_backward and is_on_gpu:
+            raise ValueError("optim_in_backward is for the CPU, expected False with the backend 'cupy' in force")
         start = self.processes.from_first(lambda: self._start(resume_from_checkpoint))
         run = self._run()
         if start is not None:

@@ -10,6 +10,7 @@ from bench.training.__main__ import COLUMNS, TOLERANCE, _compare, _parse, loss_e
 from bench.training.cases import (
     CASES,
     CLASSIFICATION,
+    IN_BACKWARD,
     LABELLED,
     MASKED_LM,
     OURS,
@@ -19,6 +20,7 @@ from bench.training.cases import (
     Loop,
     checkpoint_of,
     find_case,
+    in_backward,
     ours,
     recomputing,
 )
@@ -52,6 +54,8 @@ def test_losses_tell_whether_loops_train_alike(tmp_path):
     folder, batches = checkpoint_of(SMALL, tmp_path), SMALL.batches()
     loops = {RECOMPUTING: recomputing(SMALL, folder), OURS: ours(SMALL, folder)}
     assert loss_errors(loops, batches) == {RECOMPUTING: 0.0, OURS: 0.0}
+    loops = {IN_BACKWARD: in_backward(SMALL, folder), OURS: ours(SMALL, folder)}
+    assert loss_errors(loops, batches) == {IN_BACKWARD: 0.0, OURS: 0.0}
     lazy = Loop(lambda batch: 4.5, lambda on: None)
     assert loss_errors({"lazy": lazy, OURS: ours(SMALL, folder)}, batches)["lazy"] > TOLERANCE
     broken = Loop(lambda batch: math.nan, lambda on: None)
@@ -62,7 +66,7 @@ def test_losses_tell_whether_loops_train_alike(tmp_path):
 def test_rows_of_a_case(tmp_path):
     options = _parse(["--quick", "--threads", "1"])
     rows = list(_compare(SMALL, options, tmp_path, 1e9))
-    assert [row["library"] for row in rows] == [OURS, RECOMPUTING, TORCH]
+    assert [row["library"] for row in rows] == [OURS, RECOMPUTING, IN_BACKWARD, TORCH]
     for row in rows:
         assert tuple(row) == COLUMNS and None not in row.values()
         assert row["status"] == "ok" and row["loss_error"] <= TOLERANCE

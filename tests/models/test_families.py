@@ -7,11 +7,14 @@ import pytest
 
 import bertcore
 from bertcore import AutoModel, use_backend, value_and_grad
+from bertcore.gradients import differentiate
 from bertcore.models.architectures import models_of
+from bertcore.training.optimizers import AdamW, StepInBackward
 from tests.models.family_checks import check_backends, check_recorded, check_spellings, dtypes_with_tables
 from tests.models.family_table import FAMILIES, WITH_OWN_LAYERS
 from tests.refusals import refuses
 from tests.tiny_families import drawn_anew
+from tests.tolerances import assert_same_arrays
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
 with_own_layers = pytest.mark.parametrize("name", WITH_OWN_LAYERS)
@@ -60,6 +63,31 @@ def test_gradients_of_backends_agree(name):
     largest = max(np.abs(grad).max() for grad in grads["numpy"].values())
     for parameter, grad in grads["numpy"].items():
         np.testing.assert_allclose(grads["numba"][parameter], grad, rtol=0, atol=1e-5 * largest, err_msg=parameter)
+
+
+@every_family
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_parameters_that_change_in_the_backward_pass(name, recomputes):
+    """Each changes once the rest of the pass does not read it: else gradients that come later would differ."""
+    kind, config = words_model(FAMILIES[name])
+    ids, mask = np.random.default_rng(0).integers(7, 60, (2, 9)), np.arange(9) < np.array([[9], [5]])
+    found = []
+    with use_backend("numpy"):
+        for in_backward in (False, True):
+            model = drawn_anew(kind.from_config(config)).train(seed=3)
+            if recomputes:
+                model.gradient_checkpointing_enable()
+            optimizer, classes = AdamW(model, lr=0.1), model.spec.vocab_size if kind.__name__.endswith("LM") else 3
+            inputs = {"attention_mask": mask, "labels": np.where(mask, ids % classes, -100)}
+            for _ in range(2):
+                step = StepInBackward(optimizer, 0, None, at_once=1) if in_backward else None
+                _, grads = differentiate(model, lambda: model(ids, **inputs), step and step.take)  # noqa: B023
+                if step is None:
+                    optimizer.step(grads)
+                else:
+                    step.finish()
+            found.append(model.state_dict())
+    assert_same_arrays(*found)
 
 
 @with_own_layers

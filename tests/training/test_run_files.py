@@ -30,6 +30,7 @@ from tests.training.tiny_runs import TEXTS, At, assert_same_weights, language_tr
     {"gradient_accumulation_steps": 2, "group_by_length": True, "optim": "lamb"},
     {"max_tokens_per_batch": 25, "warmup_steps": 0.3, "lr_scheduler_type": "cosine", "optim": "muon"},
     {"max_steps": -1, "num_train_epochs": 1.5, "save_strategy": "epoch", "gradient_checkpointing": True},
+    {"optim_in_backward": True, "max_grad_norm": 0.1, "optim": "muon"},
 ])  # fmt: skip
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path, settings):
     whole = language_trainer(tmp_path / "whole", **settings)

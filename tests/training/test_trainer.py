@@ -25,7 +25,7 @@ from bertcore.training import (
 )
 from bertcore.training.collators import NumberedCollator
 from bertcore.training.data import Batches
-from bertcore.training.objectives import CustomLoss, NextSentence
+from bertcore.training.objectives import CustomLoss, MaskedLM, NextSentence
 from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 from tests.training.tiny_runs import (
@@ -60,6 +60,38 @@ def test_a_run_is_the_loop_that_its_parts_make(tmp_path):
         schedule.step()
     trainer.train()
     assert_same_weights(trainer.model, twin)
+
+
+def test_steps_in_the_backward_pass_have_the_bits_of_others(tmp_path):
+    settings = {"max_grad_norm": 0, "weight_decay": 0.1, "save_strategy": "no"}
+    first = language_trainer(tmp_path / "0", optim_in_backward=True, **settings)
+    other = language_trainer(tmp_path / "1", **settings)
+    with mock.patch.object(other.objective, "in_backward", side_effect=AssertionError):
+        assert first.train()[:2] == other.train()[:2]
+    assert_same_weights(first.model, other.model)
+
+
+def test_steps_in_the_backward_pass_are_clipped_by_the_norm_before(tmp_path):
+    trainer = language_trainer(tmp_path, optim_in_backward=True, max_grad_norm=0.01, max_steps=3, logging_steps=1)
+    factors, begin = [], AdamW.begin_step
+
+    def noted(optimizer, scale=None):
+        factors.append(scale)
+        return begin(optimizer, scale)
+
+    with mock.patch.object(AdamW, "begin_step", noted):
+        trainer.train()
+    norms = [line["grad_norm"] for line in trainer.state.log_history]
+    assert factors == [None, *(np.float32(0.01 / norm) for norm in norms[:2])]
+
+
+def test_what_steps_in_the_backward_pass_cannot_do(tmp_path):
+    trainer = language_trainer(tmp_path, optim_in_backward=True)
+    objective = MaskedLM() + CustomLoss(lambda out: None)
+    error = "optim_in_backward is set, and Sum computes gradients in several passes, expected one"
+    refuses(ValueError, error, Trainer, trainer.model, trainer.args, objective=objective)
+    trainer.processes = mock.Mock(count=2, is_first=True, from_first=lambda make: make())
+    refuses(ValueError, "optim_in_backward is for one process, expected False for 2", trainer.train)
 
 
 def test_a_callback_that_would_never_be_called_is_refused(tmp_path):
@@ -140,6 +172,8 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
     ({"seed": None}, "seed is None"),
     ({"data_seed": 2**32}, "data_seed is 4294967296, expected at most 4294967295"),
     ({"label_smoothing_factor": 1.0}, "label_smoothing_factor is 1.0"),
+    ({"optim_in_backward": True, "fp16": True}, "optim_in_backward and fp16 are both set"),
+    ({"optim_in_backward": True, "gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 2, expected 1"),
 ])  # fmt: skip
 def test_invalid_settings(tmp_path, settings, error):
     refuses((TypeError, ValueError), error, TrainingArguments, **{"output_dir": tmp_path} | settings)

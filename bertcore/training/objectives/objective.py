@@ -134,6 +134,19 @@ class Objective:
         xp = kernels.array_module(next(iter(grads.values())))
         return base * xp.asarray(out.loss, np.float64), grads
 
+    def in_backward(self, model: Any, batch: Batch, take: Callable[[Parameter, Any], None]) -> Any:
+        """Return the loss of the only batch of a step, a float64 0-d array; `take` gets gradients (`differentiate`)."""
+        shares = tuple(float(count > 0) for count in self.counts(model, batch))
+        with use_loss_factors(shares if 0.0 in shares else ()):
+            out, _ = differentiate(self.trained(model), lambda: self.loss(model, batch), take)
+        return np.asarray(out.loss, np.float64)
+
+    @property
+    def is_one_pass(self) -> bool:
+        """True if `loss` is differentiated whole, so that `in_backward` gives the gradients of `in_step`."""
+        methods = (type(self).value_and_grad, Objective.value_and_grad), (type(self).in_step, Objective.in_step)
+        return all(own is base for own, base in methods)
+
     def __add__(self, other: Objective) -> Objective:
         """Return the sum of both losses of one batch."""
         return other.added_to(self) if isinstance(other, Objective) else NotImplemented
