@@ -126,7 +126,7 @@ class MarginMSE(CrossEncoderObjective):
     is_of_lists = True
 
     def checked(self, labels: Any, count: int) -> Any:
-        return checked_labels(labels, len(labels))
+        return super().checked(labels, len(labels))
 
     def of_scores(self, scores: Array, labels: Any, lists: list[slice]) -> tuple[Array, Array]:
         value, grad = margin_error(scores.reshape(len(lists), -1), labels)

@@ -65,7 +65,7 @@ class Distillation(Objective):
         self.objective_weight = check_number("objective_weight", objective_weight)
         if objective is not None:
             self.model_class = objective.model_class
-        self._labelled_only = any(getattr(term, "labelled_only", False) for term in terms)
+        self._labelled_only = any(term.labelled_only for term in terms)
         if self._labelled_only and objective is None:
             raise ValueError("labelled_only needs an objective, whose labels choose the tokens")
         self._student: Any = None
@@ -82,22 +82,15 @@ class Distillation(Objective):
 
         That is the real tokens, or the texts if all terms are soft targets of texts.
         """
-        if self.objective is not None:
-            return self.objective.weight(batch)
-        is_of_texts = all(term.is_of_texts(self.teacher) for term in self.terms)
-        return float(len(batch["input_ids"]) if is_of_texts else np.count_nonzero(real_tokens(batch)))
+        return self._rows(self.terms, batch) if self.objective is None else self.objective.weight(batch)
 
     def counts(self, model: Any, batch: Batch) -> tuple[float, ...]:
-        found = [] if self.objective is None else [self.objective.weight(batch)]
-        for term in self.terms:
-            if getattr(term, "labelled_only", False):
-                found.append(self.weight(batch))
-            else:
-                rows = (
-                    len(batch["input_ids"]) if term.is_of_texts(self.teacher) else np.count_nonzero(real_tokens(batch))
-                )
-                found.append(float(rows))
-        return tuple(found)
+        own = () if self.objective is None else (self.objective.weight(batch),)
+        return *own, *(self.weight(batch) if it.labelled_only else self._rows([it], batch) for it in self.terms)
+
+    def _rows(self, terms: Sequence[Term], batch: Batch) -> float:
+        is_of_texts = all(term.is_of_texts(self.teacher) for term in terms)
+        return float(len(batch["input_ids"]) if is_of_texts else np.count_nonzero(real_tokens(batch)))
 
     def parameters(self, model: Any) -> Sequence[Parameter]:
         """Return the parameters of the terms, made for the first model."""
@@ -108,7 +101,7 @@ class Distillation(Objective):
         run = Pass.begin(batch["input_ids"])
         with use_loss_factors(()), kept_losses():  # for the terms, not for summands of the student's own loss
             out, losses = self._losses(run, model, batch)
-        weights = [*([] if self.objective is None else [self.objective_weight]), *(term.weight for term in self.terms)]
+        weights = [self.objective_weight] * (self.objective is not None) + [term.weight for term in self.terms]
         parts = zip(losses, weights, strict=True)
         out.loss = total(run, *(functional.scale(run, loss, factor=weight) for loss, weight in parts))
         return out

@@ -14,7 +14,7 @@ from bertcore.arguments import check_count, check_number
 from bertcore.kernels import checks
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
-from bertcore.nn.spec import EncoderSpec
+from bertcore.nn.spec import EncoderSpec, LayerSpec
 from bertcore.passes import Pass
 from bertcore.tape import value_of
 from bertcore.training.objectives.divergences import (
@@ -102,10 +102,8 @@ class Outputs:
             student, teacher = (self._rows(name, getattr(out, name)) for out in (self.student, self.teacher))
             shape = value_of(student).shape
             if shape != teacher.shape or shape[1] < 2:
-                raise ValueError(
-                    f"SoftTargets: {name} of student and teacher are {shape} and {teacher.shape}, (rows, classes), "
-                    "expected the same shape and two classes at least"
-                )
+                expected = "(rows, classes), expected the same shape and two classes at least"
+                raise ValueError(f"SoftTargets: {name} of both are {shape} and {teacher.shape}, {expected}")
             yield student, _target(student, teacher)
 
     def _rows(self, name: str, logits: Any) -> Any:
@@ -135,6 +133,7 @@ class Term:
     weight: float = 1.0
     needs: ClassVar[tuple[str, ...]] = ()
     first_layer: ClassVar[int] = 1
+    labelled_only = False
 
     def __post_init__(self) -> None:
         check_number(f"weight of {type(self).__name__}", self.weight)
@@ -145,6 +144,12 @@ class Term:
     def is_of_texts(self, teacher: Any) -> bool:
         """Return whether the loss is a mean over texts rather than tokens."""
         return False
+
+    def compared(self, student: Any, teacher: Any) -> Iterator[list[tuple[str, Any, LayerSpec]]]:
+        """Yield (whose, model, layer) of the student's and the teacher's compared layers."""
+        models = (("student", student), ("teacher", teacher))
+        for pair in self.pairs(student.spec, teacher.spec).items():
+            yield [(*each, each[1].spec.layers[layer - 1]) for each, layer in zip(models, pair, strict=True)]
 
     def maps(self, name: str, student: EncoderSpec, teacher: EncoderSpec) -> list[Linear]:
         """Return the term's own linear layers, without values; parameters' names begin with `name`."""
@@ -276,18 +281,14 @@ class _Attention(Term):
     def check(self, student: Any, teacher: Any) -> None:
         """Raise ValueError unless attention sees all tokens, by query and key alone, with as many heads in both."""
         name = type(self).__name__
-        for pair in self.pairs(student.spec, teacher.spec).items():
-            layers = [model.spec.layers[layer - 1] for model, layer in zip((student, teacher), pair, strict=True)]
-            for whose, model, layer in zip(("student", "teacher"), (student, teacher), layers, strict=True):
+        for both in self.compared(student, teacher):
+            for whose, model, layer in both:
                 if model.spec.biases_scores or layer.is_causal or layer.window is not None:
-                    raise ValueError(
-                        f"{name}: attention of the {whose} is not that of all tokens by query and key alone"
-                    )
-            heads = [(layer.num_heads, layer.num_key_value_heads or layer.num_heads) for layer in layers]
-            if len({*heads[0], *heads[1]}) > 1:
-                raise ValueError(
-                    f"{name}: heads of queries and of keys are {heads[0]} and {heads[1]}, expected as many"
-                )
+                    problem = f"attention of the {whose} is not that of all tokens by query and key alone"
+                    raise ValueError(f"{name}: {problem}")
+            own, other = ((it.num_heads, it.num_key_value_heads or it.num_heads) for *_, it in both)
+            if len({*own, *other}) > 1:
+                raise ValueError(f"{name}: heads of queries and of keys are {own} and {other}, expected as many")
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
         layers, losses = self.pairs(*outputs.specs), []
@@ -349,15 +350,11 @@ class Relations(Term):
 
     def check(self, student: Any, teacher: Any) -> None:
         heads = self.heads or student.spec.num_heads
-        for pair in self.pairs(student.spec, teacher.spec).items():
-            for whose, model, layer in zip(("student", "teacher"), (student, teacher), pair, strict=True):
-                spec = model.spec.layers[layer - 1]
-                widths = {"query": spec.attention_size, "key": spec.key_value_size, "value": spec.key_value_size}
-                for part in self.of:
-                    if widths[part] % heads:
-                        raise ValueError(
-                            f"heads is {heads}, expected a divisor of the {whose}'s {widths[part]} ({part})"
-                        )
+        for whose, _, layer in (each for both in self.compared(student, teacher) for each in both):
+            for part in self.of:
+                width = layer.attention_size if part == "query" else layer.key_value_size
+                if width % heads:
+                    raise ValueError(f"heads is {heads}, expected a divisor of the {whose}'s {width} ({part})")
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
         heads, losses = self.heads or outputs.specs[0].num_heads, []
@@ -371,11 +368,9 @@ class Relations(Term):
 
 
 def _check_widths(term: Term, student: Any, teacher: Any) -> None:
-    own, other = student.spec.hidden_size, teacher.spec.hidden_size
+    own, other, name = student.spec.hidden_size, teacher.spec.hidden_size, type(term).__name__
     if own != other:
-        raise ValueError(
-            f"{type(term).__name__}: hidden states of the student have {own} features, the teacher's {other}"
-        )
+        raise ValueError(f"{name}: hidden states of the student have {own} features, the teacher's {other}")
 
 
 def total_of(run: Pass, losses: Iterable[Any]) -> Any:

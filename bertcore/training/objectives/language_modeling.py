@@ -299,6 +299,5 @@ class DataCollatorForReplacedTokens(DataCollatorForLanguageModeling):
     """Batches for masked language models, with random numbers "draws" that sample the generator's words."""
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """Return the batch; see `ReplacedTokenModel`."""
         batch = super().__call__(examples)
         return batch | {"draws": self.rng.random(batch["input_ids"].shape)}
