@@ -26,12 +26,10 @@ class NpyStream:
         np.lib.format.write_array_header_1_0(self._stream, header)
 
     def write(self, rows: np.ndarray) -> None:
-        """Write some rows."""
         self._stream.write(np.ascontiguousarray(rows, self._dtype).tobytes())
         self.rows += len(rows)
 
     def finish(self) -> None:
-        """Write the number of rows."""
         self._stream.seek(self._start)
         self._write_header()
         if self._stream.tell() != self._body:

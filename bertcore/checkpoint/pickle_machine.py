@@ -107,7 +107,6 @@ class _Machine:
         return self.stack.pop()
 
     def take(self, count: int) -> bytes:
-        """Return the next `count` bytes."""
         if count > self.stop - self.position:
             ends = f"is longer than {LIMIT >> 20} MiB" if self.limited else "ends too early (truncated?)"
             raise Refused(f"the pickle {ends}")
@@ -127,7 +126,6 @@ class _Machine:
         return self.take(self.number(size)).decode("utf-8")
 
     def line(self) -> str:
-        """Return text up to the end of the line."""
         end = self.data.find(b"\n", self.position, self.stop)
         return self.take((self.stop if end < 0 else end) + 1 - self.position)[:-1].decode("utf-8")
 

@@ -9,7 +9,6 @@ from bertcore.models.spec import ConfigReader, standard_spec
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of a BERT config."""
     parts = (f"cls.predictions.{part}" for part in ("decoder", "bias", "transform.dense", "transform.LayerNorm"))
     return POOLED_HEADS | {
         "masked_lm": LanguageModelSpec(*parts, activation=read.activation("hidden_act", "gelu")),

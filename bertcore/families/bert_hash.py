@@ -15,7 +15,6 @@ from bertcore.nn.spec import EncoderSpec
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a BERT Hash config."""
     size = ConfigReader(config).size("projections", 5)
     return standard_spec(config, embedding_size=size, projects_words=True, tied_decoder=False)
 

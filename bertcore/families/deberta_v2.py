@@ -89,7 +89,6 @@ class ConvolutedLayer(EncoderLayer):
         self.convolution = Convolution(names, spec) if index == 0 and spec.details.convolution else None
 
     def __call__(self, run: Pass, hidden: Any, context: DisentangledContext) -> Any:
-        """(tokens, hidden) -> (tokens, hidden)."""
         encoded = super().__call__(run, hidden, context)
         if self.convolution is None:
             return encoded
@@ -128,7 +127,6 @@ _DEFAULTS = {
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a DeBERTa v2 or v3 config."""
     read, types = ConfigReader(config), deberta.listed(config)
     distance = deberta.max_distance(config)
     details = BucketedDisentanglement(

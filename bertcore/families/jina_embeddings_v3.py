@@ -31,7 +31,6 @@ DEFAULTS = {
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a Jina v3 config."""
     read = ConfigReader(config, DEFAULTS)
     theta = read.number("rotary_emb_base", 20_000.0)
     return standard_spec(
@@ -50,7 +49,6 @@ def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str,
 
 
 def adapters(read: ConfigReader) -> Adapters:
-    """The adapters, of the tasks in lora_adaptations."""
     return Adapters(read.names("lora_adaptations"), read.number("lora_alpha", 1.0) / read.size("lora_rank", 4))
 
 

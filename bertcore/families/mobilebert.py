@@ -81,7 +81,6 @@ class TrigramEmbeddings(Embeddings):
         self.dropout = spec.embedding_dropout
 
     def __call__(self, run: Pass, inputs: Any) -> Any:
-        """An `EncoderInput` -> (tokens, hidden)."""
         words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
         if self.is_trigram:
             words = functional.take_neighbours(run, words, cu_seqlens=inputs.cu_seqlens, distances=(1, 0, -1))
@@ -145,7 +144,6 @@ class BottleneckLayer(Block):
             self.out = Projection(names["out"], layer, narrow, width, layer.dropout)
 
     def __call__(self, run: Pass, hidden: Any, context: LayerContext) -> Any:
-        """(tokens, hidden) -> (tokens, hidden)."""
         details = self.details
         state = hidden if self.into is None else self.into(run, hidden)
         if details.has_own_values:
@@ -207,7 +205,6 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 
 def pooler(name: str, spec: EncoderSpec) -> Block:
-    """The pooler of the base model."""
     return Pooler(name, spec) if spec.details.has_pooler_map else FirstToken()
 
 

@@ -32,7 +32,6 @@ MOST_DISTANCE = 2**16
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a T5 config's encoder."""
     read = ConfigReader(config)
     used = read.size("relative_attention_num_buckets", BUCKETS)
     farthest = read.size("relative_attention_max_distance", 128, most=MOST_DISTANCE)
@@ -55,7 +54,6 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The head that needs no decoder."""
     return {"token_classification": ClassifierSpec("classifier", "tokens")}
 
 

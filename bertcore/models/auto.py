@@ -157,7 +157,6 @@ class AutoModelForMultipleChoice(_SequenceModel):
 
     def __call__(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None, position_ids: Any = None,
                  *, labels: Any = None, **options: Any) -> LogitsOutput:  # fmt: skip
-        """Score the texts; see the class, and `Model.__call__` for the arguments."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         own = [name for name in self.family.inputs if name in options and name not in self.family.batch_inputs]
         inputs |= {"position_ids": position_ids} | {name: options.pop(name) for name in own}

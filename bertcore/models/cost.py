@@ -171,12 +171,10 @@ def _size(parameter: Parameter) -> int:
 
 
 def _sizes(blocks: Iterable[Block]) -> int:
-    """The parameters of all blocks."""
     return sum(_size(parameter) for block in blocks for parameter in block.parameters())
 
 
 def _bytes(model: Model, dtype: str) -> int:
-    """The memory of the parameters of a model of that dtype."""
     if dtype in ("float32", "float16"):
         return model.num_parameters() * (4 if dtype == "float32" else 2)
     return sum(_low_bytes(parameter, dtype) for parameter in model.parameters())
@@ -231,7 +229,6 @@ class PassCost:
 
     @property
     def latency(self) -> float:
-        """The median of the rounds, in seconds."""
         return statistics.median(self.seconds)
 
 
@@ -365,7 +362,6 @@ def _compilations(backend: str) -> contextlib.AbstractContextManager[list[str]]:
 
 
 def _seconds(model: Any, ids: np.ndarray) -> float:
-    """Seconds of a pass, the mean of a turn's."""
     _pass(model, ids)  # the other models had the caches, and the threads slept
     count, started = 0, time.perf_counter()
     while count == 0 or time.perf_counter() - started < TURN:

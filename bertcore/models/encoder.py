@@ -60,7 +60,6 @@ class Encoder(Block):
         return eager.run(run, self, inputs)
 
     def forward(self, run: Pass, inputs: EncoderInput) -> Tensor:
-        """Run a batch operation by operation."""
         return self.run_layers(run, *self.adapter.begin(run, inputs, self.embeddings))
 
     def run_layers(self, run: Pass, state: Tensor, context: LayerContext) -> Tensor:

@@ -106,7 +106,6 @@ class AutoModelForEntityClassification(ModelWithHeads):
         return self._classified(encoded, self.heads[0](encoded.run, encoded.hidden, parts), labels)
 
     def _classified(self, encoded: Encoded, logits: Any, labels: Any) -> LogitsOutput:
-        """Return the output with the loss of `labels`."""
         loss = None
         if labels is not None:
             kind = losses.PROBLEM_TYPES[1 if losses.label_array("labels", labels).ndim == 1 else 2]

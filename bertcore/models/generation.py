@@ -88,7 +88,6 @@ def generate(
 
 
 def _drawing(temperature: float, top_k: int | None, top_p: float, seed: int | None) -> Callable[[Any], np.ndarray]:
-    """Return a function that draws a word for each row of scores."""
     rng = np.random.default_rng(seed)
 
     def draw(scores: Any) -> np.ndarray:

@@ -71,7 +71,6 @@ class _Counted(Block):
             ]
 
     def __call__(self, run: Pass, labels: Any, count: int) -> Any:
-        """(labels, width) -> (count, labels, width)."""
         xp, weight, state, found = kernels.array_module(labels), self.states.weight(run), labels, []
         places = self.places.value(run)[:count]
         known = functional.linear(run, places, self.inputs.weight(run), self.biases[0].value(run))

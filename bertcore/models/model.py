@@ -183,7 +183,6 @@ class Model(NamedParameters):
         return model
 
     def _fill(self, fill: Callable[[Parameter, str], None], dtype: str) -> None:
-        """Give the parameters their values, one after another, by `fill(parameter, dtype)`."""
         checks.choice("dtype", dtype, DTYPES)
         self.dtype = dtype
         with self._backend_to_fill_for():

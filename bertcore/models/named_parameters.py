@@ -48,7 +48,6 @@ class NamedParameters(Block):
         return arrays
 
     def named_parameters(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Iterate over the names and values of `state_dict`."""
         return iter(self.state_dict().items())
 
     def load_state_dict(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -100,5 +99,4 @@ class NamedParameters(Block):
         return sum(math.prod(shape) for shape in self.expected_tensors().values())
 
     def _backend_to_fill_for(self) -> AbstractContextManager[None]:
-        """A context in which parameters are filled."""
         return nullcontext()

@@ -76,7 +76,6 @@ class ModelOutput:
         return len(self.keys())
 
     def keys(self) -> list[str]:
-        """The names of the fields that are there."""
         return [name for name, _ in self.items()]
 
     def items(self) -> list[tuple[str, Any]]:
@@ -84,7 +83,6 @@ class ModelOutput:
         return [(name, getattr(self, name)) for name in list(vars(self)) if getattr(self, name) is not None]
 
     def values(self) -> tuple[Any, ...]:
-        """Return the same as to_tuple; with keys and items this makes dict(out) work."""
         return self.to_tuple()
 
     def predictions(self) -> tuple[Any, ...]:
@@ -94,7 +92,6 @@ class ModelOutput:
         return logits or tuple(value for name, value in self.items() if name in own)
 
     def to_tuple(self) -> tuple[Any, ...]:
-        """The values of the fields that are there."""
         return tuple(value for _, value in self.items())
 
 

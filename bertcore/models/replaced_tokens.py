@@ -205,12 +205,10 @@ class ReplacedTokenModel(NamedParameters):
 
     @property
     def config(self) -> dict[str, Any]:
-        """The discriminator's."""
         return self.discriminator.config
 
     @property
     def spec(self) -> EncoderSpec:
-        """The discriminator's."""
         return self.discriminator.spec
 
     @property
@@ -225,7 +223,6 @@ class ReplacedTokenModel(NamedParameters):
 
     @property
     def training(self) -> bool:
-        """True if dropout is applied; see `train`."""
         return self.discriminator.training
 
     @training.setter
@@ -233,23 +230,19 @@ class ReplacedTokenModel(NamedParameters):
         self.generator.training = self.discriminator.training = is_training
 
     def train(self, seed: int | None = None) -> Self:
-        """From now on dropout is applied; see `Model.train`."""
         self.generator.train(seed)
         self.discriminator.train(None if seed is None else mixed_seed(seed, 1))
         return self
 
     def eval(self) -> Self:
-        """From now on nothing is dropped."""
         self.training = False
         return self
 
     def gradient_checkpointing_enable(self) -> None:
-        """See `Model.gradient_checkpointing_enable`."""
         for part in PARTS:
             getattr(self, part).gradient_checkpointing_enable()
 
     def gradient_checkpointing_disable(self) -> None:
-        """See `Model.gradient_checkpointing_disable`."""
         for part in PARTS:
             getattr(self, part).gradient_checkpointing_disable()
 

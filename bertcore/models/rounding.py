@@ -64,7 +64,6 @@ class InputStatistics:
         return ObservedWeight(base, self.add)
 
     def add(self, inputs: np.ndarray) -> None:
-        """Add inputs, (..., columns)."""
         rows = inputs.reshape(-1, inputs.shape[-1])
         if not len(rows):
             return

@@ -159,7 +159,6 @@ class ConfigReader:
         return self._checked(key, value, value <= most, f"expected at most {most}")
 
     def count(self, key: str, default: int | None = None) -> int:
-        """An integer of at least 0."""
         return 0 if self._get(key, default) == 0 else self.size(key, default)
 
     def index(self, key: str, default: int | None, size: int) -> int | None:
@@ -169,7 +168,6 @@ class ConfigReader:
         return self._checked(key, value, is_right, f"expected an integer from 0 to {size - 1}, or null")
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """An integer of either sign."""
         value = self._get(key, default)
         return self._checked(key, value, _is_integer(value), "expected an integer")
 
@@ -185,7 +183,6 @@ class ConfigReader:
         return self._checked(key, value, value < 1, "expected at least 0 and below 1")
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """True or false."""
         value = self._get(key, default)
         return self._checked(key, value, isinstance(value, bool), "expected true or false")
 
@@ -196,7 +193,6 @@ class ConfigReader:
         return ACTIVATIONS[self._checked(key, value, is_known, f"known are {', '.join(sorted(ACTIVATIONS))}")]
 
     def choice(self, key: str, default: Any, *allowed: Any) -> Any:
-        """One of the `allowed` values."""
         value = self._get(key, default)
         return self._checked(key, value, value in allowed, f"supported is {' or '.join(map(repr, allowed))}")
 
@@ -216,11 +212,9 @@ class ConfigReader:
         return value
 
     def name(self, key: str) -> str:
-        """Return the name of `key` in errors."""
         return self._within + self._key_in_config(key)
 
     def _key_in_config(self, key: str) -> str:
-        """Return the config's own name of `key`."""
         own = self._keys.get(key, key)
         return key if own not in self._config and key in self._config else own
 

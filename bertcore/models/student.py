@@ -72,7 +72,6 @@ def student_from_teacher(
 
 
 def with_labels_of(teacher: Model, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the teacher's labels."""
     others = {key: value for key, value in config.items() if key not in LABELS}
     return others | {key: teacher.config[key] for key in LABELS if key in teacher.config}
 
@@ -90,7 +89,6 @@ def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
 
 
 def _chosen(layers: Sequence[int] | None, own: EncoderSpec, other: EncoderSpec) -> list[int]:
-    """The teacher's layer for each of the student's."""
     if layers is None:
         return np.linspace(0, other.num_layers - 1, own.num_layers).round().astype(int).tolist()
     if not isinstance(layers, Sequence | np.ndarray):
@@ -114,7 +112,6 @@ def _pairs_of_layers(student: Model, teacher: Model, chosen: list[int]) -> Itera
 
 
 def _check_layer(student: Model, teacher: Model, index: int, place: int) -> None:
-    """ValueError for layers that are not of one kind."""
     own, other = student.encoder.layers[index], teacher.encoder.layers[place]
     if type(own) is not type(other) or type(own.attention) is not type(other.attention):
         kinds = student.family.model_type, teacher.family.model_type

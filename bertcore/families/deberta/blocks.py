@@ -137,7 +137,6 @@ class DisentangledEmbeddings(Embeddings):
             self.norm = LayerNorm(names["embeddings_norm"], features=spec.hidden_size, eps=spec.layer_norm_eps)
 
     def __call__(self, run: Pass, inputs: Any) -> Any:
-        """An `EncoderInput` -> (tokens, hidden)."""
         words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
         if self.projection is not None:
             words = self.projection(run, words if marks is None else functional.add(run, words, marks))
@@ -284,7 +283,6 @@ class DisentangledAttention(SelfAttention):
         return (chosen.weight for chosen in (self.map_key, self.map_query) if chosen is not None)
 
     def mix(self, run: Pass, source: Any, context: DisentangledContext) -> Any:
-        """The attended values of all heads side by side, (tokens, hidden)."""
         return self.attend_to(run, self.keys(run, source, context), context)
 
     def keys(self, run: Pass, source: Any, context: DisentangledContext) -> Keys:

@@ -71,13 +71,11 @@ class DisentangledAdapter(Adapter):
         return ComponentsInput(**vars(inputs), components=[]) if output_attention_components else inputs
 
     def reads_on_host(self, run: Pass) -> Collection[str]:
-        """In training positions are mapped for the longest sequence."""
         return () if run.tape is None else ("longest",)
 
     def begin(
         self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]
     ) -> tuple[Tensor, DisentangledContext]:
-        """The embeddings, and what all layers share."""
         return embeddings(run, inputs), self.context(run, inputs)
 
     def context(self, run: Pass, inputs: EncoderInput) -> DisentangledContext:
@@ -227,7 +225,6 @@ def max_distance(config: Mapping[str, Any]) -> int:
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a DeBERTa v1 config."""
     types = listed(config)
     ConfigReader(config).require(talking_head=False)
     details = Disentanglement(

@@ -210,7 +210,6 @@ class Entities:
         return dict(zip(INTEGERS, (*arrays, self.cu_seqlens), strict=True))
 
     def with_integers(self, integers: Mapping[str, Any]) -> "Entities":
-        """The same entities with these integers."""
         ids, types, positions, words, entities, offsets = (integers[name] for name in INTEGERS)
         width = len(positions) // len(ids) if len(ids) else 1
         changed = {
@@ -261,11 +260,9 @@ class WordAndEntityEmbeddings(Embeddings):
         self.entities = EntityEmbeddings(names, spec)
 
     def other_weights(self) -> Iterator[Parameter]:
-        """The maps of entities."""
         return self.entities.token_weights()
 
     def __call__(self, run: Pass, inputs: Any) -> Any:
-        """An `EncoderInput` -> (tokens, hidden)."""
         words, entities = super().__call__(run, inputs), getattr(inputs, "entities", None)
         if entities is None:
             return words
@@ -296,11 +293,9 @@ class EntityAwareAttention(SelfAttention):
             self.entity_queries = Linear(*projections, in_features=width, out_features=width)
 
     def other_weights(self) -> Iterator[Parameter]:
-        """The further queries, which replace the first where there are entities."""
         return (queries.weight for queries in (self.word_queries, self.entity_queries)) if self.is_aware else iter(())
 
     def mix(self, run: Pass, source: Any, context: LayerContext) -> Any:
-        """The attended values of all heads side by side, (tokens, hidden)."""
         if not self.is_aware or not isinstance(context, EntityContext):
             return super().mix(run, source, context)
         rows, joined = context.rows, self.projections[0]

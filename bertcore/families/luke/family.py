@@ -200,7 +200,6 @@ class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
 
 
 def _entities(encoded: Encoded, model: ModelWithHeads) -> Entities:
-    """The entities of a call."""
     if not isinstance(encoded.inputs, WordAndEntityInput):
         raise ValueError(f"entity_ids is None; {type(model).__name__} needs them for what it is asked for")
     return encoded.inputs.entities
@@ -215,7 +214,6 @@ def _word_rows(encoded: Encoded, batch: PackedBatch, name: str, columns: Any) ->
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a LUKE config."""
     read = ConfigReader(config)
     entities = EntitySpec(
         vocab_size=read.size("entity_vocab_size", 500000),

@@ -164,7 +164,6 @@ class RecurrentAdapter(Adapter):
         return kept.get(distances, {})
 
     def _lowest(self, longest: int, highest: int) -> int:
-        """The lowest distance that there is."""
         return 0 if self.spec.layers[0].is_causal else min(1 - longest, 0)
 
     def _visible(self, inputs: EncoderInput, longest: int, memory: int) -> np.ndarray | None:
@@ -220,7 +219,6 @@ class RecurrentAdapter(Adapter):
         return Encoded(run, packed, inputs, state, traced)
 
     def _given(self, states: list) -> list[Any]:
-        """The inputs of the layers, from the states of a trace."""
         return states[:-1]
 
     def _next_memory(self, run: Pass, state: Any, before: Any, packed: PackedBatch) -> Any:

@@ -73,7 +73,6 @@ class Half:
     relations: Relations
 
     def context(self, whole: "RecurrentContext") -> "RecurrentContext":
-        """The part of the batch's context."""
         mask = whole.key_mask
         if mask is not None and mask.shape[0] > 1:
             mask = mask[self.sequences]
@@ -81,7 +80,6 @@ class Half:
         return replace(whole, cu_seqlens=offsets, key_mask=mask, relations=self.relations)
 
     def cut(self, run: Pass, query: Any, for_position: Any, key: Any, value: Any, scores: Any) -> tuple[Any, ...]:
-        """The parts of the arrays."""
         pairs = (query, self.tokens), (for_position, self.tokens), (key, self.keys), (value, self.keys)
         pairs = *pairs, (scores, self.tokens)
         return tuple(
@@ -232,7 +230,6 @@ class AdaptiveEmbeddings(Block):
         return iter(self.projections[1:])
 
     def __call__(self, run: Pass, inputs: Any) -> Any:
-        """An `EncoderInput` -> (tokens, hidden)."""
         ids, xp, parts = inputs.input_ids, kernels.array_module(inputs.input_ids), []
         for index, (first, end) in enumerate(self.groups):  # by all, for how many words a group has is on the GPU
             embedded = self._embedded(run, index, xp.clip(ids - first, 0, end - first - 1))
@@ -285,7 +282,6 @@ class RecurrentAttention(RelativeAttention):
         yield self.positions.weight
 
     def mix(self, run: Pass, source: Any, context: SharedBiasesContext) -> Any:
-        """The attended values of all heads side by side, (tokens, heads * head_dim)."""
         relations, inner, memory = context.relations, self.num_heads * self.head_dim, context.memories[self.index]
         biases = context.biases if self.biases is None else self.biases
         qkv = self.qkv(run, relations.keys(run, source, None if memory is None else self.open(run, memory)))

@@ -139,7 +139,6 @@ class TwoStreamAttention(RelativeAttention):
         yield self.positions
 
     def output(self, run: Pass, mixed: Any, residual: Any = None, *, dropout: float = 0.0) -> Any:
-        """The map back to the layer's width."""
         if dropout and run.seeds:
             return dropped_linear(run, mixed, self.output_weight.weight(run), None, residual, None, dropout)
         return functional.linear(run, mixed, self.output_weight.weight(run), None, residual)

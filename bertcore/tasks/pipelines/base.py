@@ -170,7 +170,6 @@ class Pipeline:
 
     @classmethod
     def model_class(cls) -> type[Model]:
-        """Return the class of the task's models."""
         return getattr(auto, cls._model_class)
 
     @classmethod
@@ -202,7 +201,6 @@ class Pipeline:
 
     @property
     def id2label(self) -> dict[int, str]:
-        """Names of the model's classes."""
         return dict(enumerate(ConfigReader(self.model.config).label_names()))
 
     # Overridden by tasks.
@@ -211,7 +209,6 @@ class Pipeline:
         return "{" + ", ".join(f'"{key}": ...' for key in self._keys) + "}" if self._keys else "a string"
 
     def _pair(self, item: Any, name: str) -> Iterator[str]:
-        """Return the two texts of an input, checked."""
         if not isinstance(item, Mapping):
             raise TypeError(f"{name} is {type(item).__name__}, expected {self._expected()}")
         if set(item) != set(self._keys):

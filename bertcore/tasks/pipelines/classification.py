@@ -155,7 +155,6 @@ class ZeroShotOptions(CallOptions):
 
     @property
     def labels(self) -> list[str]:
-        """The classes, as a list."""
         if isinstance(self.candidate_labels, str):
             return [label.strip() for label in self.candidate_labels.split(",") if label.strip()]
         return list(self.candidate_labels)
@@ -187,7 +186,6 @@ class ZeroShotClassificationPipeline(Pipeline):
         self._contradiction = len(names) - 1 if found[0] == 0 else 0
 
     def __call__(self, inputs: Any, candidate_labels: Any = None, **options: Any) -> Any:
-        """Classify one text, a list or an iterator of texts; see the class."""
         if candidate_labels is not None:
             options["candidate_labels"] = candidate_labels
         read = self._options(options)
@@ -263,7 +261,6 @@ class ZeroShotNerPipeline(Pipeline):
         return GLiNERModel
 
     def __call__(self, inputs: Any, labels: Any = None, **options: Any) -> Any:
-        """Find the entities of one text, a list or an iterator of texts; see the class."""
         return super().__call__(inputs, **({} if labels is None else {"labels": labels}), **options)
 
     def _answers(self, items: Iterable[Any], options: Any, total: int | None, one: bool = False) -> Iterator[Any]:

@@ -126,7 +126,6 @@ class EntityClassificationPipeline(_EntityPipeline):
 
     @property
     def plain_tokenizer(self) -> Any:
-        """The tokenizer of texts without entities."""
         return without_task(self.tokenizer)
 
     def length_of(self, item: Any, name: str = "inputs") -> int:

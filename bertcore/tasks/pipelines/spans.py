@@ -175,7 +175,6 @@ def _joined(words: Any, name: str) -> str:
 
 
 def _groups(tagged: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Group neighbours of one kind; B- begins a new group."""
     groups: list[list[Mapping[str, Any]]] = []
     for each in tagged:
         begins, kind = _kind(each["entity"])
@@ -261,7 +260,6 @@ class QuestionAnsweringPipeline(Pipeline):
     _keys = "question", "context"
 
     def __call__(self, inputs: Any = None, *, question: Any = None, context: Any = None, **options: Any) -> Any:
-        """Answer one question, a list or an iterator of them; see the class."""
         if inputs is None:
             inputs = {"question": question, "context": context}
         elif question is not None or context is not None:

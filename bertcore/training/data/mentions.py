@@ -73,26 +73,21 @@ class LabelledMentions:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the classes in their order."""
         return self.texts.labels
 
     @property
     def is_multiple(self) -> bool:
-        """True if a label is a list of classes."""
         return self.texts.is_multiple
 
     @property
     def count(self) -> int:
-        """The number of spans of a record."""
         return COUNTS[self.task]
 
     @property
     def model_class(self) -> str:
-        """The name of the class of the models."""
         return f"AutoModelForEntity{'Pair' if self.count == 2 else ''}Classification"
 
     def config(self, tokenizer: Any) -> dict[str, Any]:
-        """Return what the config of a model says of the task."""
         markers = None if has_entities(tokenizer) else list(find_markers(tokenizer, self.count))
         return {"problem_type": self.texts.problem_type} | ({} if markers is None else {"entity_markers": markers})
 
@@ -179,7 +174,6 @@ class LabelledEntities:
         return list(zip(spans, kinds, strict=True))
 
     def config(self, tokenizer: Any) -> dict[str, Any]:
-        """Return what the config of a model says of the task."""
         return {"max_span_width": self.width}
 
     def examples(
@@ -280,7 +274,6 @@ def check_side(tokenizer: Any) -> None:
 def _checked(
     record: Any, number: int, text: str, count: int | None = None, spans: Any = None, *, nested: bool = False
 ) -> list[Span]:
-    """Return `spans`, by default the record's, checked."""
     if "spans" not in record:
         raise wrong_record(record, number, "has no 'spans'")
     try:

@@ -74,7 +74,6 @@ class Questions:
                 }  # fmt: skip
 
     def _answer(self, record: Mapping[str, Any], number: int) -> tuple[int, int] | None:
-        """Return the characters of the first answer, or None."""
         if not (answers := self._answers(record, number)):
             return None
         first, start = answers[0]
@@ -84,7 +83,6 @@ class Questions:
         return start, start + len(first)
 
     def _answers(self, record: Mapping[str, Any], number: int) -> list[tuple[str, int]]:
-        """Return all answers, with the characters where they start."""
         answers = record.get(self.answers)
         try:
             found = list(zip(answers["text"], answers["answer_start"], strict=True))

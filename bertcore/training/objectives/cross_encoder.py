@@ -57,7 +57,6 @@ class CrossEncoderObjective(ChunkedObjective):
         return PairCollator(tokenizer, self.max_length)
 
     def weight(self, batch: Batch) -> float:
-        """Return the number of lists, or of pairs."""
         return float(len(_spans(batch)) if self.is_of_lists else len(batch["input_ids"]))
 
     def prepared(self, batch: Batch) -> tuple[dict[str, Any], Callable[[Array], tuple[Array, Array]]]:
@@ -79,7 +78,6 @@ class CrossEncoderObjective(ChunkedObjective):
         return {name: array for name, array in batch.items() if name not in self.targets}, of_rows
 
     def checked(self, labels: Any, count: int) -> Any:
-        """Return the labels of `count` pairs in float64."""
         return checked_labels(labels, count)
 
 
@@ -352,7 +350,6 @@ class PairCollator(ColumnCollator):
         return batch | {"lists": np.repeat(np.arange(len(rows)), [len(texts) for texts in rows])}
 
     def lists(self, documents: Sequence[list[str]]) -> Iterator[list[str]]:
-        """Yield the documents of each example."""
         yield from documents
 
     def _texts(self, index: int, example: Mapping[str, Any]) -> tuple[str, list[str]]:

@@ -114,7 +114,6 @@ class Distillation(Objective):
         return [float(loss) for loss in self._losses(Pass.begin(batch["input_ids"]), model, batch)[1]]
 
     def _losses(self, run: Pass, model: Any, batch: Batch) -> tuple[Any, list[Any]]:
-        """Return the student's output, and the summands of its loss."""
         self._prepare(model)
         of_students, of_teachers = self._options
         inputs = {name: array for name, array in batch.items() if name not in TARGETS}

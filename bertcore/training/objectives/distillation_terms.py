@@ -54,7 +54,6 @@ class Outputs:
 
     @cached_property
     def cu_seqlens(self) -> np.ndarray:
-        """Offsets of the sequences among the real tokens, (sequences + 1,)."""
         return np.concatenate([[0], np.cumsum(self.is_real.sum(axis=1))])
 
     def tokens(self, name: str, padded: Any) -> Any:

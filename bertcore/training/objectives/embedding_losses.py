@@ -260,7 +260,6 @@ class Softmax(EmbeddingObjective):
         self._classifier: Any = None
 
     def parameters(self, model: Any) -> Sequence[Parameter]:
-        """Return the classifier's, made for the first model."""
         if self._model is not model:
             width = model.spec.hidden_size * (sum(self.parts) + self.parts[0])
             self._classifier = Linear("softmax.classifier", in_features=width, out_features=self.num_labels)

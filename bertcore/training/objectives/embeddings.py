@@ -125,7 +125,6 @@ class WithParts(Block):
 
     @property
     def passes(self) -> int:
-        """The number of passes of the encoder, which dropout follows."""
         return self.model.passes
 
     @passes.setter

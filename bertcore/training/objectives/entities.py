@@ -273,7 +273,6 @@ class GLiNERCollator:
         return batch | {"targets": targets, "weights": self._masked(targets, weights)}
 
     def _labels(self, examples: Sequence[Mapping[str, Any]], entities: Sequence[Any]) -> list[list[str]]:
-        """Return the labels that are put before each text."""
         known = sorted({kind for some in entities for _, kind in some})
         others, found = self.rng.permutation(np.array(known, object))[:MOST_OTHERS].tolist(), []
         for number, (record, some) in enumerate(zip(examples, entities, strict=True)):
@@ -294,7 +293,6 @@ class GLiNERCollator:
         return weights * (is_positive | (self.rng.random(targets.shape) < self._objective.negatives))
 
     def masking_settings(self) -> dict[str, Any]:
-        """Return the settings that a resumed run has to keep."""
         return {"masking": self._objective.masking, "negatives": self._objective.negatives}
 
 

@@ -222,7 +222,6 @@ class PermutationCollator(DataCollatorWithPadding):
         self.rng = np.random.default_rng(check_count("seed", seed, 0))
 
     def masking_settings(self) -> dict[str, Any]:
-        """Return the settings that a resumed run has to keep."""
         return {"share": self.objective.share, "longest_span": self.objective.longest_span}
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:

@@ -148,11 +148,9 @@ class Objective:
         return all(own is base for own, base in methods)
 
     def __add__(self, other: Objective) -> Objective:
-        """Return the sum of both losses of one batch."""
         return other.added_to(self) if isinstance(other, Objective) else NotImplemented
 
     def added_to(self, first: Objective) -> Objective:
-        """Return `first + self`."""
         return Sum(first, self)
 
 

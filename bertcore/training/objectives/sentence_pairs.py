@@ -55,7 +55,6 @@ class SentencePairs(Objective):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The names of the labels."""
         return (self.label,)
 
     def pairs(
@@ -69,7 +68,6 @@ class SentencePairs(Objective):
 
     @property
     def pairing(self) -> SentencePairs:
-        """The objective itself."""
         return self
 
     def __add__(self, other: Objective) -> Objective:
