@@ -392,9 +392,8 @@ class GLiNERModel(WithEncoder):
 def table_rows(folder: str | os.PathLike, prefix: str) -> int | None:
     """Return the rows of the table of words in a file of weights."""
     found = checkpoint.open_checkpoint(folder).info
-    return next(
-        (info.shape[0] for name, info in found.items() if name.startswith(prefix) and name.endswith(TABLES)), None
-    )
+    tables = (info for name, info in found.items() if name.startswith(prefix) and name.endswith(TABLES))
+    return next((info.shape[0] for info in tables), None)
 
 
 def with_encoder(config: Mapping[str, Any], folder: str | os.PathLike) -> dict[str, Any]:

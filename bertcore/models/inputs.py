@@ -141,8 +141,9 @@ def integer_batch(name: str, values: Any, axes: tuple[str, ...] = ("sequences", 
     array = _host_array(name, values)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} holds {array.dtype}, expected integers")
-    if isinstance(values, list | tuple):
-        _check_no_flags(name, values)
+    for index, row in enumerate(values if isinstance(values, list | tuple) else ()):
+        if _holds_flags(row):  # NumPy counts them as 0 and 1
+            raise TypeError(f"{name}[{index}] holds bool, expected integers")
     if array.ndim < len(axes) and array.size == 0:
         array = array.reshape(*array.shape[:-1], *[0] * (len(axes) + 1 - array.ndim))
     if array.ndim != len(axes):
@@ -153,10 +154,7 @@ def integer_batch(name: str, values: Any, axes: tuple[str, ...] = ("sequences", 
 def _host_array(name: str, values: Any) -> np.ndarray:
     if isinstance(values, list | tuple):
         _check_rectangular(name, values)
-        try:
-            return np.array(values, dtype=np.int64 if len(values) == 0 or len(values[0]) == 0 else None)
-        except ValueError as error:  # lists of different lengths further in
-            raise ValueError(f"{name} is not a table of integers, expected (sequences, length): {error}") from error
+        return as_table(name, values, dtype=np.int64 if len(values) == 0 or len(values[0]) == 0 else None)
     if kernels.array_module(values) is not np:
         return kernels.to_host(values)
     array = np.asarray(values)
@@ -165,11 +163,12 @@ def _host_array(name: str, values: Any) -> np.ndarray:
     return array
 
 
-def _check_no_flags(name: str, rows: Any) -> None:
-    """Among integers NumPy counts a Boolean as 0 or 1, without a word."""
-    for index, row in enumerate(rows):
-        if _holds_flags(row):
-            raise TypeError(f"{name}[{index}] holds bool, expected integers")
+def as_table(name: str, values: Any, expected: str = "(sequences, length)", dtype: Any = None) -> np.ndarray:
+    """Return lists as an array; ValueError for lists of different lengths."""
+    try:
+        return np.array(values, dtype)
+    except ValueError as error:
+        raise ValueError(f"{name} is not a table of integers, expected {expected}: {error}") from error
 
 
 def _holds_flags(row: Any) -> bool:

@@ -111,10 +111,8 @@ def classification_loss(
             return soft_loss(run, logits, array)
         problem_type = PROBLEM_TYPES[0 if num_labels == 1 else 1 if array.dtype.kind in "iu" else 2]
         if array.dtype.kind == "f" and array.ndim == 1 and num_labels > 1:
-            raise ValueError(
-                f"labels holds {array.dtype} of shape {array.shape}, expected integers, a class for each sequence, or "
-                f"numbers of (sequences, {num_labels})"
-            )
+            expected = f"integers, a class for each sequence, or numbers of (sequences, {num_labels})"
+            raise ValueError(f"labels holds {array.dtype} of shape {array.shape}, expected {expected}")
     if problem_type not in PROBLEM_TYPES:
         raise ValueError(f"config: problem_type is {problem_type!r}, known are {', '.join(PROBLEM_TYPES)}")
     if problem_type == "single_label_classification":
@@ -196,8 +194,5 @@ def _one_each(name: str, array: np.ndarray, logits: Any) -> np.ndarray:
 def _check_classes(name: str, array: np.ndarray, num_classes: int) -> None:
     wrong = np.argwhere((array != IGNORED) & ((array < 0) | (array >= num_classes)))
     if len(wrong):
-        where = tuple(wrong[0])
-        index = ", ".join(map(str, where))
-        raise ValueError(
-            f"{name}[{index}] is {array[where]}, expected 0 to {num_classes - 1}, or {IGNORED} for no label"
-        )
+        index, found = ", ".join(map(str, wrong[0])), array[tuple(wrong[0])]
+        raise ValueError(f"{name}[{index}] is {found}, expected 0 to {num_classes - 1}, or {IGNORED} for no label")

@@ -124,10 +124,8 @@ class Model(NamedParameters):
         arrays = checkpoint.load_parameters(opened, expected, rules, optional=rules.heads, **scales)
         absent = [name for name in expected if name not in arrays]
         if absent:
-            warn_caller(
-                f"{folder} does not hold {', '.join(absent)}: newly initialised, train before use",
-                NewlyInitialisedWarning,
-            )
+            problem = f"does not hold {', '.join(absent)}: newly initialised, train before use"
+            warn_caller(f"{folder} {problem}", NewlyInitialisedWarning)
         model.newly_initialised = absent
         rng, spread = np.random.default_rng(0), model.spec.initializer_range
 
@@ -197,9 +195,8 @@ class Model(NamedParameters):
             return nullcontext()
         backend = kernels.resolve_backend(None, on_gpu=False)
         if self.dtype in INT8 and backend == "cupy":
-            raise ValueError(
-                f"dtype is {self.dtype!r}, which runs on the CPU alone (backends numpy and numba), not on 'cupy'"
-            )
+            where = "runs on the CPU alone (backends numpy and numba), not on 'cupy'"
+            raise ValueError(f"dtype is {self.dtype!r}, which {where}")
         return kernels.use_backend(backend)
 
     def get_input_embeddings(self) -> Embedding:
@@ -352,10 +349,7 @@ class Model(NamedParameters):
         Raises:
             TypeError, ValueError: which argument is wrong, where, and what was expected.
         """
-        own = {}
-        for name in self.family.inputs:
-            if name in targets:
-                own[name] = targets.pop(name)
+        own = {name: targets.pop(name) for name in self.family.inputs if name in targets}
         if targets:
             self._check_targets(targets)
         given = input_ids, attention_mask, token_type_ids, position_ids

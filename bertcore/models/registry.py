@@ -27,9 +27,8 @@ TOKEN_HEADS = {
 
 
 # The same with those of families that classify the pooler's output by one map.
-POOLED_HEADS = TOKEN_HEADS | dict.fromkeys(
-    ("sequence_classification", "multiple_choice"), ClassifierSpec("classifier", "pooler")
-)
+_POOLED = ClassifierSpec("classifier", "pooler")
+POOLED_HEADS = TOKEN_HEADS | {"sequence_classification": _POOLED, "multiple_choice": _POOLED}
 
 
 def replaced_token_head(read: ConfigReader) -> ClassifierSpec:
@@ -171,10 +170,8 @@ def known_families() -> list[str]:
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a config; ValueError names the known ones, and the known code where auto_map names code."""
     if not isinstance(config, Mapping):
-        raise TypeError(
-            f"config is {type(config).__name__}, expected a mapping as in config.json, or for from_config a preset's "
-            "name; from_pretrained loads a folder"
-        )
+        expected = "a mapping as in config.json, or for from_config a preset's name; from_pretrained loads a folder"
+        raise TypeError(f"config is {type(config).__name__}, expected {expected}")
     model_type, known = config.get("model_type"), known_families()
     if (custom := _custom_code(config)) is not None:
         return _family_of_code(custom)
@@ -201,9 +198,8 @@ def _family_of_code(modules: list[str]) -> Family:
     families = [stands_for.get(module) for module in modules]
     found = {family.model_type: family for family in families if family is not None}
     if len(found) != 1 or None in families:
-        raise ValueError(
-            f"config: auto_map names code of its own, {', '.join(modules)}, which is never run; "
-            f"code that a family here stands for: {', '.join(sorted(stands_for)) or 'none'}"
-        )
+        known = f"code that a family here stands for: {', '.join(sorted(stands_for)) or 'none'}"
+        problem = f"auto_map names code of its own, {', '.join(modules)}, which is never run"
+        raise ValueError(f"config: {problem}; {known}")
     (family,) = found.values()
     return family

@@ -81,9 +81,8 @@ class DisentangledWords(Block):
 
     def __call__(self, run: Pass, ids: Any) -> Any:
         """(tokens,) integers -> (tokens, features)."""
-        return functional.add(
-            run, functional.take_rows(run, value_of(self.shared.value(run)), rows=ids), self.delta(run, ids)
-        )
+        shared = functional.take_rows(run, value_of(self.shared.value(run)), rows=ids)
+        return functional.add(run, shared, self.delta(run, ids))
 
 
 class ReplacedTokenModel(NamedParameters):
@@ -126,10 +125,9 @@ class ReplacedTokenModel(NamedParameters):
         pairs = [(one, other) for one, other in pairs if one is not None and other is not None]
         for one, other in pairs:
             if one.table.shape != other.table.shape:
-                raise ValueError(
-                    f"{other.table.names[0]} is {other.table.shape} in the discriminator and {one.table.shape} in the "
-                    f"generator, expected the same for {self.embeddings} embeddings"
-                )
+                sizes = f"{other.table.shape} in the discriminator and {one.table.shape} in the generator"
+                expected = f"the same for {self.embeddings} embeddings"
+                raise ValueError(f"{other.table.names[0]} is {sizes}, expected {expected}")
         for one, other in pairs:
             if self.embeddings == "tied":
                 other.table = one.table
@@ -265,11 +263,12 @@ class ReplacedTokenModel(NamedParameters):
         rest = {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "position_ids": position_ids}
         run = Pass.begin(input_ids)
         with kernels.use_backend(run.backend), kernels.on_device_of(input_ids):  # of both models
-            return self._run(run, input_ids, rest, labels, draws, discriminator_weight)
+            found = self._run(run, input_ids, rest, labels, draws)
+            weighted = functional.scale(run, found.discriminator_loss, factor=discriminator_weight)
+            found.loss = losses.total(run, found.generator_loss, weighted)
+        return found
 
-    def _run(
-        self, run: Pass, input_ids: Any, rest: dict[str, Any], labels: Any, draws: Any, discriminator_weight: float
-    ) -> ReplacedTokensOutput:
+    def _run(self, run: Pass, input_ids: Any, rest: dict[str, Any], labels: Any, draws: Any) -> ReplacedTokensOutput:
         ids = integer_batch("input_ids", input_ids)
         draws = _checked_draws(draws, ids.shape)
         scores, words = self.generator.label_scores(input_ids, **rest, labels=labels)
@@ -280,18 +279,10 @@ class ReplacedTokenModel(NamedParameters):
         given[has_label] = sample_words(value_of(scores), draws[has_label])
         replaced = (given != np.where(has_label, labels, ids)).astype(np.int64)
         found = self.discriminator(given, **rest, labels=replaced)
-        weighted = functional.scale(run, found.loss, factor=discriminator_weight)
-        loss = losses.total(run, generator_loss, weighted)
         if rest["attention_mask"] is not None:
             replaced[integer_batch("attention_mask", rest["attention_mask"]) == 0] = losses.IGNORED
-        return ReplacedTokensOutput(
-            loss=loss,
-            generator_loss=generator_loss,
-            discriminator_loss=found.loss,
-            logits=found.logits,
-            given_ids=given,
-            replaced=replaced,
-        )
+        both = {"generator_loss": generator_loss, "discriminator_loss": found.loss}
+        return ReplacedTokensOutput(**both, logits=found.logits, given_ids=given, replaced=replaced)
 
 
 def _read_embeddings(folder: Path, expected: tuple[str, ...]) -> str:

@@ -261,9 +261,8 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
 def layer_kinds(read: ConfigReader, layers: int, is_global: Callable[[int], bool]) -> tuple[str, ...]:
     """Return the kind of each layer: layer_types, or what `is_global` of its index says."""
-    return read.choices(
-        "layer_types", [GLOBAL if is_global(index) else LOCAL for index in range(layers)], GLOBAL, LOCAL
-    )
+    kinds = [GLOBAL if is_global(index) else LOCAL for index in range(layers)]
+    return read.choices("layer_types", kinds, GLOBAL, LOCAL)
 
 
 def rotary_by_kind(
