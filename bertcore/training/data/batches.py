@@ -88,14 +88,15 @@ class Batches:
         Raises:
             TypeError, ValueError: unless the arguments are integers in range; for a second epoch of an iterator.
         """
-        return self._epoch(check_count("number", number, 0), check_count("skip", skip, 0), check_count("every", every))
-
-    def _epoch(self, number: int, skip: int, every: int) -> Iterator[list[Example]]:
+        number, skip, every = (
+            check_count("number", number, 0),
+            check_count("skip", skip, 0),
+            check_count("every", every),
+        )
         rng = np.random.default_rng((self.seed, number))
         examples = self._of_sequence(rng) if _is_sized(self.dataset) else self._of_stream(rng)
         batches = self._grouped(examples, rng) if self.group_by_length else self._cut(examples)
-        for batch in itertools.islice(batches, skip, None, every):
-            yield [example() for example in batch]
+        return ([example() for example in batch] for batch in itertools.islice(batches, skip, None, every))
 
     def _of_sequence(self, rng: np.random.Generator) -> Iterator[_Lazy]:
         count = len(self.dataset)
@@ -127,10 +128,8 @@ class Batches:
         tokens = 0
         for example in examples:
             length = 0 if self.max_tokens is None else len(example)
-            is_full = len(batch) == self.batch_size or (
-                batch and self.max_tokens is not None and tokens + length > self.max_tokens
-            )
-            if is_full:
+            are_enough = batch and self.max_tokens is not None and tokens + length > self.max_tokens
+            if are_enough or len(batch) == self.batch_size:
                 yield batch
                 batch, tokens = [], 0
             batch.append(example)

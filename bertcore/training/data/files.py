@@ -13,12 +13,14 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 LONGEST_LINE = 1 << 24  # bytes
 KEPT_PROBLEMS = 20
 STDIN = "-"
+Rows = Iterable[Mapping[str, Any]]
 _DAMAGED = EOFError, gzip.BadGzipFile, zlib.error
 
 
@@ -134,6 +136,7 @@ class _Found(NamedTuple):
 
 
 Lines = Iterator[tuple[int, str] | _Problem]
+Parsed = Iterator[_Found | _Problem]
 
 
 def _lines(stream: IO[bytes]) -> Lines:
@@ -159,12 +162,12 @@ def _lines(stream: IO[bytes]) -> Lines:
             yield _Problem(number, f"not UTF-8: {error.reason} at byte {error.start}")
 
 
-def _text(lines: Lines) -> Iterator[_Found | _Problem]:
+def _text(lines: Lines) -> Parsed:
     for item in lines:
         yield item if isinstance(item, _Problem) else _Found(item[0], {"text": item[1]})
 
 
-def _json(lines: Lines) -> Iterator[_Found | _Problem]:
+def _json(lines: Lines) -> Parsed:
     for item in lines:
         if isinstance(item, _Problem):
             yield item
@@ -201,7 +204,7 @@ def _is_squad(stream: Any) -> bool:
         return False
 
 
-def _squad(stream: IO[bytes]) -> Iterator[_Found | _Problem]:
+def _squad(stream: IO[bytes]) -> Parsed:
     """Yield the questions of SQuAD's own file, in the form of the data set on the Hugging Face hub."""
     try:
         file = json_object(stream.read().decode("utf-8-sig"))
@@ -211,9 +214,7 @@ def _squad(stream: IO[bytes]) -> Iterator[_Found | _Problem]:
         yield from _questions(file, "", ("data", "paragraphs", "qas"), {})
 
 
-def _questions(
-    value: Any, place: str, levels: tuple[str, ...], above: Mapping[str, Any]
-) -> Iterator[_Found | _Problem]:
+def _questions(value: Any, place: str, levels: tuple[str, ...], above: Mapping[str, Any]) -> Parsed:
     """Yield the questions of a part of SQuAD's file, or its problem; `above` has the title and the context."""
     try:
         if levels:
@@ -278,28 +279,26 @@ def _rows(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]] | _Pro
             taken.clear()
 
 
-def _table(delimiter: str) -> Callable[[Lines], Iterator[_Found | _Problem]]:
-    def parse(lines: Lines) -> Iterator[_Found | _Problem]:
-        rows = _rows(lines, delimiter)
-        head = next(rows, None)
-        if isinstance(head, _Problem):
-            yield head
-        elif head is not None and len(set(head[1])) < len(head[1]):
-            yield _Problem(1, f"two columns of one name: {', '.join(head[1])}")
-        elif head is not None:
-            yield from named(head[1], rows)
-
-    def named(names: list[str], rows: Iterator[tuple[int, list[str]] | _Problem]) -> Iterator[_Found | _Problem]:
-        for item in rows:
-            if isinstance(item, _Problem):
-                yield item
-            elif item[1] and len(item[1]) != len(names):
-                why = f"{len(item[1])} fields, expected {len(names)}: {', '.join(names)}{_other_separator(names)}"
-                yield _Problem(item[0], why)
-            elif item[1]:
-                yield _Found(item[0], dict(zip(names, item[1], strict=True)))
-
-    return parse
+def _table(lines: Lines, delimiter: str) -> Parsed:
+    rows = _rows(lines, delimiter)
+    head = next(rows, None)
+    if head is None:
+        return
+    if isinstance(head, _Problem):
+        yield head
+        return
+    names = head[1]
+    if len(set(names)) < len(names):
+        yield _Problem(1, f"two columns of one name: {', '.join(names)}")
+        return
+    for item in rows:
+        if isinstance(item, _Problem):
+            yield item
+        elif item[1] and len(item[1]) != len(names):
+            why = f"{len(item[1])} fields, expected {len(names)}: {', '.join(names)}{_other_separator(names)}"
+            yield _Problem(item[0], why)
+        elif item[1]:
+            yield _Found(item[0], dict(zip(names, item[1], strict=True)))
 
 
 def _other_separator(names: Collection[str]) -> str:
@@ -308,12 +307,9 @@ def _other_separator(names: Collection[str]) -> str:
     return f"; is its separator {found!r}?" if found else ""
 
 
-_PARSERS: dict[str, Callable[[Lines], Iterator[_Found | _Problem]]] = {
-    **dict.fromkeys(("", ".txt", ".text", ".md"), _text),
-    **dict.fromkeys((".jsonl", ".json"), _json),
-    ".csv": _table(","),
-    ".tsv": _table("\t"),
-}
+_PARSERS: dict[str, Callable[[Lines], Parsed]] = dict.fromkeys(("", ".txt", ".text", ".md"), _text)
+_PARSERS |= dict.fromkeys((".jsonl", ".json"), _json)
+_PARSERS |= {".csv": partial(_table, delimiter=","), ".tsv": partial(_table, delimiter="\t")}
 KNOWN = tuple(filter(None, _PARSERS))
 TABLES = (".csv", ".tsv")
 

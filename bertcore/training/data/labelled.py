@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from bertcore.kernels import checks
 from bertcore.training.collators import is_cut
-from bertcore.training.data.files import Record, without_column, wrong_record
+from bertcore.training.data.files import Record, Rows, without_column, wrong_record
 from bertcore.training.masking import IGNORED
 
 AT_ONCE = 256  # records that are tokenised together
@@ -48,7 +48,7 @@ class LabelledTexts:
 
     @classmethod
     def found_in(
-        cls, records: Iterable[Mapping[str, Any]], text: str = "text", text_pair: str | None = None,
+        cls, records: Rows, text: str = "text", text_pair: str | None = None,
         label: str = "label", *, kind: str | None = None,
     ) -> LabelledTexts:  # fmt: skip
         """Return the columns with the labels that the records have; all are read once.
@@ -95,13 +95,10 @@ class LabelledTexts:
             return "regression"
         return "multi_label_classification" if self.is_multiple else "single_label_classification"
 
-    def examples(
-        self, records: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int | None = None
-    ) -> Iterator[dict[str, Any]]:
+    def examples(self, records: Rows, tokenizer: Any, *, max_length: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield an example of each record, cut to `max_length` tokens (by default the tokenizer's limit).
 
-        Raises:
-            MalformedRecord (a ValueError): naming a record that lacks a column, or has another label.
+        Raises MalformedRecord, a ValueError, naming a record that lacks a column or has another label.
         """
         inputs = self.inputs(records)
         while some := list(islice(inputs, AT_ONCE)):
@@ -110,11 +107,10 @@ class LabelledTexts:
             for index, (_, label) in enumerate(some):
                 yield {name: rows[index] for name, rows in batch.items()} | {"label": label}
 
-    def inputs(self, records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[dict[str, str], Any]]:
+    def inputs(self, records: Rows) -> Iterator[tuple[dict[str, str], Any]]:
         """Yield the texts of each record, {"text"} or {"text", "text_pair"} as pipelines take them, and its label.
 
-        Raises:
-            MalformedRecord (a ValueError): naming a record that lacks a column, or has another label.
+        Raises MalformedRecord, a ValueError, naming a record that lacks a column or has another label.
         """
         columns = {"text": self.text} | ({} if self.text_pair is None else {"text_pair": self.text_pair})
         for number, record in enumerate(records):
@@ -155,7 +151,7 @@ class LabelledWords:
     model_class = "AutoModelForTokenClassification"
 
     @classmethod
-    def found_in(cls, records: Iterable[Mapping[str, Any]], words: str = "tokens", tags: str = "tags") -> LabelledWords:
+    def found_in(cls, records: Rows, words: str = "tokens", tags: str = "tags") -> LabelledWords:
         """Return the columns with the tags that the records have; all are read once. Raises ValueError without tags."""
         columns = cls(words, tags)
         found = {tag for _, _, _, row in columns._rows(records) for tag in row}
@@ -163,14 +159,11 @@ class LabelledWords:
             raise ValueError("there are no records with tags")
         return cls(words, tags, tuple(sorted(found, key=_by_number_or_letters)))
 
-    def examples(
-        self, records: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int | None = None
-    ) -> Iterator[dict[str, Any]]:
+    def examples(self, records: Rows, tokenizer: Any, *, max_length: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield an example of each text, cut to `max_length` tokens (by default the tokenizer's limit).
 
-        Raises:
-            MalformedRecord (a ValueError): naming a record that lacks a column, has unequal numbers of words and tags,
-                or another tag.
+        Raises MalformedRecord, a ValueError, naming a record that lacks a column, has unequal numbers of words and
+        tags, or another tag.
         """
         numbers = {name: index for index, name in enumerate(self.labels)}
         rows = self._rows(records)
@@ -186,7 +179,7 @@ class LabelledWords:
                     last = word
                 yield made | {"labels": labels}
 
-    def whole(self, records: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    def whole(self, records: Rows) -> Iterator[Mapping[str, Any]]:
         """Yield the records, with lines joined to one record per text, which stands where its first word does."""
         text: Record | None = None
         for number, record in enumerate(records):
@@ -208,14 +201,11 @@ class LabelledWords:
         if text is not None:
             yield text
 
-    def _rows(
-        self, records: Iterable[Mapping[str, Any]]
-    ) -> Iterator[tuple[int, Mapping[str, Any], list[str], list[str]]]:
+    def _rows(self, records: Rows) -> Iterator[tuple[int, Mapping[str, Any], list[str], list[str]]]:
         """Yield (number, record, words, tags) of each text that has words."""
         for number, record in enumerate(self.whole(records)):
-            words, tags = (
-                _strings(_value(record, number, column), record, number, column) for column in (self.words, self.tags)
-            )
+            both = ((_value(record, number, column), column) for column in (self.words, self.tags))
+            words, tags = (_strings(value, record, number, column) for value, column in both)
             if len(words) != len(tags):
                 raise wrong_record(record, number, f"has {len(words)} words and {len(tags)} tags")
             if words:
@@ -236,11 +226,10 @@ class TextColumns:
 
     model_class = "AutoModel"
 
-    def examples(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    def examples(self, records: Rows) -> Iterator[dict[str, Any]]:
         """Yield the texts of each record, and its "label".
 
-        Raises:
-            MalformedRecord (a ValueError): naming a record that lacks a column, or whose label is not a number.
+        Raises MalformedRecord, a ValueError, naming a record that lacks a column, or whose label is not a number.
         """
         for number, record in enumerate(records):
             made: dict[str, Any] = {column: _text(record, number, column) for column in self.columns}
@@ -262,11 +251,10 @@ class QueriedTexts:
     text_pair: str = "text_pair"
     label: str | None = None
 
-    def examples(self, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def examples(self, records: Rows) -> list[dict[str, Any]]:
         """Return the query, the document, the others and the scores of each record.
 
-        Raises:
-            MalformedRecord (a ValueError): naming a record that lacks a column, or has another number of scores.
+        Raises MalformedRecord, a ValueError, naming a record that lacks a column, or has another number of scores.
         """
         found = []
         for number, record in enumerate(records):
@@ -280,9 +268,8 @@ class QueriedTexts:
                 scores = [_number(score) for score in scores] if isinstance(scores, list) else []
                 if len(scores) != 1 + len(others) or len(scores) < 2 or None in scores:
                     expected = f"{1 + len(others)} numbers, one for each document, at least 2"
-                    raise wrong_record(
-                        record, number, f"{self.label!r} is {record[self.label]!r:.60}, expected {expected}"
-                    )
+                    problem = f"{self.label!r} is {record[self.label]!r:.60}, expected {expected}"
+                    raise wrong_record(record, number, problem)
                 made["label"] = scores
             found.append(made)
         return found
@@ -301,7 +288,7 @@ class TextMentions:
 
     column: str = "text"
 
-    def examples(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    def examples(self, records: Rows) -> Iterator[dict[str, Any]]:
         """Yield the text, the spans and the names of each record.
 
         Raises:
@@ -323,9 +310,8 @@ class TextMentions:
 
 def _is_span(span: Any, length: int) -> bool:
     """Return whether this is (first, last + 1) within `length` characters."""
-    if not isinstance(span, list | tuple) or [type(end) for end in span] != [int, int]:
-        return False
-    return 0 <= span[0] < span[1] <= length
+    are_two = isinstance(span, list | tuple) and [type(end) for end in span] == [int, int]
+    return are_two and 0 <= span[0] < span[1] <= length
 
 
 def _value(record: Mapping[str, Any], number: int, column: str) -> Any:

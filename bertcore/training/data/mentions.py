@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, tee
 from typing import Any
@@ -28,7 +28,7 @@ from bertcore.tokenization.mentions import (
 )
 from bertcore.training import metrics
 from bertcore.training.collators import DataCollatorWithPadding, is_cut
-from bertcore.training.data.files import text_of, wrong_record
+from bertcore.training.data.files import Rows, text_of, wrong_record
 from bertcore.training.data.labelled import AT_ONCE, LabelledTexts
 from bertcore.training.masking import IGNORED
 
@@ -53,7 +53,7 @@ class LabelledMentions:
 
     @classmethod
     def found_in(
-        cls, records: Iterable[Mapping[str, Any]], task: str, text: str = "text", label: str = "label", *,
+        cls, records: Rows, task: str, text: str = "text", label: str = "label", *,
         negative: str | None = None,
     ) -> LabelledMentions:  # fmt: skip
         """Return the columns with the labels that the records have; all are read once.
@@ -91,9 +91,7 @@ class LabelledMentions:
         markers = None if has_entities(tokenizer) else list(find_markers(tokenizer, self.count))
         return {"problem_type": self.texts.problem_type} | ({} if markers is None else {"entity_markers": markers})
 
-    def examples(
-        self, records: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int | None = None
-    ) -> Iterator[dict[str, Any]]:
+    def examples(self, records: Rows, tokenizer: Any, *, max_length: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield an example of each record, cut to `max_length` tokens (by default the tokenizer's limit).
 
         Raises:
@@ -141,9 +139,7 @@ class LabelledEntities:
     model_class = "AutoModelForEntitySpanClassification"
 
     @classmethod
-    def found_in(
-        cls, records: Iterable[Mapping[str, Any]], text: str = "text", *, width: int = WIDEST
-    ) -> LabelledEntities:
+    def found_in(cls, records: Rows, text: str = "text", *, width: int = WIDEST) -> LabelledEntities:
         """Return the columns with the kinds that the records have; all are read once.
 
         Raises:
@@ -176,9 +172,7 @@ class LabelledEntities:
     def config(self, tokenizer: Any) -> dict[str, Any]:
         return {"max_span_width": self.width}
 
-    def examples(
-        self, records: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int | None = None
-    ) -> Iterator[dict[str, Any]]:
+    def examples(self, records: Rows, tokenizer: Any, *, max_length: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield an example of each text, cut to `max_length` tokens (by default the tokenizer's limit).
 
         An example has every span of at most `width` words that begins and ends with a token: the columns of its first
@@ -211,9 +205,7 @@ class LabelledEntities:
                     spans = {"entity_start_positions": starts, "entity_end_positions": ends}
                     yield made | spans | {"labels": labels}
 
-    def metric(
-        self, records: Sequence[Mapping[str, Any]], examples: Sequence[Mapping[str, Any]]
-    ) -> Callable[[metrics.Prediction], dict[str, float]]:
+    def metric(self, records: Sequence[Mapping[str, Any]], examples: Sequence[Mapping[str, Any]]) -> Any:
         """Return precision, recall and F1 of the entities, of the scores of `examples`, made from `records`.
 
         A predicted entity counts if its kind and both ends are right, over all texts (Tjong Kim Sang and De Meulder
@@ -224,14 +216,11 @@ class LabelledEntities:
         def compute(prediction: metrics.Prediction) -> dict[str, float]:
             found: dict[int, list[tuple[Span, float, bool]]] = defaultdict(list)
             for example, scores, labels in zip(examples, *prediction, strict=True):
-                for start, end, row, label in zip(
-                    example["entity_start_positions"], example["entity_end_positions"], scores, labels, strict=False
-                ):
-                    kind = int(row.argmax())
-                    if kind:
-                        found[example["overflow_to_sample_mapping"]].append(
-                            ((int(start), int(end) + 1), float(row[kind]), kind == label)
-                        )
+                ends = example["entity_start_positions"], example["entity_end_positions"]
+                for start, end, row, label in zip(*ends, scores, labels, strict=False):
+                    if kind := int(row.argmax()):
+                        each = (int(start), int(end) + 1), float(row[kind]), kind == label
+                        found[example["overflow_to_sample_mapping"]].append(each)
             right = predicted = 0
             for each in found.values():
                 kept = apart([span for span, _, _ in each], [score for _, score, _ in each])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from bertcore.training.data.files import text_of, wrong_record
+from bertcore.training.data.files import Rows, text_of, wrong_record
 from bertcore.training.metrics import answer_scores
 
 AT_ONCE = 64  # questions that are tokenised together
@@ -34,9 +34,7 @@ class Questions:
 
     model_class = "AutoModelForQuestionAnswering"
 
-    def examples(
-        self, records: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int | None = None
-    ) -> Iterator[dict[str, Any]]:
+    def examples(self, records: Rows, tokenizer: Any, *, max_length: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the windows of each question, of at most `max_length` tokens (by default the tokenizer's limit).
 
         An example has start_positions and end_positions, the columns of the first answer's first and last token, or of

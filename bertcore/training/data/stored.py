@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -46,9 +46,8 @@ class StoredExamples:
         except ValueError as error:
             raise ValueError(f"{self.folder / INDEX} is damaged: {error}") from error
         self.facts, self._count = index["facts"], index["count"]
-        self._columns = {
-            name: _Column(self.folder, name, known, self._count) for name, known in index["columns"].items()
-        }
+        columns = index["columns"].items()
+        self._columns = {name: _Column(self.folder, name, known, self._count) for name, known in columns}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StoredExamples, (self.folder,)
@@ -117,10 +116,8 @@ def _write(folder: Path, examples: Iterable[Mapping[str, Any]]) -> tuple[int, di
             if count == 1:
                 columns = {name: _Writer(folder, name, value, stack) for name, value in example.items()}
             if example.keys() != columns.keys():
-                raise ValueError(
-                    f"examples[{count - 1}] has {', '.join(example) or 'nothing'}, "
-                    f"examples[0] has {', '.join(columns) or 'nothing'}"
-                )
+                found, first = (", ".join(names) or "nothing" for names in (example, columns))
+                raise ValueError(f"examples[{count - 1}] has {found}, examples[0] has {first}")
             for name, value in example.items():
                 try:
                     columns[name].add(value)
@@ -140,7 +137,7 @@ class _Writer:
         kind = np.asarray(first)
         self.is_scalar, self.code = kind.ndim == 0, "f" if kind.dtype.kind == "f" and kind.size else "i"
         self._values, self._ends, self._end = array(self.code), array("q"), 0
-        self._files = [_opened(path, stack) for path in _paths(folder, name)]
+        self._files = [stack.enter_context(path.open("xb")) for path in _paths(folder, name)]
 
     def add(self, value: Any) -> None:
         value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
@@ -191,10 +188,6 @@ def _named(folder: Path) -> Iterator[None]:
 
 def _paths(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}.values", folder / f"{name}.ends"
-
-
-def _opened(path: Path, stack: ExitStack) -> IO[bytes]:
-    return stack.enter_context(path.open("xb"))
 
 
 def _mapped(path: Path, dtype: str) -> np.ndarray:

@@ -201,9 +201,8 @@ class Sum(Objective):
         return tuple(count for _, _, counts in self._counted(model, batch) for count in counts)
 
     def evaluated(self, model: Any, batch: Batch) -> tuple[Any, list[tuple[Any, float]]]:
-        (out, losses), (other, more) = (
-            self._evaluated(each, model, part, batch) for each, part in self._parts(model, batch)
-        )
+        parts = self._parts(model, batch)
+        (out, losses), (other, more) = (self._evaluated(each, model, part, batch) for each, part in parts)
         if losses and more:
             out.loss = out.loss + other.loss
         return out, losses + more
@@ -351,10 +350,8 @@ def document_ids(tokenizer: Any, documents: Texts) -> Iterator[list[list[int]]]:
 
 def _ids_of(tokenizer: Any, documents: list[list[str]]) -> Iterator[list[list[int]]]:
     texts = [text for document in documents for text in document]
-    options = dict.fromkeys(
-        ("add_special_tokens", "truncation", "return_attention_mask", "return_token_type_ids"), False
-    )
-    rows = iter(tokenizer(texts, **options)["input_ids"])
+    left_out = "add_special_tokens", "truncation", "return_attention_mask", "return_token_type_ids"
+    rows = iter(tokenizer(texts, **dict.fromkeys(left_out, False))["input_ids"])
     for document in documents:
         yield [ids for ids in islice(rows, len(document)) if ids]
 

@@ -27,6 +27,7 @@ from bertcore.training.objectives.objective import (
 
 AT_ONCE = 1000  # documents among which others are drawn
 Sentences = list[list[int]]
+Pairs = Iterator[tuple[list[int], list[int], int]]
 
 
 class SentencePairs(Objective):
@@ -57,9 +58,7 @@ class SentencePairs(Objective):
     def targets(self) -> tuple[str, ...]:
         return (self.label,)
 
-    def pairs(
-        self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator
-    ) -> Iterator[tuple[list[int], list[int], int]]:
+    def pairs(self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator) -> Pairs:
         """Yield (first segment, second segment, label) from a document; `others` are some other documents."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its pairs are")
 
@@ -90,9 +89,7 @@ class NextSentence(SentencePairs):
         rest = {name: value for name, value in batch.items() if name != self.label}
         return model(**rest, labels=batch[self.label])
 
-    def pairs(
-        self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator
-    ) -> Iterator[tuple[list[int], list[int], int]]:
+    def pairs(self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator) -> Pairs:
         """A single sentence left over is left out: it has no next one, so that the labels would not be balanced."""
         if not others:
             raise ValueError("documents holds a single one, expected others to take sentences from")
@@ -126,9 +123,7 @@ class SentenceOrder(SentencePairs):
         out.loss = losses.sequence_loss(run, out.sop_logits, batch[self.label], 2, name=self.label)
         return out
 
-    def pairs(
-        self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator
-    ) -> Iterator[tuple[list[int], list[int], int]]:
+    def pairs(self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator) -> Pairs:
         """A single sentence left over is left out."""
         start = 0
         while start + 1 < len(document):

@@ -356,9 +356,8 @@ class CSR(SparseObjective):
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         xp, hidden = kernels.array_module(embeddings), self.encoder.embedding_dimension
         width, columns = (embeddings.shape[2] - hidden) // PARTS, embeddings.shape[1]
-        own, vectors, least, most, unused, plain = xp.split(
-            embeddings, [hidden + number * width for number in range(PARTS)], axis=2
-        )
+        starts = [hidden + number * width for number in range(PARTS)]
+        own, vectors, least, most, unused, plain = xp.split(embeddings, starts, axis=2)
         total, grad_own = self.inner.of_embeddings(own, labels)
         total, grads = self.gamma * total, [xp.zeros_like(vectors) for _ in range(PARTS)]
         for place, (made, weight) in enumerate(((least, 1.0), (most, 1 / 8)), 1):
