@@ -95,14 +95,9 @@ def with_dtype(
         return {key: dtype if key in ("dtype", "torch_dtype") else value for key, value in config.items()}
     weights, activations = _SCHEMES[dtype]
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
-    quantization = {
-        "quant_method": "compressed-tensors",
-        "format": FORMATS[smoothed],
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": sorted(unquantized),
-    }
-    return {**config, QUANTIZATION: quantization}
+    quantization = {"quant_method": "compressed-tensors", "format": FORMATS[smoothed]}
+    quantization |= {"quantization_status": "compressed", "config_groups": {"group_0": group}}
+    return {**config, QUANTIZATION: quantization | {"ignore": sorted(unquantized)}}
 
 
 def _quantized_dtype(where: str, found: Any) -> str:

@@ -87,20 +87,17 @@ def checkpoint_folder(path: str | os.PathLike) -> Path:
         return path
     if path.is_file() and path.name.endswith(WEIGHTS_ENDINGS):
         return path.parent
-    what = "is a file" if path.exists() else "does not exist"
-    raise CheckpointError(
-        f"{path} {what}, expected the folder of a checkpoint ({CONFIG_NAME} and weights), "
-        f"or a file of weights in it ({', '.join(WEIGHTS_ENDINGS)})"
-    )
+    what, endings = "is a file" if path.exists() else "does not exist", ", ".join(WEIGHTS_ENDINGS)
+    expected = f"the folder of a checkpoint ({CONFIG_NAME} and weights), or a file of weights in it ({endings})"
+    raise CheckpointError(f"{path} {what}, expected {expected}")
 
 
 def missing_file(file: Path, otherwise: str) -> CheckpointError:
     """Make the error for a file that is missing; it says `otherwise` if nothing else is in the file's place."""
     if file.is_symlink() and not file.exists():
-        return CheckpointError(
-            f"{file} is a link to {os.readlink(file)}, which does not exist, expected a file: "
-            "copy a folder of the Hugging Face cache together with the files its links point to (cp -rL)"
-        )
+        advice = "copy a folder of the Hugging Face cache together with the files its links point to (cp -rL)"
+        target = os.readlink(file)
+        return CheckpointError(f"{file} is a link to {target}, which does not exist, expected a file: {advice}")
     if file.exists():
         return CheckpointError(f"{file} is {'a folder' if file.is_dir() else 'a device or a pipe'}, expected a file")
     here = sorted(entry.name for entry in file.parent.iterdir() if entry.name != system.LOCK_NAME)
@@ -109,16 +106,15 @@ def missing_file(file: Path, otherwise: str) -> CheckpointError:
 
 def read_json_object(file: Path) -> dict[str, Any]:
     """Read the JSON object in `file`. Raises CheckpointError if it is not readable, not JSON or not an object."""
+    content = read_complete(file)
     try:
-        value = json.loads(read_complete(file).decode("utf-8"))
-    except CheckpointError:
-        raise
+        value = json.loads(content.decode("utf-8"))
+        if _is_too_deep(value):
+            raise RecursionError
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
         raise CheckpointError(f"{file} is not valid JSON: {error}") from error
     except RecursionError as error:
         raise CheckpointError(f"{file} cannot be read: its JSON is nested too deeply") from error
-    if _is_too_deep(value):
-        raise CheckpointError(f"{file} cannot be read: its JSON is nested too deeply")
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} holds a JSON {type(value).__name__}, expected an object")
     return value

@@ -8,7 +8,7 @@ inverts them, so the two directions cannot disagree.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,7 @@ from .files import CheckpointError, listed
 from .safetensors_file import TensorInfo
 from .weights import Checkpoint, RenamedCheckpoint
 
+Problems = dict[str, list[str]]  # by the kinds of PROBLEMS
 FLOATING = ("F64", "F32", "F16", "BF16")
 
 # TensorFlow's names of layer norm parameters, in checkpoints converted before 2020.
@@ -150,12 +151,10 @@ def load_parameters(
 
 def _scale(checkpoint: Checkpoint, name: str) -> np.ndarray:
     scale = checkpoint[name]
-    wrong = ~(np.isfinite(scale) & (scale >= 0))
-    if wrong.any():
-        at = list(map(int, np.argwhere(wrong)[0]))
-        raise CheckpointError(
-            f"{checkpoint.source}: {name}{at} is {scale[tuple(at)]}, expected finite numbers of at least 0"
-        )
+    wrong = np.argwhere(~(np.isfinite(scale) & (scale >= 0))).tolist()
+    if wrong:
+        found = f"{name}{wrong[0]} is {scale[tuple(wrong[0])]}"
+        raise CheckpointError(f"{checkpoint.source}: {found}, expected finite numbers of at least 0")
     return scale
 
 
@@ -164,7 +163,7 @@ def find_parameters(
     scales: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> dict[str, str]:  # fmt: skip
     """Find each parameter's tensor in `checkpoint`, name -> the file's name; arguments as in `load_parameters`."""
-    problems = _Problems()
+    problems: Problems = {kind: [] for kind in PROBLEMS}
     sources = _match(checkpoint, expected, rules, problems)
     present = [rules.bare(name) for name in sources]
     starts = [rules.bare(start) for start in optional]
@@ -172,30 +171,30 @@ def find_parameters(
     for name, shape in expected.items():
         if name in sources:
             scale_shape = scales.get(name, (shape[0], 1) if len(shape) == 2 else None)
-            problems.check_tensor(checkpoint, name, shape, sources[name], scale_shape)
+            _check_tensor(problems, checkpoint.info, name, shape, sources[name], scale_shape)
         elif not rules.bare(name).startswith(absent_parts):
-            problems.missing.append(name)
-    if problems:
-        raise CheckpointError(f"{checkpoint.source} does not fit the model:\n{problems}")
+            problems["missing"].append(name)
+    if any(problems.values()):
+        found = (f"  {PROBLEMS[kind]} ({len(some)}): {listed(some)}" for kind, some in problems.items() if some)
+        raise CheckpointError("\n".join([f"{checkpoint.source} does not fit the model:", *found]))
     return sources
 
 
-def _match(checkpoint: Checkpoint, expected: Iterable[str], rules: NameRules, problems: "_Problems") -> dict[str, str]:
+def _match(checkpoint: Checkpoint, expected: Iterable[str], rules: NameRules, problems: Problems) -> dict[str, str]:
     """Return the file's name of every expected parameter that the file has; misfits go to `problems`."""
     wrapper = _wrapper(checkpoint, rules)
     by_spelling = {spelling: name for name in expected for spelling in rules.spellings(name)}
     sources: dict[str, str] = {}
     left_over: dict[str, str] = {}  # bare name -> the file's name
-    scales = {
-        name + end for name, info in checkpoint.info.items() if info.dtype == "I8" for end in (SCALE, INPUT_SCALE)
-    }
+    integers = (name for name, info in checkpoint.info.items() if info.dtype == "I8")
+    scales = {name + end for name in integers for end in (SCALE, INPUT_SCALE)}
     for file_name in (name for name in checkpoint if name not in scales):
         plain = file_name.removeprefix(wrapper)
         name = by_spelling.get(plain)
         if name is None:
             left_over[rules.bare(plain)] = file_name
         elif name in sources:
-            problems.twice.append(f"{name} (as {sources[name]} and as {file_name})")
+            problems["twice"].append(f"{name} (as {sources[name]} and as {file_name})")
         else:
             sources[name] = file_name
     expected_heads = {rules.head_of(name) for name in expected}
@@ -206,7 +205,7 @@ def _match(checkpoint: Checkpoint, expected: Iterable[str], rules: NameRules, pr
     for bare, file_name in left_over.items():
         head = rules.head_of(bare)
         if not rules.is_buffer(bare) and (head is None or head in read_heads):
-            problems.unknown.append(file_name)
+            problems["unknown"].append(file_name)
     return sources
 
 
@@ -229,7 +228,7 @@ def _use_tied(checkpoint, by_spelling, tied, sources, left_over, problems) -> No
             if name not in sources:
                 sources[name] = stand_in
             elif wanted == original and not np.array_equal(checkpoint[sources[name]], checkpoint[stand_in]):
-                problems.untied.append(f"{stand_in} and {sources[name]}")
+                problems["untied"].append(f"{stand_in} and {sources[name]}")
             # A spare original beside the copy is what transformers 5 saves, unused, for an untied decoder's bias.
 
 
@@ -242,54 +241,36 @@ def _use_untied(by_spelling: Mapping[str, str], rules: NameRules, sources: dict[
             sources[name] = sources[origin]
 
 
-@dataclass
-class _Problems:
-    """All problems of a checkpoint, for one error that names them."""
+# All problems of a checkpoint, for one error that names them.
+PROBLEMS = {
+    "missing": "missing tensors",
+    "unknown": "tensors the model does not have",
+    "wrong_shape": "tensors of the wrong shape",
+    "not_floating": "tensors that are neither floating point nor int8 matrices",
+    "scales": f"int8 tensors whose scales (their names with {SCALE}) are missing or wrong",
+    "twice": "parameters stored twice",
+    "untied": "parameters that config.json ties but that differ (set tie_word_embeddings to false to use both)",
+}
 
-    missing: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-    wrong_shape: list[str] = field(default_factory=list)
-    not_floating: list[str] = field(default_factory=list)
-    scales: list[str] = field(default_factory=list)
-    twice: list[str] = field(default_factory=list)
-    untied: list[str] = field(default_factory=list)
 
-    def check_tensor(
-        self, checkpoint: Checkpoint, name: str, shape: tuple[int, ...], source: str, scale_shape: tuple | None
-    ) -> None:
-        info = checkpoint.info[source]
-        alias = "" if source == name else f" (as {source})"
-        if info.shape != tuple(shape):
-            self.wrong_shape.append(f"{name}{alias}: expected {tuple(shape)}, found {info.shape}")
-        if info.dtype == "I8" and scale_shape is not None and len(shape) > 1:
-            self._check_scale(name, alias, scale_shape, checkpoint.info.get(source + SCALE))
-            found, columns = (
-                checkpoint.info.get(source + INPUT_SCALE),
-                math.prod(shape) // max(math.prod(scale_shape), 1),
-            )
-            if found is not None:
-                self._check_scale(f"{name} (of its input)", alias, (columns,), found)
-        elif info.dtype not in FLOATING:
-            self.not_floating.append(f"{name}{alias}: {info.dtype}")
+def _check_tensor(
+    problems: Problems, info: Mapping[str, TensorInfo], name: str, shape: tuple[int, ...], source: str, scales: Any
+) -> None:
+    found = info[source]
+    alias = name if source == name else f"{name} (as {source})"
+    if found.shape != tuple(shape):
+        problems["wrong_shape"].append(f"{alias}: expected {tuple(shape)}, found {found.shape}")
+    if found.dtype == "I8" and scales is not None and len(shape) > 1:
+        _check_scale(problems, alias, scales, info.get(source + SCALE))
+        if source + INPUT_SCALE in info:
+            of_input, columns = f"{name} (of its input)", math.prod(shape) // max(math.prod(scales), 1)
+            _check_scale(problems, alias.replace(name, of_input, 1), (columns,), info[source + INPUT_SCALE])
+    elif found.dtype not in FLOATING:
+        problems["not_floating"].append(f"{alias}: {found.dtype}")
 
-    def _check_scale(self, name: str, alias: str, shape: tuple[int, ...], scale: TensorInfo | None) -> None:
-        if scale is None:
-            self.scales.append(f"{name}{alias}: no {SCALE.removeprefix('_')}")
-        elif scale.shape != shape or scale.dtype not in FLOATING:
-            self.scales.append(f"{name}{alias}: expected {shape} F32, found {scale.shape} {scale.dtype}")
 
-    def __bool__(self) -> bool:
-        return any(vars(self).values())
-
-    def __str__(self) -> str:
-        titles = {
-            "missing": "missing tensors",
-            "unknown": "tensors the model does not have",
-            "wrong_shape": "tensors of the wrong shape",
-            "not_floating": "tensors that are neither floating point nor int8 matrices",
-            "scales": f"int8 tensors whose scales (their names with {SCALE}) are missing or wrong",
-            "twice": "parameters stored twice",
-            "untied": "parameters that config.json ties but that differ (set tie_word_embeddings to false to use both)",
-        }
-        found = {title: getattr(self, key) for key, title in titles.items()}
-        return "\n".join(f"  {title} ({len(items)}): {listed(items)}" for title, items in found.items() if items)
+def _check_scale(problems: Problems, alias: str, shape: tuple[int, ...], scale: TensorInfo | None) -> None:
+    if scale is None:
+        problems["scales"].append(f"{alias}: no {SCALE.removeprefix('_')}")
+    elif scale.shape != shape or scale.dtype not in FLOATING:
+        problems["scales"].append(f"{alias}: expected {shape} F32, found {scale.shape} {scale.dtype}")

@@ -21,7 +21,7 @@ import numpy as np
 from .files import CheckpointError, content_of, listed
 from .pickle_machine import Refused, kind, read_pickle, shown
 from .pickle_tensors import ITEM_SIZES, KNOWN_NAMES, Storage, Tensor
-from .safetensors_file import NUMPY_DTYPES, TensorInfo, native
+from .safetensors_file import TensorInfo, native, numpy_dtype
 from .zip_members import ArchiveMember, BadArchive, read_members
 
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -68,10 +68,7 @@ class PickleFile:
         It is a view of the mapped file, with the tensor's own strides, if the file has it aligned and in that order.
         """
         info, tensor = self.info[name], self._tensors[name]
-        if info.dtype not in NUMPY_DTYPES:
-            known = ", ".join(NUMPY_DTYPES)
-            raise CheckpointError(f"{self.file}: tensor {name} is stored as {info.dtype}; readable are {known}")
-        dtype = np.dtype(NUMPY_DTYPES[info.dtype]).newbyteorder(self._byte_order)
+        dtype = numpy_dtype(name, info).newbyteorder(self._byte_order)
         if tensor.span == 0:
             array = np.empty(info.shape, dtype)
         else:

@@ -25,6 +25,9 @@ from typing import Any
 LIMIT = 4 << 20  # bytes of one pickle; the state dict of XLM-R large takes 80 kB, 20,000 tensors about 4 MB
 
 
+NOT_NEEDED = "which tensors in plain containers do not need; nothing of it was run"
+
+
 class Refused(ValueError):
     """A pickle is broken, or holds more than tensors in plain containers; the message does not name the file."""
 
@@ -99,10 +102,7 @@ class _Machine:
     def run(self) -> Any:
         while (opcode := self.take(1)) != b".":
             if opcode not in STEPS:
-                raise Refused(
-                    f"the pickle has the opcode {opcode!r} at byte {self.position - 1}, which tensors in plain "
-                    "containers do not need; nothing of it was run"
-                )
+                raise Refused(f"the pickle has the opcode {opcode!r} at byte {self.position - 1}, {NOT_NEEDED}")
             STEPS[opcode](self)
         return self.stack.pop()
 
@@ -179,10 +179,7 @@ class _Machine:
         if type(module) is not str or type(name) is not str:
             raise Refused("the pickle asks for a name that is not text")
         if (module, name) not in self.known.names:
-            raise Refused(
-                f"the pickle asks for {shown(f'{module}.{name}')}, which tensors in plain containers do not need; "
-                "nothing of it was run"
-            )
+            raise Refused(f"the pickle asks for {shown(f'{module}.{name}')}, {NOT_NEEDED}")
         self.push(self.known.names[module, name])
 
     def name_on_stack(self) -> None:
@@ -194,10 +191,8 @@ class _Machine:
         if type(function) is not Function or type(arguments) is not tuple:
             raise Refused(f"the pickle calls a {kind(function)} with a {kind(arguments)}; nothing of it was run")
         if not function.fewest <= len(arguments) <= function.most:
-            expected = f"{function.fewest} to {function.most}"
-            raise Refused(
-                f"the pickle calls {function.call.__name__} with {len(arguments)} values, expected {expected}"
-            )
+            found, expected = f"{len(arguments)} values", f"{function.fewest} to {function.most}"
+            raise Refused(f"the pickle calls {function.call.__name__} with {found}, expected {expected}")
         self.push(function.call(*arguments))
 
     def build(self) -> None:
@@ -224,13 +219,9 @@ class _Machine:
             raise Refused(f"the pickle is of protocol {version}; readable are 2 to 5")
 
 
-def _skip_frame(machine: _Machine) -> None:
-    machine.take(8)  # a length, for reading ahead
-
-
 STEPS: dict[bytes, Callable[[_Machine], None]] = {
     b"\x80": _Machine.protocol,
-    b"\x95": _skip_frame,
+    b"\x95": lambda machine: machine.take(8),  # FRAME: a length, for reading ahead
     b"N": lambda machine: machine.push(None),
     b"\x88": lambda machine: machine.push(True),
     b"\x89": lambda machine: machine.push(False),

@@ -10,7 +10,6 @@ at the header's offsets, because the library's own NumPy reader copies each tens
 import importlib
 import json
 import math
-import mmap
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -82,25 +81,24 @@ class SafetensorsFile:
         }
         for name, info in self.info.items():
             if not could_be_array(info.shape):
-                raise CheckpointError(
-                    f"{file}: tensor {name} has the shape {list(info.shape)}, which no array can have"
-                )
+                problem = f"has the shape {list(info.shape)}, which no array can have"
+                raise CheckpointError(f"{file}: tensor {name} {problem}")
 
     def read(self, name: str) -> np.ndarray:
         """Read a tensor as a read-only array in the machine's byte order; bfloat16 is the dtype of ml_dtypes."""
-        info = self.info[name]
-        if info.dtype not in NUMPY_DTYPES:
-            known = ", ".join(NUMPY_DTYPES)
-            raise CheckpointError(f"{self.file}: tensor {name} is stored as {info.dtype}; readable are {known}")
-        return native(_array(self._bytes, info), info.dtype)
+        info, dtype = self.info[name], numpy_dtype(name, self.info[name])
+        count = math.prod(info.shape)
+        if count == 0:  # frombuffer refuses a zero-length tensor at the very end of the file
+            return native(np.empty(info.shape, dtype), info.dtype)
+        return native(np.frombuffer(self._bytes, dtype, count, info.offset).reshape(info.shape), info.dtype)
 
 
-def _array(data: mmap.mmap | bytes, info: TensorInfo) -> np.ndarray:
-    dtype = np.dtype(NUMPY_DTYPES[info.dtype])
-    count = int(np.prod(info.shape, dtype=np.int64))
-    if count == 0:  # frombuffer refuses a zero-length tensor at the very end of the file
-        return np.empty(info.shape, dtype)
-    return np.frombuffer(data, dtype, count, info.offset).reshape(info.shape)
+def numpy_dtype(name: str, info: TensorInfo) -> np.dtype:
+    """Return NumPy's little-endian dtype of a tensor; CheckpointError if it has none."""
+    if info.dtype not in NUMPY_DTYPES:
+        known = ", ".join(NUMPY_DTYPES)
+        raise CheckpointError(f"{info.file}: tensor {name} is stored as {info.dtype}; readable are {known}")
+    return np.dtype(NUMPY_DTYPES[info.dtype])
 
 
 def native(array: np.ndarray, dtype: str) -> np.ndarray:

@@ -174,12 +174,13 @@ class RenamedCheckpoint(Checkpoint):
 
     def _joined_info(self, parts: Sequence[str]) -> TensorInfo:
         first, *others = (self._checkpoint.info[part] for part in parts)
+        if not others:
+            return first
         if any(other.shape[1:] != first.shape[1:] or other.dtype != first.dtype for other in others):
-            raise CheckpointError(
-                f"{self.source}: {listed(parts)} differ in width or dtype, expected parts of one tensor"
-            )
-        rows = sum(part.shape[0] for part in (first, *others)) if others else 0
-        return dataclasses.replace(first, shape=(rows, *first.shape[1:])) if others else first
+            problem = "differ in width or dtype, expected parts of one tensor"
+            raise CheckpointError(f"{self.source}: {listed(parts)} {problem}")
+        rows = sum(part.shape[0] for part in (first, *others))
+        return dataclasses.replace(first, shape=(rows, *first.shape[1:]))
 
 
 class AdaptedCheckpoint(Checkpoint):
@@ -212,9 +213,8 @@ class AdaptedCheckpoint(Checkpoint):
         array = self._checkpoint[stored]
         if not self._is_adapted(stored):
             return array
-        left, right = (
-            self._checkpoint[factor][self._adapter].astype(np.float32) for factor in self._order(stored, array.shape)
-        )
+        factors = (self._checkpoint[factor] for factor in self._order(stored, array.shape))
+        left, right = (factor[self._adapter].astype(np.float32) for factor in factors)
         return array.astype(np.float32) + self._scale * (left @ right)
 
     def _is_adapted(self, name: str) -> bool:
@@ -238,10 +238,9 @@ class AdaptedCheckpoint(Checkpoint):
                 if self._adapter >= left[0]:
                     break
                 return names[first], names[second]
-        raise CheckpointError(
-            f"{self.source}: {names[0]} and lora_B have the shapes {stacks[0]} and {stacks[1]}, expected at least "
-            f"{self._adapter + 1} pairs of factors of a matrix of {shape}"
-        )
+        found = f"{names[0]} and lora_B have the shapes {stacks[0]} and {stacks[1]}"
+        expected = f"at least {self._adapter + 1} pairs of factors of a matrix of {shape}"
+        raise CheckpointError(f"{self.source}: {found}, expected {expected}")
 
 
 class PeftCheckpoint(Checkpoint):
@@ -280,10 +279,9 @@ class PeftCheckpoint(Checkpoint):
             shapes = [self._factors.info[pair[part]].shape if part in pair else None for part in "BA"]
             info = checkpoint.info[name]
             if len(info.shape) != 2 or shapes != [(info.shape[0], rank), (rank, info.shape[1])] or info.dtype == "I8":
-                raise CheckpointError(
-                    f"{self._factors.source}: the factors of {name} have the shapes {shapes}, expected those of rank "
-                    f"{rank} for {info.dtype} {info.shape}, floating point"
-                )
+                expected = f"those of rank {rank} for {info.dtype} {info.shape}, floating point"
+                found = f"the factors of {name} have the shapes {shapes}"
+                raise CheckpointError(f"{self._factors.source}: {found}, expected {expected}")
             self.info[name] = dataclasses.replace(info, dtype="F32")
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -312,13 +310,8 @@ def save_checkpoint(
     arrays = {name: _storable(name, array) for name, array in parameters.items()}
     config_text = json.dumps(dict(config), indent=2, sort_keys=True) + "\n"
     folder = made_folder(folder)
-    replace_files(
-        folder,
-        {
-            config_name: lambda file: file.write_text(config_text, encoding="utf-8"),
-            weights_name: lambda file: write_safetensors(file, arrays),
-        },
-    )
+    writers = {config_name: lambda file: file.write_text(config_text, encoding="utf-8")}
+    replace_files(folder, writers | {weights_name: lambda file: write_safetensors(file, arrays)})
     (folder / f"{weights_name}.index.json").unlink(missing_ok=True)
 
 

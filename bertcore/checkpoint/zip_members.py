@@ -101,10 +101,8 @@ def _entries(directory: bytes, count: int) -> Iterator[tuple[str, int, int, int]
             raise BadArchive(f"its member {name!r} is encrypted")
         length, packed, header = _long_values(extra, [length, packed, header], name)
         if method != 0 or packed != length:
-            raise BadArchive(
-                f"its member {name!r} is compressed, as in a TorchScript program or an archive that was repacked; "
-                "torch.save does not compress"
-            )
+            where = "as in a TorchScript program or an archive that was repacked; torch.save does not compress"
+            raise BadArchive(f"its member {name!r} is compressed, {where}")
         if disk:
             raise BadArchive("it is one part of a split archive")
         yield name, crc, length, header

@@ -261,9 +261,8 @@ class Pipeline:
         self, items: Iterable[Any], options: Any, cutting: Cutting, backend: str, total: int | None, one: bool
     ) -> Iterator[Any]:
         pending: deque[_Item] = deque()
-        cut = CutTexts(
-            self, cutting.max_length, self.model.spec.longest_sequence, argument="max_length", reads_windows=True
-        )
+        longest = self.model.spec.longest_sequence
+        cut = CutTexts(self, cutting.max_length, longest, argument="max_length", reads_windows=True)
         texts = self._item_texts(items, options, pending, one)
         with progress_bar(total, options.show_progress_bar) as advance:
             for rows in windows(self._rows(texts, cutting, cut), options.batch_tokens):
@@ -318,16 +317,10 @@ class Pipeline:
     def _arrays(self, found: Sequence[Window], least: int = 0) -> dict[str, np.ndarray]:
         """Return the rows as the model's arguments, padded on the right, int64 (rows, longest or `least`)."""
         shape = len(found), max(least, *map(len, found))
-        padding = self.tokenizer.pad_token_id
-        arrays = {
-            "input_ids": np.full(shape, 0 if padding is None else padding, np.int64),
-            "attention_mask": np.zeros(shape, np.int64),
-        }
+        ids, (mask, types) = np.full(shape, self.tokenizer.pad_token_id or 0, np.int64), np.zeros((2, *shape), np.int64)
         for row, window in enumerate(found):
-            arrays["input_ids"][row, : len(window)] = window.ids
-            arrays["attention_mask"][row, : len(window)] = 1
-        if "token_type_ids" in self.tokenizer.model_input_names:
-            types = arrays["token_type_ids"] = np.zeros(shape, np.int64)
-            for row, window in enumerate(found):
-                types[row, : len(window)] = window.encoding.type_ids
-        return arrays
+            here = row, slice(len(window))
+            ids[here], mask[here], types[here] = window.ids, 1, window.encoding.type_ids
+        arrays = {"input_ids": ids, "attention_mask": mask}
+        has_types = "token_type_ids" in self.tokenizer.model_input_names
+        return arrays | ({"token_type_ids": types} if has_types else {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Self
 
@@ -138,26 +139,22 @@ class ZeroShotOptions(CallOptions):
         super().__post_init__()
         checks.boolean("multi_label", self.multi_label)
         checks.choice("merge", self.merge, MERGES)
-        if not self._has_place():
-            raise ValueError(
-                f"hypothesis_template is {self.hypothesis_template!r}, expected a text with {{}} in place of the class"
-            )
-        checked_text("hypothesis_template", self.hypothesis_template)
+        checked_text("hypothesis_template", _with_place(self.hypothesis_template))
         if not isinstance(self.candidate_labels, str):
             check_words("candidate_labels", self.candidate_labels)
-
-    def _has_place(self) -> bool:
-        template = self.hypothesis_template
-        try:
-            return isinstance(template, str) and template.format("x") != template
-        except (IndexError, KeyError, ValueError, AttributeError):  # not a template with one place
-            return False
 
     @property
     def labels(self) -> list[str]:
         if isinstance(self.candidate_labels, str):
             return [label.strip() for label in self.candidate_labels.split(",") if label.strip()]
         return list(self.candidate_labels)
+
+
+def _with_place(template: Any) -> str:
+    with suppress(IndexError, KeyError, ValueError, AttributeError):  # not a template with one place
+        if isinstance(template, str) and template.format("x") != template:
+            return template
+    raise ValueError(f"hypothesis_template is {template!r}, expected a text with {{}} in place of the class")
 
 
 class ZeroShotClassificationPipeline(Pipeline):
@@ -178,10 +175,8 @@ class ZeroShotClassificationPipeline(Pipeline):
         names = self.id2label
         found = [index for index, name in names.items() if name.lower().startswith("entail")]
         if not found:
-            raise ValueError(
-                f"id2label has {', '.join(names.values())}, expected a class called entailment: "
-                "zero-shot-classification needs a model of natural language inference"
-            )
+            expected = f"a class called entailment: {self.task} needs a model of natural language inference"
+            raise ValueError(f"id2label has {', '.join(names.values())}, expected {expected}")
         self._entailment = found[0]
         self._contradiction = len(names) - 1 if found[0] == 0 else 0
 

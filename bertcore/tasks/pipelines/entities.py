@@ -137,9 +137,8 @@ class EntityClassificationPipeline(_EntityPipeline):
     def _rows(self, texts: Iterable[_ItemText], cutting: Cutting, cut: CutTexts) -> Iterator[_Row]:
         for group in grouped(texts):
             given = [each.text.first for each in group], [each.text.spans for each in group]
-            for each, row in zip(
-                group, mention_rows(self.tokenizer, *given, self._markers, cutting.max_length), strict=True
-            ):
+            rows = mention_rows(self.tokenizer, *given, self._markers, cutting.max_length)
+            for each, row in zip(group, rows, strict=True):
                 if row.was_cut and cutting.truncation == "error":
                     raise too_long(each.item.name, f"{cutting.max_length} tokens")
                 if row.values is None:

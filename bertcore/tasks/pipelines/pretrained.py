@@ -137,9 +137,8 @@ class FillMaskPipeline(Pipeline):
             ids[masks.columns[number]] = word
             # Special tokens are left out unless that would remove other masks.
             text = self.tokenizer.decode(ids, skip_special_tokens=alone)
-            answers.append(
-                {"score": score, "token": word, "token_str": self.tokenizer.decode([word]), "sequence": text}
-            )
+            spelled = self.tokenizer.decode([word])
+            answers.append({"score": score, "token": word, "token_str": spelled, "sequence": text})
         return answers
 
 
@@ -174,9 +173,8 @@ class GenerationOptions(CallOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.truncation == "chunk":
-            raise ValueError(
-                "truncation is 'chunk', expected 'error', 'warn' or True: a text is continued at one place"
-            )
+            expected = "'error', 'warn' or True: a text is continued at one place"
+            raise ValueError(f"truncation is 'chunk', expected {expected}")
         if self.max_new_tokens is not None:
             check_count("max_new_tokens", self.max_new_tokens)
         if self.seed is not None:
@@ -212,23 +210,16 @@ class TextGenerationPipeline(Pipeline):
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
         ids, count = arrays["input_ids"], options.num_return_sequences
         names = ("temperature", "top_k", "top_p", "num_beams", "length_penalty", "num_return_sequences")
-        made = self.model.generate(
-            ids,
-            arrays["attention_mask"],
-            max_new_tokens=self._most_new(ids.shape[1], options),
-            do_sample=options.num_beams == 1 if options.do_sample is None else options.do_sample,
-            # Different batches get different seeds, so that they do not draw the same tokens.
-            seed=None if options.seed is None else options.seed + zlib.crc32(ids.tobytes()),
-            **{name: getattr(options, name) for name in names},
-        )
+        given, most, positions = vars(options), options.max_new_tokens, self.model.spec.longest_sequence
+        if most is None:
+            most = MOST_NEW if positions is None else min(MOST_NEW, positions + 1 - ids.shape[1])
+        how = {name: given[name] for name in names} | {"max_new_tokens": most}
+        how["do_sample"] = options.num_beams == 1 if options.do_sample is None else options.do_sample
+        # Different batches get different seeds, so that they do not draw the same tokens.
+        how["seed"] = None if options.seed is None else options.seed + zlib.crc32(ids.tobytes())
+        made = self.model.generate(ids, arrays["attention_mask"], **how)
         new = kernels.to_host(made)[:, ids.shape[1] :].reshape(len(windows), count, -1)
         return [(window.ids, rows.tolist()) for window, rows in zip(windows, new, strict=True)]
-
-    def _most_new(self, length: int, options: GenerationOptions) -> int:
-        if options.max_new_tokens is not None:
-            return options.max_new_tokens
-        positions = self.model.spec.longest_sequence
-        return MOST_NEW if positions is None else min(MOST_NEW, positions + 1 - length)
 
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> list[dict[str, str]]:
         given, continuations = kept[0][0]
@@ -275,14 +266,9 @@ class FeatureExtractionPipeline(Pipeline):
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
         hidden = kernels.to_host(self.model(**arrays).last_hidden_state)
-        return [
-            (
-                hidden[row, : None if options.padding == "max_length" else len(window)].copy(),
-                window.content,
-                window.shared,
-            )
-            for row, window in enumerate(windows)
-        ]
+        ends = [None if options.padding == "max_length" else len(window) for window in windows]
+        rows = zip(hidden, ends, windows, strict=True)
+        return [(states[:end].copy(), window.content, window.shared) for states, end, window in rows]
 
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
         states = _whole(kept[0])[None]

@@ -108,7 +108,7 @@ class TokenClassificationPipeline(Pipeline):
             return [{key: each[key] for key in keys} for each in found if each["entity"] not in ignored]
         words = tokens if strategy == "simple" else self._words(tokens, strategy)
         groups = _groups([self._tagged(word) for word in words])
-        entities = (self._entity(group, strategy) for group in groups)
+        entities = (self._entity(group) for group in groups)
         return [entity for entity in entities if entity["entity_group"] not in ignored]
 
     def _tokens(self, text: str, windows: Sequence[_Scored]) -> Iterator[_Token]:
@@ -126,13 +126,9 @@ class TokenClassificationPipeline(Pipeline):
 
     def _is_subword(self, text: str, token: str, start: int, end: int) -> bool:
         """Return whether a token continues a word: by WordPiece's prefix, or by the spaces around it."""
-        if self._marks_subwords:
+        if getattr(self.tokenizer._backend.model, "continuing_subword_prefix", None):
             return len(token) != end - start
         return start > 0 and " " not in text[start - 1 : start + 1]
-
-    @property
-    def _marks_subwords(self) -> bool:
-        return bool(getattr(self.tokenizer._backend.model, "continuing_subword_prefix", None))
 
     def _tagged(self, token: _Token) -> dict[str, Any]:
         best = int(token.scores.argmax())
@@ -158,15 +154,11 @@ class TokenClassificationPipeline(Pipeline):
         text = self.tokenizer.convert_tokens_to_string([part.word for part in parts])
         return _Token(scores, text, parts[0].start, parts[-1].end, parts[0].index, False)
 
-    def _entity(self, group: Sequence[Mapping[str, Any]], strategy: str) -> dict[str, Any]:
-        words = [each["word"] for each in group]
-        return {
-            "entity_group": group[0]["entity"].split("-", 1)[-1],
-            "score": float(np.mean([each["score"] for each in group])),
-            "word": self.tokenizer.convert_tokens_to_string(words),
-            "start": group[0]["start"],
-            "end": group[-1]["end"],
-        }
+    def _entity(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        words, score = [each["word"] for each in group], float(np.mean([each["score"] for each in group]))
+        found = {"entity_group": group[0]["entity"].split("-", 1)[-1], "score": score}
+        found["word"] = self.tokenizer.convert_tokens_to_string(words)
+        return found | {"start": group[0]["start"], "end": group[-1]["end"]}
 
 
 def _joined(words: Any, name: str) -> str:
