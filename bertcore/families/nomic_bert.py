@@ -90,9 +90,8 @@ class MixtureOfExperts(Sublayer):
         counts = xp.bincount(chosen.reshape(-1), minlength=self.experts).tolist()
         offsets = [0, *itertools.accumulate(counts)]
         gathered = functional.take_rows(run, source, rows=order // self.chosen)
-        expanded = functional.grouped_linear(
-            run, gathered, self.expand.weight(run), offsets=offsets, activation=self.activation
-        )
+        how = {"offsets": offsets, "activation": self.activation}
+        expanded = functional.grouped_linear(run, gathered, self.expand.weight(run), **how)
         outputs = functional.grouped_linear(run, expanded, self.contract.weight(run), offsets=offsets)
         return weighted_sums(run, outputs, factors, order=order)
 

@@ -28,9 +28,8 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         raise ValueError(f"config: attention_windows is {list(windows)!r:.200}, expected whole numbers of tokens")
     kinds = layer_kinds(read, layers, lambda at: not windows[at] if windows else (at + 1) % EVERY == 0)
     window = int(next(filter(None, windows), read.size("sliding_window", 128)))
-    theta_of = {GLOBAL: 2_560_000.0, LOCAL: 10_000.0} | {
-        kind: theta for kind, theta in zip(kinds, thetas, strict=False) if theta is not None
-    }
+    stated = {kind: theta for kind, theta in zip(kinds, thetas, strict=False) if theta is not None}
+    theta_of = {GLOBAL: 2_560_000.0, LOCAL: 10_000.0} | stated
     rope, longest = read.section("rope_parameters"), read.size("max_position_embeddings")
     by_kind = rotary_by_kind(rope.section, kinds, theta_of, (window, window), longest)
     found = eurobert.spec(config, defaults=DEFAULTS, each_layer=by_kind)
@@ -41,16 +40,10 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of an UltraBERT config; that of words has two layers."""
     sources = {"cls": "first", "mean": "mean"}
     source = sources[read.choice("classifier_pooling", "cls", *sources)]
+    before = {"before": "head.linear1", "before_size": read.size("prediction_head_size", 768)}
+    transform = {"transform": "head.linear2", "activation": "gelu_tanh", "without_bias": frozenset({"transform"})}
     return {
-        "masked_lm": LanguageModelSpec(
-            "cls",
-            None,
-            transform="head.linear2",
-            activation="gelu_tanh",
-            before="head.linear1",
-            before_size=read.size("prediction_head_size", 768),
-            without_bias=frozenset({"transform"}),
-        ),
+        "masked_lm": LanguageModelSpec("cls", None, **transform, **before),
         "sequence_classification": ClassifierSpec("classifier", source),
         "token_classification": ClassifierSpec("classifier", "tokens"),
         "question_answering": ClassifierSpec("qa_outputs", "tokens", dropout=0.0),

@@ -302,18 +302,10 @@ class DisentangledAttention(SelfAttention):
         qkv, tables = keys.qkv, keys.tables
         projected = [qkv] if queries is None else self._asked_by(run, queries, keys, rows)
         has_tables = any(table is not None for table in tables)
-        attended = functional.self_attention(
-            run,
-            *projected,
-            **heads,
-            relative=positions.relative(*tables) if has_tables else None,
-            cu_seqlens=context.cu_seqlens,
-            attn_mask=context.key_mask,
-            scale=self.spec.scale,
-            dropout=self.spec.attention_dropout,
-            components=positions.components,
-            compute_dtype=attention_dtype(run, weight),
-        )
+        options = {"relative": positions.relative(*tables) if has_tables else None, "scale": self.spec.scale}
+        options |= {"cu_seqlens": context.cu_seqlens, "attn_mask": context.key_mask}
+        options |= {"dropout": self.spec.attention_dropout, "compute_dtype": attention_dtype(run, weight)}
+        attended = functional.self_attention(run, *projected, **heads, **options, components=positions.components)
         if positions.padding:
             attended = mean_value_for_padding(run, attended, qkv, **heads, padding=positions.padding)
         return attended if rows is None else functional.take_rows(run, attended, rows=rows)
@@ -373,9 +365,8 @@ class DisentangledAttentionByHead(DisentangledAttention):
 
     def _make_projections(self, names: Mapping[str, str], layer: LayerSpec) -> list[Linear]:
         width, heads = layer.hidden_size, layer.num_heads
-        self.query_bias, self.value_bias = (
-            Parameter(names[f"{part}_bias"], shape=(width,), initial="zeros") for part in ("query", "value")
-        )
+        biases = (names["query_bias"], names["value_bias"])
+        self.query_bias, self.value_bias = (Parameter(name, shape=(width,), initial="zeros") for name in biases)
         split = (heads, 3, width // heads, width)
         by_head = Layout((3 * width, width), axes=(1, 0, 2, 3), row_axes=3, split=split)
         return [Linear(names["qkv"], in_features=width, out_features=3 * width, bias=False, layout=by_head)]

@@ -39,11 +39,8 @@ def average_rows(run: Pass, table: Any, *, rows: Any) -> Any:
     def pullback(grad):
         means, places = xp.nonzero(rows >= 0)
         shares = (grad.astype(wide_dtype, copy=False) / counts).astype(grad.dtype, copy=False)
-        return (
-            kernels.embedding_backward(
-                shares[means], kernels.EmbeddingSaved(rows[means, places], table.shape[0]), backend=run.backend
-            ),
-        )
+        saved = kernels.EmbeddingSaved(rows[means, places], table.shape[0])
+        return (kernels.embedding_backward(shares[means], saved, backend=run.backend),)
 
     total = 0
     for column in rows.T:  # as long as the longest mention: a few
@@ -211,12 +208,8 @@ class Entities:
 
     def with_integers(self, integers: Mapping[str, Any]) -> "Entities":
         ids, types, positions, words, entities, offsets = (integers[name] for name in INTEGERS)
-        width = len(positions) // len(ids) if len(ids) else 1
-        changed = {
-            "position_ids": positions.reshape(len(ids), width),
-            "rows": TokenRows(words, entities),
-            "cu_seqlens": offsets,
-        }
+        positions = positions.reshape(len(ids), len(positions) // len(ids) if len(ids) else 1)
+        changed = {"position_ids": positions, "rows": TokenRows(words, entities), "cu_seqlens": offsets}
         return replace(self, ids=ids, token_type_ids=types, **changed)
 
 
@@ -234,9 +227,8 @@ class EntityEmbeddings(Block):
         if entities.embedding_size != width:
             sizes = {"in_features": entities.embedding_size, "out_features": width}
             self.projection = Linear(names["entity_projection"], **sizes, bias=False)
-        self.positions = Parameter(
-            f"{names['entity_position_embeddings']}.weight", shape=(spec.max_positions, width), use="table"
-        )
+        name, shape = f"{names['entity_position_embeddings']}.weight", (spec.max_positions, width)
+        self.positions = Parameter(name, shape=shape, use="table")
         if spec.type_vocab_size:
             self.types = Embedding(names["entity_type_embeddings"], rows=spec.type_vocab_size, features=width)
         self.norm = LayerNorm(names["entity_embeddings_norm"], features=width, eps=spec.layer_norm_eps)
@@ -300,16 +292,8 @@ class EntityAwareAttention(SelfAttention):
             return super().mix(run, source, context)
         rows, joined = context.rows, self.projections[0]
         words, entities = split_rows(run, source, first_rows=rows.words, second_rows=rows.entities)
-        return entity_aware_attention(
-            run,
-            joined(run, source),
-            self.word_queries(run, words),
-            self.entity_queries(run, entities),
-            num_heads=self.spec.num_heads,
-            word_rows=rows.words,
-            entity_rows=rows.entities,
-            cu_seqlens=context.cu_seqlens,
-            attn_mask=context.key_mask,
-            compute_dtype=attention_dtype(run, joined.weight),
-            dropout=self.spec.attention_dropout,
-        )
+        qkv, queries = joined(run, source), (self.word_queries(run, words), self.entity_queries(run, entities))
+        options = {"cu_seqlens": context.cu_seqlens, "attn_mask": context.key_mask}
+        options |= {"compute_dtype": attention_dtype(run, joined.weight), "dropout": self.spec.attention_dropout}
+        options |= {"num_heads": self.spec.num_heads, "word_rows": rows.words, "entity_rows": rows.entities}
+        return entity_aware_attention(run, qkv, *queries, **options)

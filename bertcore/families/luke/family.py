@@ -13,6 +13,7 @@ from bertcore.families import roberta
 from bertcore.families.luke.adapter import INPUTS, WordAndEntityAdapter, WordAndEntityInput
 from bertcore.families.luke.blocks import Entities, EntityAwareAttention, EntitySpec, WordAndEntityEmbeddings
 from bertcore.heads import ClassifierSpec, LanguageModelHead, LanguageModelSpec
+from bertcore.kernels import checks
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
@@ -117,14 +118,10 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
                 count = self.spec.details.vocab_size
                 mep_loss = losses.token_loss(run, scores, entity_labels, entities.batch, count, **named)
         both = [loss for loss in (mlm_loss, mep_loss) if loss is not None]
-        return EntityMaskedLMOutput(
-            loss=losses.total(run, *both) if len(both) == 2 else both[0] if both else None,
-            mlm_loss=mlm_loss,
-            mep_loss=mep_loss,
-            logits=vars(of_words)["logits"],  # unread, if they are to be computed later
-            entity_logits=logits,
-            traced=encoded.traced,
-        )
+        loss = losses.total(run, *both) if len(both) == 2 else both[0] if both else None
+        found = {"logits": vars(of_words)["logits"], "entity_logits": logits}  # unread, if they are computed later
+        parts = {"mlm_loss": mlm_loss, "mep_loss": mep_loss}
+        return EntityMaskedLMOutput(loss=loss, **parts, **found, traced=encoded.traced)
 
 
 class LukeForEntityClassification(AutoModelForEntityClassification):
@@ -150,10 +147,8 @@ class LukeForEntityClassification(AutoModelForEntityClassification):
             raise ValueError(f"entity_ids has shape {entities.batch.shape}, expected at least {count} entities")
         if not is_real.all():
             where = ", ".join(map(str, np.argwhere(~is_real)[0]))
-            raise ValueError(
-                f"entity_attention_mask[{where}] is 0, expected 1: {type(self).__name__} classifies the first "
-                f"{count} entities of a sequence"
-            )
+            why = f"{type(self).__name__} classifies the first {count} entities of a sequence"
+            raise ValueError(f"entity_attention_mask[{where}] is 0, expected 1: {why}")
         return [run.to_backend(rows) for rows in entities.batch.rows()[:, :count].T.copy()]
 
 
@@ -194,8 +189,7 @@ class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
         flags, batch = losses.label_array("labels", labels), entities.batch
         if flags.ndim != 3:
             return losses.token_loss(run, logits, labels, batch, self._num_labels(), kind="entity_")
-        if flags.shape != (*batch.shape, self._num_labels()):
-            raise ValueError(f"labels has shape {flags.shape}, expected {(*batch.shape, self._num_labels())}")
+        checks.shape((*batch.shape, self._num_labels()), labels=flags)
         return losses.binary_loss(run, logits, batch.strip(flags))
 
 
@@ -230,14 +224,8 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     entities' decoder and table.
     """
     bias, transform = "entity_predictions.bias", "entity_predictions.transform"
-    entities = LanguageModelSpec(
-        decoder="entity_predictions.decoder",
-        tied_bias=bias,
-        transform=f"{transform}.dense",
-        transform_norm=f"{transform}.LayerNorm",
-        activation=read.activation("hidden_act", "gelu"),
-        untied_bias=bias,
-    )
+    parts = ("entity_predictions.decoder", bias, f"{transform}.dense", f"{transform}.LayerNorm")
+    entities = LanguageModelSpec(*parts, activation=read.activation("hidden_act", "gelu"), untied_bias=bias)
     classifier = ClassifierSpec("classifier", "entities", dropout=read.rate("hidden_dropout_prob", 0.1))
     return POOLED_HEADS | {
         "masked_lm": roberta.heads(read)["masked_lm"],

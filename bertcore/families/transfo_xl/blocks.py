@@ -179,27 +179,15 @@ class RelativeAttention(Sublayer):
         for_position: Any, key: Any, value: Any, scores: Any,
     ) -> Any:  # fmt: skip
         relations = context.relations
-        relative = kernels.RelativePositions(
-            relations.distance_rows,
-            position_key=positions,
-            query_for_position=for_position,
-            segment_ids=None if scores is None else relations.segment_ids,
-            segment_ids_k=None if scores is None else relations.segment_ids_k,
-            segment_scores=scores,
-            longest=(len(relations.distance_rows) + 1) // 2,
-        )
-        return functional.attention(
-            run,
-            query,
-            key,
-            value,
-            relative=relative,
-            cu_seqlens=context.cu_seqlens,
-            cu_seqlens_k=relations.cu_seqlens_k,
-            attn_mask=context.key_mask,
-            dropout=self.attention_dropout,
-            compute_dtype=compute_dtype,
-        )
+        terms = {"position_key": positions, "query_for_position": for_position}
+        if scores is not None:
+            terms |= {"segment_ids": relations.segment_ids, "segment_ids_k": relations.segment_ids_k}
+            terms |= {"segment_scores": scores}
+        longest = (len(relations.distance_rows) + 1) // 2
+        relative = kernels.RelativePositions(relations.distance_rows, **terms, longest=longest)
+        options = {"cu_seqlens": context.cu_seqlens, "cu_seqlens_k": relations.cu_seqlens_k}
+        options |= {"attn_mask": context.key_mask, "dropout": self.attention_dropout, "compute_dtype": compute_dtype}
+        return functional.attention(run, query, key, value, relative=relative, **options)
 
 
 class AdaptiveEmbeddings(Block):
@@ -285,9 +273,7 @@ class RecurrentAttention(RelativeAttention):
         relations, inner, memory = context.relations, self.num_heads * self.head_dim, context.memories[self.index]
         biases = context.biases if self.biases is None else self.biases
         qkv = self.qkv(run, relations.keys(run, source, None if memory is None else self.open(run, memory)))
-        query, key, value = (
-            functional.slice_columns(run, qkv, first=k * inner, last=(k + 1) * inner) for k in range(3)
-        )
+        query, key, value = functional.split_columns(run, qkv, widths=3 * [inner])
         if memory is not None:
             query = functional.take_rows(run, query, rows=relations.query_rows)
         queries = tuple(functional.add(run, query, bias.value(run)) for bias in (biases.content, biases.position))

@@ -74,9 +74,8 @@ class AdaptiveSoftmax(Block):
 
     def __call__(self, run: Pass, hidden: Any) -> Any:
         """(tokens, hidden) -> the logarithm of each word's probability, (tokens, vocabulary)."""
-        first, *others = (
-            functional.log_softmax(run, self._scores(run, hidden, index)) for index in range(len(self.bounds))
-        )
+        scores = (self._scores(run, hidden, index) for index in range(len(self.bounds)))
+        first, *others = (functional.log_softmax(run, each) for each in scores)
         words = self.bounds[0][1]
         parts = [functional.slice_columns(run, first, first=0, last=words)]
         for index, part in enumerate(others, start=words):
