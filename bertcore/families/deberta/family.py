@@ -9,16 +9,7 @@ from typing import Any, NamedTuple
 from bertcore.checkpoint import NameRules
 from bertcore.checkpoint.parameters import INDEX_BUFFERS, LAYER_NORM_ENDINGS
 from bertcore.families import bert
-from bertcore.families.deberta.blocks import (
-    DisentangledAttentionByHead,
-    DisentangledContext,
-    DisentangledEmbeddings,
-    Disentanglement,
-    PositionsOfPass,
-    RelativeEmbeddings,
-    padding_of_sequences,
-    real_tokens,
-)
+from bertcore.families.deberta import blocks
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.adapter import Adapter, Encoded
 from bertcore.models.auto import AutoModelForMaskedLM
@@ -64,7 +55,7 @@ class DisentangledAdapter(Adapter):
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
-        self.relative = RelativeEmbeddings(names, spec)
+        self.relative = blocks.RelativeEmbeddings(names, spec)
 
     def pack(self, run: Pass, *given: Any, output_attention_components: bool = False, **options: Any) -> EncoderInput:
         inputs = super().pack(run, *given, **options)
@@ -75,18 +66,18 @@ class DisentangledAdapter(Adapter):
 
     def begin(
         self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]
-    ) -> tuple[Tensor, DisentangledContext]:
+    ) -> tuple[Tensor, blocks.DisentangledContext]:
         return embeddings(run, inputs), self.context(run, inputs)
 
-    def context(self, run: Pass, inputs: EncoderInput) -> DisentangledContext:
+    def context(self, run: Pass, inputs: EncoderInput) -> blocks.DisentangledContext:
         """Return the context that all layers share; padding neither attends nor is attended to."""
         is_real, padding, mask, packed = None, [], inputs.key_mask, inputs.packed
         if mask is not None:
-            is_real, mask = real_tokens(run, inputs), _pair_mask(mask)
-            padding = padding_of_sequences(packed.strip(packed.is_real), packed.cu_seqlens)
+            is_real, mask = blocks.real_tokens(run, inputs), _pair_mask(mask)
+            padding = blocks.padding_of_sequences(packed.strip(packed.is_real), packed.cu_seqlens)
         components = getattr(inputs, "components", None)
-        positions = PositionsOfPass(run, self.relative, inputs.longest, is_real, padding, components)
-        return DisentangledContext(inputs.cu_seqlens, mask, positions=positions)
+        positions = blocks.PositionsOfPass(run, self.relative, inputs.longest, is_real, padding, components)
+        return blocks.DisentangledContext(inputs.cu_seqlens, mask, positions=positions)
 
     def restore(self, run: Pass, inputs: EncoderInput, state: Tensor) -> Encoded:
         """Outputs have attention_components: on request the AttentionComponents of each layer, else None."""
@@ -186,7 +177,9 @@ class DebertaForMaskedLM(AutoModelForMaskedLM):
 _TYPES = ("c2p", "p2c")
 
 
-def disentangled_spec(config: Mapping[str, Any], details: Disentanglement, defaults: Mapping[str, Any]) -> EncoderSpec:
+def disentangled_spec(
+    config: Mapping[str, Any], details: blocks.Disentanglement, defaults: Mapping[str, Any]
+) -> EncoderSpec:
     """The spec of a DeBERTa config of any version; `defaults` are the values of absent keys."""
     read = ConfigReader(config)
     hidden_size = read.size("hidden_size", defaults.get("hidden_size", 768))
@@ -227,7 +220,7 @@ def max_distance(config: Mapping[str, Any]) -> int:
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     types = listed(config)
     ConfigReader(config).require(talking_head=False)
-    details = Disentanglement(
+    details = blocks.Disentanglement(
         content_to_position="c2p" in types,
         position_to_content="p2c" in types,
         score_terms=1 + len(types),
@@ -284,8 +277,8 @@ DEBERTA = register(
     encoder_names=bert.BERT.encoder_names
     | {"embeddings_projection": "embeddings.embed_proj", "relative_embeddings": "encoder.rel_embeddings"},
     layer_names=LAYER_NAMES,
-    embeddings=DisentangledEmbeddings,
-    attention=DisentangledAttentionByHead,
+    embeddings=blocks.DisentangledEmbeddings,
+    attention=blocks.DisentangledAttentionByHead,
     adapter=DisentangledAdapter,
     models={"AutoModelForMaskedLM": DebertaForMaskedLM},
     pooler=None,

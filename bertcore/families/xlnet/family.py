@@ -10,13 +10,7 @@ from bertcore import kernels
 from bertcore.checkpoint import NameRules
 from bertcore.families.transfo_xl.adapter import RecurrentAdapter, RecurrentInput
 from bertcore.families.transfo_xl.blocks import Half, RecurrentContext, Relations
-from bertcore.families.xlnet.blocks import (
-    Predictions,
-    TwoStreamAttention,
-    TwoStreamContext,
-    TwoStreamEmbeddings,
-    TwoStreamLayer,
-)
+from bertcore.families.xlnet import blocks
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.kernels import checks
 from bertcore.models.adapter import Encoded
@@ -103,7 +97,7 @@ class TwoStreamAdapter(RecurrentAdapter):
 
     def begin(
         self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]
-    ) -> tuple[Tensor, TwoStreamContext]:
+    ) -> tuple[Tensor, blocks.TwoStreamContext]:
         content = embeddings(run, inputs)
         context = self._context(run, inputs, content)
         if context.predictions is None:
@@ -111,7 +105,7 @@ class TwoStreamAdapter(RecurrentAdapter):
         places = np.zeros(context.predictions.matrices[..., 0].size, np.int64)
         return (content, embeddings.queries(run, run.to_backend(places))), context
 
-    def _context(self, run: Pass, inputs: EncoderInput, hidden: Any) -> TwoStreamContext:
+    def _context(self, run: Pass, inputs: EncoderInput, hidden: Any) -> blocks.TwoStreamContext:
         memories = self._memories(inputs, hidden)
         relations, longest, before = self._relations(run, inputs, hidden, memories[0])
         types = inputs.token_type_ids
@@ -129,7 +123,7 @@ class TwoStreamAdapter(RecurrentAdapter):
         itself = np.arange(before + longest) == before + np.arange(longest)[:, None]
         shared = {"relations": relations, "memories": memories}
         seen = None if visible is None else visible | itself
-        content = TwoStreamContext(inputs.cu_seqlens, _mask(run, seen), **shared)
+        content = blocks.TwoStreamContext(inputs.cu_seqlens, _mask(run, seen), **shared)
         mapping = getattr(inputs, "target_mapping", None)
         if mapping is None:
             return content
@@ -140,7 +134,7 @@ class TwoStreamAdapter(RecurrentAdapter):
             sees = np.broadcast_to(sees_any, (len(mapping), longest, 1)).reshape(-1, 1)
             sees = run.to_backend(sees.astype(value_of(hidden).dtype))
         content.queries = RecurrentContext(inputs.cu_seqlens, _mask(run, visible), **shared)
-        content.predictions = Predictions(matrices, sees)
+        content.predictions = blocks.Predictions(matrices, sees)
         return content
 
     def restore(self, run: Pass, inputs: TwoStreamInput, state: Any) -> Encoded:
@@ -284,9 +278,9 @@ XLNET = register(
     ),
     encoder_names={"word_embeddings": "word_embedding", "mask_embedding": "mask_emb"},
     layer_names=LAYER_NAMES,
-    embeddings=TwoStreamEmbeddings,
-    attention=TwoStreamAttention,
-    layer=TwoStreamLayer,
+    embeddings=blocks.TwoStreamEmbeddings,
+    attention=blocks.TwoStreamAttention,
+    layer=blocks.TwoStreamLayer,
     adapter=TwoStreamAdapter,
     pooler=None,
     inputs=("mems", "perm_mask", "target_mapping", "input_mask", "use_mems"),

@@ -18,22 +18,7 @@ from bertcore.tasks.pipelines.base import CallOptions, Pipeline, _ItemText, _Row
 from bertcore.tasks.pipelines.classification import BEST_ALONE, ClassificationOptions
 from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, softmax
 from bertcore.tasks.texts import CutTexts, checked_text, grouped, too_long
-from bertcore.tokenization.mentions import (
-    LUKE_TASKS,
-    MOST_SPANS,
-    NONE,
-    OUTSIDE,
-    WIDEST,
-    Span,
-    apart,
-    candidates,
-    checked_spans,
-    entities_of,
-    find_markers,
-    mention_rows,
-    span_arrays,
-    without_task,
-)
+from bertcore.tokenization import mentions as marked
 
 WIDEST_OF_LUKE = 16  # words of a span, as in its training (Yamada et al. 2020, section 4.3)
 
@@ -45,15 +30,15 @@ class _EntityPipeline(Pipeline):
 
     @classmethod
     def _tokenizer_options(cls, model: Any) -> dict[str, Any]:
-        return {"task": LUKE_TASKS[cls.task]} if model.takes_entities else {}
+        return {"task": marked.LUKE_TASKS[cls.task]} if model.takes_entities else {}
 
     def __init__(self, model: Any, tokenizer: Any, **options: Any):
         super().__init__(model, tokenizer, **options)
         self._entities = None
         if model.takes_entities:
-            self._entities = entities_of(tokenizer)
-            if tokenizer.task != LUKE_TASKS[self.task]:
-                expected = f"{LUKE_TASKS[self.task]!r}: AutoTokenizer.from_pretrained(folder, task=...)"
+            self._entities = marked.entities_of(tokenizer)
+            if tokenizer.task != marked.LUKE_TASKS[self.task]:
+                expected = f"{marked.LUKE_TASKS[self.task]!r}: AutoTokenizer.from_pretrained(folder, task=...)"
                 raise ValueError(f"tokenizer has the task {tokenizer.task!r}, expected {expected}")
 
 
@@ -81,7 +66,7 @@ class MentionOptions(ClassificationOptions):
 class _Mention(Text):
     """A text with its marked spans."""
 
-    spans: tuple[Span, ...] = ()
+    spans: tuple[marked.Span, ...] = ()
 
 
 class EntityClassificationPipeline(_EntityPipeline):
@@ -106,7 +91,7 @@ class EntityClassificationPipeline(_EntityPipeline):
     def _read_markers(self) -> tuple[str, ...]:
         stated = self.model.config.get("entity_markers")
         if stated is None:
-            return find_markers(self.tokenizer, self.count)
+            return marked.find_markers(self.tokenizer, self.count)
         are_texts = isinstance(stated, list) and all(isinstance(each, str) and each.strip() for each in stated)
         if not are_texts or len(stated) != self.count:
             raise CheckpointError(f"config: entity_markers is {stated!r:.60}, expected {self.count} strings")
@@ -120,24 +105,24 @@ class EntityClassificationPipeline(_EntityPipeline):
             raise ValueError(f"{name} has no {missing[0]!r}, it has {', '.join(map(repr, item)):.200}")
         text = checked_text(f"{name}['text']", item["text"])
         try:
-            return [_Mention(text, spans=tuple(checked_spans(item["spans"], text, self.count)))]
+            return [_Mention(text, spans=tuple(marked.checked_spans(item["spans"], text, self.count)))]
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from error
 
     @property
     def plain_tokenizer(self) -> Any:
-        return without_task(self.tokenizer)
+        return marked.without_task(self.tokenizer)
 
     def length_of(self, item: Any, name: str = "inputs") -> int:
         """Return the number of tokens of an input, uncut. Raises TypeError or ValueError as a call does."""
         (mention,) = self._texts(item, name, None)
-        (row,) = mention_rows(self.tokenizer, [mention.first], [mention.spans], self._markers, None)
+        (row,) = marked.mention_rows(self.tokenizer, [mention.first], [mention.spans], self._markers, None)
         return len(row)
 
     def _rows(self, texts: Iterable[_ItemText], cutting: Cutting, cut: CutTexts) -> Iterator[_Row]:
         for group in grouped(texts):
             given = [each.text.first for each in group], [each.text.spans for each in group]
-            rows = mention_rows(self.tokenizer, *given, self._markers, cutting.max_length)
+            rows = marked.mention_rows(self.tokenizer, *given, self._markers, cutting.max_length)
             for each, row in zip(group, rows, strict=True):
                 if row.was_cut and cutting.truncation == "error":
                     raise too_long(each.item.name, f"{cutting.max_length} tokens")
@@ -225,13 +210,15 @@ class SpanNerPipeline(_EntityPipeline):
 
     def __init__(self, model: Any, tokenizer: Any, **options: Any):
         super().__init__(model, tokenizer, **options)
-        names = [number for number, name in self.id2label.items() if name in (NONE, "O")]
+        names = [number for number, name in self.id2label.items() if name in (marked.NONE, "O")]
         if len(names) != 1:
             listed = ", ".join(self.id2label.values())
-            raise ValueError(f"id2label has {listed:.200}, expected one class {NONE} (or O), of spans without entities")
+            raise ValueError(
+                f"id2label has {listed:.200}, expected one class {marked.NONE} (or O), of spans without entities"
+            )
         (self._none,) = names
-        self.tokenizer = without_task(tokenizer)
-        stated = model.config.get("max_span_width", WIDEST_OF_LUKE if model.takes_entities else WIDEST)
+        self.tokenizer = marked.without_task(tokenizer)
+        stated = model.config.get("max_span_width", WIDEST_OF_LUKE if model.takes_entities else marked.WIDEST)
         try:
             self._width = check_count("max_span_width", stated)
         except (TypeError, ValueError) as error:
@@ -247,18 +234,18 @@ class SpanNerPipeline(_EntityPipeline):
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
         found = [self._candidates(window, options) for window in windows]
-        most = None if self._entities is None else MOST_SPANS
+        most = None if self._entities is None else marked.MOST_SPANS
         groups = [
             (row, slice(first, first + (most or len(each.spans))))
             for row, each in enumerate(found)
             for first in range(0, len(each.spans), most or len(each.spans) or 1)
         ]
-        kept: list[list[tuple[Span, float, float, int]]] = [[] for _ in windows]
+        kept: list[list[tuple[marked.Span, float, float, int]]] = [[] for _ in windows]
         for first in range(0, len(groups), len(windows)):
             some = groups[first : first + len(windows)]
             rows = [row for row, _ in some]
             spans = ([getattr(found[row], ends)[part] for row, part in some] for ends in ("starts", "ends"))
-            batch = {name: array[rows] for name, array in arrays.items()} | span_arrays(*spans, self._entities)
+            batch = {name: array[rows] for name, array in arrays.items()} | marked.span_arrays(*spans, self._entities)
             logits = kernels.to_host(self.model(**batch).logits)
             for (row, part), scores in zip(some, logits, strict=True):
                 kept[row] += self._entities_of(found[row].spans[part], scores)
@@ -267,10 +254,12 @@ class SpanNerPipeline(_EntityPipeline):
     def _candidates(self, window: Window, options: Any) -> Any:
         inside = set(window.content.tolist())
         offsets = window.offsets.tolist()
-        spans = [offsets[column] if column in inside else OUTSIDE for column in range(len(window))]
-        return candidates(window.text, spans, options.max_span_width or self._width)
+        spans = [offsets[column] if column in inside else marked.OUTSIDE for column in range(len(window))]
+        return marked.candidates(window.text, spans, options.max_span_width or self._width)
 
-    def _entities_of(self, spans: Sequence[Span], logits: np.ndarray) -> Iterator[tuple[Span, float, float, int]]:
+    def _entities_of(
+        self, spans: Sequence[marked.Span], logits: np.ndarray
+    ) -> Iterator[tuple[marked.Span, float, float, int]]:
         """Yield (characters, logit, probability, class) of the spans that are entities."""
         logits = logits[: len(spans)]
         chances, kinds = softmax(logits), logits.argmax(axis=1)
@@ -281,7 +270,7 @@ class SpanNerPipeline(_EntityPipeline):
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> list[dict[str, Any]]:
         found = [each for window in kept[0] for each in window if each[2] >= options.threshold]
         answers = []
-        for number in apart([span for span, *_ in found], [logit for _, logit, *_ in found]):
+        for number in marked.apart([span for span, *_ in found], [logit for _, logit, *_ in found]):
             (start, end), _, score, kind = found[number]
             about = {"entity_group": self.id2label[kind], "score": score, "word": _text_of(item)[start:end]}
             answers.append(about | {"start": start, "end": end})

@@ -11,21 +11,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.kernels import checks
-from bertcore.tokenization.mentions import (
-    MOST_SPANS,
-    NONE,
-    WIDEST,
-    Span,
-    apart,
-    candidates,
-    checked_spans,
-    entities_of,
-    find_markers,
-    mention_rows,
-    offsets_of,
-    span_arrays,
-    without_task,
-)
+from bertcore.tokenization import mentions as marked
 from bertcore.training import metrics
 from bertcore.training.collators import DataCollatorWithPadding, is_cut
 from bertcore.training.data.files import Rows, text_of, wrong_record
@@ -88,7 +74,7 @@ class LabelledMentions:
         return f"AutoModelForEntity{'Pair' if self.count == 2 else ''}Classification"
 
     def config(self, tokenizer: Any) -> dict[str, Any]:
-        markers = None if has_entities(tokenizer) else list(find_markers(tokenizer, self.count))
+        markers = None if has_entities(tokenizer) else list(marked.find_markers(tokenizer, self.count))
         return {"problem_type": self.texts.problem_type} | ({} if markers is None else {"entity_markers": markers})
 
     def examples(self, records: Rows, tokenizer: Any, *, max_length: int | None = None) -> Iterator[dict[str, Any]]:
@@ -100,14 +86,14 @@ class LabelledMentions:
             ValueError: for a tokenizer that pads on the left, or has no marks for entities.
         """
         check_side(tokenizer)
-        markers = None if has_entities(tokenizer) else find_markers(tokenizer, self.count)
+        markers = None if has_entities(tokenizer) else marked.find_markers(tokenizer, self.count)
         length = (max_length or tokenizer.model_max_length) if is_cut(tokenizer, max_length) else None
         first, second = tee(records)
         rows = enumerate(zip(first, self.texts.inputs(second), strict=True))
         while some := list(islice(rows, AT_ONCE)):
             texts = [each["text"] for _, (_, (each, _)) in some]
             spans = [_checked(record, number, each["text"], self.count) for number, (record, (each, _)) in some]
-            made = mention_rows(tokenizer, texts, spans, markers, length)
+            made = marked.mention_rows(tokenizer, texts, spans, markers, length)
             for (number, (record, (_, label))), row in zip(some, made, strict=True):
                 if row.values is None:
                     problem = f"has spans beyond the first {length} tokens, expected them within (--max-length)"
@@ -132,14 +118,14 @@ class LabelledEntities:
     """
 
     text: str = "text"
-    labels: tuple[str, ...] = (NONE,)
-    width: int = WIDEST
+    labels: tuple[str, ...] = (marked.NONE,)
+    width: int = marked.WIDEST
     nested: bool = False
 
     model_class = "AutoModelForEntitySpanClassification"
 
     @classmethod
-    def found_in(cls, records: Rows, text: str = "text", *, width: int = WIDEST) -> LabelledEntities:
+    def found_in(cls, records: Rows, text: str = "text", *, width: int = marked.WIDEST) -> LabelledEntities:
         """Return the columns with the kinds that the records have; all are read once.
 
         Raises:
@@ -150,9 +136,9 @@ class LabelledEntities:
         kinds = {kind for number, record in enumerate(records) for _, kind in columns.entities(record, number)}
         if not kinds:
             raise ValueError("there are no records with entities in 'spans'")
-        return cls(text, (NONE, *sorted(kinds)), width)
+        return cls(text, (marked.NONE, *sorted(kinds)), width)
 
-    def entities(self, record: Mapping[str, Any], number: int) -> list[tuple[Span, str]]:
+    def entities(self, record: Mapping[str, Any], number: int) -> list[tuple[marked.Span, str]]:
         """Return the entities of a record, ((first, last + 1), kind) each. Raises MalformedRecord for wrong ones."""
         text = text_of(record, number, self.text)
         given = record.get("spans")
@@ -162,8 +148,10 @@ class LabelledEntities:
         for place, each in enumerate(given):
             if not isinstance(each, list | tuple) or len(each) != 3 or not isinstance(each[2], str):
                 raise wrong_record(record, number, f"spans[{place}] is {each!r:.60}, expected {EXPECTED_SPANS}")
-            if not each[2].strip() or each[2].strip() == NONE:
-                problem = f"spans[{place}] has the label {each[2]!r}, expected another: {NONE} is of spans without one"
+            if not each[2].strip() or each[2].strip() == marked.NONE:
+                problem = (
+                    f"spans[{place}] has the label {each[2]!r}, expected another: {marked.NONE} is of spans without one"
+                )
                 raise wrong_record(record, number, problem)
             kinds.append(each[2].strip())
         spans = _checked(record, number, text, spans=[each[:2] for each in given], nested=self.nested)
@@ -185,7 +173,7 @@ class LabelledEntities:
             ValueError: for a tokenizer that pads on the left.
         """
         check_side(tokenizer)
-        plain, most = without_task(tokenizer), MOST_SPANS if has_entities(tokenizer) else None
+        plain, most = marked.without_task(tokenizer), marked.MOST_SPANS if has_entities(tokenizer) else None
         numbered = enumerate(records)
         while some := list(islice(numbered, AT_ONCE)):
             entities = [dict(self.entities(record, number)) for number, record in some]
@@ -197,8 +185,8 @@ class LabelledEntities:
                     known = ", ".join(self.labels)
                     raise wrong_record(record, number, f"has the label {unknown[0]!r}, expected one of {known:.200}")
                 made = {name: rows[index] for name, rows in batch.items()} | {"overflow_to_sample_mapping": number}
-                found = candidates(texts[index], offsets_of(batch.encodings[index]), self.width)
-                kinds = [self.labels.index(entities[index].get(span, NONE)) for span in found.spans]
+                found = marked.candidates(texts[index], marked.offsets_of(batch.encodings[index]), self.width)
+                kinds = [self.labels.index(entities[index].get(span, marked.NONE)) for span in found.spans]
                 columns = np.array([found.starts, found.ends, kinds], np.int64)
                 for first in range(0, len(kinds), most or len(kinds) or 1):
                     starts, ends, labels = columns[:, first : first + (most or len(kinds))]
@@ -214,7 +202,7 @@ class LabelledEntities:
         total = sum(len(record["spans"]) for record in records)
 
         def compute(prediction: metrics.Prediction) -> dict[str, float]:
-            found: dict[int, list[tuple[Span, float, bool]]] = defaultdict(list)
+            found: dict[int, list[tuple[marked.Span, float, bool]]] = defaultdict(list)
             for example, scores, labels in zip(examples, *prediction, strict=True):
                 ends = example["entity_start_positions"], example["entity_end_positions"]
                 for start, end, row, label in zip(*ends, scores, labels, strict=False):
@@ -223,7 +211,7 @@ class LabelledEntities:
                         found[example["overflow_to_sample_mapping"]].append(each)
             right = predicted = 0
             for each in found.values():
-                kept = apart([span for span, _, _ in each], [score for _, score, _ in each])
+                kept = marked.apart([span for span, _, _ in each], [score for _, score, _ in each])
                 predicted, right = predicted + len(kept), right + sum(each[number][2] for number in kept)
             return metrics.of_counts(right, predicted, total)
 
@@ -235,14 +223,14 @@ class SpanCollator(DataCollatorWithPadding):
 
     def __init__(self, tokenizer: Any):
         super().__init__(tokenizer)
-        self._entities = entities_of(tokenizer) if has_entities(tokenizer) else None
+        self._entities = marked.entities_of(tokenizer) if has_entities(tokenizer) else None
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """Return the batch; spans and labels are (examples, most spans), -1 and -100 where there are no more."""
         own = ("entity_start_positions", "entity_end_positions", "labels")
         batch = super().__call__([{name: row[name] for name in row if name not in own} for row in examples])
         starts, ends, kinds = ([row[name] for row in examples] for name in own)
-        batch |= span_arrays(starts, ends, self._entities)
+        batch |= marked.span_arrays(starts, ends, self._entities)
         labels = np.full(batch["entity_start_positions"].shape, IGNORED, np.int64)
         for row, some in zip(labels, kinds, strict=True):
             row[: len(some)] = some
@@ -262,10 +250,10 @@ def check_side(tokenizer: Any) -> None:
 
 def _checked(
     record: Any, number: int, text: str, count: int | None = None, spans: Any = None, *, nested: bool = False
-) -> list[Span]:
+) -> list[marked.Span]:
     if "spans" not in record:
         raise wrong_record(record, number, "has no 'spans'")
     try:
-        return checked_spans(record["spans"] if spans is None else spans, text, count, nested=nested)
+        return marked.checked_spans(record["spans"] if spans is None else spans, text, count, nested=nested)
     except (TypeError, ValueError) as error:
         raise wrong_record(record, number, str(error)) from error

@@ -17,13 +17,7 @@ from bertcore.nn.layers import Linear
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 from bertcore.passes import Pass
 from bertcore.tape import value_of
-from bertcore.training.objectives.divergences import (
-    cosine_distance,
-    divergence_of_scores,
-    relation_loss,
-    soft_target_divergence,
-    squared_error_of_scores,
-)
+from bertcore.training.objectives import divergences
 
 Layers = str | Mapping[int, int]
 PARTS = ("query", "key", "value")
@@ -213,7 +207,9 @@ class SoftTargets(Term):
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
         run, options = outputs.run, {"temperature": self.temperature}
         pairs = outputs.logits(self.labelled_only)
-        return total_of(run, (soft_target_divergence(run, own, targets=other, **options) for own, other in pairs))
+        return total_of(
+            run, (divergences.soft_target_divergence(run, own, targets=other, **options) for own, other in pairs)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +228,9 @@ class HiddenCosine(Term):
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
         pairs = outputs.states(self.pairs(*outputs.specs))
-        return total_of(outputs.run, (cosine_distance(outputs.run, own, targets=other) for own, other in pairs))
+        return total_of(
+            outputs.run, (divergences.cosine_distance(outputs.run, own, targets=other) for own, other in pairs)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +294,7 @@ class _Attention(Term):
             options = {"scales": tuple(spec.scale or spec.head_size**-0.5 for spec in specs), "compare": self.compare}
             options |= {"heads": specs[0].num_heads, "cu_seqlens": outputs.cu_seqlens}
             targets = other["query"], other["key"]
-            losses.append(relation_loss(outputs.run, own["query"], own["key"], targets=targets, **options))
+            losses.append(divergences.relation_loss(outputs.run, own["query"], own["key"], targets=targets, **options))
         return total_of(outputs.run, losses)
 
 
@@ -308,7 +306,7 @@ class AttentionScores(_Attention):
     """
 
     layers: Layers = "even"
-    compare = staticmethod(squared_error_of_scores)
+    compare = staticmethod(divergences.squared_error_of_scores)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +317,7 @@ class AttentionDistributions(_Attention):
     """
 
     layers: Layers = "last"
-    compare = staticmethod(divergence_of_scores)
+    compare = staticmethod(divergences.divergence_of_scores)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,12 +355,14 @@ class Relations(Term):
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
         heads, losses = self.heads or outputs.specs[0].num_heads, []
-        options = {"heads": heads, "cu_seqlens": outputs.cu_seqlens, "compare": divergence_of_scores}
+        options = {"heads": heads, "cu_seqlens": outputs.cu_seqlens, "compare": divergences.divergence_of_scores}
         for own, other in outputs.projections(self.pairs(*outputs.specs)):
             for part in self.of:
                 rows, targets = own[part], (other[part], other[part])
                 scales = tuple((heads / value_of(array).shape[1]) ** 0.5 for array in (rows, other[part]))
-                losses.append(relation_loss(outputs.run, rows, rows, targets=targets, scales=scales, **options))
+                losses.append(
+                    divergences.relation_loss(outputs.run, rows, rows, targets=targets, scales=scales, **options)
+                )
         return total_of(outputs.run, losses)
 
 

@@ -20,17 +20,10 @@ from bertcore.nn.layers import Linear
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import Pass
+from bertcore.training.objectives import similarity
 from bertcore.training.objectives.divergences import checked_temperatures, divergence_of_scores, score_divergence
 from bertcore.training.objectives.embeddings import CoSENT, EmbeddingObjective, checked_inner, pooled
 from bertcore.training.objectives.objective import Batch, ColumnCollator
-from bertcore.training.objectives.similarity import (
-    DISTANCES,
-    all_cosines,
-    angles,
-    first_with_others,
-    ranking_loss,
-    squared_error,
-)
 
 
 class AnglE(CoSENT):
@@ -50,7 +43,7 @@ class AnglE(CoSENT):
             raise ValueError("batch has no labels, expected some for AnglE of two texts")
         labels = xp.ones(count) if labels is None else labels
         others = embeddings[:, 1:].transpose(1, 0, 2).reshape(-1, dim)
-        scores, pullback = angles(xp.tile(embeddings[:, 0], (columns - 1, 1)), others)
+        scores, pullback = similarity.angles(xp.tile(embeddings[:, 0], (columns - 1, 1)), others)
         value, grad = self.of_cosines(scores, xp.concatenate([labels, *[1 - labels] * (columns - 2)]))
         of_first, of_others = (part.reshape(columns - 1, count, dim) for part in pullback(grad))
         return value, xp.stack([of_first.sum(axis=0), *of_others], axis=1)
@@ -72,12 +65,12 @@ class Contrastive(EmbeddingObjective):
 
     def __init__(self, distance_metric: str = "cosine", margin: float = 0.5, size_average: bool = True, **more: Any):
         super().__init__(**more)
-        checks.choice("distance_metric", distance_metric, DISTANCES)
+        checks.choice("distance_metric", distance_metric, similarity.DISTANCES)
         self.distance_metric, self.margin = distance_metric, check_number("margin", margin)
         self.size_average = checks.boolean("size_average", size_average)
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
-        distances, pullback = DISTANCES[self.distance_metric](embeddings[:, 0], embeddings[:, 1])
+        distances, pullback = similarity.DISTANCES[self.distance_metric](embeddings[:, 0], embeddings[:, 1])
         xp = kernels.array_module(embeddings)
         near, far, factor = self.weights(distances, labels)
         missing = xp.maximum(self.margin - distances, 0)
@@ -127,7 +120,7 @@ class MSE(EmbeddingObjective):
         if labels.size not in (count * dim, count * columns * dim):
             expected = f"({count}, {dim}) or ({count}, {columns}, {dim})"
             raise ValueError(f"labels has shape {labels.shape}, expected {expected}")
-        return squared_error(embeddings, labels.reshape(count, -1, dim))
+        return similarity.squared_error(embeddings, labels.reshape(count, -1, dim))
 
 
 class DistillKLDiv(EmbeddingObjective):
@@ -153,7 +146,7 @@ class DistillKLDiv(EmbeddingObjective):
         self.temperatures = checked_temperatures(temperature, student_temperature, teacher_temperature)
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
-        scores, pullback = first_with_others(embeddings)
+        scores, pullback = similarity.first_with_others(embeddings)
         value, grad = score_divergence(scores, labels, self.temperatures)
         return value, pullback(grad)
 
@@ -199,13 +192,15 @@ class GISTEmbed(EmbeddingObjective):
         xp, (count, columns, _) = kernels.array_module(embeddings), embeddings.shape
         checks.shape((count, columns, None), labels=labels)
         compared = [(0, 1), *self._among, *([(0, 2)] if columns == 3 else [])]
-        made = [all_cosines(embeddings[:, left], embeddings[:, right]) for left, right in compared]
+        made = [similarity.all_cosines(embeddings[:, left], embeddings[:, right]) for left, right in compared]
         scores = xp.concatenate([block for block, _ in made], axis=1) / self.temperature
-        guided = xp.concatenate([all_cosines(labels[:, left], labels[:, right])[0] for left, right in compared], axis=1)
+        guided = xp.concatenate(
+            [similarity.all_cosines(labels[:, left], labels[:, right])[0] for left, right in compared], axis=1
+        )
         right = guided.diagonal()[:, None]
         too_near = guided > right - (self.margin if self.margin_strategy == "absolute" else abs(right) * self.margin)
         too_near[:, :count] &= ~xp.eye(count, dtype=bool)
-        value, grad = ranking_loss(xp.where(too_near, -xp.inf, scores))
+        value, grad = similarity.ranking_loss(xp.where(too_near, -xp.inf, scores))
         total = xp.zeros_like(embeddings)
         parts = xp.split(grad / self.temperature, len(compared), axis=1)
         for (left, other), (_, pullback), part in zip(compared, made, parts, strict=True):

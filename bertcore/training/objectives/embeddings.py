@@ -17,18 +17,8 @@ from bertcore.gradients import Gradients, vjp, with_loss
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.nn.parameter import Block
+from bertcore.training.objectives import similarity
 from bertcore.training.objectives.objective import Batch, ColumnCollator, Objective
-from bertcore.training.objectives.similarity import (
-    DISTANCES,
-    all_cosines,
-    cosines,
-    first_with_others,
-    margin_error,
-    normalized,
-    ordering_loss,
-    ranking_loss,
-    squared_error,
-)
 
 
 class ChunkedObjective(Objective):
@@ -221,7 +211,7 @@ class MultipleNegativesRanking(EmbeddingObjective):
     """
 
     columns = (2, None)
-    similarities = staticmethod(all_cosines)
+    similarities = staticmethod(similarity.all_cosines)
 
     def __init__(self, scale: float = 20.0, *, symmetric: bool = False, **more: Any):
         super().__init__(**more)
@@ -231,9 +221,9 @@ class MultipleNegativesRanking(EmbeddingObjective):
         count, _, dim = embeddings.shape
         candidates = embeddings[:, 1:].transpose(1, 0, 2).reshape(-1, dim)
         scores, pullback = self.similarities(embeddings[:, 0], candidates)
-        value, grad = ranking_loss(self.scale * scores)
+        value, grad = similarity.ranking_loss(self.scale * scores)
         if self.symmetric:
-            back, grad_back = ranking_loss(self.scale * scores[:, :count].T)
+            back, grad_back = similarity.ranking_loss(self.scale * scores[:, :count].T)
             value, grad = (value + back) / 2, grad / 2
             grad[:, :count] += grad_back.T / 2
         of_anchors, of_candidates = pullback(self.scale * grad)
@@ -247,7 +237,7 @@ class Pairs(EmbeddingObjective):
     has_labels = True
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
-        scores, pullback = cosines(embeddings[:, 0], embeddings[:, 1])
+        scores, pullback = similarity.cosines(embeddings[:, 0], embeddings[:, 1])
         value, grad = self.of_cosines(scores, labels)
         return value, kernels.array_module(embeddings).stack(pullback(grad), axis=1)
 
@@ -271,7 +261,7 @@ class CoSENT(Pairs):
         self.scale = check_number("scale", scale, above_zero=True)
 
     def of_cosines(self, scores: Array, labels: Array | None) -> tuple[Array, Array]:
-        value, grad = ordering_loss(self.scale * scores, labels)
+        value, grad = similarity.ordering_loss(self.scale * scores, labels)
         return value, self.scale * grad
 
 
@@ -282,7 +272,7 @@ class CosineSimilarity(Pairs):
     """
 
     def of_cosines(self, scores: Array, labels: Array | None) -> tuple[Array, Array]:
-        return squared_error(scores, labels)
+        return similarity.squared_error(scores, labels)
 
 
 class Triplet(EmbeddingObjective):
@@ -301,13 +291,13 @@ class Triplet(EmbeddingObjective):
 
     def __init__(self, margin: float = 5.0, distance: str = "euclidean", **more: Any):
         super().__init__(**more)
-        checks.choice("distance", distance, DISTANCES)
+        checks.choice("distance", distance, similarity.DISTANCES)
         self.margin, self.distance = margin, distance
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         anchors, positives, negatives = (embeddings[:, column] for column in range(3))
-        near, of_near = DISTANCES[self.distance](anchors, positives)
-        far, of_far = DISTANCES[self.distance](anchors, negatives)
+        near, of_near = similarity.DISTANCES[self.distance](anchors, positives)
+        far, of_far = similarity.DISTANCES[self.distance](anchors, negatives)
         excess = near - far + self.margin
         grad = (excess > 0) / len(excess)
         (first, second), (other, third) = of_near(grad), of_far(-grad)
@@ -327,8 +317,8 @@ class MarginMSE(EmbeddingObjective):
     has_labels = True
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
-        scores, pullback = first_with_others(embeddings)
-        value, grad = margin_error(scores, labels)
+        scores, pullback = similarity.first_with_others(embeddings)
+        value, grad = similarity.margin_error(scores, labels)
         return value, pullback(grad)
 
 
@@ -362,7 +352,7 @@ class Matryoshka(EmbeddingObjective):
         for dim, weight in zip(self.dims, self.weights, strict=True):
             if dim > embeddings.shape[2]:
                 raise ValueError(f"dims has {dim}, expected 1 to {embeddings.shape[2]}, the length of a vector")
-            cut, pullback = normalized(embeddings[:, :, :dim])
+            cut, pullback = similarity.normalized(embeddings[:, :, :dim])
             value, grad = self.inner.of_embeddings(cut, labels)
             total = total + weight * value
             grads[:, :, :dim] += weight * pullback(grad)

@@ -13,24 +13,12 @@ from bertcore.models.outputs import Later, SpanBoundaryOutput
 from bertcore.models.pretraining import AutoModelForSpanBoundary
 from bertcore.training.collators import DataCollatorForLanguageModeling, DataCollatorWithPadding, ids_of
 from bertcore.training.masking import IGNORED, Masking, Words
-from bertcore.training.objectives.objective import (
-    Batch,
-    Collator,
-    Examples,
-    Objective,
-    SpecialTokens,
-    Supervised,
-    Texts,
-    document_ids,
-    real_tokens,
-    stream_pieces,
-    text_limit,
-)
+from bertcore.training.objectives import objective as base
 
 DEFAULT = Masking()
 
 
-class MaskedLM(Supervised):
+class MaskedLM(base.Supervised):
     """Masked words (Devlin et al. 2018, arXiv:1810.04805, section 3.1).
 
     Args:
@@ -45,25 +33,25 @@ class MaskedLM(Supervised):
         super().__init__(label_smoothing)
         self.masking = masking
 
-    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
+    def examples(self, documents: base.Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         """Yield the tokens of each document in pieces of `max_length`, the last one shorter."""
-        special = SpecialTokens(tokenizer)
-        limit = text_limit(max_length, len(special))
-        for document in document_ids(tokenizer, documents):
+        special = base.SpecialTokens(tokenizer)
+        limit = base.text_limit(max_length, len(special))
+        for document in base.document_ids(tokenizer, documents):
             ids = [token for sentence in document for token in sentence]
             for start in range(0, len(ids), limit):
                 yield special.around(ids[start : start + limit])
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> base.Collator:
         collator = DataCollatorForLanguageModeling(tokenizer, seed=seed)
         collator.masking = self.masking
         return collator
 
 
-class NextWords(Supervised):
+class NextWords(base.Supervised):
     """Labels of a model whose tokens predict the next one: `Supervised` with another weight."""
 
-    def weight(self, batch: Batch) -> float:
+    def weight(self, batch: base.Batch) -> float:
         """Return the number of predicted tokens, those with a label that another one precedes.
 
         With class_weights it is the sum of their weights.
@@ -81,19 +69,19 @@ class CausalLM(NextWords):
 
     model_class = "AutoModelForCausalLM"
 
-    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
+    def examples(self, documents: base.Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         """Yield one stream of all documents, each followed by the end-of-text token, in pieces of `max_length` tokens.
 
         The last piece is shorter. Documents without tokens are left out.
         """
         if tokenizer.eos_token_id is None:
             raise ValueError("tokenizer has no eos_token, which ends a document")
-        text_limit(max_length, 0)
-        for piece in stream_pieces(tokenizer, documents, tokenizer.eos_token_id, max_length):
+        base.text_limit(max_length, 0)
+        for piece in base.stream_pieces(tokenizer, documents, tokenizer.eos_token_id, max_length):
             if len(piece) > 1:  # a single token has nothing to predict
                 yield {"input_ids": piece}
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> base.Collator:
         """Pad with the end-of-text token if there is no padding token: padding has no label, and no token sees it."""
         collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
         if collator.pad_token_id is None:
@@ -122,19 +110,19 @@ class SpanBoundary(MaskedLM):
     def __init__(self, masking: Masking = SPANS, *, label_smoothing: float = 0.0):
         super().__init__(masking, label_smoothing=label_smoothing)
 
-    def counts(self, model: Any, batch: Batch) -> tuple[float, ...]:
+    def counts(self, model: Any, batch: base.Batch) -> tuple[float, ...]:
         if not isinstance(model, AutoModelForSpanBoundary):  # `loss` raises the error
             return super().counts(model, batch)
-        return self.weight(batch), model.count_boundaries(kernels.to_host(batch["labels"]), real_tokens(batch))
+        return self.weight(batch), model.count_boundaries(kernels.to_host(batch["labels"]), base.real_tokens(batch))
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Any, batch: base.Batch) -> Any:
         out = super().loss(model, batch)
         if not isinstance(out, SpanBoundaryOutput):  # its loss is that of the masked tokens alone
             raise TypeError(f"SpanBoundary needs an {self.model_class}, the model gives {type(out).__name__}")
         return out
 
 
-class PermutationLM(Supervised):
+class PermutationLM(base.Supervised):
     """The last tokens of a random order of a text (Yang et al. 2019, arXiv:1906.08237, sections 2.2 and 2.3).
 
     A fraction of the tokens is predicted: whole words, in spans of neighbours, in random order. Each is predicted from
@@ -162,17 +150,17 @@ class PermutationLM(Supervised):
             raise ValueError(f"share is {share!r}, expected a number above 0, at most 1")
         self.share, self.longest_span = share, check_count("longest_span", longest_span)
 
-    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
+    def examples(self, documents: base.Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         """Yield one stream of all documents, each followed by the separator, in pieces of `max_length` tokens."""
-        special, end = SpecialTokens(tokenizer), tokenizer.sep_token_id
+        special, end = base.SpecialTokens(tokenizer), tokenizer.sep_token_id
         if end is None:
             raise ValueError("tokenizer has no sep_token, which ends a document")
-        limit = text_limit(max_length, len(special))
-        for piece in stream_pieces(tokenizer, documents, end, limit):
+        limit = base.text_limit(max_length, len(special))
+        for piece in base.stream_pieces(tokenizer, documents, end, limit):
             if any(token != end for token in piece):
                 yield special.around(piece)
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> base.Collator:
         return PermutationCollator(tokenizer, self, seed=seed)
 
     def order(self, ids: np.ndarray, words: Words, rng: np.random.Generator) -> np.ndarray:
@@ -256,7 +244,7 @@ class PermutationCollator(DataCollatorWithPadding):
 MASKING = Masking(mask_share=1.0, random_share=0.0)
 
 
-class ReplacedToken(Objective):
+class ReplacedToken(base.Objective):
     """Replaced-token detection, for a `bertcore.ReplacedTokenModel` (Clark et al. 2020, arXiv:2003.10555, section 2).
 
     The loss is the generator's loss of masked words plus, weighted, the discriminator's mean binary cross entropy over
@@ -280,13 +268,13 @@ class ReplacedToken(Objective):
         collator.masking = self.masking
         return collator
 
-    def counts(self, model: Any, batch: Batch) -> tuple[float, ...]:
-        return self.weight(batch), float(np.count_nonzero(real_tokens(batch)))
+    def counts(self, model: Any, batch: base.Batch) -> tuple[float, ...]:
+        return self.weight(batch), float(np.count_nonzero(base.real_tokens(batch)))
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Any, batch: base.Batch) -> Any:
         return model(**batch, discriminator_weight=self.discriminator_weight)
 
-    def forward(self, model: Any, batch: Batch) -> Any:
+    def forward(self, model: Any, batch: base.Batch) -> Any:
         """Return the output with the generator's scores of all words, computed if they are read."""
         out = self.loss(model, batch)
         texts = {name: value for name, value in batch.items() if name not in ("labels", "draws")}

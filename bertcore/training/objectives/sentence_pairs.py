@@ -11,26 +11,15 @@ import numpy as np
 from bertcore import kernels
 from bertcore.models import losses
 from bertcore.passes import Pass
+from bertcore.training.objectives import objective as base
 from bertcore.training.objectives.language_modeling import MaskedLM
-from bertcore.training.objectives.objective import (
-    Batch,
-    Collator,
-    Examples,
-    Objective,
-    SpecialTokens,
-    Supervised,
-    Texts,
-    count_labels,
-    document_ids,
-    text_limit,
-)
 
 AT_ONCE = 1000  # documents among which others are drawn
 Sentences = list[list[int]]
 Pairs = Iterator[tuple[list[int], list[int], int]]
 
 
-class SentencePairs(Objective):
+class SentencePairs(base.Objective):
     """Base of objectives of two segments of texts, beside masked words or alone.
 
     Segments are consecutive sentences, both together of at most `max_length` tokens; the longer of two that are too
@@ -42,10 +31,10 @@ class SentencePairs(Objective):
 
     label = ""
 
-    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
-        special, rng = SpecialTokens(tokenizer, 2), np.random.default_rng(seed)
-        limit = text_limit(max_length, len(special), 2)
-        documents, before = filter(None, document_ids(tokenizer, documents)), []
+    def examples(self, documents: base.Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+        special, rng = base.SpecialTokens(tokenizer, 2), np.random.default_rng(seed)
+        limit = base.text_limit(max_length, len(special), 2)
+        documents, before = filter(None, base.document_ids(tokenizer, documents)), []
         while sentences := list(islice(documents, AT_ONCE)):
             for index, document in enumerate(sentences):
                 others = [*sentences[:index], *sentences[index + 1 :]] or before
@@ -62,17 +51,17 @@ class SentencePairs(Objective):
         """Yield (first segment, second segment, label) from a document; `others` are some other documents."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its pairs are")
 
-    def weight(self, batch: Batch) -> float:
-        return count_labels(batch, self.label)
+    def weight(self, batch: base.Batch) -> float:
+        return base.count_labels(batch, self.label)
 
     @property
     def pairing(self) -> SentencePairs:
         return self
 
-    def __add__(self, other: Objective) -> Objective:
+    def __add__(self, other: base.Objective) -> base.Objective:
         return MaskedLMAndPairs(other, self) if type(other) is MaskedLM else super().__add__(other)
 
-    def added_to(self, first: Objective) -> Objective:
+    def added_to(self, first: base.Objective) -> base.Objective:
         return MaskedLMAndPairs(first, self) if type(first) is MaskedLM else super().added_to(first)
 
 
@@ -85,7 +74,7 @@ class NextSentence(SentencePairs):
     model_class = "AutoModelForNextSentencePrediction"
     label = "next_sentence_label"
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Any, batch: base.Batch) -> Any:
         rest = {name: value for name, value in batch.items() if name != self.label}
         return model(**rest, labels=batch[self.label])
 
@@ -117,7 +106,7 @@ class SentenceOrder(SentencePairs):
     model_class = "AutoModelForPreTraining"
     label = "sentence_order_label"
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Any, batch: base.Batch) -> Any:
         out = model(**{name: value for name, value in batch.items() if name != self.label})
         run = Pass.begin(batch["input_ids"])
         out.loss = losses.sequence_loss(run, out.sop_logits, batch[self.label], 2, name=self.label)
@@ -134,7 +123,7 @@ class SentenceOrder(SentencePairs):
             start += len(some)
 
 
-class MaskedLMAndPairs(Supervised):
+class MaskedLMAndPairs(base.Supervised):
     """`MaskedLM() + NextSentence()` or `MaskedLM() + SentenceOrder()`: both losses of one pass, added.
 
     The loss is the sum of two means, over masked tokens and over pairs, also where a step has several batches; its
@@ -147,10 +136,10 @@ class MaskedLMAndPairs(Supervised):
         super().__init__(words.label_smoothing)
         self.words, self.pairing = words, pairs
 
-    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
+    def examples(self, documents: base.Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         return self.pairing.examples(documents, tokenizer, max_length=max_length, seed=seed)
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
+    def collator(self, tokenizer: Any, *, seed: int = 0) -> base.Collator:
         return self.words.collator(tokenizer, seed=seed)
 
 
@@ -188,22 +177,22 @@ class TranslationLM(MaskedLM):
 
     targets = (RESTART,)
 
-    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
+    def examples(self, documents: base.Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         """Yield both texts of each pair, the longer one cut at its end if they are too long together.
 
         `documents` are pairs of texts. A pair with a text without tokens is left out. "restart" of an example is the
         token where positions restart, and its position.
         """
-        special = SpecialTokens(tokenizer, 2)
-        limit = text_limit(max_length, len(special), 2)
-        for texts in document_ids(tokenizer, _pairs(documents)):
+        special = base.SpecialTokens(tokenizer, 2)
+        limit = base.text_limit(max_length, len(special), 2)
+        for texts in base.document_ids(tokenizer, _pairs(documents)):
             if len(texts) == 2:
                 first, second = texts
                 cut_pair(first, second, limit)
                 restart = [special.before(1) + len(first), special.before()]
                 yield special.around(first, second) | {RESTART: restart}
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Any, batch: base.Batch) -> Any:
         texts = {name: value for name, value in batch.items() if name != RESTART}
         if model.spec.max_positions:
             ids = kernels.to_host(batch["input_ids"])
@@ -219,7 +208,7 @@ def restarted(mask: np.ndarray, restart: np.ndarray) -> np.ndarray:
     return np.where(mask != 0, np.where(places >= first, places - first + position, places), 0)
 
 
-def _pairs(documents: Texts) -> Iterator[list[str]]:
+def _pairs(documents: base.Texts) -> Iterator[list[str]]:
     for index, document in enumerate(documents):
         if isinstance(document, str):
             raise TypeError(f"documents[{index}] is {document!r:.60}, expected a pair of texts")
