@@ -279,11 +279,11 @@ def sweep(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def naming(target: Path) -> Iterator[None]:
-    """Make operating-system errors in the block name `target`, not its temporary file."""
+def naming(target: Path, *, nameless_alone: bool = False) -> Iterator[None]:
+    """Make operating-system errors in the block (those without a file, on request) name `target`, not a temporary."""
     try:
         yield
     except OSError as error:
-        if error.errno is None:
+        if error.errno is None or (nameless_alone and error.filename is not None):
             raise
         raise OSError(error.errno, error.strerror, str(target)) from error

@@ -65,7 +65,9 @@ class SafetensorsFile:
         self.file = file
         try:
             with file.open("rb") as stream:
-                _check_header_size(file, int.from_bytes(stream.read(8), "little"))
+                size = int.from_bytes(stream.read(8), "little")
+                if MOST_HEADER_BYTES < size <= file.stat().st_size - 8:  # one beyond the file is an error below
+                    raise CheckpointError(f"{file}: its header has {size} bytes, expected at most {MOST_HEADER_BYTES}")
                 _check_intact(file)
                 if not os.path.samestat(os.fstat(stream.fileno()), file.stat()):
                     raise CheckpointError(f"{file} was replaced while it was opened; load it again")
@@ -109,12 +111,6 @@ def native(array: np.ndarray, dtype: str) -> np.ndarray:
         array = array.view(importlib.import_module("ml_dtypes").bfloat16)
     array.flags.writeable = False
     return array
-
-
-def _check_header_size(file: Path, size: int) -> None:
-    """Raise CheckpointError for a header that takes seconds to read; one longer than the file is an error later."""
-    if MOST_HEADER_BYTES < size <= file.stat().st_size - 8:
-        raise CheckpointError(f"{file}: its header has {size} bytes, expected at most {MOST_HEADER_BYTES}")
 
 
 def _check_intact(file: Path) -> None:

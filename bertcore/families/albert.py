@@ -50,21 +50,15 @@ LAYER_NAMES = in_each_layer(
     value="attention.value", attention_output="attention.dense", attention_norm="attention.LayerNorm", expand="ffn",
     contract="ffn_output", feed_forward_norm="full_layer_layer_norm",
 )  # fmt: skip
+ENCODER_NAMES = {"embeddings_projection": "encoder.embedding_hidden_mapping_in", "pooler": "pooler"}
 ALBERT = register(
-    BERT,
-    model_type="albert",
-    architecture="Albert",
-    spec_from_config=spec,
-    heads=heads,
+    BERT, model_type="albert", architecture="Albert", spec_from_config=spec, heads=heads, layer_names=LAYER_NAMES,
+    encoder_names=BERT.encoder_names | ENCODER_NAMES,
     name_rules=NameRules(
-        prefix="albert.",
-        heads=("pooler.", "predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
+        prefix="albert.", heads=("pooler.", "predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
         tied=(
             ("predictions.decoder.weight", "embeddings.word_embeddings.weight"),
             ("predictions.decoder.bias", "predictions.bias"),
         ),
     ),
-    encoder_names=BERT.encoder_names
-    | {"embeddings_projection": "encoder.embedding_hidden_mapping_in", "pooler": "pooler"},
-    layer_names=LAYER_NAMES,
-)
+)  # fmt: skip

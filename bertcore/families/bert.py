@@ -28,10 +28,8 @@ LAYER_NAMES = in_each_layer(
     expand="intermediate.dense", contract="output.dense", feed_forward_norm="output.LayerNorm",
 )  # fmt: skip
 BERT = register(
-    model_type="bert",
-    architecture="Bert",
-    spec_from_config=standard_spec,
-    heads=heads,
+    model_type="bert", architecture="Bert", spec_from_config=standard_spec, heads=heads, encoder_names=ENCODER_NAMES,
+    layer_names=LAYER_NAMES,
     name_rules=NameRules(
         prefix="bert.",
         heads=(
@@ -43,6 +41,4 @@ BERT = register(
             ("cls.predictions.decoder.bias", "cls.predictions.bias"),
         ),
     ),
-    encoder_names=ENCODER_NAMES,
-    layer_names=LAYER_NAMES,
-)
+)  # fmt: skip

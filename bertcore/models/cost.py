@@ -104,28 +104,15 @@ def figures(config: Mapping[str, Any], length: int = LENGTH) -> Figures:
     embeddings = sum(_size(parameter) for parameter in model.parameters() if parameter.uses == {"table"})
     layers = model.encoder.layers
     return Figures(
-        family=config["model_type"],
-        layers=spec.num_layers,
-        heads=spec.num_heads,
-        hidden_size=spec.hidden_size,
-        intermediate_size=spec.layers[0].intermediate_size,
-        embedding_size=spec.embedding_size,
-        attention_size=spec.layers[0].attention_size,
-        vocabulary=spec.vocab_size,
-        token_types=spec.type_vocab_size,
-        positions=spec.longest_sequence,
-        position_encoding=_position_encoding(model),
-        parameters=model.num_parameters(),
-        embeddings=embeddings,
-        wide_embeddings=embeddings * spec.hidden_size // spec.embedding_size,
-        layer_parameters=_sizes(dict.fromkeys(layers)),
-        unshared_layer_parameters=_sizes(layers),
-        length=length,
-        weights_passed=weights_passed(model),
-        flops_per_token=flops_per_token(model, length),
-        megabytes={dtype: _bytes(model, dtype) / 1e6 for dtype in DTYPES if dtype != "float64"},
-        classes=tuple(models),
-    )
+        family=config["model_type"], layers=spec.num_layers, heads=spec.num_heads, hidden_size=spec.hidden_size,
+        intermediate_size=spec.layers[0].intermediate_size, embedding_size=spec.embedding_size,
+        attention_size=spec.layers[0].attention_size, vocabulary=spec.vocab_size, token_types=spec.type_vocab_size,
+        positions=spec.longest_sequence, position_encoding=_position_encoding(model), parameters=model.num_parameters(),
+        embeddings=embeddings, wide_embeddings=embeddings * spec.hidden_size // spec.embedding_size,
+        layer_parameters=_sizes(dict.fromkeys(layers)), unshared_layer_parameters=_sizes(layers), length=length,
+        weights_passed=weights_passed(model), flops_per_token=flops_per_token(model, length),
+        megabytes={dtype: _bytes(model, dtype) / 1e6 for dtype in DTYPES if dtype != "float64"}, classes=tuple(models),
+    )  # fmt: skip
 
 
 def _position_encoding(model: Model) -> str:

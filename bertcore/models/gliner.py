@@ -94,19 +94,13 @@ def read_spec(config: Mapping[str, Any]) -> GLiNERSpec:
         if not isinstance(token, str) or not token:
             raise ValueError(f"config: {key} is {token!r}, expected a token")
     return GLiNERSpec(
-        "token" if mode in TOKEN_MODES else kind,
-        read.size("hidden_size", 512),
-        read.size("max_width", 12, most=1024),
+        "token" if mode in TOKEN_MODES else kind, read.size("hidden_size", 512), read.size("max_width", 12, most=1024),
         read.size("max_len", 384, most=2**20),
         0 if read.integer("num_rnn_layers", 1) < 1 else read.size("num_rnn_layers", 1, most=64),
-        read.rate("dropout", 0.4),
-        read.integer("class_token_index", -1),
-        not read.flag("embed_ent_token", True),
-        read.choice("subtoken_pooling", "first", "first", "last") == "last",
-        *tokens,
-        read.size("max_types", 25),
+        read.rate("dropout", 0.4), read.integer("class_token_index", -1), not read.flag("embed_ent_token", True),
+        read.choice("subtoken_pooling", "first", "first", "last") == "last", *tokens, read.size("max_types", 25),
         read.count("max_neg_type_ratio", 1),
-    )
+    )  # fmt: skip
 
 
 @dataclass(eq=False, kw_only=True)

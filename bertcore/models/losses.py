@@ -33,11 +33,8 @@ def total(run: Pass, *losses: Any) -> Any:
     if run.trace.losses is not None:
         run.trace.losses += map(value_of, losses)
     factors = run.loss_factors or [1] * len(losses)
-    parts = (
-        loss if factor == 1 else functional.scale(run, loss, factor=factor)
-        for loss, factor in zip(losses, factors, strict=True)
-        if factor
-    )
+    pairs = [(loss, factor) for loss, factor in zip(losses, factors, strict=True) if factor]
+    parts = (loss if factor == 1 else functional.scale(run, loss, factor=factor) for loss, factor in pairs)
     return functools.reduce(functools.partial(functional.add, run), parts)
 
 
@@ -45,34 +42,23 @@ def token_loss(
     run: Pass, logits: Any, labels: Any, packed: PackedBatch, num_classes: int, *, name: str = "labels", kind: str = ""
 ) -> Any:
     """The mean cross entropy over the tokens whose label, of (sequences, length), is not -100."""
-    return cross_entropy(run, logits, packed_labels(run, packed, labels, num_classes, name=name, kind=kind))
-
-
-def packed_labels(
-    run: Pass, packed: PackedBatch, labels: Any, num_classes: int, *, name: str = "labels", kind: str = ""
-) -> Any:
-    """Token labels, (sequences, length), stripped to (tokens,), in the memory of the backend in force.
-
-    -100 stands for none. `kind` is "entity_" for labels of entities, with which the names of their inputs begin.
-    """
-    return run.to_backend(_stripped(packed, labels, num_classes, name, kind))
-
-
-def words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray:
-    """The word of each packed token, in host memory; -100 for none."""
-    return _stripped(packed, labels, num_classes, "labels", "")
+    return cross_entropy(run, logits, run.to_backend(words(packed, labels, num_classes, name, kind)))
 
 
 def next_words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray:
     """For each packed token the label of the one after it, which it predicts, in host memory; -100 for none."""
-    words = _stripped(packed, labels, num_classes, "labels", "")
-    following = np.full(words.shape, IGNORED, np.int64)
-    following[:-1] = words[1:]
+    own = words(packed, labels, num_classes)
+    following = np.full(own.shape, IGNORED, np.int64)
+    following[:-1] = own[1:]
     following[packed.cu_seqlens[1:][packed.has_tokens] - 1] = IGNORED
     return following
 
 
-def _stripped(packed: PackedBatch, labels: Any, num_classes: int, name: str, kind: str) -> np.ndarray:
+def words(packed: PackedBatch, labels: Any, num_classes: int, name: str = "labels", kind: str = "") -> np.ndarray:
+    """The word (or class) of each packed token, in host memory; -100 for none.
+
+    `kind` is "entity_" for labels of entities, with which the names of their inputs begin.
+    """
     array = integer_batch(name, labels)
     if array.shape != packed.shape:
         raise ValueError(f"{name} has shape {array.shape}, expected {packed.shape} as {kind or 'input_'}ids has")

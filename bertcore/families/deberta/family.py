@@ -260,29 +260,18 @@ LAYER_NAMES = {part: name for part, name in bert.BERT.layer_names.items() if par
     "position_key": "encoder.layer.{layer}.attention.self.pos_proj",
     "position_query": "encoder.layer.{layer}.attention.self.pos_q_proj",
 }  # fmt: skip
+ENCODER_NAMES = bert.BERT.encoder_names | {
+    "embeddings_projection": "embeddings.embed_proj", "relative_embeddings": "encoder.rel_embeddings",
+}  # fmt: skip
 DEBERTA = register(
-    bert.BERT,
-    model_type="deberta",
-    architecture="Deberta",
-    spec_from_config=spec,
-    heads=heads,
+    bert.BERT, model_type="deberta", architecture="Deberta", spec_from_config=spec, heads=heads,
+    encoder_names=ENCODER_NAMES, layer_names=LAYER_NAMES, embeddings=blocks.DisentangledEmbeddings,
+    attention=blocks.DisentangledAttentionByHead, adapter=DisentangledAdapter, pooler=None, inputs=(COMPONENTS,),
+    batch_inputs=(COMPONENTS,), soft_labels=True, models={"AutoModelForMaskedLM": DebertaForMaskedLM},
     name_rules=NameRules(
-        prefix="deberta.",
+        prefix="deberta.", tied=bert.BERT.name_rules.tied, endings=LAYER_NORM_ENDINGS + _head_spellings(),
         heads=("cls.predictions.", "lm_predictions.", "mask_predictions.", "pooler.", "classifier.", "qa_outputs."),
-        tied=bert.BERT.name_rules.tied,
-        endings=LAYER_NORM_ENDINGS + _head_spellings(),
         # Published files keep a table of positions that the model does not add.
         buffers=(*INDEX_BUFFERS, "embeddings.position_embeddings.weight"),
     ),
-    encoder_names=bert.BERT.encoder_names
-    | {"embeddings_projection": "embeddings.embed_proj", "relative_embeddings": "encoder.rel_embeddings"},
-    layer_names=LAYER_NAMES,
-    embeddings=blocks.DisentangledEmbeddings,
-    attention=blocks.DisentangledAttentionByHead,
-    adapter=DisentangledAdapter,
-    models={"AutoModelForMaskedLM": DebertaForMaskedLM},
-    pooler=None,
-    inputs=(COMPONENTS,),
-    batch_inputs=(COMPONENTS,),
-    soft_labels=True,
-)
+)  # fmt: skip

@@ -241,34 +241,19 @@ LAYER_NAMES = in_each_layer(
     content_bias="dec_attn.r_w_bias", position_bias="dec_attn.r_r_bias", attention_norm="dec_attn.layer_norm",
     expand="pos_ff.CoreNet.0", contract="pos_ff.CoreNet.3", feed_forward_norm="pos_ff.layer_norm",
 )  # fmt: skip
+TIED = (
+    *((f"crit.out_layers.{k}.weight", f"word_emb.emb_layers.{k}.weight") for k in range(MOST_GROUPS)),
+    *((f"crit.out_projs.{k}", f"word_emb.emb_projs.{k}") for k in range(1, MOST_GROUPS)),
+    *((f"crit.out_projs.{k}", "word_emb.emb_projs.0") for k in range(1, MOST_GROUPS)),  # div_val 1
+    *((f"layers.{k}.dec_attn.{b}", b) for k in range(MOST_NAMED_LAYERS) for b in ("r_w_bias", "r_r_bias")),
+)
 TRANSFORMER_XL = register(
-    model_type="transfo-xl",
-    architecture="TransfoXL",
-    spec_from_config=spec,
-    heads=heads,
+    model_type="transfo-xl", architecture="TransfoXL", spec_from_config=spec, heads=heads, encoder_names=ENCODER_NAMES,
+    layer_names=LAYER_NAMES, embeddings=AdaptiveEmbeddings, attention=RecurrentAttention,
+    adapter=CausalRecurrentAdapter, pooler=None, inputs=("mems",), batch_inputs=("mems",),
+    models={"AutoModelForCausalLM": AdaptiveCausalLM},
     name_rules=NameRules(
-        prefix="transformer.",
-        heads=("crit.", "score."),
-        tied=(
-            *((f"crit.out_layers.{k}.weight", f"word_emb.emb_layers.{k}.weight") for k in range(MOST_GROUPS)),
-            *((f"crit.out_projs.{k}", f"word_emb.emb_projs.{k}") for k in range(1, MOST_GROUPS)),
-            *((f"crit.out_projs.{k}", "word_emb.emb_projs.0") for k in range(1, MOST_GROUPS)),  # div_val 1
-            *(
-                (f"layers.{layer}.dec_attn.{bias}", bias)
-                for layer in range(MOST_NAMED_LAYERS)
-                for bias in ("r_w_bias", "r_r_bias")
-            ),
-        ),
-        anchor="word_emb.emb_layers.0.weight",
+        prefix="transformer.", heads=("crit.", "score."), tied=TIED, anchor="word_emb.emb_layers.0.weight",
         buffers=("pos_emb.inv_freq",),
     ),
-    encoder_names=ENCODER_NAMES,
-    layer_names=LAYER_NAMES,
-    embeddings=AdaptiveEmbeddings,
-    attention=RecurrentAttention,
-    adapter=CausalRecurrentAdapter,
-    pooler=None,
-    inputs=("mems",),
-    batch_inputs=("mems",),
-    models={"AutoModelForCausalLM": AdaptiveCausalLM},
-)
+)  # fmt: skip

@@ -115,7 +115,8 @@ def best_answers(
     none = np.full(len(records), np.inf)
     for window, starts, ends in zip(windows, *scores, strict=True):
         sample, offsets = window["overflow_to_sample_mapping"], window["offset_mapping"]
-        none[sample] = min(none[sample], _score_of_none(starts, ends, offsets))
+        outside = next((column for column, (first, last) in enumerate(offsets) if first == last), None)
+        none[sample] = min(none[sample], -np.inf if outside is None else float(starts[outside] + ends[outside]))
         found = _best_span(starts[: len(offsets)], ends[: len(offsets)], offsets, longest)
         if found and found[0] > best[sample][0]:
             best[sample] = found[0], records[sample][context][found[1] : found[2]]
@@ -147,11 +148,6 @@ def _place(
     start = max(column for column in range(first, last + 1) if offsets[column][0] <= answer[0])
     end = min(column for column in range(first, last + 1) if offsets[column][1] >= answer[1])
     return (start, end) if start <= end else None
-
-
-def _score_of_none(starts: np.ndarray, ends: np.ndarray, offsets: Sequence[tuple[int, int]]) -> float:
-    outside = [column for column, (first, last) in enumerate(offsets) if first == last]
-    return float(starts[outside[0]] + ends[outside[0]]) if outside else -np.inf
 
 
 def _best_span(

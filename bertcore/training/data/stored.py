@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertcore.checkpoint.files import temporary_beside
+from bertcore.checkpoint.files import naming, temporary_beside
 from bertcore.system import replace
 
 INDEX = "examples.json"
@@ -98,7 +98,7 @@ def store_examples(
     if folder.exists():
         raise FileExistsError(f"{folder} exists already, expected a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_beside(folder) as beside, _named(folder):
+    with temporary_beside(folder) as beside, naming(folder, nameless_alone=True):
         beside.mkdir()
         count, columns = _write(beside, examples)
         known = {name: {"dtype": DTYPES[kind.code], "scalar": kind.is_scalar} for name, kind in columns.items()}
@@ -173,17 +173,6 @@ class _Column:
             return self._values[index].item()
         start = int(self._ends[index - 1]) if index else 0
         return np.array(self._values[start : int(self._ends[index])])
-
-
-@contextmanager
-def _named(folder: Path) -> Iterator[None]:
-    """Name the folder in an OSError without a file name, as writes raise it."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(folder)) from error
 
 
 def _paths(folder: Path, name: str) -> tuple[Path, Path]:
