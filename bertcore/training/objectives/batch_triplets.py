@@ -24,7 +24,6 @@ class _BatchTriplets(EmbeddingObjective):
     Args:
         distance_metric: "euclidean" or "cosine" (1 - cosine).
         margin: in units of the distance.
-        more: as for `EmbeddingObjective`.
     """
 
     columns = (1, 1)

@@ -195,7 +195,6 @@ class PListMLE(_Lists):
         lambda_weight: the function from the number of documents to the weights of positions, which are scaled to a sum
             of 1; None for 1 each (Xia et al. 2008).
         respect_input_order: whether documents stand in the right order; otherwise their labels decide.
-        more: as for `CrossEncoderObjective`.
     """
 
     def __init__(
@@ -267,7 +266,6 @@ class LambdaLoss(_Lists):
         eps: the least ideal gain of a list.
         reduction_log: "binary" or "natural".
         mu: the factor of "NDCGLoss2PPScheme" on "NDCGLoss2Scheme".
-        more: as for `CrossEncoderObjective`.
     """
 
     def __init__(

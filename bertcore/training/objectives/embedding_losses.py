@@ -58,7 +58,6 @@ class Contrastive(EmbeddingObjective):
         distance_metric: "cosine" (1 - cosine), "euclidean" or "manhattan".
         margin: in units of the distance.
         size_average: whether the loss is the mean over pairs, or their sum.
-        more: as for `EmbeddingObjective`.
     """
 
     has_labels = True
@@ -132,7 +131,6 @@ class DistillKLDiv(EmbeddingObjective):
     Args:
         temperature: of both distributions.
         student_temperature, teacher_temperature: of one of them, by default `temperature`.
-        more: as for `EmbeddingObjective`.
     """
 
     columns = (3, None)
@@ -165,7 +163,6 @@ class GISTEmbed(EmbeddingObjective):
             ("absolute"), or than -margin times the right one's size ("relative").
         margin: see there.
         contrast_anchors, contrast_positives: whether anchors and positives are compared among themselves.
-        more: as for `EmbeddingObjective`.
     """
 
     columns = (2, 3)

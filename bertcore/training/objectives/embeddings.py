@@ -207,7 +207,6 @@ class MultipleNegativesRanking(EmbeddingObjective):
     Args:
         scale: the factor on cosines: 1 / temperature.
         symmetric: take the mean of that and of the same from second texts to first ones.
-        more: as for `EmbeddingObjective`.
     """
 
     columns = (2, None)
@@ -253,7 +252,6 @@ class CoSENT(Pairs):
 
     Args:
         scale: the factor on cosines.
-        more: as for `EmbeddingObjective`.
     """
 
     def __init__(self, scale: float = 20.0, **more: Any):
@@ -284,7 +282,6 @@ class Triplet(EmbeddingObjective):
     Args:
         margin: in units of the distance.
         distance: "euclidean", "cosine" (1 - cosine) or "manhattan".
-        more: as for `EmbeddingObjective`.
     """
 
     columns = (3, 3)

@@ -150,7 +150,6 @@ class MultipleNegativesRanking(MultiVectorObjective):
     Args:
         encoder: a `MultiVectorEncoder`.
         scale: the factor on scores: 1 / temperature.
-        more: as for `MultiVectorObjective`.
     """
 
     has_labels = False
@@ -188,7 +187,6 @@ class DistillKLDiv(MultiVectorObjective):
         encoder: a `MultiVectorEncoder`.
         temperature: of both distributions.
         student_temperature, teacher_temperature: of one of them, by default `temperature`.
-        more: as for `MultiVectorObjective`.
     """
 
     columns = (3, None)
