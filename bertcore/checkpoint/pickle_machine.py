@@ -43,15 +43,10 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class KnownNames:
-    """The names that a pickle may refer to.
+    """The names that a pickle may refer to."""
 
-    Attributes:
-        names: (module, name) -> a Function, or a value that stands for the name.
-        reference: returns the value of a reference to something outside the pickle (BINPERSID).
-    """
-
-    names: Mapping[tuple[str, str], Any]
-    reference: Callable[[Any], Any]
+    names: Mapping[tuple[str, str], Any]  # (module, name) -> a Function, or a value that stands for the name
+    reference: Callable[[Any], Any]  # returns the value of a reference to something outside the pickle (BINPERSID)
 
 
 def read_pickle(data: bytes | mmap.mmap, known: KnownNames, start: int = 0) -> tuple[Any, int]:

@@ -35,20 +35,13 @@ class StorageType:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Bytes that tensors share, or a view of them.
+    """Bytes that tensors share, or a view of them."""
 
-    Attributes:
-        key: its name in the file.
-        dtype: the dtype of its elements, in the spelling of safetensors.
-        size: the number of its bytes in the file.
-        start, stop: the bytes that this view covers.
-    """
-
-    key: str
-    dtype: str
-    size: int
-    start: int
-    stop: int
+    key: str  # its name in the file
+    dtype: str  # the dtype of its elements, in the spelling of safetensors
+    size: int  # the number of its bytes in the file
+    start: int  # the bytes that this view covers
+    stop: int  # the bytes that this view covers
 
 
 @dataclass(frozen=True, slots=True)

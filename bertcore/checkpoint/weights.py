@@ -142,17 +142,11 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Adapters:
-    """The low-rank adapters of a checkpoint, as its config describes them.
+    """The low-rank adapters of a checkpoint, as its config describes them."""
 
-    Attributes:
-        tasks: their names, in the order in which they are stacked.
-        scale: the factor of the product of two factors.
-        folder: the folder that has a folder of PEFT's files for each task, where the weights do not hold the adapters.
-    """
-
-    tasks: tuple[str, ...] = ()
-    scale: float = 1.0
-    folder: str | None = None
+    tasks: tuple[str, ...] = ()  # their names, in the order in which they are stacked
+    scale: float = 1.0  # the factor of the product of two factors
+    folder: str | None = None  # has a folder of PEFT's files for each task, if the weights do not hold them
 
 
 class RenamedCheckpoint(Checkpoint):

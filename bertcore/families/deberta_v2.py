@@ -22,28 +22,18 @@ from bertcore.passes import Pass
 
 @dataclass(frozen=True)
 class ConvolutionSpec:
-    """Settings of the convolution beside the first layer.
+    """Settings of the convolution beside the first layer."""
 
-    Attributes:
-        size: the number of neighbouring tokens that it reads, odd.
-        groups: the number of groups of channels, which do not mix.
-        activation: the activation after it.
-    """
-
-    size: int
-    groups: int
-    activation: str
+    size: int  # the number of neighbouring tokens that it reads, odd
+    groups: int  # the number of groups of channels, which do not mix
+    activation: str  # the activation after it
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketedDisentanglement(Disentanglement):
-    """Settings of DeBERTa v2 and v3 beside DeBERTa's.
+    """Settings of DeBERTa v2 and v3 beside DeBERTa's."""
 
-    Attributes:
-        convolution: beside the first layer, or None.
-    """
-
-    convolution: ConvolutionSpec | None
+    convolution: ConvolutionSpec | None  # beside the first layer, or None
 
 
 class Convolution(Block):

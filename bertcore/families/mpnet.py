@@ -24,17 +24,11 @@ BUCKETS = 32
 
 @dataclass(frozen=True)
 class BucketSpec:
-    """Settings of a table of biases of relative position.
+    """Settings of a table of biases of relative position."""
 
-    Attributes:
-        rows: of the table.
-        used: how many of them distances have, from the first on.
-        farthest: the distance beyond which all have the last bucket.
-    """
-
-    rows: int = BUCKETS
-    used: int = BUCKETS
-    farthest: int = 128
+    rows: int = BUCKETS  # of the table
+    used: int = BUCKETS  # how many of them distances have, from the first on
+    farthest: int = 128  # the distance beyond which all have the last bucket
 
 
 # transformers' MPNet takes this word for padding whatever pad_token_id says.

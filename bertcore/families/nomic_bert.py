@@ -42,17 +42,11 @@ from bertcore.tape import value_of
 
 @dataclass(frozen=True)
 class MixtureSpec:
-    """Settings of a mixture of experts.
+    """Settings of a mixture of experts."""
 
-    Attributes:
-        every: layer i has a mixture if i % every is 1.
-        experts: how many feed-forwards a mixture has.
-        chosen: how many of them a token passes.
-    """
-
-    every: int
-    experts: int
-    chosen: int
+    every: int  # layer i has a mixture if i % every is 1
+    experts: int  # how many feed-forwards a mixture has
+    chosen: int  # how many of them a token passes
 
 
 class MixtureOfExperts(Sublayer):

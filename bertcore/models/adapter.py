@@ -24,23 +24,14 @@ from bertcore.tape import Tensor, value_of
 
 @dataclass
 class Encoded:
-    """A batch on its way from the encoder to a head.
+    """A batch on its way from the encoder to a head."""
 
-    Attributes:
-        run: the pass.
-        packed: the batch layout of `hidden`.
-        inputs: the packed batch that `hidden` is of.
-        hidden: the last hidden state, (tokens, hidden).
-        traced: hidden_states, attentions, projections and the family's own outputs, as users see them.
-        pooler: the encoder's pooler, if it has one.
-    """
-
-    run: Pass
-    packed: PackedBatch
-    inputs: EncoderInput
-    hidden: Tensor
-    traced: dict[str, tuple | None] = field(default_factory=dict)
-    pooler: Block | None = None
+    run: Pass  # the pass
+    packed: PackedBatch  # the batch layout of `hidden`
+    inputs: EncoderInput  # the packed batch that `hidden` is of
+    hidden: Tensor  # the last hidden state, (tokens, hidden)
+    traced: dict[str, tuple | None] = field(default_factory=dict)  # outputs of the layers, as users see them
+    pooler: Block | None = None  # the encoder's pooler, if it has one
 
     _pooled: Tensor = None
 

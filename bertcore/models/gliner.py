@@ -48,36 +48,21 @@ ABSENT = (
 
 @dataclass(frozen=True)
 class GLiNERSpec:
-    """The settings of a gliner_config.json beside those of the encoder.
+    """The settings of a gliner_config.json beside those of the encoder."""
 
-    Attributes:
-        kind: "span" or "token".
-        hidden_size: the width of words and labels.
-        max_width: the most words of a span.
-        max_len: the most words of a text.
-        rnn_layers: the number of LSTMs over the words, one after the other.
-        dropout: the rate in the layers above the encoder.
-        class_token: the id of the token before each label; -1 if the tokenizer's says.
-        reads_label: whether a label is the state of the token after that one.
-        pools_last: whether a word is the state of its last token.
-        ent_token, sep_token: the tokens before each label and after the last one.
-        max_types: the most labels of a text in training.
-        max_negatives: the most labels beside its own for each of its entities.
-    """
-
-    kind: str
-    hidden_size: int
-    max_width: int
-    max_len: int
-    rnn_layers: int
-    dropout: float
-    class_token: int
-    reads_label: bool
-    pools_last: bool
-    ent_token: str
-    sep_token: str
-    max_types: int
-    max_negatives: int
+    kind: str  # "span" or "token"
+    hidden_size: int  # the width of words and labels
+    max_width: int  # the most words of a span
+    max_len: int  # the most words of a text
+    rnn_layers: int  # the number of LSTMs over the words, one after the other
+    dropout: float  # the rate in the layers above the encoder
+    class_token: int  # the id of the token before each label; -1 if the tokenizer's says
+    reads_label: bool  # whether a label is the state of the token after that one
+    pools_last: bool  # whether a word is the state of its last token
+    ent_token: str  # the tokens before each label and after the last one
+    sep_token: str  # the tokens before each label and after the last one
+    max_types: int  # the most labels of a text in training
+    max_negatives: int  # the most labels beside its own for each of its entities
 
 
 def read_spec(config: Mapping[str, Any]) -> GLiNERSpec:

@@ -20,43 +20,26 @@ INTEGERS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "first_
 
 
 class Bounds(NamedTuple):
-    """Facts on the host that hold for all batches that one captured pass serves.
+    """Facts on the host that hold for all batches that one captured pass serves."""
 
-    Attributes:
-        longest: no sequence has more tokens.
-        has_types: whether token types other than 0 may be there.
-    """
-
-    longest: int
-    has_types: bool = True
+    longest: int  # no sequence has more tokens
+    has_types: bool = True  # whether token types other than 0 may be there
 
 
 @dataclass
 class EncoderInput:
-    """The packed tokens of a batch, in the memory of the backend in force; families derive from it for more inputs.
+    """The packed tokens of a batch, in the memory of the backend in force; families derive from it for more inputs."""
 
-    Attributes:
-        input_ids: integers, (tokens,).
-        token_type_ids: the same; None if none are added.
-        position_ids: the same; None in a family without a position table where they count from each sequence's start.
-        cu_seqlens: int32 offsets, (sequences + 1,).
-        first_tokens, last_tokens: the packed indices of the first and of the last token of each sequence that has one.
-        key_mask: booleans, (sequences, 1, 1, longest), False for tokens that are not to be seen; None if all are.
-        packed: the layout of the batch; None where texts came without padding.
-        on_gpu: the integers again, in one array on the GPU; None where they are in host memory.
-        before_upload: what `on_host` gives where the arrays are on the GPU.
-    """
-
-    input_ids: Any
-    token_type_ids: Any
-    position_ids: Any
-    cu_seqlens: Any
-    first_tokens: Any
-    last_tokens: Any
-    key_mask: Any = None
-    packed: PackedBatch | None = None
-    on_gpu: IntegerBuffer | None = None
-    before_upload: EncoderInput | None = None
+    input_ids: Any  # integers, (tokens,)
+    token_type_ids: Any  # the same; None if none are added
+    position_ids: Any  # the same; None in a family without a position table where they count from each sequence's start
+    cu_seqlens: Any  # int32 offsets, (sequences + 1,)
+    first_tokens: Any  # the packed indices of the first and of the last token of each sequence that has one
+    last_tokens: Any  # the packed indices of the first and of the last token of each sequence that has one
+    key_mask: Any = None  # booleans, (sequences, 1, 1, longest), False for tokens that are not to be seen
+    packed: PackedBatch | None = None  # the layout of the batch; None where texts came without padding
+    on_gpu: IntegerBuffer | None = None  # the integers again, in one array on the GPU
+    before_upload: EncoderInput | None = None  # what `on_host` gives where the arrays are on the GPU
 
     @property
     def on_host(self) -> EncoderInput:

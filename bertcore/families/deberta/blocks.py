@@ -64,25 +64,15 @@ def mean_value_for_padding(
 
 @dataclass(frozen=True)
 class Disentanglement:
-    """Settings of DeBERTa's disentangled attention and embeddings.
+    """Settings of DeBERTa's disentangled attention and embeddings."""
 
-    Attributes:
-        content_to_position, position_to_content: which of the two scores are added to that of content to content.
-        score_terms: the scores are divided by sqrt(score_terms * head_dim).
-        max_distance: greater distances count as this one; 0 where positions are not relative.
-        buckets: how many embeddings the distances of one sign share: half of them are for single distances, the rest
-            for ranges that grow with the distance; 0 for one each up to max_distance.
-        shares_maps: relative positions are mapped as content is, by a layer's own query and key maps.
-        has_norm: the relative embeddings are normalised.
-    """
-
-    content_to_position: bool
-    position_to_content: bool
-    score_terms: int
-    max_distance: int
-    buckets: int = 0
-    shares_maps: bool = False
-    has_norm: bool = False
+    content_to_position: bool  # which of the two scores are added to that of content to content
+    position_to_content: bool  # which of the two scores are added to that of content to content
+    score_terms: int  # the scores are divided by sqrt(score_terms * head_dim)
+    max_distance: int  # greater distances count as this one; 0 where positions are not relative
+    buckets: int = 0  # of the distances of one sign: half are of single ones, the rest of growing ranges; 0 for none
+    shares_maps: bool = False  # relative positions are mapped as content is, by a layer's own query and key maps
+    has_norm: bool = False  # the relative embeddings are normalised
 
     @property
     def span(self) -> int:
@@ -237,17 +227,11 @@ class DisentangledContext(LayerContext):
 
 
 class Keys(NamedTuple):
-    """The keys of an attention: of tokens and of positions.
+    """The keys of an attention: of tokens and of positions."""
 
-    Attributes:
-        qkv: query, key and value of the tokens, side by side, (tokens, 3 * hidden).
-        bias: of their map, (3 * hidden,).
-        tables: what relative positions are mapped to, for queries and for keys, (rows, heads, head_dim) or None.
-    """
-
-    qkv: Any
-    bias: Any
-    tables: tuple[Any, Any]
+    qkv: Any  # query, key and value of the tokens, side by side, (tokens, 3 * hidden)
+    bias: Any  # of their map, (3 * hidden,)
+    tables: tuple[Any, Any]  # of positions, for queries and for keys, (rows, heads, head_dim) or None
 
 
 class DisentangledAttention(SelfAttention):

@@ -40,13 +40,9 @@ class AttentionComponents(NamedTuple):
 
 @dataclass(kw_only=True)
 class ComponentsInput(EncoderInput):
-    """Inputs with a list for the terms of scores.
+    """Inputs with a list for the terms of scores."""
 
-    Attributes:
-        components: a list to which each layer appends the terms of its scores.
-    """
-
-    components: list
+    components: list  # a list to which each layer appends the terms of its scores
     is_plain = False
 
 

@@ -158,16 +158,11 @@ INTEGERS = ("entity_ids", "entity_types", "entity_positions", "word_rows", "enti
 
 @dataclass(frozen=True)
 class EntitySpec:
-    """Settings of LUKE's entity embeddings and attention.
+    """Settings of LUKE's entity embeddings and attention."""
 
-    Attributes:
-        vocab_size, embedding_size: rows and width of the table of entities.
-        aware_attention: whether queries depend on the kinds of both tokens.
-    """
-
-    vocab_size: int
-    embedding_size: int
-    aware_attention: bool
+    vocab_size: int  # rows and width of the table of entities
+    embedding_size: int  # rows and width of the table of entities
+    aware_attention: bool  # whether queries depend on the kinds of both tokens
 
 
 @dataclass(frozen=True)
@@ -180,26 +175,17 @@ class TokenRows:
 
 @dataclass
 class Entities:
-    """The packed entities of a batch, in the memory of the backend in force (except the batches).
+    """The packed entities of a batch, in the memory of the backend in force (except the batches)."""
 
-    Attributes:
-        ids, token_type_ids: integers, (entities,).
-        position_ids: the positions of each mention's tokens, -1 where there are no more, (entities, longest mention).
-        batch: how the entities were padded.
-        all_tokens: the same of words and entities: in each sequence entities stand after the words.
-        rows, cu_seqlens, key_mask: of words and entities; see `TokenRows`, `EncoderInput`.
-        hidden: their last hidden state, (entities, hidden), when it is there.
-    """
-
-    ids: Any
-    token_type_ids: Any
-    position_ids: Any
-    batch: PackedBatch
-    all_tokens: PackedBatch
-    rows: TokenRows
-    cu_seqlens: Any
-    key_mask: Any
-    hidden: Any = None
+    ids: Any  # integers, (entities,)
+    token_type_ids: Any  # integers, (entities,)
+    position_ids: Any  # the positions of each mention's tokens, -1 where there are no more, (entities, longest mention)
+    batch: PackedBatch  # how the entities were padded
+    all_tokens: PackedBatch  # the same of words and entities: in each sequence entities stand after the words
+    rows: TokenRows  # of words and entities; see `TokenRows`, `EncoderInput`
+    cu_seqlens: Any  # of words and entities; see `TokenRows`, `EncoderInput`
+    key_mask: Any  # of words and entities; see `TokenRows`, `EncoderInput`
+    hidden: Any = None  # their last hidden state, (entities, hidden), when it is there
 
     def integers(self) -> dict[str, np.ndarray]:
         """Return the integer arrays in host memory by name, as `with_integers` takes them."""

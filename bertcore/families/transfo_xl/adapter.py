@@ -28,17 +28,11 @@ MOST_TABLES = 8  # encodings of distances
 
 @dataclass
 class RecurrentInput(EncoderInput):
-    """A batch with the inputs of recurrent models.
+    """A batch with the inputs of recurrent models."""
 
-    Attributes:
-        mems: the memory of each layer, (sequences * memory, hidden) each, or None.
-        returns_memory: whether the call returns the memory for the next segment.
-        visible: which keys each query may see, (sequences, length or 1, length) booleans in host memory, or None.
-    """
-
-    mems: list[Any] | None = None
-    returns_memory: bool = False
-    visible: np.ndarray | None = None
+    mems: list[Any] | None = None  # the memory of each layer, (sequences * memory, hidden) each, or None
+    returns_memory: bool = False  # whether the call returns the memory for the next segment
+    visible: np.ndarray | None = None  # keys that queries may see, (sequences, length or 1, length), host
 
     @property
     def is_plain(self) -> bool:

@@ -20,30 +20,18 @@ from bertcore.tape import value_of
 
 @dataclass
 class Relations:
-    """Positions of queries and keys in one pass, shared by its layers; arrays in the memory of the backend.
+    """Positions of queries and keys in one pass, shared by its layers; arrays in the memory of the backend."""
 
-    Attributes:
-        sinusoids: the encoding of each distance, (distances, hidden).
-        distance_rows: the row of `sinusoids` for each distance, as `kernels.RelativePositions` has it.
-        cu_seqlens_k: offsets of the keys' sequences, int32 (sequences + 1,).
-        key_rows: with a memory, the rows of (memory, then hidden) in the order of the keys; None without one.
-        query_rows: with a memory, the rows of the keys that are queries, too.
-        segment_ids, segment_ids_k: of queries and keys, integers; None where segments do not matter.
-        position_keys: a cache of what blocks map `sinusoids` to; None while a tape records.
-        before_dropout: what `sinusoids` are made of; a CUDA graph reads it, though the adapter may let it go.
-        halves: both halves of a batch whose second half runs backwards; None for other batches.
-    """
-
-    sinusoids: Any
-    distance_rows: Any
-    cu_seqlens_k: Any
-    key_rows: Any = None
-    query_rows: Any = None
-    segment_ids: Any = None
-    segment_ids_k: Any = None
-    halves: "tuple[Half, Half] | None" = None
-    position_keys: dict | None = None
-    before_dropout: Any = None
+    sinusoids: Any  # the encoding of each distance, (distances, hidden)
+    distance_rows: Any  # the row of `sinusoids` for each distance, as `kernels.RelativePositions` has it
+    cu_seqlens_k: Any  # offsets of the keys' sequences, int32 (sequences + 1,)
+    key_rows: Any = None  # with a memory, the rows of (memory, then hidden) in the order of the keys; None without one
+    query_rows: Any = None  # with a memory, the rows of the keys that are queries, too
+    segment_ids: Any = None  # of queries and keys, integers; None where segments do not matter
+    segment_ids_k: Any = None  # of queries and keys, integers; None where segments do not matter
+    halves: "tuple[Half, Half] | None" = None  # of a batch whose second half runs backwards
+    position_keys: dict | None = None  # a cache of what blocks map `sinusoids` to; None while a tape records
+    before_dropout: Any = None  # what `sinusoids` are made of; a CUDA graph reads it, though the adapter may let it go
 
     def half(self, sequences: slice, tokens: slice, keys: slice, distance_rows: Any) -> "Half":
         """The terms of some sequences of a batch, all of one length, for which `distance_rows` stand."""
@@ -108,15 +96,10 @@ def sinusoids(first: int, last: int, width: int, dtype: str) -> np.ndarray:
 
 @dataclass(kw_only=True)
 class RecurrentContext(LayerContext):
-    """A LayerContext with what recurrent layers share.
+    """A LayerContext with what recurrent layers share."""
 
-    Attributes:
-        relations: who stands where.
-        memories: of each layer, (sequences * memory, hidden); None without a memory.
-    """
-
-    relations: Relations
-    memories: list[Any]
+    relations: Relations  # who stands where
+    memories: list[Any]  # of each layer, (sequences * memory, hidden); None without a memory
     can_be_recorded = False
 
     def in_use(self) -> list[Any]:

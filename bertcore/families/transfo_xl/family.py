@@ -29,19 +29,12 @@ from bertcore.tape import value_of
 
 @dataclass(frozen=True)
 class AdaptiveSoftmaxSpec:
-    """A family's names of the head's parts, without ".weight" and ".bias"; "{group}" stands for the number of a group.
+    """A family's names of the head's parts, without ".weight" and ".bias"; "{group}" is the number of a group."""
 
-    Attributes:
-        output: of the maps onto the words of each group.
-        projection: of the maps before them; the full name.
-        group: beginning of "_weight" and "_bias" of the map onto the groups but the first.
-        shares_projections: all projections but the first are those of the embeddings.
-    """
-
-    output: str
-    projection: str
-    group: str
-    shares_projections: bool
+    output: str  # of the maps onto the words of each group
+    projection: str  # of the maps before them; the full name
+    group: str  # beginning of "_weight" and "_bias" of the map onto the groups but the first
+    shares_projections: bool  # all projections but the first are those of the embeddings
 
 
 class AdaptiveSoftmax(Block):
@@ -160,20 +153,14 @@ MOST_GROUPS, MOST_NAMED_LAYERS = 10, 128  # that the rules for tied names go thr
 
 @dataclass(frozen=True)
 class RecurrentDetails:
-    """Settings of Transformer-XL's memory and attention; see `RecurrentAdapter`.
-
-    Attributes:
-        groups: (first word, end) of each group of words, in embeddings and softmax.
-        div_val: how many times narrower a group's embeddings are than those of the one before.
-        own_biases: each layer has position biases of its own.
-    """
+    """Settings of Transformer-XL's memory and attention; see `RecurrentAdapter`."""
 
     memory_length: int
     clamp_length: int
     same_length: bool
-    groups: tuple[tuple[int, int], ...]
-    div_val: int
-    own_biases: bool
+    groups: tuple[tuple[int, int], ...]  # (first word, end) of each group of words, in embeddings and softmax
+    div_val: int  # how many times narrower a group's embeddings are than those of the one before
+    own_biases: bool  # each layer has position biases of its own
 
     @property
     def returns_memory(self) -> bool:

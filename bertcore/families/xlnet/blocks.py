@@ -72,15 +72,10 @@ class TwoStreamEmbeddings(Block):
 
 @dataclass
 class Predictions:
-    """The tokens that the query stream predicts; arrays in the memory of the backend.
+    """The tokens that the query stream predicts; arrays in the memory of the backend."""
 
-    Attributes:
-        matrices: target_mapping, (sequences, predictions, tokens): how much each prediction is of each token.
-        sees: 1 for tokens where the query stream sees any key and 0 where it sees none, (tokens, 1); None if all do.
-    """
-
-    matrices: Any
-    sees: Any = None
+    matrices: Any  # target_mapping, (sequences, predictions, tokens): how much each prediction is of each token
+    sees: Any = None  # 0 for tokens where the query stream sees no key, else 1, (tokens, 1); None if all do
 
     def to_tokens(self, run: Pass, predictions: Any) -> Any:
         """(predictions, features) -> (tokens, features)."""
@@ -100,15 +95,10 @@ class Predictions:
 
 @dataclass(kw_only=True)
 class TwoStreamContext(RecurrentContext):
-    """The context of the content stream, with that of the query stream where there is one.
+    """The context of the content stream, with that of the query stream where there is one."""
 
-    Attributes:
-        queries: the context of the query stream, which does not see the tokens it predicts, or None.
-        predictions: what it predicts, or None.
-    """
-
-    queries: RecurrentContext | None = None
-    predictions: Predictions | None = None
+    queries: RecurrentContext | None = None  # that of the query stream, which does not see what it predicts
+    predictions: Predictions | None = None  # what it predicts, or None
 
 
 class TwoStreamAttention(RelativeAttention):

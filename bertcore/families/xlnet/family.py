@@ -25,31 +25,22 @@ from bertcore.tape import Tensor, value_of
 
 @dataclass(frozen=True)
 class TwoStreamDetails:
-    """Settings of XLNet's memory and attention; see `RecurrentAdapter`.
-
-    Attributes:
-        reuse_length: how many of a segment's first tokens are remembered; 0 for all.
-        half_runs_backwards: the second half of a batch's sequences run backwards: their distances change sign.
-    """
+    """Settings of XLNet's memory and attention; see `RecurrentAdapter`."""
 
     memory_length: int | None
-    reuse_length: int
+    reuse_length: int  # how many of a segment's first tokens are remembered; 0 for all
     clamp_length: int
     same_length: bool
     returns_memory: bool
     trains_with_memory: bool
-    half_runs_backwards: bool
+    half_runs_backwards: bool  # the second half of a batch's sequences run backwards: their distances change sign
 
 
 @dataclass
 class TwoStreamInput(RecurrentInput):
-    """The inputs of XLNet.
+    """The inputs of XLNet."""
 
-    Attributes:
-        target_mapping: how much each prediction is of each token, (sequences, predictions, length), or None.
-    """
-
-    target_mapping: np.ndarray | None = None
+    target_mapping: np.ndarray | None = None  # shares of tokens, (sequences, predictions, length)
 
     @property
     def is_plain(self) -> bool:

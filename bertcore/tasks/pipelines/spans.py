@@ -217,20 +217,13 @@ class AnsweringOptions(CallOptions):
 
 @dataclass(frozen=True)
 class _Spans:
-    """The best spans of one window.
+    """The best spans of one window."""
 
-    Attributes:
-        scores: sums of start and end score, (spans,).
-        characters: characters of the spans, (spans, 2).
-        starts, ends: log-sum-exp of the scores over the tokens that may start and end answers.
-        none: the sum of scores of the no-answer token [CLS]; None without such a token.
-    """
-
-    scores: np.ndarray
-    characters: list[tuple[int, int]]
-    starts: float
-    ends: float
-    none: float | None
+    scores: np.ndarray  # sums of start and end score, (spans,)
+    characters: list[tuple[int, int]]  # characters of the spans, (spans, 2)
+    starts: float  # log-sum-exp of the scores over the tokens that may start and end answers
+    ends: float  # log-sum-exp of the scores over the tokens that may start and end answers
+    none: float | None  # the sum of scores of the no-answer token [CLS]; None without such a token
 
 
 class QuestionAnsweringPipeline(Pipeline):

@@ -28,23 +28,14 @@ HIDDEN = -1e9  # added to scores of padding: its probability is 0
 
 @dataclass
 class Outputs:
-    """The outputs of a student and its teacher for one batch.
+    """The outputs of a student and its teacher for one batch."""
 
-    Attributes:
-        run: the pass.
-        student, teacher: their outputs; the student's have gradients under a tape.
-        specs: of the student's encoder and of the teacher's.
-        is_real: which columns hold real tokens, (sequences, length) booleans.
-        labelled: the scores of both, as language models, for labelled tokens, (labels, words); None unless a term needs
-            them.
-    """
-
-    run: Pass
-    student: Any
-    teacher: Any
-    specs: tuple[EncoderSpec, EncoderSpec]
-    is_real: np.ndarray
-    labelled: tuple[Any, Any] | None = None
+    run: Pass  # the pass
+    student: Any  # their outputs; the student's have gradients under a tape
+    teacher: Any  # their outputs; the student's have gradients under a tape
+    specs: tuple[EncoderSpec, EncoderSpec]  # of the student's encoder and of the teacher's
+    is_real: np.ndarray  # which columns hold real tokens, (sequences, length) booleans
+    labelled: tuple[Any, Any] | None = None  # scores of both for labelled tokens, (labels, words)
 
     @cached_property
     def cu_seqlens(self) -> np.ndarray:
