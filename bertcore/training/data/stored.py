@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -137,7 +137,7 @@ class _Writer:
         kind = np.asarray(first)
         self.is_scalar, self.code = kind.ndim == 0, "f" if kind.dtype.kind == "f" and kind.size else "i"
         self._values, self._ends, self._end = array(self.code), array("q"), 0
-        self._files = [stack.enter_context(path.open("xb")) for path in _paths(folder, name)]
+        self._files = [_opened(path, stack) for path in _paths(folder, name)]
 
     def add(self, value: Any) -> None:
         value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
@@ -177,6 +177,10 @@ class _Column:
 
 def _paths(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}.values", folder / f"{name}.ends"
+
+
+def _opened(path: Path, stack: ExitStack) -> IO[bytes]:
+    return stack.enter_context(path.open("xb"))
 
 
 def _mapped(path: Path, dtype: str) -> np.ndarray:
