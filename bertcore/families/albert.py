@@ -1,6 +1,7 @@
 """ALBERT (Lan et al. 2019, arXiv:1909.11942): BERT with narrow embeddings and layers that share their parameters."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
@@ -10,25 +11,38 @@ from bertcore.models.registry import POOLED_HEADS, HeadSpec, in_each_layer, regi
 from bertcore.models.spec import MOST_LAYERS, ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
 
-DEFAULTS = {
-    "vocab_size": 30000, "hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384,
-    "hidden_act": "gelu_new", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-}  # fmt: skip
-
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of an ALBERT config; absent keys mean those of ALBERT-xxlarge."""
     read = ConfigReader(config)
     shared = _shared_layers(read)
-    fixed = {"projects_embeddings": True, "embedding_size": read.size("embedding_size", 128)}
-    fixed |= {"num_layers": len(shared), "shared_layers": shared, "inner_layers": read.size("inner_group_num", 1)}
-    fixed["classifier_dropout"] = read.rate("classifier_dropout_prob", 0.1)
-    layer = {"dropout": 0.0, "attention_output_dropout": read.rate("hidden_dropout_prob", 0.0)}
-    return standard_spec(config, defaults=DEFAULTS, layer=layer, **fixed)
+    return standard_spec(
+        config,
+        embedding_size=read.size("embedding_size", 128),
+        classifier_dropout=read.rate("classifier_dropout_prob", 0.1),
+        projects_embeddings=True,
+        num_layers=len(shared),
+        shared_layers=shared,
+        inner_layers=read.size("inner_group_num", 1),
+        layer={"dropout": 0.0, "attention_output_dropout": read.rate("hidden_dropout_prob", 0.0)},
+        defaults={
+            "vocab_size": 30000,
+            "hidden_size": 4096,
+            "num_attention_heads": 64,
+            "intermediate_size": 16384,
+            "hidden_act": "gelu_new",
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        },
+    )
 
 
 def _shared_layers(read: ConfigReader) -> tuple[int, ...]:
-    """Return, for each layer of a pass, the number of the layer whose parameters it uses: groups of inner layers."""
+    """Return, for each layer of a pass, the number of the layer whose parameters it uses.
+
+    A token passes num_hidden_layers groups, each of the num_hidden_groups as often as
+    the others, or nearly; a group is inner_group_num layers with parameters of their own.
+    """
     inner = read.size("inner_group_num", 1, most=MOST_LAYERS)
     passes = read.size("num_hidden_layers", 12, most=MOST_LAYERS // inner)
     groups = read.size("num_hidden_groups", 1, most=passes)
@@ -38,6 +52,7 @@ def _shared_layers(read: ConfigReader) -> tuple[int, ...]:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads of an ALBERT config."""
     parts = (f"predictions.{part}" for part in ("decoder", "bias", "dense", "LayerNorm"))
     return POOLED_HEADS | {
         "masked_lm": LanguageModelSpec(*parts, activation=read.activation("hidden_act", "gelu_new")),
@@ -45,20 +60,35 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
-LAYER_NAMES = in_each_layer(
-    "encoder.albert_layer_groups.{layer}.albert_layers.{inner}.", query="attention.query", key="attention.key",
-    value="attention.value", attention_output="attention.dense", attention_norm="attention.LayerNorm", expand="ffn",
-    contract="ffn_output", feed_forward_norm="full_layer_layer_norm",
-)  # fmt: skip
-ENCODER_NAMES = {"embeddings_projection": "encoder.embedding_hidden_mapping_in", "pooler": "pooler"}
 ALBERT = register(
-    BERT, model_type="albert", architecture="Albert", spec_from_config=spec, heads=heads, layer_names=LAYER_NAMES,
-    encoder_names=BERT.encoder_names | ENCODER_NAMES,
-    name_rules=NameRules(
-        prefix="albert.", heads=("pooler.", "predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
-        tied=(
-            ("predictions.decoder.weight", "embeddings.word_embeddings.weight"),
-            ("predictions.decoder.bias", "predictions.bias"),
+    replace(
+        BERT,
+        model_type="albert",
+        architecture="Albert",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="albert.",
+            heads=("pooler.", "predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
+            tied=(
+                ("predictions.decoder.weight", "embeddings.word_embeddings.weight"),
+                ("predictions.decoder.bias", "predictions.bias"),
+            ),
         ),
-    ),
-)  # fmt: skip
+        encoder_names=BERT.encoder_names
+        | {"embeddings_projection": "encoder.embedding_hidden_mapping_in", "pooler": "pooler"},
+        layer_names=in_each_layer(
+            "encoder.albert_layer_groups.{layer}.albert_layers.{inner}.",
+            {
+                "query": "attention.query",
+                "key": "attention.key",
+                "value": "attention.value",
+                "attention_output": "attention.dense",
+                "attention_norm": "attention.LayerNorm",
+                "expand": "ffn",
+                "contract": "ffn_output",
+                "feed_forward_norm": "full_layer_layer_norm",
+            },
+        ),
+    )
+)

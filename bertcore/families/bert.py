@@ -4,41 +4,67 @@ from collections.abc import Mapping
 
 from bertcore.checkpoint import NameRules
 from bertcore.heads import ClassifierSpec, LanguageModelSpec, SpanBoundarySpec
-from bertcore.models.registry import POOLED_HEADS, HeadSpec, in_each_layer, register
+from bertcore.models.registry import POOLED_HEADS, Family, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, standard_spec
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    parts = (f"cls.predictions.{part}" for part in ("decoder", "bias", "transform.dense", "transform.LayerNorm"))
+    """The heads of a BERT config."""
+    language_model = LanguageModelSpec(
+        decoder="cls.predictions.decoder",
+        tied_bias="cls.predictions.bias",
+        transform="cls.predictions.transform.dense",
+        transform_norm="cls.predictions.transform.LayerNorm",
+        activation=read.activation("hidden_act", "gelu"),
+    )
     return POOLED_HEADS | {
-        "masked_lm": LanguageModelSpec(*parts, activation=read.activation("hidden_act", "gelu")),
+        "masked_lm": language_model,
         "next_sentence": ClassifierSpec("cls.seq_relationship", "pooler", dropout=0.0),
         "span_boundary": SpanBoundarySpec(),
     }
 
 
-ENCODER_NAMES = {
-    "word_embeddings": "embeddings.word_embeddings", "position_embeddings": "embeddings.position_embeddings",
-    "type_embeddings": "embeddings.token_type_embeddings", "embeddings_norm": "embeddings.LayerNorm",
-    "pooler": "pooler.dense",
-}  # fmt: skip
-LAYER_NAMES = in_each_layer(
-    "encoder.layer.{layer}.", query="attention.self.query", key="attention.self.key", value="attention.self.value",
-    attention_output="attention.output.dense", attention_norm="attention.output.LayerNorm",
-    expand="intermediate.dense", contract="output.dense", feed_forward_norm="output.LayerNorm",
-)  # fmt: skip
 BERT = register(
-    model_type="bert", architecture="Bert", spec_from_config=standard_spec, heads=heads, encoder_names=ENCODER_NAMES,
-    layer_names=LAYER_NAMES,
-    name_rules=NameRules(
-        prefix="bert.",
-        heads=(
-            *("pooler.", "cls.predictions.", "cls.seq_relationship.", "span_boundary.", "classifier.", "qa_outputs."),
-            "linear.",  # of ColBERT
+    Family(
+        model_type="bert",
+        architecture="Bert",
+        spec_from_config=standard_spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="bert.",
+            heads=(
+                "pooler.",
+                "linear.",  # of ColBERT
+                "cls.predictions.",
+                "cls.seq_relationship.",
+                "span_boundary.",
+                "classifier.",
+                "qa_outputs.",
+            ),
+            tied=(
+                ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
+                ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+            ),
         ),
-        tied=(
-            ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
-            ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+        encoder_names={
+            "word_embeddings": "embeddings.word_embeddings",
+            "position_embeddings": "embeddings.position_embeddings",
+            "type_embeddings": "embeddings.token_type_embeddings",
+            "embeddings_norm": "embeddings.LayerNorm",
+            "pooler": "pooler.dense",
+        },
+        layer_names=in_each_layer(
+            "encoder.layer.{layer}.",
+            {
+                "query": "attention.self.query",
+                "key": "attention.self.key",
+                "value": "attention.self.value",
+                "attention_output": "attention.output.dense",
+                "attention_norm": "attention.output.LayerNorm",
+                "expand": "intermediate.dense",
+                "contract": "output.dense",
+                "feed_forward_norm": "output.LayerNorm",
+            },
         ),
-    ),
-)  # fmt: skip
+    )
+)

@@ -15,6 +15,7 @@ from bertcore.nn.spec import EncoderSpec
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a BERT Hash config."""
     size = ConfigReader(config).size("projections", 5)
     return standard_spec(config, embedding_size=size, projects_words=True, tied_decoder=False)
 
@@ -24,18 +25,26 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     return {task: head for task, head in bert.heads(read).items() if task != "next_sentence"}
 
 
-ENCODER_NAMES = BERT.encoder_names | {
-    "word_embeddings": "embeddings.word_embeddings.embeddings",
-    "embeddings_projection": "embeddings.word_embeddings.projections",
-}
 BERT_HASH = register(
-    BERT, model_type="bert_hash", architecture="BertHash", spec_from_config=spec, heads=heads,
-    name_rules=replace(
-        BERT.name_rules, tied=BERT.name_rules.tied[1:], anchor="embeddings.word_embeddings.embeddings.weight"
-    ),
-    encoder_names=ENCODER_NAMES,
-    code=published_code(
-        *("modeling_bert_hash", "configuration_bert_hash"),
-        repositories=[f"NeuML/bert-hash-{size}" for size in ("femto", "pico", "nano")],
-    ),
-)  # fmt: skip
+    replace(
+        BERT,
+        model_type="bert_hash",
+        architecture="BertHash",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=replace(
+            BERT.name_rules,
+            tied=(("cls.predictions.decoder.bias", "cls.predictions.bias"),),
+            anchor="embeddings.word_embeddings.embeddings.weight",
+        ),
+        encoder_names=BERT.encoder_names
+        | {
+            "word_embeddings": "embeddings.word_embeddings.embeddings",
+            "embeddings_projection": "embeddings.word_embeddings.projections",
+        },
+        code=published_code(
+            *("modeling_bert_hash", "configuration_bert_hash"),
+            repositories=[f"NeuML/bert-hash-{size}" for size in ("femto", "pico", "nano")],
+        ),
+    )
+)

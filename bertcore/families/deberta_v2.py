@@ -22,18 +22,28 @@ from bertcore.passes import Pass
 
 @dataclass(frozen=True)
 class ConvolutionSpec:
-    """Settings of the convolution beside the first layer."""
+    """Settings of the convolution beside the first layer.
 
-    size: int  # the number of neighbouring tokens that it reads, odd
-    groups: int  # the number of groups of channels, which do not mix
-    activation: str  # the activation after it
+    Attributes:
+        size: the number of neighbouring tokens that it reads, odd.
+        groups: the number of groups of channels, which do not mix.
+        activation: the activation after it.
+    """
+
+    size: int
+    groups: int
+    activation: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketedDisentanglement(Disentanglement):
-    """Settings of DeBERTa v2 and v3 beside DeBERTa's."""
+    """Settings of DeBERTa v2 and v3 beside DeBERTa's.
 
-    convolution: ConvolutionSpec | None  # beside the first layer, or None
+    Attributes:
+        convolution: beside the first layer, or None.
+    """
+
+    convolution: ConvolutionSpec | None
 
 
 class Convolution(Block):
@@ -56,12 +66,15 @@ class Convolution(Block):
     def __call__(self, run: Pass, hidden: Any, residual: Any, cu_seqlens: Any, is_real: Any = None) -> Any:
         """(tokens, hidden) twice -> (tokens, hidden), zero for tokens that are not `is_real`, (tokens,) booleans."""
         size, groups = self.details.size, self.details.groups
-        distances, activation = range(-(size // 2), size // 2 + 1), self.details.activation
-        near = functional.take_neighbours(run, hidden, cu_seqlens=cu_seqlens, distances=distances)
-        if groups == 1:
-            weight = self.weight.weight(run)
-        else:
-            weight = block_diagonal(run, self.weight.value(run), size=size, groups=groups)
+        near = functional.take_neighbours(
+            run, hidden, cu_seqlens=cu_seqlens, distances=range(-(size // 2), size // 2 + 1)
+        )
+        weight = (
+            self.weight.weight(run)
+            if groups == 1
+            else block_diagonal(run, self.weight.value(run), size=size, groups=groups)
+        )
+        activation = self.details.activation
         if self.dropout and run.seeds:
             mixed = drop(run, functional.linear(run, near, weight, self.bias.value(run)), self.dropout)
             mixed = functional.activation(run, mixed, activation=activation)
@@ -79,6 +92,7 @@ class ConvolutedLayer(EncoderLayer):
         self.convolution = Convolution(names, spec) if index == 0 and spec.details.convolution else None
 
     def __call__(self, run: Pass, hidden: Any, context: DisentangledContext) -> Any:
+        """(tokens, hidden) -> (tokens, hidden)."""
         encoded = super().__call__(run, hidden, context)
         if self.convolution is None:
             return encoded
@@ -111,13 +125,17 @@ def block_diagonal(run: Pass, weight: Any, *, size: int, groups: int) -> Any:
 
 
 _DEFAULTS = {
-    "vocab_size": 128100, "hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24,
+    "vocab_size": 128100,
+    "hidden_size": 1536,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 24,
     "intermediate_size": 6144,
-}  # fmt: skip
+}
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    read, types = ConfigReader(config), deberta.listed(config)
+    """The spec of a DeBERTa v2 or v3 config."""
+    read, types = ConfigReader(config), deberta.position_types(config)
     distance = deberta.max_distance(config)
     details = BucketedDisentanglement(
         content_to_position="c2p" in types,
@@ -126,12 +144,15 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         max_distance=distance,
         buckets=_buckets(config, distance) if distance else 0,
         shares_maps=read.flag("share_att_key", False),
-        has_norm="layer_norm" in deberta.listed(config, "norm_rel_ebd", ("none", "layer_norm")),
+        has_norm=_has_norm(config),
         convolution=_convolution(read),
     )
     found = deberta.disentangled_spec(config, details, _DEFAULTS)
-    read.require(attention_head_size=found.hidden_size // found.num_heads)
-    return found if details.convolution is None else replace(found, is_relative=True)
+    if details.convolution is not None:
+        found = replace(found, is_relative=True)
+    head_size = found.hidden_size // found.num_heads
+    read.require(attention_head_size=head_size)
+    return found
 
 
 def _buckets(config: Mapping[str, Any], distance: int) -> int:
@@ -149,6 +170,14 @@ def _buckets(config: Mapping[str, Any], distance: int) -> int:
     return buckets
 
 
+def _has_norm(config: Mapping[str, Any]) -> bool:
+    value = config.get("norm_rel_ebd", "none")
+    kinds = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else [value]
+    if any(kind not in ("none", "layer_norm") for kind in kinds):
+        raise ValueError(f"config: norm_rel_ebd is {value!r}, expected 'none' or 'layer_norm'")
+    return "layer_norm" in kinds
+
+
 def _convolution(read: ConfigReader) -> ConvolutionSpec | None:
     size = read.count("conv_kernel_size", 0)
     if size == 0:
@@ -163,22 +192,41 @@ def _convolution(read: ConfigReader) -> ConvolutionSpec | None:
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of a DeBERTa v2 or v3 config. That for replaced tokens is v3's, as in its authors' code."""
-    common, rates = deberta.heads(read), {"dropout": 0.0, "dense_dropout": 0.0}
-    parts = {"dense": "mask_predictions.dense", "norm": "mask_predictions.LayerNorm", "norm_first": True}
-    parts["activation"] = read.activation("hidden_act", "gelu")
-    replaced_tokens = ClassifierSpec("mask_predictions.classifier", "tokens_and_first", **parts, **rates)
-    return {**common, "multiple_choice": common["sequence_classification"], "replaced_tokens": replaced_tokens}
+    common = deberta.heads(read)
+    replaced_tokens = ClassifierSpec(
+        "mask_predictions.classifier",
+        "tokens_and_first",
+        dense="mask_predictions.dense",
+        activation=read.activation("hidden_act", "gelu"),
+        norm="mask_predictions.LayerNorm",
+        norm_first=True,
+        dropout=0.0,
+        dense_dropout=0.0,
+    )
+    choice = common["sequence_classification"]
+    return {**common, "multiple_choice": choice, "replaced_tokens": replaced_tokens}
 
 
-LAYER_NAMES = {part: name for part, name in deberta.DEBERTA.layer_names.items() if part != "qkv"} | {
-    "query": "encoder.layer.{layer}.attention.self.query_proj", "key": "encoder.layer.{layer}.attention.self.key_proj",
-    "value": "encoder.layer.{layer}.attention.self.value_proj",
-    "position_key": "encoder.layer.{layer}.attention.self.pos_key_proj",
-    "position_query": "encoder.layer.{layer}.attention.self.pos_query_proj", "convolution": "encoder.conv.conv",
-    "convolution_norm": "encoder.conv.LayerNorm",
-}  # fmt: skip
 DEBERTA_V2 = register(
-    deberta.DEBERTA, model_type="deberta-v2", architecture="DebertaV2", spec_from_config=spec, heads=heads,
-    encoder_names=deberta.DEBERTA.encoder_names | {"relative_norm": "encoder.LayerNorm"}, layer_names=LAYER_NAMES,
-    attention=DisentangledAttention, layer=ConvolutedLayer, generator=fewer_layers,
-)  # fmt: skip
+    replace(
+        deberta.DEBERTA,
+        model_type="deberta-v2",
+        architecture="DebertaV2",
+        spec_from_config=spec,
+        heads=heads,
+        encoder_names=deberta.DEBERTA.encoder_names | {"relative_norm": "encoder.LayerNorm"},
+        layer_names={part: name for part, name in deberta.DEBERTA.layer_names.items() if part != "qkv"}
+        | {
+            "query": "encoder.layer.{layer}.attention.self.query_proj",
+            "key": "encoder.layer.{layer}.attention.self.key_proj",
+            "value": "encoder.layer.{layer}.attention.self.value_proj",
+            "position_key": "encoder.layer.{layer}.attention.self.pos_key_proj",
+            "position_query": "encoder.layer.{layer}.attention.self.pos_query_proj",
+            "convolution": "encoder.conv.conv",
+            "convolution_norm": "encoder.conv.LayerNorm",
+        },
+        attention=DisentangledAttention,
+        layer=ConvolutedLayer,
+        generator=fewer_layers,
+    )
+)

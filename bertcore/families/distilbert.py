@@ -5,6 +5,7 @@ positions of a new model.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
@@ -15,9 +16,12 @@ from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
 
 KEYS = {
-    "hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
-    "hidden_dropout_prob": "dropout", "attention_probs_dropout_prob": "attention_dropout",
-}  # fmt: skip
+    "hidden_size": "dim",
+    "num_attention_heads": "n_heads",
+    "num_hidden_layers": "n_layers",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+}
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
@@ -32,26 +36,48 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of a DistilBERT config; sequences are classified by their first token, with ReLU."""
     classifier = ClassifierSpec("classifier", "first", dense="pre_classifier", activation="relu", dense_dropout=0.0)
-    parts = (f"vocab_{part}" for part in ("projector", "projector.bias", "transform", "layer_norm"))
-    return {
+    tokens = {
         "token_classification": ClassifierSpec("classifier", "tokens", dropout=read.rate("dropout", 0.1)),
         "question_answering": ClassifierSpec("qa_outputs", "tokens", dropout=read.rate("qa_dropout", 0.1)),
-        "masked_lm": LanguageModelSpec(*parts, activation=read.activation("activation", "gelu")),
+    }
+    return tokens | {
+        "masked_lm": LanguageModelSpec(
+            decoder="vocab_projector",
+            tied_bias="vocab_projector.bias",
+            transform="vocab_transform",
+            transform_norm="vocab_layer_norm",
+            activation=read.activation("activation", "gelu"),
+        ),
         "sequence_classification": classifier,
         "multiple_choice": classifier,
     }
 
 
-LAYER_NAMES = in_each_layer(
-    "transformer.layer.{layer}.", query="attention.q_lin", key="attention.k_lin", value="attention.v_lin",
-    attention_output="attention.out_lin", attention_norm="sa_layer_norm", expand="ffn.lin1", contract="ffn.lin2",
-    feed_forward_norm="output_layer_norm",
-)  # fmt: skip
 DISTILBERT = register(
-    BERT, model_type="distilbert", architecture="DistilBert", spec_from_config=spec, heads=heads,
-    layer_names=LAYER_NAMES, pooler=None,
-    name_rules=NameRules(
-        prefix="distilbert.", heads=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
-        tied=(("vocab_projector.weight", "embeddings.word_embeddings.weight"),),
-    ),
-)  # fmt: skip
+    replace(
+        BERT,
+        model_type="distilbert",
+        architecture="DistilBert",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="distilbert.",
+            heads=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
+            tied=(("vocab_projector.weight", "embeddings.word_embeddings.weight"),),
+        ),
+        layer_names=in_each_layer(
+            "transformer.layer.{layer}.",
+            {
+                "query": "attention.q_lin",
+                "key": "attention.k_lin",
+                "value": "attention.v_lin",
+                "attention_output": "attention.out_lin",
+                "attention_norm": "sa_layer_norm",
+                "expand": "ffn.lin1",
+                "contract": "ffn.lin2",
+                "feed_forward_norm": "output_layer_norm",
+            },
+        ),
+        pooler=None,
+    )
+)

@@ -1,13 +1,14 @@
 """ELECTRA (Clark et al. 2020, arXiv:2003.10555), discriminator and generator: BERT, narrow embeddings, no pooler."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.families.bert import BERT
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.pretraining import Discriminator
-from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register, replaced_token_head, summary_head
+from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register, summary_head
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
 
@@ -23,13 +24,26 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """Heads of ELECTRA: the discriminator's finds replaced tokens, the generator's is a language model."""
-    transform = "generator_predictions.dense", "generator_predictions.LayerNorm"
-    generator = LanguageModelSpec("generator_lm_head", "generator_lm_head.bias", *transform, activation="gelu")
-    dense = {"dense": "classifier.dense", "activation": "gelu"}
+    discriminator = "discriminator_predictions"
     return TOKEN_HEADS | {
-        "replaced_tokens": replaced_token_head(read),
-        "masked_lm": generator,
-        "sequence_classification": ClassifierSpec("classifier.out_proj", "first", **dense),
+        "replaced_tokens": ClassifierSpec(
+            f"{discriminator}.dense_prediction",
+            "tokens",
+            dense=f"{discriminator}.dense",
+            activation=read.activation("hidden_act", "gelu"),
+            dropout=0.0,
+            dense_dropout=0.0,
+        ),
+        "masked_lm": LanguageModelSpec(
+            decoder="generator_lm_head",
+            tied_bias="generator_lm_head.bias",
+            transform="generator_predictions.dense",
+            transform_norm="generator_predictions.LayerNorm",
+            activation="gelu",
+        ),
+        "sequence_classification": ClassifierSpec(
+            "classifier.out_proj", "first", dense="classifier.dense", activation="gelu"
+        ),
         "multiple_choice": summary_head(read, "classifier", source="first", activation="gelu"),
     }
 
@@ -44,11 +58,20 @@ def generator(config: Mapping[str, Any], share: float = 0.25) -> Mapping[str, An
 
 
 ELECTRA = register(
-    BERT, model_type="electra", architecture="Electra", spec_from_config=spec, heads=heads,
-    encoder_names=BERT.encoder_names | {"embeddings_projection": "embeddings_project"}, pooler=None,
-    generator=generator, models={"AutoModelForPreTraining": Discriminator},
-    name_rules=NameRules(
-        prefix="electra.", heads=("discriminator_", "generator_", "classifier.", "sequence_summary.", "qa_outputs."),
-        tied=(("generator_lm_head.weight", "embeddings.word_embeddings.weight"),),
-    ),
-)  # fmt: skip
+    replace(
+        BERT,
+        model_type="electra",
+        architecture="Electra",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="electra.",
+            heads=("discriminator_", "generator_", "classifier.", "sequence_summary.", "qa_outputs."),
+            tied=(("generator_lm_head.weight", "embeddings.word_embeddings.weight"),),
+        ),
+        encoder_names=BERT.encoder_names | {"embeddings_projection": "embeddings_project"},
+        pooler=None,
+        generator=generator,
+        models={"AutoModelForPreTraining": Discriminator},
+    )
+)

@@ -10,7 +10,7 @@ from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
-from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
+from bertcore.models.registry import Family, HeadSpec, in_each_layer, published_code, register
 from bertcore.models.spec import MOST_POSITIONS, ConfigReader, rotary_of_all_layers, standard_spec
 from bertcore.nn.layers import RMSNorm
 from bertcore.nn.spec import EncoderSpec, LayerSpec
@@ -21,8 +21,7 @@ DEFAULTS = {
     "hidden_act": "silu", "layer_norm_eps": 1e-5, "pad_token_id": 128001, "tie_word_embeddings": False,
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip
-ATTENTION = frozenset({"query", "key", "value", "attention_output"})
-FEED_FORWARD = frozenset({"gate", "expand", "contract"})
+ATTENTION, FEED_FORWARD = ("query", "key", "value", "attention_output"), ("gate", "expand", "contract")
 NORMS = frozenset({"attention_norm", "feed_forward_norm"})
 
 
@@ -38,14 +37,28 @@ def spec(
     """
     read = ConfigReader(config, DEFAULTS | defaults)
     width, heads = read.size("hidden_size"), read.size("num_attention_heads")
+    groups = read.size("num_key_value_heads", heads)
+    if heads % groups:
+        raise ValueError(f"config: num_attention_heads is {heads}, expected a multiple of num_key_value_heads {groups}")
     head_dim = read.size("head_dim", max(width // heads, 1))
     longest = read.size("max_position_embeddings", most=MOST_POSITIONS)
-    without_bias = NORMS | (frozenset() if read.flag("attention_bias", False) else ATTENTION)
-    without_bias |= frozenset() if read.flag("mlp_bias", False) else FEED_FORWARD
-    layer = {"norm": RMSNorm, "norm_first": True, "gate": "first", "head_dim": head_dim, "without_bias": without_bias}
-    layer["num_key_value_heads"] = read.size("num_key_value_heads", heads)
-    fixed: dict[str, Any] = {"type_vocab_size": 0, "max_positions": 0, "longest_text": longest}
-    fixed |= {"without_bias": frozenset({"final_norm"}), "classifier_dropout": 0.0}
+    layer = {
+        "norm": RMSNorm,
+        "norm_first": True,
+        "gate": "first",
+        "num_key_value_heads": groups,
+        "head_dim": head_dim,
+        "without_bias": NORMS
+        | frozenset(() if read.flag("attention_bias", False) else ATTENTION)
+        | frozenset(() if read.flag("mlp_bias", False) else FEED_FORWARD),
+    }
+    fixed: dict[str, Any] = {
+        "type_vocab_size": 0,
+        "max_positions": 0,
+        "longest_text": longest,
+        "classifier_dropout": 0.0,
+    }
+    fixed["without_bias"] = frozenset({"final_norm"})
     if each_layer is None:
         layer["rotary"] = rotary_of_all_layers(read, head_dim, 10_000.0)
     else:
@@ -54,6 +67,7 @@ def spec(
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads of a EuroBERT config."""
     sources = {"bos": "first", "mean": "mean", "late": "mean_of_dense"}
     source = sources[read.choice("classifier_pooling", "late", *sources)]
     return {
@@ -63,20 +77,39 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
-LAYER_NAMES = in_each_layer(
-    "layers.{layer}.", query="self_attn.q_proj", key="self_attn.k_proj", value="self_attn.v_proj",
-    attention_output="self_attn.o_proj", attention_norm="input_layernorm", gate="mlp.gate_proj", expand="mlp.up_proj",
-    contract="mlp.down_proj", feed_forward_norm="post_attention_layernorm",
-)  # fmt: skip
 EUROBERT = register(
-    model_type="eurobert", architecture="EuroBert", spec_from_config=spec, heads=heads,
-    encoder_names={"word_embeddings": "embed_tokens", "final_norm": "norm"}, layer_names=LAYER_NAMES, pooler=None,
-    name_rules=NameRules(
-        prefix="model.", heads=("lm_head.", "dense.", "classifier."), tied=(("lm_head.weight", "embed_tokens.weight"),),
-        anchor="embed_tokens.weight", endings=(), buffers=("rotary_emb.inv_freq",),
-    ),
-    code=published_code(
-        *("modeling_eurobert", "configuration_eurobert"),
-        repositories=("EuroBERT/EuroBERT-210m", "EuroBERT/EuroBERT-610m", "EuroBERT/EuroBERT-2.1B"),
-    ),
-)  # fmt: skip
+    Family(
+        model_type="eurobert",
+        architecture="EuroBert",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="model.",
+            heads=("lm_head.", "dense.", "classifier."),
+            tied=(("lm_head.weight", "embed_tokens.weight"),),
+            anchor="embed_tokens.weight",
+            endings=(),
+            buffers=("rotary_emb.inv_freq",),
+        ),
+        encoder_names={"word_embeddings": "embed_tokens", "final_norm": "norm"},
+        layer_names=in_each_layer(
+            "layers.{layer}.",
+            {
+                "query": "self_attn.q_proj",
+                "key": "self_attn.k_proj",
+                "value": "self_attn.v_proj",
+                "attention_output": "self_attn.o_proj",
+                "attention_norm": "input_layernorm",
+                "gate": "mlp.gate_proj",
+                "expand": "mlp.up_proj",
+                "contract": "mlp.down_proj",
+                "feed_forward_norm": "post_attention_layernorm",
+            },
+        ),
+        pooler=None,
+        code=published_code(
+            *("modeling_eurobert", "configuration_eurobert"),
+            repositories=("EuroBERT/EuroBERT-210m", "EuroBERT/EuroBERT-610m", "EuroBERT/EuroBERT-2.1B"),
+        ),
+    )
+)

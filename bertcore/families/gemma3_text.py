@@ -6,35 +6,29 @@ others those nearby, each kind with its own theta.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import NameRules
-from bertcore.families import eurobert
 from bertcore.families.eurobert import EUROBERT
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.registry import HeadSpec, register
-from bertcore.models.spec import (
-    GLOBAL,
-    LOCAL,
-    MOST_LAYERS,
-    MOST_POSITIONS,
-    ConfigReader,
-    layer_kinds,
-    rotary_by_kind,
-    standard_spec,
-)  # fmt: skip
+from bertcore.models.spec import MOST_LAYERS, MOST_POSITIONS, ConfigReader, rotary_spec, standard_spec
 from bertcore.nn.layers import ShiftedRMSNorm
-from bertcore.nn.spec import PARTS, EncoderSpec
+from bertcore.nn.spec import PARTS, EncoderSpec, LayerSpec
 
 KEYS = {
-    "hidden_act": "hidden_activation", "layer_norm_eps": "rms_norm_eps",
+    "hidden_act": "hidden_activation",
+    "layer_norm_eps": "rms_norm_eps",
     "attention_probs_dropout_prob": "attention_dropout",
-}  # fmt: skip
+}
 DEFAULTS = {
     "vocab_size": 262208, "hidden_size": 2304, "num_hidden_layers": 26, "num_attention_heads": 8,
     "intermediate_size": 9216, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+ATTENTION = frozenset({"query", "key", "value", "attention_output"})
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
@@ -43,29 +37,56 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     read.require(attn_logit_softcapping=None, final_logit_softcapping=None)
     layers = read.size("num_hidden_layers", most=MOST_LAYERS)
     every = read.size("sliding_window_pattern", 6)
-    kinds = layer_kinds(read, layers, lambda index: (index + 1) % every == 0)
+    kinds = [LOCAL if (index + 1) % every else GLOBAL for index in range(layers)]
+    kinds = read.choices("layer_types", kinds, GLOBAL, LOCAL)
     longest = read.size("max_position_embeddings", 131_072, most=MOST_POSITIONS)
-    is_causal, has_bias = not read.flag("use_bidirectional_attention", False), read.flag("attention_bias", False)
+    is_causal = not read.flag("use_bidirectional_attention", False)
     tokens = (read.size if is_causal else read.count)("sliding_window", 4096)
     window = (tokens - 1, 0) if is_causal else (tokens // 2, tokens // 2)
     scalar = read.number("query_pre_attn_scalar", 256)
     if scalar < 1e-3:
         raise ValueError(f"config: query_pre_attn_scalar is {scalar}, expected at least 0.001")
-
+    heads, key_heads = read.size("num_attention_heads"), read.size("num_key_value_heads", 4)
+    if heads % key_heads:
+        raise ValueError(
+            f"config: num_attention_heads is {heads}, expected a multiple of num_key_value_heads {key_heads}"
+        )
     thetas = {GLOBAL: read.number("rope_theta", 1_000_000.0), LOCAL: read.number("rope_local_base_freq", 10_000.0)}
     older, sections = read.section("rope_scaling"), read.section("rope_parameters")
 
-    def rope_of(kind: str) -> ConfigReader:
-        return older if kind == GLOBAL and older.has_keys else sections.section(kind)
+    def of_its_kind(index: int, layer: LayerSpec) -> LayerSpec:
+        kind = kinds[index]
+        rope = older if kind == GLOBAL and older.has_keys else sections.section(kind)
+        return replace(
+            layer,
+            rotary=rotary_spec(rope, head_dim=layer.head_size, theta=thetas[kind], trained_length=longest),
+            window=window if kind == LOCAL else None,
+        )
 
-    layer = {"norm": ShiftedRMSNorm, "norm_first": True, "gate": "first", "is_causal": is_causal}
-    layer |= {"num_key_value_heads": read.size("num_key_value_heads", 4), "head_dim": read.size("head_dim", 256)}
-    layer |= {"scale": scalar**-0.5, "without_bias": PARTS - (eurobert.ATTENTION if has_bias else frozenset())}
-    fixed = {"type_vocab_size": 0, "max_positions": 0, "longest_text": longest, "is_relative": True}
-    fixed |= {"without_bias": frozenset({"final_norm"}), "classifier_dropout": 0.0}
-    fixed |= {"embedding_scale": read.size("hidden_size") ** 0.5}
-    by_kind = rotary_by_kind(rope_of, kinds, thetas, window, longest)
-    return standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, each_layer=by_kind, **fixed)
+    layer = {
+        "norm": ShiftedRMSNorm,
+        "norm_first": True,
+        "gate": "first",
+        "num_key_value_heads": key_heads,
+        "head_dim": read.size("head_dim", 256),
+        "scale": scalar**-0.5,
+        "is_causal": is_causal,
+        "without_bias": PARTS - (ATTENTION if read.flag("attention_bias", False) else frozenset()),
+    }
+    return standard_spec(
+        config,
+        keys=KEYS,
+        defaults=DEFAULTS,
+        layer=layer,
+        each_layer=of_its_kind,
+        type_vocab_size=0,
+        max_positions=0,
+        longest_text=longest,
+        embedding_scale=read.size("hidden_size") ** 0.5,
+        without_bias=frozenset({"final_norm"}),
+        classifier_dropout=0.0,
+        is_relative=True,
+    )
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
@@ -77,20 +98,33 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 
 LAYER_NAMES = {
-    "attention_output_norm": "post_attention_layernorm", "feed_forward_norm": "pre_feedforward_layernorm",
-    "feed_forward_output_norm": "post_feedforward_layernorm", "query_norm": "self_attn.q_norm",
+    "attention_output_norm": "post_attention_layernorm",
+    "feed_forward_norm": "pre_feedforward_layernorm",
+    "feed_forward_output_norm": "post_feedforward_layernorm",
+    "query_norm": "self_attn.q_norm",
     "key_norm": "self_attn.k_norm",
-}  # fmt: skip
+}
 GEMMA3 = register(
-    EUROBERT, model_type="gemma3_text", architecture="Gemma3", spec_from_config=spec, heads=heads,
-    layer_names=EUROBERT.layer_names | {part: f"layers.{{layer}}.{name}" for part, name in LAYER_NAMES.items()},
-    code=(),
-    endings={
-        "Model": "TextModel", "LMHeadModel": "ForCausalLM",
-        "ForSequenceClassification": "TextForSequenceClassification",
-    },
-    name_rules=NameRules(
-        prefix="model.", heads=("lm_head.", "score."), tied=(("lm_head.weight", "embed_tokens.weight"),),
-        anchor="embed_tokens.weight", endings=(), buffers=("inv_freq",),
-    ),
-)  # fmt: skip
+    replace(
+        EUROBERT,
+        model_type="gemma3_text",
+        architecture="Gemma3",
+        endings={
+            "Model": "TextModel",
+            "LMHeadModel": "ForCausalLM",
+            "ForSequenceClassification": "TextForSequenceClassification",
+        },
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="model.",
+            heads=("lm_head.", "score."),
+            tied=(("lm_head.weight", "embed_tokens.weight"),),
+            anchor="embed_tokens.weight",
+            endings=(),
+            buffers=("inv_freq",),
+        ),
+        layer_names=EUROBERT.layer_names | {part: f"layers.{{layer}}.{name}" for part, name in LAYER_NAMES.items()},
+        code=(),
+    )
+)

@@ -33,13 +33,15 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     theta = NEW_THETA if config.get("model_type") == "new" else 160_000.0
     read = ConfigReader(config, defaults)
     read.require(**FIXED)
-    layer = {"gate": "second", "without_bias": frozenset({"expand"})}
-    layer["inner_dropout"] = read.rate("hidden_dropout_prob", 0.1)
     return standard_spec(
         config,
         position_embedding_type="rope",
         defaults=defaults,
-        layer=layer,
+        layer={
+            "gate": "second",
+            "without_bias": frozenset({"expand"}),
+            "inner_dropout": read.rate("hidden_dropout_prob", 0.1),
+        },
         each_layer=lambda index, layer: replace(layer, rotary=rotary_of_all_layers(read, layer.head_size, theta)),
         max_positions=0,
         longest_text=read.size("max_position_embeddings"),
@@ -56,42 +58,64 @@ def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str,
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads; only classifiers of sequences have a pooler."""
-    parts = (f"lm_head.{part}" for part in ("decoder", "decoder.bias", "dense", "norm"))
-    dense = {"dense": "gte.pooler.dense", "activation": "tanh", "dense_dropout": 0.0}
     return {
-        "masked_lm": LanguageModelSpec(*parts, activation="gelu"),
-        "sequence_classification": ClassifierSpec("classifier", "first", **dense),
+        "masked_lm": LanguageModelSpec(
+            "lm_head.decoder", "lm_head.decoder.bias", "lm_head.dense", "lm_head.norm", activation="gelu"
+        ),
+        "sequence_classification": ClassifierSpec(
+            "classifier", "first", dense="gte.pooler.dense", activation="tanh", dense_dropout=0.0
+        ),
         "token_classification": ClassifierSpec("classifier", "tokens"),
     }
 
 
-ENCODER_NAMES = {
-    "word_embeddings": "embeddings.word_embeddings", "type_embeddings": "embeddings.token_type_embeddings",
-    "embeddings_norm": "embeddings.LayerNorm",
-}  # fmt: skip
-LAYER_NAMES = in_each_layer(
-    "encoder.layer.{layer}.", qkv="attention.qkv_proj", attention_output="attention.o_proj", attention_norm="attn_ln",
-    expand="mlp.up_gate_proj", contract="mlp.down_proj", feed_forward_norm="mlp_ln",
-)  # fmt: skip
 GTE = register(
-    BERT, model_type="gte", architecture="Gte", spec_from_config=spec, heads=heads, config_to_save=config_to_save,
-    encoder_names=ENCODER_NAMES, layer_names=LAYER_NAMES, pooler=None, aliases=("new",),
-    name_rules=NameRules(
-        prefix="gte.", heads=("pooler.", "lm_head.", "classifier."),
-        tied=(("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),), buffers=("inv_freq", *INDEX_BUFFERS),
-        modules=(
-            (".layers.", ".encoder.layer."), (".post_attention_layernorm.", ".attn_ln."),
-            (".post_mlp_layernorm.", ".mlp_ln."),
-            ((".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."), ".attention.qkv_proj."),
-            (".self_attn.o_proj.", ".attention.o_proj."), ((".mlp.up_proj.", ".mlp.gate_proj."), ".mlp.up_gate_proj."),
-            (".lm_head.layer_norm.", ".lm_head.norm."),
+    replace(
+        BERT,
+        model_type="gte",
+        architecture="Gte",
+        spec_from_config=spec,
+        heads=heads,
+        config_to_save=config_to_save,
+        name_rules=NameRules(
+            prefix="gte.",
+            heads=("pooler.", "lm_head.", "classifier."),
+            tied=(("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),),
+            buffers=("inv_freq", *INDEX_BUFFERS),
+            modules=(
+                (".layers.", ".encoder.layer."),
+                (".post_attention_layernorm.", ".attn_ln."),
+                (".post_mlp_layernorm.", ".mlp_ln."),
+                ((".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."), ".attention.qkv_proj."),
+                (".self_attn.o_proj.", ".attention.o_proj."),
+                ((".mlp.up_proj.", ".mlp.gate_proj."), ".mlp.up_gate_proj."),
+                (".lm_head.layer_norm.", ".lm_head.norm."),
+            ),
         ),
-    ),
-    code=(
-        *("Alibaba-NLP/new-impl--modeling", "Alibaba-NLP/new-impl--configuration"),
-        *published_code(
-            *("modeling_hf_alibaba_nlp_gte", "configuration_hf_alibaba_nlp_gte"),
-            repositories=("Snowflake/snowflake-arctic-embed-m-v2.0",),
+        encoder_names={
+            "word_embeddings": "embeddings.word_embeddings",
+            "type_embeddings": "embeddings.token_type_embeddings",
+            "embeddings_norm": "embeddings.LayerNorm",
+        },
+        layer_names=in_each_layer(
+            "encoder.layer.{layer}.",
+            {
+                "qkv": "attention.qkv_proj",
+                "attention_output": "attention.o_proj",
+                "attention_norm": "attn_ln",
+                "expand": "mlp.up_gate_proj",
+                "contract": "mlp.down_proj",
+                "feed_forward_norm": "mlp_ln",
+            },
         ),
-    ),
-)  # fmt: skip
+        pooler=None,
+        aliases=("new",),
+        code=(
+            *("Alibaba-NLP/new-impl--modeling", "Alibaba-NLP/new-impl--configuration"),
+            *published_code(
+                *("modeling_hf_alibaba_nlp_gte", "configuration_hf_alibaba_nlp_gte"),
+                repositories=("Snowflake/snowflake-arctic-embed-m-v2.0",),
+            ),
+        ),
+    )
+)

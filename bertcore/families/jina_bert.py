@@ -52,20 +52,38 @@ def spec(config: Mapping[str, Any], *, gate: str = "first") -> EncoderSpec:
     read = ConfigReader(config)
     read.choice("position_embedding_type", "absolute", "alibi")
     activation = ACTIVATIONS[read.choice("feed_forward_type", "original", *ACTIVATIONS)]
-    layer = {"activation": activation, "gate": gate, "without_bias": frozenset({"expand"})}
-    layer["query_norm_size"] = read.size("hidden_size", 768)
-    fixed = {"max_positions": 0, "longest_text": read.size("max_position_embeddings", 512), "is_relative": True}
-    return standard_spec(config, position_embedding_type="alibi", layer=layer, biases_scores=True, **fixed)
+    return standard_spec(
+        config,
+        position_embedding_type="alibi",
+        layer={
+            "activation": activation,
+            "gate": gate,
+            "without_bias": frozenset({"expand"}),
+            "query_norm_size": read.size("hidden_size", 768),
+        },
+        max_positions=0,
+        longest_text=read.size("max_position_embeddings", 512),
+        is_relative=True,
+        biases_scores=True,
+    )
 
 
-LAYER_NAMES = BERT.layer_names | {
-    "expand": "encoder.layer.{layer}.mlp.gated_layers", "contract": "encoder.layer.{layer}.mlp.wo",
-    "feed_forward_norm": "encoder.layer.{layer}.mlp.layernorm",
-}  # fmt: skip
 JINA_BERT = register(
-    BERT, model_type="jina_bert", architecture="JinaBert", spec_from_config=spec,
-    code=("jinaai/jina-bert-implementation--modeling_bert",), layer_names=LAYER_NAMES, adapter=AlibiAdapter,
-)  # fmt: skip
+    replace(
+        BERT,
+        model_type="jina_bert",
+        architecture="JinaBert",
+        spec_from_config=spec,
+        code=("jinaai/jina-bert-implementation--modeling_bert",),
+        layer_names=BERT.layer_names
+        | {
+            "expand": "encoder.layer.{layer}.mlp.gated_layers",
+            "contract": "encoder.layer.{layer}.mlp.wo",
+            "feed_forward_norm": "encoder.layer.{layer}.mlp.layernorm",
+        },
+        adapter=AlibiAdapter,
+    )
+)
 
 
 class TwiceNormedAttention(SelfAttention):
@@ -80,14 +98,21 @@ class TwiceNormedAttention(SelfAttention):
 
 
 # jina-embeddings-v2-base-code: queries, keys and a second sum are normalised, too.
-CODE_LAYER_NAMES = JINA_BERT.layer_names | {
-    "query_norm": "encoder.layer.{layer}.attention.self.layer_norm_q",
-    "key_norm": "encoder.layer.{layer}.attention.self.layer_norm_k",
-    "second_norm": "encoder.layer.{layer}.layer_norm_1", "expand": "encoder.layer.{layer}.mlp.up_gated_layer",
-    "contract": "encoder.layer.{layer}.mlp.down_layer", "feed_forward_norm": "encoder.layer.{layer}.layer_norm_2",
-}  # fmt: skip
 JINA_BERT_CODE = register(
-    JINA_BERT, model_type="jina_bert_code", spec_from_config=partial(spec, gate="second"),
-    code=("jinaai/jina-bert-v2-qk-post-norm--modeling_bert",), layer_names=CODE_LAYER_NAMES,
-    attention=TwiceNormedAttention,
-)  # fmt: skip
+    replace(
+        JINA_BERT,
+        model_type="jina_bert_code",
+        spec_from_config=partial(spec, gate="second"),
+        code=("jinaai/jina-bert-v2-qk-post-norm--modeling_bert",),
+        layer_names=JINA_BERT.layer_names
+        | {
+            "query_norm": "encoder.layer.{layer}.attention.self.layer_norm_q",
+            "key_norm": "encoder.layer.{layer}.attention.self.layer_norm_k",
+            "second_norm": "encoder.layer.{layer}.layer_norm_1",
+            "expand": "encoder.layer.{layer}.mlp.up_gated_layer",
+            "contract": "encoder.layer.{layer}.mlp.down_layer",
+            "feed_forward_norm": "encoder.layer.{layer}.layer_norm_2",
+        },
+        attention=TwiceNormedAttention,
+    )
+)

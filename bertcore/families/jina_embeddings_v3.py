@@ -31,6 +31,7 @@ DEFAULTS = {
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a Jina v3 config."""
     read = ConfigReader(config, DEFAULTS)
     theta = read.number("rotary_emb_base", 20_000.0)
     return standard_spec(
@@ -49,6 +50,7 @@ def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str,
 
 
 def adapters(read: ConfigReader) -> Adapters:
+    """The adapters, of the tasks in lora_adaptations."""
     return Adapters(read.names("lora_adaptations"), read.number("lora_alpha", 1.0) / read.size("lora_rank", 4))
 
 
@@ -57,27 +59,45 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     return {task: head for task, head in roberta.heads(read).items() if task != "multiple_choice"}
 
 
-ENCODER_NAMES = {
-    "word_embeddings": "embeddings.word_embeddings", "type_embeddings": "embeddings.token_type_embeddings",
-    "embeddings_norm": "emb_ln", "pooler": "pooler.dense",
-}  # fmt: skip
-LAYER_NAMES = in_each_layer(
-    "encoder.layers.{layer}.", qkv="mixer.Wqkv", attention_output="mixer.out_proj", attention_norm="norm1",
-    expand="mlp.fc1", contract="mlp.fc2", feed_forward_norm="norm2",
-)  # fmt: skip
 JINA_EMBEDDINGS_V3 = register(
-    XLM_ROBERTA, model_type="jina_embeddings_v3", aliases=("xlm-roberta-flash",), architecture="JinaEmbeddingsV3",
-    spec_from_config=spec, heads=heads, adapters=adapters, config_to_save=config_to_save, encoder_names=ENCODER_NAMES,
-    layer_names=LAYER_NAMES,
-    name_rules=replace(
-        XLM_ROBERTA.name_rules, buffers=("inv_freq", *INDEX_BUFFERS),
-        modules=(
-            *LATER_MODULES, ((".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."), ".mixer.Wqkv."),
-            (".self_attn.o_proj.", ".mixer.out_proj."),
+    replace(
+        XLM_ROBERTA,
+        model_type="jina_embeddings_v3",
+        aliases=("xlm-roberta-flash",),
+        architecture="JinaEmbeddingsV3",
+        spec_from_config=spec,
+        heads=heads,
+        adapters=adapters,
+        config_to_save=config_to_save,
+        name_rules=replace(
+            XLM_ROBERTA.name_rules,
+            buffers=("inv_freq", *INDEX_BUFFERS),
+            modules=(
+                *LATER_MODULES,
+                ((".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."), ".mixer.Wqkv."),
+                (".self_attn.o_proj.", ".mixer.out_proj."),
+            ),
         ),
-    ),
-    code=published_code(
-        *("modeling_lora", "modeling_xlm_roberta", "configuration_xlm_roberta"),
-        repositories=("jinaai/xlm-roberta-flash-implementation",),
-    ),
-)  # fmt: skip
+        encoder_names={
+            "word_embeddings": "embeddings.word_embeddings",
+            "type_embeddings": "embeddings.token_type_embeddings",
+            "embeddings_norm": "emb_ln",
+            "pooler": "pooler.dense",
+        },
+        layer_names=in_each_layer(
+            "encoder.layers.{layer}.",
+            {
+                "qkv": "mixer.Wqkv",
+                "attention_output": "mixer.out_proj",
+                "attention_norm": "norm1",
+                "expand": "mlp.fc1",
+                "contract": "mlp.fc2",
+                "feed_forward_norm": "norm2",
+            },
+        ),
+        code=published_code(
+            *("modeling_lora", "modeling_xlm_roberta", "configuration_xlm_roberta"),
+            repositories=("jinaai/xlm-roberta-flash-implementation",),
+        ),
+    )
+)

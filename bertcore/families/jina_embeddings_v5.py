@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bertcore.checkpoint import Adapters
@@ -28,9 +29,14 @@ def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str,
 
 
 JINA_EMBEDDINGS_V5 = register(
-    EUROBERT, model_type="jina_embeddings_v5", adapters=adapters, config_to_save=config_to_save,
-    code=published_code(
-        *("modeling_jina_embeddings_v5", "configuration_jina_embeddings_v5"),
-        repositories=("jinaai/jina-embeddings-v5-text-nano",),
-    ),
-)  # fmt: skip
+    replace(
+        EUROBERT,
+        model_type="jina_embeddings_v5",
+        adapters=adapters,
+        config_to_save=config_to_save,
+        code=published_code(
+            *("modeling_jina_embeddings_v5", "configuration_jina_embeddings_v5"),
+            repositories=("jinaai/jina-embeddings-v5-text-nano",),
+        ),
+    )
+)

@@ -21,15 +21,25 @@ DEFAULT_EPS = 1e-5
 
 @dataclass(frozen=True)
 class BottleneckDetails:
-    """Settings of MobileBERT's bottlenecks."""
+    """Settings of MobileBERT's bottlenecks.
 
-    hidden_size: int  # the width of the hidden states; that of a LayerSpec is the width within a layer
-    has_bottleneck: bool  # whether layers are narrower within than hidden_size
-    attends_in_bottleneck: bool  # whether query, key and value are all made from the output of one bottleneck
-    shares_query_key: bool  # whether there is a bottleneck of query and key
-    num_feed_forwards: int  # in each layer
-    has_trigrams: bool  # whether a word's embedding includes its neighbours'
-    has_pooler_map: bool  # whether the pooler has a map and tanh, or gives the first token as it is
+    Attributes:
+        hidden_size: the width of the hidden states; that of a LayerSpec is the width within a layer.
+        has_bottleneck: whether layers are narrower within than hidden_size.
+        attends_in_bottleneck: whether query, key and value are all made from the output of one bottleneck.
+        shares_query_key: whether there is a bottleneck of query and key.
+        num_feed_forwards: in each layer.
+        has_trigrams: whether a word's embedding includes its neighbours'.
+        has_pooler_map: whether the pooler has a map and tanh, or gives the first token as it is.
+    """
+
+    hidden_size: int
+    has_bottleneck: bool
+    attends_in_bottleneck: bool
+    shares_query_key: bool
+    num_feed_forwards: int
+    has_trigrams: bool
+    has_pooler_map: bool
 
     @property
     def has_own_values(self) -> bool:
@@ -38,7 +48,12 @@ class BottleneckDetails:
 
 
 class NoNorm(Block):
-    """Elementwise affine maps, (input + residual) * weight + bias, in place of a layer norm (section 3.3)."""
+    """The layer of elementwise affine maps, (input + residual) * weight + bias, in place of a layer norm.
+
+    See section 3.3; it needs no eps.
+
+    Raises ValueError without a bias.
+    """
 
     def __init__(self, name: str, *, features: int, eps: float, bias: bool = True):
         if not bias:
@@ -71,11 +86,13 @@ class TrigramEmbeddings(Embeddings):
         self.dropout = spec.embedding_dropout
 
     def __call__(self, run: Pass, inputs: Any) -> Any:
+        """An `EncoderInput` -> (tokens, hidden)."""
         words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
         if self.is_trigram:
             words = functional.take_neighbours(run, words, cu_seqlens=inputs.cu_seqlens, distances=(1, 0, -1))
-        words = self.projection(run, words) if self.is_projected else words
-        return drop(run, self.norm(run, words, marks), self.dropout)
+        return drop(
+            run, self.norm(run, self.projection(run, words) if self.is_projected else words, marks), self.dropout
+        )
 
 
 class Projection(Block):
@@ -105,9 +122,12 @@ class BottleneckAttention(SelfAttention):
         self.details = spec.details
         super().__init__(names, spec, index)
 
-    def from_sources(self, run: Pass, sources: tuple[Any, Any], residual: Any, context: LayerContext) -> Any:
+    def from_sources(
+        self, run: Pass, query_key_source: Any, value_source: Any, residual: Any, context: LayerContext
+    ) -> Any:
         """Return attention of the sources of queries and keys and of values, (tokens, ...) both: (tokens, width)."""
-        projected = [project(run, source) for project, source in zip(self.projections, sources, strict=False)]
+        sources = (query_key_source, value_source)[: len(self.projections)]
+        projected = [project(run, source) for project, source in zip(self.projections, sources, strict=True)]
         return self.close(run, self.attend(run, projected, context), residual)
 
 
@@ -134,19 +154,19 @@ class BottleneckLayer(Block):
             self.out = Projection(names["out"], layer, narrow, width, layer.dropout)
 
     def __call__(self, run: Pass, hidden: Any, context: LayerContext) -> Any:
+        """(tokens, hidden) -> (tokens, hidden)."""
         details = self.details
         state = hidden if self.into is None else self.into(run, hidden)
         if details.has_own_values:
-            state = self.attention.from_sources(run, (self.into_attention(run, hidden), hidden), state, context)
+            state = self.attention.from_sources(run, self.into_attention(run, hidden), hidden, state, context)
         else:
             source = state if details.attends_in_bottleneck else hidden
-            state = self.attention.from_sources(run, (source, source), state, context)
+            state = self.attention.from_sources(run, source, source, state, context)
         for feed_forward in self.feed_forwards:
             state = feed_forward(run, state, context)
         return state if self.out is None else self.out(run, state, hidden)
 
 
-KEYS = {"bottleneck_size": "intra_bottleneck_size"}
 DEFAULTS = {
     "hidden_size": 512, "num_hidden_layers": 24, "num_attention_heads": 4, "intermediate_size": 512,
     "hidden_act": "relu", "hidden_dropout_prob": 0.0,
@@ -180,11 +200,21 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         key = "intra_bottleneck_size" if details.has_bottleneck else "hidden_size"
         raise ValueError(f"config: {key} is {narrow}, expected a multiple of num_attention_heads {heads}")
     norm = read.choice("normalization_type", "no_norm", "no_norm", "layer_norm")
-    layer = {"hidden_size": narrow, "norm": NoNorm if norm == "no_norm" else LayerNorm}
-    layer["attention_output_dropout"] = 0.0 if details.has_bottleneck else None
-    fixed = {"num_layers": layers, "embedding_size": embedding_size, "is_relative": details.has_trigrams}
-    fixed |= {"type_vocab_size": read.size("type_vocab_size", 2), "details": details}
-    return standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, **fixed)
+    return standard_spec(
+        config,
+        keys={"bottleneck_size": "intra_bottleneck_size"},
+        num_layers=layers,
+        type_vocab_size=read.size("type_vocab_size", 2),
+        embedding_size=embedding_size,
+        layer={
+            "hidden_size": narrow,
+            "norm": NoNorm if norm == "no_norm" else LayerNorm,
+            "attention_output_dropout": 0.0 if details.has_bottleneck else None,
+        },
+        is_relative=details.has_trigrams,
+        details=details,
+        defaults=DEFAULTS,
+    )
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
@@ -195,17 +225,29 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 
 def pooler(name: str, spec: EncoderSpec) -> Block:
+    """The pooler of the base model."""
     return Pooler(name, spec) if spec.details.has_pooler_map else FirstToken()
 
 
-LAYER_NAMES = BERT.layer_names | {
-    "into": "encoder.layer.{layer}.bottleneck.input", "into_attention": "encoder.layer.{layer}.bottleneck.attention",
-    "stacked": "encoder.layer.{layer}.ffn.{{index}}", "out": "encoder.layer.{layer}.output.bottleneck",
-}  # fmt: skip
 MOBILEBERT = register(
-    BERT, model_type="mobilebert", architecture="MobileBert", spec_from_config=spec, heads=heads,
-    name_rules=replace(BERT.name_rules, prefix="mobilebert."),
-    encoder_names=BERT.encoder_names | {"embeddings_projection": "embeddings.embedding_transformation"},
-    layer_names=LAYER_NAMES, embeddings=TrigramEmbeddings, attention=BottleneckAttention, layer=BottleneckLayer,
-    pooler=pooler,
-)  # fmt: skip
+    replace(
+        BERT,
+        model_type="mobilebert",
+        architecture="MobileBert",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=replace(BERT.name_rules, prefix="mobilebert."),
+        encoder_names=BERT.encoder_names | {"embeddings_projection": "embeddings.embedding_transformation"},
+        layer_names=BERT.layer_names
+        | {
+            "into": "encoder.layer.{layer}.bottleneck.input",
+            "into_attention": "encoder.layer.{layer}.bottleneck.attention",
+            "stacked": "encoder.layer.{layer}.ffn.{{index}}",
+            "out": "encoder.layer.{layer}.output.bottleneck",
+        },
+        embeddings=TrigramEmbeddings,
+        attention=BottleneckAttention,
+        layer=BottleneckLayer,
+        pooler=pooler,
+    )
+)

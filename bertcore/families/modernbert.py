@@ -10,22 +10,14 @@ from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
-from bertcore.models.registry import HeadSpec, in_each_layer, register
-from bertcore.models.spec import (
-    GLOBAL,
-    LOCAL,
-    MOST_LAYERS,
-    MOST_POSITIONS,
-    ConfigReader,
-    layer_kinds,
-    rotary_by_kind,
-    standard_spec,
-)  # fmt: skip
+from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
+from bertcore.models.spec import MOST_LAYERS, MOST_POSITIONS, ConfigReader, rotary_spec, standard_spec
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 
 KEYS = {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"}
 SIZES = {"vocab_size": 50368, "intermediate_size": 1152, "num_hidden_layers": 22}
 DEFAULTS = SIZES | {"layer_norm_eps": 1e-5, "pad_token_id": 50283}
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
 
 def _without(flag: bool, *parts: str) -> frozenset[str]:
@@ -39,16 +31,23 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     read.require(rope_scaling=None)
     layers = read.size("num_hidden_layers", DEFAULTS["num_hidden_layers"], most=MOST_LAYERS)
     every = read.size("global_attn_every_n_layers", 3)
-    kinds = layer_kinds(read, layers, lambda index: index % every == 0)
+    kinds = [LOCAL if index % every else GLOBAL for index in range(layers)]
+    kinds = read.choices("layer_types", kinds, GLOBAL, LOCAL)
     longest = read.size("max_position_embeddings", 8192, most=MOST_POSITIONS)
     half = read.size("local_attention", 128) // 2
     thetas = {GLOBAL: read.number("global_rope_theta", 160_000.0)}
     thetas[LOCAL] = read.number("local_rope_theta", thetas[GLOBAL] if "local_rope_theta" in config else 10_000.0)
-    norm_bias, rope = read.flag("norm_bias", False), read.section("rope_parameters")
-    with_rotary = rotary_by_kind(rope.section, kinds, thetas, (half, half), longest)
+    norm_bias = read.flag("norm_bias", False)
 
     def of_its_kind(index: int, layer: LayerSpec) -> LayerSpec:
-        return with_rotary(index, layer if index else replace(layer, absent=frozenset({"attention_norm"})))
+        kind = kinds[index]
+        rope = read.section("rope_parameters").section(kind)
+        return replace(
+            layer,
+            absent=frozenset() if index else frozenset({"attention_norm"}),
+            rotary=rotary_spec(rope, head_dim=layer.head_size, theta=thetas[kind], trained_length=longest),
+            window=(half, half) if kind == LOCAL else None,
+        )
 
     without_bias = _without(norm_bias, "attention_norm", "feed_forward_norm")
     without_bias |= _without(read.flag("attention_bias", False), "qkv", "attention_output")
@@ -84,19 +83,36 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
-ENCODER_NAMES = {
-    "word_embeddings": "embeddings.tok_embeddings", "embeddings_norm": "embeddings.norm", "final_norm": "final_norm",
-}  # fmt: skip
-LAYER_NAMES = in_each_layer(
-    "layers.{layer}.", attention_norm="attn_norm", qkv="attn.Wqkv", attention_output="attn.Wo",
-    feed_forward_norm="mlp_norm", expand="mlp.Wi", contract="mlp.Wo",
-)  # fmt: skip
 MODERNBERT = register(
-    model_type="modernbert", architecture="ModernBert", spec_from_config=spec, heads=heads, encoder_names=ENCODER_NAMES,
-    layer_names=LAYER_NAMES, pooler=None,
-    name_rules=NameRules(
-        prefix="model.", heads=("head.", "decoder.", "classifier."),
-        tied=(("decoder.weight", "embeddings.tok_embeddings.weight"),), anchor="embeddings.tok_embeddings.weight",
-        endings=(), buffers=("rotary_emb.inv_freq",),
-    ),
-)  # fmt: skip
+    Family(
+        model_type="modernbert",
+        architecture="ModernBert",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="model.",
+            heads=("head.", "decoder.", "classifier."),
+            tied=(("decoder.weight", "embeddings.tok_embeddings.weight"),),
+            anchor="embeddings.tok_embeddings.weight",
+            endings=(),
+            buffers=("rotary_emb.inv_freq",),
+        ),
+        encoder_names={
+            "word_embeddings": "embeddings.tok_embeddings",
+            "embeddings_norm": "embeddings.norm",
+            "final_norm": "final_norm",
+        },
+        layer_names=in_each_layer(
+            "layers.{layer}.",
+            {
+                "attention_norm": "attn_norm",
+                "qkv": "attn.Wqkv",
+                "attention_output": "attn.Wo",
+                "feed_forward_norm": "mlp_norm",
+                "expand": "mlp.Wi",
+                "contract": "mlp.Wo",
+            },
+        ),
+        pooler=None,
+    )
+)

@@ -24,11 +24,17 @@ BUCKETS = 32
 
 @dataclass(frozen=True)
 class BucketSpec:
-    """Settings of a table of biases of relative position."""
+    """Settings of a table of biases of relative position.
 
-    rows: int = BUCKETS  # of the table
-    used: int = BUCKETS  # how many of them distances have, from the first on
-    farthest: int = 128  # the distance beyond which all have the last bucket
+    Attributes:
+        rows: of the table.
+        used: how many of them distances have, from the first on.
+        farthest: the distance beyond which all have the last bucket.
+    """
+
+    rows: int = BUCKETS
+    used: int = BUCKETS
+    farthest: int = 128
 
 
 # transformers' MPNet takes this word for padding whatever pad_token_id says.
@@ -54,27 +60,52 @@ class BiasAdapter(Adapter):
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of an MPNet config."""
     read = ConfigReader(config)
     rows = read.size("relative_attention_num_buckets", BUCKETS)  # transformers uses the first 32 of so many
     if rows < BUCKETS:
         raise ValueError(f"config: relative_attention_num_buckets is {rows}, expected at least {BUCKETS}")
-    fixed = {"pad_token_id": PADDING, "positions_after_padding": True, "type_vocab_size": 0, "is_relative": True}
-    fixed |= {"biases_scores": True, "classifier_dropout": read.rate("hidden_dropout_prob", 0.1)}
-    return standard_spec(config, defaults={"vocab_size": 30527}, details=BucketSpec(rows), **fixed)
+    return standard_spec(
+        config,
+        defaults={"vocab_size": 30527},
+        pad_token_id=PADDING,
+        positions_after_padding=True,
+        type_vocab_size=0,
+        is_relative=True,
+        biases_scores=True,
+        details=BucketSpec(rows),
+        classifier_dropout=read.rate("hidden_dropout_prob", 0.1),
+    )
 
 
-ENCODER_NAMES = {
-    "word_embeddings": "embeddings.word_embeddings", "position_embeddings": "embeddings.position_embeddings",
-    "embeddings_norm": "embeddings.LayerNorm", "relative_biases": "encoder.relative_attention_bias",
-    "pooler": "pooler.dense",
-}  # fmt: skip
-LAYER_NAMES = in_each_layer(
-    "encoder.layer.{layer}.", query="attention.attn.q", key="attention.attn.k", value="attention.attn.v",
-    attention_output="attention.attn.o", attention_norm="attention.LayerNorm", expand="intermediate.dense",
-    contract="output.dense", feed_forward_norm="output.LayerNorm",
-)  # fmt: skip
 MPNET = register(
-    ROBERTA, heads=heads, model_type="mpnet", architecture="MPNet", spec_from_config=spec,
-    name_rules=replace(ROBERTA.name_rules, prefix="mpnet."), encoder_names=ENCODER_NAMES, layer_names=LAYER_NAMES,
-    adapter=BiasAdapter,
-)  # fmt: skip
+    replace(
+        ROBERTA,
+        heads=heads,
+        model_type="mpnet",
+        architecture="MPNet",
+        spec_from_config=spec,
+        name_rules=replace(ROBERTA.name_rules, prefix="mpnet."),
+        encoder_names={
+            "word_embeddings": "embeddings.word_embeddings",
+            "position_embeddings": "embeddings.position_embeddings",
+            "embeddings_norm": "embeddings.LayerNorm",
+            "relative_biases": "encoder.relative_attention_bias",
+            "pooler": "pooler.dense",
+        },
+        layer_names=in_each_layer(
+            "encoder.layer.{layer}.",
+            {
+                "query": "attention.attn.q",
+                "key": "attention.attn.k",
+                "value": "attention.attn.v",
+                "attention_output": "attention.attn.o",
+                "attention_norm": "attention.LayerNorm",
+                "expand": "intermediate.dense",
+                "contract": "output.dense",
+                "feed_forward_norm": "output.LayerNorm",
+            },
+        ),
+        adapter=BiasAdapter,
+    )
+)

@@ -9,7 +9,7 @@ from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
-from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
+from bertcore.models.registry import Family, HeadSpec, in_each_layer, published_code, register
 from bertcore.models.spec import MOST_POSITIONS, ConfigReader, standard_spec
 from bertcore.nn.layers import RMSNorm
 from bertcore.nn.rotary import RotarySpec
@@ -34,12 +34,25 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
             raise ValueError(f"config: heads are {layer.head_size} wide, expected an even width")
         return replace(layer, rotary=RotarySpec(layer.head_size, 10_000.0, interleaved=True))
 
-    layer = {"norm": RMSNorm, "norm_first": True, "gate": "first", "without_bias": PARTS, "qkv_by_head": True}
-    layer["intermediate_size"] = -(-width // MULTIPLE) * MULTIPLE
-    fixed = {"type_vocab_size": 0, "max_positions": 0, "without_bias": frozenset({"final_norm"})}
-    fixed["longest_text"] = read.size("max_length", 4096, most=MOST_POSITIONS)
-    fixed |= {"classifier_dropout": read.rate("classifier_dropout", 0.1), "each_layer": with_rotary}
-    return standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, **fixed)
+    return standard_spec(
+        config,
+        keys=KEYS,
+        defaults=DEFAULTS,
+        layer={
+            "norm": RMSNorm,
+            "norm_first": True,
+            "gate": "first",
+            "intermediate_size": -(-width // MULTIPLE) * MULTIPLE,
+            "without_bias": PARTS,
+            "qkv_by_head": True,
+        },
+        each_layer=with_rotary,
+        type_vocab_size=0,
+        max_positions=0,
+        longest_text=read.size("max_length", 4096, most=MOST_POSITIONS),
+        without_bias=frozenset({"final_norm"}),
+        classifier_dropout=read.rate("classifier_dropout", 0.1),
+    )
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
@@ -50,16 +63,34 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
-LAYER_NAMES = in_each_layer(
-    "transformer_encoder.{layer}.", attention_norm="attention_norm", qkv="qkv", attention_output="wo",
-    feed_forward_norm="ffn_norm", expand="ffn.w12", contract="ffn.w3",
-)  # fmt: skip
 NEOBERT = register(
-    model_type="neobert", architecture="NeoBERT", endings={"Model": "", "ForMaskedLM": "LMHead"}, spec_from_config=spec,
-    heads=heads, encoder_names={"word_embeddings": "encoder", "final_norm": "layer_norm"}, layer_names=LAYER_NAMES,
-    pooler=None, code=published_code("model", repositories=("chandar-lab/NeoBERT",)),
-    name_rules=NameRules(
-        prefix="model.", heads=("decoder.", "dense.", "classifier."), tied=(("decoder.weight", "encoder.weight"),),
-        anchor="encoder.weight", endings=(), buffers=("freqs_cis",),
-    ),
-)  # fmt: skip
+    Family(
+        model_type="neobert",
+        architecture="NeoBERT",
+        endings={"Model": "", "ForMaskedLM": "LMHead"},
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="model.",
+            heads=("decoder.", "dense.", "classifier."),
+            tied=(("decoder.weight", "encoder.weight"),),
+            anchor="encoder.weight",
+            endings=(),
+            buffers=("freqs_cis",),
+        ),
+        encoder_names={"word_embeddings": "encoder", "final_norm": "layer_norm"},
+        layer_names=in_each_layer(
+            "transformer_encoder.{layer}.",
+            {
+                "attention_norm": "attention_norm",
+                "qkv": "qkv",
+                "attention_output": "wo",
+                "feed_forward_norm": "ffn_norm",
+                "expand": "ffn.w12",
+                "contract": "ffn.w3",
+            },
+        ),
+        pooler=None,
+        code=published_code("model", repositories=("chandar-lab/NeoBERT",)),
+    )
+)

@@ -42,11 +42,17 @@ from bertcore.tape import value_of
 
 @dataclass(frozen=True)
 class MixtureSpec:
-    """Settings of a mixture of experts."""
+    """Settings of a mixture of experts.
 
-    every: int  # layer i has a mixture if i % every is 1
-    experts: int  # how many feed-forwards a mixture has
-    chosen: int  # how many of them a token passes
+    Attributes:
+        every: layer i has a mixture if i % every is 1.
+        experts: how many feed-forwards a mixture has.
+        chosen: how many of them a token passes.
+    """
+
+    every: int
+    experts: int
+    chosen: int
 
 
 class MixtureOfExperts(Sublayer):
@@ -84,8 +90,9 @@ class MixtureOfExperts(Sublayer):
         counts = xp.bincount(chosen.reshape(-1), minlength=self.experts).tolist()
         offsets = [0, *itertools.accumulate(counts)]
         gathered = functional.take_rows(run, source, rows=order // self.chosen)
-        how = {"offsets": offsets, "activation": self.activation}
-        expanded = functional.grouped_linear(run, gathered, self.expand.weight(run), **how)
+        expanded = functional.grouped_linear(
+            run, gathered, self.expand.weight(run), offsets=offsets, activation=self.activation
+        )
         outputs = functional.grouped_linear(run, expanded, self.contract.weight(run), offsets=offsets)
         return weighted_sums(run, outputs, factors, order=order)
 
@@ -140,13 +147,15 @@ def weighted_sums(run: Pass, rows: Any, factors: Any, *, order: Any) -> Any:
 
 
 KEYS = {
-    "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
-    "intermediate_size": "n_inner", "layer_norm_eps": "layer_norm_epsilon", "hidden_dropout_prob": "resid_pdrop",
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "hidden_dropout_prob": "resid_pdrop",
     "attention_probs_dropout_prob": "attn_pdrop",
-}  # fmt: skip
+}
 DEFAULTS = {"vocab_size": 30528, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-# Of the maps; all are false in published configs.
-BIASES = {"qkv_proj_bias": ("qkv", "attention_output"), "mlp_fc1_bias": ("expand",), "mlp_fc2_bias": ("contract",)}
 GATED = {"swiglu": "silu", "geglu": "gelu"}  # activation_function -> hidden_act
 PLAIN = "gelu"  # an activation_function without a gate
 MOST_EXPERTS = 1024
@@ -171,6 +180,12 @@ OLDER = frozenset(
 def _activation(read: ConfigReader) -> str:
     kind = read.choice("activation_function", "", "", *GATED, PLAIN)
     return ACTIVATIONS[GATED.get(kind, kind)] if kind else read.activation("hidden_act", "silu")
+
+
+def _without_bias(read: ConfigReader) -> frozenset[str]:
+    """The maps without a bias: all of them in published configs."""
+    keys = {"qkv_proj_bias": ("qkv", "attention_output"), "mlp_fc1_bias": ("expand",), "mlp_fc2_bias": ("contract",)}
+    return frozenset(part for key, parts in keys.items() if not read.flag(key, False) for part in parts)
 
 
 def _mixture(read: ConfigReader) -> MixtureSpec | None:
@@ -199,13 +214,19 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         return replace(layer, rotary=rotary_spec(rope, head_dim=layer.head_size, theta=theta, trained_length=trained))
 
     gate = None if config.get("activation_function") == PLAIN else "first"
-    without_bias = (part for key, parts in BIASES.items() if not read.flag(key, False) for part in parts)
-    layer = {"activation": _activation(read), "gate": gate, "without_bias": frozenset(without_bias)}
+    layer = {"activation": _activation(read), "gate": gate, "without_bias": _without_bias(read)}
     if config.get("head_dim") is not None:
         layer["head_dim"] = read.size("head_dim")
-    fixed = {"max_positions": 0, "longest_text": read.size("n_positions", trained, most=MOST_POSITIONS)}
-    fixed |= {"details": _mixture(read), "each_layer": with_rotary}
-    found = standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, **fixed)
+    found = standard_spec(
+        config,
+        keys=KEYS,
+        defaults=DEFAULTS,
+        layer=layer,
+        each_layer=with_rotary,
+        max_positions=0,
+        longest_text=read.size("n_positions", trained, most=MOST_POSITIONS),
+        details=_mixture(read),
+    )
     stretched = "n_positions" not in config and found.layers[0].rotary.scaling == "dynamic"
     return replace(found, longest_text=None) if stretched else found
 
@@ -227,42 +248,73 @@ def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str,
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of a NomicBERT config; only classifiers of sequences have a pooler."""
-    parts = (f"cls.predictions.{part}" for part in ("decoder", "bias", "transform.dense", "transform.layer_norm"))
-    dense = {"dense": "nomic_bert.pooler.dense", "activation": "tanh", "dense_dropout": 0.0}
     return {
-        "masked_lm": LanguageModelSpec(*parts, activation=_activation(read)),
-        "sequence_classification": ClassifierSpec("classifier", "first", **dense),
+        "masked_lm": LanguageModelSpec(
+            decoder="cls.predictions.decoder",
+            tied_bias="cls.predictions.bias",
+            transform="cls.predictions.transform.dense",
+            transform_norm="cls.predictions.transform.layer_norm",
+            activation=_activation(read),
+        ),
+        "sequence_classification": ClassifierSpec(
+            "classifier", "first", dense="nomic_bert.pooler.dense", activation="tanh", dense_dropout=0.0
+        ),
         "token_classification": ClassifierSpec("classifier", "tokens"),
     }
 
 
-ENCODER_NAMES = {
-    "word_embeddings": "embeddings.word_embeddings", "type_embeddings": "embeddings.token_type_embeddings",
-    "embeddings_norm": "emb_ln",
-}  # fmt: skip
-LAYER_NAMES = in_each_layer(
-    "encoder.layers.{layer}.", qkv="attn.Wqkv", attention_output="attn.out_proj", attention_norm="norm1",
-    expand="mlp.fc11", gate="mlp.fc12", plain_expand="mlp.fc1", router="mlp.router.layer",
-    experts_expand="mlp.experts.mlp.w1", experts_contract="mlp.experts.mlp.w2", experts_bias="mlp.experts.bias",
-    contract="mlp.fc2", feed_forward_norm="norm2",
-)  # fmt: skip
 NOMIC_BERT = register(
-    BERT, model_type="nomic_bert", architecture="NomicBert", spec_from_config=spec, heads=heads,
-    config_to_save=config_to_save, encoder_names=ENCODER_NAMES, layer_names=LAYER_NAMES, layer=NomicLayer, pooler=None,
-    name_rules=NameRules(
-        prefix="nomic_bert.", heads=("pooler.", "cls.predictions.", "classifier."), endings=(),
-        buffers=("inv_freq", *INDEX_BUFFERS),
-        tied=(
-            ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
-            ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+    replace(
+        BERT,
+        model_type="nomic_bert",
+        architecture="NomicBert",
+        spec_from_config=spec,
+        heads=heads,
+        config_to_save=config_to_save,
+        name_rules=NameRules(
+            prefix="nomic_bert.",
+            heads=("pooler.", "cls.predictions.", "classifier."),
+            tied=(
+                ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
+                ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+            ),
+            endings=(),
+            buffers=("inv_freq", *INDEX_BUFFERS),
+            modules=(
+                *LATER_MODULES,
+                ((".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."), ".attn.Wqkv."),
+                (".self_attn.o_proj.", ".attn.out_proj."),
+                (".mlp.up_proj.", ".mlp.fc11."),
+                (".mlp.gate_proj.", ".mlp.fc12."),
+                (".mlp.down_proj.", ".mlp.fc2."),
+            ),
         ),
-        modules=(
-            *LATER_MODULES, ((".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."), ".attn.Wqkv."),
-            (".self_attn.o_proj.", ".attn.out_proj."), (".mlp.up_proj.", ".mlp.fc11."),
-            (".mlp.gate_proj.", ".mlp.fc12."), (".mlp.down_proj.", ".mlp.fc2."),
+        encoder_names={
+            "word_embeddings": "embeddings.word_embeddings",
+            "type_embeddings": "embeddings.token_type_embeddings",
+            "embeddings_norm": "emb_ln",
+        },
+        layer_names=in_each_layer(
+            "encoder.layers.{layer}.",
+            {
+                "qkv": "attn.Wqkv",
+                "attention_output": "attn.out_proj",
+                "attention_norm": "norm1",
+                "expand": "mlp.fc11",
+                "gate": "mlp.fc12",
+                "plain_expand": "mlp.fc1",
+                "router": "mlp.router.layer",
+                "experts_expand": "mlp.experts.mlp.w1",
+                "experts_contract": "mlp.experts.mlp.w2",
+                "experts_bias": "mlp.experts.bias",
+                "contract": "mlp.fc2",
+                "feed_forward_norm": "norm2",
+            },
         ),
-    ),
-    code=published_code(
-        *("modeling_hf_nomic_bert", "configuration_hf_nomic_bert"), repositories=("nomic-ai/nomic-bert-2048",),
-    ),
-)  # fmt: skip
+        layer=NomicLayer,
+        pooler=None,
+        code=published_code(
+            *("modeling_hf_nomic_bert", "configuration_hf_nomic_bert"), repositories=("nomic-ai/nomic-bert-2048",)
+        ),
+    )
+)

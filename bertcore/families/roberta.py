@@ -1,13 +1,14 @@
 """RoBERTa (Liu et al. 2019, arXiv:1907.11692) and what has its shape: CodeBERT, and as families CamemBERT and XLM-R."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from bertcore.checkpoint import NameRules
 from bertcore.families.bert import BERT
 from bertcore.heads import ClassifierSpec, LanguageModelSpec, SpanBoundarySpec
-from bertcore.models.registry import POOLED_HEADS, HeadSpec, fewer_layers, register, replaced_token_head
+from bertcore.models.registry import POOLED_HEADS, HeadSpec, fewer_layers, register
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
 
@@ -15,9 +16,10 @@ from bertcore.nn.spec import EncoderSpec
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads, the same for every config: the language model's activation is the exact GELU, whatever hidden_act."""
     dense = {"dense": "classifier.dense", "activation": "tanh"}
-    parts = (f"lm_head.{part}" for part in ("decoder", "bias", "dense", "layer_norm"))
     return POOLED_HEADS | {
-        "masked_lm": LanguageModelSpec(*parts, activation="gelu"),
+        "masked_lm": LanguageModelSpec(
+            "lm_head.decoder", "lm_head.bias", "lm_head.dense", "lm_head.layer_norm", activation="gelu"
+        ),
         "span_boundary": SpanBoundarySpec(),
         "sequence_classification": ClassifierSpec("classifier.out_proj", "first", **dense),
         "multiple_choice": ClassifierSpec("classifier", "pooler", dropout=read.rate("hidden_dropout_prob", 0.1)),
@@ -26,7 +28,15 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 def heads_and_discriminator(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads, and CodeBERT's for replaced tokens, which is not published: it is named, and made, as ELECTRA's."""
-    return {**heads(read), "replaced_tokens": replaced_token_head(read)}
+    replaced_tokens = ClassifierSpec(
+        "discriminator_predictions.dense_prediction",
+        "tokens",
+        dense="discriminator_predictions.dense",
+        activation=read.activation("hidden_act", "gelu"),
+        dropout=0.0,
+        dense_dropout=0.0,
+    )
+    return {**heads(read), "replaced_tokens": replaced_tokens}
 
 
 def spec(config: Mapping[str, Any], vocab_size: int = 30522, **choices: Any) -> EncoderSpec:
@@ -36,24 +46,36 @@ def spec(config: Mapping[str, Any], vocab_size: int = 30522, **choices: Any) -> 
 
 
 ROBERTA = register(
-    BERT, model_type="roberta", architecture="Roberta", spec_from_config=partial(spec, vocab_size=50265),
-    heads=heads_and_discriminator, generator=fewer_layers,
-    name_rules=NameRules(
-        prefix="roberta.",
-        heads=(
-            *("pooler.", "linear.", "lm_head.", "span_boundary.", "classifier.", "qa_outputs."),
-            "discriminator_predictions.",
+    replace(
+        BERT,
+        model_type="roberta",
+        architecture="Roberta",
+        spec_from_config=partial(spec, vocab_size=50265),
+        heads=heads_and_discriminator,
+        generator=fewer_layers,
+        name_rules=NameRules(
+            prefix="roberta.",
+            heads=(
+                "pooler.",
+                "linear.",
+                "lm_head.",
+                "span_boundary.",
+                "classifier.",
+                "qa_outputs.",
+                "discriminator_predictions.",
+            ),
+            tied=(
+                ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),
+                ("lm_head.decoder.bias", "lm_head.bias"),
+            ),
         ),
-        tied=(
-            ("lm_head.decoder.weight", "embeddings.word_embeddings.weight"), ("lm_head.decoder.bias", "lm_head.bias"),
-        ),
-    ),
-)  # fmt: skip
+    )
+)
 
 
 # RoBERTa for French (Martin et al. 2019, arXiv:1911.03894); its checkpoints have RoBERTa's names.
-CAMEMBERT = register(ROBERTA, model_type="camembert", architecture="Camembert", spec_from_config=spec)
+CAMEMBERT = register(replace(ROBERTA, model_type="camembert", architecture="Camembert", spec_from_config=spec))
 
 
 # RoBERTa for 100 languages (Conneau et al. 2019, arXiv:1911.02116), with RoBERTa's names as well.
-XLM_ROBERTA = register(ROBERTA, model_type="xlm-roberta", architecture="XLMRoberta", spec_from_config=spec)
+XLM_ROBERTA = register(replace(ROBERTA, model_type="xlm-roberta", architecture="XLMRoberta", spec_from_config=spec))

@@ -10,16 +10,20 @@ from typing import Any
 from bertcore.checkpoint import NameRules
 from bertcore.families.mpnet import BUCKETS, BiasAdapter, BucketSpec
 from bertcore.heads import ClassifierSpec
-from bertcore.models.registry import HeadSpec, in_each_layer, register
+from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ACTIVATIONS, ConfigReader, standard_spec
 from bertcore.nn.layers import RMSNorm
 from bertcore.nn.spec import PARTS, EncoderSpec
 
 KEYS = {
-    "hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
-    "intermediate_size": "d_ff", "layer_norm_eps": "layer_norm_epsilon", "hidden_dropout_prob": "dropout_rate",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "d_ff",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "hidden_dropout_prob": "dropout_rate",
     "attention_probs_dropout_prob": "dropout_rate",
-}  # fmt: skip
+}
 DEFAULTS = {
     "vocab_size": 32128, "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
     "intermediate_size": 2048, "layer_norm_eps": 1e-6,
@@ -32,6 +36,7 @@ MOST_DISTANCE = 2**16
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a T5 config's encoder."""
     read = ConfigReader(config)
     used = read.size("relative_attention_num_buckets", BUCKETS)
     farthest = read.size("relative_attention_max_distance", 128, most=MOST_DISTANCE)
@@ -43,35 +48,75 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
             "relative_attention_num_buckets"
         )
     kind, rate = read.choice("feed_forward_proj", "relu", *PROJECTIONS), read.rate("dropout_rate", 0.1)
-    layer = {"norm": RMSNorm, "norm_first": True, "without_bias": PARTS, "head_dim": read.size("d_kv", 64)}
-    layer |= {"scale": 1.0, "activation": PROJECTIONS[kind], "inner_dropout": rate}
-    layer["gate"] = "first" if kind.startswith(GATED) else None
-    fixed = {"type_vocab_size": 0, "max_positions": 0, "is_relative": True, "biases_scores": True}
-    fixed |= {"tied_decoder": True, "padding_learns": True, "without_bias": frozenset({"final_norm"})}
-    fixed |= {"final_dropout": rate, "classifier_dropout": read.rate("classifier_dropout", 0.0)}
-    fixed["details"] = BucketSpec(used, used, farthest)
-    return standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, **fixed)
+    layer = {
+        "norm": RMSNorm,
+        "norm_first": True,
+        "head_dim": read.size("d_kv", 64),
+        "scale": 1.0,
+        "activation": PROJECTIONS[kind],
+        "gate": "first" if kind.startswith(GATED) else None,
+        "without_bias": PARTS,
+        "inner_dropout": rate,
+    }
+    return standard_spec(
+        config,
+        keys=KEYS,
+        defaults=DEFAULTS,
+        layer=layer,
+        type_vocab_size=0,
+        max_positions=0,
+        tied_decoder=True,
+        padding_learns=True,
+        without_bias=frozenset({"final_norm"}),
+        final_dropout=rate,
+        classifier_dropout=read.rate("classifier_dropout", 0.0),
+        is_relative=True,
+        biases_scores=True,
+        details=BucketSpec(used, used, farthest),
+    )
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The head that needs no decoder."""
     return {"token_classification": ClassifierSpec("classifier", "tokens")}
 
 
-ENCODER_NAMES = {
-    "word_embeddings": "shared", "relative_biases": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
-    "final_norm": "encoder.final_layer_norm",
-}  # fmt: skip
-LAYER_NAMES = in_each_layer(
-    "encoder.block.{layer}.layer.", attention_norm="0.layer_norm", query="0.SelfAttention.q", key="0.SelfAttention.k",
-    value="0.SelfAttention.v", attention_output="0.SelfAttention.o", feed_forward_norm="1.layer_norm",
-    plain_expand="1.DenseReluDense.wi", gate="1.DenseReluDense.wi_0", expand="1.DenseReluDense.wi_1",
-    contract="1.DenseReluDense.wo",
-)  # fmt: skip
 T5 = register(
-    model_type="t5", architecture="T5", endings={"Model": "EncoderModel"}, spec_from_config=spec, heads=heads,
-    encoder_names=ENCODER_NAMES, layer_names=LAYER_NAMES, adapter=BiasAdapter, pooler=None,
-    name_rules=NameRules(
-        prefix="transformer.", heads=("classifier.", "decoder.", "lm_head."),
-        tied=(("encoder.embed_tokens.weight", "shared.weight"),), anchor="shared.weight", endings=(), buffers=(),
-    ),
-)  # fmt: skip
+    Family(
+        model_type="t5",
+        architecture="T5",
+        endings={"Model": "EncoderModel"},
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="transformer.",
+            heads=("classifier.", "decoder.", "lm_head."),
+            tied=(("encoder.embed_tokens.weight", "shared.weight"),),
+            anchor="shared.weight",
+            endings=(),
+            buffers=(),
+        ),
+        encoder_names={
+            "word_embeddings": "shared",
+            "relative_biases": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+            "final_norm": "encoder.final_layer_norm",
+        },
+        layer_names=in_each_layer(
+            "encoder.block.{layer}.layer.",
+            {
+                "attention_norm": "0.layer_norm",
+                "query": "0.SelfAttention.q",
+                "key": "0.SelfAttention.k",
+                "value": "0.SelfAttention.v",
+                "attention_output": "0.SelfAttention.o",
+                "feed_forward_norm": "1.layer_norm",
+                "plain_expand": "1.DenseReluDense.wi",
+                "gate": "1.DenseReluDense.wi_0",
+                "expand": "1.DenseReluDense.wi_1",
+                "contract": "1.DenseReluDense.wo",
+            },
+        ),
+        adapter=BiasAdapter,
+        pooler=None,
+    )
+)

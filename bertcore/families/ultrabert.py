@@ -8,14 +8,14 @@ from bertcore.families import eurobert
 from bertcore.families.eurobert import EUROBERT
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.registry import HeadSpec, register
-from bertcore.models.spec import GLOBAL, LOCAL, MOST_LAYERS, ConfigReader, layer_kinds, rotary_by_kind
-from bertcore.nn.spec import EncoderSpec
+from bertcore.models.spec import MOST_LAYERS, ConfigReader, rotary_spec
+from bertcore.nn.spec import EncoderSpec, LayerSpec
 
 DEFAULTS = eurobert.DEFAULTS | {
     "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
     "intermediate_size": 11008, "max_position_embeddings": 32768, "layer_norm_eps": 1e-6, "pad_token_id": 0,
 }  # fmt: skip
-
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
 EVERY = 3  # the last one of so many layers sees all tokens
 
 
@@ -26,13 +26,25 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     windows, thetas = (read.numbers(key, layers) for key in ("attention_windows", "rope_theta"))
     if any(window is not None and window != int(window) for window in windows):
         raise ValueError(f"config: attention_windows is {list(windows)!r:.200}, expected whole numbers of tokens")
-    kinds = layer_kinds(read, layers, lambda at: not windows[at] if windows else (at + 1) % EVERY == 0)
+    kinds = [LOCAL if (index + 1) % EVERY else GLOBAL for index in range(layers)]
+    if windows:
+        kinds = [LOCAL if window else GLOBAL for window in windows]
+    kinds = read.choices("layer_types", kinds, GLOBAL, LOCAL)
     window = int(next(filter(None, windows), read.size("sliding_window", 128)))
-    stated = {kind: theta for kind, theta in zip(kinds, thetas, strict=False) if theta is not None}
-    theta_of = {GLOBAL: 2_560_000.0, LOCAL: 10_000.0} | stated
-    rope, longest = read.section("rope_parameters"), read.size("max_position_embeddings")
-    by_kind = rotary_by_kind(rope.section, kinds, theta_of, (window, window), longest)
-    found = eurobert.spec(config, defaults=DEFAULTS, each_layer=by_kind)
+    theta_of = {GLOBAL: 2_560_000.0, LOCAL: 10_000.0} | {
+        kind: theta for kind, theta in zip(kinds, thetas, strict=False) if theta is not None
+    }
+
+    def of_its_kind(index: int, layer: LayerSpec) -> LayerSpec:
+        kind = kinds[index]
+        rope, longest = read.section("rope_parameters").section(kind), read.size("max_position_embeddings")
+        return replace(
+            layer,
+            rotary=rotary_spec(rope, head_dim=layer.head_size, theta=theta_of[kind], trained_length=longest),
+            window=(window, window) if kind == LOCAL else None,
+        )
+
+    found = eurobert.spec(config, defaults=DEFAULTS, each_layer=of_its_kind)
     return replace(found, is_relative=True, classifier_dropout=read.rate("classifier_dropout", 0.0))
 
 
@@ -40,10 +52,16 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of an UltraBERT config; that of words has two layers."""
     sources = {"cls": "first", "mean": "mean"}
     source = sources[read.choice("classifier_pooling", "cls", *sources)]
-    before = {"before": "head.linear1", "before_size": read.size("prediction_head_size", 768)}
-    transform = {"transform": "head.linear2", "activation": "gelu_tanh", "without_bias": frozenset({"transform"})}
     return {
-        "masked_lm": LanguageModelSpec("cls", None, **transform, **before),
+        "masked_lm": LanguageModelSpec(
+            "cls",
+            None,
+            transform="head.linear2",
+            activation="gelu_tanh",
+            before="head.linear1",
+            before_size=read.size("prediction_head_size", 768),
+            without_bias=frozenset({"transform"}),
+        ),
         "sequence_classification": ClassifierSpec("classifier", source),
         "token_classification": ClassifierSpec("classifier", "tokens"),
         "question_answering": ClassifierSpec("qa_outputs", "tokens", dropout=0.0),
@@ -51,9 +69,18 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 
 ULTRABERT = register(
-    EUROBERT, model_type="ultrabert", architecture="Ultrabert", spec_from_config=spec, heads=heads, code=(),
-    name_rules=replace(
-        EUROBERT.name_rules, prefix="ultrabert.", heads=("head.", "cls.", "classifier.", "qa_outputs."),
-        tied=(("cls.weight", "embed_tokens.weight"),),
-    ),
-)  # fmt: skip
+    replace(
+        EUROBERT,
+        model_type="ultrabert",
+        architecture="Ultrabert",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=replace(
+            EUROBERT.name_rules,
+            prefix="ultrabert.",
+            heads=("head.", "cls.", "classifier.", "qa_outputs."),
+            tied=(("cls.weight", "embed_tokens.weight"),),
+        ),
+        code=(),
+    )
+)

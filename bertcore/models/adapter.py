@@ -24,14 +24,23 @@ from bertcore.tape import Tensor, value_of
 
 @dataclass
 class Encoded:
-    """A batch on its way from the encoder to a head."""
+    """A batch on its way from the encoder to a head.
 
-    run: Pass  # the pass
-    packed: PackedBatch  # the batch layout of `hidden`
-    inputs: EncoderInput  # the packed batch that `hidden` is of
-    hidden: Tensor  # the last hidden state, (tokens, hidden)
-    traced: dict[str, tuple | None] = field(default_factory=dict)  # outputs of the layers, as users see them
-    pooler: Block | None = None  # the encoder's pooler, if it has one
+    Attributes:
+        run: the pass.
+        packed: the batch layout of `hidden`.
+        inputs: the packed batch that `hidden` is of.
+        hidden: the last hidden state, (tokens, hidden).
+        traced: hidden_states, attentions, projections and the family's own outputs, as users see them.
+        pooler: the encoder's pooler, if it has one.
+    """
+
+    run: Pass
+    packed: PackedBatch
+    inputs: EncoderInput
+    hidden: Tensor
+    traced: dict[str, tuple | None] = field(default_factory=dict)
+    pooler: Block | None = None
 
     _pooled: Tensor = None
 
@@ -58,9 +67,15 @@ class Adapter(Block):
         self._rotaries = {layer.rotary for layer in spec.layers} - {None}
 
     def pack(
-        self, run: Pass, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None,
-        position_ids: Any = None, *, keep_padding: bool = False,
-    ) -> EncoderInput:  # fmt: skip
+        self,
+        run: Pass,
+        input_ids: Any,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        position_ids: Any = None,
+        *,
+        keep_padding: bool = False,
+    ) -> EncoderInput:
         """Check and pack the arguments of a call; a family's own ones follow by keyword (`Family.inputs`)."""
         given = input_ids, attention_mask, token_type_ids, position_ids
         return pack(self.spec, *given, keep_padding=keep_padding).to_backend(run)

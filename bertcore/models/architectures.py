@@ -48,8 +48,10 @@ def class_for(config: Mapping[str, Any]) -> type[Model]:
             if isinstance(name, str) and name.endswith(ending):
                 return kind
     if names:
-        expected = f"one that ends in {', '.join(endings)}; AutoModel.from_pretrained loads the encoder without a head"
-        raise ValueError(f"config: architectures is {names!r}, expected {expected}")
+        raise ValueError(
+            f"config: architectures is {names!r}, expected one that ends in {', '.join(endings)}; "
+            "AutoModel.from_pretrained loads the encoder without a head"
+        )
     return auto.AutoModel
 
 

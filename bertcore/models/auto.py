@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from bertcore.heads import Classifier
 from bertcore.kernels import checks
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.generation import generate
-from bertcore.models.inputs import as_table
 from bertcore.models.model import Model
 from bertcore.models.outputs import EncoderOutput, LogitsOutput, ModelOutput, QuestionAnsweringOutput
 from bertcore.models.registry import HeadSpec
@@ -62,9 +63,14 @@ class AutoModelForMaskedLM(ModelWithHeads):
         return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
 
     def label_scores(
-        self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None, position_ids: Any = None, *,
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        position_ids: Any = None,
+        *,
         labels: Any,
-    ) -> tuple[Any, Any]:  # fmt: skip
+    ) -> tuple[Any, Any]:
         """Return the scores of the labelled tokens, (labels, words), and their labels, in the order of the batch.
 
         The loss is computed from these (under a tape a Variable and an array).
@@ -232,7 +238,9 @@ class AutoModelForQuestionAnswering(ModelWithHeads):
             )
             loss = functional.scale(run, functional.add(run, start, end), factor=0.5)
         columns = (functional.slice_columns(run, logits, first=column, last=column + 1) for column in (0, 1))
-        start, end = (encoded.packed.pad(run, functional.reshape(run, column, shape=(-1,))) for column in columns)
+        start, end = (
+            encoded.packed.pad(encoded.run, functional.reshape(run, column, shape=(-1,))) for column in columns
+        )
         return QuestionAnsweringOutput(loss=loss, start_logits=start, end_logits=end, traced=encoded.traced)
 
 
@@ -275,7 +283,7 @@ def _flat_choices(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     for name, value in inputs.items():
         if value is None:
             continue
-        array = value if hasattr(value, "shape") else as_table(name, value, "(questions, choices, length)")
+        array = value if hasattr(value, "shape") else _table(name, value)
         if array.ndim < 3:
             raise ValueError(f"{name} has shape {array.shape}, expected (questions, choices, length)")
         first = array.shape[:2] if first is None else first
@@ -285,3 +293,12 @@ def _flat_choices(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     if first is None:
         raise TypeError("input_ids is None, expected (questions, choices, length): lists or an array")
     return flat, first[1]
+
+
+def _table(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError as error:  # lists of different lengths
+        raise ValueError(
+            f"{name} is not a table of integers, expected (questions, choices, length): {error}"
+        ) from error

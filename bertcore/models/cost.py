@@ -44,29 +44,50 @@ LENGTH = 128  # tokens of a sequence, by default
 
 @dataclass(frozen=True)
 class Figures:
-    """A model in numbers."""
+    """A model in numbers.
 
-    family: str  # its model_type
-    layers: int  # of the encoder
-    heads: int  # of the encoder
-    hidden_size: int  # widths, as `EncoderSpec` has them
-    intermediate_size: int  # widths, as `EncoderSpec` has them
-    embedding_size: int  # widths, as `EncoderSpec` has them
-    attention_size: int  # the width of all heads' queries
-    vocabulary: int  # rows of the tables
-    token_types: int  # rows of the tables
-    positions: int | None  # how many tokens a sequence may have; None where there is no limit
-    position_encoding: str  # "learned absolute", "sinusoidal", "relative" (one + the other), "rotary", "ALiBi"
-    parameters: int  # of the base model, with its pooler where the family has one
-    embeddings: int  # those of them in tables that are looked up
-    wide_embeddings: int  # what the tables would have if they were as wide as the layers
-    layer_parameters: int  # those of the layers
-    unshared_layer_parameters: int  # what the layers would have if none shared another's
-    length: int  # of the sequences that the FLOPs are of
-    weights_passed: int  # W above
-    flops_per_token: int  # see above
-    megabytes: Mapping[str, float]  # by dtype: on a CPU low precision has vectors in float32, int8 tables in bfloat16
-    classes: tuple[str, ...]  # the models of bertcore that the family has
+    Attributes:
+        family: its model_type.
+        layers, heads: of the encoder.
+        hidden_size, intermediate_size, embedding_size: widths, as `EncoderSpec` has them.
+        attention_size: the width of all heads' queries.
+        vocabulary, token_types: rows of the tables.
+        positions: how many tokens a sequence may have; None where there is no limit.
+        position_encoding: "learned absolute", "sinusoidal", "relative" (one + the other), "rotary", "ALiBi".
+        parameters: of the base model, with its pooler where the family has one.
+        embeddings: those of them in tables that are looked up.
+        wide_embeddings: what the tables would have if they were as wide as the layers.
+        layer_parameters: those of the layers.
+        unshared_layer_parameters: what the layers would have if none shared another's.
+        length: of the sequences that the FLOPs are of.
+        weights_passed: W above.
+        flops_per_token: see above.
+        megabytes: 10^6 bytes of the parameters by dtype: on a CPU bfloat16 and int8 leave vectors in float32, and int8
+            has the tables in bfloat16.
+        classes: the models of bertcore that the family has.
+    """
+
+    family: str
+    layers: int
+    heads: int
+    hidden_size: int
+    intermediate_size: int
+    embedding_size: int
+    attention_size: int
+    vocabulary: int
+    token_types: int
+    positions: int | None
+    position_encoding: str
+    parameters: int
+    embeddings: int
+    wide_embeddings: int
+    layer_parameters: int
+    unshared_layer_parameters: int
+    length: int
+    weights_passed: int
+    flops_per_token: int
+    megabytes: Mapping[str, float]
+    classes: tuple[str, ...]
 
 
 def figures(config: Mapping[str, Any], length: int = LENGTH) -> Figures:
@@ -83,15 +104,28 @@ def figures(config: Mapping[str, Any], length: int = LENGTH) -> Figures:
     embeddings = sum(_size(parameter) for parameter in model.parameters() if parameter.uses == {"table"})
     layers = model.encoder.layers
     return Figures(
-        family=config["model_type"], layers=spec.num_layers, heads=spec.num_heads, hidden_size=spec.hidden_size,
-        intermediate_size=spec.layers[0].intermediate_size, embedding_size=spec.embedding_size,
-        attention_size=spec.layers[0].attention_size, vocabulary=spec.vocab_size, token_types=spec.type_vocab_size,
-        positions=spec.longest_sequence, position_encoding=_position_encoding(model), parameters=model.num_parameters(),
-        embeddings=embeddings, wide_embeddings=embeddings * spec.hidden_size // spec.embedding_size,
-        layer_parameters=_sizes(dict.fromkeys(layers)), unshared_layer_parameters=_sizes(layers), length=length,
-        weights_passed=weights_passed(model), flops_per_token=flops_per_token(model, length),
-        megabytes={dtype: _bytes(model, dtype) / 1e6 for dtype in DTYPES if dtype != "float64"}, classes=tuple(models),
-    )  # fmt: skip
+        family=config["model_type"],
+        layers=spec.num_layers,
+        heads=spec.num_heads,
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.layers[0].intermediate_size,
+        embedding_size=spec.embedding_size,
+        attention_size=spec.layers[0].attention_size,
+        vocabulary=spec.vocab_size,
+        token_types=spec.type_vocab_size,
+        positions=spec.longest_sequence,
+        position_encoding=_position_encoding(model),
+        parameters=model.num_parameters(),
+        embeddings=embeddings,
+        wide_embeddings=embeddings * spec.hidden_size // spec.embedding_size,
+        layer_parameters=_sizes(dict.fromkeys(layers)),
+        unshared_layer_parameters=_sizes(layers),
+        length=length,
+        weights_passed=weights_passed(model),
+        flops_per_token=flops_per_token(model, length),
+        megabytes={dtype: _bytes(model, dtype) / 1e6 for dtype in DTYPES if dtype != "float64"},
+        classes=tuple(models),
+    )
 
 
 def _position_encoding(model: Model) -> str:
@@ -165,20 +199,33 @@ WARM_UP = 2  # the first pass of a model prepares what the others use
 
 @dataclass(frozen=True)
 class Member:
-    """A model to be measured."""
+    """A model to be measured.
 
-    name: str  # what messages call it
-    config: Mapping[str, Any]  # as in config.json
-    folder: Path | None = None  # its checkpoint; None for random weights in float32
+    Attributes:
+        name: what messages call it.
+        config: as in config.json.
+        folder: its checkpoint; None for random weights in float32.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)
 class PassCost:
-    """The measured cost of a pass."""
+    """The measured cost of a pass.
 
-    seconds: tuple[float, ...]  # of a pass, in each round
-    resident: float  # megabytes of the process beyond Python with NumPy: weights, scratch memory, kernels, compiler
-    on_disk: float  # megabytes of the files of weights; of random ones, what they would take in float32
+    Attributes:
+        seconds: of a pass, in each round.
+        resident: megabytes (10^6 bytes) of the process after the passes, beyond Python with NumPy: weights, scratch
+            memory, compiled kernels and the compiler's library.
+        on_disk: megabytes of the files of weights; of random ones, what they would take in float32.
+    """
+
+    seconds: tuple[float, ...]
+    resident: float
+    on_disk: float
 
     @property
     def latency(self) -> float:

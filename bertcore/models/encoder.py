@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from bertcore.execution import eager
 from bertcore.execution.graphs import Graphs
@@ -69,10 +70,8 @@ class Encoder(Block):
         for number, layer in enumerate(self.layers[: trace.layers]):
             if trace.states is not None:
                 trace.states.append(state)
-            if runs_again:  # with the same seeds
-                state = run.tape.checkpoint(
-                    lambda layer=layer, number=number, state=state: layer(run.at_site(number), state, context)
-                )
+            if runs_again:
+                state = run.tape.checkpoint(_call_of(layer, number, run, state, context))
             else:
                 state = layer(run if run.seeds is None else run.at_site(number), state, context)
         if self.final_norm is not None:
@@ -82,6 +81,11 @@ class Encoder(Block):
         if trace.projections is not None and len(trace.projections) != len(self.layers):
             raise ValueError("output_projections: layers of this family do not give query, key and value")
         return state
+
+
+def _call_of(layer: Block, number: int, run: Pass, state: Tensor, context: LayerContext) -> Any:
+    """Return a call of a layer that draws the same seeds each time."""
+    return lambda: layer(run.at_site(number), state, context)
 
 
 def _with_prefix(prefix: str, names: Mapping[str, str]) -> dict[str, str]:

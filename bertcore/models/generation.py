@@ -18,11 +18,22 @@ from bertcore.passes import Pass
 
 
 def generate(
-    model: ModelWithHeads, input_ids: Any, attention_mask: Any = None, *, max_new_tokens: int = 20,
-    eos_token_id: int | Sequence[int] | None = None, pad_token_id: int | None = None, do_sample: bool = False,
-    temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0, num_beams: int = 1,
-    length_penalty: float = 1.0, num_return_sequences: int = 1, seed: int | None = None,
-) -> Any:  # fmt: skip
+    model: ModelWithHeads,
+    input_ids: Any,
+    attention_mask: Any = None,
+    *,
+    max_new_tokens: int = 20,
+    eos_token_id: int | Sequence[int] | None = None,
+    pad_token_id: int | None = None,
+    do_sample: bool = False,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    num_return_sequences: int = 1,
+    seed: int | None = None,
+) -> Any:
     """Append words to each sequence until all have ended, as transformers' generate.
 
     Each step takes the word with the highest score, a sampled word (do_sample), or the words of the best beams
@@ -64,9 +75,7 @@ def generate(
     _check_choice(do_sample, temperature, top_k, top_p, num_beams, length_penalty, num_return_sequences)
     if seed is not None:
         checks.seed("seed", seed)
-    ends, padding = _ends(model, eos_token_id), model.spec.pad_token_id
-    if pad_token_id is not None:
-        padding = checks.integer_number("pad_token_id", pad_token_id)
+    ends, padding = _ends(model, eos_token_id), _padding(model, pad_token_id)
     ids = integer_batch("input_ids", input_ids)
     if attention_mask is None and padding is not None and padding not in ends:
         attention_mask = (ids != padding).astype(np.int64)
@@ -74,9 +83,9 @@ def generate(
         padding = ends[0] if ends else 0
     copies = num_return_sequences if num_beams == 1 else num_beams
     given = np.repeat(ids, copies, axis=0)
-    mask = attention_mask
-    if mask is not None:
-        mask = np.repeat(integer_batch("attention_mask", mask), copies, axis=0)
+    mask = (
+        None if attention_mask is None else np.repeat(integer_batch("attention_mask", attention_mask), copies, axis=0)
+    )
     with kernels.on_device_of(input_ids):
         run = Pass.begin(input_ids)
         steps = Steps(run, model, given, mask, int(max_new_tokens))
@@ -113,8 +122,9 @@ def _check_choice(
     if num_beams > 1 and do_sample:
         raise ValueError(f"num_beams is {num_beams} and do_sample True, expected one of them")
     if not do_sample and returned > num_beams:
-        expected = f"at most num_beams ({num_beams}) where words are not drawn"
-        raise ValueError(f"num_return_sequences is {returned}, expected {expected}")
+        raise ValueError(
+            f"num_return_sequences is {returned}, expected at most num_beams ({num_beams}) where words are not drawn"
+        )
 
 
 def _check_family(model: ModelWithHeads) -> None:
@@ -138,6 +148,12 @@ def _ends(model: ModelWithHeads, eos_token_id: Any) -> list[int]:
     if wrong:
         raise ValueError(f"eos_token_id holds {wrong[0]}, expected words")
     return ends
+
+
+def _padding(model: ModelWithHeads, pad_token_id: Any) -> int | None:
+    if pad_token_id is None:
+        return model.spec.pad_token_id
+    return checks.integer_number("pad_token_id", pad_token_id)
 
 
 class Steps:
@@ -260,9 +276,11 @@ def _prompts(
     if not packed.has_tokens.all():
         raise ValueError(f"input_ids[{packed.has_tokens.argmin()}] has no real token to go on from")
     needed = packed.lengths.max(initial=0) + steps - 1  # the last word is not read
-    if needed > (most := model.spec.max_positions):
-        given = needed - steps + 1
-        raise ValueError(f"max_new_tokens is {steps} after {given} tokens, the model has {most} positions")
+    if needed > model.spec.max_positions:
+        raise ValueError(
+            f"max_new_tokens is {steps} after {needed - steps + 1} tokens, the model has {model.spec.max_positions} "
+            "positions"
+        )
     return packed, replace(inputs.on_host, position_ids=places(packed.cu_seqlens)).to_backend(run)
 
 
@@ -320,6 +338,7 @@ def restricted_scores(scores: np.ndarray, temperature: float, top_k: int | None,
         probabilities = weights / weights.sum(axis=1, keepdims=True)
         is_beyond = np.cumsum(probabilities, axis=1) - probabilities >= top_p  # those before it are enough
         is_beyond[:, 0] = False
-        kept = np.where(is_beyond, -np.inf, np.take_along_axis(scores, order, axis=1))
-        np.put_along_axis(scores, order, kept, axis=1)
+        np.put_along_axis(
+            scores, order, np.where(is_beyond, -np.inf, np.take_along_axis(scores, order, axis=1)), axis=1
+        )
     return scores

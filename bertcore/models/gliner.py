@@ -48,21 +48,36 @@ ABSENT = (
 
 @dataclass(frozen=True)
 class GLiNERSpec:
-    """The settings of a gliner_config.json beside those of the encoder."""
+    """The settings of a gliner_config.json beside those of the encoder.
 
-    kind: str  # "span" or "token"
-    hidden_size: int  # the width of words and labels
-    max_width: int  # the most words of a span
-    max_len: int  # the most words of a text
-    rnn_layers: int  # the number of LSTMs over the words, one after the other
-    dropout: float  # the rate in the layers above the encoder
-    class_token: int  # the id of the token before each label; -1 if the tokenizer's says
-    reads_label: bool  # whether a label is the state of the token after that one
-    pools_last: bool  # whether a word is the state of its last token
-    ent_token: str  # the tokens before each label and after the last one
-    sep_token: str  # the tokens before each label and after the last one
-    max_types: int  # the most labels of a text in training
-    max_negatives: int  # the most labels beside its own for each of its entities
+    Attributes:
+        kind: "span" or "token".
+        hidden_size: the width of words and labels.
+        max_width: the most words of a span.
+        max_len: the most words of a text.
+        rnn_layers: the number of LSTMs over the words, one after the other.
+        dropout: the rate in the layers above the encoder.
+        class_token: the id of the token before each label; -1 if the tokenizer's says.
+        reads_label: whether a label is the state of the token after that one.
+        pools_last: whether a word is the state of its last token.
+        ent_token, sep_token: the tokens before each label and after the last one.
+        max_types: the most labels of a text in training.
+        max_negatives: the most labels beside its own for each of its entities.
+    """
+
+    kind: str
+    hidden_size: int
+    max_width: int
+    max_len: int
+    rnn_layers: int
+    dropout: float
+    class_token: int
+    reads_label: bool
+    pools_last: bool
+    ent_token: str
+    sep_token: str
+    max_types: int
+    max_negatives: int
 
 
 def read_spec(config: Mapping[str, Any]) -> GLiNERSpec:
@@ -79,13 +94,19 @@ def read_spec(config: Mapping[str, Any]) -> GLiNERSpec:
         if not isinstance(token, str) or not token:
             raise ValueError(f"config: {key} is {token!r}, expected a token")
     return GLiNERSpec(
-        "token" if mode in TOKEN_MODES else kind, read.size("hidden_size", 512), read.size("max_width", 12, most=1024),
+        "token" if mode in TOKEN_MODES else kind,
+        read.size("hidden_size", 512),
+        read.size("max_width", 12, most=1024),
         read.size("max_len", 384, most=2**20),
         0 if read.integer("num_rnn_layers", 1) < 1 else read.size("num_rnn_layers", 1, most=64),
-        read.rate("dropout", 0.4), read.integer("class_token_index", -1), not read.flag("embed_ent_token", True),
-        read.choice("subtoken_pooling", "first", "first", "last") == "last", *tokens, read.size("max_types", 25),
+        read.rate("dropout", 0.4),
+        read.integer("class_token_index", -1),
+        not read.flag("embed_ent_token", True),
+        read.choice("subtoken_pooling", "first", "first", "last") == "last",
+        *tokens,
+        read.size("max_types", 25),
         read.count("max_neg_type_ratio", 1),
-    )  # fmt: skip
+    )
 
 
 @dataclass(eq=False, kw_only=True)
@@ -371,8 +392,9 @@ class GLiNERModel(WithEncoder):
 def table_rows(folder: str | os.PathLike, prefix: str) -> int | None:
     """Return the rows of the table of words in a file of weights."""
     found = checkpoint.open_checkpoint(folder).info
-    tables = (info for name, info in found.items() if name.startswith(prefix) and name.endswith(TABLES))
-    return next((info.shape[0] for info in tables), None)
+    return next(
+        (info.shape[0] for name, info in found.items() if name.startswith(prefix) and name.endswith(TABLES)), None
+    )
 
 
 def with_encoder(config: Mapping[str, Any], folder: str | os.PathLike) -> dict[str, Any]:

@@ -54,8 +54,9 @@ class _Counted(Block):
         self.places = Parameter(f"{name}pos_embedding.weight", shape=(MOST_INSTANCES, width))
         sizes: dict[str, Any] = {"shape": (3 * width, width), "use": "weight"}
         self.inputs, self.states = (Parameter(f"{name}gru.weight_{side}_l0", **sizes) for side in ("ih", "hh"))
-        sizes = {"shape": (3 * width,), "initial": "zeros"}
-        self.biases = [Parameter(f"{name}gru.bias_{side}_l0", **sizes) for side in ("ih", "hh")]
+        self.biases = [
+            Parameter(f"{name}gru.bias_{side}_l0", shape=(3 * width,), initial="zeros") for side in ("ih", "hh")
+        ]
         self.layers: list[_Layer] = []
         if kind == COUNTING[0]:
             self.last = [MLP(f"{name}projector", (2 * width, 4 * width, width), 0.0, last=2)]
@@ -75,8 +76,10 @@ class _Counted(Block):
         known = functional.linear(run, places, self.inputs.weight(run), self.biases[0].value(run))
         for step in range(count):
             from_state = functional.linear(run, state, weight, self.biases[1].value(run))
-            (*gates, new), (*old_gates, old) = (xp.split(each, 3, -1) for each in (known[step], from_state))
-            reset, keep = (0.5 + xp.tanh((one + other) / 2) / 2 for one, other in zip(gates, old_gates, strict=True))
+            (reset, keep, new), (old_reset, old_keep, old) = (
+                xp.split(each, 3, -1) for each in (known[step], from_state)
+            )
+            reset, keep = (0.5 + xp.tanh(each / 2) / 2 for each in (reset + old_reset, keep + old_keep))
             state = (1 - keep) * xp.tanh(new + reset * old) + keep * state
             found.append(state)
         if not self.layers:

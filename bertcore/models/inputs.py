@@ -20,26 +20,43 @@ INTEGERS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "first_
 
 
 class Bounds(NamedTuple):
-    """Facts on the host that hold for all batches that one captured pass serves."""
+    """Facts on the host that hold for all batches that one captured pass serves.
 
-    longest: int  # no sequence has more tokens
-    has_types: bool = True  # whether token types other than 0 may be there
+    Attributes:
+        longest: no sequence has more tokens.
+        has_types: whether token types other than 0 may be there.
+    """
+
+    longest: int
+    has_types: bool = True
 
 
 @dataclass
 class EncoderInput:
-    """The packed tokens of a batch, in the memory of the backend in force; families derive from it for more inputs."""
+    """The packed tokens of a batch, in the memory of the backend in force; families derive from it for more inputs.
 
-    input_ids: Any  # integers, (tokens,)
-    token_type_ids: Any  # the same; None if none are added
-    position_ids: Any  # the same; None in a family without a position table where they count from each sequence's start
-    cu_seqlens: Any  # int32 offsets, (sequences + 1,)
-    first_tokens: Any  # the packed indices of the first and of the last token of each sequence that has one
-    last_tokens: Any  # the packed indices of the first and of the last token of each sequence that has one
-    key_mask: Any = None  # booleans, (sequences, 1, 1, longest), False for tokens that are not to be seen
-    packed: PackedBatch | None = None  # the layout of the batch; None where texts came without padding
-    on_gpu: IntegerBuffer | None = None  # the integers again, in one array on the GPU
-    before_upload: EncoderInput | None = None  # what `on_host` gives where the arrays are on the GPU
+    Attributes:
+        input_ids: integers, (tokens,).
+        token_type_ids: the same; None if none are added.
+        position_ids: the same; None in a family without a position table where they count from each sequence's start.
+        cu_seqlens: int32 offsets, (sequences + 1,).
+        first_tokens, last_tokens: the packed indices of the first and of the last token of each sequence that has one.
+        key_mask: booleans, (sequences, 1, 1, longest), False for tokens that are not to be seen; None if all are.
+        packed: the layout of the batch; None where texts came without padding.
+        on_gpu: the integers again, in one array on the GPU; None where they are in host memory.
+        before_upload: what `on_host` gives where the arrays are on the GPU.
+    """
+
+    input_ids: Any
+    token_type_ids: Any
+    position_ids: Any
+    cu_seqlens: Any
+    first_tokens: Any
+    last_tokens: Any
+    key_mask: Any = None
+    packed: PackedBatch | None = None
+    on_gpu: IntegerBuffer | None = None
+    before_upload: EncoderInput | None = None
 
     @property
     def on_host(self) -> EncoderInput:
@@ -124,9 +141,8 @@ def integer_batch(name: str, values: Any, axes: tuple[str, ...] = ("sequences", 
     array = _host_array(name, values)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} holds {array.dtype}, expected integers")
-    for index, row in enumerate(values if isinstance(values, list | tuple) else ()):
-        if _holds_flags(row):  # NumPy counts them as 0 and 1
-            raise TypeError(f"{name}[{index}] holds bool, expected integers")
+    if isinstance(values, list | tuple):
+        _check_no_flags(name, values)
     if array.ndim < len(axes) and array.size == 0:
         array = array.reshape(*array.shape[:-1], *[0] * (len(axes) + 1 - array.ndim))
     if array.ndim != len(axes):
@@ -137,7 +153,10 @@ def integer_batch(name: str, values: Any, axes: tuple[str, ...] = ("sequences", 
 def _host_array(name: str, values: Any) -> np.ndarray:
     if isinstance(values, list | tuple):
         _check_rectangular(name, values)
-        return as_table(name, values, dtype=np.int64 if len(values) == 0 or len(values[0]) == 0 else None)
+        try:
+            return np.array(values, dtype=np.int64 if len(values) == 0 or len(values[0]) == 0 else None)
+        except ValueError as error:  # lists of different lengths further in
+            raise ValueError(f"{name} is not a table of integers, expected (sequences, length): {error}") from error
     if kernels.array_module(values) is not np:
         return kernels.to_host(values)
     array = np.asarray(values)
@@ -146,12 +165,11 @@ def _host_array(name: str, values: Any) -> np.ndarray:
     return array
 
 
-def as_table(name: str, values: Any, expected: str = "(sequences, length)", dtype: Any = None) -> np.ndarray:
-    """Return lists as an array; ValueError for lists of different lengths."""
-    try:
-        return np.array(values, dtype)
-    except ValueError as error:
-        raise ValueError(f"{name} is not a table of integers, expected {expected}: {error}") from error
+def _check_no_flags(name: str, rows: Any) -> None:
+    """Among integers NumPy counts a Boolean as 0 or 1, without a word."""
+    for index, row in enumerate(rows):
+        if _holds_flags(row):
+            raise TypeError(f"{name}[{index}] holds bool, expected integers")
 
 
 def _holds_flags(row: Any) -> bool:
@@ -172,9 +190,14 @@ def _check_rectangular(name: str, rows: Any) -> None:
 
 
 def pack(
-    spec: EncoderSpec, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None, position_ids: Any = None,
-    *, keep_padding: bool = False,
-) -> EncoderInput:  # fmt: skip
+    spec: EncoderSpec,
+    input_ids: Any,
+    attention_mask: Any = None,
+    token_type_ids: Any = None,
+    position_ids: Any = None,
+    *,
+    keep_padding: bool = False,
+) -> EncoderInput:
     """Check a batch against the spec and strip its padding; the arrays stay in host memory (`to_backend`).
 
     Where distances between columns matter (spec.is_relative), padding within a sequence stays as tokens that nothing

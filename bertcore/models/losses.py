@@ -33,8 +33,11 @@ def total(run: Pass, *losses: Any) -> Any:
     if run.trace.losses is not None:
         run.trace.losses += map(value_of, losses)
     factors = run.loss_factors or [1] * len(losses)
-    pairs = [(loss, factor) for loss, factor in zip(losses, factors, strict=True) if factor]
-    parts = (loss if factor == 1 else functional.scale(run, loss, factor=factor) for loss, factor in pairs)
+    parts = (
+        loss if factor == 1 else functional.scale(run, loss, factor=factor)
+        for loss, factor in zip(losses, factors, strict=True)
+        if factor
+    )
     return functools.reduce(functools.partial(functional.add, run), parts)
 
 
@@ -42,23 +45,34 @@ def token_loss(
     run: Pass, logits: Any, labels: Any, packed: PackedBatch, num_classes: int, *, name: str = "labels", kind: str = ""
 ) -> Any:
     """The mean cross entropy over the tokens whose label, of (sequences, length), is not -100."""
-    return cross_entropy(run, logits, run.to_backend(words(packed, labels, num_classes, name, kind)))
+    return cross_entropy(run, logits, packed_labels(run, packed, labels, num_classes, name=name, kind=kind))
+
+
+def packed_labels(
+    run: Pass, packed: PackedBatch, labels: Any, num_classes: int, *, name: str = "labels", kind: str = ""
+) -> Any:
+    """Token labels, (sequences, length), stripped to (tokens,), in the memory of the backend in force.
+
+    -100 stands for none. `kind` is "entity_" for labels of entities, with which the names of their inputs begin.
+    """
+    return run.to_backend(_stripped(packed, labels, num_classes, name, kind))
+
+
+def words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray:
+    """The word of each packed token, in host memory; -100 for none."""
+    return _stripped(packed, labels, num_classes, "labels", "")
 
 
 def next_words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray:
     """For each packed token the label of the one after it, which it predicts, in host memory; -100 for none."""
-    own = words(packed, labels, num_classes)
-    following = np.full(own.shape, IGNORED, np.int64)
-    following[:-1] = own[1:]
+    words = _stripped(packed, labels, num_classes, "labels", "")
+    following = np.full(words.shape, IGNORED, np.int64)
+    following[:-1] = words[1:]
     following[packed.cu_seqlens[1:][packed.has_tokens] - 1] = IGNORED
     return following
 
 
-def words(packed: PackedBatch, labels: Any, num_classes: int, name: str = "labels", kind: str = "") -> np.ndarray:
-    """The word (or class) of each packed token, in host memory; -100 for none.
-
-    `kind` is "entity_" for labels of entities, with which the names of their inputs begin.
-    """
+def _stripped(packed: PackedBatch, labels: Any, num_classes: int, name: str, kind: str) -> np.ndarray:
     array = integer_batch(name, labels)
     if array.shape != packed.shape:
         raise ValueError(f"{name} has shape {array.shape}, expected {packed.shape} as {kind or 'input_'}ids has")
@@ -97,8 +111,10 @@ def classification_loss(
             return soft_loss(run, logits, array)
         problem_type = PROBLEM_TYPES[0 if num_labels == 1 else 1 if array.dtype.kind in "iu" else 2]
         if array.dtype.kind == "f" and array.ndim == 1 and num_labels > 1:
-            expected = f"integers, a class for each sequence, or numbers of (sequences, {num_labels})"
-            raise ValueError(f"labels holds {array.dtype} of shape {array.shape}, expected {expected}")
+            raise ValueError(
+                f"labels holds {array.dtype} of shape {array.shape}, expected integers, a class for each sequence, or "
+                f"numbers of (sequences, {num_labels})"
+            )
     if problem_type not in PROBLEM_TYPES:
         raise ValueError(f"config: problem_type is {problem_type!r}, known are {', '.join(PROBLEM_TYPES)}")
     if problem_type == "single_label_classification":
@@ -180,5 +196,8 @@ def _one_each(name: str, array: np.ndarray, logits: Any) -> np.ndarray:
 def _check_classes(name: str, array: np.ndarray, num_classes: int) -> None:
     wrong = np.argwhere((array != IGNORED) & ((array < 0) | (array >= num_classes)))
     if len(wrong):
-        index, found = ", ".join(map(str, wrong[0])), array[tuple(wrong[0])]
-        raise ValueError(f"{name}[{index}] is {found}, expected 0 to {num_classes - 1}, or {IGNORED} for no label")
+        where = tuple(wrong[0])
+        index = ", ".join(map(str, where))
+        raise ValueError(
+            f"{name}[{index}] is {array[where]}, expected 0 to {num_classes - 1}, or {IGNORED} for no label"
+        )

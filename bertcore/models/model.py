@@ -79,10 +79,17 @@ class Model(NamedParameters):
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | os.PathLike, *, dtype: DType | None = None, task: str | None = None,
-        revision: str | None = None, token: str | bool | None = None, cache_dir: str | os.PathLike | None = None,
-        local_files_only: bool = False, **options: Any,
-    ) -> Self:  # fmt: skip
+        cls,
+        folder: str | os.PathLike,
+        *,
+        dtype: DType | None = None,
+        task: str | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | os.PathLike | None = None,
+        local_files_only: bool = False,
+        **options: Any,
+    ) -> Self:
         """Load a published checkpoint: config.json beside model.safetensors or pytorch_model.bin (or their shards).
 
         Args:
@@ -124,8 +131,10 @@ class Model(NamedParameters):
         arrays = checkpoint.load_parameters(opened, expected, rules, optional=rules.heads, **scales)
         absent = [name for name in expected if name not in arrays]
         if absent:
-            problem = f"does not hold {', '.join(absent)}: newly initialised, train before use"
-            warn_caller(f"{folder} {problem}", NewlyInitialisedWarning)
+            warn_caller(
+                f"{folder} does not hold {', '.join(absent)}: newly initialised, train before use",
+                NewlyInitialisedWarning,
+            )
         model.newly_initialised = absent
         rng, spread = np.random.default_rng(0), model.spec.initializer_range
 
@@ -195,8 +204,9 @@ class Model(NamedParameters):
             return nullcontext()
         backend = kernels.resolve_backend(None, on_gpu=False)
         if self.dtype in INT8 and backend == "cupy":
-            where = "runs on the CPU alone (backends numpy and numba), not on 'cupy'"
-            raise ValueError(f"dtype is {self.dtype!r}, which {where}")
+            raise ValueError(
+                f"dtype is {self.dtype!r}, which runs on the CPU alone (backends numpy and numba), not on 'cupy'"
+            )
         return kernels.use_backend(backend)
 
     def get_input_embeddings(self) -> Embedding:
@@ -327,10 +337,17 @@ class Model(NamedParameters):
         return any(name.endswith(checkpoint.INPUT_SCALE) for it in self.parameters() for name, _ in it.tensors())
 
     def __call__(
-        self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None, position_ids: Any = None, *,
-        output_hidden_states: bool = False, output_attentions: bool = False,
-        output_projections: bool | Collection[int] = False, **targets: Any,
-    ) -> ModelOutput:  # fmt: skip
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        position_ids: Any = None,
+        *,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        output_projections: bool | Collection[int] = False,
+        **targets: Any,
+    ) -> ModelOutput:
         """Run the model on a batch.
 
         Args:
@@ -349,7 +366,10 @@ class Model(NamedParameters):
         Raises:
             TypeError, ValueError: which argument is wrong, where, and what was expected.
         """
-        own = {name: targets.pop(name) for name in self.family.inputs if name in targets}
+        own = {}
+        for name in self.family.inputs:
+            if name in targets:
+                own[name] = targets.pop(name)
         if targets:
             self._check_targets(targets)
         given = input_ids, attention_mask, token_type_ids, position_ids

@@ -192,9 +192,13 @@ class AutoModelForSpanBoundary(AutoModelForMaskedLM):
             labels = losses.words(encoded.packed, labels, self.spec.vocab_size)
         mlm_loss, logits = self._words(self.heads[0], encoded, labels)
         sbo_loss = None if labels is None else self._boundary_loss(encoded, labels)
-        loss = mlm_loss if sbo_loss is None else losses.total(encoded.run, mlm_loss, sbo_loss)
-        both = {"mlm_loss": mlm_loss, "sbo_loss": sbo_loss}
-        return SpanBoundaryOutput(loss=loss, **both, logits=logits, traced=encoded.traced)
+        return SpanBoundaryOutput(
+            loss=mlm_loss if sbo_loss is None else losses.total(encoded.run, mlm_loss, sbo_loss),
+            mlm_loss=mlm_loss,
+            sbo_loss=sbo_loss,
+            logits=logits,
+            traced=encoded.traced,
+        )
 
     def count_boundaries(self, labels: np.ndarray, is_real: np.ndarray) -> float:
         """Return the number of labelled tokens that the second head predicts, of (sequences, length) tokens."""

@@ -4,7 +4,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import bertcore.families
@@ -27,16 +27,9 @@ TOKEN_HEADS = {
 
 
 # The same with those of families that classify the pooler's output by one map.
-_POOLED = ClassifierSpec("classifier", "pooler")
-POOLED_HEADS = TOKEN_HEADS | {"sequence_classification": _POOLED, "multiple_choice": _POOLED}
-
-
-def replaced_token_head(read: ConfigReader) -> ClassifierSpec:
-    """ELECTRA's head for replaced tokens."""
-    name, activation = "discriminator_predictions", read.activation("hidden_act", "gelu")
-    rates = {"dropout": 0.0, "dense_dropout": 0.0}
-    parts = {"dense": f"{name}.dense", "activation": activation}
-    return ClassifierSpec(f"{name}.dense_prediction", "tokens", **parts, **rates)
+POOLED_HEADS = TOKEN_HEADS | dict.fromkeys(
+    ("sequence_classification", "multiple_choice"), ClassifierSpec("classifier", "pooler")
+)
 
 
 def summary_head(read: ConfigReader, output: str, *, source: str, activation: str) -> ClassifierSpec:
@@ -64,7 +57,7 @@ def fewer_layers(config: Mapping[str, Any], share: float = 0.5) -> dict[str, Any
     return {**config, "num_hidden_layers": max(1, round(share * layers))}
 
 
-def in_each_layer(prefix: str, **names: str) -> dict[str, str]:
+def in_each_layer(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
     """`Family.layer_names` that all begin with `prefix`, which has the layer's number."""
     return {part: prefix + name for part, name in names.items()}
 
@@ -148,9 +141,8 @@ class Family:
 _families: dict[str, Family] = {}  # by model_type, aliases included
 
 
-def register(base: Family | None = None, **fields: Any) -> Family:
-    """Make a family of these fields known, the others as `base` has them; called by the family's own module."""
-    family = Family(**fields) if base is None else replace(base, **fields)
+def register(family: Family) -> Family:
+    """Make a family known, and return it; called by the family's own module."""
     _families.update(dict.fromkeys((family.model_type, *family.aliases), family))
     return family
 
@@ -170,8 +162,10 @@ def known_families() -> list[str]:
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a config; ValueError names the known ones, and the known code where auto_map names code."""
     if not isinstance(config, Mapping):
-        expected = "a mapping as in config.json, or for from_config a preset's name; from_pretrained loads a folder"
-        raise TypeError(f"config is {type(config).__name__}, expected {expected}")
+        raise TypeError(
+            f"config is {type(config).__name__}, expected a mapping as in config.json, or for from_config a preset's "
+            "name; from_pretrained loads a folder"
+        )
     model_type, known = config.get("model_type"), known_families()
     if (custom := _custom_code(config)) is not None:
         return _family_of_code(custom)
@@ -198,8 +192,9 @@ def _family_of_code(modules: list[str]) -> Family:
     families = [stands_for.get(module) for module in modules]
     found = {family.model_type: family for family in families if family is not None}
     if len(found) != 1 or None in families:
-        known = f"code that a family here stands for: {', '.join(sorted(stands_for)) or 'none'}"
-        problem = f"auto_map names code of its own, {', '.join(modules)}, which is never run"
-        raise ValueError(f"config: {problem}; {known}")
+        raise ValueError(
+            f"config: auto_map names code of its own, {', '.join(modules)}, which is never run; "
+            f"code that a family here stands for: {', '.join(sorted(stands_for)) or 'none'}"
+        )
     (family,) = found.values()
     return family

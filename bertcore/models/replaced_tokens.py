@@ -81,8 +81,9 @@ class DisentangledWords(Block):
 
     def __call__(self, run: Pass, ids: Any) -> Any:
         """(tokens,) integers -> (tokens, features)."""
-        shared = functional.take_rows(run, value_of(self.shared.value(run)), rows=ids)
-        return functional.add(run, shared, self.delta(run, ids))
+        return functional.add(
+            run, functional.take_rows(run, value_of(self.shared.value(run)), rows=ids), self.delta(run, ids)
+        )
 
 
 class ReplacedTokenModel(NamedParameters):
@@ -125,9 +126,10 @@ class ReplacedTokenModel(NamedParameters):
         pairs = [(one, other) for one, other in pairs if one is not None and other is not None]
         for one, other in pairs:
             if one.table.shape != other.table.shape:
-                sizes = f"{other.table.shape} in the discriminator and {one.table.shape} in the generator"
-                expected = f"the same for {self.embeddings} embeddings"
-                raise ValueError(f"{other.table.names[0]} is {sizes}, expected {expected}")
+                raise ValueError(
+                    f"{other.table.names[0]} is {other.table.shape} in the discriminator and {one.table.shape} in the "
+                    f"generator, expected the same for {self.embeddings} embeddings"
+                )
         for one, other in pairs:
             if self.embeddings == "tied":
                 other.table = one.table
@@ -136,9 +138,14 @@ class ReplacedTokenModel(NamedParameters):
 
     @classmethod
     def from_config(
-        cls, config: Mapping[str, Any] | str, generator: Mapping[str, Any] | None = None, *, embeddings: str = "tied",
-        dtype: DType = "float32", seed: int = 0,
-    ) -> Self:  # fmt: skip
+        cls,
+        config: Mapping[str, Any] | str,
+        generator: Mapping[str, Any] | None = None,
+        *,
+        embeddings: str = "tied",
+        dtype: DType = "float32",
+        seed: int = 0,
+    ) -> Self:
         """Return new models with random weights, of a config, or a preset's name, of the discriminator.
 
         The generator's config is by default `generator_config`'s. Errors are those of `generator_config` and
@@ -245,9 +252,16 @@ class ReplacedTokenModel(NamedParameters):
             getattr(self, part).gradient_checkpointing_disable()
 
     def __call__(
-        self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None, position_ids: Any = None, *,
-        labels: Any, draws: Any, discriminator_weight: float = 50.0,
-    ) -> ReplacedTokensOutput:  # fmt: skip
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        token_type_ids: Any = None,
+        position_ids: Any = None,
+        *,
+        labels: Any,
+        draws: Any,
+        discriminator_weight: float = 50.0,
+    ) -> ReplacedTokensOutput:
         """Replace labelled words by words that the generator draws, and mark those that differ.
 
         Args:
@@ -263,12 +277,11 @@ class ReplacedTokenModel(NamedParameters):
         rest = {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "position_ids": position_ids}
         run = Pass.begin(input_ids)
         with kernels.use_backend(run.backend), kernels.on_device_of(input_ids):  # of both models
-            found = self._run(run, input_ids, rest, labels, draws)
-            weighted = functional.scale(run, found.discriminator_loss, factor=discriminator_weight)
-            found.loss = losses.total(run, found.generator_loss, weighted)
-        return found
+            return self._run(run, input_ids, rest, labels, draws, discriminator_weight)
 
-    def _run(self, run: Pass, input_ids: Any, rest: dict[str, Any], labels: Any, draws: Any) -> ReplacedTokensOutput:
+    def _run(
+        self, run: Pass, input_ids: Any, rest: dict[str, Any], labels: Any, draws: Any, discriminator_weight: float
+    ) -> ReplacedTokensOutput:
         ids = integer_batch("input_ids", input_ids)
         draws = _checked_draws(draws, ids.shape)
         scores, words = self.generator.label_scores(input_ids, **rest, labels=labels)
@@ -279,10 +292,18 @@ class ReplacedTokenModel(NamedParameters):
         given[has_label] = sample_words(value_of(scores), draws[has_label])
         replaced = (given != np.where(has_label, labels, ids)).astype(np.int64)
         found = self.discriminator(given, **rest, labels=replaced)
+        weighted = functional.scale(run, found.loss, factor=discriminator_weight)
+        loss = losses.total(run, generator_loss, weighted)
         if rest["attention_mask"] is not None:
             replaced[integer_batch("attention_mask", rest["attention_mask"]) == 0] = losses.IGNORED
-        both = {"generator_loss": generator_loss, "discriminator_loss": found.loss}
-        return ReplacedTokensOutput(**both, logits=found.logits, given_ids=given, replaced=replaced)
+        return ReplacedTokensOutput(
+            loss=loss,
+            generator_loss=generator_loss,
+            discriminator_loss=found.loss,
+            logits=found.logits,
+            given_ids=given,
+            replaced=replaced,
+        )
 
 
 def _read_embeddings(folder: Path, expected: tuple[str, ...]) -> str:

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,8 +11,16 @@ from bertcore.nn.rotary import RotarySpec
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 
 # hidden_act of a published config -> the name bertcore.kernels knows it by.
-ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh"}
-ACTIVATIONS |= dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh")
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
 
 # A config may come from anywhere: sizes beyond any real model's would fill the memory before a weight is read.
 MOST_LAYERS = 10_000
@@ -22,20 +29,36 @@ MOST = 2**24  # of anything else: words, widths
 
 
 # What a config's key means where it is absent: BERT-base, as in transformers.
-DEFAULTS = MappingProxyType({
-    "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "intermediate_size": 3072, "hidden_act": "gelu", "type_vocab_size": 2, "max_position_embeddings": 512,
-    "layer_norm_eps": 1e-12, "initializer_range": 0.02, "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1, "pad_token_id": 0, "tie_word_embeddings": True,
-})  # fmt: skip
+DEFAULTS = MappingProxyType(
+    {
+        "vocab_size": 30522,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu",
+        "type_vocab_size": 2,
+        "max_position_embeddings": 512,
+        "layer_norm_eps": 1e-12,
+        "initializer_range": 0.02,
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+    }
+)
 
 
 def standard_spec(
-    config: Mapping[str, Any], *, keys: Mapping[str, str] = MappingProxyType({}),
-    defaults: Mapping[str, Any] = MappingProxyType({}), layer: Mapping[str, Any] = MappingProxyType({}),
+    config: Mapping[str, Any],
+    *,
+    keys: Mapping[str, str] = MappingProxyType({}),
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+    layer: Mapping[str, Any] = MappingProxyType({}),
     each_layer: Callable[[int, LayerSpec], LayerSpec] = lambda index, layer: layer,
-    position_embedding_type: str = "absolute", **choices: Any,
-) -> EncoderSpec:  # fmt: skip
+    position_embedding_type: str = "absolute",
+    **choices: Any,
+) -> EncoderSpec:
     """The spec of a config that uses the keys BERT's does.
 
     Args:
@@ -85,9 +108,6 @@ def _layer_spec(read: "ConfigReader", hidden_size: int, layer: Mapping[str, Any]
     if values.get("head_dim") is None and width % heads:
         key, of = read.name("hidden_size"), read.name("num_attention_heads")
         raise ValueError(f"config: {key} is {width}, expected a multiple of {of} {heads}")
-    if heads % (key_value_heads := values.get("num_key_value_heads") or heads):
-        expected = f"a multiple of num_key_value_heads {key_value_heads}"
-        raise ValueError(f"config: num_attention_heads is {heads}, expected {expected}")
     values["num_heads"] = heads
     readers = {
         "intermediate_size": lambda: read.size("intermediate_size"),
@@ -120,43 +140,57 @@ class ConfigReader:
     """
 
     def __init__(
-        self, config: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({}),
-        keys: Mapping[str, str] = MappingProxyType({}), *, within: str = "",
-    ):  # fmt: skip
+        self,
+        config: Mapping[str, Any],
+        defaults: Mapping[str, Any] = MappingProxyType({}),
+        keys: Mapping[str, str] = MappingProxyType({}),
+        *,
+        within: str = "",
+    ):
         self._config, self._defaults, self._keys, self._within = config, defaults, keys, within
 
     def section(self, key: str) -> "ConfigReader":
         """A reader of the object under `key`, which its errors name; an empty one where it is absent."""
         value = self._get(key, {})
-        self._checked(key, value, isinstance(value, Mapping), "expected an object")
+        if not isinstance(value, Mapping):
+            raise ValueError(f"config: {self.name(key)} is {value!r}, expected an object")
         return ConfigReader(value, within=f"{self.name(key)}.")
 
     def choices(self, key: str, default: Sequence[str], *allowed: str) -> tuple[str, ...]:
         """Return the list at `key`: as many of the `allowed` values as `default` has."""
-        values, known = self._get(key, default), " or ".join(map(repr, allowed))
+        values = self._get(key, default)
         is_known = isinstance(values, list | tuple) and all(value in allowed for value in values)
-        is_right = is_known and len(values) == len(default)
-        return tuple(self._checked(key, values, is_right, f"expected a list of {len(default)}, {known} each"))
+        if not is_known or len(values) != len(default):
+            known = " or ".join(map(repr, allowed))
+            raise ValueError(f"config: {self.name(key)} is {values!r}, expected a list of {len(default)}, {known} each")
+        return tuple(values)
 
     def names(self, key: str) -> tuple[str, ...]:
         """Names that differ; none where the key is absent."""
         values = self._get(key, ())
         is_list = isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
-        is_right = is_list and len(set(values)) == len(values)
-        return tuple(self._checked(key, values, is_right, "expected a list of names, each once"))
+        if not is_list or len(set(values)) != len(values):
+            raise ValueError(f"config: {self.name(key)} is {values!r}, expected a list of names, each once")
+        return tuple(values)
 
     def numbers(self, key: str, count: int) -> tuple[float | None, ...]:
         """A list of `count` numbers of at least 0, or nulls; an empty one where the key is absent."""
         values = self._get(key, ())
-        is_right = isinstance(values, list | tuple) and len(values) in (0, count)
-        is_right = is_right and all(value is None or _is_number(value, MOST) for value in values)
-        return tuple(self._checked(key, values, is_right, f"expected a list of {count} numbers or nulls"))
+        is_list = isinstance(values, list | tuple) and len(values) in (0, count)
+        if not is_list or not all(value is None or _is_bounded(value) for value in values):
+            raise ValueError(
+                f"config: {self.name(key)} is {values!r:.200}, expected a list of {count} numbers or nulls"
+            )
+        return tuple(values)
 
     def size(self, key: str, default: int | None = None, *, most: int = MOST) -> int:
         """A positive integer, at most `most`."""
         value = self._get(key, default)
-        self._checked(key, value, _is_integer(value) and value > 0, "expected a positive integer")
-        return self._checked(key, value, value <= most, f"expected at most {most}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"config: {self.name(key)} is {value!r}, expected a positive integer")
+        if value > most:
+            raise ValueError(f"config: {self.name(key)} is {value}, expected at most {most}")
+        return value
 
     def count(self, key: str, default: int | None = None) -> int:
         return 0 if self._get(key, default) == 0 else self.size(key, default)
@@ -164,37 +198,50 @@ class ConfigReader:
     def index(self, key: str, default: int | None, size: int) -> int | None:
         """An integer in [0, size), or null."""
         value = self._config.get(self._key_in_config(key), self._defaults.get(key, default))
-        is_right = value is None or (_is_integer(value) and 0 <= value < size)
-        return self._checked(key, value, is_right, f"expected an integer from 0 to {size - 1}, or null")
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size):
+            raise ValueError(
+                f"config: {self.name(key)} is {value!r}, expected an integer from 0 to {size - 1}, or null"
+            )
+        return value
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self._get(key, default)
-        return self._checked(key, value, _is_integer(value), "expected an integer")
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"config: {self.name(key)} is {value!r}, expected an integer")
+        return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number, not negative."""
         value = self._get(key, default)
-        is_right = _is_number(value, sys.float_info.max)
-        return float(self._checked(key, value, is_right, "expected a finite number of at least 0"))
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
+            raise ValueError(f"config: {self.name(key)} is {value!r}, expected a finite number of at least 0")
+        return float(value)
 
     def rate(self, key: str, default: float | None = None) -> float:
         """A rate of dropout, at least 0 and below 1."""
         value = self.number(key, default)
-        return self._checked(key, value, value < 1, "expected at least 0 and below 1")
+        if value >= 1:
+            raise ValueError(f"config: {self.name(key)} is {value}, expected at least 0 and below 1")
+        return value
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         value = self._get(key, default)
-        return self._checked(key, value, isinstance(value, bool), "expected true or false")
+        if not isinstance(value, bool):
+            raise ValueError(f"config: {self.name(key)} is {value!r}, expected true or false")
+        return value
 
     def activation(self, key: str, default: str | None = None) -> str:
         """The kernels' name of a published activation name."""
         value = self._get(key, default)
-        is_known = isinstance(value, str) and value in ACTIVATIONS
-        return ACTIVATIONS[self._checked(key, value, is_known, f"known are {', '.join(sorted(ACTIVATIONS))}")]
+        if not isinstance(value, str) or value not in ACTIVATIONS:
+            raise ValueError(f"config: {self.name(key)} is {value!r}, known are {', '.join(sorted(ACTIVATIONS))}")
+        return ACTIVATIONS[value]
 
     def choice(self, key: str, default: Any, *allowed: Any) -> Any:
         value = self._get(key, default)
-        return self._checked(key, value, value in allowed, f"supported is {' or '.join(map(repr, allowed))}")
+        if value not in allowed:
+            raise ValueError(f"config: {self.name(key)} is {value!r}, supported is {' or '.join(map(repr, allowed))}")
+        return value
 
     def require(self, **values: Any) -> None:
         """Refuse other values of these keys, which would need what is not here; an absent key means the value."""
@@ -205,11 +252,6 @@ class ConfigReader:
         value = self._config.get(self._key_in_config(key))
         value = value.tolist() if isinstance(value, np.ndarray) else value  # of GGUF
         return self._defaults.get(key, default) if value is None else value
-
-    def _checked(self, key: str, value: Any, is_right: bool, expected: str) -> Any:
-        if not is_right:
-            raise ValueError(f"config: {self.name(key)} is {value!r:.200}, {expected}")
-        return value
 
     def name(self, key: str) -> str:
         return self._within + self._key_in_config(key)
@@ -247,37 +289,8 @@ class ConfigReader:
         return [names.get(index, f"LABEL_{index}") for index in range(count)]
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any, most: float) -> bool:
-    return (isinstance(value, float) or _is_integer(value)) and 0 <= value <= most
-
-
-# Kinds of layers in families that mix them: of those that see all tokens, and of those that see the nearby ones.
-GLOBAL, LOCAL = "full_attention", "sliding_attention"
-
-
-def layer_kinds(read: ConfigReader, layers: int, is_global: Callable[[int], bool]) -> tuple[str, ...]:
-    """Return the kind of each layer: layer_types, or what `is_global` of its index says."""
-    kinds = [GLOBAL if is_global(index) else LOCAL for index in range(layers)]
-    return read.choices("layer_types", kinds, GLOBAL, LOCAL)
-
-
-def rotary_by_kind(
-    rope_of: Callable[[str], ConfigReader], kinds: Sequence[str], thetas: Mapping[str, float], window: tuple[int, int],
-    longest: int,
-) -> Callable[[int, LayerSpec], LayerSpec]:  # fmt: skip
-    """`each_layer` of `standard_spec`: each kind of layer has its own theta and settings, and LOCAL ones a window."""
-
-    def of_its_kind(index: int, layer: LayerSpec) -> LayerSpec:
-        kind = kinds[index]
-        numbers = {"theta": thetas[kind], "trained_length": longest}
-        rotary = rotary_spec(rope_of(kind), head_dim=layer.head_size, **numbers)
-        return replace(layer, rotary=rotary, window=window if kind == LOCAL else None)
-
-    return of_its_kind
+def _is_bounded(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
 
 
 # rope_type of a published config -> the name that `kernels.rotary_tables` knows the scaling by.

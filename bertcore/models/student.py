@@ -83,8 +83,9 @@ def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
         changed = {**config, key: count}
         if family.spec_from_config(changed).num_layers == count:
             return changed
-    known = ", ".join(LAYER_COUNTS)
-    raise ValueError(f"config: none of {known} is a key for the number of layers of {family.model_type}")
+    raise ValueError(
+        f"config: none of {', '.join(LAYER_COUNTS)} is a key for the number of layers of {family.model_type}"
+    )
 
 
 def _chosen(layers: Sequence[int] | None, own: EncoderSpec, other: EncoderSpec) -> list[int]:
@@ -118,8 +119,9 @@ def _check_layer(student: Model, teacher: Model, index: int, place: int) -> None
     for name in SAME:
         mine, theirs = getattr(student.spec.layers[index], name), getattr(teacher.spec.layers[place], name)
         if mine != theirs:
-            both = f"the student's layer {index} is {mine}, of the teacher's layer {place} {theirs}"
-            raise ValueError(f"{name} of {both}")
+            raise ValueError(
+                f"{name} of the student's layer {index} is {mine}, of the teacher's layer {place} {theirs}"
+            )
 
 
 def _pairs_around(student: Model, teacher: Model) -> Iterator[tuple[Parameter, Parameter]]:
@@ -155,6 +157,7 @@ def _values(own: Parameter, other: Parameter, student: Model, teacher: Model) ->
         first, its = student.spec.position_offset, teacher.spec.position_offset
         values = values if first == its else np.concatenate([own.array()[:first], values[its:]])
     if values.shape != own.shape:
-        expected = f"{values.shape}, that of the teacher's {other.names[0]}"
-        raise ValueError(f"{own.names[0]} has shape {own.shape}, expected {expected}")
+        raise ValueError(
+            f"{own.names[0]} has shape {own.shape}, expected {values.shape}, that of the teacher's {other.names[0]}"
+        )
     return values

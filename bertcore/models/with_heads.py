@@ -47,8 +47,10 @@ class ModelWithHeads(Model):
         specs = head_specs(config)
         missing = [task for task in self._tasks if task not in specs]
         if missing:
-            problem = f"have no head for {missing[0]}; they have {', '.join(specs)}"
-            raise ValueError(f"config: models of type {config.get('model_type')!r} {problem}")
+            raise ValueError(
+                f"config: models of type {config.get('model_type')!r} have no head for {missing[0]}; "
+                f"they have {', '.join(specs)}"
+            )
         wanted = [specs[task] for task in self._tasks]
         super().__init__(config, add_pooling_layer=any(getattr(spec, "source", None) == "pooler" for spec in wanted))
         self.heads = [self._head(task, spec) for task, spec in zip(self._tasks, wanted, strict=True)]

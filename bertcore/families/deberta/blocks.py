@@ -64,15 +64,25 @@ def mean_value_for_padding(
 
 @dataclass(frozen=True)
 class Disentanglement:
-    """Settings of DeBERTa's disentangled attention and embeddings."""
+    """Settings of DeBERTa's disentangled attention and embeddings.
 
-    content_to_position: bool  # which of the two scores are added to that of content to content
-    position_to_content: bool  # which of the two scores are added to that of content to content
-    score_terms: int  # the scores are divided by sqrt(score_terms * head_dim)
-    max_distance: int  # greater distances count as this one; 0 where positions are not relative
-    buckets: int = 0  # of the distances of one sign: half are of single ones, the rest of growing ranges; 0 for none
-    shares_maps: bool = False  # relative positions are mapped as content is, by a layer's own query and key maps
-    has_norm: bool = False  # the relative embeddings are normalised
+    Attributes:
+        content_to_position, position_to_content: which of the two scores are added to that of content to content.
+        score_terms: the scores are divided by sqrt(score_terms * head_dim).
+        max_distance: greater distances count as this one; 0 where positions are not relative.
+        buckets: how many embeddings the distances of one sign share: half of them are for single distances, the rest
+            for ranges that grow with the distance; 0 for one each up to max_distance.
+        shares_maps: relative positions are mapped as content is, by a layer's own query and key maps.
+        has_norm: the relative embeddings are normalised.
+    """
+
+    content_to_position: bool
+    position_to_content: bool
+    score_terms: int
+    max_distance: int
+    buckets: int = 0
+    shares_maps: bool = False
+    has_norm: bool = False
 
     @property
     def span(self) -> int:
@@ -102,7 +112,11 @@ def within_length(distances: int, longest: int) -> slice:
 
 
 def _log_buckets(distances: np.ndarray, middle: int, max_distance: int) -> np.ndarray:
-    """Distances up to `middle` as they are, those beyond on a logarithmic scale, in float32 as PyTorch rounds it up."""
+    """Distances up to `middle` as they are, those beyond on a logarithmic scale.
+
+    In float32 as in PyTorch, since rounding up a logarithm depends on its last bit. (Compared with transformers for 253
+    pairs of sizes: all equal; in float64 one distance of one pair falls into the next bucket.)
+    """
     far = np.maximum(np.abs(distances), middle + 1)
     logarithms = np.log((far / middle).astype(np.float32))
     if max_distance > middle + 1:
@@ -127,11 +141,15 @@ class DisentangledEmbeddings(Embeddings):
             self.norm = LayerNorm(names["embeddings_norm"], features=spec.hidden_size, eps=spec.layer_norm_eps)
 
     def __call__(self, run: Pass, inputs: Any) -> Any:
+        """An `EncoderInput` -> (tokens, hidden)."""
         words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
-        if self.projection is not None:
-            words = self.projection(run, words if marks is None else functional.add(run, words, marks))
-            marks = None
-        embedded = drop(run, self.norm(run, words, marks), self.dropout)
+        if self.projection is None:
+            embedded = self.norm(run, words, marks)
+        else:
+            embedded = self.norm(
+                run, self.projection(run, words if marks is None else functional.add(run, words, marks))
+            )
+        embedded = drop(run, embedded, self.dropout)
         if inputs.key_mask is None:
             return embedded
         return functional.scale(run, embedded, factor=real_tokens(run, inputs)[:, None])
@@ -227,11 +245,17 @@ class DisentangledContext(LayerContext):
 
 
 class Keys(NamedTuple):
-    """The keys of an attention: of tokens and of positions."""
+    """The keys of an attention: of tokens and of positions.
 
-    qkv: Any  # query, key and value of the tokens, side by side, (tokens, 3 * hidden)
-    bias: Any  # of their map, (3 * hidden,)
-    tables: tuple[Any, Any]  # of positions, for queries and for keys, (rows, heads, head_dim) or None
+    Attributes:
+        qkv: query, key and value of the tokens, side by side, (tokens, 3 * hidden).
+        bias: of their map, (3 * hidden,).
+        tables: what relative positions are mapped to, for queries and for keys, (rows, heads, head_dim) or None.
+    """
+
+    qkv: Any
+    bias: Any
+    tables: tuple[Any, Any]
 
 
 class DisentangledAttention(SelfAttention):
@@ -267,6 +291,7 @@ class DisentangledAttention(SelfAttention):
         return (chosen.weight for chosen in (self.map_key, self.map_query) if chosen is not None)
 
     def mix(self, run: Pass, source: Any, context: DisentangledContext) -> Any:
+        """The attended values of all heads side by side, (tokens, hidden)."""
         return self.attend_to(run, self.keys(run, source, context), context)
 
     def keys(self, run: Pass, source: Any, context: DisentangledContext) -> Keys:
@@ -286,10 +311,18 @@ class DisentangledAttention(SelfAttention):
         qkv, tables = keys.qkv, keys.tables
         projected = [qkv] if queries is None else self._asked_by(run, queries, keys, rows)
         has_tables = any(table is not None for table in tables)
-        options = {"relative": positions.relative(*tables) if has_tables else None, "scale": self.spec.scale}
-        options |= {"cu_seqlens": context.cu_seqlens, "attn_mask": context.key_mask}
-        options |= {"dropout": self.spec.attention_dropout, "compute_dtype": attention_dtype(run, weight)}
-        attended = functional.self_attention(run, *projected, **heads, **options, components=positions.components)
+        attended = functional.self_attention(
+            run,
+            *projected,
+            **heads,
+            relative=positions.relative(*tables) if has_tables else None,
+            cu_seqlens=context.cu_seqlens,
+            attn_mask=context.key_mask,
+            scale=self.spec.scale,
+            dropout=self.spec.attention_dropout,
+            components=positions.components,
+            compute_dtype=attention_dtype(run, weight),
+        )
         if positions.padding:
             attended = mean_value_for_padding(run, attended, qkv, **heads, padding=positions.padding)
         return attended if rows is None else functional.take_rows(run, attended, rows=rows)
@@ -305,24 +338,24 @@ class DisentangledAttention(SelfAttention):
 
     def _bias_and_tables(self, run: Pass, positions: PositionsOfPass) -> tuple[Any, Any, Any]:
         """Return the bias of qkv, (3 * hidden,), and the mapped relative positions, (rows, heads, head_dim) or None."""
-
-        def made() -> tuple[Any, ...]:
-            shape = -1, self.spec.num_heads, self.spec.head_size
-            tables = self._tables(run, positions)
-            by_head = (None if each is None else functional.reshape(run, each, shape=shape) for each in tables)
-            return self._bias(run), *by_head
+        if positions.is_trained:
+            return self._bias(run), *self._by_head(run, positions)
 
         def contiguous() -> tuple[Any, ...]:
-            bias, *tables = made()
-            xp = kernels.array_module(bias)
-            return bias, *(None if each is None else xp.ascontiguousarray(each) for each in tables)
+            arrays = self._bias(run), *self._by_head(run, positions)
+            return tuple(
+                None if array is None else kernels.array_module(array).ascontiguousarray(array) for array in arrays
+            )
 
-        if positions.is_trained:
-            return made()
         return self._constants.get(run, (self.version, positions.block.version), contiguous)
 
     def _bias(self, run: Pass) -> Any:
         return self.projections[0].bias.value(run)
+
+    def _by_head(self, run: Pass, positions: PositionsOfPass) -> Iterator[Any]:
+        for table in self._tables(run, positions):
+            shape = -1, self.spec.num_heads, self.spec.head_size
+            yield None if table is None else functional.reshape(run, table, shape=shape)
 
     def _tables(self, run: Pass, positions: PositionsOfPass) -> tuple[Any, Any]:
         """The mapped positions that queries and keys are compared with."""
@@ -330,7 +363,9 @@ class DisentangledAttention(SelfAttention):
         if embeddings is not None and self.position_terms:
             embeddings = drop(run, embeddings, self.dropout)
         if embeddings is None or not details.shares_maps:
-            return tuple(each and each(run, embeddings) for each in (self.map_key, self.map_query))
+            return tuple(
+                None if chosen is None else chosen(run, embeddings) for chosen in (self.map_key, self.map_query)
+            )
         if not (details.content_to_position or details.position_to_content):
             return None, None
         mapped, widths = self.projections[0](run, embeddings), 3 * [self.spec.hidden_size]
@@ -349,8 +384,9 @@ class DisentangledAttentionByHead(DisentangledAttention):
 
     def _make_projections(self, names: Mapping[str, str], layer: LayerSpec) -> list[Linear]:
         width, heads = layer.hidden_size, layer.num_heads
-        biases = (names["query_bias"], names["value_bias"])
-        self.query_bias, self.value_bias = (Parameter(name, shape=(width,), initial="zeros") for name in biases)
+        self.query_bias, self.value_bias = (
+            Parameter(names[f"{part}_bias"], shape=(width,), initial="zeros") for part in ("query", "value")
+        )
         split = (heads, 3, width // heads, width)
         by_head = Layout((3 * width, width), axes=(1, 0, 2, 3), row_axes=3, split=split)
         return [Linear(names["qkv"], in_features=width, out_features=3 * width, bias=False, layout=by_head)]

@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 from bertcore.checkpoint import NameRules
 from bertcore.checkpoint.parameters import INDEX_BUFFERS, LAYER_NORM_ENDINGS
 from bertcore.families import bert
-from bertcore.families.deberta import blocks
+from bertcore.families.deberta.blocks import (
+    DisentangledAttentionByHead,
+    DisentangledContext,
+    DisentangledEmbeddings,
+    Disentanglement,
+    PositionsOfPass,
+    RelativeEmbeddings,
+    padding_of_sequences,
+    real_tokens,
+)
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.adapter import Adapter, Encoded
 from bertcore.models.auto import AutoModelForMaskedLM
@@ -40,9 +49,13 @@ class AttentionComponents(NamedTuple):
 
 @dataclass(kw_only=True)
 class ComponentsInput(EncoderInput):
-    """Inputs with a list for the terms of scores."""
+    """Inputs with a list for the terms of scores.
 
-    components: list  # a list to which each layer appends the terms of its scores
+    Attributes:
+        components: a list to which each layer appends the terms of its scores.
+    """
+
+    components: list
     is_plain = False
 
 
@@ -51,29 +64,32 @@ class DisentangledAdapter(Adapter):
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
-        self.relative = blocks.RelativeEmbeddings(names, spec)
+        self.relative = RelativeEmbeddings(names, spec)
 
     def pack(self, run: Pass, *given: Any, output_attention_components: bool = False, **options: Any) -> EncoderInput:
         inputs = super().pack(run, *given, **options)
         return ComponentsInput(**vars(inputs), components=[]) if output_attention_components else inputs
 
     def reads_on_host(self, run: Pass) -> Collection[str]:
+        """In training positions are mapped for the longest sequence."""
         return () if run.tape is None else ("longest",)
 
     def begin(
         self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]
-    ) -> tuple[Tensor, blocks.DisentangledContext]:
+    ) -> tuple[Tensor, DisentangledContext]:
+        """The embeddings, and what all layers share."""
         return embeddings(run, inputs), self.context(run, inputs)
 
-    def context(self, run: Pass, inputs: EncoderInput) -> blocks.DisentangledContext:
+    def context(self, run: Pass, inputs: EncoderInput) -> DisentangledContext:
         """Return the context that all layers share; padding neither attends nor is attended to."""
         is_real, padding, mask, packed = None, [], inputs.key_mask, inputs.packed
         if mask is not None:
-            is_real, mask = blocks.real_tokens(run, inputs), _pair_mask(mask)
-            padding = blocks.padding_of_sequences(packed.strip(packed.is_real), packed.cu_seqlens)
-        components = getattr(inputs, "components", None)
-        positions = blocks.PositionsOfPass(run, self.relative, inputs.longest, is_real, padding, components)
-        return blocks.DisentangledContext(inputs.cu_seqlens, mask, positions=positions)
+            is_real, mask = real_tokens(run, inputs), _pair_mask(mask)
+            padding = padding_of_sequences(packed.strip(packed.is_real), packed.cu_seqlens)
+        positions = PositionsOfPass(
+            run, self.relative, inputs.longest, is_real, padding, getattr(inputs, "components", None)
+        )
+        return DisentangledContext(inputs.cu_seqlens, mask, positions=positions)
 
     def restore(self, run: Pass, inputs: EncoderInput, state: Tensor) -> Encoded:
         """Outputs have attention_components: on request the AttentionComponents of each layer, else None."""
@@ -121,8 +137,10 @@ class DebertaForMaskedLM(AutoModelForMaskedLM):
             read, spec = ConfigReader(self.config), self.spec
             read.require(position_biased_input=False)
             if spec.embedding_size != spec.hidden_size:
-                expected = f"hidden_size {spec.hidden_size} for {KEY}"
-                raise ValueError(f"config: embedding_size is {spec.embedding_size}, expected {expected}")
+                raise ValueError(
+                    f"config: embedding_size is {spec.embedding_size}, "
+                    f"expected hidden_size {spec.hidden_size} for {KEY}"
+                )
             name = f"{self.family.name_rules.prefix}embeddings.position_embeddings"
             rows = read.size("max_position_embeddings", 512, most=MOST_POSITIONS)
             self.positions = Embedding(name, rows=rows, features=spec.hidden_size)
@@ -173,34 +191,34 @@ class DebertaForMaskedLM(AutoModelForMaskedLM):
 _TYPES = ("c2p", "p2c")
 
 
-def disentangled_spec(
-    config: Mapping[str, Any], details: blocks.Disentanglement, defaults: Mapping[str, Any]
-) -> EncoderSpec:
+def disentangled_spec(config: Mapping[str, Any], details: Disentanglement, defaults: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a DeBERTa config of any version; `defaults` are the values of absent keys."""
     read = ConfigReader(config)
+    choices = {"classifier_dropout": read.rate("hidden_dropout_prob", 0.1)}
     hidden_size = read.size("hidden_size", defaults.get("hidden_size", 768))
     read.require(pooler_hidden_size=hidden_size)
-    choices = {"classifier_dropout": read.rate("hidden_dropout_prob", 0.1), "is_relative": details.span > 0}
-    choices |= {"embedding_size": read.size("embedding_size", hidden_size), "details": details}
     if not read.flag("position_biased_input", True):
         choices["max_positions"] = 0
     if not read.flag("legacy", True):  # that head has the word embeddings' weight, tied or not
         choices["tied_decoder"] = True
     return standard_spec(
         config,
+        embedding_size=read.size("embedding_size", hidden_size),
+        is_relative=details.span > 0,
+        details=details,
         defaults={"type_vocab_size": 0, "layer_norm_eps": 1e-7} | defaults,
         each_layer=lambda index, layer: replace(layer, scale=(layer.head_size * details.score_terms) ** -0.5),
         **choices,
     )
 
 
-def listed(config: Mapping[str, Any], key: str = "pos_att_type", allowed: Collection[str] = _TYPES) -> list[str]:
-    """Some of the `allowed` values, as a list or a string with "|" between; none where the key is absent."""
-    value = config.get(key)
-    found = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else value or []
-    if not isinstance(found, list | tuple) or any(each not in allowed for each in found):
-        raise ValueError(f"config: {key} is {value!r}, expected some of {', '.join(allowed)}, or null")
-    return list(found)
+def position_types(config: Mapping[str, Any]) -> list[str]:
+    """pos_att_type: "c2p", "p2c", both or none, as a list or a string with "|" between."""
+    value = config.get("pos_att_type")
+    types = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else value or []
+    if not isinstance(types, list | tuple) or any(kind not in _TYPES for kind in types):
+        raise ValueError(f"config: pos_att_type is {value!r}, expected some of {', '.join(_TYPES)}, or null")
+    return list(types)
 
 
 def max_distance(config: Mapping[str, Any]) -> int:
@@ -214,9 +232,10 @@ def max_distance(config: Mapping[str, Any]) -> int:
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    types = listed(config)
+    """The spec of a DeBERTa v1 config."""
+    types = position_types(config)
     ConfigReader(config).require(talking_head=False)
-    details = blocks.Disentanglement(
+    details = Disentanglement(
         content_to_position="c2p" in types,
         position_to_content="p2c" in types,
         score_terms=1 + len(types),
@@ -229,8 +248,13 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """The heads of a DeBERTa config of any version; multiple choice is v2's alone."""
     language_model = bert.heads(read)["masked_lm"]
     if not read.flag("legacy", True):
-        parts = (f"lm_predictions.lm_head.{part}" for part in ("decoder", "bias", "dense", "LayerNorm"))
-        language_model = LanguageModelSpec(*parts, activation=language_model.activation)
+        language_model = LanguageModelSpec(
+            decoder="lm_predictions.lm_head.decoder",
+            tied_bias="lm_predictions.lm_head.bias",
+            transform="lm_predictions.lm_head.dense",
+            transform_norm="lm_predictions.lm_head.LayerNorm",
+            activation=language_model.activation,
+        )
     pooled = {"dense": "pooler.dense", "activation": read.activation("pooler_hidden_act", "gelu")}
     pooled["dense_dropout"] = read.rate("pooler_dropout", 0.0)
     pooled["dropout"] = read.rate("cls_dropout", read.rate("hidden_dropout_prob", 0.1))
@@ -242,32 +266,51 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 def _head_spellings() -> tuple[tuple[str, str], ...]:
     """Return pairs of spellings, both ways, of the language model's head; configs do not say which a file has."""
-    parts = [f"{part}.{kind}" for part in ("dense", "LayerNorm") for kind in ("weight", "bias")]
-    pairs = [(f"cls.predictions.transform.{part}", f"lm_predictions.lm_head.{part}") for part in parts]
-    pairs.append(("cls.predictions.bias", "lm_predictions.lm_head.bias"))
-    return *pairs, *((new, old) for old, new in pairs)
+    parts = [
+        ("cls.predictions.bias", "lm_predictions.lm_head.bias"),
+        *(
+            (f"cls.predictions.transform.{part}.{kind}", f"lm_predictions.lm_head.{part}.{kind}")
+            for part in ("dense", "LayerNorm")
+            for kind in ("weight", "bias")
+        ),
+    ]
+    return *parts, *((new, old) for old, new in parts)
 
 
 _MAPS = ("query", "key", "value")
 
-LAYER_NAMES = {part: name for part, name in bert.BERT.layer_names.items() if part not in _MAPS} | {
-    "qkv": "encoder.layer.{layer}.attention.self.in_proj", "query_bias": "encoder.layer.{layer}.attention.self.q_bias",
-    "value_bias": "encoder.layer.{layer}.attention.self.v_bias",
-    "position_key": "encoder.layer.{layer}.attention.self.pos_proj",
-    "position_query": "encoder.layer.{layer}.attention.self.pos_q_proj",
-}  # fmt: skip
-ENCODER_NAMES = bert.BERT.encoder_names | {
-    "embeddings_projection": "embeddings.embed_proj", "relative_embeddings": "encoder.rel_embeddings",
-}  # fmt: skip
 DEBERTA = register(
-    bert.BERT, model_type="deberta", architecture="Deberta", spec_from_config=spec, heads=heads,
-    encoder_names=ENCODER_NAMES, layer_names=LAYER_NAMES, embeddings=blocks.DisentangledEmbeddings,
-    attention=blocks.DisentangledAttentionByHead, adapter=DisentangledAdapter, pooler=None, inputs=(COMPONENTS,),
-    batch_inputs=(COMPONENTS,), soft_labels=True, models={"AutoModelForMaskedLM": DebertaForMaskedLM},
-    name_rules=NameRules(
-        prefix="deberta.", tied=bert.BERT.name_rules.tied, endings=LAYER_NORM_ENDINGS + _head_spellings(),
-        heads=("cls.predictions.", "lm_predictions.", "mask_predictions.", "pooler.", "classifier.", "qa_outputs."),
-        # Published files keep a table of positions that the model does not add.
-        buffers=(*INDEX_BUFFERS, "embeddings.position_embeddings.weight"),
-    ),
-)  # fmt: skip
+    replace(
+        bert.BERT,
+        model_type="deberta",
+        architecture="Deberta",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="deberta.",
+            heads=("cls.predictions.", "lm_predictions.", "mask_predictions.", "pooler.", "classifier.", "qa_outputs."),
+            tied=bert.BERT.name_rules.tied,
+            endings=LAYER_NORM_ENDINGS + _head_spellings(),
+            # Published files keep a table of positions that the model does not add.
+            buffers=(*INDEX_BUFFERS, "embeddings.position_embeddings.weight"),
+        ),
+        encoder_names=bert.BERT.encoder_names
+        | {"embeddings_projection": "embeddings.embed_proj", "relative_embeddings": "encoder.rel_embeddings"},
+        layer_names={part: name for part, name in bert.BERT.layer_names.items() if part not in _MAPS}
+        | {
+            "qkv": "encoder.layer.{layer}.attention.self.in_proj",
+            "query_bias": "encoder.layer.{layer}.attention.self.q_bias",
+            "value_bias": "encoder.layer.{layer}.attention.self.v_bias",
+            "position_key": "encoder.layer.{layer}.attention.self.pos_proj",
+            "position_query": "encoder.layer.{layer}.attention.self.pos_q_proj",
+        },
+        embeddings=DisentangledEmbeddings,
+        attention=DisentangledAttentionByHead,
+        adapter=DisentangledAdapter,
+        models={"AutoModelForMaskedLM": DebertaForMaskedLM},
+        pooler=None,
+        inputs=(COMPONENTS,),
+        batch_inputs=(COMPONENTS,),
+        soft_labels=True,
+    )
+)

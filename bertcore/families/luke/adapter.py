@@ -67,8 +67,10 @@ class WordAndEntityInput(EncoderInput):
         behind = {
             "cu_seqlens": offsets_behind(self.cu_seqlens, most + 1, words if in_training else self.cu_seqlens[-1]),
             "all_cu_seqlens": offsets_behind(of_all, most + 1, every if in_training else of_all[-1]),
+            "word_rows": places[:spare],
+            "entity_rows": places[spare:],
+            "entity_positions": -1,
         }
-        behind |= {"word_rows": places[:spare], "entity_rows": places[spare:], "entity_positions": -1}
         return IntegerBuffer.with_capacities(run, of_words | integers, capacities, behind)
 
     def _with(self, integers: Mapping[str, Any], **others: Any) -> EncoderInput:
@@ -80,9 +82,15 @@ class WordAndEntityAdapter(Adapter):
     """Each sequence is words and then entities in the layers; the words come out, and `Entities.hidden`."""
 
     def pack(
-        self, run: Pass, *given: Any, keep_padding: bool = False, entity_ids: Any = None,
-        entity_attention_mask: Any = None, entity_token_type_ids: Any = None, entity_position_ids: Any = None,
-    ) -> EncoderInput:  # fmt: skip
+        self,
+        run: Pass,
+        *given: Any,
+        keep_padding: bool = False,
+        entity_ids: Any = None,
+        entity_attention_mask: Any = None,
+        entity_token_type_ids: Any = None,
+        entity_position_ids: Any = None,
+    ) -> EncoderInput:
         """The arguments of a call, checked and packed.
 
         Args:
@@ -152,12 +160,16 @@ def _pack(
     all_tokens = PackedBatch(np.hstack([packed.stays, kept]), np.hstack([packed.is_real, mask]))
     columns = np.broadcast_to(np.arange(all_tokens.shape[1]), all_tokens.shape)
     is_word = all_tokens.strip(columns) < packed.shape[1]
-    positions = batch.strip(positions)  # up to the last column that any mention uses, at least one column
-    positions = positions[:, : max(np.flatnonzero((positions >= 0).any(axis=0)), default=-1) + 1]
-    positions = positions if positions.shape[1] else np.full((len(positions), 1), -1)
-    rows = TokenRows(np.flatnonzero(is_word), np.flatnonzero(~is_word))
-    offsets, mask = all_tokens.cu_seqlens, all_tokens.key_mask()
-    return Entities(batch.strip(ids), batch.strip(types), positions, batch, all_tokens, rows, offsets, mask)
+    return Entities(
+        ids=batch.strip(ids),
+        token_type_ids=batch.strip(types),
+        position_ids=_without_empty_end(batch.strip(positions)),
+        batch=batch,
+        all_tokens=all_tokens,
+        rows=TokenRows(np.flatnonzero(is_word), np.flatnonzero(~is_word)),
+        cu_seqlens=all_tokens.cu_seqlens,
+        key_mask=all_tokens.key_mask(),
+    )
 
 
 def _positions(spec: EncoderSpec, ids: np.ndarray, kept: np.ndarray, position_ids: Any) -> np.ndarray:
@@ -169,3 +181,11 @@ def _positions(spec: EncoderSpec, ids: np.ndarray, kept: np.ndarray, position_id
         raise ValueError(f"{name} has shape {positions.shape}, expected {(*ids.shape, 'tokens')} as entity_ids has")
     check_range(name, positions, kept[:, :, None] & (positions != -1), spec.max_positions, "positions")
     return positions
+
+
+def _without_empty_end(positions: np.ndarray) -> np.ndarray:
+    """The positions up to the last column that any mention uses, at least one column."""
+    used = np.flatnonzero((positions >= 0).any(axis=0))
+    if not used.size:
+        return np.full((len(positions), 1), -1)
+    return positions[:, : used[-1] + 1]

@@ -39,8 +39,11 @@ def average_rows(run: Pass, table: Any, *, rows: Any) -> Any:
     def pullback(grad):
         means, places = xp.nonzero(rows >= 0)
         shares = (grad.astype(wide_dtype, copy=False) / counts).astype(grad.dtype, copy=False)
-        saved = kernels.EmbeddingSaved(rows[means, places], table.shape[0])
-        return (kernels.embedding_backward(shares[means], saved, backend=run.backend),)
+        return (
+            kernels.embedding_backward(
+                shares[means], kernels.EmbeddingSaved(rows[means, places], table.shape[0]), backend=run.backend
+            ),
+        )
 
     total = 0
     for column in rows.T:  # as long as the longest mention: a few
@@ -88,9 +91,16 @@ def _double_heads(qkv, word_queries, entity_queries, num_heads, word_rows, entit
 
 
 def entity_aware_attention(
-    run: Pass, qkv: Any, word_queries: Any, entity_queries: Any, *, num_heads: int, word_rows: Any, entity_rows: Any,
+    run: Pass,
+    qkv: Any,
+    word_queries: Any,
+    entity_queries: Any,
+    *,
+    num_heads: int,
+    word_rows: Any,
+    entity_rows: Any,
     **options: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """Attention with separate queries for words and for entities, within each packed sequence.
 
     Source: Yamada et al. 2020, arXiv:2010.01057, section 3.2.
@@ -158,11 +168,16 @@ INTEGERS = ("entity_ids", "entity_types", "entity_positions", "word_rows", "enti
 
 @dataclass(frozen=True)
 class EntitySpec:
-    """Settings of LUKE's entity embeddings and attention."""
+    """Settings of LUKE's entity embeddings and attention.
 
-    vocab_size: int  # rows and width of the table of entities
-    embedding_size: int  # rows and width of the table of entities
-    aware_attention: bool  # whether queries depend on the kinds of both tokens
+    Attributes:
+        vocab_size, embedding_size: rows and width of the table of entities.
+        aware_attention: whether queries depend on the kinds of both tokens.
+    """
+
+    vocab_size: int
+    embedding_size: int
+    aware_attention: bool
 
 
 @dataclass(frozen=True)
@@ -175,17 +190,26 @@ class TokenRows:
 
 @dataclass
 class Entities:
-    """The packed entities of a batch, in the memory of the backend in force (except the batches)."""
+    """The packed entities of a batch, in the memory of the backend in force (except the batches).
 
-    ids: Any  # integers, (entities,)
-    token_type_ids: Any  # integers, (entities,)
-    position_ids: Any  # the positions of each mention's tokens, -1 where there are no more, (entities, longest mention)
-    batch: PackedBatch  # how the entities were padded
-    all_tokens: PackedBatch  # the same of words and entities: in each sequence entities stand after the words
-    rows: TokenRows  # of words and entities; see `TokenRows`, `EncoderInput`
-    cu_seqlens: Any  # of words and entities; see `TokenRows`, `EncoderInput`
-    key_mask: Any  # of words and entities; see `TokenRows`, `EncoderInput`
-    hidden: Any = None  # their last hidden state, (entities, hidden), when it is there
+    Attributes:
+        ids, token_type_ids: integers, (entities,).
+        position_ids: the positions of each mention's tokens, -1 where there are no more, (entities, longest mention).
+        batch: how the entities were padded.
+        all_tokens: the same of words and entities: in each sequence entities stand after the words.
+        rows, cu_seqlens, key_mask: of words and entities; see `TokenRows`, `EncoderInput`.
+        hidden: their last hidden state, (entities, hidden), when it is there.
+    """
+
+    ids: Any
+    token_type_ids: Any
+    position_ids: Any
+    batch: PackedBatch
+    all_tokens: PackedBatch
+    rows: TokenRows
+    cu_seqlens: Any
+    key_mask: Any
+    hidden: Any = None
 
     def integers(self) -> dict[str, np.ndarray]:
         """Return the integer arrays in host memory by name, as `with_integers` takes them."""
@@ -193,9 +217,14 @@ class Entities:
         return dict(zip(INTEGERS, (*arrays, self.cu_seqlens), strict=True))
 
     def with_integers(self, integers: Mapping[str, Any]) -> "Entities":
+        """The same entities with these integers."""
         ids, types, positions, words, entities, offsets = (integers[name] for name in INTEGERS)
-        positions = positions.reshape(len(ids), len(positions) // len(ids) if len(ids) else 1)
-        changed = {"position_ids": positions, "rows": TokenRows(words, entities), "cu_seqlens": offsets}
+        width = len(positions) // len(ids) if len(ids) else 1
+        changed = {
+            "position_ids": positions.reshape(len(ids), width),
+            "rows": TokenRows(words, entities),
+            "cu_seqlens": offsets,
+        }
         return replace(self, ids=ids, token_type_ids=types, **changed)
 
 
@@ -213,8 +242,9 @@ class EntityEmbeddings(Block):
         if entities.embedding_size != width:
             sizes = {"in_features": entities.embedding_size, "out_features": width}
             self.projection = Linear(names["entity_projection"], **sizes, bias=False)
-        name, shape = f"{names['entity_position_embeddings']}.weight", (spec.max_positions, width)
-        self.positions = Parameter(name, shape=shape, use="table")
+        self.positions = Parameter(
+            f"{names['entity_position_embeddings']}.weight", shape=(spec.max_positions, width), use="table"
+        )
         if spec.type_vocab_size:
             self.types = Embedding(names["entity_type_embeddings"], rows=spec.type_vocab_size, features=width)
         self.norm = LayerNorm(names["entity_embeddings_norm"], features=width, eps=spec.layer_norm_eps)
@@ -238,9 +268,11 @@ class WordAndEntityEmbeddings(Embeddings):
         self.entities = EntityEmbeddings(names, spec)
 
     def other_weights(self) -> Iterator[Parameter]:
+        """The maps of entities."""
         return self.entities.token_weights()
 
     def __call__(self, run: Pass, inputs: Any) -> Any:
+        """An `EncoderInput` -> (tokens, hidden)."""
         words, entities = super().__call__(run, inputs), getattr(inputs, "entities", None)
         if entities is None:
             return words
@@ -271,15 +303,25 @@ class EntityAwareAttention(SelfAttention):
             self.entity_queries = Linear(*projections, in_features=width, out_features=width)
 
     def other_weights(self) -> Iterator[Parameter]:
+        """The further queries, which replace the first where there are entities."""
         return (queries.weight for queries in (self.word_queries, self.entity_queries)) if self.is_aware else iter(())
 
     def mix(self, run: Pass, source: Any, context: LayerContext) -> Any:
+        """The attended values of all heads side by side, (tokens, hidden)."""
         if not self.is_aware or not isinstance(context, EntityContext):
             return super().mix(run, source, context)
         rows, joined = context.rows, self.projections[0]
         words, entities = split_rows(run, source, first_rows=rows.words, second_rows=rows.entities)
-        qkv, queries = joined(run, source), (self.word_queries(run, words), self.entity_queries(run, entities))
-        options = {"cu_seqlens": context.cu_seqlens, "attn_mask": context.key_mask}
-        options |= {"compute_dtype": attention_dtype(run, joined.weight), "dropout": self.spec.attention_dropout}
-        options |= {"num_heads": self.spec.num_heads, "word_rows": rows.words, "entity_rows": rows.entities}
-        return entity_aware_attention(run, qkv, *queries, **options)
+        return entity_aware_attention(
+            run,
+            joined(run, source),
+            self.word_queries(run, words),
+            self.entity_queries(run, entities),
+            num_heads=self.spec.num_heads,
+            word_rows=rows.words,
+            entity_rows=rows.entities,
+            cu_seqlens=context.cu_seqlens,
+            attn_mask=context.key_mask,
+            compute_dtype=attention_dtype(run, joined.weight),
+            dropout=self.spec.attention_dropout,
+        )

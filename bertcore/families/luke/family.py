@@ -13,7 +13,6 @@ from bertcore.families import roberta
 from bertcore.families.luke.adapter import INPUTS, WordAndEntityAdapter, WordAndEntityInput
 from bertcore.families.luke.blocks import Entities, EntityAwareAttention, EntitySpec, WordAndEntityEmbeddings
 from bertcore.heads import ClassifierSpec, LanguageModelHead, LanguageModelSpec
-from bertcore.kernels import checks
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
@@ -118,10 +117,14 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
                 count = self.spec.details.vocab_size
                 mep_loss = losses.token_loss(run, scores, entity_labels, entities.batch, count, **named)
         both = [loss for loss in (mlm_loss, mep_loss) if loss is not None]
-        loss = losses.total(run, *both) if len(both) == 2 else both[0] if both else None
-        found = {"logits": vars(of_words)["logits"], "entity_logits": logits}  # unread, if they are computed later
-        parts = {"mlm_loss": mlm_loss, "mep_loss": mep_loss}
-        return EntityMaskedLMOutput(loss=loss, **parts, **found, traced=encoded.traced)
+        return EntityMaskedLMOutput(
+            loss=losses.total(run, *both) if len(both) == 2 else both[0] if both else None,
+            mlm_loss=mlm_loss,
+            mep_loss=mep_loss,
+            logits=vars(of_words)["logits"],  # unread, if they are to be computed later
+            entity_logits=logits,
+            traced=encoded.traced,
+        )
 
 
 class LukeForEntityClassification(AutoModelForEntityClassification):
@@ -147,8 +150,10 @@ class LukeForEntityClassification(AutoModelForEntityClassification):
             raise ValueError(f"entity_ids has shape {entities.batch.shape}, expected at least {count} entities")
         if not is_real.all():
             where = ", ".join(map(str, np.argwhere(~is_real)[0]))
-            why = f"{type(self).__name__} classifies the first {count} entities of a sequence"
-            raise ValueError(f"entity_attention_mask[{where}] is 0, expected 1: {why}")
+            raise ValueError(
+                f"entity_attention_mask[{where}] is 0, expected 1: {type(self).__name__} classifies the first "
+                f"{count} entities of a sequence"
+            )
         return [run.to_backend(rows) for rows in entities.batch.rows()[:, :count].T.copy()]
 
 
@@ -189,11 +194,13 @@ class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
         flags, batch = losses.label_array("labels", labels), entities.batch
         if flags.ndim != 3:
             return losses.token_loss(run, logits, labels, batch, self._num_labels(), kind="entity_")
-        checks.shape((*batch.shape, self._num_labels()), labels=flags)
+        if flags.shape != (*batch.shape, self._num_labels()):
+            raise ValueError(f"labels has shape {flags.shape}, expected {(*batch.shape, self._num_labels())}")
         return losses.binary_loss(run, logits, batch.strip(flags))
 
 
 def _entities(encoded: Encoded, model: ModelWithHeads) -> Entities:
+    """The entities of a call."""
     if not isinstance(encoded.inputs, WordAndEntityInput):
         raise ValueError(f"entity_ids is None; {type(model).__name__} needs them for what it is asked for")
     return encoded.inputs.entities
@@ -208,6 +215,7 @@ def _word_rows(encoded: Encoded, batch: PackedBatch, name: str, columns: Any) ->
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """The spec of a LUKE config."""
     read = ConfigReader(config)
     entities = EntitySpec(
         vocab_size=read.size("entity_vocab_size", 500000),
@@ -224,8 +232,14 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     entities' decoder and table.
     """
     bias, transform = "entity_predictions.bias", "entity_predictions.transform"
-    parts = ("entity_predictions.decoder", bias, f"{transform}.dense", f"{transform}.LayerNorm")
-    entities = LanguageModelSpec(*parts, activation=read.activation("hidden_act", "gelu"), untied_bias=bias)
+    entities = LanguageModelSpec(
+        decoder="entity_predictions.decoder",
+        tied_bias=bias,
+        transform=f"{transform}.dense",
+        transform_norm=f"{transform}.LayerNorm",
+        activation=read.activation("hidden_act", "gelu"),
+        untied_bias=bias,
+    )
     classifier = ClassifierSpec("classifier", "entities", dropout=read.rate("hidden_dropout_prob", 0.1))
     return POOLED_HEADS | {
         "masked_lm": roberta.heads(read)["masked_lm"],
@@ -238,32 +252,46 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 ENTITIES = "entity_embeddings"
 
-ENCODER_NAMES = roberta.ROBERTA.encoder_names | {
-    "entity_embeddings": f"{ENTITIES}.entity_embeddings", "entity_projection": f"{ENTITIES}.entity_embedding_dense",
-    "entity_position_embeddings": f"{ENTITIES}.position_embeddings",
-    "entity_type_embeddings": f"{ENTITIES}.token_type_embeddings", "entity_embeddings_norm": f"{ENTITIES}.LayerNorm",
-}  # fmt: skip
-LAYER_NAMES = roberta.ROBERTA.layer_names | {
-    "word_to_entity_query": "encoder.layer.{layer}.attention.self.w2e_query",
-    "entity_to_word_query": "encoder.layer.{layer}.attention.self.e2w_query",
-    "entity_to_entity_query": "encoder.layer.{layer}.attention.self.e2e_query",
-}  # fmt: skip
 LUKE = register(
-    roberta.ROBERTA, model_type="luke", architecture="Luke", spec_from_config=spec, heads=heads,
-    encoder_names=ENCODER_NAMES, layer_names=LAYER_NAMES, attention=EntityAwareAttention, adapter=WordAndEntityAdapter,
-    embeddings=WordAndEntityEmbeddings, inputs=INPUTS,
-    name_rules=NameRules(
-        prefix="luke.", heads=("pooler.", "lm_head.", "entity_predictions.", "classifier.", "qa_outputs."),
-        untied=(("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),),
-        tied=(
-            ("lm_head.decoder.bias", "lm_head.bias"),
-            ("entity_predictions.decoder.weight", f"{ENTITIES}.entity_embeddings.weight"),
+    replace(
+        roberta.ROBERTA,
+        model_type="luke",
+        architecture="Luke",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="luke.",
+            heads=("pooler.", "lm_head.", "entity_predictions.", "classifier.", "qa_outputs."),
+            tied=(
+                ("lm_head.decoder.bias", "lm_head.bias"),
+                ("entity_predictions.decoder.weight", f"{ENTITIES}.entity_embeddings.weight"),
+            ),
+            untied=(("lm_head.decoder.weight", "embeddings.word_embeddings.weight"),),
         ),
-    ),
-    models={
-        "AutoModel": WordAndEntityModel, "AutoModelForMaskedLM": WordAndEntityMaskedLM,
-        "AutoModelForEntityClassification": LukeForEntityClassification,
-        "AutoModelForEntityPairClassification": LukeForEntityPairClassification,
-        "AutoModelForEntitySpanClassification": LukeForEntitySpanClassification,
-    },
-)  # fmt: skip
+        encoder_names=roberta.ROBERTA.encoder_names
+        | {
+            "entity_embeddings": f"{ENTITIES}.entity_embeddings",
+            "entity_projection": f"{ENTITIES}.entity_embedding_dense",
+            "entity_position_embeddings": f"{ENTITIES}.position_embeddings",
+            "entity_type_embeddings": f"{ENTITIES}.token_type_embeddings",
+            "entity_embeddings_norm": f"{ENTITIES}.LayerNorm",
+        },
+        layer_names=roberta.ROBERTA.layer_names
+        | {
+            "word_to_entity_query": "encoder.layer.{layer}.attention.self.w2e_query",
+            "entity_to_word_query": "encoder.layer.{layer}.attention.self.e2w_query",
+            "entity_to_entity_query": "encoder.layer.{layer}.attention.self.e2e_query",
+        },
+        attention=EntityAwareAttention,
+        adapter=WordAndEntityAdapter,
+        embeddings=WordAndEntityEmbeddings,
+        inputs=INPUTS,
+        models={
+            "AutoModel": WordAndEntityModel,
+            "AutoModelForMaskedLM": WordAndEntityMaskedLM,
+            "AutoModelForEntityClassification": LukeForEntityClassification,
+            "AutoModelForEntityPairClassification": LukeForEntityPairClassification,
+            "AutoModelForEntitySpanClassification": LukeForEntitySpanClassification,
+        },
+    )
+)

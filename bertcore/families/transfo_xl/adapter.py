@@ -9,7 +9,6 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.families.transfo_xl.blocks import PositionBiases, Relations, SharedBiasesContext, sinusoids
-from bertcore.kernels import checks
 from bertcore.models.adapter import Adapter, Encoded
 from bertcore.models.inputs import EncoderInput
 from bertcore.nn.layers import drop
@@ -28,11 +27,17 @@ MOST_TABLES = 8  # encodings of distances
 
 @dataclass
 class RecurrentInput(EncoderInput):
-    """A batch with the inputs of recurrent models."""
+    """A batch with the inputs of recurrent models.
 
-    mems: list[Any] | None = None  # the memory of each layer, (sequences * memory, hidden) each, or None
-    returns_memory: bool = False  # whether the call returns the memory for the next segment
-    visible: np.ndarray | None = None  # keys that queries may see, (sequences, length or 1, length), host
+    Attributes:
+        mems: the memory of each layer, (sequences * memory, hidden) each, or None.
+        returns_memory: whether the call returns the memory for the next segment.
+        visible: which keys each query may see, (sequences, length or 1, length) booleans in host memory, or None.
+    """
+
+    mems: list[Any] | None = None
+    returns_memory: bool = False
+    visible: np.ndarray | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -83,7 +88,10 @@ class RecurrentAdapter(Adapter):
         arrays = [array if hasattr(array, "shape") else np.asarray(array) for array in mems]
         for index, array in enumerate(arrays):
             expected = (arrays[0].shape[0] if arrays[0].ndim else 0, sequences, self.spec.hidden_size)
-            checks.shape(expected, **{f"mems[{index}]": array})
+            if array.shape != expected:
+                raise ValueError(
+                    f"mems[{index}] has shape {array.shape}, expected {expected}: (memory, sequences, hidden)"
+                )
             if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
                 raise TypeError(f"mems[{index}] holds {array.dtype}, expected floating-point numbers")
         return [run.to_backend(array.transpose(1, 0, 2).reshape(-1, array.shape[2])) for array in arrays]
@@ -158,6 +166,7 @@ class RecurrentAdapter(Adapter):
         return kept.get(distances, {})
 
     def _lowest(self, longest: int, highest: int) -> int:
+        """The lowest distance that there is."""
         return 0 if self.spec.layers[0].is_causal else min(1 - longest, 0)
 
     def _visible(self, inputs: EncoderInput, longest: int, memory: int) -> np.ndarray | None:
@@ -213,6 +222,7 @@ class RecurrentAdapter(Adapter):
         return Encoded(run, packed, inputs, state, traced)
 
     def _given(self, states: list) -> list[Any]:
+        """The inputs of the layers, from the states of a trace."""
         return states[:-1]
 
     def _next_memory(self, run: Pass, state: Any, before: Any, packed: PackedBatch) -> Any:

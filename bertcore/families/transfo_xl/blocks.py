@@ -20,18 +20,30 @@ from bertcore.tape import value_of
 
 @dataclass
 class Relations:
-    """Positions of queries and keys in one pass, shared by its layers; arrays in the memory of the backend."""
+    """Positions of queries and keys in one pass, shared by its layers; arrays in the memory of the backend.
 
-    sinusoids: Any  # the encoding of each distance, (distances, hidden)
-    distance_rows: Any  # the row of `sinusoids` for each distance, as `kernels.RelativePositions` has it
-    cu_seqlens_k: Any  # offsets of the keys' sequences, int32 (sequences + 1,)
-    key_rows: Any = None  # with a memory, the rows of (memory, then hidden) in the order of the keys; None without one
-    query_rows: Any = None  # with a memory, the rows of the keys that are queries, too
-    segment_ids: Any = None  # of queries and keys, integers; None where segments do not matter
-    segment_ids_k: Any = None  # of queries and keys, integers; None where segments do not matter
-    halves: "tuple[Half, Half] | None" = None  # of a batch whose second half runs backwards
-    position_keys: dict | None = None  # a cache of what blocks map `sinusoids` to; None while a tape records
-    before_dropout: Any = None  # what `sinusoids` are made of; a CUDA graph reads it, though the adapter may let it go
+    Attributes:
+        sinusoids: the encoding of each distance, (distances, hidden).
+        distance_rows: the row of `sinusoids` for each distance, as `kernels.RelativePositions` has it.
+        cu_seqlens_k: offsets of the keys' sequences, int32 (sequences + 1,).
+        key_rows: with a memory, the rows of (memory, then hidden) in the order of the keys; None without one.
+        query_rows: with a memory, the rows of the keys that are queries, too.
+        segment_ids, segment_ids_k: of queries and keys, integers; None where segments do not matter.
+        position_keys: a cache of what blocks map `sinusoids` to; None while a tape records.
+        before_dropout: what `sinusoids` are made of; a CUDA graph reads it, though the adapter may let it go.
+        halves: both halves of a batch whose second half runs backwards; None for other batches.
+    """
+
+    sinusoids: Any
+    distance_rows: Any
+    cu_seqlens_k: Any
+    key_rows: Any = None
+    query_rows: Any = None
+    segment_ids: Any = None
+    segment_ids_k: Any = None
+    halves: "tuple[Half, Half] | None" = None
+    position_keys: dict | None = None
+    before_dropout: Any = None
 
     def half(self, sequences: slice, tokens: slice, keys: slice, distance_rows: Any) -> "Half":
         """The terms of some sequences of a batch, all of one length, for which `distance_rows` stand."""
@@ -61,6 +73,7 @@ class Half:
     relations: Relations
 
     def context(self, whole: "RecurrentContext") -> "RecurrentContext":
+        """The part of the batch's context."""
         mask = whole.key_mask
         if mask is not None and mask.shape[0] > 1:
             mask = mask[self.sequences]
@@ -68,12 +81,14 @@ class Half:
         return replace(whole, cu_seqlens=offsets, key_mask=mask, relations=self.relations)
 
     def cut(self, run: Pass, query: Any, for_position: Any, key: Any, value: Any, scores: Any) -> tuple[Any, ...]:
-        pairs = (query, self.tokens), (for_position, self.tokens), (key, self.keys), (value, self.keys)
-        pairs = *pairs, (scores, self.tokens)
-        return tuple(
-            None if array is None else functional.slice_rows(run, array, first=where.start, last=where.stop)
-            for array, where in pairs
-        )
+        """The parts of the arrays."""
+        queries = (None if array is None else _part(run, array, self.tokens) for array in (query, for_position, scores))
+        query, for_position, scores = queries
+        return query, for_position, _part(run, key, self.keys), _part(run, value, self.keys), scores
+
+
+def _part(run: Pass, array: Any, where: slice) -> Any:
+    return functional.slice_rows(run, array, first=where.start, last=where.stop)
 
 
 def _offsets(cu_seqlens: Any, sequences: slice) -> Any:
@@ -96,10 +111,15 @@ def sinusoids(first: int, last: int, width: int, dtype: str) -> np.ndarray:
 
 @dataclass(kw_only=True)
 class RecurrentContext(LayerContext):
-    """A LayerContext with what recurrent layers share."""
+    """A LayerContext with what recurrent layers share.
 
-    relations: Relations  # who stands where
-    memories: list[Any]  # of each layer, (sequences * memory, hidden); None without a memory
+    Attributes:
+        relations: who stands where.
+        memories: of each layer, (sequences * memory, hidden); None without a memory.
+    """
+
+    relations: Relations
+    memories: list[Any]
     can_be_recorded = False
 
     def in_use(self) -> list[Any]:
@@ -131,9 +151,14 @@ class RelativeAttention(Sublayer):
         return functional.reshape(run, array, shape=(-1, self.num_heads, self.head_dim))
 
     def _attend(
-        self, run: Pass, queries: tuple[Any, Any], keys: tuple[Any, Any, Any], context: RecurrentContext,
-        weight: Parameter, segment_scores: Any = None,
-    ) -> Any:  # fmt: skip
+        self,
+        run: Pass,
+        queries: tuple[Any, Any],
+        keys: tuple[Any, Any, Any],
+        context: RecurrentContext,
+        weight: Parameter,
+        segment_scores: Any = None,
+    ) -> Any:
         """Return relative attention, (tokens, heads * head_dim); `weight` decides its precision."""
         key, value, positions = (self._heads(run, each) for each in keys)
         arrays = (*(self._heads(run, query) for query in queries), key, value, segment_scores)
@@ -158,19 +183,39 @@ class RelativeAttention(Sublayer):
         return functional.concatenate(run, *parts)
 
     def _attended(
-        self, run: Pass, context: RecurrentContext, positions: Any, compute_dtype: str | None, query: Any,
-        for_position: Any, key: Any, value: Any, scores: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        run: Pass,
+        context: RecurrentContext,
+        positions: Any,
+        compute_dtype: str | None,
+        query: Any,
+        for_position: Any,
+        key: Any,
+        value: Any,
+        scores: Any,
+    ) -> Any:
         relations = context.relations
-        terms = {"position_key": positions, "query_for_position": for_position}
-        if scores is not None:
-            terms |= {"segment_ids": relations.segment_ids, "segment_ids_k": relations.segment_ids_k}
-            terms |= {"segment_scores": scores}
-        longest = (len(relations.distance_rows) + 1) // 2
-        relative = kernels.RelativePositions(relations.distance_rows, **terms, longest=longest)
-        options = {"cu_seqlens": context.cu_seqlens, "cu_seqlens_k": relations.cu_seqlens_k}
-        options |= {"attn_mask": context.key_mask, "dropout": self.attention_dropout, "compute_dtype": compute_dtype}
-        return functional.attention(run, query, key, value, relative=relative, **options)
+        relative = kernels.RelativePositions(
+            relations.distance_rows,
+            position_key=positions,
+            query_for_position=for_position,
+            segment_ids=None if scores is None else relations.segment_ids,
+            segment_ids_k=None if scores is None else relations.segment_ids_k,
+            segment_scores=scores,
+            longest=(len(relations.distance_rows) + 1) // 2,
+        )
+        return functional.attention(
+            run,
+            query,
+            key,
+            value,
+            relative=relative,
+            cu_seqlens=context.cu_seqlens,
+            cu_seqlens_k=relations.cu_seqlens_k,
+            attn_mask=context.key_mask,
+            dropout=self.attention_dropout,
+            compute_dtype=compute_dtype,
+        )
 
 
 class AdaptiveEmbeddings(Block):
@@ -201,13 +246,17 @@ class AdaptiveEmbeddings(Block):
         return iter(self.projections[1:])
 
     def __call__(self, run: Pass, inputs: Any) -> Any:
-        ids, xp, parts = inputs.input_ids, kernels.array_module(inputs.input_ids), []
+        """An `EncoderInput` -> (tokens, hidden)."""
+        if len(self.groups) == 1:
+            return drop(
+                run, functional.scale(run, self._embedded(run, 0, inputs.input_ids), factor=self.factor), self.dropout
+            )
+        ids, xp = inputs.input_ids, kernels.array_module(inputs.input_ids)
+        parts = []
         for index, (first, end) in enumerate(self.groups):  # by all, for how many words a group has is on the GPU
             embedded = self._embedded(run, index, xp.clip(ids - first, 0, end - first - 1))
-            if len(self.groups) > 1:
-                inside = ((ids >= first) & (ids < end)).astype(value_of(embedded).dtype)
-                embedded = functional.scale(run, embedded, factor=inside[:, None])
-            parts.append(embedded)
+            inside = ((ids >= first) & (ids < end)).astype(value_of(embedded).dtype)
+            parts.append(functional.scale(run, embedded, factor=inside[:, None]))
         total = functools.reduce(functools.partial(functional.add, run), parts)
         return drop(run, functional.scale(run, total, factor=self.factor), self.dropout)
 
@@ -253,10 +302,13 @@ class RecurrentAttention(RelativeAttention):
         yield self.positions.weight
 
     def mix(self, run: Pass, source: Any, context: SharedBiasesContext) -> Any:
+        """The attended values of all heads side by side, (tokens, heads * head_dim)."""
         relations, inner, memory = context.relations, self.num_heads * self.head_dim, context.memories[self.index]
         biases = context.biases if self.biases is None else self.biases
         qkv = self.qkv(run, relations.keys(run, source, None if memory is None else self.open(run, memory)))
-        query, key, value = functional.split_columns(run, qkv, widths=3 * [inner])
+        query, key, value = (
+            functional.slice_columns(run, qkv, first=k * inner, last=(k + 1) * inner) for k in range(3)
+        )
         if memory is not None:
             query = functional.take_rows(run, query, rows=relations.query_rows)
         queries = tuple(functional.add(run, query, bias.value(run)) for bias in (biases.content, biases.position))

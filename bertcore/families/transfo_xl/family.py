@@ -18,7 +18,7 @@ from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModelForCausalLM
 from bertcore.models.outputs import LogitsOutput
-from bertcore.models.registry import HeadSpec, in_each_layer, register
+from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block, Parameter
@@ -29,12 +29,19 @@ from bertcore.tape import value_of
 
 @dataclass(frozen=True)
 class AdaptiveSoftmaxSpec:
-    """A family's names of the head's parts, without ".weight" and ".bias"; "{group}" is the number of a group."""
+    """A family's names of the head's parts, without ".weight" and ".bias"; "{group}" stands for the number of a group.
 
-    output: str  # of the maps onto the words of each group
-    projection: str  # of the maps before them; the full name
-    group: str  # beginning of "_weight" and "_bias" of the map onto the groups but the first
-    shares_projections: bool  # all projections but the first are those of the embeddings
+    Attributes:
+        output: of the maps onto the words of each group.
+        projection: of the maps before them; the full name.
+        group: beginning of "_weight" and "_bias" of the map onto the groups but the first.
+        shares_projections: all projections but the first are those of the embeddings.
+    """
+
+    output: str
+    projection: str
+    group: str
+    shares_projections: bool
 
 
 class AdaptiveSoftmax(Block):
@@ -45,7 +52,7 @@ class AdaptiveSoftmax(Block):
 
     def __init__(self, head_spec: AdaptiveSoftmaxSpec, spec: EncoderSpec, embeddings: Any):
         self.bounds = spec.details.groups
-        self.outputs, self.biases, self.projections = [], [], []
+        self.outputs, self.biases = [], []
         for index, table in enumerate(embeddings.tables):
             name, weight = head_spec.output.format(group=index), table.table
             if spec.tied_decoder:
@@ -54,21 +61,28 @@ class AdaptiveSoftmax(Block):
                 weight = Parameter(f"{name}.weight", shape=weight.part_shape, use="weight")
             self.outputs.append(weight)
             self.biases.append(Parameter(f"{name}.bias", shape=weight.part_shape[:1], initial="zeros"))
-        for index in range(len(self.bounds)) if embeddings.projections else ():
-            own = embeddings.projections[index if len(embeddings.projections) > 1 else 0]
-            if not (index and head_spec.shares_projections):
-                own = Parameter(head_spec.projection.format(group=index), shape=own.part_shape)
-            self.projections.append(own)
+        self.projections = [
+            self._projection(head_spec, index, embeddings)
+            for index in range(len(self.bounds))
+            if embeddings.projections
+        ]
         self.group_weight = self.group_bias = None
         count = len(self.bounds) - 1
         if count:
             self.group_weight = Parameter(f"{head_spec.group}_weight", shape=(count, spec.embedding_size), use="weight")
             self.group_bias = Parameter(f"{head_spec.group}_bias", shape=(count,), initial="zeros")
 
+    def _projection(self, head_spec: AdaptiveSoftmaxSpec, index: int, embeddings: Any) -> Parameter:
+        shared = embeddings.projections[index if len(embeddings.projections) > 1 else 0]
+        if index and head_spec.shares_projections:
+            return shared
+        return Parameter(head_spec.projection.format(group=index), shape=shared.part_shape)
+
     def __call__(self, run: Pass, hidden: Any) -> Any:
         """(tokens, hidden) -> the logarithm of each word's probability, (tokens, vocabulary)."""
-        scores = (self._scores(run, hidden, index) for index in range(len(self.bounds)))
-        first, *others = (functional.log_softmax(run, each) for each in scores)
+        first, *others = (
+            functional.log_softmax(run, self._scores(run, hidden, index)) for index in range(len(self.bounds))
+        )
         words = self.bounds[0][1]
         parts = [functional.slice_columns(run, first, first=0, last=words)]
         for index, part in enumerate(others, start=words):
@@ -89,8 +103,9 @@ class AdaptiveSoftmax(Block):
         for index, where, inside in groups:
             chosen = functional.take_rows(run, hidden, rows=run.to_backend(where))
             part = functional.cross_entropy(run, self._scores(run, chosen, index), labels=run.to_backend(inside))
-            share = len(where) / np.count_nonzero(labels >= 0)
-            loss = functional.add(run, loss, functional.scale(run, part, factor=share))
+            loss = functional.add(
+                run, loss, functional.scale(run, part, factor=len(where) / np.count_nonzero(labels >= 0))
+            )
         return loss
 
     def _members(self, labels: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
@@ -102,11 +117,8 @@ class AdaptiveSoftmax(Block):
 
     def _scores(self, run: Pass, hidden: Any, index: int) -> Any:
         """Scores before the softmax: of a group's words, in the first group followed by those of the other groups."""
-        if self.projections:  # in the direction opposite to the embeddings'
-            matrix, dtype = self.projections[index].value(run), value_of(hidden).dtype
-            if value_of(matrix).dtype != dtype:  # a model of low precision, which has no gradients
-                matrix = matrix.astype(dtype)
-            hidden = functional.linear(run, hidden, functional.transpose(run, matrix), None)
+        if self.projections:
+            hidden = functional.linear(run, hidden, self._transposed(run, index, hidden), None)
         own = index if len(self.outputs) > 1 else 0
         scores = functional.linear(run, hidden, self.outputs[own].weight(run), self.biases[own].value(run))
         first, end = self.bounds[index]
@@ -116,6 +128,13 @@ class AdaptiveSoftmax(Block):
             return scores
         groups = functional.linear(run, hidden, self.group_weight.weight(run), self.group_bias.value(run))
         return functional.concatenate(run, scores, groups, axis=1)
+
+    def _transposed(self, run: Pass, index: int, hidden: Any) -> Any:
+        """The projection of a group in the direction opposite to the embeddings', and in the hidden states' dtype."""
+        matrix, dtype = self.projections[index].value(run), value_of(hidden).dtype
+        if value_of(matrix).dtype != dtype:  # a model of low precision, which has no gradients
+            matrix = matrix.astype(dtype)
+        return functional.transpose(run, matrix)
 
 
 class AdaptiveCausalLM(AutoModelForCausalLM):
@@ -131,19 +150,25 @@ class AdaptiveCausalLM(AutoModelForCausalLM):
         return AdaptiveSoftmax(spec, self.spec, self.encoder.embeddings)
 
     def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
-        head, run = self.heads[0], encoded.run
+        head = self.heads[0]
         if labels is None:
-            logits = encoded.packed.pad(run, head(run, encoded.hidden))
-            return LogitsOutput(logits=logits, traced=encoded.traced)
+            return LogitsOutput(
+                logits=encoded.packed.pad(encoded.run, head(encoded.run, encoded.hidden)), traced=encoded.traced
+            )
         words = losses.next_words(encoded.packed, labels, self.spec.vocab_size)
-        return LogitsOutput(loss=head.loss(run, encoded.hidden, words), traced=encoded.traced)
+        return LogitsOutput(loss=head.loss(encoded.run, encoded.hidden, words), traced=encoded.traced)
 
 
 KEYS = {
-    "hidden_size": "d_model", "num_attention_heads": "n_head", "intermediate_size": "d_inner",
-    "num_hidden_layers": "n_layer", "layer_norm_eps": "layer_norm_epsilon", "initializer_range": "init_std",
-    "hidden_dropout_prob": "dropout", "attention_probs_dropout_prob": "dropatt",
-}  # fmt: skip
+    "hidden_size": "d_model",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "d_inner",
+    "num_hidden_layers": "n_layer",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "initializer_range": "init_std",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "dropatt",
+}
 WIKITEXT = {
     "vocab_size": 267735, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096,
     "num_hidden_layers": 18, "layer_norm_eps": 1e-5,
@@ -153,14 +178,20 @@ MOST_GROUPS, MOST_NAMED_LAYERS = 10, 128  # that the rules for tied names go thr
 
 @dataclass(frozen=True)
 class RecurrentDetails:
-    """Settings of Transformer-XL's memory and attention; see `RecurrentAdapter`."""
+    """Settings of Transformer-XL's memory and attention; see `RecurrentAdapter`.
+
+    Attributes:
+        groups: (first word, end) of each group of words, in embeddings and softmax.
+        div_val: how many times narrower a group's embeddings are than those of the one before.
+        own_biases: each layer has position biases of its own.
+    """
 
     memory_length: int
     clamp_length: int
     same_length: bool
-    groups: tuple[tuple[int, int], ...]  # (first word, end) of each group of words, in embeddings and softmax
-    div_val: int  # how many times narrower a group's embeddings are than those of the one before
-    own_biases: bool  # each layer has position biases of its own
+    groups: tuple[tuple[int, int], ...]
+    div_val: int
+    own_biases: bool
 
     @property
     def returns_memory(self) -> bool:
@@ -174,8 +205,13 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     """The spec of a Transformer-XL config; there is no limit to a sequence's length."""
     read = ConfigReader(config)
     read.require(attn_type=0, adaptive=True, sample_softmax=-1)
-    layer = {"inner_dropout": read.rate("dropout", 0.1), "head_dim": read.size("d_head", 64), "activation": "relu"}
-    layer |= {"norm_first": read.flag("pre_lnorm", False), "is_causal": True}
+    layer = {
+        "inner_dropout": read.rate("dropout", 0.1),
+        "head_dim": read.size("d_head", 64),
+        "activation": "relu",
+        "norm_first": read.flag("pre_lnorm", False),
+        "is_causal": True,
+    }
     fixed = {"type_vocab_size": 0, "max_positions": 0, "is_relative": True, "pad_token_id": None}
     numbers = standard_spec(config, keys=KEYS, defaults=WIKITEXT, layer=layer, **fixed)
     details = RecurrentDetails(
@@ -207,6 +243,7 @@ def _groups(cutoffs: Any, vocab_size: int) -> tuple[tuple[int, int], ...]:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads of a Transformer-XL config."""
     language_model = AdaptiveSoftmaxSpec(
         output="crit.out_layers.{group}",
         projection="crit.out_projs.{group}",
@@ -219,28 +256,54 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
-ENCODER_NAMES = {
-    "word_embeddings": "word_emb.emb_layers.{group}", "embeddings_projection": "word_emb.emb_projs.{group}",
-    "content_bias": "r_w_bias", "position_bias": "r_r_bias",
-}  # fmt: skip
-LAYER_NAMES = in_each_layer(
-    "layers.{layer}.", qkv="dec_attn.qkv_net", positions="dec_attn.r_net", attention_output="dec_attn.o_net",
-    content_bias="dec_attn.r_w_bias", position_bias="dec_attn.r_r_bias", attention_norm="dec_attn.layer_norm",
-    expand="pos_ff.CoreNet.0", contract="pos_ff.CoreNet.3", feed_forward_norm="pos_ff.layer_norm",
-)  # fmt: skip
-TIED = (
-    *((f"crit.out_layers.{k}.weight", f"word_emb.emb_layers.{k}.weight") for k in range(MOST_GROUPS)),
-    *((f"crit.out_projs.{k}", f"word_emb.emb_projs.{k}") for k in range(1, MOST_GROUPS)),
-    *((f"crit.out_projs.{k}", "word_emb.emb_projs.0") for k in range(1, MOST_GROUPS)),  # div_val 1
-    *((f"layers.{k}.dec_attn.{b}", b) for k in range(MOST_NAMED_LAYERS) for b in ("r_w_bias", "r_r_bias")),
-)
 TRANSFORMER_XL = register(
-    model_type="transfo-xl", architecture="TransfoXL", spec_from_config=spec, heads=heads, encoder_names=ENCODER_NAMES,
-    layer_names=LAYER_NAMES, embeddings=AdaptiveEmbeddings, attention=RecurrentAttention,
-    adapter=CausalRecurrentAdapter, pooler=None, inputs=("mems",), batch_inputs=("mems",),
-    models={"AutoModelForCausalLM": AdaptiveCausalLM},
-    name_rules=NameRules(
-        prefix="transformer.", heads=("crit.", "score."), tied=TIED, anchor="word_emb.emb_layers.0.weight",
-        buffers=("pos_emb.inv_freq",),
-    ),
-)  # fmt: skip
+    Family(
+        model_type="transfo-xl",
+        architecture="TransfoXL",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="transformer.",
+            heads=("crit.", "score."),
+            tied=(
+                *((f"crit.out_layers.{k}.weight", f"word_emb.emb_layers.{k}.weight") for k in range(MOST_GROUPS)),
+                *((f"crit.out_projs.{k}", f"word_emb.emb_projs.{k}") for k in range(1, MOST_GROUPS)),
+                *((f"crit.out_projs.{k}", "word_emb.emb_projs.0") for k in range(1, MOST_GROUPS)),  # div_val 1
+                *(
+                    (f"layers.{layer}.dec_attn.{bias}", bias)
+                    for layer in range(MOST_NAMED_LAYERS)
+                    for bias in ("r_w_bias", "r_r_bias")
+                ),
+            ),
+            anchor="word_emb.emb_layers.0.weight",
+            buffers=("pos_emb.inv_freq",),
+        ),
+        encoder_names={
+            "word_embeddings": "word_emb.emb_layers.{group}",
+            "embeddings_projection": "word_emb.emb_projs.{group}",
+            "content_bias": "r_w_bias",
+            "position_bias": "r_r_bias",
+        },
+        layer_names=in_each_layer(
+            "layers.{layer}.",
+            {
+                "qkv": "dec_attn.qkv_net",
+                "positions": "dec_attn.r_net",
+                "attention_output": "dec_attn.o_net",
+                "content_bias": "dec_attn.r_w_bias",
+                "position_bias": "dec_attn.r_r_bias",
+                "attention_norm": "dec_attn.layer_norm",
+                "expand": "pos_ff.CoreNet.0",
+                "contract": "pos_ff.CoreNet.3",
+                "feed_forward_norm": "pos_ff.layer_norm",
+            },
+        ),
+        embeddings=AdaptiveEmbeddings,
+        attention=RecurrentAttention,
+        adapter=CausalRecurrentAdapter,
+        pooler=None,
+        inputs=("mems",),
+        batch_inputs=("mems",),
+        models={"AutoModelForCausalLM": AdaptiveCausalLM},
+    )
+)

@@ -72,10 +72,15 @@ class TwoStreamEmbeddings(Block):
 
 @dataclass
 class Predictions:
-    """The tokens that the query stream predicts; arrays in the memory of the backend."""
+    """The tokens that the query stream predicts; arrays in the memory of the backend.
 
-    matrices: Any  # target_mapping, (sequences, predictions, tokens): how much each prediction is of each token
-    sees: Any = None  # 0 for tokens where the query stream sees no key, else 1, (tokens, 1); None if all do
+    Attributes:
+        matrices: target_mapping, (sequences, predictions, tokens): how much each prediction is of each token.
+        sees: 1 for tokens where the query stream sees any key and 0 where it sees none, (tokens, 1); None if all do.
+    """
+
+    matrices: Any
+    sees: Any = None
 
     def to_tokens(self, run: Pass, predictions: Any) -> Any:
         """(predictions, features) -> (tokens, features)."""
@@ -95,10 +100,15 @@ class Predictions:
 
 @dataclass(kw_only=True)
 class TwoStreamContext(RecurrentContext):
-    """The context of the content stream, with that of the query stream where there is one."""
+    """The context of the content stream, with that of the query stream where there is one.
 
-    queries: RecurrentContext | None = None  # that of the query stream, which does not see what it predicts
-    predictions: Predictions | None = None  # what it predicts, or None
+    Attributes:
+        queries: the context of the query stream, which does not see the tokens it predicts, or None.
+        predictions: what it predicts, or None.
+    """
+
+    queries: RecurrentContext | None = None
+    predictions: Predictions | None = None
 
 
 class TwoStreamAttention(RelativeAttention):
@@ -129,6 +139,7 @@ class TwoStreamAttention(RelativeAttention):
         yield self.positions
 
     def output(self, run: Pass, mixed: Any, residual: Any = None, *, dropout: float = 0.0) -> Any:
+        """The map back to the layer's width."""
         if dropout and run.seeds:
             return dropped_linear(run, mixed, self.output_weight.weight(run), None, residual, None, dropout)
         return functional.linear(run, mixed, self.output_weight.weight(run), None, residual)
@@ -155,15 +166,22 @@ class TwoStreamAttention(RelativeAttention):
             query = predictions.to_tokens(run, functional.linear(run, stream, self.query.weight(run), None))
             query = functional.add(run, query, self.content_bias.value(run))
         queries = query, functional.add(run, query, self._beside_content(run, self.position_bias))
-        scores = None
-        if context.relations.segment_ids is not None:
-            bias, shape = self._beside_content(run, self.segment_bias), (self.num_heads, self.head_dim)
-            bias = functional.reshape(run, bias, shape=shape)
-            scores = segment_scores(run, self._heads(run, query), bias, self.segments.value(run))
+        scores = self._segment_scores(run, query, context)
         if predictions is not None:
-            *queries, scores = (predictions.zero_blind(run, each) for each in (*queries, scores))
+            queries, scores = (
+                tuple(predictions.zero_blind(run, each) for each in queries),
+                predictions.zero_blind(run, scores),
+            )
         attended = self._attend(run, queries, keys, context, self.output_weight, scores)
         return self.close(run, attended if predictions is None else predictions.from_tokens(run, attended), stream)
+
+    def _segment_scores(self, run: Pass, query: Any, context: RecurrentContext) -> Any:
+        if context.relations.segment_ids is None:
+            return None
+        bias = functional.reshape(
+            run, self._beside_content(run, self.segment_bias), shape=(self.num_heads, self.head_dim)
+        )
+        return segment_scores(run, self._heads(run, query), bias, self.segments.value(run))
 
     def _beside_content(self, run: Pass, bias: Parameter) -> Any:
         return functional.add(run, bias.value(run), functional.scale(run, self.content_bias.value(run), factor=-1.0))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,17 @@ from bertcore import kernels
 from bertcore.checkpoint import NameRules
 from bertcore.families.transfo_xl.adapter import RecurrentAdapter, RecurrentInput
 from bertcore.families.transfo_xl.blocks import Half, RecurrentContext, Relations
-from bertcore.families.xlnet import blocks
+from bertcore.families.xlnet.blocks import (
+    Predictions,
+    TwoStreamAttention,
+    TwoStreamContext,
+    TwoStreamEmbeddings,
+    TwoStreamLayer,
+)
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
-from bertcore.kernels import checks
 from bertcore.models.adapter import Encoded
 from bertcore.models.inputs import EncoderInput, integer_batch
-from bertcore.models.registry import TOKEN_HEADS, HeadSpec, in_each_layer, register, summary_head
+from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, in_each_layer, register, summary_head
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.spec import EncoderSpec
@@ -25,22 +31,31 @@ from bertcore.tape import Tensor, value_of
 
 @dataclass(frozen=True)
 class TwoStreamDetails:
-    """Settings of XLNet's memory and attention; see `RecurrentAdapter`."""
+    """Settings of XLNet's memory and attention; see `RecurrentAdapter`.
+
+    Attributes:
+        reuse_length: how many of a segment's first tokens are remembered; 0 for all.
+        half_runs_backwards: the second half of a batch's sequences run backwards: their distances change sign.
+    """
 
     memory_length: int | None
-    reuse_length: int  # how many of a segment's first tokens are remembered; 0 for all
+    reuse_length: int
     clamp_length: int
     same_length: bool
     returns_memory: bool
     trains_with_memory: bool
-    half_runs_backwards: bool  # the second half of a batch's sequences run backwards: their distances change sign
+    half_runs_backwards: bool
 
 
 @dataclass
 class TwoStreamInput(RecurrentInput):
-    """The inputs of XLNet."""
+    """The inputs of XLNet.
 
-    target_mapping: np.ndarray | None = None  # shares of tokens, (sequences, predictions, length)
+    Attributes:
+        target_mapping: how much each prediction is of each token, (sequences, predictions, length), or None.
+    """
+
+    target_mapping: np.ndarray | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -60,9 +75,17 @@ class TwoStreamAdapter(RecurrentAdapter):
         self.needs_whole_batch = spec.details.half_runs_backwards  # which half a sequence is in depends on it
 
     def pack(
-        self, run: Pass, input_ids: Any, attention_mask: Any = None, *given: Any, keep_padding: bool = False,
-        perm_mask: Any = None, target_mapping: Any = None, input_mask: Any = None, **memory: Any,
-    ) -> TwoStreamInput:  # fmt: skip
+        self,
+        run: Pass,
+        input_ids: Any,
+        attention_mask: Any = None,
+        *given: Any,
+        keep_padding: bool = False,
+        perm_mask: Any = None,
+        target_mapping: Any = None,
+        input_mask: Any = None,
+        **memory: Any,
+    ) -> TwoStreamInput:
         """perm_mask and target_mapping have a column for each token of the batch, so that all padding stays."""
         mask = self._attention_mask(input_ids, attention_mask, input_mask)
         keeps = keep_padding or perm_mask is not None or target_mapping is not None or self.needs_whole_batch
@@ -88,7 +111,7 @@ class TwoStreamAdapter(RecurrentAdapter):
 
     def begin(
         self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]
-    ) -> tuple[Tensor, blocks.TwoStreamContext]:
+    ) -> tuple[Tensor, TwoStreamContext]:
         content = embeddings(run, inputs)
         context = self._context(run, inputs, content)
         if context.predictions is None:
@@ -96,7 +119,7 @@ class TwoStreamAdapter(RecurrentAdapter):
         places = np.zeros(context.predictions.matrices[..., 0].size, np.int64)
         return (content, embeddings.queries(run, run.to_backend(places))), context
 
-    def _context(self, run: Pass, inputs: EncoderInput, hidden: Any) -> blocks.TwoStreamContext:
+    def _context(self, run: Pass, inputs: EncoderInput, hidden: Any) -> TwoStreamContext:
         memories = self._memories(inputs, hidden)
         relations, longest, before = self._relations(run, inputs, hidden, memories[0])
         types = inputs.token_type_ids
@@ -111,10 +134,11 @@ class TwoStreamAdapter(RecurrentAdapter):
             offsets = inputs.on_host.cu_seqlens
             relations.halves = _halves(relations, offsets, longest, before)
         visible = self._visible(inputs, longest, before)
-        itself = np.arange(before + longest) == before + np.arange(longest)[:, None]
+        itself = None
+        if visible is not None:
+            itself = np.arange(before + longest) == before + np.arange(longest)[:, None]
         shared = {"relations": relations, "memories": memories}
-        seen = None if visible is None else visible | itself
-        content = blocks.TwoStreamContext(inputs.cu_seqlens, _mask(run, seen), **shared)
+        content = TwoStreamContext(inputs.cu_seqlens, _mask(run, visible, itself), **shared)
         mapping = getattr(inputs, "target_mapping", None)
         if mapping is None:
             return content
@@ -124,8 +148,8 @@ class TwoStreamAdapter(RecurrentAdapter):
             visible = visible | ~sees_any
             sees = np.broadcast_to(sees_any, (len(mapping), longest, 1)).reshape(-1, 1)
             sees = run.to_backend(sees.astype(value_of(hidden).dtype))
-        content.queries = RecurrentContext(inputs.cu_seqlens, _mask(run, visible), **shared)
-        content.predictions = blocks.Predictions(matrices, sees)
+        content.queries = RecurrentContext(inputs.cu_seqlens, _mask(run, visible, None), **shared)
+        content.predictions = Predictions(matrices, sees)
         return content
 
     def restore(self, run: Pass, inputs: TwoStreamInput, state: Any) -> Encoded:
@@ -176,37 +200,56 @@ def _halves(relations: Relations, offsets: np.ndarray, longest: int, memory: int
             f"config: bi_data is true, for batches of an even number of sequences of one length, but input_ids has "
             f"{sequences} sequences, the longest of {longest} tokens"
         )
-    middle, rows, halves = sequences // 2, relations.distance_rows, []
-    for first, last, step in ((0, middle, 1), (middle, sequences, -1)):
+    ends, halves = (0, sequences // 2, sequences), []
+    for (first, last), rows in zip(
+        pairwise(ends), (relations.distance_rows, relations.distance_rows[::-1]), strict=True
+    ):
         tokens, keys = (slice(first * length, last * length) for length in (longest, memory + longest))
-        distances = kernels.array_module(rows).ascontiguousarray(rows[::step])
-        halves.append(relations.half(slice(first, last), tokens, keys, distances))
+        xp = kernels.array_module(rows)
+        halves.append(relations.half(slice(first, last), tokens, keys, xp.ascontiguousarray(rows)))
     return tuple(halves)
 
 
-def _mask(run: Pass, visible: np.ndarray | None) -> Any:
-    """Return the mask of visible keys as attention takes it; None if all are."""
-    return None if visible is None or visible.all() else run.to_backend(visible[:, None])
+def _mask(run: Pass, visible: np.ndarray | None, itself: np.ndarray | None) -> Any:
+    """Return the mask of keys that queries see, themselves included, as attention takes it; None if all."""
+    if visible is None:
+        return None
+    mask = visible if itself is None else visible | itself
+    return None if mask.all() else run.to_backend(mask[:, None])
 
 
 def _numeric_array(name: str, values: Any, shape: Iterable[int | None]) -> np.ndarray:
     """`values` as an array of numbers of this shape, in host memory; None in the shape is any size."""
-    array = kernels.to_host(values)
+    array = np.asarray(values) if kernels.array_module(values) is np else values.get()
     if array.dtype.kind not in "buif":
         raise TypeError(f"{name} holds {array.dtype}, expected numbers")
-    checks.shape(tuple(shape), **{name: array})
+    expected = tuple(shape)
+    fits = array.ndim == len(expected) and all(
+        want in (None, size) for want, size in zip(expected, array.shape, strict=True)
+    )
+    if not fits:
+        sizes = ", ".join("predictions" if size is None else str(size) for size in expected)
+        raise ValueError(f"{name} has shape {array.shape}, expected ({sizes})")
     return array
 
 
 KEYS = {
-    "hidden_size": "d_model", "num_attention_heads": "n_head", "intermediate_size": "d_inner",
-    "num_hidden_layers": "n_layer", "hidden_act": "ff_activation", "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "dropout", "classifier_dropout": "summary_last_dropout",
-}  # fmt: skip
+    "hidden_size": "d_model",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "d_inner",
+    "num_hidden_layers": "n_layer",
+    "hidden_act": "ff_activation",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "dropout",
+    "classifier_dropout": "summary_last_dropout",
+}
 LARGE = {
-    "vocab_size": 32000, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096,
+    "vocab_size": 32000,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
     "num_hidden_layers": 24,
-}  # fmt: skip
+}
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
@@ -221,10 +264,13 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     if hidden % heads:
         keys = numbers.name("hidden_size"), numbers.name("num_attention_heads")
         raise ValueError(f"config: {keys[0]} is {hidden}, expected a multiple of {keys[1]} {heads}")
-    layer = {"inner_dropout": read.rate("dropout", 0.1)}
-    layer["head_dim"] = None if config.get("d_head") is None else read.size("d_head")
-    layer["is_causal"] = read.choice("attn_type", "bi", "bi", "uni") == "uni"
+    layer = {
+        "inner_dropout": read.rate("dropout", 0.1),
+        "head_dim": None if config.get("d_head") is None else read.size("d_head"),
+        "is_causal": read.choice("attn_type", "bi", "bi", "uni") == "uni",
+    }
     fixed = {"type_vocab_size": 0, "max_positions": 0, "is_relative": True, "pad_token_id": None}
+    numbers = standard_spec(config, keys=KEYS, defaults=LARGE, layer=layer, **fixed)
     details = TwoStreamDetails(
         memory_length=read.index("mem_len", 512, 2**31) or None,
         reuse_length=read.count("reuse_len", 0),
@@ -234,10 +280,11 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         trains_with_memory=read.flag("use_mems_train", False),
         half_runs_backwards=read.flag("bi_data", False),
     )
-    return standard_spec(config, keys=KEYS, defaults=LARGE, layer=layer, details=details, **fixed)
+    return replace(numbers, details=details)
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """The heads of an XLNet config."""
     summary = summary_head(read, "logits_proj", source="last", activation="tanh")
     return TOKEN_HEADS | {
         "token_classification": ClassifierSpec("classifier", "tokens", dropout=0.0),
@@ -247,34 +294,47 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     }
 
 
-LAYER_NAMES = in_each_layer(
-    "layer.{layer}.", query="rel_attn.q", key="rel_attn.k", value="rel_attn.v", positions="rel_attn.r",
-    attention_output="rel_attn.o", content_bias="rel_attn.r_w_bias", position_bias="rel_attn.r_r_bias",
-    segment_bias="rel_attn.r_s_bias", segments="rel_attn.seg_embed", attention_norm="rel_attn.layer_norm",
-    expand="ff.layer_1", contract="ff.layer_2", feed_forward_norm="ff.layer_norm",
-)  # fmt: skip
 XLNET = register(
-    model_type="xlnet",
-    architecture="XLNet",
-    spec_from_config=spec,
-    heads=heads,
-    name_rules=NameRules(
-        prefix="transformer.",
-        heads=(
-            *("lm_loss.", "sequence_summary.", "logits_proj.", "classifier.", "qa_outputs."),
-            *("start_logits.", "end_logits.", "answer_class."),  # of the beam search over spans
+    Family(
+        model_type="xlnet",
+        architecture="XLNet",
+        spec_from_config=spec,
+        heads=heads,
+        name_rules=NameRules(
+            prefix="transformer.",
+            heads=(
+                *("lm_loss.", "sequence_summary.", "logits_proj.", "classifier.", "qa_outputs."),
+                *("start_logits.", "end_logits.", "answer_class."),  # of the beam search over spans
+            ),
+            tied=(("lm_loss.weight", "word_embedding.weight"),),
+            anchor="word_embedding.weight",
         ),
-        tied=(("lm_loss.weight", "word_embedding.weight"),),
-        anchor="word_embedding.weight",
-    ),
-    encoder_names={"word_embeddings": "word_embedding", "mask_embedding": "mask_emb"},
-    layer_names=LAYER_NAMES,
-    embeddings=blocks.TwoStreamEmbeddings,
-    attention=blocks.TwoStreamAttention,
-    layer=blocks.TwoStreamLayer,
-    adapter=TwoStreamAdapter,
-    pooler=None,
-    inputs=("mems", "perm_mask", "target_mapping", "input_mask", "use_mems"),
-    batch_inputs=("mems", "perm_mask", "target_mapping", "use_mems"),
-    endings={"ForQuestionAnswering": "ForQuestionAnsweringSimple"},
+        encoder_names={"word_embeddings": "word_embedding", "mask_embedding": "mask_emb"},
+        layer_names=in_each_layer(
+            "layer.{layer}.",
+            {
+                "query": "rel_attn.q",
+                "key": "rel_attn.k",
+                "value": "rel_attn.v",
+                "positions": "rel_attn.r",
+                "attention_output": "rel_attn.o",
+                "content_bias": "rel_attn.r_w_bias",
+                "position_bias": "rel_attn.r_r_bias",
+                "segment_bias": "rel_attn.r_s_bias",
+                "segments": "rel_attn.seg_embed",
+                "attention_norm": "rel_attn.layer_norm",
+                "expand": "ff.layer_1",
+                "contract": "ff.layer_2",
+                "feed_forward_norm": "ff.layer_norm",
+            },
+        ),
+        embeddings=TwoStreamEmbeddings,
+        attention=TwoStreamAttention,
+        layer=TwoStreamLayer,
+        adapter=TwoStreamAdapter,
+        pooler=None,
+        inputs=("mems", "perm_mask", "target_mapping", "input_mask", "use_mems"),
+        batch_inputs=("mems", "perm_mask", "target_mapping", "use_mems"),
+        endings={"ForQuestionAnswering": "ForQuestionAnsweringSimple"},
+    )
 )
