@@ -18,7 +18,7 @@ from bertcore.arguments import DType, check_count, check_share
 from bertcore.checkpoint.files import CONFIG_NAME
 from bertcore.kernels import checks
 from bertcore.models.gliner2 import CLASSES, ENCODER_CONFIG, ONE, SEVERAL, GLiNER2Model
-from bertcore.tasks.gliner import Extractor
+from bertcore.tasks.gliner import TRUNCATIONS, Extractor
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.reading import ReadOptions
 from bertcore.tasks.texts import BATCH_TOKENS, MOST_TOKENS, CutTexts, checked_text, checked_texts
@@ -348,7 +348,8 @@ class GLiNER2(Extractor):
             raise (TypeError if wrong else ValueError)(f"schemas is {what}, expected a Schema, or {len(some)} of them")
         threshold = check_share("threshold", threshold)
         shows = checks.boolean("include_confidence", include_confidence), checks.boolean("include_spans", include_spans)
-        checks.choice("truncation", truncation, ("warn", "error", True))
+        if truncation is not True:
+            checks.choice("truncation", truncation, TRUNCATIONS)
         most = self.model.max_len if max_len is None else check_count("max_len", max_len)
         sizes: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_size": batch_size}
         how = ReadOptions(cutting=Cutting(truncation, most), backend=kernels.get_backend(), **sizes)

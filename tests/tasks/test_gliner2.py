@@ -113,6 +113,7 @@ def test_long_texts_are_cut_once(model):
     given = ["a", "city " * 50], Schema().entities(["city"])
     with pytest.raises(ValueError, match=r"texts\[1\] has more than the 5 words"):
         model.batch_extract(*given, max_len=5, truncation="error")
+    assert model.batch_extract(["city " * 50], given[1], max_len=5, truncation=True, **SHOWN) == found[1:]
     assert model.batch_extract([], Schema()) == [] and model.extract("a", Schema()) == {}
 
 
