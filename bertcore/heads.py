@@ -210,6 +210,14 @@ class LanguageModelHead(Block):
             run, hidden, self.decoder.weight(run), None if self.bias is None else self.bias.value(run), rest
         )
 
+    def among(self, run: Pass, hidden: Any, words: Any) -> Any:
+        """Return the logits of the words of these ids alone, (tokens, words)."""
+        weight = functional.take_rows(run, self.decoder.value(run), rows=words)
+        bias = self.bias and functional.reshape(run, self.bias.value(run), shape=(-1, 1))
+        bias = bias if bias is None else functional.take_rows(run, bias, rows=words)
+        bias = bias if bias is None else functional.reshape(run, bias, shape=(-1,))
+        return functional.linear(run, self._transformed(run, hidden), weight, bias)
+
     def loss_in_chunks(self, run: Pass, hidden: Any, labels: Any) -> Any:
         """Return the mean cross entropy of the logits of (tokens, hidden), computed chunk by chunk.
 

@@ -1,6 +1,6 @@
 """Train a small LUKE on masked words and entities of Python's documentation, whose links are the entities.
 
-    python examples/entities.py [--seconds 360] [--seed 0] [--json FILE]
+    python examples/entities.py [--seconds 360] [--seed 0] [--share 0.15] [--samples 512] [--json FILE]
 
 An entity is the target of a link, as the page names it: "len", "os.path.join", "bytes-like object" (Yamada et al. 2020,
 arXiv:2010.01057, took the links of Wikipedia). A tenth of the pages is held out. As in the paper the words of a masked
@@ -18,7 +18,7 @@ from zlib import crc32
 
 import numpy as np
 from corpora import documented_mentions
-from runs import arguments, curve_of, options, report
+from runs import arguments, count, curve_of, options, report
 
 from bertcore import AutoModelForMaskedLM, AutoTokenizer
 from bertcore.presets import preset_config
@@ -105,14 +105,18 @@ def trivial_shares(learnt: list[dict], held_out: list[dict], batches: list[dict[
 
 
 def main() -> None:
-    given = options(__doc__, seconds=360, out="entities").parse_args()
+    parser = options(__doc__, seconds=360, out="entities")
+    parser.add_argument("--share", type=float, default=0.15, help="of the entities that are masked (default: 0.15)")
+    parser.add_argument("--samples", type=count, help="entities drawn for each batch's loss (default: all entities)")
+    given = parser.parse_args()
     records = documented_mentions()
     records = [records[i] for i in np.random.default_rng(0).permutation(len(records))[: given.texts]]
     kept: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     for record in records:
         kept[crc32(record["page"].encode()) % SHARE_HELD_OUT == 0].append(record)
     folder = given.out / str(given.seed)
-    tokenizer, objective = make_tokenizer(kept[False], folder), EntityMaskedLM()
+    objective = EntityMaskedLM(entity_share=given.share, entity_samples=given.samples)
+    tokenizer = make_tokenizer(kept[False], folder)
     learnt, held_out = (list(objective.examples(kept[x], tokenizer, max_length=MAX_LENGTH)) for x in (False, True))
     sizes = {"vocab_size": len(tokenizer), "entity_vocab_size": len(tokenizer.entity_vocab)}
     config = {**CONFIG, **sizes, "pad_token_id": tokenizer.pad_token_id}
@@ -123,7 +127,7 @@ def main() -> None:
     trainer = Trainer(model, args, train_dataset=learnt, processing_class=tokenizer, objective=objective)
     trainer.train()
     trainer.save_model()
-    collator = objective.collator(tokenizer, seed=given.seed + 1)
+    collator = EntityMaskedLM().collator(tokenizer, seed=given.seed + 1)
     batches = [collator(held_out[start : start + 32]) for start in range(0, len(held_out), 32)]
     words, entities = shares_found(model, batches)
     _, by_context = shares_found(model, [without_mentions(batch, tokenizer.mask_token_id) for batch in batches])

@@ -12,6 +12,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.families import roberta
 from bertcore.families.luke.adapter import INPUTS, WordAndEntityAdapter, WordAndEntityInput
 from bertcore.families.luke.blocks import Entities, EntityAwareAttention, EntitySpec, WordAndEntityEmbeddings
+from bertcore.families.luke.sampled import sampled_loss
 from bertcore.heads import ClassifierSpec, LanguageModelHead, LanguageModelSpec
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
@@ -92,11 +93,13 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
     """AutoModelForMaskedLM of a family with entities: a score for every word, and for every entity at every entity.
 
     Calls take `labels`, as AutoModelForMaskedLM, and `entity_labels`, the right entities, (sequences, entities), -100
-    where there is no label, and return an EntityMaskedLMOutput.
+    where there is no label, and return an EntityMaskedLMOutput. With `entity_sample`, different entities drawn
+    uniformly, (n,), the loss of entities is estimated of their scores and those of the labels, and there are no
+    `entity_logits`.
     """
 
     _tasks = ("masked_lm", "masked_entities")
-    _targets = ("labels", "entity_labels")
+    _targets = ("labels", "entity_labels", "entity_sample")
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
         entities, table = self.spec.details, self.encoder.embeddings.entities.entities.table
@@ -105,17 +108,24 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
         sizes = {"vocab_size": entities.vocab_size, "embedding_size": entities.embedding_size}
         return LanguageModelHead(spec, replace(self.spec, **sizes, pad_token_id=0), table)
 
-    def _output(self, encoded: Encoded, labels: Any = None, entity_labels: Any = None) -> EntityMaskedLMOutput:
+    def _output(
+        self, encoded: Encoded, labels: Any = None, entity_labels: Any = None, entity_sample: Any = None
+    ) -> EntityMaskedLMOutput:
         of_words, run = super()._output(encoded, labels), encoded.run
         mlm_loss, mep_loss, logits = of_words.loss, None, None
         if isinstance(encoded.inputs, WordAndEntityInput) or entity_labels is not None:
-            entities = _entities(encoded, self)
-            scores = self.heads[1](run, entities.hidden)
-            logits = entities.batch.pad(run, scores)
-            if entity_labels is not None:
-                named = {"name": "entity_labels", "kind": "entity_"}
-                count = self.spec.details.vocab_size
-                mep_loss = losses.token_loss(run, scores, entity_labels, entities.batch, count, **named)
+            entities, head, count = _entities(encoded, self), self.heads[1], self.spec.details.vocab_size
+            named: dict[str, Any] = {"name": "entity_labels", "kind": "entity_"}
+            if entity_sample is None:
+                scores = head(run, entities.hidden)
+                logits = entities.batch.pad(run, scores)
+                if entity_labels is not None:
+                    mep_loss = losses.token_loss(run, scores, entity_labels, entities.batch, count, **named)
+            elif entity_labels is None:
+                raise ValueError("entity_sample is given without entity_labels, expected both")
+            else:
+                right = losses.words(entities.batch, entity_labels, count, **named)
+                mep_loss = sampled_loss(run, head, entities.hidden, right, entity_sample, count)
         both = [loss for loss in (mlm_loss, mep_loss) if loss is not None]
         return EntityMaskedLMOutput(
             loss=losses.total(run, *both) if len(both) == 2 else both[0] if both else None,

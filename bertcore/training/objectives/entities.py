@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_number, check_share
+from bertcore.arguments import check_count, check_number, check_share
 from bertcore.gradients import with_loss
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
@@ -35,15 +35,25 @@ class EntityMaskedLM(MaskedLM):
     Args:
         masking: of the words, as for `MaskedLM`.
         entity_share: the fraction of entities.
+        entity_samples: estimate the loss of entities of this many entities, drawn anew for each batch, beside the
+            batch's own (LUKE has 500,000). The sum over all entities in the softmax is estimated without bias, by
+            importance sampling with the correction by log Q (Bengio and Senecal 2008; Jean et al. 2015,
+            arXiv:1412.2007; Yi et al. 2019). None for all entities, the exact loss.
         label_smoothing: of both, as for `Supervised`.
 
     Raises:
-        ValueError: for a share outside 0 to 1.
+        ValueError: for a share outside 0 to 1, and for label smoothing with samples.
     """
 
-    def __init__(self, masking: Masking = DEFAULT, entity_share: float = 0.15, *, label_smoothing: float = 0.0):
+    def __init__(
+        self, masking: Masking = DEFAULT, entity_share: float = 0.15, *, entity_samples: int | None = None,
+        label_smoothing: float = 0.0,
+    ):  # fmt: skip
         super().__init__(masking, label_smoothing=label_smoothing)
         self.entity_share = check_share("entity_share", entity_share)
+        self.entity_samples = None if entity_samples is None else check_count("entity_samples", entity_samples)
+        if self.entity_samples and label_smoothing:
+            raise ValueError(f"label_smoothing is {label_smoothing}, expected 0 with entity_samples")
 
     def examples(
         self, documents: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int, seed: int = 0
@@ -71,14 +81,14 @@ class EntityMaskedLM(MaskedLM):
                 yield special.around(row["input_ids"][start : start + limit]) | entities
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
-        collator = EntityCollator(tokenizer, self.entity_share, seed=seed)
+        collator = EntityCollator(tokenizer, self.entity_share, samples=self.entity_samples, seed=seed)
         collator.masking = self.masking
         return collator
 
     def loss(self, model: Any, batch: Batch) -> Any:
         """Return the model's loss; of the words alone for a batch without a masked entity."""
         if not (kernels.to_host(batch["entity_labels"]) != IGNORED).any():
-            batch = {name: value for name, value in batch.items() if name != "entity_labels"}
+            batch = {name: value for name, value in batch.items() if name not in ("entity_labels", "entity_sample")}
         return super().loss(model, batch)
 
 
@@ -100,25 +110,29 @@ class EntityCollator(DataCollatorForLanguageModeling):
     Args:
         tokenizer: of words and entities.
         share: of the entities of a text.
+        samples: entities drawn for the loss of each batch; None for none.
         seed: of the random choices.
 
     Raises:
-        ValueError: for a tokenizer without entities, or one that pads on the left.
+        ValueError: for a tokenizer without entities, or one that pads on the left, and for more samples than entities.
     """
 
-    def __init__(self, tokenizer: Any, share: float, *, seed: int = 0):
+    def __init__(self, tokenizer: Any, share: float, *, samples: int | None = None, seed: int = 0):
         super().__init__(tokenizer, seed=seed)
         if not getattr(tokenizer, "entity_vocab", None):
             raise ValueError("tokenizer has no entity_vocab, which masked entities need")
         if tokenizer.padding_side == "left":
             raise ValueError("padding_side is 'left'; entities' positions count from a row's first column: 'right'")
-        self.share, self.special = share, tokenizer.special_entity_ids
+        self.share, self.special, self.samples = share, tokenizer.special_entity_ids, samples
+        self.entities = len(tokenizer.entity_vocab)
+        if samples is not None and samples > self.entities:
+            raise ValueError(f"entity_samples is {samples}, expected at most the {self.entities} entities")
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """Return the batch: words as in `DataCollatorForLanguageModeling`, and entities.
 
         These are entity_ids, entity_attention_mask and entity_labels, (examples, entities), and entity_position_ids,
-        (examples, entities, most tokens of a mention), filled up with -1.
+        (examples, entities, most tokens of a mention), filled up with -1; with samples entity_sample, (samples,).
         """
         words = [{name: value for name, value in row.items() if not name.startswith("entity_")} for row in examples]
         batch = super().__call__(words)
@@ -138,10 +152,13 @@ class EntityCollator(DataCollatorForLanguageModeling):
             for place, columns in enumerate(row["entity_position_ids"]):
                 positions[index, place, : len(columns)] = columns
         named = {"entity_ids": ids, "entity_attention_mask": mask, "entity_position_ids": positions}
+        if self.samples:
+            named["entity_sample"] = self.rng.choice(self.entities, self.samples, replace=False)
         return batch | named | {"entity_labels": labels}
 
     def masking_settings(self) -> dict[str, Any]:
-        return super().masking_settings() | {"entity_share": self.share}
+        own = {"entity_share": self.share} | ({"entity_samples": self.samples} if self.samples else {})
+        return super().masking_settings() | own
 
     def _masked(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (entities with some masked, labels) of one text."""

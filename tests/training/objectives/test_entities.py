@@ -96,6 +96,48 @@ def test_the_loss_is_the_sum_of_both_means(tokenizer):
     assert grads["luke.entity_embeddings.entity_embeddings.weight"].any()
 
 
+def sampled(luke, tokenizer, samples):
+    objective = EntityMaskedLM(entity_share=0.5, entity_samples=samples)
+    return objective, objective.collator(tokenizer, seed=1)(random_examples((4, 0, 9, 1)))
+
+
+def test_a_sample_of_all_entities_gives_the_exact_loss_and_gradients(tokenizer):
+    luke = drawn_anew(model(entity_vocab_size=len(ENTITIES)))
+    objective, batch = sampled(luke, tokenizer, len(ENTITIES))
+    found, grads = objective.value_and_grad(luke, batch)
+    exact = {name: array for name, array in batch.items() if name != "entity_sample"}
+    expected, exact_grads = objective.value_and_grad(luke, exact)
+    np.testing.assert_allclose(found.mep_loss, expected.mep_loss, rtol=1e-12)
+    for name, grad in exact_grads.items():
+        np.testing.assert_allclose(grads[name], grad, atol=1e-12, err_msg=name)
+
+
+def test_the_sampled_loss_is_importance_sampling(tokenizer):
+    """Beside the definition, for a sample with some of the labels; and its gradients beside differences."""
+    luke = drawn_anew(model(entity_vocab_size=len(ENTITIES)))
+    objective, batch = sampled(luke, tokenizer, 5)
+    found, grads = objective.value_and_grad(luke, batch)
+    inputs = {name: array for name, array in batch.items() if "labels" not in name and name != "entity_sample"}
+    kept = batch["entity_labels"] != IGNORED
+    logits, labels, sample = luke(**inputs).entity_logits[kept], batch["entity_labels"][kept], batch["entity_sample"]
+    assert len(set(sample)) == 5 and np.isin(labels, sample).any() and not np.isin(labels, sample).all()
+    losses = []
+    for row, label in zip(np.exp(logits), labels, strict=True):
+        others = row[sample[sample != label]].sum() * len(ENTITIES) / 5
+        losses.append(np.log(row[label] + others) - np.log(row[label]))
+    np.testing.assert_allclose(found.mep_loss, np.mean(losses), rtol=1e-10)
+    name = "entity_predictions.bias"
+    for entity in (sample[0], labels[0], np.setdiff1d(np.arange(4, 14), [*sample, *labels])[0]):
+        values = []
+        for step in (1e-5, -1e-5):
+            bias = luke.state_dict()[name].copy()
+            bias[entity] += step
+            other = drawn_anew(model(entity_vocab_size=len(ENTITIES)))
+            other.load_state_dict({**other.state_dict(), name: bias})
+            values.append(float(objective.loss(other, batch).loss))
+        np.testing.assert_allclose(grads[name][entity], (values[0] - values[1]) / 2e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("counts, share", [((0, 0), 0.5), ((3, 2), 0.0)])
 def test_without_a_masked_entity_the_loss_is_that_of_the_words(tokenizer, counts, share):
     luke, objective = model(), EntityMaskedLM(entity_share=share)
@@ -107,6 +149,10 @@ def test_without_a_masked_entity_the_loss_is_that_of_the_words(tokenizer, counts
 
 def test_what_is_refused(tokenizer, tmp_path):
     refuses(ValueError, "entity_share is 2, expected a number from 0 to 1", EntityMaskedLM, entity_share=2)
+    refuses(ValueError, "entity_samples is 0", EntityMaskedLM, entity_samples=0)
+    refuses(ValueError, "expected 0 with entity_samples", EntityMaskedLM, entity_samples=3, label_smoothing=0.1)
+    with pytest.raises(ValueError, match="entity_samples is 15, expected at most the 14 entities"):
+        EntityMaskedLM(entity_samples=15).collator(tokenizer)
     with pytest.raises(ValueError, match=r"documents\[0\] has no entities, it has text, entity_spans"):
         list(EntityMaskedLM().examples([{"text": "the", "entity_spans": []}], tokenizer, max_length=9))
     with pytest.raises(TypeError, match=r"documents\[0\] is list, expected a mapping"):
