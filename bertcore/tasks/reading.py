@@ -370,7 +370,7 @@ class PromptedReader(TextReader, Encoder):
         prepared = [self.prepared(text, prompt) for text in texts]
         if self.settings.is_static:  # without special tokens
             kept = slice(-most, None) if self.tokenizer.truncation_side == "left" else slice(most)
-            rows = self.tokenizer(prepared, add_special_tokens=False)["input_ids"]
+            rows = self.tokenizer.whole_ids(prepared)
             return [
                 (np.array([token for token in row[kept] if token != self._dropped], np.int32), len(row) > most)
                 for row in rows

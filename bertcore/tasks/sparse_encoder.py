@@ -51,6 +51,7 @@ from bertcore.tasks.sparse_modules import (
     SparseRow,
     TokenWeights,
     as_table,
+    as_vector,
     find_idf,
     sparse_row,
 )
@@ -209,7 +210,7 @@ class SparseEncoder(PromptedReader):
             rows = self._short(many[0], given) if parts is None and is_one else None
             rows = rows or (list(self.encode_stream(many, **given)) if parts is None else [])
             if is_one and rows:  # a row of a table takes SciPy 25 times as long
-                found = sparse.coo_array((rows[0].values, (rows[0].indices,)), shape=(self.embedding_dimension,))
+                found = as_vector(rows[0], self.embedding_dimension)
             else:
                 found = as_table(rows, self.embedding_dimension)
         found = found[0] if is_one and found.ndim == 2 else found

@@ -130,6 +130,10 @@ class Tokenizer(Vocabulary):
         """Return the input_ids of a call with these arguments."""
         return self(text, text_pair, **options)["input_ids"]
 
+    def whole_ids(self, texts: list[str]) -> list[list[int]]:
+        """Return the input_ids of each text, uncut and without special tokens. Raises as a call does."""
+        return [encoding.ids for encoding in self._encode(read_texts(texts, None), None, False)]
+
     def encode_beginnings(self, texts: list[str], max_length: int) -> list[tuple[list[int], bool]]:
         """Return the input_ids of each text, cut to `max_length` with its special tokens, and whether it was cut.
 
