@@ -30,6 +30,8 @@ def widen(array):
 
     C order makes the order of every NumPy sum depend on the shape alone, not on the caller's memory layout.
     """
+    if array.dtype.itemsize >= 4 and array.flags.c_contiguous:
+        return array
     return np.asarray(array, dtype=working_dtype(array.dtype), order="C")
 
 

@@ -1,4 +1,4 @@
-"""The recorded executor: on the CPU, in inference, the layers are a program that runs in one call of compiled code."""
+"""The recorded executor: on the CPU, in inference, an encoder is a program that runs in one call of compiled code."""
 
 from __future__ import annotations
 
@@ -15,26 +15,42 @@ from bertcore.models.inputs import EncoderInput
 from bertcore.nn.parameter import PerVersion
 from bertcore.passes import Pass
 
+IDS = "input_ids", "token_type_ids", "position_ids"
+
 
 class Recorded:
-    """Programs of an encoder's layers, kept for shapes that come again (`Recordings`) and one version of parameters."""
+    """Programs of an encoder, kept for shapes that come again (`Recordings`) and one version of parameters."""
 
     def __init__(self) -> None:
         self._kept: PerVersion[Recordings] = PerVersion()
 
     def run(self, run: Pass, encoder: eager.Executable, inputs: EncoderInput) -> Any:
         """Return the last hidden state of a batch; what cannot be recorded runs operation by operation."""
+        if inputs.tokens <= eager.GROUP_TOKENS:
+            return self._group(run, encoder, inputs)
         return eager.in_groups(encoder, inputs, partial(self._group, run, encoder))
 
     def _group(self, run: Pass, encoder: eager.Executable, inputs: EncoderInput) -> Any:
-        state, context = encoder.adapter.begin(run, inputs, encoder.embeddings)
+        embeddings = encoder.embeddings
+        is_noted = inputs.is_plain and getattr(embeddings, "can_be_noted", False)
+        state, context = encoder.adapter.begin(run, inputs, _featureless if is_noted else embeddings)
         # Programs compute in float32.
         if not (context.can_be_recorded and isinstance(state, np.ndarray) and state.dtype == np.float32):
-            return encoder.run_layers(run, state, context)
+            return encoder.forward(run, inputs) if is_noted else encoder.run_layers(run, state, context)
+        ids = inputs.input_ids, inputs.token_type_ids, inputs.position_ids
 
-        def build(state: Any, cu_seqlens: Any) -> Any:
-            return encoder.run_layers(replace(run, is_noted=True), state, replace(context, cu_seqlens=cu_seqlens))
+        def build(*arrays: Any) -> Any:
+            *entered, cu_seqlens = arrays
+            noted, state = replace(run, is_noted=True), entered[0]
+            if is_noted:
+                state = embeddings(noted, replace(inputs, **dict(zip(IDS, entered, strict=True))))
+            return encoder.run_layers(noted, state, replace(context, cu_seqlens=cu_seqlens))
 
         key = kernels.get_num_threads(), run.trace.layers
         recordings = self._kept.get(run, encoder.version, Recordings)
-        return recordings.run(key, build, state, context.cu_seqlens)
+        return recordings.run(key, build, *(ids if is_noted else (state,)), context.cu_seqlens)
+
+
+def _featureless(run: Pass, inputs: EncoderInput) -> np.ndarray:
+    """Return a state without features: an adapter reads its dtype and the number of its rows."""
+    return np.empty((inputs.tokens, 0), np.float32)

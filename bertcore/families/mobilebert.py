@@ -73,6 +73,8 @@ class TrigramEmbeddings(Embeddings):
     results change with padding unless its embedding is zero, as in a new model.)
     """
 
+    can_be_noted = False
+
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         width, narrow, self.is_trigram = spec.hidden_size, spec.embedding_size, spec.details.has_trigrams
         sizes = {"rows": spec.vocab_size, "features": narrow}

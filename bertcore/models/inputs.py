@@ -268,28 +268,34 @@ def pack_sequences(
 
     Returns the encoder's input, in the memory of the backend in force, and the offsets of the sequences in host memory.
     """
-    if isinstance(input_ids, str | bytes | Mapping) or not np.iterable(input_ids):
+    if not isinstance(input_ids, list) and (
+        isinstance(input_ids, str | bytes | Mapping) or not np.iterable(input_ids)
+    ):
         raise TypeError(f"input_ids is {type(input_ids).__name__}, expected a list of sequences of integers")
     rows = [_ids(index, sequence) for index, sequence in enumerate(input_ids)]
-    lengths = np.array([row.size for row in rows], np.int64)
-    cu_seqlens = np.zeros(len(rows) + 1, np.int32)
-    lengths.cumsum(out=cu_seqlens[1:])
+    lengths = [len(row) for row in rows]
+    cu_seqlens = np.array([0, *itertools.accumulate(lengths)], np.int32)
     ids, columns = np.concatenate(rows) if rows else np.zeros(0, np.int64), places(cu_seqlens)
-    if spec.max_positions and lengths.max(initial=0) > spec.longest_sequence:
-        raise _too_long(lengths.argmax(), lengths.max(), spec)
-    if ids.size and (ids.min() < 0 or ids.max() >= spec.vocab_size):
+    longest = max(lengths, default=0)
+    if spec.max_positions and longest > spec.longest_sequence:
+        raise _too_long(lengths.index(longest), longest, spec)
+    if ids.view(np.uint64).max(initial=0) >= spec.vocab_size:  # a negative id is a large one there
         wrong = np.flatnonzero((ids < 0) | (ids >= spec.vocab_size))
         index = np.searchsorted(cu_seqlens, wrong[0], side="right") - 1
         raise ValueError(
             f"input_ids[{index}][{columns[wrong[0]]}] is {ids[wrong[0]]}, expected 0 to {spec.vocab_size - 1}: "
             f"the model has {spec.vocab_size} words"
         )
-    positions = _positions(spec, ids, True, cu_seqlens, columns)
-    first_tokens, last_tokens = cu_seqlens[:-1][lengths > 0], cu_seqlens[1:][lengths > 0] - 1
+    positions = columns if spec.max_positions else None
+    if spec.positions_after_padding:
+        positions = _positions(spec, ids, True, cu_seqlens, columns)
+    starts, ends = cu_seqlens[:-1], cu_seqlens[1:]
+    has_tokens = ends > starts
+    first_tokens, last_tokens = starts[has_tokens], ends[has_tokens] - 1
     types = None if spec.words_as_types else np.zeros(ids.shape, ids.dtype)
     inputs = EncoderInput(ids, types, positions, cu_seqlens, first_tokens, last_tokens)
     if seen is not None:
-        inputs.packed = _with_unseen(seen, lengths)
+        inputs.packed = _with_unseen(seen, np.array(lengths, np.int64))
         inputs.key_mask = inputs.packed.key_mask()
     return inputs.to_backend(run), cu_seqlens
 

@@ -42,6 +42,11 @@ class Embeddings(Block):
             sizes = {"in_features": spec.embedding_size, "out_features": spec.hidden_size}
             self.projection = Linear(names["embeddings_projection"], **sizes)
 
+    @property
+    def can_be_noted(self) -> bool:
+        """True if a program can have them as steps (`execution.recorded`)."""
+        return self.scale == 1 and self.words.table.precision != "float64"
+
     def __call__(self, run: Pass, inputs: Any) -> Tensor:
         """An `EncoderInput` -> (tokens, hidden)."""
         words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)

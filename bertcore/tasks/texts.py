@@ -3,7 +3,7 @@
 import codecs
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -61,7 +61,8 @@ class CutTexts:
         for number, (row, was_cut) in enumerate(rows):
             if was_cut and refused is not None:
                 raise too_long(f"{refused}[{number}]", self._limit, self._reads_windows)
-            self.count(was_cut)
+            self._texts += 1
+            self._cut += was_cut
             yield row
 
     def warn(self) -> None:
@@ -210,7 +211,7 @@ def batches(lengths: Sequence[int], batch_tokens: int, batch_size: int | None = 
 
     The longest texts come first, so that a lack of memory shows at once.
     """
-    order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
+    order = (-np.array(lengths, np.int64)).argsort(kind="stable")
     start, tokens = 0, 0
     for stop, index in enumerate(order):
         if stop > start and (tokens + lengths[index] > batch_tokens or stop - start == batch_size):
@@ -273,9 +274,8 @@ def in_batches(
 PATIENCE = 2.0
 
 
-@contextmanager
-def progress_bar(total: int | None, wanted: bool | None) -> Iterator[Callable[[int], object]]:
-    """Yield a function to call with the number of texts just completed.
+def progress_bar(total: int | None, wanted: bool | None) -> AbstractContextManager[Callable[[int], object]]:
+    """Return a block that gives a function to call with the number of texts just completed.
 
     Args:
         total: the number of texts; None if it is unknown.
@@ -285,9 +285,13 @@ def progress_bar(total: int | None, wanted: bool | None) -> Iterator[Callable[[i
         wanted = checks.boolean("show_progress_bar", wanted)
     on_terminal = sys.stderr is not None and sys.stderr.isatty()
     if wanted is False or (wanted is None and not on_terminal):
-        yield lambda count: None
-        return
+        return nullcontext(lambda count: None)
+    return _shown_bar(total, 0.0 if wanted else PATIENCE)
+
+
+@contextmanager
+def _shown_bar(total: int | None, delay: float) -> Iterator[Callable[[int], object]]:
     from tqdm import tqdm
 
-    with tqdm(total=total, unit=" texts", delay=0.0 if wanted else PATIENCE) as bar:
+    with tqdm(total=total, unit=" texts", delay=delay) as bar:
         yield bar.update

@@ -88,13 +88,14 @@ class Engine:
         pieces is tokenized piece by piece until it has enough tokens. Pieces end before a space: the tokens are those
         of the whole text, unless PIECE characters in a row hold no space at all.
         """
-        short = [number for number, text in enumerate(texts) if len(text) <= 2 * PIECE or cut.side == "left"]
-        found = dict(zip(short, self.encode([(texts[number],) for number in short], cut, True), strict=True))
-        for number in range(len(texts)):
-            if number not in found:
-                found[number] = self._beginning(texts[number], cut)
-        rows = [(found[number].ids, found[number]) for number in range(len(texts))]
-        return [(ids, len(ids) == cut.max_length and bool(encoding.overflowing)) for ids, encoding in rows]
+        is_long = [len(text) > 2 * PIECE and cut.side != "left" for text in texts]
+        short = iter(self.encode([(text,) for text, long in zip(texts, is_long, strict=True) if not long], cut, True))
+        found = []
+        for text, long in zip(texts, is_long, strict=True):
+            encoding = self._beginning(text, cut) if long else next(short)
+            ids = encoding.ids
+            found.append((ids, len(ids) == cut.max_length and bool(encoding.overflowing)))
+        return found
 
     def _beginning(self, text: str, cut: Truncation) -> "Encoding":
         parts, tokens = [], 0

@@ -141,16 +141,15 @@ class Tokenizer(Vocabulary):
 
         Raises TypeError and ValueError as a call with truncation=True does.
         """
-        checked = read_texts(texts, None)
         known = type(max_length), max_length, self.truncation_side  # 1.0 and True equal 1
         last, cut = self._last_cut
         if known != last:
             cut, _ = self._limits(CallOptions(truncation=True, max_length=max_length), pair=False)
             self._last_cut = known, cut
         try:
-            return self._engine.beginnings(checked.first, cut)
-        except TypeError:  # the library's error for text that cannot be encoded as UTF-8
-            checked.check_unicode()
+            return self._engine.beginnings(texts, cut)
+        except TypeError:  # of the library, for what is not text and what cannot be encoded as UTF-8
+            read_texts(texts, None).check_unicode()
             raise
 
     def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[str]:

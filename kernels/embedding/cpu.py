@@ -53,9 +53,15 @@ def _ids(input):
 @parallel_kernel
 def _gather(table, stride, like, ids, out, task, tasks):
     """Copy rows of the table at the address `table`, with elements as in the array `like`, to out."""
+    gather_rows(table, stride, like, ids, out, share(ids.size, task, tasks), share(ids.size, task + 1, tasks))
+
+
+@helper
+def gather_rows(table, stride, like, ids, out, first, last):
+    """Copy the rows of the table for the ids from `first` to `last`."""
     width = out.size // ids.size
     shift = 16 * (lanes(like) // lanes(out) - 1)  # known to the compiler: 0, or 16 from 16 bits to 32
-    for i in range(share(ids.size, task, tasks), share(ids.size, task + 1, tasks)):
+    for i in range(first, last):
         row, target = pointer_at(table + ids[i] * stride, like), pointer(out, i * width)
         for c in range(width):
             target[c] = np.uint32(row[c]) << shift

@@ -17,6 +17,7 @@ from . import rows
 __all__ = ["DEFERRED_FORMS", "StepTable", "empty"]
 
 DEFERRED_FORMS = {
+    "embedding": rows.deferred_embedding,
     "linear": linear.deferred_linear,
     "layer_norm": rows.deferred_layer_norm,
     "rms_norm": rows.deferred_rms_norm,

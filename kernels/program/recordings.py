@@ -1,11 +1,10 @@
 """Programs kept for shapes that come again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from .. import checks
 from ..deferred import Deferred, computed
 from .program import Program
 
@@ -13,27 +12,41 @@ MOST_KEPT = 48 << 20  # bytes of the recordings of one model: about a thousand t
 MOST_SEEN = 64  # shapes remembered
 
 
-Build = Callable[[Any, np.ndarray], Any]
+Build = Callable[..., Any]
 
 
 class _Recording:
     """A program that can run again with other values of the same shapes, in its own memory."""
 
-    def __init__(self, build: Build, hidden: np.ndarray, cu_seqlens: np.ndarray):
-        self._hidden, self._cu_seqlens = hidden.copy(), cu_seqlens.copy()
+    def __init__(self, build: Build, arrays: Sequence[np.ndarray | None]):
+        *entered, offsets = arrays
+        self._arrays = [*(_as_entered(array, copy=True) for array in entered), offsets.copy()]
         program = Program()
-        self._output = build(program.enter(self._hidden), self._cu_seqlens)
+        self._output = _built(program, build, self._arrays)
         self.can_run = is_complete(program, self._output)  # False if an operation had to compute at once
         self._table = program.table() if self.can_run else None
         self._used, self.nbytes = program.used, program.nbytes
 
-    def run(self, hidden: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:
+    def run(self, arrays: Sequence[np.ndarray | None]) -> np.ndarray:
         """Return the result for these values, or, if it cannot run again, for the recorded ones."""
         if self._table is None:
             return computed(self._output)
-        self._hidden[...], self._cu_seqlens[...] = hidden, cu_seqlens
+        for own, array in zip(self._arrays, arrays, strict=True):
+            if own is not None:
+                own[...] = array
         self._table.run()
         return self._output.array.copy()
+
+
+def _as_entered(array: np.ndarray | None, copy: bool) -> np.ndarray | None:
+    """Return activations in float32 and ids in int64, as steps read them."""
+    return None if array is None else array.astype(np.int64 if array.dtype.kind in "iu" else np.float32, copy=copy)
+
+
+def _built(program: Program, build: Build, arrays: Sequence[np.ndarray | None]) -> Any:
+    *entered, offsets = arrays
+    given = [_as_entered(array, copy=False) for array in entered]
+    return build(*[None if array is None else program.enter(array) for array in given], offsets)
 
 
 def is_complete(program: Program, output: Any) -> bool:
@@ -56,49 +69,42 @@ class Recordings:
     def __reduce__(self) -> tuple[Any, ...]:
         return Recordings, ()  # a copy has arrays at other addresses
 
-    def run(self, key: Any, build: Build, hidden: np.ndarray, cu_seqlens: np.ndarray) -> np.ndarray:
-        """build(hidden, cu_seqlens), computed as a program.
+    def run(self, key: Any, build: Build, *arrays: np.ndarray | None) -> np.ndarray:
+        """build(*arrays), computed as a program.
 
         Args:
             key: what the program depends on beside the shapes (number of threads).
-            build: calls the operations, the same ones for the same shapes; it takes a Deferred or an array, and reads
-                the values of neither.
-            hidden: float32 activations, (tokens, width).
-            cu_seqlens: int32 offsets, (sequences + 1,).
-
-        Raises:
-            TypeError, ValueError: for another dtype, and offsets that do not fit `hidden`.
+            build: calls the operations, the same ones for the same shapes; it takes Deferreds or arrays, and reads the
+                values of neither.
+            arrays: float32 activations or ids, or None, which become Deferreds, and last the int32 offsets of the
+                sequences, which stay an array: they must be right, for nothing checks them here.
         """
-        if hidden.dtype != np.float32 or cu_seqlens.dtype != np.int32:
-            raise TypeError(f"hidden is {hidden.dtype} and cu_seqlens {cu_seqlens.dtype}, expected float32 and int32")
-        checks.offsets("cu_seqlens", cu_seqlens, "hidden", len(hidden))
-        key = key, hidden.shape, cu_seqlens.shape
+        key = key, *[None if array is None else array.shape for array in arrays]
         recording = self._take(key)
-        if recording is None and self._seen.get(key):
-            recording = _Recording(build, hidden, cu_seqlens)
+        is_new = recording is None and self._seen.get(key)
+        if is_new:
+            recording = _Recording(build, arrays)
             self._note(key, recording.can_run)
         if recording is None:
             program = Program()
-            output = build(program.enter(hidden), cu_seqlens)
+            output = _built(program, build, arrays)
             if key not in self._seen:
                 self._note(key, is_complete(program, output))
             return computed(output)
-        result = recording.run(hidden, cu_seqlens)
+        result = recording.run(arrays)
         if recording.can_run and recording.nbytes <= MOST_KEPT:
             self._kept.setdefault(key, []).append(recording)
-            self._let_go_beyond(MOST_KEPT)
+            if is_new:
+                self._let_go_beyond(MOST_KEPT)
         return result
 
     def _take(self, key: Any) -> _Recording | None:
         """One that no other thread runs; its shapes become those that were used last."""
-        waiting = self._kept.pop(key, [])
-        try:
-            return waiting.pop()
-        except IndexError:
-            return None
-        finally:
-            if waiting:
-                self._kept.setdefault(key, []).extend(waiting)
+        waiting = self._kept.pop(key, None)
+        found = waiting.pop() if waiting else None
+        if waiting:
+            self._kept.setdefault(key, []).extend(waiting)
+        return found
 
     def _note(self, key: Any, can_be_kept: bool) -> None:
         self._seen[key] = can_be_kept

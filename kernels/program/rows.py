@@ -1,4 +1,7 @@
-"""Operations that compute row by row, as one kind of step: norms, `affine` and `gated_activation` in float32."""
+"""Operations that compute row by row, as one kind of step: `embedding`, norms, `affine` and `gated_activation`.
+
+All compute in float32; a table of embeddings may be bfloat16.
+"""
 
 import numpy as np
 
@@ -6,13 +9,15 @@ from .._numba import helper
 from .._numba.norms import GRAIN
 from .._numba.norms import forward_rows as norm_rows
 from .._numba.rows import share, task_count
-from .._numba.steps import ADDRESS, FLOAT, array_at, record
+from .._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT64, UINT8, UINT32, array_at, record
 from ..activation_names import activation_code
 from ..affine.cpu import forward_rows as affine_rows
-from ..deferred import are_plain
+from ..deferred import Deferred, are_plain
+from ..embedding.cpu import gather_rows
 from ..gated_activation.cpu import forward_rows as gated_rows
+from ..precision import is_bfloat16
 
-NORM, AFFINE, GATED_ACTIVATION = range(3)
+NORM, AFFINE, GATED_ACTIVATION, EMBEDDING = range(4)
 STEP = record(
     ("operation", np.intp),
     ("input", ADDRESS),
@@ -22,10 +27,22 @@ STEP = record(
     ("weight", ADDRESS),
     ("bias", ADDRESS),
     ("eps", np.float64),
-    ("form", np.bool_),  # of a norm, whether it is centred; of a gate, whether it comes first
+    ("form", np.bool_),  # whether a norm is centred; a gate comes first; a table is bfloat16
     ("activation", np.intp),
+    ("stride", np.intp),  # of a table's rows, in bytes
     ("output", ADDRESS),
 )
+
+
+def deferred_embedding(program, input, weight):
+    """Note a step of `embedding` for int64 ids; return None if that is impossible."""
+    is_half = is_bfloat16(weight.dtype)
+    if type(input) is not Deferred or type(weight) is Deferred or not (is_half or weight.dtype == np.float32):
+        return None
+    if not input.size or weight.strides[1] != weight.itemsize:
+        return None
+    output = program.empty((*input.shape, weight.shape[1]), np.float32)
+    return _note_step(program, EMBEDDING, input, output, weight=weight, form=is_half, stride=weight.strides[0])
 
 
 def deferred_layer_norm(program, input, weight, bias, eps, residual):
@@ -42,12 +59,12 @@ def _note_norm(program, input, weight, bias, eps, residual, is_centred):
     width = input.shape[-1]
     weight = np.ones(width, np.float32) if weight is None else weight
     bias = np.zeros(width, np.float32) if bias is None else bias
-    return _note(program, NORM, input, width, residual, weight, bias, eps=eps, form=is_centred)
+    return _note(program, NORM, input, width, residual=residual, weight=weight, bias=bias, eps=eps, form=is_centred)
 
 
 def deferred_affine(program, input, weight, bias, residual):
     """Note a step of `affine`; return None if that is impossible."""
-    return _note(program, AFFINE, input, input.shape[-1], residual, weight, bias)
+    return _note(program, AFFINE, input, input.shape[-1], residual=residual, weight=weight, bias=bias)
 
 
 def deferred_gated_activation(program, input, activation, gate):
@@ -56,16 +73,22 @@ def deferred_gated_activation(program, input, activation, gate):
     return _note(program, GATED_ACTIVATION, input, input.shape[-1] // 2, **numbers)
 
 
-def _note(
-    program, operation, input, width, residual=None, weight=None, bias=None, *, eps=0.0, form=False, activation=0
-):  # fmt: skip
+def _note(program, operation, input, width, *, residual=None, weight=None, bias=None, **numbers):
     if not input.size or not are_plain(input, weight, bias, residual):
         return None
     output = program.empty((*input.shape[:-1], width), input.dtype)
+    return _note_step(program, operation, input, output, residual, weight, bias, **numbers)
+
+
+def _note_step(
+    program, operation, input, output, residual=None, weight=None, bias=None, *, eps=0.0, form=False, activation=0,
+    stride=0,
+):  # fmt: skip
     arrays = {"input": input, "residual": residual, "weight": weight, "bias": bias, "output": output}
+    addresses = {name: 0 if array is None else program.address(array) for name, array in arrays.items()}
+    width = output.shape[-1]
     numbers = {"operation": operation, "rows": output.size // width, "width": width}
-    numbers |= {"eps": eps, "form": form, "activation": activation}
-    addresses = {name: program.address(array) for name, array in arrays.items()}
+    numbers |= {"eps": eps, "form": form, "activation": activation, "stride": stride}
     program.note(STEP, task_count(output.size, GRAIN), **numbers, **addresses)
     return output
 
@@ -76,6 +99,15 @@ def run_step(step, task, tasks):
     rows, width = step.rows, step.width
     first, last = share(rows, task, tasks), share(rows, task + 1, tasks)
     out = array_at(step.output, (rows * width,), FLOAT)
+    if step.operation == EMBEDDING:
+        ids = array_at(step.input, (rows,), INT64)
+        if step.form:
+            halves = array_at(step.output, (rows * width,), UINT32)
+            gather_rows(step.weight, step.stride, BFLOAT16, ids, halves, first, last)
+        else:  # bytes have no alignment: a file may be mapped at an odd address
+            whole = array_at(step.output, (4 * rows * width,), UINT8)
+            gather_rows(step.weight, step.stride, UINT8, ids, whole, first, last)
+        return
     if step.operation == GATED_ACTIVATION:
         x = array_at(step.input, (2 * rows * width,), FLOAT)
         gated_rows(x, step.form, step.activation, width, out, first, last)

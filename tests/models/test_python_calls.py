@@ -10,6 +10,7 @@ import pytest
 import bertcore
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, value_and_grad, vjp
 from bertcore.training import AdamW, clip_grad_norm
+from tests.tiny_bert import save_tiny_encoder
 from tests.tiny_families import runnable, tiny_config
 
 FOLDERS = tuple(str(Path(package.__file__).parent) for package in (bertcore, kernels))
@@ -20,7 +21,7 @@ CONFIG = {
 
 # The most calls of one pass of a layer: a program that is kept, one that is noted anew, a pass operation by operation,
 # gradients, and a training step with dropout.
-MOST_CALLS = {"recorded": 200, "new layout": 600, "eager": 500, "gradients": 1400, "training step": 2000}
+MOST_CALLS = {"recorded": 130, "new layout": 600, "eager": 400, "gradients": 1400, "training step": 1800}
 SETTINGS = 7  # the backend, autocast, the tape, the options of losses, kept scores and losses
 
 
@@ -70,6 +71,14 @@ def test_calls_of_a_masked_lm(kind):
             run()
         measured = (lambda: model(np.ones((2, 11), int))) if kind == "new layout" else run
         assert calls_of(measured) <= MOST_CALLS[kind]
+
+
+def test_calls_of_encoding_a_text(tmp_path):
+    encoder = bertcore.SentenceEncoder(save_tiny_encoder(tmp_path, normalize=True))
+    with kernels.use_backend("numba"):
+        for _ in range(3):
+            encoder.encode("a text")
+        assert calls_of(lambda: encoder.encode("a text")) <= 145
 
 
 def settings_read(function):

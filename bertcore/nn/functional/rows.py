@@ -64,7 +64,7 @@ def unit_rows(run: Pass, rows: Any) -> Any:
     return units, pullback
 
 
-@operation()
+@operation(has_step=True)
 def take_rows(run: Pass, table: Any, *, rows: Any, padding_row: int | None = None) -> Any:
     """The rows of `table` (rows, features) at the integers `rows`: an embedding, or a choice of tokens.
 

@@ -345,7 +345,7 @@ class SentenceEncoder(PromptedReader):
         """Yield the embeddings of neighbouring texts, (texts, dim) float32, window by window."""
         whole = MergedWindows(options.merge)
         for rows in self._read(texts, lambda batch: self.pooled(batch, options.skipped), whole, options, advance):
-            yield self.finished(np.stack(rows), options.normalize_embeddings or None, options.dimensions)
+            yield self.finished(np.array(rows), options.normalize_embeddings or None, options.dimensions)
 
     def pooled(self, batch: list[np.ndarray], skipped: int = 0) -> np.ndarray:
         """Return the vectors of a batch of token ids after pooling and the modules that follow it, (texts, dim).
