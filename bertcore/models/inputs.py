@@ -268,9 +268,7 @@ def pack_sequences(
 
     Returns the encoder's input, in the memory of the backend in force, and the offsets of the sequences in host memory.
     """
-    if not isinstance(input_ids, list) and (
-        isinstance(input_ids, str | bytes | Mapping) or not np.iterable(input_ids)
-    ):
+    if not isinstance(input_ids, list) and (isinstance(input_ids, str | bytes | Mapping) or not np.iterable(input_ids)):
         raise TypeError(f"input_ids is {type(input_ids).__name__}, expected a list of sequences of integers")
     rows = [_ids(index, sequence) for index, sequence in enumerate(input_ids)]
     lengths = [len(row) for row in rows]

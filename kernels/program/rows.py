@@ -80,15 +80,12 @@ def _note(program, operation, input, width, *, residual=None, weight=None, bias=
     return _note_step(program, operation, input, output, residual, weight, bias, **numbers)
 
 
-def _note_step(
-    program, operation, input, output, residual=None, weight=None, bias=None, *, eps=0.0, form=False, activation=0,
-    stride=0,
-):  # fmt: skip
+def _note_step(program, operation, input, output, residual=None, weight=None, bias=None, **numbers):
     arrays = {"input": input, "residual": residual, "weight": weight, "bias": bias, "output": output}
     addresses = {name: 0 if array is None else program.address(array) for name, array in arrays.items()}
     width = output.shape[-1]
-    numbers = {"operation": operation, "rows": output.size // width, "width": width}
-    numbers |= {"eps": eps, "form": form, "activation": activation, "stride": stride}
+    numbers = {"eps": 0.0, "form": False, "activation": 0, "stride": 0} | numbers
+    numbers |= {"operation": operation, "rows": output.size // width, "width": width}
     program.note(STEP, task_count(output.size, GRAIN), **numbers, **addresses)
     return output
 
