@@ -21,7 +21,7 @@ from ..compile import by_types, helper, inline_helper, isa
 from ..memory import CACHE_LINE
 from ..rows import share, take_task
 from ..simd import aligned, itemsize, lanes, pointer, pointer_as, prefetch
-from .epilogue import apply_epilogue, prefetch_tile
+from .epilogue import apply_epilogue
 from .panels import are_grouped, are_widened, depth_of, multiply_and_widen, words_of
 from .tile import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_fetching_tile, make_output_tile, make_row_packer
 
@@ -198,7 +198,6 @@ def _multiply_chunk(lying, own, panel, chunk, output, place, epilogue, scaling, 
             x, count = _row_of(a, strides, i, first, wide, output), min(WEIGHT_TILE_ROWS, last - i)
             multiply_and_widen(x, row, count, panel, inside, sums, k > 0, wide, ahead, each)
             if is_last:
-                prefetch_tile(output, i, count, start, width)
                 apply_epilogue(sums, width, output, i, count, start, epilogue, scaling)
             i, ahead, sums = i + count, ahead + depth * each, pointer(sums, count * width)
         then = first, inside, is_last
@@ -230,7 +229,6 @@ def _multiply_rows(a, strides, panel, chunk, output, place, epilogue, scaling, s
         if not is_last:
             _multiply_tile(x, row, column, count, panel, part, tile, k > 0, fetched, step)
             continue
-        prefetch_tile(output, i, count, start, width)
         at, then = (i, count, start), (fetched, step)
         if not _multiply_into(x, row, column, panel, part, tile, k > 0, output, at, epilogue, scaling, then):
             _multiply_tile(x, row, column, count, panel, part, tile, k > 0, fetched, step)
