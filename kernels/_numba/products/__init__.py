@@ -21,7 +21,7 @@ from ..compile import by_types, helper, inline_helper, isa
 from ..memory import CACHE_LINE
 from ..rows import share, take_task
 from ..simd import aligned, itemsize, lanes, pointer, pointer_as, prefetch
-from .epilogue import apply_epilogue
+from .epilogue import apply_epilogue, prefetch_tile
 from .panels import are_grouped, are_widened, depth_of, multiply_and_widen, words_of
 from .tile import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_fetching_tile, make_output_tile, make_row_packer
 
@@ -262,6 +262,7 @@ def _multiply_into(a, row, column, panel, depth, sums, accumulate, output, place
         width, columns = WEIGHT_PANEL_VECTORS * lanes(sums), output.shape[1]
         if count < WEIGHT_TILE_ROWS or start + width > columns or activation != NO_ACTIVATION:
             return False
+        prefetch_tile(output, first, count, start, width)
         at = first * columns + start
         c, before = pointer(output, at), (sums, width, accumulate)
         added = pointer(bias, start), has_bias, pointer(residual, at), has_residual
