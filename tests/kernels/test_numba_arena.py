@@ -125,3 +125,26 @@ def test_forked_process_has_separate_memory():
     child.start()
     child.join()
     assert child.exitcode == 0 and (array == 3).all()
+
+
+def test_lasting_arrays_lie_one_after_another():
+    shapes = [(3, 1 << 18), (5, 1 << 17), (1 << 19, 2)]
+    arrays = [arena.lasting_empty(shape, np.uint8) for shape in shapes]
+    for index, array in enumerate(arrays):
+        array[...] = index
+    places = [address(array) for array in arrays]
+    assert all(place % 4096 == 0 for place in places) and max(places) - min(places) < arena.SHARED
+    assert [array.shape for array in arrays] == shapes and all((each == i).all() for i, each in enumerate(arrays))
+    block = arrays[0].base
+    assert all(array.base is block for array in arrays) and arena.lasting_empty((8,), np.uint8).base is not block
+    assert arena.lasting_empty((arena.SHARED,), np.uint8).base is not block
+    before = arena.idle_bytes()
+    del block, array, arrays[0], arrays[0]
+    assert arena.idle_bytes() == before  # one is left
+    del arrays
+    assert arena.idle_bytes() >= before + arena.SHARED
+
+
+def test_full_block_of_lasting_arrays_is_followed_by_another():
+    arrays = [arena.lasting_empty((arena.SHARED // 3,), np.uint8) for _ in range(4)]
+    assert len({id(array.base) for array in arrays}) == 2

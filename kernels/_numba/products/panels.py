@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 
 from ..compile import by_types, helper
-from ..memory import aligned_empty
+from ..memory import lasting_empty
 from ..simd import first_lanes, lanes, load_masked, pointer, prefetch, store
 from .blocks import PANEL_VECTORS, multiply
 from .dot import BLOCK, BLOCK_WORDS, GROUP, GROUPS
@@ -172,7 +172,7 @@ def pack_groups(values, scale, width):
     """
     columns, depth = values.shape
     count, blocks = -(-columns // width), max(-(-depth // BLOCK), 1)
-    panels = aligned_empty((count, blocks * BLOCK_WORDS, 4 * width), np.uint8)
+    panels = lasting_empty((count, blocks * BLOCK_WORDS, 4 * width), np.uint8)
     for p in range(count):
         own = slice(p * width, (p + 1) * width)
         for part, source in zip(_parts(panels[p], width), (scale.view(np.uint16), values), strict=True):

@@ -16,6 +16,7 @@ from ..._numba import (
     empty,
     helper,
     kernel,
+    lasting_empty,
     num_threads,
     parallel_kernel,
     region,
@@ -56,12 +57,12 @@ class PackedWeight(PreparedWeight):
 
     backend = "numba"
 
-    def __init__(self, weight, scale=None, input_scale=None):
+    def __init__(self, weight, scale=None, input_scale=None, make=aligned_empty):
         super().__init__(weight, scale, input_scale)
         self._transpose = None
         is_low = weight.dtype.itemsize < 4
         words = _words(weight)
-        self._words = _pack(words, PANEL_WORDS if is_low else _panel_width(words.dtype))
+        self._words = _pack(words, PANEL_WORDS if is_low else _panel_width(words.dtype), make)
         self.panels = self._words
         if is_low:
             self.panels = self._words.view(np.int8 if scale is not None else np.uint16)
@@ -137,7 +138,9 @@ def prepare_weight(weight, scale, input_scale):
     With int8 `scale` is (out_features,) float32 and `input_scale` (in_features,) or None; in groups `scale` is
     (out_features, groups) bfloat16.
     """
-    return GroupedWeight(weight, scale) if is_grouped(scale) else PackedWeight(weight, scale, input_scale)
+    return (
+        GroupedWeight(weight, scale) if is_grouped(scale) else PackedWeight(weight, scale, input_scale, lasting_empty)
+    )
 
 
 def round_weight(weight):
@@ -253,11 +256,11 @@ def _sum_rows(grad):
     return total.astype(grad.dtype, copy=False)
 
 
-def _pack(matrix, width):
-    """Return the panels, `width` wide, of the transpose of a (columns, depth) matrix."""
+def _pack(matrix, width, make=aligned_empty):
+    """Return the panels, `width` wide, of the transpose of a (columns, depth) matrix; `make` gives their memory."""
     matrix = as_addressed_array(matrix, unit_columns=False)
     columns, depth = matrix.shape
-    panels = aligned_empty((-(-columns // width), depth, width), matrix.dtype)
+    panels = make((-(-columns // width), depth, width), matrix.dtype)
     column_stride, depth_stride = (stride // matrix.itemsize for stride in matrix.strides)
     if panels.size:
         _pack_panels(matrix.ctypes.data, column_stride, depth_stride, columns, panels, num_threads())
