@@ -58,9 +58,9 @@ def packed_labels(
     return run.to_backend(_stripped(packed, labels, num_classes, name, kind))
 
 
-def words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray:
+def words(packed: PackedBatch, labels: Any, num_classes: int, name: str = "labels", kind: str = "") -> np.ndarray:
     """The word of each packed token, in host memory; -100 for none."""
-    return _stripped(packed, labels, num_classes, "labels", "")
+    return _stripped(packed, labels, num_classes, name, kind)
 
 
 def next_words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray:
