@@ -43,7 +43,6 @@ class NameRules:
     """The spellings of one family's checkpoints. All names but `prefix` itself are bare: without `prefix`.
 
     Attributes:
-        prefix: precedes the names of the encoder in a model with a head ("bert."); not in files of encoders alone.
         heads: beginnings of the names that belong to a head, or to the pooler; a model may leave whole heads of a file
             unused.
         tied: pairs (copy, original) of parameters that are one array if config.json ties them; a file may hold either
@@ -52,18 +51,17 @@ class NameRules:
             may hold the original alone (LUKE's decoder of words before transformers 5).
         anchor: the end of a name that every checkpoint of the family has; in a file it follows the file's own prefix,
             which wrappers such as DataParallel leave ("module.bert.").
-        endings: pairs (ending of a name, its spelling in old files).
         buffers: ends of names (whole parts of them) of tensors that are not parameters and are skipped.
         modules: pairs (transformers' own module, or several in order, the published one that it is or they join), each
             as it stands within a name, of families whose files have the published names, as this library has.
     """
 
-    prefix: str
+    prefix: str  # precedes the names of the encoder in a model with a head ("bert."); not in files of encoders alone
     heads: tuple[str, ...] = ()
     tied: tuple[tuple[str, str], ...] = ()
     untied: tuple[tuple[str, str], ...] = ()
     anchor: str = "embeddings.word_embeddings.weight"
-    endings: tuple[tuple[str, str], ...] = LAYER_NORM_ENDINGS
+    endings: tuple[tuple[str, str], ...] = LAYER_NORM_ENDINGS  # pairs (ending of a name, its spelling in old files)
     buffers: tuple[str, ...] = INDEX_BUFFERS
     modules: tuple[tuple[str | tuple[str, ...], str], ...] = ()
 
@@ -182,7 +180,11 @@ def find_parameters(
 
 def _match(checkpoint: Checkpoint, expected: Iterable[str], rules: NameRules, problems: Problems) -> dict[str, str]:
     """Return the file's name of every expected parameter that the file has; misfits go to `problems`."""
-    wrapper = _wrapper(checkpoint, rules)
+    wrappers = rules.wrappers(checkpoint)
+    if len(wrappers) > 1:
+        found = listed([f"{wrapper}*" for wrapper in wrappers])
+        raise CheckpointError(f"{checkpoint.source} holds {len(wrappers)} encoders, expected one: {found}")
+    wrapper = wrappers[0] if wrappers else ""
     by_spelling = {spelling: name for name in expected for spelling in rules.spellings(name)}
     sources: dict[str, str] = {}
     left_over: dict[str, str] = {}  # bare name -> the file's name
@@ -207,14 +209,6 @@ def _match(checkpoint: Checkpoint, expected: Iterable[str], rules: NameRules, pr
         if not rules.is_buffer(bare) and (head is None or head in read_heads):
             problems["unknown"].append(file_name)
     return sources
-
-
-def _wrapper(checkpoint: Checkpoint, rules: NameRules) -> str:
-    wrappers = rules.wrappers(checkpoint)
-    if len(wrappers) > 1:
-        found = listed([f"{wrapper}*" for wrapper in wrappers])
-        raise CheckpointError(f"{checkpoint.source} holds {len(wrappers)} encoders, expected one: {found}")
-    return wrappers[0] if wrappers else ""
 
 
 def _use_tied(checkpoint, by_spelling, tied, sources, left_over, problems) -> None:
@@ -253,9 +247,7 @@ PROBLEMS = {
 }
 
 
-def _check_tensor(
-    problems: Problems, info: Mapping[str, TensorInfo], name: str, shape: tuple[int, ...], source: str, scales: Any
-) -> None:
+def _check_tensor(problems: Problems, info: Mapping[str, TensorInfo], name, shape, source, scales) -> None:
     found = info[source]
     alias = name if source == name else f"{name} (as {source})"
     if found.shape != tuple(shape):

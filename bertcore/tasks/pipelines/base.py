@@ -257,9 +257,7 @@ class Pipeline:
         cutting, backend = self._cutting(options), kernels.get_backend()
         return self._generate(items, options, cutting, backend, total, one)
 
-    def _generate(
-        self, items: Iterable[Any], options: Any, cutting: Cutting, backend: str, total: int | None, one: bool
-    ) -> Iterator[Any]:
+    def _generate(self, items, options, cutting: Cutting, backend: str, total: int | None, one: bool) -> Iterator[Any]:
         pending: deque[_Item] = deque()
         longest = self.model.spec.longest_sequence
         cut = CutTexts(self, cutting.max_length, longest, argument="max_length", reads_windows=True)

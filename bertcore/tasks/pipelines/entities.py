@@ -213,9 +213,8 @@ class SpanNerPipeline(_EntityPipeline):
         names = [number for number, name in self.id2label.items() if name in (marked.NONE, "O")]
         if len(names) != 1:
             listed = ", ".join(self.id2label.values())
-            raise ValueError(
-                f"id2label has {listed:.200}, expected one class {marked.NONE} (or O), of spans without entities"
-            )
+            expected = f"one class {marked.NONE} (or O), of spans without entities"
+            raise ValueError(f"id2label has {listed:.200}, expected {expected}")
         (self._none,) = names
         self.tokenizer = marked.without_task(tokenizer)
         stated = model.config.get("max_span_width", WIDEST_OF_LUKE if model.takes_entities else marked.WIDEST)
@@ -257,9 +256,7 @@ class SpanNerPipeline(_EntityPipeline):
         spans = [offsets[column] if column in inside else marked.OUTSIDE for column in range(len(window))]
         return marked.candidates(window.text, spans, options.max_span_width or self._width)
 
-    def _entities_of(
-        self, spans: Sequence[marked.Span], logits: np.ndarray
-    ) -> Iterator[tuple[marked.Span, float, float, int]]:
+    def _entities_of(self, spans: Sequence[marked.Span], logits: np.ndarray) -> Iterator[tuple[Any, float, float, int]]:
         """Yield (characters, logit, probability, class) of the spans that are entities."""
         logits = logits[: len(spans)]
         chances, kinds = softmax(logits), logits.argmax(axis=1)

@@ -91,13 +91,12 @@ class TokenClassificationPipeline(Pipeline):
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
         logits = kernels.to_host(self.model(**arrays).logits)
-        return [self._scored(window, logits[row]) for row, window in enumerate(windows)]
-
-    def _scored(self, window: Window, logits: np.ndarray) -> _Scored:
-        columns = window.content
-        ids = np.array(window.ids, np.int64)[columns]
-        before = int(columns[0]) if columns.size else 0
-        return _Scored(ids, window.offsets[columns], softmax(logits[columns]), window.shared, before)
+        found = []
+        for window, scores in zip(windows, logits, strict=True):
+            columns = window.content
+            ids, before = np.array(window.ids, np.int64)[columns], int(columns[0]) if columns.size else 0
+            found.append(_Scored(ids, window.offsets[columns], softmax(scores[columns]), window.shared, before))
+        return found
 
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> list[dict[str, Any]]:
         tokens = list(self._tokens(item, kept[0]))
@@ -306,9 +305,7 @@ class QuestionAnsweringPipeline(Pipeline):
         return answers[0] if options.top_k == 1 else answers[: options.top_k]
 
 
-def _best_spans(
-    starts: np.ndarray, ends: np.ndarray, longest: int, count: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _best_spans(starts: np.ndarray, ends: np.ndarray, longest: int, count: int) -> tuple[np.ndarray, ...]:
     """Return first token, last token and score of the `count` best spans of at most `longest` tokens, best first."""
     lengths = range(min(longest, len(starts)))
     sums = [starts[: len(starts) - more] + ends[more:] for more in lengths]

@@ -35,8 +35,7 @@ class Batches:
         drop_last: leave out the last batch of an epoch if it is not full.
         seed: of the random order.
 
-    Raises:
-        TypeError, ValueError: for anything but a dataset, or a wrong number or flag.
+    Raises TypeError, ValueError for anything but a dataset, or a wrong number or flag.
     """
 
     def __init__(
@@ -76,8 +75,11 @@ class Batches:
         """
         if not _is_sized(self.dataset) or not len(self.dataset):
             return None
-        first, again = (_hash_of_some(self.dataset) for _ in range(2))
-        return first if first == again else None
+        places, found = np.unique(np.linspace(0, len(self.dataset) - 1, HASHED).astype(int)).tolist(), []
+        for _ in range(2):
+            some = json.dumps([self.dataset[place] for place in places], default=_listed, sort_keys=True)
+            found.append(hashlib.sha256(some.encode()).hexdigest()[:16])
+        return found[0] if found[0] == found[1] else None
 
     def epoch(self, number: int, *, skip: int = 0, every: int = 1) -> Iterator[list[Example]]:
         """Yield the batches of one epoch after the first `skip`, each `every`-th of them.
@@ -88,20 +90,16 @@ class Batches:
         Raises:
             TypeError, ValueError: unless the arguments are integers in range; for a second epoch of an iterator.
         """
-        number, skip, every = (
-            check_count("number", number, 0),
-            check_count("skip", skip, 0),
-            check_count("every", every),
-        )
+        number, skip = check_count("number", number, 0), check_count("skip", skip, 0)
+        every = check_count("every", every)
         rng = np.random.default_rng((self.seed, number))
-        examples = self._of_sequence(rng) if _is_sized(self.dataset) else self._of_stream(rng)
+        if _is_sized(self.dataset):
+            order = rng.permutation(len(self.dataset)) if self.shuffle else range(len(self.dataset))
+            examples = (_Lazy(self.dataset, int(index)) for index in order)
+        else:
+            examples = self._of_stream(rng)
         batches = self._grouped(examples, rng) if self.group_by_length else self._cut(examples)
         return ([example() for example in batch] for batch in itertools.islice(batches, skip, None, every))
-
-    def _of_sequence(self, rng: np.random.Generator) -> Iterator[_Lazy]:
-        count = len(self.dataset)
-        order = rng.permutation(count) if self.shuffle else range(count)
-        return (_Lazy(self.dataset, int(index)) for index in order)
 
     def _of_stream(self, rng: np.random.Generator) -> Iterator[_Lazy]:
         waiting: list[Example] = []
@@ -170,12 +168,6 @@ def _take(waiting: list[Example], rng: np.random.Generator) -> Example:
     index = int(rng.integers(len(waiting)))
     waiting[index], waiting[-1] = waiting[-1], waiting[index]
     return waiting.pop()
-
-
-def _hash_of_some(dataset: Sequence[Example]) -> str:
-    places = np.unique(np.linspace(0, len(dataset) - 1, HASHED).astype(int))
-    some = [dataset[int(place)] for place in places]
-    return hashlib.sha256(json.dumps(some, default=_listed, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _listed(value: Any) -> Any:

@@ -291,9 +291,8 @@ class TextMentions:
     def examples(self, records: Rows) -> Iterator[dict[str, Any]]:
         """Yield the text, the spans and the names of each record.
 
-        Raises:
-            MalformedRecord (a ValueError): naming a record that lacks one of them, or whose spans are outside the text
-                or not one per name.
+        Raises MalformedRecord (a ValueError), naming a record that lacks one of them, or whose spans are
+        outside the text or not one per name.
         """
         for number, record in enumerate(records):
             text, spans = _text(record, number, self.column), _value(record, number, "entity_spans")

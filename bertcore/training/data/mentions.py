@@ -149,9 +149,8 @@ class LabelledEntities:
             if not isinstance(each, list | tuple) or len(each) != 3 or not isinstance(each[2], str):
                 raise wrong_record(record, number, f"spans[{place}] is {each!r:.60}, expected {EXPECTED_SPANS}")
             if not each[2].strip() or each[2].strip() == marked.NONE:
-                problem = (
-                    f"spans[{place}] has the label {each[2]!r}, expected another: {marked.NONE} is of spans without one"
-                )
+                why = f"{marked.NONE} is of spans without one"
+                problem = f"spans[{place}] has the label {each[2]!r}, expected another: {why}"
                 raise wrong_record(record, number, problem)
             kinds.append(each[2].strip())
         spans = _checked(record, number, text, spans=[each[:2] for each in given], nested=self.nested)
@@ -248,9 +247,7 @@ def check_side(tokenizer: Any) -> None:
         raise ValueError("tokenizer pads on the left: load it with padding_side='right'")
 
 
-def _checked(
-    record: Any, number: int, text: str, count: int | None = None, spans: Any = None, *, nested: bool = False
-) -> list[marked.Span]:
+def _checked(record: Any, number: int, text: str, count: int | None = None, spans: Any = None, *, nested=False) -> Any:
     if "spans" not in record:
         raise wrong_record(record, number, "has no 'spans'")
     try:

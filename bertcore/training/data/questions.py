@@ -15,6 +15,8 @@ from bertcore.training.metrics import answer_scores
 
 AT_ONCE = 64  # questions that are tokenised together
 BEST = 20  # all pairs of so many starts and ends are tried
+Examples = Sequence[Mapping[str, Any]]
+Spans = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,9 @@ class Questions:
             raise ValueError("tokenizer pads on the left: load it with padding_side='right'")
         numbered = enumerate(records)
         while some := list(islice(numbered, AT_ONCE)):
-            questions, contexts = (
-                [text_of(record, number, column, may_be_empty=False) for number, record in some]
-                for column in (self.question, self.context)
-            )
-            questions = [question.strip() for question in questions]
+            columns = (self.question, self.context)
+            rows = [[text_of(record, number, it, may_be_empty=False) for it in columns] for number, record in some]
+            questions, contexts = [question.strip() for question, _ in rows], [context for _, context in rows]
             windows = tokenizer(
                 questions, contexts, truncation="only_second", max_length=max_length, stride=self.stride,
                 return_overflowing_tokens=True, return_offsets_mapping=True,
@@ -123,9 +123,7 @@ def best_answers(
     return [text if score > nothing else "" for (score, text), nothing in zip(best, none, strict=True)]
 
 
-def answer_metrics(
-    records: Sequence[Mapping[str, Any]], windows: Sequence[Mapping[str, Any]], questions: Questions | None = None
-) -> Callable[[tuple[Any, Any]], dict[str, float]]:
+def answer_metrics(records: Examples, windows: Examples, questions: Questions | None = None) -> Callable[..., Any]:
     """Return a metric of the scores of `windows`, made from `records`: exact match and F1 of the answers."""
     questions = questions or Questions()
     references = [questions.references(record, number) for number, record in enumerate(records)]
@@ -136,9 +134,7 @@ def answer_metrics(
     return compute
 
 
-def _place(
-    offsets: Sequence[tuple[int, int]], inside: Sequence[bool], answer: tuple[int, int] | None
-) -> tuple[int, int] | None:
+def _place(offsets: Spans, inside: Sequence[bool], answer: tuple[int, int] | None) -> tuple[int, int] | None:
     """Return the first and the last token of an answer; None if the window does not hold all of it."""
     if answer is None or True not in inside:
         return None
@@ -150,9 +146,7 @@ def _place(
     return (start, end) if start <= end else None
 
 
-def _best_span(
-    starts: np.ndarray, ends: np.ndarray, offsets: Sequence[tuple[int, int]], longest: int
-) -> tuple[float, int, int] | None:
+def _best_span(starts: np.ndarray, ends: np.ndarray, offsets: Spans, longest: int) -> tuple[float, int, int] | None:
     """Return (score, first character, last + 1) of the best span of at most `longest` tokens."""
     tokens = np.array([column for column, (first, last) in enumerate(offsets) if last > first], int)
     pairs = [

@@ -61,12 +61,7 @@ class StoredExamples:
 
 
 class Part:
-    """Some examples of a sequence, in an order of their own.
-
-    Args:
-        dataset: the sequence.
-        indices: of the chosen examples.
-    """
+    """Some examples of a sequence, in the order of their `indices` in it."""
 
     def __init__(self, dataset: Any, indices: Sequence[int]):
         self.dataset, self.indices = dataset, indices

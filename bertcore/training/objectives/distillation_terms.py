@@ -198,9 +198,8 @@ class SoftTargets(Term):
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
         run, options = outputs.run, {"temperature": self.temperature}
         pairs = outputs.logits(self.labelled_only)
-        return total_of(
-            run, (divergences.soft_target_divergence(run, own, targets=other, **options) for own, other in pairs)
-        )
+        compare = divergences.soft_target_divergence
+        return total_of(run, (compare(run, own, targets=other, **options) for own, other in pairs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,9 +218,8 @@ class HiddenCosine(Term):
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
         pairs = outputs.states(self.pairs(*outputs.specs))
-        return total_of(
-            outputs.run, (divergences.cosine_distance(outputs.run, own, targets=other) for own, other in pairs)
-        )
+        run, compare = outputs.run, divergences.cosine_distance
+        return total_of(run, (compare(run, own, targets=other) for own, other in pairs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,9 +349,8 @@ class Relations(Term):
             for part in self.of:
                 rows, targets = own[part], (other[part], other[part])
                 scales = tuple((heads / value_of(array).shape[1]) ** 0.5 for array in (rows, other[part]))
-                losses.append(
-                    divergences.relation_loss(outputs.run, rows, rows, targets=targets, scales=scales, **options)
-                )
+                pair = {"targets": targets, "scales": scales}
+                losses.append(divergences.relation_loss(outputs.run, rows, rows, **pair, **options))
         return total_of(outputs.run, losses)
 
 

@@ -122,8 +122,7 @@ def relation_loss(
 
     Args:
         run: the pass.
-        left: the student's, (tokens, width), heads side by side.
-        right: likewise.
+        left, right: the student's, (tokens, width), heads side by side.
         targets: the teacher's, (tokens, its width), with as many heads.
         heads: their number.
         scales: the student's and the teacher's.

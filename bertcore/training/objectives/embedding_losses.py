@@ -191,9 +191,8 @@ class GISTEmbed(EmbeddingObjective):
         compared = [(0, 1), *self._among, *([(0, 2)] if columns == 3 else [])]
         made = [similarity.all_cosines(embeddings[:, left], embeddings[:, right]) for left, right in compared]
         scores = xp.concatenate([block for block, _ in made], axis=1) / self.temperature
-        guided = xp.concatenate(
-            [similarity.all_cosines(labels[:, left], labels[:, right])[0] for left, right in compared], axis=1
-        )
+        by_guide = [similarity.all_cosines(labels[:, left], labels[:, right])[0] for left, right in compared]
+        guided = xp.concatenate(by_guide, axis=1)
         right = guided.diagonal()[:, None]
         too_near = guided > right - (self.margin if self.margin_strategy == "absolute" else abs(right) * self.margin)
         too_near[:, :count] &= ~xp.eye(count, dtype=bool)

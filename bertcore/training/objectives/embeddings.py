@@ -31,12 +31,11 @@ class ChunkedObjective(Objective):
 
     Attributes:
         columns: of batches of columns, the fewest and the most texts of an example; None for any number.
-        has_labels: whether batches have labels; None if they may.
     """
 
     field = ""
     columns: tuple[int, int | None] = (2, 2)
-    has_labels: bool | None = False
+    has_labels: bool | None = False  # whether batches have labels; None if they may
 
     def __init__(self, *, chunk: int | None = None, max_length: int | None = None):
         if chunk is not None:
@@ -97,10 +96,8 @@ class ChunkedObjective(Objective):
         shape, (fewest, most), labels = np.shape(batch["input_ids"]), self.columns, batch.get("labels")
         if len(shape) != 3 or not fewest <= shape[1] <= (most or shape[1]) or not shape[0]:
             count = f"{fewest}" if most == fewest else f"at least {fewest}"
-            raise ValueError(
-                f"input_ids has shape {shape}, expected (examples, columns, length) with {count} columns for "
-                f"{type(self).__name__}"
-            )
+            expected = f"(examples, columns, length) with {count} columns for {type(self).__name__}"
+            raise ValueError(f"input_ids has shape {shape}, expected {expected}")
         if self.has_labels not in (None, labels is not None):
             state, wanted = ("no labels", "some") if self.has_labels else ("labels", "none")
             raise ValueError(f"batch has {state}, expected {wanted} for {type(self).__name__}")
@@ -155,14 +152,11 @@ class EmbeddingObjective(ChunkedObjective):
         pooling: "mean" of a text's last hidden states, or "cls", the first of them.
         chunk: the number of texts that pass through the model at once in training; all by default.
         max_length: where the collator cuts texts, in tokens; see `ColumnCollator`.
-
-    Attributes:
-        label_axes: the most axes of labels.
     """
 
     model_class = "AutoModel"
     field = "last_hidden_state"
-    label_axes = 2
+    label_axes = 2  # the most axes of labels
 
     def __init__(self, *, pooling: str = "mean", chunk: int | None = None, max_length: int | None = None):
         super().__init__(chunk=chunk, max_length=max_length)

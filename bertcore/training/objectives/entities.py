@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from bertcore.kernels.arrays import Array
 from bertcore.models.gliner import GLiNERModel
 from bertcore.tokenization.prompts import PromptedText, PromptReader, as_batch, split_words
 from bertcore.training.collators import DataCollatorForLanguageModeling
-from bertcore.training.data.files import wrong_record
+from bertcore.training.data.files import Rows, wrong_record
 from bertcore.training.data.mentions import LabelledEntities
 from bertcore.training.masking import IGNORED, Masking
 from bertcore.training.objectives.language_modeling import DEFAULT, MaskedLM
@@ -41,8 +41,7 @@ class EntityMaskedLM(MaskedLM):
             arXiv:1412.2007; Yi et al. 2019). None for all entities, the exact loss.
         label_smoothing: of both, as for `Supervised`.
 
-    Raises:
-        ValueError: for a share outside 0 to 1, and for label smoothing with samples.
+    Raises ValueError for a share outside 0 to 1, and for label smoothing with samples.
     """
 
     def __init__(
@@ -55,9 +54,7 @@ class EntityMaskedLM(MaskedLM):
         if self.entity_samples and label_smoothing:
             raise ValueError(f"label_smoothing is {label_smoothing}, expected 0 with entity_samples")
 
-    def examples(
-        self, documents: Iterable[Mapping[str, Any]], tokenizer: Any, *, max_length: int, seed: int = 0
-    ) -> Iterator[dict[str, Any]]:
+    def examples(self, documents: Rows, tokenizer: Any, *, max_length: int, seed: int = 0) -> Iterator[dict[str, Any]]:
         """Yield the tokens of each text in pieces of at most `max_length`, each with the entities within it.
 
         `documents` are mappings of text, a string; entity_spans, the first and the last + 1 character of each mention;
@@ -92,9 +89,7 @@ class EntityMaskedLM(MaskedLM):
         return super().loss(model, batch)
 
 
-def _by_piece(
-    entities: Sequence[int], positions: Sequence[Sequence[int]], limit: int, before: int
-) -> Mapping[int, list[tuple[int, list[int]]]]:
+def _by_piece(entities: Sequence[int], positions: Sequence[Sequence[int]], limit: int, before: int) -> dict[int, list]:
     """Return the (entity, places) of each piece of `limit` tokens that holds the whole mention, by its number."""
     found = defaultdict(list)
     for entity, some in zip(entities, positions, strict=True):
@@ -113,8 +108,7 @@ class EntityCollator(DataCollatorForLanguageModeling):
         samples: entities drawn for the loss of each batch; None for none.
         seed: of the random choices.
 
-    Raises:
-        ValueError: for a tokenizer without entities, or one that pads on the left, and for more samples than entities.
+    Raises ValueError for a tokenizer without entities, or one that pads on the left, or for more samples than entities.
     """
 
     def __init__(self, tokenizer: Any, share: float, *, samples: int | None = None, seed: int = 0):
@@ -262,8 +256,7 @@ class GLiNEREntities(Objective):
 class GLiNERCollator:
     """Batches of a GLiNERModel from texts with spans; see `GLiNEREntities`.
 
-    Attributes:
-        rng: draws the labels beside a text's own, their order, and the parts of the loss that count.
+    `rng` draws the labels beside a text's own, their order, and the parts of the loss that count.
     """
 
     def __init__(self, reader: PromptReader, objective: GLiNEREntities, *, seed: int = 0):

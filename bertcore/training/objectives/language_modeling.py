@@ -138,8 +138,7 @@ class PermutationLM(base.Supervised):
         longest_span: in words; spans of n words have a probability proportional to 1 / n.
         label_smoothing: as for `Supervised`.
 
-    Raises:
-        ValueError: for a share that is not above 0 and at most 1, and a longest_span below 1.
+    Raises ValueError for a share that is not above 0 and at most 1, and a longest_span below 1.
     """
 
     model_class = "AutoModelForCausalLM"
@@ -196,13 +195,7 @@ class PermutationLM(base.Supervised):
 
 
 class PermutationCollator(DataCollatorWithPadding):
-    """Padded batches with orders: perm_mask, target_mapping, and labels of the predicted tokens.
-
-    Args:
-        tokenizer: of the texts.
-        objective: chooses the orders.
-        seed: of the random choices.
-    """
+    """Padded batches with orders, which `objective` chooses: perm_mask, target_mapping, labels of predicted tokens."""
 
     def __init__(self, tokenizer: Any, objective: PermutationLM, *, seed: int = 0):
         super().__init__(tokenizer)

@@ -116,9 +116,7 @@ class MultiVectorObjective(ChunkedObjective):
         scored = kernels.to_host(flat["scoring_mask"]) != 0
         return flat, lambda vectors: self._of_vectors(vectors, scored, groups, checked)
 
-    def _of_vectors(
-        self, vectors: Array, scored: np.ndarray, groups: list[tuple[np.ndarray, np.ndarray]], labels: Any
-    ) -> tuple[Array, Array]:
+    def _of_vectors(self, vectors: Array, scored: np.ndarray, groups: list, labels: Any) -> tuple[Array, Array]:
         """Return the loss and the gradient of vectors, (texts, length, dim); a group has queries and documents."""
         xp, flat, kept = kernels.array_module(vectors), vectors.reshape(-1, vectors.shape[2]), []
         tokens, counts = np.arange(scored.size).reshape(scored.shape), scored.sum(axis=1)

@@ -24,11 +24,7 @@ Collator = Callable[..., dict[str, Any]]
 
 
 class Trained:
-    """A model and the parameters that are trained beside it.
-
-    Attributes:
-        beside: those parameters.
-    """
+    """A model and the parameters that are trained `beside` it."""
 
     def __init__(self, model: Any, beside: Sequence[Parameter]):
         self._model, self.beside = model, beside
@@ -162,9 +158,8 @@ class Sum(Objective):
     An objective for any model, such as `CustomLoss`, combines with every other; put it second. Neither gets targets of
     the other alone, unless the model takes them.
 
-    Raises:
-        ValueError: for objectives that need different models, or both learn from pairs of segments: each makes its own
-            examples, and no family has the heads of both.
+    Raises ValueError for objectives that need different models, or both learn from pairs of segments: each makes
+    its own examples, and no family has the heads of both.
     """
 
     def __init__(self, first: Objective, second: Objective):

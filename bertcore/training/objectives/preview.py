@@ -75,9 +75,8 @@ def _masked(batch: Mapping[str, Any], tokenizer: Any) -> list[str]:
     given, labels = batch["input_ids"][0], batch["labels"][0]
     wanted = tokenizer.convert_ids_to_tokens(np.where(labels == IGNORED, given, labels).tolist())
     given = tokenizer.convert_ids_to_tokens(given.tolist())
-    return [
-        token if label == IGNORED else f"{token}/{own}" for token, own, label in zip(given, wanted, labels, strict=True)
-    ]
+    rows = zip(given, wanted, labels, strict=True)
+    return [token if label == IGNORED else f"{token}/{own}" for token, own, label in rows]
 
 
 def _ordered(batch: Mapping[str, Any], tokenizer: Any) -> list[str]:

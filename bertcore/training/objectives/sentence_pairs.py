@@ -24,12 +24,9 @@ class SentencePairs(base.Objective):
 
     Segments are consecutive sentences, both together of at most `max_length` tokens; the longer of two that are too
     long is cut at its end.
-
-    Attributes:
-        label: the name of the labels, in examples and in batches.
     """
 
-    label = ""
+    label = ""  # the name of the labels, in examples and in batches
 
     def examples(self, documents: base.Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         special, rng = base.SpecialTokens(tokenizer, 2), np.random.default_rng(seed)
@@ -42,10 +39,6 @@ class SentencePairs(base.Objective):
                     cut_pair(first, second, limit)
                     yield special.around(first, second) | {self.label: label}
             before = sentences
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return (self.label,)
 
     def pairs(self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator) -> Pairs:
         """Yield (first segment, second segment, label) from a document; `others` are some other documents."""
@@ -73,6 +66,7 @@ class NextSentence(SentencePairs):
 
     model_class = "AutoModelForNextSentencePrediction"
     label = "next_sentence_label"
+    targets = (label,)
 
     def loss(self, model: Any, batch: base.Batch) -> Any:
         rest = {name: value for name, value in batch.items() if name != self.label}
@@ -105,6 +99,7 @@ class SentenceOrder(SentencePairs):
 
     model_class = "AutoModelForPreTraining"
     label = "sentence_order_label"
+    targets = (label,)
 
     def loss(self, model: Any, batch: base.Batch) -> Any:
         out = model(**{name: value for name, value in batch.items() if name != self.label})
