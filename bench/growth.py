@@ -108,11 +108,11 @@ def point(axis: str, value: int) -> dict[str, float]:
     return {"seconds": statistics.median(seconds), "mb": (most if axis == "texts" else resident("VmHWM")) - before}
 
 
-def measured(axis: str, quick: bool, cores: int) -> list[dict[str, Any]]:
+def measured(axis: str, quick: bool, cores: int, most: int) -> list[dict[str, Any]]:
     """Return a row for each point of an axis, each measured in a new process."""
     rows: list[dict[str, Any]] = []
     for value in AXES[axis].quick if quick else AXES[axis].values:
-        if axis == "threads" and value > cores:
+        if value > (cores if axis == "threads" else most):
             continue
         command = [sys.executable, "-m", "bench.growth", "--point", axis, str(value)]
         found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
@@ -163,8 +163,9 @@ def written(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> str:
     return f"""# Growth
 
 How time and memory grow with the length of a text, the number of texts in a batch, the number of threads and the number
-of texts in a file: {cpu}, {threads} threads, {date}, float32 (`python -m bench.growth --page`). The straight line goes
-through the first point; a file of any size takes the memory of a few batches.
+of texts in a file: {cpu}, {threads} threads, {date}, float32
+(`python -m bench.growth --page`). The straight line goes through the first point; a file of any size takes the memory
+of a few batches.
 
 ![Seconds and memory over length, batch, threads and texts](images/growth.svg)
 
@@ -180,6 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.growth", description=__doc__.partition(":")[0])
     parser.add_argument("--axes", nargs="+", choices=AXES, default=list(AXES), metavar="AXIS", help="default: all")
     parser.add_argument("--quick", action="store_true", help="see that all works: two or three points each")
+    parser.add_argument("--most", type=int, default=10**6, help="leave out points beyond it (default: a million)")
     parser.add_argument("--out", type=Path, default=Path("growth.svg"), help="the picture (default: growth.svg)")
     parser.add_argument("--page", action="store_true", help="write docs/growth.md and docs/images/growth.svg")
     parser.add_argument("--point", nargs=2, metavar=("AXIS", "VALUE"), help="measure one point, in this process")
@@ -188,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(point(options.point[0], int(options.point[1]))))
         return
     about = machine.describe()
-    rows = [row for axis in options.axes for row in measured(axis, options.quick, about["cores"])]
+    rows = [row for axis in options.axes for row in measured(axis, options.quick, about["cores"], options.most)]
     columns = Column("axis", "over"), Column("value", "value", ","), Column("seconds", "seconds", ".4g")
     print(table(rows, [*columns, Column("of_line", "of the line", ".2f"), Column("mb", "MB", ".0f")]))
     draw(rows, DOCS / "images" / "growth.svg" if options.page else options.out)

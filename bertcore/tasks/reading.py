@@ -121,13 +121,15 @@ class TextReader:
 
         Raises ValueError for other options than "max_length" and "truncation", which is True.
         """
+        if processing_kwargs is None:
+            return self._length
         options = tokenizer_options(processing_kwargs)
         for name, value in options.items():
             checks.choice("an option in processing_kwargs", name, ("max_length", "truncation"))
             if name == "truncation" and value is not True:
                 raise ValueError(f"truncation in processing_kwargs is {value!r}, expected True")
         length = options.get("max_length")
-        return self.max_seq_length if length is None else sequence_length(length, *self._lengths)
+        return self._length if length is None else sequence_length(length, *self._lengths)
 
     def _row(self, window: Window) -> Any:
         """Return the tokens of a window, as `token_rows` returns those of a text."""

@@ -283,8 +283,7 @@ def progress_bar(total: int | None, wanted: bool | None) -> AbstractContextManag
     """
     if wanted is not None:
         wanted = checks.boolean("show_progress_bar", wanted)
-    on_terminal = sys.stderr is not None and sys.stderr.isatty()
-    if wanted is False or (wanted is None and not on_terminal):
+    if wanted is False or (wanted is None and not (sys.stderr is not None and sys.stderr.isatty())):
         return nullcontext(lambda count: None)
     return _shown_bar(total, 0.0 if wanted else PATIENCE)
 
