@@ -108,7 +108,7 @@ def point(axis: str, value: int) -> dict[str, float]:
     return {"seconds": statistics.median(seconds), "mb": (most if axis == "texts" else resident("VmHWM")) - before}
 
 
-def measured(axis: str, quick: bool, cores: int, most: int) -> list[dict[str, Any]]:
+def measured(axis: str, quick: bool, cores: int, most: int = 10**6) -> list[dict[str, Any]]:
     """Return a row for each point of an axis, each measured in a new process."""
     rows: list[dict[str, Any]] = []
     for value in AXES[axis].quick if quick else AXES[axis].values:

@@ -26,23 +26,25 @@ class Stages:
     """Seconds of each call of encode and of the stages within it, by name, on both clocks."""
 
     def __init__(self) -> None:
-        self.samples: dict[str, list[np.ndarray]] = {}
+        self.samples: dict[str, list[tuple[float, ...]]] = {}  # both clocks before, and after
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function`, whose calls are sampled under `name`."""
+        wall, thread = CLOCKS.values()
+        samples: list[tuple[float, ...]] = []
+        self.samples[name] = samples
 
         def call(*args: Any, **given: Any) -> Any:
-            start = np.array([clock() for clock in CLOCKS.values()])
+            wall_start, thread_start = wall(), thread()
             result = function(*args, **given)
-            stop = [clock() for clock in CLOCKS.values()]
-            self.samples.setdefault(name, []).append(stop - start)
+            samples.append((wall_start, thread_start, wall(), thread()))
             return result
 
         return call
 
     def report(self) -> list[str]:
         """Return a line for each stage: quartiles in microseconds; "the rest" is paired by call."""
-        samples = {name: np.array(found) for name, found in self.samples.items()}
+        samples = {name: np.diff(np.reshape(found, (-1, 2, 2)), axis=1)[:, 0] for name, found in self.samples.items()}
         whole, *parts = samples.values()
         samples["the rest"] = whole - sum(parts)
         samples["beyond the compiled program"] = whole - samples["compiled program"]
@@ -84,11 +86,10 @@ def main() -> None:
             encoder.encode(TEXT)
         calls = count_calls(lambda: encoder.encode(TEXT))
         compiled, tokenize = cpu._run, Tokenizer.encode_beginnings
-        stages.samples = {name: [] for name in ("encode", "compiled program", "tokenizing")}
+        encode = stages.timed("encode", encoder.encode)
         cpu._run = stages.timed("compiled program", compiled)
         Tokenizer.encode_beginnings = stages.timed("tokenizing", tokenize)
         try:
-            encode = stages.timed("encode", encoder.encode)
             for _ in range(options.calls):
                 encode(TEXT)
         finally:
