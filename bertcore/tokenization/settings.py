@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertcore.checkpoint.files import CONFIG_NAME, CheckpointError, read_json_object
+from bertcore.checkpoint.files import CONFIG_NAME, CheckpointError, model_type_of, read_json_object
 
 from .families import CLASS_OF_MODEL_TYPE, AddedTokenSettings, TokenizerFamily
 
@@ -121,7 +121,7 @@ def read_settings(folder: Path, overrides: Mapping[str, Any]) -> TokenizerSettin
 def _tokenizer_class(values: Mapping[str, Any], folder: Path) -> str:
     """Find the class as transformers does: tokenizer_config.json, then config.json's tokenizer_class and model_type."""
     config = _read_optional(folder / CONFIG_NAME)
-    of_model = CLASS_OF_MODEL_TYPE.get(str(config.get("model_type")))
+    of_model = CLASS_OF_MODEL_TYPE.get(str(model_type_of(config)))
     for name in (values.get("tokenizer_class"), config.get("tokenizer_class"), of_model):
         if isinstance(name, str):
             return name.removesuffix("Fast")

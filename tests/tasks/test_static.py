@@ -155,6 +155,23 @@ def test_model2vec_makes_the_same(tmp_path, family, dtype):
 
 
 @pytest.mark.parity
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_table_that_model2vec_did_not_distil(tmp_path, family):
+    """Its config names no model; rows and weights of tokens, unknown words and pieces, the normalisation."""
+    model2vec, tokenizers = pytest.importorskip("model2vec"), pytest.importorskip("tokenizers")
+    made = distill_static(save_family(tmp_path / "model", family), tmp_path / "static", quantize_to="float32")
+    backend, rng = tokenizers.Tokenizer.from_file(str(tmp_path / "static" / "tokenizer.json")), np.random.default_rng(0)
+    tokens = backend.get_vocab_size()
+    more = {"token_mapping": rng.integers(0, 5, tokens), "weights": rng.random(tokens)}
+    for number, (normalize, options) in enumerate([(True, {}), (False, more)]):
+        table = rng.normal(size=(5 if options else tokens, made.embedding_dimension)).astype(np.float32)
+        expected = model2vec.StaticModel(table, backend, {}, normalize=normalize, **options)
+        expected.save_pretrained(tmp_path / str(number))
+        found = SentenceEncoder(tmp_path / str(number))
+        np.testing.assert_allclose(found.encode(TEXTS[:-1]), expected.encode(TEXTS[:-1]), atol=1e-6)
+
+
+@pytest.mark.parity
 def test_sentence_transformers_reads_the_folder(encoder, tmp_path):
     from sentence_transformers import SentenceTransformer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bertcore.checkpoint import CheckpointError
-from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, read_json_object, replacing
+from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, model_type_of, read_json_object, replacing
 from bertcore.tasks.folder import (
     MODULES_NAME,
     SETTINGS_NAME,
@@ -119,7 +119,7 @@ def _read_model2vec(folder: Path) -> dict[str, Any]:
     """Return the settings in Model2Vec's config beside its table; none for another kind of model."""
     file = folder / CONFIG_NAME
     config = read_json_object(file) if file.is_file() else {}
-    if config.get("model_type") != "model2vec":
+    if model_type_of(config) != "model2vec":
         return {}
     longest = positive_integer(file, {"max_length": 512} | config, "max_length")
     return {"unknown": "drop", "max_seq_length": longest, "normalize": flag(file, config, "normalize")}
