@@ -118,10 +118,17 @@ def products_per_second(dtypes: tuple[type, type, type], threads: int) -> float:
     return dot_limit(dtypes, threads, 0.3) if is_known else float("nan")
 
 
-def steps_of(call: Sequence[Any], layers: int) -> Iterator[tuple[str, float]]:
+def layer_steps(index: Any) -> tuple[int, int]:
+    """Return the first step of the first layer, a product before its attention, and the steps of a layer."""
+    first, second = np.flatnonzero(index["kind"] == cpu._ATTENTION)[:2]
+    return first - 1, second - first
+
+
+def steps_of(call: Sequence[Any]) -> Iterator[tuple[str, float]]:
     """Yield name and limit in seconds of a layer's steps, of each its rounding first, from the arguments of `_run`."""
     index, records, _, storage, attention_storage, *_, threads = call
-    for kind, record, _ in index[: len(index) // layers]:
+    first, count = layer_steps(index)
+    for kind, record, _ in index[first : first + count]:
         step = records[kind][record]
         rounding, operations, moved, read, dot = ("", 0.0), 0, 0, 0, _FLOAT_DOT
         if kind == cpu._LINEAR:
@@ -156,9 +163,11 @@ def measured(model: Callable[[], Any], layers: int, rounds: int) -> list[dict[st
     def timed(index: Any, *others: Any) -> None:  # once for each group of texts
         times = np.zeros((len(index), 3), np.int64)
         _run(index, *others[:-1], times, others[-1])
-        spans[-1].append(np.diff(times, axis=1).reshape(layers, -1).mean(axis=0) / 1e9)
+        first, count = layer_steps(index)
+        own_times = np.diff(times[first : first + layers * count], axis=1)
+        spans[-1].append(own_times.reshape(layers, -1).mean(axis=0) / 1e9)
         if len(spans) == 1:
-            names[:], own = zip(*steps_of((index, *others), layers), strict=True)
+            names[:], own = zip(*steps_of((index, *others)), strict=True)
             limits.append(own)
 
     with mock.patch.object(cpu, "_run", timed):
@@ -203,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["1x16", "1x128", "8x128", "8x512"])
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=PRECISIONS)
     parser.add_argument("--preset", choices=PRESETS, default="bert-base-uncased", metavar="NAME")
-    parser.add_argument("--layers", type=int, default=12, help="(default: 12)")
+    parser.add_argument("--layers", type=int, default=12, help="2 or more (default: 12)")
     parser.add_argument("--rounds", type=int, default=9, help="passes (default: 9)")
     parser.add_argument("--threads", type=int, default=2, help="(default: 2)")
     options = parser.parse_args(arguments)
