@@ -18,6 +18,7 @@ from bertcore.tasks.evaluation import (
     RerankingEvaluator,
     TripletEvaluator,
 )
+from bertcore.tasks.evaluation.metrics import average_precision, ndcg, of_thresholds
 from tests.refusals import refuses
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
@@ -108,9 +109,9 @@ ranked = st.lists(st.tuples(st.booleans(), st.sampled_from([-1.5, 0.0, 0.25, 0.5
 def test_ties_count_as_in_scikit_learn(rows, k):
     metrics = pytest.importorskip("sklearn.metrics")
     right, scores = np.array([right for right, _ in rows]), np.array([score for _, score in rows])
-    assert evaluation._ndcg(right, scores, k) == pytest.approx(metrics.ndcg_score([right], [scores], k=k))
-    assert evaluation._average_precision(right, scores) == pytest.approx(metrics.average_precision_score(right, scores))
-    found = evaluation._of_thresholds(scores, right)
+    assert ndcg(right, scores, k) == pytest.approx(metrics.ndcg_score([right], [scores], k=k))
+    assert average_precision(right, scores) == pytest.approx(metrics.average_precision_score(right, scores))
+    found = of_thresholds(scores, right)
     assert found["ap"] == pytest.approx(metrics.average_precision_score(right, scores))
     assert found["f1"] == pytest.approx(metrics.f1_score(right, scores >= found["f1_threshold"]))
     assert found["accuracy"] == pytest.approx(np.mean(right == (scores >= found["accuracy_threshold"])))
@@ -144,8 +145,8 @@ def test_retrieval_by_hand():
     assert found["given_recall@3"] == pytest.approx((1 + 1 / 2 + 1 / 2) / 3)
     assert found["given_map@100"] == pytest.approx((1 / 2 + (1 + 2 / 4) / 2 + (1 / 3) / 2) / 3)
     gain = 1 / np.log2(np.arange(2, 6))
-    ndcg = (gain[1] + (gain[0] + gain[3]) / gain[:2].sum() + gain[2] / gain[:2].sum()) / 3
-    assert found["given_ndcg@4"] == pytest.approx(ndcg)
+    expected = (gain[1] + (gain[0] + gain[3]) / gain[:2].sum() + gain[2] / gain[:2].sum()) / 3
+    assert found["given_ndcg@4"] == pytest.approx(expected)
 
 
 def test_an_answer_at_the_last_rank_counts():

@@ -1,0 +1,217 @@
+"""Evaluators of pairs and triplets of texts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bertcore.arguments import check_strings, required
+from bertcore.tasks.evaluation.evaluator import Evaluator, Metrics, Score, given, of_dense
+from bertcore.tasks.evaluation.metrics import of_thresholds
+from bertcore.tasks.similarity import SIMILARITIES
+from bertcore.tasks.texts import checked_texts
+
+
+class EmbeddingSimilarityEvaluator(Evaluator):
+    """Compare the similarity of pairs of texts with scores that people gave: Pearson's and Spearman's correlation.
+
+    The metrics are `pearson_SIMILARITY` and `spearman_SIMILARITY`, of several similarities the largest as `_max`.
+
+    Args:
+        sentences1, sentences2: the pairs.
+        scores: a number for each pair.
+        main_similarity: the similarity whose Spearman correlation is the primary metric.
+        similarity_fn_names: "cosine", "dot", "euclidean", "manhattan"; by default the main one, or the encoder's own.
+        precision: compare embeddings in this precision, as `encode` gives them, normalised.
+        options: those of `Evaluator`.
+
+    Raises ValueError for lists of different lengths and unknown names.
+    """
+
+    def __init__(
+        self,
+        sentences1: Sequence[str],
+        sentences2: Sequence[str],
+        scores: Sequence[float],
+        batch_size: int = 16,
+        main_similarity: str | None = None,
+        similarity_fn_names: Sequence[str] | None = None,
+        *,
+        precision: str | None = None,
+        **options: Any,
+    ):
+        super().__init__(batch_size=batch_size, **options)
+        self.sentences1, self.sentences2 = _columns(sentences1=sentences1, sentences2=sentences2)
+        self.scores = _numbers("scores", scores, len(self.sentences1))
+        self.main_similarity = main_similarity
+        self.similarity_fn_names = _similarities(similarity_fn_names, main_similarity)
+        self.precision = precision
+
+    def metrics(self, model: Any) -> tuple[Metrics, str]:
+        """Return the correlations of an encoder's similarities; NaN for constant ones. ImportError without SciPy."""
+        stats = required("scipy.stats")
+        options: dict[str, Any] = given(precision=self.precision)
+        if self.precision is not None:
+            options["normalize_embeddings"] = True
+        rows = self._embedded(model.encode, [*self.sentences1, *self.sentences2], **options)
+        if self.precision in ("binary", "ubinary"):
+            shifted = rows.astype(np.int16) + (128 if self.precision == "binary" else 0)
+            rows = np.unpackbits(shifted.astype(np.uint8), axis=1)
+        if self.precision not in (None, "float32"):
+            rows = rows.astype(np.float32)
+        pairs = rows[: len(self.sentences1)], rows[len(self.sentences1) :]
+        found: dict[str, Metrics] = {}
+        for name, score in _pair_scores(model, self.similarity_fn_names).items():
+            compared = np.asarray(score(*pairs), np.float64), self.scores
+            constant = any(np.ptp(numbers) == 0 for numbers in compared)
+            found[name] = {
+                kind: float("nan") if constant else float(getattr(stats, f"{kind}r")(*compared).statistic)
+                for kind in ("pearson", "spearman")
+            }
+        primary = _with_best(found, self.main_similarity)
+        metrics = {f"{metric}_{name}": value for name, each in found.items() for metric, value in each.items()}
+        return metrics, f"spearman_{primary}"
+
+
+class TripletEvaluator(Evaluator):
+    """Measure how often a text is nearer to its positive than to its negative: `SIMILARITY_accuracy`.
+
+    Args:
+        anchors, positives, negatives: the texts of the triplets; anchors are encoded as queries, others as documents.
+        main_similarity_function: the similarity of the primary metric.
+        margin: by how much the positive must be nearer: a number, or one by similarity.
+        similarity_fn_names: as for `EmbeddingSimilarityEvaluator`.
+        options: those of `Evaluator`.
+    """
+
+    def __init__(
+        self,
+        anchors: Sequence[str],
+        positives: Sequence[str],
+        negatives: Sequence[str],
+        main_similarity_function: str | None = None,
+        margin: float | Mapping[str, float] | None = None,
+        *,
+        batch_size: int = 16,
+        similarity_fn_names: Sequence[str] | None = None,
+        **options: Any,
+    ):
+        super().__init__(batch_size=batch_size, **options)
+        self.triplets = _columns(anchors=anchors, positives=positives, negatives=negatives)
+        self.main_similarity_function = main_similarity_function
+        self.similarity_fn_names = _similarities(similarity_fn_names, main_similarity_function)
+        margins = margin if isinstance(margin, Mapping) else dict.fromkeys(SIMILARITIES, margin or 0.0)
+        if unknown := set(margins) - set(SIMILARITIES):
+            raise ValueError(f"margin has {', '.join(sorted(unknown))}, expected names of {', '.join(SIMILARITIES)}")
+        names = list(margins)
+        numbers = _numbers("margin", [margins[name] for name in names], len(names))
+        self.margin: dict[str, float] = dict.fromkeys(SIMILARITIES, 0.0) | dict(
+            zip(names, numbers.tolist(), strict=True)
+        )
+
+    def metrics(self, model: Any) -> tuple[Metrics, str]:
+        """Return the accuracies of an encoder."""
+        anchors, positives, negatives = self.triplets
+        asked = self._embedded(model.encode_query, anchors)
+        right, wrong = (self._embedded(model.encode_document, texts) for texts in (positives, negatives))
+        found: dict[str, Metrics] = {}
+        for name, score in _pair_scores(model, self.similarity_fn_names).items():
+            is_nearer = score(asked, right) > score(asked, wrong) + self.margin.get(name, 0.0)
+            found[name] = {"accuracy": float(is_nearer.mean(dtype=np.float64))}
+        primary = _with_best(found, self.main_similarity_function)
+        return {f"{name}_accuracy": each["accuracy"] for name, each in found.items()}, f"{primary}_accuracy"
+
+
+class BinaryClassificationEvaluator(Evaluator):
+    """Tell pairs of alike texts from others by a threshold of their similarity.
+
+    The metrics are `SIMILARITY_` accuracy and its best threshold accuracy_threshold, f1, precision, recall and their
+    f1_threshold, mcc at that threshold, and ap, the average precision. The thresholds of "euclidean" and "manhattan"
+    are distances.
+
+    Args:
+        sentences1, sentences2: the pairs.
+        labels: 1 for alike, 0 for others.
+        similarity_fn_names: as for `EmbeddingSimilarityEvaluator`.
+        options: those of `Evaluator`.
+    """
+
+    def __init__(
+        self,
+        sentences1: Sequence[str],
+        sentences2: Sequence[str],
+        labels: Sequence[int],
+        *,
+        similarity_fn_names: Sequence[str] | None = None,
+        **options: Any,
+    ):
+        super().__init__(**options)
+        self.sentences1, self.sentences2 = _columns(sentences1=sentences1, sentences2=sentences2)
+        numbers = _numbers("labels", labels, len(self.sentences1))
+        if not np.isin(numbers, (0, 1)).all():
+            raise ValueError("labels has other numbers than 0 and 1, expected 1 for alike pairs and 0 for others")
+        self.labels = numbers.astype(bool)
+        self.similarity_fn_names = _similarities(similarity_fn_names, None)
+
+    def metrics(self, model: Any) -> tuple[Metrics, str]:
+        """Return the metrics of an encoder."""
+        texts = list(dict.fromkeys([*self.sentences1, *self.sentences2]))
+        rows = self._embedded(model.encode, texts)
+        place = {text: index for index, text in enumerate(texts)}
+        first, second = ([place[text] for text in column] for column in (self.sentences1, self.sentences2))
+        found: dict[str, Metrics] = {}
+        for name, score in _pair_scores(model, self.similarity_fn_names).items():
+            sign = -1.0 if name in ("euclidean", "manhattan") else 1.0  # a distance's threshold
+            metrics = of_thresholds(score(_rows(rows, first), _rows(rows, second)), self.labels)
+            found[name] = metrics | {key: sign * metrics[key] for key in ("accuracy_threshold", "f1_threshold")}
+        primary = _with_best(found, None)
+        return {f"{name}_{key}": value for name, each in found.items() for key, value in each.items()}, f"{primary}_ap"
+
+
+def _columns(**columns: Sequence[str]) -> list[list[str]]:
+    """Return the texts of each column; ValueError unless all have the same number, one at least."""
+    checked = {name: list(checked_texts(texts, name)) for name, texts in columns.items()}
+    counts = {name: len(texts) for name, texts in checked.items()}
+    if len(set(counts.values())) > 1 or not all(counts.values()):
+        found = ", ".join(f"{name} has {count}" for name, count in counts.items())
+        raise ValueError(f"{found}, expected the same number of texts in each, one at least")
+    return list(checked.values())
+
+
+def _numbers(name: str, values: Any, count: int) -> np.ndarray:
+    try:
+        numbers = np.asarray(values, np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"{name} is {values!r:.60}, expected {count} finite numbers") from error
+    if numbers.shape != (count,) or not np.isfinite(numbers).all():
+        raise ValueError(f"{name} has shape {numbers.shape}, expected ({count},): a finite number each")
+    return numbers
+
+
+def _similarities(names: Sequence[str] | None, main: str | None) -> list[str]:
+    """Return the names of the similarities to compare, none for the encoder's own."""
+    chosen = check_strings("similarity_fn_names", names or ([] if main is None else [main]))
+    for name in chosen if main is None else [*chosen, main]:
+        if name not in SIMILARITIES or (main is not None and main not in chosen):
+            raise ValueError(
+                f"similarity_fn_names is {chosen}, the main one {main!r}, expected {', '.join(SIMILARITIES)}"
+            )
+    return chosen
+
+
+def _pair_scores(model: Any, names: Sequence[str]) -> dict[str, Score]:
+    if not names:
+        return {model.similarity_fn_name: model.similarity_pairwise}
+    return {name: of_dense(SIMILARITIES[name].of_pairs) for name in names}
+
+
+def _with_best(found: dict[str, Metrics], main: str | None) -> str:
+    """Add the largest of each metric over several similarities as that of "max"; return the primary similarity."""
+    if len(found) > 1:
+        first = next(iter(found.values()))
+        found["max"] = {metric: max(each[metric] for each in found.values()) for metric in first}
+    return main or list(found)[-1]
+
+
+def _rows(rows: Any, places: Sequence[int]) -> Any:
+    return [rows[place] for place in places] if isinstance(rows, list) else rows[places]
