@@ -101,9 +101,8 @@ def loss_errors(loops: Mapping[str, Loop], batches: Sequence[Batch]) -> dict[str
         losses[library] = np.array([loop.step(batch) for batch in batches])
         loop.train(True)
     truth = list(losses.values())[-1]
-    counted = {
-        library: abs(own / truth - 1)[: 2 if library == IN_BACKWARD else None] for library, own in losses.items()
-    }
+    ends = {library: 2 if library.startswith(IN_BACKWARD) else None for library in losses}
+    counted = {library: abs(own / truth - 1)[: ends[library]] for library, own in losses.items()}
     return {library: float(np.nan_to_num(errors, nan=np.inf).max()) for library, errors in counted.items()}
 
 

@@ -23,7 +23,7 @@ from bertcore.gradients import differentiate
 from bertcore.models.cost import flops_per_token
 from bertcore.models.model import Model
 from bertcore.presets import preset_config
-from bertcore.training import AdamW, clip_grad_norm
+from bertcore.training import AdamW, AdamW8bit, clip_grad_norm
 from bertcore.training.optimizers import StepInBackward
 from tests.tiny_families import tiny_config
 
@@ -105,6 +105,7 @@ def find_case(name: str, quick: bool = False) -> Case:
 
 OURS, RECOMPUTING, TORCH = "bertcore", "bertcore, layers recomputed", "torch"
 IN_BACKWARD = "bertcore, layers recomputed, optimiser in backward"
+IN_EIGHT_BITS = f"{IN_BACKWARD}, 8-bit moments"
 LEARNING_RATE, WEIGHT_DECAY, MOST_NORM = 1e-4, 0.01, 1.0
 
 
@@ -155,11 +156,11 @@ def _loop_of(model: Model) -> Loop:
     return Loop(step, lambda on: model.train(0) if on else model.eval())
 
 
-def in_backward(case: Case, folder: Path) -> Loop:
+def in_backward(case: Case, folder: Path, kind: type[AdamW] = AdamW) -> Loop:
     """Return the loop with layers recomputed and the optimiser in the backward pass, clipped by the norm before."""
     model = TASKS[case.task].from_pretrained(folder)
     model.encoder.recomputes_layers = True
-    optimizer, norms = AdamW(model, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY), [None]
+    optimizer, norms = kind(model, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY), [None]
 
     def step(batch: Batch) -> float:
         made = StepInBackward(optimizer, MOST_NORM, norms[-1])
@@ -169,6 +170,11 @@ def in_backward(case: Case, folder: Path) -> Loop:
         return float(out.loss)
 
     return Loop(step, lambda on: model.train(0) if on else model.eval())
+
+
+def in_eight_bits(case: Case, folder: Path) -> Loop:
+    """Return the loop of `in_backward` with moments in 8 bits."""
+    return in_backward(case, folder, AdamW8bit)
 
 
 def torch(case: Case, folder: Path) -> Loop:
@@ -196,7 +202,7 @@ def torch(case: Case, folder: Path) -> Loop:
 
 
 LOOPS: Mapping[str, Callable[[Case, Path], Loop]] = {OURS: ours, RECOMPUTING: recomputing}
-LOOPS |= {IN_BACKWARD: in_backward, TORCH: torch}
+LOOPS |= {IN_BACKWARD: in_backward, IN_EIGHT_BITS: in_eight_bits, TORCH: torch}
 
 
 def set_threads(library: str, threads: int) -> None:

@@ -16,6 +16,7 @@ from bertcore.training.arguments import TrainingArguments
 from bertcore.training.callbacks import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 from bertcore.training.checkpoints import NotSaved
 from bertcore.training.collators import DataCollatorForLanguageModeling, DataCollatorWithPadding
+from bertcore.training.eight_bits import AdamW8bit
 from bertcore.training.evaluation import EvalPrediction, PredictionOutput
 from bertcore.training.masking import Masking
 from bertcore.training.optimizers import LAMB, AdamW, Muon, Optimizer, StableAdamW, clip_grad_norm
@@ -24,7 +25,7 @@ from bertcore.training.schedules import Schedule, get_scheduler
 from bertcore.training.trainer import Trainer, TrainOutput
 
 __all__ = [
-    "LAMB", "AdamW", "DataCollatorForLanguageModeling", "DataCollatorWithPadding", "EarlyStoppingCallback",
+    "LAMB", "AdamW", "AdamW8bit", "DataCollatorForLanguageModeling", "DataCollatorWithPadding", "EarlyStoppingCallback",
     "EvalPrediction", "Masking", "Muon", "NotSaved", "Optimizer", "PredictionOutput", "Schedule", "StableAdamW",
     "TrainOutput", "Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments",
     "TrainingDiverged", "clip_grad_norm", "get_scheduler", "objectives",

@@ -12,11 +12,13 @@ from typing import Any
 from bertcore.arguments import check_count, check_number, naming_nearest
 from bertcore.kernels import checks
 from bertcore.passes import autocast
+from bertcore.training.eight_bits import AdamW8bit
 from bertcore.training.optimizers import LAMB, AdamW, Muon, StableAdamW
 from bertcore.training.schedules import BY_METRICS, ENDLESS, SCHEDULES, STEPS_OF_SCHEDULES
 
-OPTIMIZERS = {"adamw": AdamW, "stable_adamw": StableAdamW, "lamb": LAMB, "muon": Muon}
+OPTIMIZERS = {"adamw": AdamW, "adamw_8bit": AdamW8bit, "stable_adamw": StableAdamW, "lamb": LAMB, "muon": Muon}
 SPELLINGS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"}  # of transformers
+SPELLINGS |= {"adamw_torch_8bit": "adamw_8bit", "adamw_bnb_8bit": "adamw_8bit"}
 STRATEGIES = "no", "steps", "epoch"
 REPORTS = "plot", "tensorboard", "wandb", "mlflow"
 LOCAL_REPORTS = REPORTS[:2]  # "all" of them: the others may ask for a login
@@ -34,7 +36,7 @@ class TrainingArguments:
         gradient_accumulation_steps: batches that make one step, equal to one batch of all their examples: the summands
             of a loss are each weighted by their own number of labels.
         learning_rate, weight_decay, adam_beta1, adam_beta2, adam_epsilon: of the optimiser.
-        optim: "adamw", "stable_adamw", "lamb" or "muon".
+        optim: "adamw", "adamw_8bit", "stable_adamw", "lamb" or "muon".
         optim_in_backward: update each parameter in the backward pass, once its gradient is complete, and free the
             gradient: the gradients of a whole model are never in memory together. Their joint norm is not known then:
             `max_grad_norm` clips by the norm of the step before, and does not clip a run's first step, or a step whose

@@ -196,7 +196,7 @@ class Optimizer:
             if not any(name in state for part in names for name in part):
                 continue  # frozen, or no step yet
             for kind in kinds:
-                _check_arrays(state, {f"{kind}.{name}": shape for name, shape in parameter.expected.items()})
+                check_arrays(state, {f"{kind}.{name}": shape for name, shape in parameter.expected.items()})
             known.update(*names)
             arrays = [{name: state[f"{kind}.{name}"] for name in parameter.names} for kind in kinds]
             copies = [np.array(parameter.joined(part)[0], parameter.dtype, order="C") for part in arrays]
@@ -368,7 +368,8 @@ def _is_meant(parameter: Parameter, patterns: Sequence[str]) -> bool:
     return True in meant
 
 
-def _check_arrays(state: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> None:
+def check_arrays(state: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ValueError unless a state has arrays of these names and shapes."""
     for name, shape in expected.items():
         if name not in state:
             raise ValueError(f"state has no {name!r}")

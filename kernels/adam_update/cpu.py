@@ -4,6 +4,7 @@ The other rules sum over the whole parameter before they know their rate, and ta
 of BLOCK elements, then over the blocks in order, so that they do not depend on the number of threads.
 """
 
+import functools
 import itertools
 import math
 
@@ -12,7 +13,7 @@ import numpy as np
 from .._numba import addresses_of, as_kernel_array, helper, inline_helper, parallel_kernel
 from .._numba.rows import share, task_count
 from .._numba.simd import pointer_at
-from .numbers import Numbers
+from .numbers import BLOCK_8BIT, Numbers, levels, midpoints
 
 GRAIN = 1 << 14
 BLOCK = 4096
@@ -115,3 +116,54 @@ def _move_moments(parameter, first, second, grad, numbers, is_lamb, partial, tas
 def _move_parameter(parameter, first, second, numbers, task, tasks):
     for i in range(share(parameter.size, task, tasks), share(parameter.size, task + 1, tasks)):
         parameter[i] -= numbers.lr * _step_of(parameter[i], first[i], second[i], numbers)
+
+
+SHIFT, LEAST = 16, (127 - 25) << 7  # shares by exponent, from 2^-25 on, and 7 bits: within each at most one midpoint
+GRAIN_8BIT = 1 << 6  # blocks
+
+
+@functools.cache
+def _tables(is_signed):
+    """Return (midpoints and inf, how many of them are below the shares of each pattern, the numbers of the codes)."""
+    points, known = midpoints(is_signed), levels(is_signed)
+    starts = (np.arange(LEAST, (127 << 7) + 1, dtype=np.int32) << SHIFT).view(np.float32)
+    starts[0] = 0
+    known = np.concatenate([known, -known]) if is_signed else known
+    return np.append(points, np.float32(np.inf)), np.searchsorted(points, starts).astype(np.uint8), known
+
+
+def quantize_moment(values, codes, scales, is_signed):
+    """Round blocks of a flat float32 array to codes of 8 bits; see the definition."""
+    points, below, _ = _tables(is_signed)
+    _quantize(values, codes, scales, points, below, is_signed, task_count(len(scales), GRAIN_8BIT))
+
+
+def dequantize_moment(codes, scales, values, is_signed):
+    """Write the numbers that the codes stand for to a flat float32 array."""
+    _dequantize(codes, scales, values, _tables(is_signed)[2], task_count(len(scales), GRAIN_8BIT))
+
+
+@parallel_kernel
+def _quantize(values, codes, scales, points, below, is_signed, task, tasks):
+    for block in range(share(len(scales), task, tasks), share(len(scales), task + 1, tasks)):
+        start, end, most = block * BLOCK_8BIT, min((block + 1) * BLOCK_8BIT, values.size), np.float32(0)
+        for i in range(start, end):
+            most = max(most, abs(values[i]))
+        scales[block] = most
+        divisor = most if most > 0 else np.float32(1)
+        for i in range(start, end):
+            part = abs(values[i]) / divisor
+            code = np.int32(below[max((np.float32(part).view(np.int32) >> SHIFT) - LEAST, 0)])
+            code += part > points[code]
+            if is_signed:
+                code |= 128 if code > 0 and values[i] < 0 else 0
+            elif part > 0:
+                code = max(code, 1)
+            codes[i] = code
+
+
+@parallel_kernel
+def _dequantize(codes, scales, values, known, task, tasks):
+    for block in range(share(len(scales), task, tasks), share(len(scales), task + 1, tasks)):
+        for i in range(block * BLOCK_8BIT, min((block + 1) * BLOCK_8BIT, values.size)):
+            values[i] = known[codes[i]] * scales[block]

@@ -1,5 +1,6 @@
 """The factors of one step of Adam's family."""
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -28,3 +29,24 @@ class Numbers(NamedTuple):
         scales = 1 / (1 - betas[0] ** step), (1 - betas[1] ** step) ** -0.5
         moments = betas[0], 1 - betas[0], betas[1], 1 - betas[1]
         return cls(*map(dtype.type, (lr, *moments, *scales, eps, weight_decay, grad_scale)))
+
+
+BLOCK_8BIT = 256  # elements that share a scale
+
+
+@functools.cache
+def levels(is_signed):
+    """Return the magnitudes of the codes of 8 bits beside the largest of a block, ascending, in float32.
+
+    0, and those of a dynamic tree (Dettmers et al. 2022, arXiv:2110.02861, section 1.3): each power of ten down to
+    10^-6, or 10^-7 without a sign, ends a row of evenly spaced ones, which has half as many as the row above it.
+    """
+    bits = 7 if is_signed else 8
+    rows = [10.0**-row * (0.1 + 0.9 * np.linspace(0, 1, (1 << (bits - 1 - row)) + 1)[1:]) for row in range(bits)]
+    return np.concatenate([[0.0], *reversed(rows)]).astype(np.float32)
+
+
+def midpoints(is_signed):
+    """Return the numbers halfway between neighbouring levels."""
+    found = levels(is_signed)
+    return (found[1:] + found[:-1]) / np.float32(2)

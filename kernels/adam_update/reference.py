@@ -3,6 +3,7 @@
 import numpy as np
 
 from ..precision import ieee_arithmetic
+from .numbers import BLOCK_8BIT, levels, midpoints
 
 
 def adam_update(sets, lr, betas, eps, weight_decay, step, rule, grad_scale):
@@ -33,3 +34,28 @@ def surprise(grad, second, eps):
     root = np.maximum(np.sqrt(second), eps)
     ratio = np.divide(grad, root, out=np.zeros_like(grad), where=root != 0)
     return ratio * ratio
+
+
+def quantize_moment(values, codes, scales, is_signed):
+    """Round blocks of a flat float32 array to codes of 8 bits, the nearest `levels` times the largest magnitude.
+
+    With a sign it is the code's highest bit. Without one, what is above 0 stays above 0: it divides.
+    """
+    blocks = np.zeros(len(scales) * BLOCK_8BIT, np.float32)
+    blocks[: values.size] = values
+    sizes = np.abs(blocks).reshape(-1, BLOCK_8BIT)
+    scales[...] = sizes.max(axis=1)
+    shares = sizes / np.where(scales > 0, scales, np.float32(1))[:, None]
+    found = np.searchsorted(midpoints(is_signed), shares)
+    if is_signed:
+        found[(found > 0) & (blocks.reshape(found.shape) < 0)] |= 128
+    else:
+        found = np.maximum(found, shares > 0)
+    codes[...] = found.reshape(-1)[: values.size]
+
+
+def dequantize_moment(codes, scales, values, is_signed):
+    """Write the numbers that the codes stand for to a flat float32 array."""
+    known = levels(is_signed)
+    known = np.concatenate([known, -known]) if is_signed else known
+    values[...] = known[codes] * np.repeat(scales, BLOCK_8BIT)[: codes.size]

@@ -11,6 +11,7 @@ from bench.training.cases import (
     CASES,
     CLASSIFICATION,
     IN_BACKWARD,
+    IN_EIGHT_BITS,
     LABELLED,
     MASKED_LM,
     OURS,
@@ -66,7 +67,7 @@ def test_losses_tell_whether_loops_train_alike(tmp_path):
 def test_rows_of_a_case(tmp_path):
     options = _parse(["--quick", "--threads", "1"])
     rows = list(_compare(SMALL, options, tmp_path, 1e9))
-    assert [row["library"] for row in rows] == [OURS, RECOMPUTING, IN_BACKWARD, TORCH]
+    assert [row["library"] for row in rows] == [OURS, RECOMPUTING, IN_BACKWARD, IN_EIGHT_BITS, TORCH]
     for row in rows:
         assert tuple(row) == COLUMNS and None not in row.values()
         assert row["status"] == "ok" and row["loss_error"] <= TOLERANCE

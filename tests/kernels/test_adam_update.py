@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from bertcore.kernels import adam_update, get_num_threads, set_num_threads, use_backend
-from bertcore.kernels.adam_update import RULES
+from bertcore.kernels.adam_update import RULES, cpu, reference
+from bertcore.kernels.adam_update.numbers import levels
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.kernels.arrays import normal, to_gpu
 from tests.kernels.strategies import NUMBA_DTYPES
@@ -232,3 +233,27 @@ def test_hostile_arguments(change, error):
     given = {name: np.ones((2, 3)) for name in ("parameter", "grad", "first_moment", "second_moment")}
     refuses((TypeError, ValueError), error, adam_update, **given | {"lr": 0.1, "step": 1} | change)
     assert all((array == 1).all() for array in (MEMORY, *given.values()))
+
+
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_moments_in_8_bits(is_signed):
+    """Both implementations round to the nearest of the numbers that there are; these come back as they are."""
+    exact = normal(1, (3001,)).astype(np.float32) * np.float32(10) ** normal(2, (3001,), scale=2).astype(np.float32)
+    exact[256:512] = 0
+    exact = exact if is_signed else exact**2
+    found = []
+    for module in (reference, cpu):
+        codes, scales, values = np.zeros(3001, np.uint8), np.zeros(12, np.float32), np.zeros_like(exact)
+        module.quantize_moment(exact, codes, scales, is_signed)
+        module.dequantize_moment(codes, scales, values, is_signed)
+        again = np.zeros_like(codes)
+        module.quantize_moment(values, again, scales.copy(), is_signed)
+        np.testing.assert_array_equal(again, codes)
+        found.append([codes, scales, values])
+    assert_same_arrays(dict(enumerate(found[0])), dict(enumerate(found[1])))
+    values, most = found[0][2], np.repeat(scales, 256)[:3001]
+    known = levels(is_signed) * most[:, None]
+    nearest = abs(known - abs(exact)[:, None]).min(axis=1)
+    kept = exact != 0 if is_signed else exact > 0.5e-7 * most  # below that they are rounded up
+    np.testing.assert_allclose(abs(values - exact)[kept], nearest[kept], rtol=1e-4, atol=1e-30)
+    assert ((values > 0) == (exact > 0)).all() or is_signed
