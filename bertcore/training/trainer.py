@@ -127,8 +127,9 @@ class Trainer:
             self.processes.use_own_gpu()
         if self.args.fp16 and not is_on_gpu:
             raise ValueError("fp16 is for GPUs, with the backend 'cupy' in force: on the CPU use bf16")
-        if self.args.optim_in_backward and is_on_gpu:
-            raise ValueError("optim_in_backward is for the CPU, expected False with the backend 'cupy' in force")
+        for name, value in ("optim_in_backward", True), ("optim", "adamw_8bit"):
+            if getattr(self.args, name) == value and is_on_gpu:
+                raise ValueError(f"{name} is {value!r}, which is for the CPU, and the backend 'cupy' is in force")
         start = self.processes.from_first(lambda: self._start(resume_from_checkpoint))
         run = self._run()
         if start is not None:

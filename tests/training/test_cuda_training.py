@@ -11,6 +11,7 @@ from bertcore.lora import LoraConfig, get_peft_model
 from bertcore.presets import preset_config
 from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.safeguards import TrainingDiverged
+from tests.refusals import refuses
 from tests.training.tiny_runs import (
     At,
     MaskingCollator,
@@ -51,6 +52,11 @@ def cases(runs):
     return [
         pytest.param(run, id=name, marks=() if name in BY_DEFAULT else pytest.mark.slow) for name, run in runs.items()
     ]
+
+
+@pytest.mark.parametrize("settings", [{"optim_in_backward": True}, {"optim": "adamw_8bit"}])
+def test_settings_for_the_cpu(emulated_gpu, settings, tmp_path):
+    refuses(ValueError, f"{next(iter(settings))} is .*for the CPU", language_trainer(tmp_path, **settings).train)
 
 
 @pytest.mark.parametrize("run", cases(RUNS))
