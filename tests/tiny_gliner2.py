@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from bertcore.models.gliner2 import GLiNER2Model
-from bertcore.tasks.gliner2 import TOKENS, GLiNER2
+from bertcore.tasks.gliner2 import GLiNER2
+from bertcore.tasks.gliner2_schema import TOKENS
 from bertcore.tokenization import AutoTokenizer
 from tests.tiny_families import drawn_anew, tiny_config
 from tests.tiny_gliner import BACKBONES, PIECES, WORDS

@@ -10,7 +10,7 @@ import pytest
 from bertcore import GLiNER2, use_backend
 from bertcore.checkpoint import CheckpointError
 from bertcore.models.gliner2 import GLiNER2Model
-from bertcore.tasks.gliner2 import Schema
+from bertcore.tasks.gliner2_schema import Schema
 from bertcore.tasks.texts import TextsCutWarning
 from tests.refusals import refuses
 from tests.tiny_gliner2 import tiny_gliner2

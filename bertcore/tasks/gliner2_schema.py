@@ -1,0 +1,258 @@
+"""Schemas of GLiNER2: the parts that are asked for, and the words that stand for them before a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from bertcore.arguments import check_count, check_share
+from bertcore.kernels import checks
+from bertcore.tasks.texts import checked_text, checked_texts
+
+P, SEP_STRUCT, SEP_TEXT, DESCRIPTION = "[P]", "[SEP_STRUCT]", "[SEP_TEXT]", "[DESCRIPTION]"
+EXAMPLE, OUTPUT = "[EXAMPLE]", "[OUTPUT]"
+MARKS = {"records": "[C]", "entities": "[E]", "relations": "[R]", "classes": "[L]"}
+TOKENS = (SEP_STRUCT, SEP_TEXT, P, *MARKS.values(), EXAMPLE, OUTPUT, DESCRIPTION)
+DTYPES = ("list", "str")
+ACTIVATIONS = ("auto", "softmax", "sigmoid")
+
+
+@dataclass(frozen=True)
+class Field:
+    """A label that spans are looked for, or a choice of a record.
+
+    Attributes:
+        dtype: "list" for all spans, "str" for the best.
+        threshold: the least score; None for the call's.
+        choices: the values that a record's field may have; empty for spans of the text.
+        description: what the model reads beside the name.
+    """
+
+    dtype: str = "list"
+    threshold: float | None = None
+    choices: tuple[str, ...] = ()
+    description: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.choice("dtype", self.dtype, DTYPES)
+        if self.threshold is not None:
+            check_share("threshold", self.threshold)
+        if self.description is not None:
+            checked_text("description", self.description)
+        _names("choices", self.choices)
+
+
+@dataclass
+class Part:
+    """A part of a schema: entities, a relation, a record, or classes.
+
+    Attributes:
+        kind: a key of MARKS.
+        name: its name in results.
+        fields: its labels.
+        prompt: what the model reads beside the name.
+        options: of classes: multi_label, cls_threshold, class_act, top_k, examples.
+    """
+
+    kind: str
+    name: str
+    fields: dict[str, Field]
+    prompt: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def tokens(self) -> list[str]:
+        """Return the words that stand for the part before a text."""
+        text = self.name if self.prompt is None else f"{self.name}: {self.prompt}"
+        for name, each in self.fields.items():
+            text += f" {DESCRIPTION} {name}: {each.description}" if each.description else ""
+        for given, label in self.options.get("examples", ()):
+            text += f" {EXAMPLE} {given} {OUTPUT} {label}" if label in self.fields else ""
+        return ["(", P, text, "(", *(word for name in self.fields for word in (MARKS[self.kind], name)), ")", ")"]
+
+
+def _names(name: str, given: Any) -> dict[str, Any]:
+    """Return a string, a list of strings or a mapping of them as {name: description or settings}."""
+    found = {given: None} if isinstance(given, str) else given
+    if not isinstance(found, Mapping):
+        if isinstance(found, np.ndarray) or not isinstance(found, Iterable):
+            raise TypeError(f"{name} is {given!r:.60}, expected a list of strings")
+        found = dict.fromkeys(checked_texts(found, name))
+    for key in found:
+        if not checked_text(f"a key of {name}", key).strip():
+            raise ValueError(f"{name} has an empty name, expected at least one character")
+    return dict(found)
+
+
+def _fields(name: str, given: Any, **defaults: Any) -> dict[str, Field]:
+    """Return the fields of names with a description or settings each."""
+    found = {}
+    for label, each in _names(name, given).items():
+        settings = {"description": each} if isinstance(each, str) else each or {}
+        if not isinstance(settings, Mapping):
+            raise TypeError(f"{name}[{label!r}] is {each!r:.60}, expected a description or a mapping")
+        for key in settings:
+            checks.choice(f"a key of {name}[{label!r}]", key, ("description", "dtype", "threshold"))
+        found[label] = Field(**defaults | dict(settings))
+    return found
+
+
+def _check_marks(*texts: str) -> None:
+    """Raise ValueError for a text with one of the model's marks, which would be read as one."""
+    for text in texts:
+        for token in TOKENS:
+            if token in text:
+                raise ValueError(f"{text!r:.60} has {token}, one of the model's marks, expected none")
+
+
+class Schema:
+    """A description of what to find; each method adds a part and returns the schema, as in gliner2.
+
+    Attributes:
+        parts: the parts.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+
+    def _add(self, kind: str, name: str, fields: dict[str, Field], **more: Any) -> Self:
+        checked_text("the name of a part", name)
+        _check_marks(name, more.get("prompt") or "", *fields, *(each.description or "" for each in fields.values()))
+        taken = [part for part in self.parts if part.name == name]
+        if taken and kind == taken[0].kind == "entities":
+            taken[0].fields |= fields
+            return self
+        if taken or not name.strip() or (name == "entities") != (kind == "entities"):
+            raise ValueError(f"a part is called {name!r}, expected a name of its own beside entities")
+        self.parts.append(Part(kind, name, fields, **more))
+        return self
+
+    def entities(self, entity_types: Any, dtype: str = "list", threshold: float | None = None) -> Self:
+        """Find entities of these types.
+
+        Args:
+            entity_types: a list of names, or {name: a description, or a mapping of description, dtype and threshold}.
+            dtype: "list" for all, or "str" for the best.
+            threshold: the least score; by default the call's.
+        """
+        return self._add(
+            "entities", "entities", _fields("entity_types", entity_types, dtype=dtype, threshold=threshold)
+        )
+
+    def relations(self, relation_types: Any, threshold: float | None = None) -> Self:
+        """Find pairs of a head and a tail; arguments as for `entities`."""
+        for name, each in _fields("relation_types", relation_types, threshold=threshold).items():
+            ends = {end: Field(threshold=each.threshold) for end in ("head", "tail")}
+            self._add("relations", name, ends, prompt=each.description)
+        return self
+
+    def classification(
+        self, task: str, labels: Any, multi_label: bool = False, cls_threshold: float = 0.5, *,
+        top_k: int | None = None, class_act: str = "auto", prompt: str | None = None,
+        examples: Sequence[tuple[str, str]] = (),
+    ) -> Self:  # fmt: skip
+        """Classify the text.
+
+        Args:
+            task: the name of the result.
+            labels: a list of names, or {name: description}.
+            multi_label: whether several may be right: each with a score of `cls_threshold` or more, or the best.
+            cls_threshold: see multi_label.
+            top_k: the most labels of several; None for all.
+            class_act: "softmax" or "sigmoid"; "auto" is sigmoid for several labels.
+            prompt: what the model reads beside the name.
+            examples: texts with their labels, which the model reads, too.
+        """
+        options = {"multi_label": checks.boolean("multi_label", multi_label), "examples": list(examples)}
+        options["cls_threshold"] = check_share("cls_threshold", cls_threshold)
+        options["top_k"] = None if top_k is None else check_count("top_k", top_k)
+        options["class_act"] = checks.choice("class_act", class_act, ACTIVATIONS) or class_act
+        fields = _fields("labels", labels)
+        if not fields:
+            raise ValueError("labels is empty, expected at least one")
+        return self._add("classes", task, fields, prompt=prompt, options=options)
+
+    def structure(self, name: str) -> Self:
+        """Begin a record, whose fields the following calls of `field` add."""
+        return self._add("records", name, {})
+
+    def field(
+        self, name: str, dtype: str = "list", choices: Sequence[str] | None = None, description: str | None = None,
+        threshold: float | None = None,
+    ) -> Self:  # fmt: skip
+        """Add a field to the last record.
+
+        Args:
+            name: its name.
+            dtype: "list" for all spans or choices, "str" for the best.
+            choices: the values that it may have; by default it is a span of the text.
+            description: what the model reads beside the name.
+            threshold: the least score; by default the call's.
+        """
+        if not self.parts or self.parts[-1].kind != "records":
+            raise ValueError("field is called without a structure before it")
+        if name in self.parts[-1].fields:
+            raise ValueError(f"field {name!r} is there already, expected another name")
+        options = tuple(_names("choices", choices or ()))
+        made = {**_fields("name", [name]), name: Field(dtype, threshold, options, description)}
+        _check_marks(name, description or "", *options)
+        self.parts[-1].fields |= made
+        return self
+
+    def ordered(self) -> list[Part]:
+        """Return the parts in the order in which the model reads them."""
+        kinds = list(MARKS)
+        return sorted(self.parts, key=lambda part: kinds.index(part.kind))
+
+    def prefix(self) -> tuple[list[str], dict[tuple[str, str], range]]:
+        """Return the words of choices, which stand before a text, and the places of each record's and field's."""
+        found, places = [], {}
+        for part in self.parts:
+            inner: list[str] = []
+            for name, each in part.fields.items():
+                choices = [word for choice in each.choices for word in ("|", choice)][1:]
+                if choices:
+                    first = len(found) + len(inner) + 4  # after "(", "part:", name, "(": the first comma is left out
+                    places[part.name, name] = range(first, first + len(choices), 2)
+                    inner += [",", name, "(", *choices, ")"]
+            found += ["(", f"{part.name}:", *inner[1:], ")"] if inner else []
+        return found, places
+
+
+def classes_asked(tasks: Any) -> Schema:
+    schema = Schema()
+    if not isinstance(tasks, Mapping):
+        raise TypeError(f"tasks is {tasks!r:.60}, expected {{name: labels}}")
+    for name, given in tasks.items():
+        is_config = isinstance(given, Mapping) and "labels" in given
+        schema.classification(name, **(dict(given) if is_config else {"labels": given}))
+    return schema
+
+
+def records_asked(structures: Any) -> Schema:
+    schema = Schema()
+    if not isinstance(structures, Mapping):
+        raise TypeError(f"structures is {structures!r:.60}, expected {{name: fields}}")
+    for name, fields in structures.items():
+        if isinstance(fields, str) or not isinstance(fields, Iterable):
+            raise TypeError(f"structures[{name!r}] is {fields!r:.60}, expected a list of fields")
+        schema.structure(name)
+        for spec in fields:
+            schema.field(**(dict(spec) if isinstance(spec, Mapping) else _spec(checked_text("a field", spec))))
+    return schema
+
+
+def _spec(text: str) -> dict[str, Any]:
+    """Return the settings of a field "name::str::[one|two]::description"."""
+    name, *rest = text.split("::")
+    found: dict[str, Any] = {"name": name}
+    for part in rest:
+        if part in DTYPES:
+            found["dtype"] = part
+        elif part.startswith("[") and part.endswith("]"):
+            found["choices"] = [choice.strip() for choice in part[1:-1].split("|")]
+        else:
+            found["description"] = part
+    return found if "dtype" in found or "choices" not in found else found | {"dtype": "str"}
