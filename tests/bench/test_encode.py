@@ -32,13 +32,6 @@ def test_vectors_do_not_depend_on_batches_and_padding(size):
     np.testing.assert_allclose(found, means / np.linalg.norm(means, axis=1, keepdims=True), rtol=1e-6)
 
 
-def test_batches_hold_rows_of_similar_lengths():
-    batches = list(encode.sorted_batches(ROWS, 2))
-    assert [numbers.tolist() for numbers, _ in batches] == [[3, 1], [0, 2]]
-    assert batches[1][1].input_ids.tolist() == [[5, 2], [3, 0]]
-    assert batches[1][1].attention_mask.tolist() == [[1, 1], [1, 0]]
-
-
 def test_wrong_vectors_are_not_timed():
     truth = np.eye(3, dtype=np.float32)
     found = {"bertcore": lambda texts: truth, "torch": lambda texts: truth[::-1], "openvino": lambda texts: 1 / 0}

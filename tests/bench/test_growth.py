@@ -28,10 +28,6 @@ def test_lines_are_straight(rows):
     ]  # fmt: skip
 
 
-def test_threads_beyond_the_cores_are_left_out(monkeypatch, rows):
-    assert [row["value"] for row in growth.measured("threads", quick=True, cores=1)] == [1]
-
-
 def test_page_and_picture(rows, tmp_path):
     about = {"date": "2026-11-28T00:00:00", "cpu": "a CPU", "threads": 2}
     page = growth.written(rows, about)

@@ -9,7 +9,6 @@ from bench import machine
 from bench import measure as timing
 from bench.measure import MIN_ROUNDS, Times, Variant, measure, settle
 from bench.report import append_csv, read_csv
-from bench.texts import ragged_lengths, short_texts
 from tests.refusals import refuses
 
 
@@ -81,16 +80,6 @@ def test_machine_is_described_under_its_columns():
     assert tuple(described) == machine.COLUMNS
     assert all(described[name] for name in ("date", "cpu", "threads", "threads_from", "isa", "numpy", "numba", "blas"))
     assert 1e9 < machine.fma_limit(1) < 1e12
-
-
-def test_texts_have_the_stated_lengths():
-    lengths = ragged_lengths()
-    assert (len(lengths), max(lengths)) == (32, 128) and min(lengths) >= 1 and sorted(lengths) != list(lengths)
-    assert abs(sum(lengths) / 32 - 33) < 1.5
-    texts = list(short_texts(2000))
-    assert texts[:5] == list(short_texts(5)) != list(short_texts(5, seed=1))
-    counts = [len(text.split()) for text in texts]
-    assert len(set(texts)) == 2000 and 3 <= min(counts) < max(counts) <= 20 and 8 < np.mean(counts) < 10
 
 
 def test_csv_grows_and_refuses_other_columns(tmp_path):

@@ -1,19 +1,17 @@
 """bench.ops: every case is right at a tiny size, a wrong kernel is caught before it is timed, the command works."""
 
 import importlib
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bench import machine
-from bench.ops import baselines, calls, compare, peers
+from bench.ops import calls, compare, peers
 from bench.ops.__main__ import main
 from bench.ops.cases import DIRECTIONS, LENGTHS, OPS, SIZES, TRAINING, cases
 from bench.report import read_csv
 from bertcore import kernels
-from bertcore.kernels import dispatch
 
 FLOAT32 = np.dtype(np.float32)
 TINY = list(cases("tiny"))
@@ -111,31 +109,6 @@ def test_a_failing_kernel_costs_only_its_own_row(monkeypatch):
     rows = {row["variant"]: row for row in compare.compare(one_case("softmax"), QUICK)}
     assert rows["numpy"]["status"] == "ok"
     assert (rows["numba"]["status"], rows["numba"]["note"]) == ("wrong", "ZeroDivisionError: division by zero")
-
-
-def test_what_cannot_run_is_said(monkeypatch):
-    case = one_case("softmax", TRAINING)
-    assert "float32 or float64" in calls.unavailable_reason(case, "numba", np.dtype(np.float16))
-    with monkeypatch.context() as patch:
-        patch.setitem(dispatch.IMPLEMENTATIONS, "numba", "nowhere")
-        assert calls.unavailable_reason(case, "numba", FLOAT32) == "bertcore.kernels.softmax.nowhere does not exist yet"
-    monkeypatch.delattr(importlib.import_module("bertcore.kernels.softmax.cpu"), "softmax_backward")
-    assert (
-        calls.unavailable_reason(case, "numba", FLOAT32) == "bertcore.kernels.softmax.cpu has no softmax_backward yet"
-    )
-    rows = compare.compare(case, QUICK)
-    assert [(row["variant"], row["status"]) for row in rows] == [("numpy", "ok"), ("numba", "unavailable")]
-
-
-def test_memory_bound_cases_of_a_mebibyte_are_compared_with_copies():
-    case = replace(one_case("softmax"), elements=baselines.LEAST // 4)
-    rows = {row["variant"]: row for row in compare.compare(case, QUICK)}
-    assert set(rows) == {"numpy", "numba", "copy", "threaded copy"}
-    assert rows["numba"]["time_vs_copy"] > 0
-    assert rows["numba"]["time_vs_threaded_copy"] > 0
-    assert rows["numpy"]["speedup_vs_numpy"] == 1
-    assert rows["copy"]["speedup_vs_numpy"] is None
-    assert rows["copy"]["gb_per_s"] == pytest.approx(baselines.LEAST / rows["copy"]["median_s"] / 1e9)
 
 
 def run_main(capsys, *arguments):

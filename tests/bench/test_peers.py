@@ -9,7 +9,7 @@ from bench.measure import Times
 from bench.peers import __main__ as command
 from bench.peers import compare
 from bench.peers.cases import MODELS, PRECISIONS, SHAPES, Case, Size, random_batch
-from bench.peers.checkpoint import cached, hidden_states_alone, make_checkpoint
+from bench.peers.checkpoint import hidden_states_alone, make_checkpoint
 from bench.peers.libraries import OURS, Peer, Session, Unsupported, all_peers
 from bench.report import read_csv
 from bertcore.presets import PRESETS
@@ -133,16 +133,6 @@ def test_members_have_the_ratio_to_our_bert(monkeypatch):
     assert line["note"].startswith("wrong wrong: off by 1")
 
 
-def test_an_interrupted_conversion_is_made_again(tmp_path):
-    def fails(folder):
-        (folder / "half").write_text("")
-        raise OSError("disk full")
-
-    refuses(OSError, "disk full", cached, tmp_path / "a", fails)
-    made = cached(tmp_path / "a", lambda folder: (folder / "whole").write_text("1"))
-    assert [path.name for path in made.iterdir()] == ["whole"] and cached(made, fails) == made
-
-
 TINY = ["--model", "tiny", "--shape", "1x16", "ragged", "--precision", "float32", "--peers", OURS, "torch"]
 MINI = ["--quick", "--models", "mini-bert", "--shapes", "1x16"]
 
@@ -170,13 +160,3 @@ def test_installed_libraries_have_the_weights_of_transformers(model, tmp_path):
         truth = hidden_states_alone(folder)(case.batch())
         for row in compare.compare(case, precision, case.batch(), sessions, failures, truth, PLAN):
             assert row["status"] in ("ok", "unavailable"), row
-
-
-@pytest.mark.parametrize("columns", [{}, {"time_vs_our_bert": "1"}], ids=["libraries", "members"])
-def test_the_last_runs_are_plotted(columns, tmp_path):
-    pytest.importorskip("matplotlib")
-    path, header = tmp_path / "results.csv", {"model": "a", "shape": "1x16", "precision": "float32", "library": OURS}
-    row = header | {"gflop_per_s": "5", "median_s": "1", "fma_limit_gflop_per_s": "9", "status": "ok", "commit": "c"}
-    row |= {"cpu": "x", "threads": "2", "date": "2026-01-01"} | columns
-    path.write_text(",".join(row) + "\n" + ",".join(row.values()) + "\n")
-    assert "plotted to" in plot.main([path]) and path.with_suffix(".png").stat().st_size > 1000

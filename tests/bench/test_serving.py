@@ -1,6 +1,5 @@
 """bench.serving and bench.footprint: clients, figures, wrong servers; installed sizes and memory."""
 
-import contextlib
 import json
 import threading
 import time
@@ -9,13 +8,12 @@ from importlib import metadata
 from importlib.util import find_spec
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from bench import footprint
 from bench.report import read_csv
 from bench.serving import __main__ as command
-from bench.serving.load import Client, put_load
+from bench.serving.load import put_load
 from tests.refusals import refuses
 from tests.tiny_bert import save_tiny_encoder
 
@@ -64,15 +62,6 @@ def test_clients_ask_at_once_and_wait_for_their_answers(server):
     assert found.seconds.min() >= 0.01 and found.duration >= 0.3
     assert found.per_second == len(found.seconds) / found.duration <= 3 / 0.01
     refuses(RuntimeError, "POST /embed: 500", put_load, server.port, ["a", "fails"], 4, 5)
-
-
-def test_embeddings_of_a_server_are_compared(server):
-    texts, truth = ["a", "bc"], np.array([[1], [2]], np.float32)
-    assert command.error_of(server, texts, truth) == 0
-    assert command.error_of(server, texts, truth + np.array([[0], [0.5]])) == 0.5
-    assert command.error_of(server, texts, truth * [[1], [np.nan]]) == np.inf
-    with contextlib.closing(Client(server.port)) as client:
-        assert client.embed("abc").tolist() == [3]
 
 
 @pytest.mark.slow

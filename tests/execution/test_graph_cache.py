@@ -13,7 +13,7 @@ from bertcore.execution import graph_cache
 from bertcore.execution.graph_cache import InferenceGraphs, NotCaptured, TrainingGraphs
 from bertcore.kernels._cuda.capture import ALIGNMENT
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
-from tests.cuda_emulator.streams import CaptureError, Graph, Stream
+from tests.cuda_emulator.streams import Graph, Stream
 from tests.processes import in_threads
 from tests.refusals import refuses
 
@@ -114,15 +114,6 @@ def test_only_the_second_batch_of_a_layout_is_captured(gpu, table):
         assert made.run(1, "a", build_of(table), ids, 1) is None
 
 
-def test_a_replay_launches_nothing_else_and_waits_for_nothing(gpu, table):
-    made = InferenceGraphs()
-    run(made, build_of(table), [3, 0])
-    gpu.launches, gpu.waits = [], []
-    gpu.uploads.clear()
-    run(made, build_of(table), [1, 2])
-    assert (gpu.launches, gpu.waits, len(gpu.uploads)) == ([], [], 1)
-
-
 @pytest.mark.parametrize(("extra", "message"), [
     (lambda array: array.get(), "waits for the device"),
     (lambda array: bool(array.sum() > 0), "waits for the device"),
@@ -172,10 +163,6 @@ def test_memory_from_elsewhere_is_refused_within_a_capture(gpu, table):
     source = cupy.cuda.get_allocator()
     with pytest.raises(NotCaptured, match="are allocated while a stream is captured"):
         run(InferenceGraphs(), build_of(table, lambda array: source(64)), [1, 2])
-
-
-def test_the_default_stream_cannot_be_captured(gpu):
-    refuses(CaptureError, "default stream", cupy.cuda.get_current_stream().begin_capture)
 
 
 def test_a_pass_that_changes_between_its_runs_is_an_error(gpu, table):

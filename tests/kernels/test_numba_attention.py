@@ -72,15 +72,6 @@ def test_block_borders(queries, keys, form):
     check(problem)
 
 
-@pytest.mark.parametrize("form", ["plain", "causal"])
-@pytest.mark.parametrize(
-    "lengths",
-    [[700, 3, 300, 129, 226], [QUERIES, QUERIES + 1, QUERIES - 1], pytest.param([2100], marks=pytest.mark.slow)],
-)
-def test_more_than_one_block(lengths, form):
-    check(arguments(form, lengths, dtype=DTYPE, heads=1, head_dim=24))
-
-
 @pytest.mark.parametrize("length", [*range(1, 50), *range(61, 600, 67)])
 def test_every_length(length):
     for form in ("plain", "deberta"):
@@ -284,12 +275,6 @@ def test_out_of_memory_for_scratch(monkeypatch):
     monkeypatch.setattr(records, "empty", refuse)
     refuses(MemoryError, "bytes", attend, problem, backend="numba")
     refuses(MemoryError, "bytes", attention_backward, output, saved, backend="numba")
-
-
-def test_scratch_size_is_bounded():
-    """A second-level cache of 1 MB suffices (float32, head_dim 64), half of it without tables."""
-    assert kernel.scratch_size(QUERIES, KEYS, 64, None, np.float32(0)) < 2**17
-    assert kernel.scratch_size(QUERIES, KEYS, 64, cpu.RELATIVE, np.float32(0)) < 2**18
 
 
 def test_rows_at_once_fit_scratch():

@@ -335,10 +335,6 @@ def test_umap(count, dim):
     check_layout(figure)
 
 
-def test_equal_embeddings():
-    check_layout(embeddings_in_two_dimensions(["a", "b", "$c$ ^{"], np.ones((3, 1))))
-
-
 def test_characters_without_a_font_are_named_once():
     unknown = "\U00012000\U00012001"  # cuneiform
     with pytest.warns(UserWarning) as found:

@@ -52,19 +52,6 @@ def test_several_labels(tmp_path):
     refuses(ValueError, "the model has 3 labels; rank needs one", encoder.rank, "a", ["b"])
 
 
-@pytest.mark.parametrize(("config", "settings"), [
-    ({"sbert_ce_default_activation_function": IDENTITY}, {}),
-    ({"sentence_transformers": {"activation_fn": IDENTITY, "version": "4.0.1"}}, {}),
-    ({}, {"activation_fn": IDENTITY}),
-    ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, {"activation_fn": IDENTITY}),
-])  # fmt: skip
-def test_published_activations(tmp_path, reranker, config, settings):
-    folder = save_tiny_classifier(tmp_path, config=config)
-    if settings:
-        write_json(folder / "config_sentence_transformers.json", settings)
-    np.testing.assert_array_equal(CrossEncoder(folder).predict(PAIRS), reranker.predict(PAIRS))
-
-
 @pytest.mark.parametrize("stated", ["my.own.Function", "torch.nn.GLU", 3])
 def test_unknown_activations_are_refused(tmp_path, reranker, stated):
     folder = save_tiny_classifier(tmp_path, config={"sbert_ce_default_activation_function": stated})

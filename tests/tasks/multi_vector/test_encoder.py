@@ -3,7 +3,6 @@
 import pickle
 import re
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -77,11 +76,6 @@ def test_tokens_that_are_not_seen_do_not_change_the_others(encoder):
     row = attended.token_rows(["the cat"], "", "query")[0][0]
     assert row.seen.all() and row.ids[-1] == VOCABULARY.index("cat")
     assert np.abs(attended.vectors([row])[0][: len(expected)] - expected).max() > 0.01
-
-
-def test_keep_only(tmp_path):
-    encoder = MultiVectorEncoder(save_tiny_late(tmp_path, mask={"keep_only_token_ids": [2, 6]}))
-    assert len(encoder.encode_document("the cat cat on")) == 3 and len(encoder.encode_query("the cat cat on")) == 17
 
 
 def test_options_replace_what_was_published(folder):
@@ -351,15 +345,6 @@ def test_copies_answer_alike(encoder):
     again = pickle.loads(pickle.dumps(encoder))
     np.testing.assert_array_equal(again.encode_query("the cat"), encoder.encode_query("the cat"))
     assert repr(again).startswith("<MultiVectorEncoder of <AutoModel: bert") and again.device == "cpu"
-
-
-def test_threads_do_not_change_results(encoder):
-    expected = [encoder.encode_query(TEXTS), encoder.encode_document(TEXTS)]
-    with ThreadPoolExecutor(4) as executor:
-        calls = [encoder.encode_query, encoder.encode_document] * 4
-        for number, job in enumerate([executor.submit(call, TEXTS) for call in calls]):
-            for one, other in zip(job.result(), expected[number % 2], strict=True):
-                np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.slow

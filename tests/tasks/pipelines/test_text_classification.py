@@ -35,24 +35,6 @@ def assert_answer(answers, expected):
     np.testing.assert_allclose([answer["score"] for answer in answers], np.sort(expected)[::-1], rtol=1e-5)
 
 
-def test_forms(classify):
-    text = TEXTS[0]
-    best = classify([text])[0]
-    assert set(best) == {"label", "score"} and type(best["score"]) is float
-    assert classify(text) == [best]
-    assert classify(text, top_k=1) == [best]
-    assert classify([text], top_k=1) == [[best]]
-    assert classify([]) == []
-    assert len(classify(text, top_k=2)) == 2 and len(classify(text, top_k=99)) == 3
-
-
-def test_pairs(classify):
-    pair = {"text": "the cat sat", "text_pair": "paris is a mat"}
-    assert_answer(classify(pair, top_k=None), probabilities(classify, *pair.values()))
-    assert classify([pair, "the cat sat"]) == [classify(pair), classify("the cat sat")[0]]
-    assert classify({"text": "the cat sat"}) == classify("the cat sat")[0]
-
-
 def test_calibrations(classify):
     scaling, isotonic = TemperatureScaling(), IsotonicCalibration()
     scaling.temperature = 3.0
@@ -93,6 +75,7 @@ def test_answers_do_not_change_with_the_batch(classify):
     alone = [classify(text, top_k=None) for text in TEXTS]
     assert classify(TEXTS, top_k=None) == alone
     assert classify(TEXTS, top_k=None, batch_tokens=1) == alone
+    assert classify([]) == [] and len(classify(TEXTS[0], top_k=99)) == 3
 
 
 def test_texts_that_are_cut(classifier_folder):

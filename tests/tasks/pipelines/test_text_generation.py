@@ -61,20 +61,8 @@ def test_room(write):
 
 
 def test_the_command(write, folder, capsys):
-    assert (
-        main(
-            [
-                "generate",
-                str(folder),
-                *(part for text in PROMPTS for part in ("--text", text)),
-                "--greedy",
-                "--max-new-tokens",
-                "6",
-                "--json",
-            ]
-        )
-        == 0
-    )
+    given = [part for text in PROMPTS for part in ("--text", text)]
+    assert main(["generate", str(folder), *given, "--greedy", "--max-new-tokens", "6", "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert found == write(PROMPTS, do_sample=False, max_new_tokens=6)
     assert main(["generate", str(folder), "--text", "the", "--seed", "3", "--count", "2", "--max-new-tokens", "6"]) == 0
