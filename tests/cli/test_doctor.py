@@ -1,16 +1,25 @@
-"""bertcore doctor: what can run here."""
+"""bertcore doctor, demo and warmup: what can run here."""
 
 import platform
 import re
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 from cuda import pathfinder
 
-from bertcore import __version__, kernels
-from bertcore.cli import doctor, main
+from bertcore import AutoModelForSequenceClassification, __version__, kernels, use_backend
+from bertcore.cli import demo, doctor, main
+from bertcore.cli.demo import process_age
+from bertcore.demo_model import DemoModelError
 from bertcore.kernels.dispatch import IMPLEMENTATIONS
+from bertcore.tasks import loading as warmup
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.demo import demo_folder  # noqa: F401 (a fixture)
+from tests.processes import run_python
+from tests.tiny_families import tiny_config
 
 CUPY_MISSING = "CuPy is not installed: pip install somewhere"
 
@@ -113,3 +122,132 @@ def test_gpu_without_cupy(monkeypatch, tmp_path):
     assert doctor._gpu("no cupy") == [("devices", "NVIDIA H200, 580.1")]
     monkeypatch.setenv("PATH", "")
     assert "none found" in doctor._gpu("no cupy")[0][1]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """The throughput is measured on a few texts, once."""
+    monkeypatch.setattr(demo, "BENCHMARK_TEXTS", 6)
+    monkeypatch.setattr(demo, "BENCHMARK_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("backend", [pytest.param("numpy", marks=pytest.mark.slow), "numba"])
+def test_demo(demo_folder, backend, capsys):  # noqa: F811
+    assert main(["demo", "--backend", backend]) == 0
+    shown = capsys.readouterr().out
+    rows = [line.split()[1:7] for line in shown.splitlines() if re.match(r"  [1-6] ", line)]
+    matrix = np.array(rows, float)
+    np.testing.assert_allclose(np.diag(matrix), 1)
+    np.testing.assert_array_equal(matrix, matrix.T)
+    for left, right in ((0, 1), (2, 3), (4, 5)):  # the sentences come in pairs that mean the same
+        assert matrix[left, right] == np.sort(matrix[left])[-2] > 0.4
+    assert re.search(rf"^backend +{backend}", shown, re.MULTILINE)
+    assert ("imports and loading" in shown) if backend == "numpy" else ("compil" in shown)
+    assert float(re.search(r"first embedding +([\d.]+) s", shown)[1]) > 0
+    assert float(re.search(r"throughput +([\d,]+) texts", shown)[1].replace(",", "")) > 0
+
+
+def test_the_download_is_not_counted(demo_folder, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setattr("bertcore.demo_model.demo_model_folder", lambda: time.sleep(0.3) or demo_folder)
+    monkeypatch.setattr(demo, "process_age", lambda: 99.0)
+    assert main(["demo", "--backend", "numpy"]) == 0
+    assert 60 < float(re.search(r"first embedding +([\d.]+) s", capsys.readouterr().out)[1]) <= 98.7
+
+
+def test_columns_are_aligned():
+    table = demo.similarity_table(["one", "two"], np.array([[1.0, -0.123], [-0.123, 1.0]]))
+    assert table.splitlines() == ["         1      2", "  1   1.00  -0.12   one", "  2  -0.12   1.00   two"]
+
+
+def test_without_the_model(monkeypatch, capsys):
+    def missing():
+        raise DemoModelError("no network here.\nGet it elsewhere.")
+
+    monkeypatch.setattr("bertcore.demo_model.demo_model_folder", missing)
+    assert main(["demo", "--backend", "numpy"]) == 1
+    assert capsys.readouterr().err == "bertcore demo: no network here. Get it elsewhere.\n"
+
+
+@pytest.mark.parametrize(
+    ("compiled", "said"), [(None, "imports and loading"), ([], "from the cache"), (["a", "b"], "compiling 2 functions")]
+)
+def test_compilation_is_reported(compiled, said):
+    assert said in demo._compilation_note(compiled)
+
+
+def test_process_age_counts_from_the_start():
+    start = time.perf_counter()
+    code = "import time; time.sleep(0.5); from bertcore.cli.demo import process_age; print(process_age())"
+    age = float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60).stdout)
+    if sys.platform == "linux":
+        assert 0.48 < age < time.perf_counter() - start + 0.05
+    assert 0 < process_age() <= process_age()
+
+
+WARMUP = "import sys; from bertcore.cli import main; sys.exit(main(['warmup', *sys.argv[1:]]))"
+
+# Runs a model as its users do, and prints the names of what Numba compiles meanwhile.
+USE = """
+import sys
+import numpy as np
+from numba.core import event
+from bertcore import AutoModel, AutoModelForMaskedLM, SentenceEncoder, value_and_grad
+
+class Names(event.Listener):
+    def on_start(self, event):
+        print(event.data["dispatcher"].py_func.__qualname__)
+
+    def on_end(self, event):
+        pass
+
+event.register("numba:compile", Names())
+folder, dtype, *gradients = sys.argv[1:]
+SentenceEncoder(folder, dtype=dtype).encode(["a cat", "", "the cat sat on an other mat"], batch_tokens=8)
+model = AutoModelForMaskedLM.from_pretrained(folder, dtype=dtype)
+ids = np.random.default_rng(0).integers(1, 60, (5, 13))
+for batch in (ids, ids[:, :1], ids[:1], np.asfortranarray(ids), ids.astype(np.int32), ids.tolist(), ids[:0]):
+    model(batch)
+    model(batch, token_type_ids=np.zeros_like(batch), attention_mask=np.ones_like(batch))
+ids.flags.writeable = False
+model(ids, attention_mask=np.tri(5, 13, dtype=int), output_attentions=True, output_hidden_states=True)
+AutoModel.from_config(model.config, dtype=dtype)(ids)
+if gradients:
+    value_and_grad(model)(ids, labels=ids)
+"""
+
+
+def warm_up(*arguments, **variables):
+    """(the number of kernels, the folder) that a run tells."""
+    out = run_python(WARMUP, *arguments, timeout=300, **variables)[0]
+    found = re.fullmatch(r"compiled  (\d+) kernels in [\d.]+ s( \(they were there already\))?\ncache     (.+)", out)
+    assert found, out
+    assert (found[1] == "0") == bool(found[2])
+    return int(found[1]), found[3]
+
+
+@pytest.mark.slow
+def test_an_empty_cache(masked_lm_folder, tmp_path):
+    cache = {"BERTCORE_CACHE_DIR": str(tmp_path)}
+    count, folder = warm_up(**cache)  # the random BERT serves the folder's, too
+    assert count > 4 and folder.startswith(str(tmp_path))
+    assert run_python(USE, str(masked_lm_folder), "float32", **cache) == ("", "")
+    assert warm_up(str(masked_lm_folder), **cache) == (0, folder)
+
+
+PER_PRECISION = [pytest.param([dtype], marks=pytest.mark.slow) for dtype in ("bfloat16", "int8")]  # compile 20 s each
+
+
+@pytest.mark.parametrize("arguments", [["float32", "--gradients"], *PER_PRECISION], ids=" ".join)
+def test_other_kernels(masked_lm_folder, arguments):
+    dtype, *gradients = arguments
+    warm_up(str(masked_lm_folder), "--dtype", *arguments)
+    assert run_python(USE, str(masked_lm_folder), dtype, *gradients) == ("", "")
+
+
+def test_a_family_without_a_classifier_of_tokens(tmp_path, monkeypatch):
+    monkeypatch.setattr(warmup, "LONGEST", 16)
+    config = tiny_config("transfo-xl-wt103") | {"problem_type": "multi_label_classification"}
+    with use_backend("numpy"):
+        AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+        _, with_head = warmup.models_of(tmp_path, None)
+        warmup.warm_up(with_head, gradients=True)

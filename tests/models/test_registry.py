@@ -1,17 +1,22 @@
-"""The registry of families and the modules on disk say the same."""
+"""The registry of families, specs, and sizes that are refused."""
 
 import dataclasses
 import importlib
 import pickle
 import pkgutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from bertcore import AutoModel, families
+from bertcore import AutoModel, AutoModelForSequenceClassification, families
+from bertcore.families.mobilebert import NoNorm
 from bertcore.models import registry
+from bertcore.nn.layers import RMSNorm
+from bertcore.nn.spec import LayerSpec
 from tests import tiny_families
 from tests.refusals import refuses
+from tests.tiny_families import tiny_config
 
 
 def families_by_module():
@@ -95,3 +100,67 @@ def test_models_can_be_pickled(name):
     ids = np.random.default_rng(0).integers(6, 97, (2, 7))
     for _ in range(2):  # noted as a program, then run as one
         np.testing.assert_array_equal(again(ids)[0], model(ids)[0])
+
+
+WORDS, POSITIONS = 2**24, 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("bert-base-uncased", {"vocab_size": 10**9}, f"vocab_size is 1000000000, expected at most {WORDS}"),
+        ("bert-base-uncased", {"hidden_size": 2**31}, f"hidden_size is 2147483648, expected at most {WORDS}"),
+        ("bert-base-uncased", {"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, expected at most 10000"),
+        ("bert-base-uncased", {"num_labels": 5 * 10**7}, f"num_labels is 50000000, expected at most {POSITIONS}"),
+        ("gpt2", {"n_positions": 10**8}, f"n_positions is 100000000, expected at most {POSITIONS}"),
+        ("deberta-base", {"max_relative_positions": 10**8}, "max_relative_positions is 1.*, expected at most 1048"),
+        ("deberta-v3-base", {"max_relative_positions": 10**8}, "max_relative_positions is 1.*, expected at most 1048"),
+        ("mobilebert-uncased", {"num_feedforward_networks": 10**5}, "num_feedforward_networks is 1.*, expected at m"),
+        ("mobilebert-uncased", {"type_vocab_size": 0}, "type_vocab_size is 0, expected a positive integer"),
+        ("luke-base", {"entity_vocab_size": 10**9}, f"entity_vocab_size is 1000000000, expected at most {WORDS}"),
+        ("distilbert-base-uncased", {"dim": 25, "n_heads": 2}, "dim is 25, expected a multiple of n_heads 2"),
+        ("xlnet-base-cased", {"d_model": 25, "n_head": 2}, "d_model is 25, expected a multiple of n_head 2"),
+        ("gpt2", {"n_inner": 0}, "n_inner is 0, expected a positive integer"),
+    ],
+)  # fmt: skip
+def test_a_size_beyond_all_measure(name, changes, message):
+    refuses(ValueError, f"config: {message}", AutoModelForSequenceClassification, tiny_config(name) | changes)
+
+
+def test_labels_by_name_are_counted():
+    config = tiny_config("bert-base-uncased") | {"id2label": dict.fromkeys(range(POSITIONS + 1), "x")}
+    with pytest.raises(ValueError, match=f"config: id2label has {POSITIONS + 1} entries, expected at most {POSITIONS}"):
+        AutoModelForSequenceClassification(config)
+
+
+LAYER = LayerSpec(hidden_size=12, intermediate_size=20, num_heads=4)
+
+
+@pytest.mark.parametrize(("attribute", "value", "error"), [
+    ("activation", "gelo", "activation is 'gelo', expected one of 'relu'"),
+    ("gate", "frist", "gate is 'frist', expected one of None, 'first', 'second'"),
+    ("absent", {"atention_norm"}, "absent has atention_norm, known parts are attention_norm,"),
+    ("without_bias", {"qvk", "qkv"}, "without_bias has qvk, known parts are"),
+    ("window", 5, "window is 5, expected two numbers of tokens, or None"),
+    ("window", (5, -1), "window is -1, expected an integer of at least 0"),
+    ("num_heads", 5, "hidden_size is 12, expected a multiple of num_heads 5"),
+    ("num_key_value_heads", 3, "num_heads is 4, expected a multiple of num_key_value_heads 3"),
+])  # fmt: skip
+def test_a_layer_that_cannot_be(attribute, value, error):
+    value = frozenset(value) if isinstance(value, set) else value
+    refuses(ValueError, error, replace, LAYER, **{attribute: value})
+
+
+@pytest.mark.parametrize(("attribute", "value", "error"), [
+    ("without_bias", frozenset({"embedings_norm"}), "without_bias has embedings_norm, known parts are embeddings_"),
+    ("shared_layers", (0,), "shared_layers has 1 entries for 2 layers"),
+])  # fmt: skip
+def test_an_encoder_that_cannot_be(attribute, value, error):
+    spec = AutoModel.from_config({"model_type": "bert", "hidden_size": 12, "num_hidden_layers": 2}).spec
+    refuses(ValueError, error, replace, spec, **{attribute: value})
+
+
+@pytest.mark.parametrize(("norm", "bias"), [(RMSNorm, True), (NoNorm, False)])
+def test_a_norm_does_not_ignore_what_is_said_of_its_bias(norm, bias):
+    with pytest.raises(ValueError, match=f"last.norm has bias {bias}, expected {not bias}"):
+        norm("last.norm", features=3, eps=1e-5, bias=bias)

@@ -1,18 +1,23 @@
-"""Settings of a tokenizer, from its files and its caller, saved and read again."""
+"""Settings of tokenizers, padding, and the beginnings of long texts."""
 
 import itertools
 import json
 import os
+import random
 import shutil
+import sys
 
+import numpy as np
 import pytest
 
 from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.files import NOTE
-from bertcore.tokenization import AutoTokenizer
+from bertcore.tokenization import AutoTokenizer, engine
+from bertcore.tokenization.families import FAMILIES
+from tests.processes import run_python
 from tests.refusals import refuses
-from tests.tokenization.corpus import HARD_TEXTS, write_json
-from tests.tokenization.family_folders import write_family
+from tests.tokenization.corpus import HARD_TEXTS, train_byte_bpe, train_vocabulary, write_json
+from tests.tokenization.family_folders import ANGLES, write_family
 
 load = AutoTokenizer.from_pretrained
 
@@ -132,3 +137,127 @@ def test_special_tokens_mask(roberta):
     tokenizer = load(roberta)
     assert tokenizer.get_special_tokens_mask(tokenizer("the value").input_ids) == [1, 0, 0, 1]
     assert tokenizer.convert_tokens_to_string(["the", "Ġvalue"]) == "the value"
+
+
+WORDS = ["the", " value", "  ", "ü", "\n", " of\t", "the value ", "zzz", " 12", "。", *HARD_TEXTS]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_tokens_are_those_of_the_whole_text(name, tmp_path, monkeypatch):
+    write_family(tmp_path, name)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    monkeypatch.setattr(engine, "PIECE", 1000)
+    rng = random.Random(name)
+    for length in (0, 1, 1999, 2000, 2001, 9000):
+        text = "".join(rng.choices(WORDS, k=length))[: max(length, 0)]
+        whole = tokenizer(text)["input_ids"]
+        for most in (4, 7, 39, 160, len(whole) - 1, len(whole), len(whole) + 1):
+            if most < 4:
+                continue
+            expected = tokenizer(text, truncation=True, max_length=most)["input_ids"]
+            ((ids, was_cut),) = tokenizer.encode_beginnings([text], most)
+            assert ids == expected
+            assert was_cut == (len(whole) > most)
+
+
+def test_endless_words_are_cut(tmp_path, monkeypatch):
+    write_family(tmp_path, "BertTokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    monkeypatch.setattr(engine, "PIECE", 1000)
+    ((ids, was_cut),) = tokenizer.encode_beginnings(["z" * 6000], 5)
+    assert was_cut and ids == tokenizer("z " * 6000, truncation=True, max_length=5)["input_ids"]
+
+
+MEMORY = """
+import re, sys
+from pathlib import Path
+from bertcore import AutoTokenizer
+
+def resident(name):
+    return int(re.search(rf"{name}:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
+
+tokenizer, text = AutoTokenizer.from_pretrained(sys.argv[1]), "the value of " * 1_200_000
+tokenizer.encode_beginnings(["the"], 512)
+before = resident("VmRSS")
+((ids, was_cut),) = tokenizer.encode_beginnings([text], 512)
+assert was_cut and len(ids) == 512
+print(resident("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_for_a_line_of_15_megabytes(tmp_path):
+    write_family(tmp_path, "BertTokenizer")
+    assert int(run_python(MEMORY, str(tmp_path))[0]) < 2 * 15e6
+
+
+OPTIONS = {
+    "longest": {},
+    "multiple": {"pad_to_multiple_of": 8},
+    "max_length": {"padding": "max_length", "max_length": 300},
+    "left": {"padding_side": "left"},
+    "none": {"padding": False},
+    "arrays": {"return_tensors": "np"},
+}
+
+
+def test_batch_is_padded_as_in_a_call(tokenizer):
+    batch = tokenizer(HARD_TEXTS)
+    rows = [tokenizer(text) for text in HARD_TEXTS]
+    for options in ({}, {"pad_to_multiple_of": 16}, {"padding_side": "left"}):
+        wanted = tokenizer(HARD_TEXTS, **({"padding": True} | options))
+        assert tokenizer.pad(batch, **options) == tokenizer.pad(rows, **options) == wanted
+    arrays = tokenizer.pad(rows, return_tensors="np")
+    assert arrays.input_ids.tolist() == tokenizer.pad(rows).input_ids and arrays.input_ids.dtype == np.int64
+    assert tokenizer.pad([{"input_ids": np.array(row)} for row in batch.input_ids]) == {
+        name: rows for name, rows in tokenizer.pad(batch).items() if name != "token_type_ids"
+    }
+
+
+def test_other_columns_stay(tokenizer):
+    rows = [tokenizer("the") | {"label": 1}, tokenizer("the value") | {"label": 0}]
+    found = tokenizer.pad(rows, return_tensors="np")
+    assert found["label"].tolist() == [1, 0] and found.input_ids.shape == (2, 4)
+    with pytest.raises(ValueError, match="words makes no array"):
+        tokenizer.pad([rows[0] | {"words": [1]}, rows[1] | {"words": [1, 2]}], return_tensors="np")
+
+
+def test_one_row(tokenizer):
+    found = tokenizer.pad(tokenizer("the"), padding="max_length", max_length=5)
+    assert found.attention_mask == [1, 1, 1, 0, 0]
+    assert tokenizer.pad([]) == {"input_ids": [], "attention_mask": []}
+
+
+@pytest.mark.parametrize(("rows", "error", "message"), [
+    (3, TypeError, "encoded_inputs has no input_ids"),
+    ({"ids": [1]}, TypeError, "encoded_inputs has no input_ids"),
+    ([[1, 2]], TypeError, "encoded_inputs is a list of other things than rows"),
+    ([{"input_ids": [1]}, {"ids": [1]}], ValueError, r"encoded_inputs\[1\] has ids, expected input_ids"),
+    ({"input_ids": [[1]], "labels": [1, 2]}, ValueError, "labels has 2 rows, expected 1"),
+    ({"input_ids": [["a"]]}, TypeError, r"input_ids\[0\]\[0\] is str, expected an integer"),
+])  # fmt: skip
+def test_wrong_rows(tokenizer, rows, error, message):
+    refuses(error, message, tokenizer.pad, rows)
+
+
+@pytest.fixture(scope="module", params=["BertTokenizer", "RobertaTokenizer"])
+def both(request, tmp_path_factory):
+    import transformers
+
+    folder = tmp_path_factory.mktemp("padding")
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": request.param})
+    train_vocabulary(folder / "vocab.txt", lower_case=True, size=200)
+    train_byte_bpe(folder, ANGLES, size=300)
+    return AutoTokenizer.from_pretrained(folder), getattr(transformers, request.param).from_pretrained(folder)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_parity(both, options):
+    ours, theirs = both
+    texts = [text[:30] for text in HARD_TEXTS if options.get("padding", True) or len(text) == 30]
+    rows = [dict(ours(text, return_special_tokens_mask=True)) for text in texts]
+    found, wanted = ours.pad(rows, **options), theirs.pad(rows, **options)
+    assert {name: np.array(column, object).tolist() for name, column in found.items()} == {
+        name: np.array(column, object).tolist() for name, column in wanted.items()
+    }

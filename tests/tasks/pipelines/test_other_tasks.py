@@ -1,15 +1,17 @@
-"""Zero-shot classification, feature extraction and next sentence prediction."""
+"""Zero-shot classification, features, next sentences, words for masks, texts that go on."""
 
 import json
 
 import numpy as np
 import pytest
 
-from bertcore import pipeline
+from bertcore import AutoModelForCausalLM, AutoTokenizer, pipeline
+from bertcore.cli import main
 from tests.refusals import refuses
 from tests.tasks.pipelines.folders import LONGEST, TAGS, TEXTS, save_head
 from tests.tasks.pipelines.forms import assert_same_form
-from tests.tiny_bert import WIDTH, save_tiny_bert, write_json
+from tests.tiny_bert import VOCABULARY, WIDTH, save_tiny_bert, write_json
+from tests.tokenization.family_folders import write_family
 
 CANDIDATES = ["cat", "paris", "the mat"]
 LONG = " ".join(TEXTS) * 4
@@ -132,3 +134,132 @@ def test_a_classifier_of_another_task_is_refused(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     write_json(folder / "config.json", config | {"architectures": None})  # which does not say
     pipeline("token-classification", folder)
+
+
+ONE, TWO = "paris is the [MASK] of france .", "[MASK] is the [MASK] of france ."
+
+
+@pytest.fixture(scope="module")
+def fill(masked_folder):
+    return pipeline("fill-mask", masked_folder)
+
+
+def test_targets(fill):
+    assert fill(ONE, targets=["cat", "capital", "cat"]) == fill(ONE, targets=["cat", "capital"])
+    assert [word["token_str"] for word in fill(ONE, targets="cat")] == ["cat"]
+    for wrong, message in (
+        *(("catmat", "one token"), ("🐈", "one token"), ([], "is empty"), (["\ud800"], "not valid Unicode")),
+        *(([3], "expected str"), (5, "expected a list of strings"), (iter(["cat"]), "expected a list of strings")),
+    ):
+        refuses((TypeError, ValueError), f"targets.*{message}", fill, ONE, targets=wrong)
+
+
+def test_words_beyond_the_tokenizers_vocabulary_are_none(tmp_path):
+    fill = pipeline("fill-mask", save_head(tmp_path, "AutoModelForMaskedLM"))
+    assert sorted(word["token"] for word in fill(ONE, top_k=10**6)) == list(range(len(VOCABULARY)))
+
+
+def test_masks_of_a_long_text(fill):
+    text = "the cat sat " * 6 + "[MASK] " + "on an mat " * 9 + "[MASK] of france"
+    first, second = fill(text, truncation="chunk", max_length=20, stride=8, top_k=1)
+    ids = fill.tokenizer(text, add_special_tokens=False)["input_ids"]
+    places = [place for place, number in enumerate(ids) if number == fill.tokenizer.mask_token_id]
+    for words, place in ((first, places[0]), (second, places[1])):
+        rows = [ids[start : start + 18] for start in range(0, len(ids) - 8, 10) if start <= place < start + 18]
+        scores = []
+        for row in rows:
+            (logits,) = fill.model([[fill.tokenizer.cls_token_id, *row, fill.tokenizer.sep_token_id]]).logits
+            weights = np.exp(logits[1 + row.index(fill.tokenizer.mask_token_id)].astype(np.float64))
+            scores.append(weights.max() / weights.sum())
+        assert any(words[0]["score"] == pytest.approx(score, rel=1e-5) for score in scores)
+
+
+def test_what_cannot_be_filled(fill, masked_folder, classifier_folder):
+    refuses(ValueError, r"inputs\[1\] has no \[MASK\]", fill, [ONE, "paris"])
+    with pytest.raises(ValueError, match=r"inputs has \[MASK\] beyond the 20 tokens that are read: truncation='chunk'"):
+        fill("paris " * 30 + "[MASK]", max_length=20, truncation=True)
+    refuses(ValueError, "has no masked language model's head", pipeline, "fill-mask", classifier_folder)
+    refuses(ValueError, "top_k is 0", fill, ONE, top_k=0)
+
+
+@pytest.mark.parity
+def test_answers_are_those_of_transformers(masked_folder):
+    import transformers
+
+    theirs = transformers.pipeline("fill-mask", str(masked_folder), device="cpu")
+    ours = pipeline("fill-mask", masked_folder)
+    for inputs in (ONE, TWO, [ONE], [TWO], [ONE, TWO]):
+        for options in ({}, {"top_k": 2}, {"targets": ["cat", "capital"]}):
+            assert_same_form(ours(inputs, **options), theirs(inputs, **options))
+    cut = {"tokenizer_kwargs": {"truncation": True, "max_length": 9, "padding": "max_length"}}
+    assert_same_form(ours([ONE + " the cat"] * 3, **cut), theirs([ONE + " the cat"] * 3, **cut, batch_size=2))
+
+
+CONFIG = {"model_type": "gpt2", "n_embd": 39, "n_head": 3, "n_layer": 2, "n_positions": 24, "initializer_range": 0.4}
+PROMPTS = ["the value", "the", "value the the value"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gpt2")
+    write_family(folder, "GPT2Tokenizer")
+    size = len(AutoTokenizer.from_pretrained(folder))
+    config = CONFIG | {"vocab_size": size, "eos_token_id": 0, "bos_token_id": 0}
+    AutoModelForCausalLM.from_config(config, seed=3).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def write(folder):
+    return pipeline("text-generation", folder)
+
+
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"num_beams": 3, "num_return_sequences": 2}])
+def test_texts_are_those_of_generate(write, options):
+    answers = write(PROMPTS, max_new_tokens=6, **options)
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        ids = write.tokenizer(prompt)["input_ids"]
+        rows = write.model.generate([ids], max_new_tokens=6, **options)
+        assert [each["generated_text"] for each in answer] == [
+            write.tokenizer.decode(row, skip_special_tokens=True) for row in rows
+        ]
+    options = {"max_new_tokens": 6, "do_sample": False}
+    (added,) = write(PROMPTS[0], return_full_text=False, **options)
+    assert PROMPTS[0] + added["generated_text"] == write(PROMPTS[0], **options)[0]["generated_text"]
+
+
+def test_drawn_texts(write):
+    one = write(PROMPTS, max_new_tokens=8, seed=1, num_return_sequences=5)
+    assert one == write(PROMPTS, max_new_tokens=8, seed=1, num_return_sequences=5)
+    assert one != write(PROMPTS, max_new_tokens=8, seed=2, num_return_sequences=5)
+    assert [len(each) for each in one] == [5, 5, 5] and len({each["generated_text"] for each in one[0]}) > 1
+    certain = write(PROMPTS, max_new_tokens=8, top_k=1)
+    assert certain == write(PROMPTS, max_new_tokens=8, do_sample=False)
+
+
+def test_room(write):
+    assert len(write.tokenizer(write("the", do_sample=False)[0]["generated_text"])["input_ids"]) <= 25
+    refuses(ValueError, "inputs has more than the 5 tokens", write, "the the the the the the", max_new_tokens=20)
+    refuses(ValueError, "inputs is empty", write, "")
+    refuses(ValueError, "truncation is 'chunk'", write, "the", truncation="chunk")
+
+
+def test_the_command(write, folder, capsys):
+    given = [part for text in PROMPTS for part in ("--text", text)]
+    assert main(["generate", str(folder), *given, "--greedy", "--max-new-tokens", "6", "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert found == write(PROMPTS, do_sample=False, max_new_tokens=6)
+    assert main(["generate", str(folder), "--text", "the", "--seed", "3", "--count", "2", "--max-new-tokens", "6"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@pytest.mark.parity
+def test_texts_are_those_of_transformers(write, folder):
+    import transformers
+
+    theirs = transformers.pipeline("text-generation", str(folder), device="cpu")
+    for options in ({"do_sample": False}, {"num_beams": 3, "num_return_sequences": 2, "do_sample": False}):
+        for inputs in (PROMPTS[0], PROMPTS):
+            options |= {"max_new_tokens": 6}
+            assert_same_form(write(inputs, **options), theirs(inputs, **options))
+    assert np.ndim(write(PROMPTS[0], max_new_tokens=2)) == 1

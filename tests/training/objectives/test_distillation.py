@@ -1,16 +1,19 @@
-"""Distillation: each term beside its definition, the gradients of student and learned maps, what is kept of a run."""
+"""Distillation: each term beside its definition, gradients, errors, and what is kept of a run."""
 
 import numpy as np
 import pytest
 
 import bertcore
-from bertcore import AutoModelForMaskedLM, AutoModelForSequenceClassification, use_backend
+from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, use_backend
+from bertcore.checkpoint import open_checkpoint
 from bertcore.heads import LanguageModelHead
+from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.kernels.program import Recordings
 from bertcore.tape import value_of
 from bertcore.training.objectives import (
     AttentionDistributions,
     AttentionScores,
+    CosineSimilarity,
     Distillation,
     HiddenCosine,
     HiddenStates,
@@ -18,16 +21,19 @@ from bertcore.training.objectives import (
     Relations,
     SoftTargets,
     Supervised,
+    TranslationLM,
 )
+from tests.refusals import refuses
 from tests.slopes import assert_slope
 from tests.tiny_bert import CONFIG
+from tests.tiny_families import tiny_config
 from tests.tolerances import assert_same_arrays
 from tests.training.objectives.students import BATCH, DEEP, LENGTHS, WIDE, classifier, inputs
-
-BOTH = {"output_hidden_states": True, "output_projections": True}
-
+from tests.training.tiny_runs import LABELLED, assert_resumes, collate, objective_trainer
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
+
+BOTH = {"output_hidden_states": True, "output_projections": True}
 
 
 def softmax(scores):
@@ -274,3 +280,117 @@ def test_projections_are_of_the_layers_that_are_compared():
         asked.clear()
         Distillation(teacher, *terms).value_and_grad(student, inputs())
         assert asked == expected
+
+
+def distilled(*terms, **options):
+    return Distillation(classifier(), *(terms or [SoftTargets()]), **options)
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: Distillation(None, SoftTargets()), "teacher is NoneType, expected a model"),
+    (lambda: Distillation(classifier()), "terms is empty"),
+    (lambda: Distillation(classifier(), Supervised()), "expected SoftTargets"),
+    (lambda: distilled(objective=CosineSimilarity()), "objective is CosineSimilarity, expected Supervised"),
+    (lambda: distilled(objective=TranslationLM()), "whose batches have restart, which a teacher does not take"),
+    (lambda: distilled(objective_weight=-1), "objective_weight is -1"),
+    (lambda: distilled(objective_weight="2"), "objective_weight is '2', expected a number"),
+    (lambda: distilled(SoftTargets(labelled_only=True)), "labelled_only needs an objective"),
+    (lambda: SoftTargets(temperature=0), "temperature is 0, expected a finite number above 0"),
+    (lambda: SoftTargets(temperature="2"), "temperature is '2', expected a number"),
+    (lambda: HiddenStates(weight=float("nan")), "weight of HiddenStates is nan"),
+    (lambda: Relations(of=("hidden",)), "of is"),
+    (lambda: Relations(heads=0), "heads is 0"),
+])  # fmt: skip
+def test_wrong_settings(make, message):
+    refuses((TypeError, ValueError), message, make)
+
+
+@pytest.mark.parametrize("term, config, message", [
+    (HiddenCosine(), WIDE, "student have 39 features, the teacher's 48"),
+    (HiddenStates(projected=False), WIDE, "student have 39 features, the teacher's 48"),
+    (HiddenStates(layers={1: 5}), DEEP, "layers has 5 of the teacher, expected 0 to 4"),
+    (AttentionScores(layers={0: 1}), DEEP, "layers has 0 of the student, expected 1 to 2"),
+    (AttentionScores(layers="all"), DEEP, "layers is 'all', expected 'last', 'even' or a mapping"),
+    (AttentionScores(), {**WIDE, "num_attention_heads": 4}, r"of queries and of keys are \(3, 3\) and \(4, 4\)"),
+    (AttentionDistributions(), {**tiny_config("mpnet-base"), "vocab_size": 75}, "attention of the teacher is not"),
+    (Relations(heads=13), WIDE, "heads is 13, expected a divisor of the teacher's 48"),
+    (Relations(heads=3), {**tiny_config("deberta-base"), "vocab_size": 75}, "do not give query, key and value"),
+    (SoftTargets(), {**CONFIG, "problem_type": "regression"}, "the teacher is for regression"),
+])  # fmt: skip
+def test_models_that_cannot_be_compared(term, config, message):
+    refuses(ValueError, message, Distillation(classifier(config), term).losses, classifier(), BATCH)
+
+
+def test_heads_that_cannot_be_compared():
+    head, encoder = classifier(), AutoModel.from_config(CONFIG, dtype="float64")
+    other = AutoModelForSequenceClassification.from_config(CONFIG, dtype="float64", num_labels=4)
+    for student, teacher, message in (
+        (head, encoder, "needs the teacher's logits, it has last_hidden_state, pooler_output"),
+        (encoder, head, "the student has no head"),
+        (head, other, r"are \(4, 3\) and \(4, 4\)"),
+    ):
+        refuses(ValueError, message, Distillation(teacher, SoftTargets()).losses, student, inputs())
+    electra = bertcore.AutoModelForPreTraining.from_config(tiny_config("electra-small-discriminator"))
+    with pytest.raises(ValueError, match="SoftTargets is for classes, and the teacher detects replaced tokens"):
+        Distillation(electra, SoftTargets()).losses(head, inputs())
+    with pytest.raises(ValueError, match="labelled_only is for masked and causal language models"):
+        Distillation(head, SoftTargets(labelled_only=True), objective=Supervised()).loss(head, BATCH)
+    with pytest.raises(ValueError, match="batch has no labels for the student's own objective"):
+        Distillation(head, SoftTargets(), objective=Supervised()).losses(head, inputs())
+
+
+@pytest.mark.parametrize("dtype", LOW_PRECISION)
+def test_students_in_low_precision(dtype):
+    student = AutoModelForSequenceClassification.from_config(CONFIG, dtype=dtype)
+    with pytest.raises(ValueError, match=f"dtype='{dtype}', which on the CPU is for inference alone"):
+        Distillation(classifier(), HiddenStates()).value_and_grad(student, BATCH)
+
+
+def distilling_trainer(folder, teacher, **settings):
+    student = AutoModelForSequenceClassification.from_config(
+        {**CONFIG, "hidden_dropout_prob": 0.1}, num_labels=2, seed=2
+    )
+    settings = {"max_steps": 6, "save_steps": 3} | settings
+    objective = Distillation(teacher, HiddenStates(), SoftTargets(), Relations(heads=1), objective=Supervised())
+    return objective_trainer(folder, student, objective, LABELLED, collator=collate, settings=settings)
+
+
+def test_a_resumed_run_has_the_same_bits_of_student_and_maps(tmp_path):
+    teacher = AutoModelForSequenceClassification.from_config(WIDE, num_labels=2, seed=1)
+    new = distilling_trainer(tmp_path, teacher)
+    first = [parameter.array() for parameter in new.objective.parameters(new.model)]
+    both = assert_resumes(lambda folder, **more: distilling_trainer(folder, teacher, **more), tmp_path, 3)
+    other = AutoModelForSequenceClassification.from_config(WIDE, num_labels=2, seed=3)
+    with pytest.raises(ValueError, match=r"the teacher's fingerprint is .*, in .* it was "):
+        distilling_trainer(tmp_path / "part", other).train(resume_from_checkpoint=True)
+    learned = [[p.array() for p in each.objective.parameters(each.model)] for each in both]
+    for one, other, initial in zip(*learned, first, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert abs(one - initial).max() > 1e-3
+
+
+def test_maps_are_kept_beside_the_student_and_not_in_it(tmp_path):
+    teacher = AutoModelForSequenceClassification.from_config(WIDE, num_labels=2, seed=1)
+    trainer = distilling_trainer(tmp_path / "run", teacher)
+    trainer.train()
+    trainer.save_model(tmp_path / "saved")
+    folder = tmp_path / "run" / "checkpoint-6"
+    assert not any("distillation" in name for name in open_checkpoint(folder))
+    assert not any("distillation" in name for name in open_checkpoint(tmp_path / "saved"))
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == {"config.json", "model.safetensors"}
+    kept = open_checkpoint(folder / "objective.safetensors")
+    for parameter in trainer.objective.parameters(trainer.model):
+        np.testing.assert_array_equal(kept[parameter.names[0]], parameter.array())
+    (folder / "objective.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"objective\.safetensors"):
+        distilling_trainer(tmp_path / "run", teacher).train(resume_from_checkpoint=folder)
+
+
+def test_a_checkpoint_of_other_maps_is_refused(tmp_path):
+    teacher = AutoModelForSequenceClassification.from_config(WIDE, num_labels=2)
+    distilling_trainer(tmp_path, teacher).train()
+    again = distilling_trainer(tmp_path, teacher)
+    again.objective = Distillation(teacher, HiddenStates(layers={1: 2}), objective=Supervised())
+    before = again.model.state_dict()
+    refuses(ValueError, r"objective\.safetensors is of another objective", again.train, resume_from_checkpoint=True)
+    assert_same_arrays(before, again.model.state_dict())

@@ -1,21 +1,114 @@
-"""NomicBERT: texts beyond the trained length, published keys and names, mixtures of experts."""
+"""ModernBERT, GTE and Nomic BERT: keys, files and code of their own."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 
 from bench.experts import multiplications
-from bertcore import AutoModel, AutoModelForMaskedLM, use_backend
+from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, load_model, use_backend
 from bertcore.families.nomic_bert import MixtureOfExperts, MixtureSpec
 from bertcore.lora import LoraConfig, get_peft_model
 from bertcore.models.cost import weights_passed
 from bertcore.nn.spec import LayerSpec
 from bertcore.passes import Pass
 from tests.kernels.oracles import gelu
-from tests.models.family_checks import check_gradients, check_loads, check_recorded, drawn_anew
+from tests.models.family_checks import check_gradients, check_loads, check_recorded, check_refused, drawn_anew
 from tests.models.family_parity import check, check_saved_config, random_batch
+from tests.models.family_table import FAMILIES
 from tests.refusals import refuses
+from tests.tiny_families import tiny_config
 
-TINY = {
+TINY = FAMILIES["modernbert"].config
+
+
+def test_the_decoder_may_stand_beside_the_words(tmp_path):
+    model = drawn_anew(AutoModelForMaskedLM.from_config(TINY))
+    words = model.state_dict()["model.embeddings.tok_embeddings.weight"]
+    check_loads(model, tmp_path, model.state_dict() | {"decoder.weight": words})
+
+
+def test_old_keys_say_the_same_as_new_ones():
+    rope = {"full_attention": {"rope_theta": 30.0, "rope_type": "default"}, "sliding_attention": {"rope_theta": 20.0}}
+    kinds = ["full_attention", "sliding_attention"] * 2
+    new = AutoModel(TINY | {"rope_parameters": rope, "layer_types": kinds})
+    old = {"global_rope_theta": 30.0, "local_rope_theta": 20, "global_attn_every_n_layers": 2}
+    assert AutoModel(TINY | old).spec == new.spec
+    assert {layer.rotary.theta for layer in AutoModel(TINY | {"local_rope_theta": None}).spec.layers} == {160_000}
+    assert [layer.window for layer in new.spec.layers] == [None, (5, 5)] * 2
+    assert [layer.rotary.theta for layer in AutoModel(TINY).spec.layers] == [160_000, 10_000, 10_000, 160_000]
+
+
+def test_configs_that_are_refused():
+    check_refused(AutoModel, TINY, {"layer_types": ["full_attention", "chunked", "full_attention", {}]})
+    for section, message in (
+        ({"rope_type": "yarn"}, r"rope_parameters\.full_attention\.rope_type is 'yarn'"),
+        ({"rope_theta": 0}, r"rope_parameters\.full_attention\.rope_theta is 0"),
+        ({"rope_type": "linear", "factor": 0.5}, r"rope_parameters\.full_attention\.factor is 0\.5"),
+    ):
+        refuses(ValueError, message, AutoModel, TINY | {"rope_parameters": {"full_attention": section}})
+    refuses(ValueError, "heads are 3 wide, expected an even width", AutoModel, TINY | {"num_attention_heads": 12})
+
+
+GTE_TINY = {
+    "model_type": "new", "vocab_size": 40, "hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2,
+    "intermediate_size": 32, "max_position_embeddings": 24, "rope_theta": 20000.0,
+    "rope_scaling": {"type": "ntk", "factor": 8.0}, "position_embedding_type": "rope", "layer_norm_type": "layer_norm",
+    "logn_attention_scale": False, "logn_attention_clip1": False, "pack_qkv": True,
+    "auto_map": {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"},
+}  # fmt: skip
+
+
+def test_static_scaling_is_a_larger_theta_and_a_divided_angle():
+    """theta * f, and every angle divided by f^(2 / head_dim), at all lengths: transformers spells that "linear"."""
+    linear = {"rope_type": "linear", "factor": 8.0 ** (2 / 12), "rope_theta": 8 * 20000.0}
+    same = {key: value for key, value in GTE_TINY.items() if key not in ("rope_scaling", "rope_theta", "auto_map")}
+    same |= {"model_type": "gte", "rope_parameters": linear, "pad_token_id": None}
+    del same["position_embedding_type"]
+    model, other = drawn_anew(AutoModel.from_config(GTE_TINY)), AutoModel.from_config(same)
+    rotary = {"layers": ()}
+    assert dataclasses.replace(model.spec, **rotary) == dataclasses.replace(other.spec, **rotary)
+    other.load_state_dict(model.state_dict())
+    words = np.random.default_rng(0).integers(1, 40, (2, 24))
+    with use_backend("numpy"):
+        found, expected = (each(words).last_hidden_state for each in (model, other))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("prefix", ["gte.", "new."])
+def test_published_files_load(tmp_path, prefix):
+    model = drawn_anew(AutoModelForSequenceClassification.from_config(GTE_TINY))
+    names = {name: name.replace("gte.", prefix) for name in model.expected_tensors()}
+    check_loads(model, tmp_path, {names[name]: array for name, array in model.state_dict().items()})
+
+
+def test_gte_configs_that_are_refused():
+    for scaling, key in (
+        ({"type": "yarn"}, "rope_scaling.type"),
+        ({"type": "ntk", "mixed_b": 1.0}, "rope_scaling.mixed_b"),
+    ):
+        refuses(ValueError, rf"config: {key} is", AutoModel, GTE_TINY | {"rope_scaling": {"factor": 2.0} | scaling})
+
+
+@pytest.mark.parity
+def test_transformers_loads_what_a_published_config_is_saved_as(tmp_path):
+    check_saved_config(GTE_TINY, tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["new", "gte", "xlm-roberta-flash", "jina_embeddings_v3"])
+def test_dynamic_positions_and_absent_sizes_are_saved(tmp_path, model_type):
+    scaling = {"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 8}
+    config = tiny_config("gte-base-en-v1.5" if model_type in ("new", "gte") else "jina-embeddings-v3")
+    config |= {"model_type": model_type, "max_position_embeddings": 64, "initializer_range": 0.5}
+    config = {key: value for key, value in config.items() if key not in ("rope_parameters", "auto_map")}
+    config |= {"rope_scaling": scaling} | ({"vocab_size": None} if model_type == "new" else {})
+    model = AutoModel.from_config(config)
+    model.save_pretrained(tmp_path / "saved")
+    ids = np.arange(6, 46)[None]
+    np.testing.assert_array_equal(load_model(tmp_path / "saved")(ids)[0], model(ids)[0])
+
+
+NOMIC_TINY = {
     "model_type": "nomic_bert", "vocab_size": 40, "n_embd": 24, "n_head": 2, "n_layer": 2, "n_inner": 32,
     "n_positions": 24, "activation_function": "swiglu", "max_trained_positions": 8, "type_vocab_size": 2,
 }  # fmt: skip
@@ -34,19 +127,19 @@ MIXTURE = {
 
 
 def test_a_long_text_does_not_change_with_its_neighbours(cpu_backend):
-    model = drawn_anew(AutoModel.from_config(TINY | {"rotary_scaling_factor": 2.0}))
+    model = drawn_anew(AutoModel.from_config(NOMIC_TINY | {"rotary_scaling_factor": 2.0}))
     words = np.random.default_rng(0).integers(1, 40, (2, 23))
     mask = np.arange(23) < np.array([[11], [23]])
     alone = model(words[:1, :11]).last_hidden_state[0]
     beside = model(words, mask).last_hidden_state[0, :11]
     np.testing.assert_allclose(beside, alone, rtol=0, atol=1e-6 * np.abs(alone).max())
-    plain = AutoModel.from_config(TINY)
+    plain = AutoModel.from_config(NOMIC_TINY)
     plain.load_state_dict(model.state_dict())
     assert np.abs(plain(words[:1, :11]).last_hidden_state[0] - alone).max() > 0.1  # scaled, that is
 
 
 def test_published_keys_and_those_of_transformers_say_the_same():
-    published, ours = AutoModel.from_config(TINY), AutoModel.from_config(AS_TRANSFORMERS)
+    published, ours = AutoModel.from_config(NOMIC_TINY), AutoModel.from_config(AS_TRANSFORMERS)
     assert published.expected_tensors() == ours.expected_tensors()
     assert published.spec.longest_sequence == ours.spec.longest_sequence == 24
     drawn_anew(published), ours.load_state_dict(published.state_dict())
@@ -56,8 +149,8 @@ def test_published_keys_and_those_of_transformers_say_the_same():
 
 
 @pytest.mark.parametrize("prefix", ["nomic_bert.", "bert.", "", "module.bert."])
-def test_published_files_load(tmp_path, prefix):
-    config = TINY | {"auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}}
+def test_published_nomic_files_load(tmp_path, prefix):
+    config = NOMIC_TINY | {"auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}}
     model = drawn_anew(AutoModelForMaskedLM.from_config(config))
     tensors = {name.replace("nomic_bert.", prefix): array for name, array in model.state_dict().items()}
     tensors["cls.predictions.decoder.weight"] = tensors[f"{prefix}embeddings.word_embeddings.weight"]
@@ -67,7 +160,7 @@ def test_published_files_load(tmp_path, prefix):
 
 
 def test_an_odd_width_is_refused():
-    refuses(ValueError, "heads are 3 wide, expected an even width", AutoModel, TINY | {"n_head": 8})
+    refuses(ValueError, "heads are 3 wide, expected an even width", AutoModel, NOMIC_TINY | {"n_head": 8})
 
 
 @pytest.mark.parity
@@ -82,12 +175,12 @@ def test_positions_beyond_the_trained_ones():
 
 def test_positions_have_a_bound():
     with pytest.raises(ValueError, match=r"position_ids\[0, 1\] is 1073741824, expected 0 to 1048575"):
-        AutoModel.from_config(TINY)([[3, 4]], position_ids=[[0, 2**30]])
+        AutoModel.from_config(NOMIC_TINY)([[3, 4]], position_ids=[[0, 2**30]])
 
 
 @pytest.mark.parity
-def test_transformers_loads_what_a_published_config_is_saved_as(tmp_path):
-    check_saved_config(TINY | {"rotary_scaling_factor": 2.0}, tmp_path)
+def test_transformers_loads_what_a_published_nomic_config_is_saved_as(tmp_path):
+    check_saved_config(NOMIC_TINY | {"rotary_scaling_factor": 2.0}, tmp_path)
 
 
 def mixture_by_definition(hidden, arrays, chosen):
