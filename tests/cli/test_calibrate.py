@@ -82,12 +82,6 @@ def test_calibrate_and_classify(folder, rows, method, tmp_path, capsys):
     np.testing.assert_allclose([found[name] for name in NAMES], expected, rtol=1e-5)
 
 
-def test_a_half_is_held_out(folder, rows, tmp_path, capsys):
-    data = save(rows[:41], tmp_path / "data.jsonl")
-    assert calibrate(folder, data, "--out", tmp_path / "out.json") == 0
-    assert capsys.readouterr().out.startswith("texts     21 fitted to, 20 held out")
-
-
 def test_calibration_is_refused(folder, rows, tmp_path, capsys):
     def refused(*arguments, model=folder):
         assert calibrate(model, *arguments, "--out", tmp_path / "out.json") == 1

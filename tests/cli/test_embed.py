@@ -138,11 +138,6 @@ def test_long_texts_are_chunked_or_refused(encoder_folder, texts_file, tmp_path,
     assert "4 tokens" in capsys.readouterr().err
 
 
-def test_progress(encoder_folder, texts_file, capsys):
-    assert embed(encoder_folder, texts_file, "--progress") == 0
-    assert "4 texts" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("content", "place"), [
     (b"fine\ncaf\xe9\n", "line 2: byte 4 (0xe9)"),
     ("the cat\n".encode("utf-16"), "line 1: byte 1 (0xff)"),

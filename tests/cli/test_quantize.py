@@ -43,11 +43,6 @@ def test_a_sentence_encoder(encoder_folder, tmp_path, capsys, dtype):
         np.testing.assert_array_equal(encoder.encode(TEXTS), expected)
 
 
-def test_int8_is_the_default(encoder_folder, tmp_path):
-    assert run(encoder_folder, tmp_path / "low") == 0
-    assert read_config(tmp_path / "low")["quantization_config"]["format"] == "int-quantized"
-
-
 def test_heads_without_a_class_stay_and_copies_of_tied_tensors_go(masked_lm_folder, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(masked_lm_folder, source)

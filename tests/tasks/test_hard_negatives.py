@@ -84,16 +84,6 @@ def test_rows_are_those_of_sentence_transformers(case, output_format, output_sco
             assert own[name] == (pytest.approx(other[name], abs=1e-6) if is_score else other[name])
 
 
-def test_the_nearest_wrong_documents():
-    found = mine_hard_negatives(ROWS, Model(), corpus=CORPUS, verbose=False)
-    assert len(found) == 3 * 14
-    for query in {row["query"] for row in ROWS}:
-        answers = {row["answer"] for row in ROWS if row["query"] == query}
-        scores = {text: SIMILARITIES["cosine"].of_all(VECTORS[query], VECTORS[text]).item() for text in CORPUS}
-        best = sorted(set(CORPUS) - answers, key=scores.get, reverse=True)[:3]
-        assert [row["negative"] for row in found if row["query"] == query] == best * len(answers)
-
-
 def test_random_negatives(capsys):
     given = {"corpus": CORPUS, "sampling_strategy": "random", "range_max": 20, "output_format": "n-tuple"}
     found = [mine_hard_negatives(ROWS, Model(), **given, max_score=0.5, seed=seed) for seed in (0, 0, 1)]

@@ -131,21 +131,6 @@ def test_pooling_of_tokens(encoder, tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(
-    ("save", "options"),
-    [(save_tiny_late, {"pooling": {"pool_factor": 1.5}}), (save_tiny_pylate, {}), (save_tiny_stanford, {})],
-)
-def test_saved_folders_load_again(tmp_path, save, options):
-    encoder = MultiVectorEncoder(save(tmp_path / "old", **options), document_length=11)
-    encoder.save_pretrained(tmp_path / "new")
-    again = MultiVectorEncoder(tmp_path / "new")
-    for name in ("encode_query", "encode_document", "encode"):
-        for one, other in zip(getattr(again, name)(TEXTS), getattr(encoder, name)(TEXTS), strict=True):
-            np.testing.assert_array_equal(one, other)
-    assert (again.prompts, again.document_length) == (encoder.prompts, 11)
-    assert [module.kind for module in again][:3] == ["Transformer", "Dense", "MultiVectorMask"]
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int8_weight_only"])
 def test_low_precision(encoder, tmp_path, dtype):
     low = MultiVectorEncoder(encoder.folder, dtype=dtype)
