@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel, AutoModelForMaskedLM, AutoTokenizer, SentenceEncoder
-from bertcore.checkpoint import CheckpointError
+from bertcore.checkpoint import CheckpointError, open_checkpoint
 from bertcore.checkpoint.hub import resolve
 from tests.checkpoint.hub_server import Hub, Model
 from tests.refusals import refuses
@@ -144,8 +144,6 @@ class TestFiles:
         refused("expected a plain name in the same folder", NAME)
 
     def test_no_weights_at_all(self, hub):
-        from bertcore.checkpoint import open_checkpoint
-
         hub.add(NAME, {**SMALL, **OTHERS})
         with pytest.raises(CheckpointError, match=r"has none of model\.safetensors, .*; it holds config\.json"):
             open_checkpoint(resolve(NAME))

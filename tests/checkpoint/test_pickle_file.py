@@ -8,6 +8,8 @@ import pytest
 
 from bertcore.checkpoint import CheckpointError, open_checkpoint
 from bertcore.checkpoint.pickle_file import PickleFile
+from bertcore.checkpoint.pickle_machine import read_pickle
+from bertcore.checkpoint.pickle_tensors import KNOWN_NAMES
 from tests.checkpoint import pickle_files as build
 from tests.checkpoint.files import write_tensors
 from tests.refusals import refuses
@@ -149,9 +151,6 @@ def test_view_of_a_storage_in_the_older_format(tmp_path):
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_plain_values_of_every_protocol(protocol):
     """Python's own pickler writes what the machine reads."""
-    from bertcore.checkpoint.pickle_machine import read_pickle
-    from bertcore.checkpoint.pickle_tensors import KNOWN_NAMES
-
     shared = ["é" * 300, 7]
     value = {
         "numbers": [0, 1, 255, 256, 65536, -1, -(2**31), 2**31, 2**100, 1.5, float("inf"), True, False, None],

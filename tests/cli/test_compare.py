@@ -12,6 +12,7 @@ from bertcore.cli.doctor import cpu_model
 from bertcore.kernels import get_num_threads
 from bertcore.kernels._numba import LEVEL
 from bertcore.models import cost
+from bertcore.plots import models
 from bertcore.presets import PRESETS, preset_config
 from tests.tiny_bert import CONFIG
 
@@ -100,8 +101,6 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_printed(tmp_pat
 def drawn(monkeypatch):
     """The lengths of the bars in each panel of the figures that compare draws."""
     pytest.importorskip("matplotlib")
-    from bertcore.plots import models
-
     found, draw = [], models.models_side_by_side
 
     def record(*arguments, **options):

@@ -14,6 +14,7 @@ from bertcore import AutoModelForSequenceClassification, __version__, kernels, u
 from bertcore.cli import demo, doctor, main
 from bertcore.cli.demo import process_age
 from bertcore.demo_model import DemoModelError
+from bertcore.kernels import _numba
 from bertcore.kernels.dispatch import IMPLEMENTATIONS
 from bertcore.tasks import loading as warmup
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
@@ -46,7 +47,6 @@ def test_report(without_cupy, monkeypatch, capsys):
     assert line(shown, "Python").startswith(platform.python_version())
     for title in ("Backends", "CPU", "GPU", "Cache", "Versions"):
         assert f"{title}\n" in shown
-    from bertcore.kernels import _numba
     from bertcore.kernels._numba.compile import shipped
 
     assert line(shown, "kernels") == str(_numba.cache_folder())

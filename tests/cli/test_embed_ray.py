@@ -17,7 +17,7 @@ from bertcore.cli import main
 from bertcore.plugins.corpus import corpus_files, parts_of, texts_of
 from tests.cli.test_embed import START
 from tests.refusals import refuses
-from tests.tiny_bert import WIDTH, random_texts
+from tests.tiny_bert import WIDTH, random_texts, save_tiny_encoder
 
 TEXTS = ["the cat sat on a mat.", "", "paris is ü", "  the  ", *random_texts(95)]
 
@@ -231,8 +231,6 @@ def test_refused_folders_and_options(two_workers, encoder_folder, corpus, tmp_pa
 
 @pytest.mark.slow
 def test_another_model(two_workers, encoder_folder, corpus, tmp_path, capsys):
-    from tests.tiny_bert import save_tiny_encoder
-
     command = [corpus, "-o", tmp_path / "out", "--ray", 2]
     model = save_tiny_encoder(tmp_path / "model")
     assert embed(model, *command) == 0

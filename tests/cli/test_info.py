@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from bertcore import AutoModel, AutoModelForSequenceClassification
+from bertcore import AutoModel, AutoModelForSequenceClassification, checkpoint
 from bertcore.cli import main
 from bertcore.models import cost
 from bertcore.presets import PRESETS
@@ -92,8 +92,6 @@ def test_without_a_name_the_presets_are_listed(capsys):
 
 
 def test_an_id_on_the_hub_is_looked_for(monkeypatch, encoder_folder, capsys):
-    from bertcore import checkpoint
-
     asked = []
     monkeypatch.setattr(checkpoint, "resolve", lambda *given: asked.append(given) or encoder_folder)
     assert "family      bert" in shown(capsys, "some/model")

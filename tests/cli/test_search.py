@@ -9,6 +9,7 @@ import pytest
 
 from bertcore import CrossEncoder, MultiVectorEncoder, SentenceEncoder, use_backend
 from bertcore.cli import main, search
+from bertcore.tasks.search import semantic_search
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tasks.multi_vector.tiny import save_tiny_late
 from tests.tiny_bert import random_texts
@@ -24,8 +25,6 @@ def corpus_file(tmp_path):
 
 @pytest.mark.parametrize("block", [3, 4096])
 def test_queries(encoder_folder, corpus_file, stdin, capsys, monkeypatch, block):
-    from bertcore.tasks.search import semantic_search
-
     monkeypatch.setattr(search, "BLOCK_ROWS", block)
     queries = ["a cat", "france"]
     stdin("\n".join(queries).encode())

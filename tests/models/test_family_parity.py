@@ -6,11 +6,15 @@ import json
 import numpy as np
 import pytest
 
+from bertcore import AutoModel, use_backend
 from bertcore.models.registry import family_of
 from bertcore.models.spec import ConfigReader
 from tests.models.family_cases import TASKS, FamilyCase, Variant
 from tests.models.family_parity import check, random_batch, random_model
 from tests.models.family_table import FAMILIES, WITH_OWN_LAYERS, WITH_PEER
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.parity
 HEADS = [(name, task) for name, case in WITH_PEER.items() for task in (None, *case.tasks)]
@@ -20,8 +24,6 @@ VARIANTS = [
 
 
 def config_of(case: FamilyCase, changes: dict):
-    import transformers
-
     return transformers.AutoConfig.for_model(**case.with_changes(changes))
 
 
@@ -66,8 +68,6 @@ def test_as_many_classes_as_tokens():
 
 @pytest.mark.parametrize("name", WITH_PEER)
 def test_no_head_is_missing(name):
-    import transformers
-
     case = WITH_PEER[name]
     kind = type(config_of(case, {}))
     theirs = {task for task in TASKS if kind in getattr(transformers, f"AutoModelFor{task}")._model_mapping}
@@ -81,8 +81,6 @@ def test_no_head_is_missing(name):
 
 @pytest.mark.parametrize("name", WITH_PEER)
 def test_absent_keys_mean_what_they_do_in_transformers(name):
-    import transformers
-
     absent = {"model_type": WITH_PEER[name].config["model_type"]}
     said = json.loads(transformers.AutoConfig.for_model(**absent).to_json_string(use_diff=False))
     expected, found = (_read(config) for config in (said, absent))
@@ -115,10 +113,6 @@ def test_losses_of_sequence_classification(name, problem_type, num_labels):
 @pytest.mark.parametrize("name", WITH_PEER)
 def test_tokens_that_are_not_seen(name, tmp_path):
     """Hidden states of padding are those that transformers computes."""
-    import torch
-
-    from bertcore import AutoModel, use_backend
-
     config, rng = config_of(FAMILIES[name], {}), np.random.default_rng(4)
     peer = random_model(config, None, rng).float()
     peer.save_pretrained(tmp_path)

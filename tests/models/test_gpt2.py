@@ -12,7 +12,7 @@ from bertcore.kernels.linear import LINEAR
 from bertcore.models import generation
 from bertcore.nn.rotary import RotarySpec
 from tests import cuda_emulator
-from tests.models.family_parity import check, random_batch
+from tests.models.family_parity import check, random_batch, random_model
 from tests.models.family_table import FAMILIES
 from tests.refusals import refuses
 
@@ -60,8 +60,6 @@ def test_without_a_padding_word():
 def test_generation(cpu_backend, tmp_path, padding_word):
     import torch
 
-    from tests.models.family_parity import random_model
-
     config = small_config(pad_token_id=padding_word, use_cache=True, tie_word_embeddings=False)
     theirs = random_model(config, "CausalLM", np.random.default_rng(5)).float()
     with torch.no_grad():  # else one word again and again
@@ -88,8 +86,6 @@ def test_generation(cpu_backend, tmp_path, padding_word):
 @pytest.mark.parametrize("penalty", [1.0, 0.0, 2.0])
 def test_beams(tmp_path, penalty):
     import torch
-
-    from tests.models.family_parity import random_model
 
     config = small_config(use_cache=True, tie_word_embeddings=False)
     theirs = random_model(config, "CausalLM", np.random.default_rng(5)).float()

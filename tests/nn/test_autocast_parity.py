@@ -8,6 +8,9 @@ from tests.conftest import CPU_BACKENDS
 from tests.models.family_parity import random_batch, random_model, run_torch
 from tests.models.family_table import FAMILIES
 
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
 pytestmark = pytest.mark.parity
 
 
@@ -17,9 +20,6 @@ def distance(grads, truth, names):
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
 def test_bert_beside_torch(backend, tmp_path):
-    import torch
-    import transformers
-
     rng = np.random.default_rng(5)
     config = transformers.AutoConfig.for_model(**FAMILIES["bert"].with_changes({}))
     batch = random_batch(config, [17, 23, 5], rng)

@@ -129,8 +129,6 @@ def test_a_search_over_a_pipeline(folder):
 
 @pytest.fixture(scope="module")
 def classifier(folder):
-    from bertcore import use_backend
-
     with use_backend("numpy"):
         return TextClassifier(folder, epochs=16, learning_rate=3e-3, batch_size=8).fit(WORDS, LABELS)
 

@@ -5,8 +5,10 @@ import time
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
 from bertcore import CrossEncoder, MultiVectorEncoder, SentenceEncoder, SparseEncoder
+from bertcore.serving import create_app
 from tests.serving.conftest import JSON
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tasks.sparse_encoder.tiny import save_tiny_router
@@ -78,10 +80,6 @@ def test_late_interaction(server, folders):
 
 
 def test_queries_and_documents_of_a_router(tmp_path):
-    from starlette.testclient import TestClient
-
-    from bertcore.serving import create_app
-
     encoder = SparseEncoder(save_tiny_router(tmp_path / "router", default_route=None, allow_empty_key=False))
     with TestClient(create_app([tmp_path / "router"]), headers=JSON) as client:
         for name, expected in (("query", encoder.encode_query(TEXTS)), ("document", encoder.encode_document(TEXTS))):
@@ -113,10 +111,6 @@ def test_rerank(client, folders):
 
 
 def test_predict(folders):
-    from starlette.testclient import TestClient
-
-    from bertcore.serving import create_app
-
     with TestClient(create_app([folders["classifier"]])) as client:
         scores = CrossEncoder(folders["classifier"], activation_fn="softmax").predict(("the cat", "sat"))
         (found,) = post(client, "/predict", inputs=[["the cat", "sat"]])
@@ -195,10 +189,6 @@ def test_openai_models(client):
 
 
 def test_the_demonstration_model_goes_by_the_word_that_it_was_asked_by(folders, monkeypatch):
-    from starlette.testclient import TestClient
-
-    from bertcore.serving import create_app
-
     monkeypatch.setattr("bertcore.serving.app.demo_model_folder", lambda: folders["encoder"])
     with TestClient(create_app(["demo"])) as client:
         assert post(client, "/v1/embeddings", input="a", model="demo")["model"] == "demo"
@@ -209,10 +199,6 @@ def test_the_demonstration_model_goes_by_the_word_that_it_was_asked_by(folders, 
     [("multi_label_classification", "sigmoid"), ("regression", "identity"), (None, "softmax")],
 )
 def test_predict_by_the_problem_of_the_config(tmp_path, problem_type, function):
-    from starlette.testclient import TestClient
-
-    from bertcore.serving import create_app
-
     folder = save_tiny_classifier(tmp_path, labels=3, config={"problem_type": problem_type})
     expected = CrossEncoder(folder, activation_fn=function).predict(("the cat", "sat"))
     with TestClient(create_app([folder])) as client:

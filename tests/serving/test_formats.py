@@ -8,8 +8,10 @@ import jsonschema
 import numpy as np
 import openai
 import pytest
+from starlette.testclient import TestClient
 
 from bertcore import CrossEncoder, SentenceEncoder
+from bertcore.serving import create_app
 from bertcore.serving.models import ServedModel
 from bertcore.serving.requests import overloaded, stopped, timed_out
 from tests.serving.process import served
@@ -184,10 +186,6 @@ def test_truncation_direction(client):
 
 
 def test_the_model_is_chosen_by_name(folders):
-    from starlette.testclient import TestClient
-
-    from bertcore.serving import create_app
-
     with TestClient(create_app([folders["classifier"], folders["reranker"]])) as client:
         assert len(post(client, "/predict", inputs="a")) == 3
         assert len(post(client, "/predict", inputs="a", model="reranker")) == 1

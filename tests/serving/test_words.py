@@ -6,8 +6,10 @@ import huggingface_hub
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from starlette.testclient import TestClient
 
-from bertcore import AutoModel, AutoTokenizer, GLiNER, SentenceEncoder, pipeline
+from bertcore import AutoModel, AutoTokenizer, GLiNER, SentenceEncoder, pipeline, use_backend
+from bertcore.serving import ServerSettings, create_app
 from bertcore.serving.words import MOST_TOKENS
 from bertcore.tasks.pipelines import pipeline_class
 from bertcore.tasks.static import distill_static
@@ -22,11 +24,6 @@ MASKED = ["the [MASK] sat on [MASK] mat", "paris is [MASK] ."]
 @pytest.fixture(scope="module")
 def client(folders):
     """A client of a server of pipelines, and of an encoder after them."""
-    from starlette.testclient import TestClient
-
-    from bertcore import use_backend
-    from bertcore.serving import create_app
-
     with use_backend("numpy"):
         app = create_app([folders[name] for name in ("tagger", "masked", "encoder", "gliner")])
     with TestClient(app) as client:
@@ -164,10 +161,6 @@ def test_wrong_requests(client, path, body, status, message):
 
 
 def test_long_answers_are_refused(folders):
-    from starlette.testclient import TestClient
-
-    from bertcore.serving import ServerSettings, create_app
-
     settings = ServerSettings(max_response_bytes=5000)
     with TestClient(create_app([folders["masked"], folders["tagger"]], settings)) as client:
         many = {"inputs": "[MASK] " * 30, "parameters": {"top_k": 70}}
@@ -191,10 +184,6 @@ def test_models_say_what_they_do(client, folders):
 
 @pytest.mark.parametrize("name", ["masked", "headless"])
 def test_masked_language_models_embed(folders, name, tmp_path):
-    from starlette.testclient import TestClient
-
-    from bertcore.serving import create_app
-
     folder = folders["masked"]
     if name == "headless":  # BertForMaskedLM in the config, but saved without the head
         folder = shutil.copytree(folder, tmp_path / name)
@@ -218,10 +207,6 @@ def test_masked_language_models_embed(folders, name, tmp_path):
 @pytest.mark.parametrize("family", ["bert", "luke"])
 @pytest.mark.parametrize("task", ["entity-classification", "relation-extraction"])
 def test_marked_entities(task, family, tmp_path):
-    from starlette.testclient import TestClient
-
-    from bertcore.serving import create_app
-
     folder = save_family(tmp_path / "marked", family)
     kind = pipeline_class(task).model_class()
     kind.from_pretrained(folder, num_labels=3).save_pretrained(folder)
@@ -256,10 +241,6 @@ def test_info_of_a_masked_language_model(server):
 
 
 def test_static_embeddings_have_no_attention(folders, tmp_path):
-    from starlette.testclient import TestClient
-
-    from bertcore.serving import create_app
-
     distill_static(folders["encoder"], tmp_path / "static", pca_dims=None)
     with TestClient(create_app([tmp_path / "static"])) as client:
         assert len(post(client, "/embed", inputs="the cat")) == 1

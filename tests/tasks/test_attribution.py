@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForSequenceClassification, pipeline, use_backend
-from bertcore.tasks.attribution import attention_rollout, integrated_gradients
+from bertcore.tasks.attribution import _Probe, _row, attention_rollout, integrated_gradients
 from tests.refusals import refuses
 from tests.tasks.pipelines.folders import LABELS, TEXTS, save_head
 from tests.tiny_families import drawn_anew, tiny_config
@@ -52,8 +52,6 @@ def test_the_sum_of_integrated_gradients_is_the_difference_of_scores(classify):
 
 def test_gradients_are_those_of_finite_differences(classify):
     """With one step: the gradient at the midpoint, times the way."""
-    from bertcore.tasks.attribution import _Probe, _row
-
     _, arrays = _row(classify, TEXTS[3], {})
     probe = _Probe(classify.model)
     here, _ = probe.embeddings(arrays)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bertcore import GLiNER
+from bertcore.tokenization.prompts import split_words
 from tests.tiny_gliner import LABELS, MARKS, TEXTS, threshold_of, tiny_gliner
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
@@ -106,8 +107,6 @@ def test_a_folder_without_tokenizer_and_encoder_config_names_its_encoder(tmp_pat
 
 def test_words_are_those_of_gliner():
     from gliner.data_processing.tokenizer import WhitespaceTokenSplitter
-
-    from bertcore.tokenization.prompts import split_words
 
     rng = np.random.default_rng(0)
     letters = list("ab1_- \t\n.,é漢字'/\u200b\u0301😀")

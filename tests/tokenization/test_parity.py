@@ -11,6 +11,8 @@ from bertcore.tokenization import AutoTokenizer
 from tests.tokenization.corpus import HARD_TEXTS, train_byte_bpe, train_sentencepiece, train_vocabulary, write_json
 from tests.tokenization.parity import OPTIONS, RETURN_ALL, check_same
 
+transformers = pytest.importorskip("transformers")
+
 pytestmark = pytest.mark.parity
 
 ANGLES = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
@@ -55,8 +57,6 @@ BERT = {
 
 
 def load_both(folder):
-    import transformers
-
     return AutoTokenizer.from_pretrained(folder), transformers.AutoTokenizer.from_pretrained(folder)
 
 
@@ -300,8 +300,6 @@ def test_settings(folders, tmp_path, name, model_type):
     "name", ["BertTokenizerFast", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"]
 )
 def test_classes_with_berts_tokenizer(vocabulary_folder, tmp_path, name):
-    import transformers
-
     shutil.copy(vocabulary_folder / "vocab.txt", tmp_path / "vocab.txt")
     write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": name})
     ours = AutoTokenizer.from_pretrained(tmp_path)

@@ -13,6 +13,9 @@ from bertcore.kernels.dropout_layer_norm import DROPOUT_LAYER_NORM
 from tests.models.family_parity import random_batch, random_targets, with_choices
 from tests.models.family_table import FAMILIES
 
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
 pytestmark = pytest.mark.parity
 SIZES = {"model_type": "xlnet", "vocab_size": 61, "d_model": 78, "n_head": 2, "d_inner": 53, "n_layer": 2}
 CONFIGS = {name: case.config for name, case in FAMILIES.items() if case.has_peer} | {"xlnet": SIZES}
@@ -31,8 +34,6 @@ VARIANTS = [
 
 def config_with_rates(name, task, changes):
     """The family's config, with another rate for each of its keys."""
-    import transformers
-
     given = CONFIGS[name] | changes
     if name in FAMILIES:
         given |= FAMILIES[name].in_task.get(task, {})
@@ -43,8 +44,6 @@ def config_with_rates(name, task, changes):
 
 def places_in_torch(model, batch):
     """(rate, width) of each use of dropout; the width of attention's is "keys"."""
-    import torch
-
     places, plain = [], torch.nn.functional.dropout
 
     def note(input, p=0.5, training=True, inplace=False):
@@ -81,8 +80,6 @@ def our_places(model, batch):
 
 @pytest.mark.parametrize(("name", "task", "changes"), HEADS + VARIANTS)
 def test_dropout_stands_where_it_stands_in_transformers(name, task, changes, tmp_path):
-    import transformers
-
     config, rng = config_with_rates(name, task, changes), np.random.default_rng(0)
     if task == "QuestionAnswering":
         config.num_labels = 2

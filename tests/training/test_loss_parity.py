@@ -11,6 +11,9 @@ from bertcore.training import AdamW, clip_grad_norm, get_scheduler
 from tests.models.family_parity import random_batch, random_model, random_targets
 from tests.models.family_table import FAMILIES
 
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
 pytestmark = pytest.mark.parity
 STEPS, WARMUP, NORM = 50, 5, 1.0
 SETTINGS = {"lr": 2e-3, "betas": (0.9, 0.98), "eps": 1e-6}
@@ -48,7 +51,6 @@ CASES = {
 
 def peer_optimizer(peer):
     """AdamW whose matrices and tables decay, as transformers' Trainer chooses them."""
-    import torch
     from transformers.trainer import Trainer
 
     decayed = Trainer.get_decay_parameter_names(None, peer)
@@ -72,9 +74,6 @@ def batches_of_steps(case, config):
 
 def peer_losses(peer, steps):
     """PyTorch's mean loss before each step."""
-    import torch
-    import transformers
-
     optimizer, losses = peer_optimizer(peer), []
     schedule = transformers.get_scheduler("linear", optimizer, num_warmup_steps=WARMUP, num_training_steps=STEPS)
     for batches in steps:
@@ -115,8 +114,6 @@ EVERY_CASE = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow
 
 @pytest.mark.parametrize("name", EVERY_CASE)
 def test_fifty_steps_have_the_losses_of_torch(name, tmp_path):
-    import transformers
-
     case = CASES[name]
     config = transformers.AutoConfig.for_model(**case.config | NO_DROPOUT)
     peer = random_model(config, case.task, np.random.default_rng(0))

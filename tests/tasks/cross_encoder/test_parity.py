@@ -7,6 +7,8 @@ from bertcore import CrossEncoder, use_backend
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tiny_bert import random_texts, write_json, write_modules
 
+sentence_transformers = pytest.importorskip("sentence_transformers")
+
 pytestmark = pytest.mark.parity
 
 TEXTS = random_texts(23, longest=30, seed=3), random_texts(23, longest=30, seed=4)
@@ -21,8 +23,6 @@ PAIRS = list(zip(*TEXTS, strict=True))
     (3, {}, {"prompts": {"q": "paris is "}, "default_prompt_name": "q", "model_type": "CrossEncoder"}),
 ])  # fmt: skip
 def test_scores_and_ranks(tmp_path, labels, config, settings):
-    import sentence_transformers
-
     folder = save_tiny_classifier(tmp_path, labels=labels, config=config)
     if settings:  # which sentence-transformers reads beside a list of modules alone
         write_json(folder / "config_sentence_transformers.json", settings)

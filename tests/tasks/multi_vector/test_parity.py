@@ -7,6 +7,8 @@ from bertcore import MultiVectorEncoder, use_backend
 from tests.tasks.multi_vector.tiny import DEEP, EXPANSION, save_tiny_late, save_tiny_pylate, save_tiny_stanford
 from tests.tiny_bert import WIDTH, random_texts
 
+sentence_transformers = pytest.importorskip("sentence_transformers")
+
 pytestmark = pytest.mark.parity
 
 TEXTS = ["the cat sat on a mat.", "paris, is . . !", "", *random_texts(15, longest=36, seed=2)]
@@ -33,8 +35,6 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_vectors_and_scores(tmp_path, case):
-    import sentence_transformers
-
     save, options = CASES[case]
     folder = save(tmp_path / "model", **options)
     peer = sentence_transformers.MultiVectorEncoder(str(folder), device="cpu")

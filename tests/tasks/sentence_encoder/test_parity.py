@@ -10,8 +10,14 @@ import pytest
 
 import bertcore
 from bertcore import AutoTokenizer, SentenceEncoder, use_backend
+from bertcore.tasks import search
+from tests.models.family_parity import random_model
+from tests.models.family_table import FAMILIES
 from tests.tiny_bert import WIDTH, random_texts, save_tiny_encoder, write_json
 from tests.tokenization.family_folders import write_family
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.parity
 
@@ -36,8 +42,6 @@ def test_module_objects_of_the_peer(tmp_path):
 
 def both(folder, **options):
     """Ours and theirs, of the same folder."""
-    import sentence_transformers
-
     peer = sentence_transformers.SentenceTransformer(str(folder), device="cpu", **options)
     ours = SentenceEncoder(folder, **options)
     if not ours.settings.is_static:
@@ -62,8 +66,6 @@ def test_poolings(tmp_path, modes, include_prompt):
 
 def save_with_peer(folder, tmp_path, *modules):
     """The encoder in `folder` with these modules after its pooling, saved by sentence-transformers."""
-    import sentence_transformers
-
     plain = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
     sentence_transformers.SentenceTransformer(modules=[*plain, *modules], device="cpu").save(str(tmp_path / "saved"))
     return tmp_path / "saved"
@@ -71,7 +73,6 @@ def save_with_peer(folder, tmp_path, *modules):
 
 @pytest.mark.parametrize("case", range(5))
 def test_modules_after_the_pooling(tmp_path, case):
-    import torch
     from sentence_transformers.base.modules import Dense, Normalize
     from sentence_transformers.sentence_transformer.modules import LayerNorm
 
@@ -99,11 +100,7 @@ def test_modules_after_the_pooling(tmp_path, case):
 )
 def test_encoders_of_their_families(tmp_path, family, tokenizer, widths):
     """sentence-t5 and GTR, EmbeddingGemma: maps without biases after the mean, then length 1."""
-    import torch
     from sentence_transformers.base.modules import Dense, Normalize
-
-    from tests.models.family_parity import random_model
-    from tests.models.family_table import FAMILIES
 
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(**FAMILIES[family].config)
@@ -121,7 +118,6 @@ def test_encoders_of_their_families(tmp_path, family, tokenizer, widths):
 
 
 def test_static_embeddings(tmp_path):
-    import sentence_transformers
     import tokenizers
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
@@ -178,8 +174,6 @@ def test_similarities(tmp_path, name):
 def test_search_mining_and_communities(tmp_path):
     from sentence_transformers import util
 
-    from bertcore.tasks import search
-
     ours, peer = both(save_tiny_encoder(tmp_path))
     texts = list(dict.fromkeys(random_texts(80, longest=6, seed=5)))
     rows = ours.encode(texts)
@@ -218,8 +212,6 @@ LEFT_OUT = {
     *(("SparseEncoder", name) for name in ("encode", "similarity", "similarity_pairwise", "decode")),
 ])  # fmt: skip
 def test_arguments_have_the_same_names(kind, method):
-    import sentence_transformers
-
     peer = getattr(sentence_transformers, kind.replace("SentenceEncoder", "SentenceTransformer"))
     theirs = inspect.signature(getattr(peer, method)).parameters
     known = set(theirs) - set(LEFT_OUT) - {"self", "kwargs"}

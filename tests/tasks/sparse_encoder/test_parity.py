@@ -17,6 +17,9 @@ from tests.tasks.sparse_encoder.tiny import (
 )
 from tests.tiny_bert import random_texts, save_tiny_bert, save_tiny_encoder, write_json
 
+sentence_transformers = pytest.importorskip("sentence_transformers")
+torch = pytest.importorskip("torch")
+
 pytestmark = pytest.mark.parity
 
 TEXTS = ["the cat sat on a mat.", "paris", *random_texts(15, longest=30, seed=2)]
@@ -26,8 +29,6 @@ TEXTS = ["the cat sat on a mat.", "paris", *random_texts(15, longest=30, seed=2)
     ("strategy", "activation", "most"), [("max", "relu", None), ("max", "log1p_relu", 9), ("sum", "relu", 20)]
 )
 def test_embeddings(tmp_path, strategy, activation, most):
-    import sentence_transformers
-
     pooling = {"pooling_strategy": strategy, "activation_function": activation}
     folder = save_tiny_splade(tmp_path, {**pooling, "word_embedding_dimension": None})
     peer = sentence_transformers.SparseEncoder(str(folder), device="cpu")
@@ -48,8 +49,6 @@ CALLS = ("encode", "encode_query", "encode_document")
 
 
 def peer_of(folder, kind="SparseEncoder"):
-    import sentence_transformers
-
     return getattr(sentence_transformers, kind)(str(folder), device="cpu").double()
 
 
@@ -148,7 +147,6 @@ def test_a_new_autoencoder_is_saved(tmp_path):
 
 
 def test_a_dense_router(tmp_path):
-    import torch
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     folder = save_tiny_encoder(tmp_path / "document_0_Transformer")

@@ -4,6 +4,11 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel
+from bertcore.gradients import differentiate, with_loss
+from bertcore.models.outputs import EncoderOutput
+from bertcore.nn import functional
+from bertcore.passes import Pass
+from bertcore.tasks.sentence_encoder.modules import pool
 from bertcore.training.objectives import (
     AdaptiveLayer,
     ColumnCollator,
@@ -14,6 +19,7 @@ from bertcore.training.objectives import (
     MultipleNegativesRanking,
     Triplet,
 )
+from bertcore.training.objectives.embeddings import pooled
 from tests.refusals import refuses
 from tests.slopes import assert_slope
 from tests.tiny_bert import CONFIG
@@ -65,9 +71,6 @@ def test_gradients_of_parameters(pooling, side):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_vectors_are_those_of_a_sentence_encoder(pooling):
-    from bertcore.tasks.sentence_encoder.modules import pool
-    from bertcore.training.objectives.embeddings import pooled
-
     model, batch = AutoModel.from_config(CONFIG), batch_of(1, side="left")
     ids, mask = batch["input_ids"][:, 0], batch["attention_mask"][:, 0]
     hidden, cu_seqlens = model.encode_packed([row[real > 0] for row, real in zip(ids, mask, strict=True)])
@@ -105,11 +108,6 @@ def test_chunks_have_the_same_gradients(chunk, is_training):
 
 def cut_up(objective, model, batch, chunk):
     """The gradients of the loss of a batch whose chunks pass one after another, all on one tape."""
-    from bertcore.gradients import differentiate, with_loss
-    from bertcore.models.outputs import EncoderOutput
-    from bertcore.nn import functional
-    from bertcore.passes import Pass
-
     texts, of_rows = objective.prepared(batch)
 
     def run():
