@@ -173,13 +173,9 @@ OF_ONE_SYSTEM = re.compile(
     r"\bfcntl\b|\bmsvcrt\b|os\.(name\b|fork|getuid|replace|setpriority|sched_)|sys\.platform|/proc/"
 )
 THEIR_PLACES = {
-    "bertcore/system.py",
-    "kernels/_numba/amx/permission.py",
-    "kernels/_numba/compile/isa.py",
-    "kernels/_numba/threads.py",
-    "kernels/cache_folder.py",
-    "kernels/threads.py",
-}
+    "bertcore/system.py", "kernels/_numba/amx/permission.py", "kernels/_numba/compile/isa.py",
+    "kernels/_numba/threads.py", "kernels/cache_folder.py", "kernels/threads.py",
+}  # fmt: skip
 
 
 def test_one_module_knows_the_system():

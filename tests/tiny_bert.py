@@ -14,15 +14,9 @@ VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *LETTERS, *(
 # Odd on purpose: three heads, widths that are no multiple of eight.
 # The vocabulary is rounded up, as it often is.
 CONFIG = {
-    "model_type": "bert",
-    "vocab_size": len(VOCABULARY) + 5,
-    "hidden_size": 39,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 53,
-    "max_position_embeddings": 40,
-    "initializer_range": 0.3,
-}
+    "model_type": "bert", "vocab_size": len(VOCABULARY) + 5, "hidden_size": 39, "num_hidden_layers": 2,
+    "num_attention_heads": 3, "intermediate_size": 53, "max_position_embeddings": 40, "initializer_range": 0.3,
+}  # fmt: skip
 WIDTH = CONFIG["hidden_size"]
 
 

@@ -16,14 +16,9 @@ BACKBONES = {"bert": "bert-base-uncased", "deberta": "deberta-v3-small", "modern
 
 LABELS = ["person", "big city", "city", "of"]
 TEXTS = [
-    "the person of New-York",
-    "the big city, the big person in a city.",
-    "x",
-    " ",
-    "",
-    " ".join(["the person", "a_b of the - city"] * 9),
-    "(the city) in the big, big city of 12 persons",
-]
+    "the person of New-York", "the big city, the big person in a city.", "x", " ", "",
+    " ".join(["the person", "a_b of the - city"] * 9), "(the city) in the big, big city of 12 persons",
+]  # fmt: skip
 
 
 def threshold_of(model, share):

@@ -167,13 +167,6 @@ def test_plain_values_of_every_protocol(protocol):
 class TestCheckpoint:
     CONTENT = build.archive(build.state_dict({"w": build.tensor()}), {"0": VALUES.tobytes()})
 
-    @pytest.mark.parametrize("name", ["weights.bin", "weights.pt", "weights.pth"])
-    def test_single_file(self, tmp_path, name):
-        write_tensors(tmp_path / "model.safetensors", {"other": VALUES})
-        (tmp_path / name).write_bytes(self.CONTENT)
-        assert list(open_checkpoint(tmp_path / name)) == ["w"]
-        assert list(open_checkpoint(str(tmp_path / "model.safetensors"))) == ["other"]
-
     def test_safetensors_come_first(self, tmp_path):
         (tmp_path / "pytorch_model.bin").write_bytes(self.CONTENT)
         write_tensors(tmp_path / "model.safetensors", {"other": VALUES})

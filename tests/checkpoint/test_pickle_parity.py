@@ -58,18 +58,11 @@ def test_every_dtype(torch, save, protocol):
 def test_views_and_shared_storages(torch, save, protocol):
     base = torch.randn(7, 39)
     tensors = {
-        "base": base,
-        "transposed": base.T,
-        "slice": base[1:5, 3:30:4],
-        "row": base[6],
-        "one": base[3, 3],
-        "permuted": torch.randn(2, 3, 5).permute(2, 0, 1),
-        "expanded": torch.arange(11).expand(1, -1),
-        "empty": torch.zeros(0, 39),
-        "scalar": torch.tensor(2.5),
-        "parameter": torch.nn.Parameter(base[:2]),
+        "base": base, "transposed": base.T, "slice": base[1:5, 3:30:4], "row": base[6], "one": base[3, 3],
+        "permuted": torch.randn(2, 3, 5).permute(2, 0, 1), "expanded": torch.arange(11).expand(1, -1),
+        "empty": torch.zeros(0, 39), "scalar": torch.tensor(2.5), "parameter": torch.nn.Parameter(base[:2]),
         "tied": base,
-    }
+    }  # fmt: skip
     file = save(tensors, pickle_protocol=protocol)
     check(torch, file, tensors)
 

@@ -187,11 +187,6 @@ class TestShards:
         refused(problem, tmp_path)
 
 
-def test_folder_without_weights(tmp_path):
-    (tmp_path / "tf_model.h5").write_bytes(b"")
-    refused(r"none of model\.safetensors, .*; it holds tf_model\.h5", tmp_path)
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
 def test_link_or_folder_in_place_of_the_weights(tmp_path, name):
     file = tmp_path / name

@@ -49,18 +49,6 @@ def test_csv_and_json_hold_numbers_in_units_of_one(capsys, encoder_folder):
     assert same["parameters"] == 2_957_568 and same["mnli_m"] is same["glue_dev"] is None
 
 
-def test_published_figures_have_columns(capsys):
-    bert, roberta, distilbert = json.loads(
-        shown(capsys, "bert-base-uncased", "roberta-base", "distilbert-base-uncased", "--json")
-    )
-    assert (bert["mnli_m"], bert["glue_dev"]) == (84.6, None)
-    assert (roberta["mnli_m"], roberta["glue_dev"]) == (87.6, 86.4)
-    assert (distilbert["mnli_m"], distilbert["glue_dev"]) == (82.1, 79.6)
-    assert "glue" not in bert
-    assert bert["mnli_m_source"] == "arXiv:1810.04805, table 1: test set" and bert["glue_dev_source"] is None
-    assert roberta["glue_dev_source"].endswith("examples/roberta/README.md: mean of its eight tasks")
-
-
 def test_positions_are_read_from_the_config(capsys, tmp_path):
     expected = {
         "mpnet-base": "learned absolute + relative", "xlnet-base-cased": "relative", "sentence-t5-base": "relative",

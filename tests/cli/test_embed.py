@@ -120,12 +120,6 @@ def test_options_reach_the_encoder(tmp_path, texts_file):
             np.testing.assert_allclose(np.load(out), encoder.encode(TEXTS, **options), atol=1e-6)
 
 
-def test_cut_texts_are_reported(encoder_folder, texts_file, capsys):
-    assert embed(encoder_folder, texts_file, "--max-seq-length", 4) == 0
-    said = "bertcore embed: 2 of 4 texts were cut to 4 tokens; the model takes up to 40 (max_seq_length)"
-    assert capsys.readouterr().err.startswith(said)
-
-
 def test_long_texts_are_chunked_or_refused(encoder_folder, texts_file, tmp_path, capsys):
     vectors = []
     for truncation in ("warn", "chunk"):

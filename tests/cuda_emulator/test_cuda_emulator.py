@@ -80,17 +80,12 @@ def test_warp_operations(defines):
     lanes = np.arange(32)
     expected = np.stack(
         [
-            np.full(32, 5),
-            lanes ^ 3,
-            np.where(lanes < 30, lanes + 2, lanes),
-            np.where(lanes % 8 >= 2, lanes - 2, lanes),
-            np.full(32, 0x55555555),
-            np.full(32, 1),
-            np.where(lanes < 16, 3, 20),
-            np.full(32, 16),
+            np.full(32, 5), lanes ^ 3, np.where(lanes < 30, lanes + 2, lanes),
+            np.where(lanes % 8 >= 2, lanes - 2, lanes), np.full(32, 0x55555555), np.full(32, 1),
+            np.where(lanes < 16, 3, 20), np.full(32, 16),
         ],
         axis=1,
-    )
+    )  # fmt: skip
     np.testing.assert_array_equal(output, expected)
 
 
@@ -111,14 +106,9 @@ def test_functions_are_as_inexact_as_cuda_lets_them_be(one_schedule):
     wide = x.astype(np.float64)
     erf = np.array([math.erf(each) for each in wide])
     expected = {
-        "exp2f": np.exp2(wide),
-        "expf": np.exp(wide),
-        "logf": np.log(wide),
-        "erff": erf,
-        "tanhf": np.tanh(wide),
-        "rsqrtf": wide**-0.5,
-        "__fdividef": wide / (1 + wide),
-    }
+        "exp2f": np.exp2(wide), "expf": np.exp(wide), "logf": np.log(wide), "erff": erf, "tanhf": np.tanh(wide),
+        "rsqrtf": wide**-0.5, "__fdividef": wide / (1 + wide),
+    }  # fmt: skip
     for (name, right), found in zip(expected.items(), output, strict=True):
         most = 1 if name == "logf" else 2
         ulps = (found.astype(np.float64) - right) / np.spacing(np.abs(right).astype(np.float32))

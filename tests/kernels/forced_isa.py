@@ -38,21 +38,9 @@ def run_tests_under(isa: str, file: str, *arguments: str) -> None:
         pytest.skip(f"this CPU has no {isa}")
     # Without conftest.py, which imports unneeded peers; Hypothesis's own profile "ci" equals the one defined there.
     command = [
-        sys.executable,
-        "-m",
-        "tests.kernels.amx_traps" if is_trapped else "pytest",
-        "-q",
-        "-x",
-        "-n0",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        __name__,
-        "--noconftest",
-        "--hypothesis-profile=ci",
-        file,
-        *arguments,
-    ]
+        sys.executable, "-m", "tests.kernels.amx_traps" if is_trapped else "pytest", "-q", "-x", "-n0", "-p",
+        "no:cacheprovider", "-p", __name__, "--noconftest", "--hypothesis-profile=ci", file, *arguments,
+    ]  # fmt: skip
     environment = {**os.environ, "BERTCORE_ISA": isa}
     result = subprocess.run(command, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     if is_trapped and result.returncode == NOT_HERE:

@@ -185,16 +185,10 @@ def _check_operations(a, b, c):
     wide = np.longdouble if a.dtype == np.float64 else np.float64
     fused = (a.astype(wide) * b + c).astype(a.dtype) if LEVEL.fma else a * b + c
     expected = [
-        a + b - c * a.dtype.type(2),
-        -a / b,
-        fused,
-        np.maximum(a, b),
-        np.minimum(a, a.dtype.type(0.5)),
-        np.copysign(np.abs(a), b),
-        a + a.dtype.type(3),
-        np.where((a < b) | (a >= 4) & ~(b == c), a, a.dtype.type(-1)),
+        a + b - c * a.dtype.type(2), -a / b, fused, np.maximum(a, b), np.minimum(a, a.dtype.type(0.5)),
+        np.copysign(np.abs(a), b), a + a.dtype.type(3), np.where((a < b) | (a >= 4) & ~(b == c), a, a.dtype.type(-1)),
         np.isnan(a).astype(a.dtype),
-    ]
+    ]  # fmt: skip
     for row, (actual, wanted) in enumerate(zip(out, expected, strict=True)):
         np.testing.assert_array_equal(actual, wanted, err_msg=f"operation {row}")
 

@@ -104,15 +104,10 @@ def test_masks_of_every_kind_agree(model):
     results = [
         model(IDS, attention_mask=kind).last_hidden_state
         for kind in (
-            mask,
-            mask.tolist(),
-            mask.astype(bool),
-            mask.astype(bool).tolist(),
-            mask.astype(np.float32),
-            mask.astype(float).tolist(),
-            mask.astype(np.uint8),
+            mask, mask.tolist(), mask.astype(bool), mask.astype(bool).tolist(), mask.astype(np.float32),
+            mask.astype(float).tolist(), mask.astype(np.uint8),
         )
-    ]
+    ]  # fmt: skip
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
 

@@ -14,14 +14,9 @@ pytestmark = pytest.mark.usefixtures("on_numpy")
 
 TWELVE = {**CONFIG, "num_hidden_layers": 12}
 DISTILBERT = {
-    "model_type": "distilbert",
-    "vocab_size": CONFIG["vocab_size"],
-    "dim": 39,
-    "n_layers": 6,
-    "n_heads": 3,
-    "hidden_dim": 53,
-    "max_position_embeddings": 40,
-}
+    "model_type": "distilbert", "vocab_size": CONFIG["vocab_size"], "dim": 39, "n_layers": 6, "n_heads": 3,
+    "hidden_dim": 53, "max_position_embeddings": 40,
+}  # fmt: skip
 
 
 def drawn(kind, config, **options):

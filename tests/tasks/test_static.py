@@ -13,14 +13,9 @@ from tests.tiny_bert import CONFIG, VOCABULARY, save_tiny_encoder, write_json
 from tests.tokenization.family_folders import write_family
 
 TEXTS = [
-    "the cat sat",
-    "Paris is the capital of France",
-    "",
-    "values thes",
-    "☃ the ☃",
-    "[CLS] the [unused1]",
+    "the cat sat", "Paris is the capital of France", "", "values thes", "☃ the ☃", "[CLS] the [unused1]",
     "the " * 600,
-]
+]  # fmt: skip
 FAMILIES = {"bert": None, "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer"}
 
 

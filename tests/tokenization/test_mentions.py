@@ -1,6 +1,7 @@
 """Spans of characters: what is refused, markers around them, the spans of words, and those that do not overlap."""
 
 import itertools
+import re
 from contextlib import nullcontext
 
 import numpy as np
@@ -132,20 +133,7 @@ def naive_candidates(text, offsets, words, width):
 @pytest.mark.parametrize("width", [1, 2, 5, 99])
 def test_candidates_are_all_spans_of_words(tokenizer, width):
     text = "the cat's mat, (paris) is it."
-    words = [
-        (0, 3),
-        (4, 7),
-        (7, 8),
-        (8, 9),
-        (10, 13),
-        (13, 14),
-        (15, 16),
-        (16, 21),
-        (21, 22),
-        (23, 25),
-        (26, 28),
-        (28, 29),
-    ]
+    words = [found.span() for found in re.finditer(r"\w+|[^\w\s]", text)]
     offsets = offsets_of(tokenizer(text).encodings[0])
     found = candidates(text, offsets, width)
     assert found.spans == list(naive_candidates(text, offsets, words, width))

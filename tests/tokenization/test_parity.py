@@ -294,14 +294,3 @@ def test_settings(folders, tmp_path, name, model_type):
     assert ours.batch_decode(ids, skip_special_tokens=True) == theirs.batch_decode(ids, skip_special_tokens=True)
     if not any(isinstance(value, dict) for value in config.values()):  # a file's form of a token
         check_same(AutoTokenizer.from_pretrained(folders(model_type), **config)(texts), theirs(texts))
-
-
-@pytest.mark.parametrize(
-    "name", ["BertTokenizerFast", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"]
-)
-def test_classes_with_berts_tokenizer(vocabulary_folder, tmp_path, name):
-    shutil.copy(vocabulary_folder / "vocab.txt", tmp_path / "vocab.txt")
-    write_json(tmp_path / "tokenizer_config.json", {"tokenizer_class": name})
-    ours = AutoTokenizer.from_pretrained(tmp_path)
-    theirs = getattr(transformers, name).from_pretrained(tmp_path)
-    check_same(ours(HARD_TEXTS, HARD_TEXTS), theirs(HARD_TEXTS, HARD_TEXTS))

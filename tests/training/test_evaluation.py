@@ -94,13 +94,6 @@ def test_the_best_model_is_kept_and_loaded(tmp_path):
     assert not np.array_equal(weights[8], weights[4])
 
 
-def test_nan_is_never_the_best_metric(tmp_path):
-    """Numbers of NumPy's that are no floats of Python's are logged, too."""
-    trainer = scored_trainer(tmp_path, np.array([np.nan, 0.5, np.nan], np.float32), max_steps=3)
-    trainer.train()
-    assert (trainer.state.best_metric, trainer.state.best_global_step) == (0.5, 2)
-
-
 @pytest.mark.parametrize(("metrics", "error"), [
     (0.5, "returned float, expected {name: number}"),
     ({"a": np.eye(2)}, "returned 'a' as ndarray, expected a number"),

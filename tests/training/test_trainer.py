@@ -31,7 +31,6 @@ from tests.tiny_bert import CONFIG
 from tests.training.tiny_runs import (
     LABELLED,
     TEXTS,
-    At,
     MaskingCollator,
     assert_same_weights,
     class_trainer,
@@ -254,16 +253,6 @@ def test_batches_without_labels_do_not_lengthen_a_run(tmp_path):
 def test_spellings_of_transformers():
     assert TrainingArguments("out", optim="adamw_torch").optim == "adamw"
     refuses(ValueError, "optim is 'adafactor', expected one of 'adamw'", TrainingArguments, "out", optim="adafactor")
-
-
-@pytest.mark.parametrize("kind, rates", [("constant_with_warmup", [0, 1, 1, 1]), ("constant", [1, 1, 1, 1])])
-def test_a_share_of_the_steps_as_warm_up_is_rounded_up(tmp_path, kind, rates):
-    found, note = [], lambda event: found.append(event["optimizer"].lr)
-    settings = {"learning_rate": 1.0, "max_grad_norm": 1e-6, "lr_scheduler_type": kind, "save_strategy": "no"}
-    trainer = language_trainer(
-        tmp_path, [At(step, note) for step in (1, 2, 3)], max_steps=4, warmup_steps=0.1, **settings
-    )
-    assert (trainer.train().global_step, found) == (4, rates[1:])
 
 
 def test_unknown_arguments_name_the_nearest(tmp_path):

@@ -401,22 +401,7 @@ def pooling() -> Iterator[Case]:
 CASES = {
     operation.__name__: {case.name: case for case in operation()}
     for operation in (
-        softmax,
-        layer_norm,
-        rms_norm,
-        affine,
-        gelu,
-        activation,
-        gated_activation,
-        linear,
-        attention,
-        rotary,
-        dropout,
-        dropout_layer_norm,
-        pooling,
-        maxsim,
-        lstm,
-        embedding,
-        cross_entropy,
+        softmax, layer_norm, rms_norm, affine, gelu, activation, gated_activation, linear, attention, rotary, dropout,
+        dropout_layer_norm, pooling, maxsim, lstm, embedding, cross_entropy,
     )
-}
+}  # fmt: skip

@@ -54,16 +54,6 @@ def test_columns_of_texts():
         list(TextColumns(("b",), "a").examples([{"b": "x", "a": 1}, records[1]]))
 
 
-@pytest.mark.parity
-def test_labels_of_datasets_of_hugging_face(tokenizer):
-    datasets = pytest.importorskip("datasets")
-    table = datasets.Dataset.from_list(rows(1, 0, 1))
-    for form in (None, "numpy"):
-        table.set_format(form)
-        columns = LabelledTexts.found_in(table)
-        assert [example["label"] for example in columns.examples(table, tokenizer)] == [1, 0, 1]
-
-
 def test_pairs_and_commas(tokenizer):
     records = [{"a": "the cat", "b": "sat", "tags": "x, y"}, {"a": "paris", "b": "france", "tags": ""}]
     columns = LabelledTexts("a", "b", "tags", ("x", "y", "z"), is_multiple=True)

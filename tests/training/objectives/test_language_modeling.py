@@ -7,7 +7,7 @@ from bertcore import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, 
 from bertcore.training import Masking
 from bertcore.training.masking import IGNORED, Words
 from bertcore.training.objectives import CausalLM, MaskedLM, Objective, PermutationLM, TranslationLM
-from bertcore.training.objectives.objective import SpecialTokens, document_ids
+from bertcore.training.objectives.objective import document_ids
 from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import drawn_anew, tiny_config
@@ -37,16 +37,6 @@ class WithEnd:
 
 def plain_ids(tokenizer, texts):
     return [token for text in texts for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
-
-
-def test_special_tokens_stand_where_the_tokenizer_puts_them(tokenizer):
-    first, second = ([tokenizer.convert_tokens_to_ids(word) for word in text.split()] for text in ("the cat", "sat"))
-    one = SpecialTokens(tokenizer)
-    assert len(one) == 2
-    assert one.around(first)["input_ids"] == tokenizer("the cat")["input_ids"]
-    two, expected = SpecialTokens(tokenizer, 2), tokenizer("the cat", "sat")
-    assert len(two) == 3
-    assert two.around(first, second) == {name: expected[name] for name in ("input_ids", "token_type_ids")}
 
 
 @pytest.mark.parametrize("max_length", [3, 7, 40])
@@ -172,16 +162,6 @@ def test_spans_are_whole_words_in_the_published_proportions(tokenizer):
     whole = PermutationLM(0.5)._spans(words.units(pieces, by_word=True), 75, rng)
     assert whole.sum() > 9 and not whole[[0, -1]].any()
     assert np.isin(whole[1:-1].reshape(-1, 3).sum(axis=1), (0, 3)).all()
-
-
-def test_orders_are_random(tokenizer):
-    words, rng, counts = Words.of(tokenizer), np.random.default_rng(1), np.zeros((2, 6))
-    ids = text_of(6, rng)
-    for _ in range(600):
-        order = PermutationLM(0.3).order(ids, words, rng)
-        for place, token in enumerate(order):
-            counts[place, token - 1] += 1
-    assert (counts / 600 > 0.08).all() and (counts / 600 < 0.28).all()
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

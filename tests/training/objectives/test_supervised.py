@@ -10,7 +10,6 @@ from bertcore import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
-    value_and_grad,
 )
 from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.masking import IGNORED
@@ -19,7 +18,6 @@ from tests.refusals import refuses
 from tests.slopes import assert_slope
 from tests.tiny_bert import CONFIG, save_tiny_bert
 from tests.tiny_families import tiny_config
-from tests.tolerances import assert_same_arrays
 
 RNG = np.random.default_rng(5)
 IDS = RNG.integers(5, 40, (3, 6))
@@ -115,26 +113,6 @@ def test_all_heads_with_classes_are_smoothed(kind, labels):
     smooth, plain = (Supervised(share).forward(model, batch).loss for share in (0.5, 0.0))
     assert smooth != plain
     assert plain == model(**batch).loss
-
-
-def test_without_options_it_is_the_models_own_loss():
-    model = model_of(AutoModelForSequenceClassification, num_labels=1)
-    batch = BATCH | {"labels": [0.5, -1.0, 2.0]}
-    out, grads = Supervised().value_and_grad(model, batch)
-    expected, expected_grads = value_and_grad(model)(**batch)
-    assert out.loss == expected.loss
-    assert_same_arrays(grads, expected_grads)
-    assert Supervised().weight(batch) == 3
-
-
-def test_weighed_means_add_up():
-    model, objective = model_of(AutoModelForTokenClassification, num_labels=3), Supervised(0.1, WEIGHTS)
-    whole = BATCH | {"labels": TOKENS}
-    parts = [{name: array[rows] for name, array in whole.items()} for rows in (slice(1), slice(1, 3))]
-    weights = [objective.weight(part) for part in (*parts, whole)]
-    losses = [objective.forward(model, part).loss for part in (*parts, whole)]
-    assert weights[2] == pytest.approx(sum(weights[:2]))
-    assert losses[2] == pytest.approx(np.dot(weights[:2], losses[:2]) / weights[2], rel=1e-12)
 
 
 def test_a_loss_over_no_label_is_nan():
