@@ -10,14 +10,11 @@ from tests.checkpoint.files import entry, safetensors_bytes, write_shards, write
 from tests.refusals import refuses
 
 ARRAYS = {
-    "matrix": np.arange(35, dtype=np.float32).reshape(5, 7),
-    "double": np.linspace(-1, 1, 13),
-    "half": np.array([0.5, -2.0, 65504.0, np.inf], np.float16),
-    "index": np.arange(11, dtype=np.int64)[None],
-    "flag": np.array([True, False, True]),
-    "scalar": np.full((), 2.5, np.float32),
+    "matrix": np.arange(35, dtype=np.float32).reshape(5, 7), "double": np.linspace(-1, 1, 13),
+    "half": np.array([0.5, -2.0, 65504.0, np.inf], np.float16), "index": np.arange(11, dtype=np.int64)[None],
+    "flag": np.array([True, False, True]), "scalar": np.full((), 2.5, np.float32),
     "nothing": np.zeros((0, 39), np.float32),
-}
+}  # fmt: skip
 
 
 def refused(message, folder):

@@ -192,13 +192,9 @@ def test_memory_for_a_line_of_15_megabytes(tmp_path):
 
 
 OPTIONS = {
-    "longest": {},
-    "multiple": {"pad_to_multiple_of": 8},
-    "max_length": {"padding": "max_length", "max_length": 300},
-    "left": {"padding_side": "left"},
-    "none": {"padding": False},
-    "arrays": {"return_tensors": "np"},
-}
+    "longest": {}, "multiple": {"pad_to_multiple_of": 8}, "max_length": {"padding": "max_length", "max_length": 300},
+    "left": {"padding_side": "left"}, "none": {"padding": False}, "arrays": {"return_tensors": "np"},
+}  # fmt: skip
 
 
 def test_batch_is_padded_as_in_a_call(tokenizer):

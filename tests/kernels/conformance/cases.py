@@ -256,13 +256,9 @@ def rotary() -> Iterator[Case]:
 
 HEADS = 3
 LENGTHS = {
-    "one token": ([1], [1]),
-    "ragged": ([3, 0, 1, 13, 39], [3, 0, 1, 13, 39]),
-    "long": ([160, 7], [160, 7]),
-    "cross": ([2, 0, 5, 39], [7, 3, 0, 41]),
-    "no sequence": ([], []),
-    "no token": ([0, 0], [0, 0]),
-}
+    "one token": ([1], [1]), "ragged": ([3, 0, 1, 13, 39], [3, 0, 1, 13, 39]), "long": ([160, 7], [160, 7]),
+    "cross": ([2, 0, 5, 39], [7, 3, 0, 41]), "no sequence": ([], []), "no token": ([0, 0], [0, 0]),
+}  # fmt: skip
 
 
 def packed(lengths: list[int], lengths_k: list[int], head_dim: int) -> dict[str, Any]:

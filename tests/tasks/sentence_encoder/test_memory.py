@@ -12,13 +12,9 @@ from tests.tiny_bert import CONFIG, VOCABULARY, write_json
 
 # Wide enough that a token's activations outweigh what a batch and a text cost in Python.
 WIDE = {
-    **CONFIG,
-    "hidden_size": 192,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "intermediate_size": 768,
+    **CONFIG, "hidden_size": 192, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 768,
     "max_position_embeddings": 512,
-}
+}  # fmt: skip
 # The largest activations of a token, all of it float32: feed-forward, its input and output, queries, keys and values.
 TOKEN_BYTES = 4 * (768 + 2 * 192 + 3 * 192)
 

@@ -194,15 +194,11 @@ def test_search_mining_and_communities(tmp_path):
 
 # Names that sentence-transformers has and this package does not, with the reason.
 LEFT_OUT = {
-    "use_auth_token": "its older name of token",
-    "modules": "a folder or an id is read",
-    "model_kwargs": "dtype is an argument",
-    "processor_kwargs": "the tokenizer is as published",
-    "config_kwargs": "the config is as published",
-    "model_card_data": "model cards are written by finetune",
-    "backend": "use_backend chooses",
-    "keep_in_fp32_modules": "dtype is that of all weights",
-}
+    "use_auth_token": "its older name of token", "modules": "a folder or an id is read",
+    "model_kwargs": "dtype is an argument", "processor_kwargs": "the tokenizer is as published",
+    "config_kwargs": "the config is as published", "model_card_data": "model cards are written by finetune",
+    "backend": "use_backend chooses", "keep_in_fp32_modules": "dtype is that of all weights",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "method"), [
