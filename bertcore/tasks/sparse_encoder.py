@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,35 +13,23 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from bertcore import kernels
 from bertcore.arguments import DType, check_count, naming_nearest, older_names, required
-from bertcore.checkpoint import CheckpointError
-from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
 from bertcore.passes import Pass
 from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, reading_whole
 from bertcore.tasks.folder import (
-    BGE_LINEARS,
     MODULES_NAME,
     ROUTER_NAME,
     SETTINGS_NAME,
     Module,
     Routes,
-    check_kinds,
-    opened_folder,
-    positive_integer,
     read_routes,
-    read_saved_settings,
-    read_similarity,
-    read_transformer,
 )
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.reading import PromptedReader, ReadOptions, by_route
 from bertcore.tasks.search import SparseIndex
 from bertcore.tasks.sentence_encoder.encoder import SentenceEncoder, prompt_tokens
-from bertcore.tasks.sentence_encoder.modules import MAPS
-from bertcore.tasks.sentence_encoder.settings import Settings, read_settings
 from bertcore.tasks.similarity import SIMILARITIES
 from bertcore.tasks.sparse_modules import (
     AutoEncoder,
@@ -51,10 +37,14 @@ from bertcore.tasks.sparse_modules import (
     SparseRow,
     TokenWeights,
     as_table,
+    as_tensor,
     as_vector,
     find_idf,
+    like,
+    pooled_words,
     sparse_row,
 )
+from bertcore.tasks.sparse_settings import TYPES, SparseSettings, read_sparse_settings
 from bertcore.tasks.texts import BATCH_TOKENS, checked_texts, listed_texts, progress_bar
 
 if TYPE_CHECKING:
@@ -453,74 +443,6 @@ class SparseEncoder(PromptedReader):
         return [sparse_row(weights, max_active_dims) for weights in pooled]
 
 
-GROUP_TOKENS = 128  # tokens whose logits are in memory at once: 16 MB with BERT's vocabulary
-
-
-def pooled_words(
-    head: Callable[[Any], Any], hidden: Any, cu_seqlens: np.ndarray, settings: SparseSettings
-) -> Iterator[np.ndarray]:
-    """Yield the weights of the vocabulary, (vocabulary,) float32 or float64 in host memory, for each packed text.
-
-    Texts are scored in groups of at most GROUP_TOKENS tokens, longer ones in pieces from their own start, so that the
-    order of a sum does not depend on the text's neighbours.
-
-    Args:
-        head: (tokens, hidden) -> logits (tokens, vocabulary).
-        hidden: (tokens, hidden).
-        cu_seqlens: offsets of the texts in host memory, (texts + 1,).
-        settings: pooling strategy and activation.
-    """
-    offsets, first = cu_seqlens.tolist(), 0
-    while first < len(offsets) - 1:
-        last = first + 1
-        while last < len(offsets) - 1 and offsets[last + 1] - offsets[first] <= GROUP_TOKENS:
-            last += 1
-        start, stop = offsets[first], offsets[last]
-        if last > first + 1:
-            logits = head(hidden[start:stop])
-            for left, right in zip(offsets[first:last], offsets[first + 1 : last + 1], strict=True):
-                yield _weights([logits[left - start : right - start]], settings)
-        else:
-            starts = range(start, stop, GROUP_TOKENS)
-            yield _weights((head(hidden[at : min(at + GROUP_TOKENS, stop)]) for at in starts), settings)
-        first = last
-
-
-def _weights(pieces: Any, settings: SparseSettings) -> np.ndarray:
-    """Return the weights of one text from its logits (tokens, vocabulary) in pieces."""
-    total = None
-    for logits in pieces:
-        if settings.strategy == "max":  # of the logits, since the activation is monotonic
-            part = logits.max(axis=0)
-            total = part if total is None else kernels.array_module(part).maximum(total, part)
-        else:
-            part = _activated(logits, settings.activation).sum(axis=0)
-            total = part if total is None else total + part
-    total = _activated(total, settings.activation) if settings.strategy == "max" else total
-    return kernels.to_host(total)
-
-
-def _activated(logits: Any, activation: str) -> Any:
-    xp = kernels.array_module(logits)
-    weights = xp.log1p(xp.maximum(logits, 0))
-    return xp.log1p(weights) if activation == "log1p_relu" else weights
-
-
-def as_tensor(embeddings: csr_array, is_sparse: bool) -> Any:
-    """Return a tensor of PyTorch of a sparse array: sparse in coordinates, or dense."""
-    torch = required("torch")
-    if not is_sparse:
-        return torch.from_numpy(embeddings.toarray())
-    found = embeddings.tocoo()
-    places = torch.from_numpy(np.stack([np.asarray(axis, np.int64) for axis in found.coords]))
-    return torch.sparse_coo_tensor(places, torch.from_numpy(found.data), found.shape).coalesce()
-
-
-def like(given: Any, found: np.ndarray) -> Any:
-    """Return an array as a tensor of PyTorch if `given` is one."""
-    return importlib.import_module("torch").from_numpy(found) if hasattr(given, "is_sparse") else found
-
-
 class MergedWords(MergedWindows):
     """Merge the rows of a text's windows into one with at most `most` weights."""
 
@@ -537,107 +459,3 @@ class MergedWords(MergedWindows):
     def take(self) -> SparseRow:
         """Return the text's weights and start the next text."""
         return sparse_row(super().take(), self._most)
-
-
-STRATEGIES, ACTIVATIONS = ("max", "sum"), ("relu", "log1p_relu")
-TRANSFORMERS = ("Transformer", "MLMTransformer")
-
-
-BASE, OWN = "sentence_transformers.base.modules", "sentence_transformers.sparse_encoder.modules"
-TYPES = {
-    "Router": f"{BASE}.router.Router",
-    "Transformer": f"{BASE}.transformer.Transformer",
-    "Pooling": f"{OWN}.splade_pooling.SpladePooling",
-    "Static": f"{OWN}.sparse_static_embedding.SparseStaticEmbedding",
-    "AutoEncoder": f"{OWN}.sparse_auto_encoder.SparseAutoEncoder",
-}
-
-
-@dataclass(frozen=True)
-class SparseSettings:
-    """Settings in the folder of a sparse encoder, or of one of its routes.
-
-    Attributes:
-        model_folder: folder of config.json, the weights and the tokenizer.
-        folders: the folder that was read and those of its modules.
-        is_static: whether a weight of each token, without a model, stands for the texts (inference-free SPLADE).
-        dense: the settings of the sentence encoder under a SparseAutoEncoder (CSR); None without one.
-        head_folder: that of the SparseAutoEncoder; None for a new one.
-        linear: BGE-M3's map from a token's state to its weight; None for other models.
-        strategy: "max" or "sum" over the tokens of a text.
-        activation: "relu", log(1 + relu(logit)), or "log1p_relu", the logarithm twice.
-        max_active_dims: most weights of a text; None for no limit.
-        similarity: name of the similarity.
-        max_seq_length, do_lower_case: as in a sentence encoder's settings.
-    """
-
-    model_folder: Path
-    folders: tuple[Path, ...] = ()
-    is_static: bool = False
-    dense: Settings | None = None
-    head_folder: Path | None = None
-    linear: Path | None = None
-    strategy: str = "max"
-    activation: str = "relu"
-    max_active_dims: int | None = None
-    similarity: str = "dot"
-    max_seq_length: int | None = None
-    do_lower_case: bool = False
-
-    @property
-    def kind(self) -> str:
-        """Either "static", "autoencoder" or "splade"."""
-        return "static" if self.is_static else "splade" if self.dense is None else "autoencoder"
-
-
-def read_sparse_settings(folder: Any, modules: list[Module] | None = None) -> SparseSettings:
-    """Read the settings of a sparse encoder's folder, or of one of its routes, which has these `modules`.
-
-    A plain masked language model uses SPLADE's "max", a sentence encoder gets a new SparseAutoEncoder.
-
-    Raises CheckpointError for an invalid file or an unsupported module.
-    """
-    folder = opened_folder(folder, "sparse encoder")
-    if modules is None and (routes := read_routes(folder)):
-        modules = routes.modules[routes.first]
-    file, config = folder / SETTINGS_NAME, read_saved_settings(folder)
-    more: dict[str, Any] = {"max_active_dims": positive_integer(file, config, "max_active_dims")}
-    more["similarity"] = read_similarity(file, config, "dot")
-    if (linear := folder / BGE_LINEARS[1]).is_file():
-        where = modules[0].folder if modules else folder
-        return SparseSettings(where, linear=linear, **more, **read_transformer(where, "feature-extraction"))
-    if modules is None:
-        return SparseSettings(folder, (folder,), **more, **read_transformer(folder, "fill-mask"))
-    more["folders"] = tuple(dict.fromkeys([folder, *(module.folder for module in modules)]))
-    supported = (*TRANSFORMERS, "SpladePooling", "SparseStaticEmbedding", "Pooling", *MAPS, "SparseAutoEncoder")
-    check_kinds(folder, modules, supported)
-    kinds, where = [module.kind for module in modules], modules[0].folder if modules else folder
-    if kinds == ["SparseStaticEmbedding"]:
-        return SparseSettings(where, is_static=True, **more)
-    if kinds[:2] == ["Transformer", "Pooling"]:
-        has_head = kinds[-1] == "SparseAutoEncoder"
-        dense = read_settings(folder, modules[:-1] if has_head else modules)
-        texts = {"max_seq_length": dense.max_seq_length, "do_lower_case": dense.do_lower_case}
-        return SparseSettings(where, dense=dense, head_folder=modules[-1].folder if has_head else None, **more, **texts)
-    if len(kinds) != 2 or kinds[0] not in TRANSFORMERS or kinds[1] != "SpladePooling":
-        raise CheckpointError(
-            f"{folder / MODULES_NAME} has the modules {', '.join(kinds) or 'none'}, expected MLMTransformer (or "
-            "Transformer for fill-mask) and SpladePooling, SparseStaticEmbedding alone, or Transformer, Pooling and, "
-            "last, SparseAutoEncoder"
-        )
-    return SparseSettings(
-        where, **_read_pooling(modules[1].folder / CONFIG_NAME), **more, **read_transformer(where, "fill-mask")
-    )
-
-
-def _read_pooling(file: Path) -> dict[str, str]:
-    config = read_json_object(file)
-    found = {}
-    for name, key, known in (
-        ("strategy", "pooling_strategy", STRATEGIES),
-        ("activation", "activation_function", ACTIVATIONS),
-    ):
-        found[name] = config.get(key) or known[0]
-        if found[name] not in known:
-            raise CheckpointError(f"{file}: {key} is {found[name]!r}, expected one of {', '.join(known)}")
-    return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Mapping
+import importlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +24,8 @@ from bertcore.tasks.sentence_encoder.modules import fill_block
 
 if TYPE_CHECKING:
     from scipy.sparse import coo_array, csr_array
+
+    from bertcore.tasks.sparse_settings import SparseSettings
 
 IDF_NAME = "idf.json"
 MOST_WEIGHT = float(np.finfo(np.float32).max)
@@ -254,3 +257,71 @@ class AutoEncoder(Block):
         config = {"input_dim": self.pre_bias.shape[0]} | {name: getattr(self, name) for name in names}
         tensors = {name: array for parameter in self.parameters() for name, array in parameter.tensors()}
         save_checkpoint(folder, config, tensors | {"stats_last_nonzero": self.unused})
+
+
+GROUP_TOKENS = 128  # tokens whose logits are in memory at once: 16 MB with BERT's vocabulary
+
+
+def pooled_words(
+    head: Callable[[Any], Any], hidden: Any, cu_seqlens: np.ndarray, settings: SparseSettings
+) -> Iterator[np.ndarray]:
+    """Yield the weights of the vocabulary, (vocabulary,) float32 or float64 in host memory, for each packed text.
+
+    Texts are scored in groups of at most GROUP_TOKENS tokens, longer ones in pieces from their own start, so that the
+    order of a sum does not depend on the text's neighbours.
+
+    Args:
+        head: (tokens, hidden) -> logits (tokens, vocabulary).
+        hidden: (tokens, hidden).
+        cu_seqlens: offsets of the texts in host memory, (texts + 1,).
+        settings: pooling strategy and activation.
+    """
+    offsets, first = cu_seqlens.tolist(), 0
+    while first < len(offsets) - 1:
+        last = first + 1
+        while last < len(offsets) - 1 and offsets[last + 1] - offsets[first] <= GROUP_TOKENS:
+            last += 1
+        start, stop = offsets[first], offsets[last]
+        if last > first + 1:
+            logits = head(hidden[start:stop])
+            for left, right in zip(offsets[first:last], offsets[first + 1 : last + 1], strict=True):
+                yield _weights([logits[left - start : right - start]], settings)
+        else:
+            starts = range(start, stop, GROUP_TOKENS)
+            yield _weights((head(hidden[at : min(at + GROUP_TOKENS, stop)]) for at in starts), settings)
+        first = last
+
+
+def _weights(pieces: Any, settings: SparseSettings) -> np.ndarray:
+    """Return the weights of one text from its logits (tokens, vocabulary) in pieces."""
+    total = None
+    for logits in pieces:
+        if settings.strategy == "max":  # of the logits, since the activation is monotonic
+            part = logits.max(axis=0)
+            total = part if total is None else kernels.array_module(part).maximum(total, part)
+        else:
+            part = _activated(logits, settings.activation).sum(axis=0)
+            total = part if total is None else total + part
+    total = _activated(total, settings.activation) if settings.strategy == "max" else total
+    return kernels.to_host(total)
+
+
+def _activated(logits: Any, activation: str) -> Any:
+    xp = kernels.array_module(logits)
+    weights = xp.log1p(xp.maximum(logits, 0))
+    return xp.log1p(weights) if activation == "log1p_relu" else weights
+
+
+def as_tensor(embeddings: csr_array, is_sparse: bool) -> Any:
+    """Return a tensor of PyTorch of a sparse array: sparse in coordinates, or dense."""
+    torch = required("torch")
+    if not is_sparse:
+        return torch.from_numpy(embeddings.toarray())
+    found = embeddings.tocoo()
+    places = torch.from_numpy(np.stack([np.asarray(axis, np.int64) for axis in found.coords]))
+    return torch.sparse_coo_tensor(places, torch.from_numpy(found.data), found.shape).coalesce()
+
+
+def like(given: Any, found: np.ndarray) -> Any:
+    """Return an array as a tensor of PyTorch if `given` is one."""
+    return importlib.import_module("torch").from_numpy(found) if hasattr(given, "is_sparse") else found

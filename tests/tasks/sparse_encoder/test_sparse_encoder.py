@@ -8,7 +8,7 @@ import pytest
 from bertcore import MultiVectorEncoder, SentenceEncoder, SparseEncoder, use_backend
 from bertcore.checkpoint import CheckpointError, open_checkpoint
 from bertcore.passes import Pass
-from bertcore.tasks import sparse_encoder
+from bertcore.tasks import sparse_modules
 from bertcore.tasks.texts import TextsCutWarning
 from tests.checkpoint.test_old_names import write_pickle
 from tests.refusals import refuses
@@ -58,7 +58,7 @@ def test_the_batch_changes_no_bit(tmp_path, monkeypatch, strategy):
         whole = encoder.encode(texts).toarray()
         np.testing.assert_array_equal(encoder.encode(texts, batch_tokens=1).toarray(), whole)
         if strategy == "max":
-            monkeypatch.setattr(sparse_encoder, "GROUP_TOKENS", 3)
+            monkeypatch.setattr(sparse_modules, "GROUP_TOKENS", 3)
             np.testing.assert_array_equal(encoder.encode(texts).toarray(), whole)
 
 
@@ -69,10 +69,10 @@ def test_logits_of_few_tokens_are_in_memory(encoder, monkeypatch):
         sizes.append(len(hidden))
         return head(hidden)
 
-    monkeypatch.setattr(sparse_encoder, "GROUP_TOKENS", 16)
+    monkeypatch.setattr(sparse_modules, "GROUP_TOKENS", 16)
     hidden = np.random.default_rng(0).normal(size=(70, 39)).astype(np.float32)
     offsets = np.array([0, 5, 5, 16, 30, 67, 70])
-    found = list(sparse_encoder.pooled_words(counted, hidden, offsets[[0, 1, 3, 4, 5, 6]], encoder.settings))
+    found = list(sparse_modules.pooled_words(counted, hidden, offsets[[0, 1, 3, 4, 5, 6]], encoder.settings))
     assert max(sizes) <= 16 and sum(sizes) == 70 and len(found) == 5
     np.testing.assert_allclose(found[3], np.log1p(np.maximum(head(hidden[30:67]), 0)).max(axis=0), rtol=1e-5, atol=1e-6)
 

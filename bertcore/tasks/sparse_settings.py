@@ -1,0 +1,128 @@
+"""The settings in the folders of sparse encoders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertcore.checkpoint import CheckpointError
+from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
+from bertcore.tasks.folder import (
+    BGE_LINEARS,
+    MODULES_NAME,
+    SETTINGS_NAME,
+    Module,
+    check_kinds,
+    opened_folder,
+    positive_integer,
+    read_routes,
+    read_saved_settings,
+    read_similarity,
+    read_transformer,
+)
+from bertcore.tasks.sentence_encoder.modules import MAPS
+from bertcore.tasks.sentence_encoder.settings import Settings, read_settings
+
+STRATEGIES, ACTIVATIONS = ("max", "sum"), ("relu", "log1p_relu")
+TRANSFORMERS = ("Transformer", "MLMTransformer")
+
+
+BASE, OWN = "sentence_transformers.base.modules", "sentence_transformers.sparse_encoder.modules"
+TYPES = {
+    "Router": f"{BASE}.router.Router",
+    "Transformer": f"{BASE}.transformer.Transformer",
+    "Pooling": f"{OWN}.splade_pooling.SpladePooling",
+    "Static": f"{OWN}.sparse_static_embedding.SparseStaticEmbedding",
+    "AutoEncoder": f"{OWN}.sparse_auto_encoder.SparseAutoEncoder",
+}
+
+
+@dataclass(frozen=True)
+class SparseSettings:
+    """Settings in the folder of a sparse encoder, or of one of its routes.
+
+    Attributes:
+        model_folder: folder of config.json, the weights and the tokenizer.
+        folders: the folder that was read and those of its modules.
+        is_static: whether a weight of each token, without a model, stands for the texts (inference-free SPLADE).
+        dense: the settings of the sentence encoder under a SparseAutoEncoder (CSR); None without one.
+        head_folder: that of the SparseAutoEncoder; None for a new one.
+        linear: BGE-M3's map from a token's state to its weight; None for other models.
+        strategy: "max" or "sum" over the tokens of a text.
+        activation: "relu", log(1 + relu(logit)), or "log1p_relu", the logarithm twice.
+        max_active_dims: most weights of a text; None for no limit.
+        similarity: name of the similarity.
+        max_seq_length, do_lower_case: as in a sentence encoder's settings.
+    """
+
+    model_folder: Path
+    folders: tuple[Path, ...] = ()
+    is_static: bool = False
+    dense: Settings | None = None
+    head_folder: Path | None = None
+    linear: Path | None = None
+    strategy: str = "max"
+    activation: str = "relu"
+    max_active_dims: int | None = None
+    similarity: str = "dot"
+    max_seq_length: int | None = None
+    do_lower_case: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Either "static", "autoencoder" or "splade"."""
+        return "static" if self.is_static else "splade" if self.dense is None else "autoencoder"
+
+
+def read_sparse_settings(folder: Any, modules: list[Module] | None = None) -> SparseSettings:
+    """Read the settings of a sparse encoder's folder, or of one of its routes, which has these `modules`.
+
+    A plain masked language model uses SPLADE's "max", a sentence encoder gets a new SparseAutoEncoder.
+
+    Raises CheckpointError for an invalid file or an unsupported module.
+    """
+    folder = opened_folder(folder, "sparse encoder")
+    if modules is None and (routes := read_routes(folder)):
+        modules = routes.modules[routes.first]
+    file, config = folder / SETTINGS_NAME, read_saved_settings(folder)
+    more: dict[str, Any] = {"max_active_dims": positive_integer(file, config, "max_active_dims")}
+    more["similarity"] = read_similarity(file, config, "dot")
+    if (linear := folder / BGE_LINEARS[1]).is_file():
+        where = modules[0].folder if modules else folder
+        return SparseSettings(where, linear=linear, **more, **read_transformer(where, "feature-extraction"))
+    if modules is None:
+        return SparseSettings(folder, (folder,), **more, **read_transformer(folder, "fill-mask"))
+    more["folders"] = tuple(dict.fromkeys([folder, *(module.folder for module in modules)]))
+    supported = (*TRANSFORMERS, "SpladePooling", "SparseStaticEmbedding", "Pooling", *MAPS, "SparseAutoEncoder")
+    check_kinds(folder, modules, supported)
+    kinds, where = [module.kind for module in modules], modules[0].folder if modules else folder
+    if kinds == ["SparseStaticEmbedding"]:
+        return SparseSettings(where, is_static=True, **more)
+    if kinds[:2] == ["Transformer", "Pooling"]:
+        has_head = kinds[-1] == "SparseAutoEncoder"
+        dense = read_settings(folder, modules[:-1] if has_head else modules)
+        texts = {"max_seq_length": dense.max_seq_length, "do_lower_case": dense.do_lower_case}
+        return SparseSettings(where, dense=dense, head_folder=modules[-1].folder if has_head else None, **more, **texts)
+    if len(kinds) != 2 or kinds[0] not in TRANSFORMERS or kinds[1] != "SpladePooling":
+        raise CheckpointError(
+            f"{folder / MODULES_NAME} has the modules {', '.join(kinds) or 'none'}, expected MLMTransformer (or "
+            "Transformer for fill-mask) and SpladePooling, SparseStaticEmbedding alone, or Transformer, Pooling and, "
+            "last, SparseAutoEncoder"
+        )
+    return SparseSettings(
+        where, **_read_pooling(modules[1].folder / CONFIG_NAME), **more, **read_transformer(where, "fill-mask")
+    )
+
+
+def _read_pooling(file: Path) -> dict[str, str]:
+    config = read_json_object(file)
+    found = {}
+    for name, key, known in (
+        ("strategy", "pooling_strategy", STRATEGIES),
+        ("activation", "activation_function", ACTIVATIONS),
+    ):
+        found[name] = config.get(key) or known[0]
+        if found[name] not in known:
+            raise CheckpointError(f"{file}: {key} is {found[name]!r}, expected one of {', '.join(known)}")
+    return found
