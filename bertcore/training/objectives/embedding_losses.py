@@ -187,7 +187,9 @@ class GISTEmbed(EmbeddingObjective):
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         xp, (count, columns, _) = kernels.array_module(embeddings), embeddings.shape
-        checks.shape((count, columns, None), labels=labels)
+        if labels.shape[:-1] != (count, columns):
+            expected = f"({count}, {columns}, dim), the guide's embeddings"
+            raise ValueError(f"labels has shape {labels.shape}, expected {expected}")
         compared = [(0, 1), *self._among, *([(0, 2)] if columns == 3 else [])]
         made = [similarity.all_cosines(embeddings[:, left], embeddings[:, right]) for left, right in compared]
         scores = xp.concatenate([block for block, _ in made], axis=1) / self.temperature
