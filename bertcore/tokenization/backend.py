@@ -214,10 +214,17 @@ def _steps(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _check_template(value: Any) -> None:
-    """Raise ValueError for templates that put more than MOST_GROWTH tokens around a text."""
+    """Raise ValueError for templates with unknown tokens, or with more than MOST_GROWTH around a text."""
     count, steps = 0, list(_steps(value))
     ids = {str(step.get("id")): len(step["ids"]) for step in steps if isinstance(step.get("ids"), list)}
     for step in steps:
+        defined = step.get("special_tokens")
+        for each in _steps([step.get("single"), step.get("pair")]) if isinstance(defined, dict) else ():
+            token = each.get("SpecialToken")
+            if isinstance(token, dict) and token.get("id") not in defined:
+                raise ValueError(
+                    f"post_processor has the special token {token.get('id')!r:.60}, which it does not define"
+                )
         named = step.get("SpecialToken")
         count += ids.get(str(named.get("id")), 1) if isinstance(named, dict) else "Sequence" in step
     if count > MOST_GROWTH:
@@ -232,7 +239,9 @@ def _check_growth(part: str, value: Any) -> None:
     for step in steps:
         before += len(str(step.get("prepend", "")))
         charsmap = step.get("precompiled_charsmap")
-        if isinstance(charsmap, str):
+        if charsmap is not None:
+            if not isinstance(charsmap, str):
+                raise ValueError(f"{part}: precompiled_charsmap is {type(charsmap).__name__}, expected text in base64")
             try:
                 growth *= check_charsmap(base64.b64decode(charsmap))
             except ValueError as error:

@@ -107,12 +107,12 @@ def _warmup_stable_decay(
     decay = steps_of(num_decay_steps, run.total)
     stable = run.total - run.warmup - decay if num_stable_steps is None else steps_of(num_stable_steps, run.total)
     left = position - run.warmup - stable
-    if run.warmup <= position and left < 0:
-        return 1.0
     factor = 0.0
-    if left < 0:
+    if position < run.warmup:
         done = position / run.warmup
         factor = {"linear": done, "cosine": 1 - _wave(done / 2), "1-sqrt": 1 - math.sqrt(1 - done)}[warmup_type]
+    elif left < 0:
+        factor = 1.0
     elif left < decay:
         done = left / decay
         factor = {"linear": 1 - done, "cosine": _wave(num_cycles * done), "1-sqrt": 1 - math.sqrt(done)}[decay_type]

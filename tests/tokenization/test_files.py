@@ -170,6 +170,9 @@ BROKEN = [
         ("tokenizer.json", words_alone("WordPiece", **PIECES) | changes, rf"tokenizer\.json cannot be read: {message}")
         for changes, message in [
             ({"normalizer": precompiled("AAAA")}, "normalizer: precompiled_charsmap is broken: its trie has 0 bytes"),
+            ({"normalizer": precompiled(5)}, "normalizer: precompiled_charsmap is int, expected text in base64"),
+            ({"post_processor": {"single": [{"SpecialToken": {"id": "a"}}], "special_tokens": {}}},
+             "post_processor has the special token 'a', which it does not define"),
             ({"normalizer": precompiled("/////w==")}, "normalizer: .* is broken: its trie has 4294967295 bytes"),
             ({"decoder": [{"a": precompiled("A")}]}, "decoder: precompiled_charsmap is broken: "),
             ({"normalizer": replace({"String": "a"}, "a" * 1025)}, "normalizer replaces a .* by up to 1.02e.03, exp"),

@@ -346,6 +346,7 @@ OF_TRANSFORMERS = [
     ("polynomial", {"lr_end": 0.1, "power": 2.0}),
     ("inverse_sqrt", {"timescale": 7}),
     ("warmup_stable_decay", {"num_decay_steps": 9}),
+    ("warmup_stable_decay", {"num_decay_steps": 37}),  # after 5 of warm-up: more than the total
     (
         "warmup_stable_decay",
         {"num_decay_steps": 9, "num_stable_steps": 11, "min_lr_ratio": 0.2, "decay_type": "linear"},

@@ -140,7 +140,7 @@ Parsed = Iterator[_Found | _Problem]
 
 
 def _lines(stream: IO[bytes]) -> Lines:
-    """Yield (number, line without its end) for each line, or its problem."""
+    """Yield (number, line without its line feed) for each line, or its problem."""
     number = 0
     while True:
         number += 1
@@ -157,14 +157,14 @@ def _lines(stream: IO[bytes]) -> Lines:
             yield _Problem(number, f"a line of more than {LONGEST_LINE} bytes")
             continue
         try:
-            yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n")
         except UnicodeDecodeError as error:
             yield _Problem(number, f"not UTF-8: {error.reason} at byte {error.start}")
 
 
 def _text(lines: Lines) -> Parsed:
     for item in lines:
-        yield item if isinstance(item, _Problem) else _Found(item[0], {"text": item[1]})
+        yield item if isinstance(item, _Problem) else _Found(item[0], {"text": item[1].removesuffix("\r")})
 
 
 def _json(lines: Lines) -> Parsed:

@@ -32,6 +32,7 @@ CONTENTS = {
     "a.tsv": ("text\tlabel\nhéllo, world\t1\n\t0\n", ROWS),
     "a.txt": ("one\r\n\ntwo", [{"text": "one"}, {"text": ""}, {"text": "two"}]),
     "a": ("one\n", [{"text": "one"}]),
+    "c.csv": ('a,b\r\n"x\r\ny\r",z\r\n', [{"a": "x\r\ny\r", "b": "z"}]),
     "b.csv": ('text,label\n"two\nlines",1', [{"text": "two\nlines", "label": "1"}]),
     "b.txt": ("\ufeffone", [{"text": "one"}]),
     "empty.csv": ("", []),
