@@ -178,7 +178,6 @@ class PeftModel(Block):
         return {name: shape for parameter in self._trained() for name, shape in self._expected(parameter).items()}
 
     def _expected(self, parameter: Parameter) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of a parameter's trained tensors."""
         return {name: parameter.expected[name] for name in self._biases.get(parameter, parameter.names)}
 
     def state_dict(self) -> dict[str, np.ndarray]:

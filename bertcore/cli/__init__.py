@@ -136,7 +136,6 @@ def termination_cleans_up() -> Iterator[None]:
 
 
 def _code(argv: list[str]) -> int:
-    """Parse a command line, run it and flush its output; return the exit code."""
     name = " ".join(["bertcore", *argv[:1]]) if argv and argv[0] in COMMANDS else "bertcore"
     try:
         if "_BERTCORE_COMPLETE" in os.environ:
@@ -168,7 +167,6 @@ def _code(argv: list[str]) -> int:
 
 
 def shows_traceback(argv: Sequence[str]) -> bool:
-    """Return if a traceback is asked for, on the command line or by BERTCORE_TRACEBACK."""
     return "--traceback" in argv or os.environ.get("BERTCORE_TRACEBACK", "") not in ("", "0")
 
 

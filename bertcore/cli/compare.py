@@ -190,7 +190,6 @@ class Compare(Command):
         self._print(rows, MEASURED_COLUMNS, f"{note} for {machine['level']}" if machine["level"] else note)
 
     def _print(self, rows: Sequence[Mapping[str, Any]], columns: Columns, note: str) -> None:
-        """Print the models as --csv, --json, or a table with a note below it; draw them for --plot."""
         if self.csv:
             writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
             writer.writeheader()
@@ -223,7 +222,6 @@ def _member(name: str) -> "Member":
 
 
 def _measured(member: "Member", cost: "PassCost", tokens: int) -> dict[str, Any]:
-    """Return the values of MEASURED_COLUMNS for a model in passes of so many tokens."""
     return {
         "name": member.name,
         "weights": "random" if member.folder is None else "loaded",
@@ -264,7 +262,6 @@ def row(name: str, config: Mapping[str, Any], facts: Mapping[str, Any], *, lengt
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> str:
-    """Return the models as lines of a table."""
     cells = [[column.text(each[key]) for key, column in columns.items()] for each in rows]
     titles = [column.title for column in columns.values()]
     return aligned(cells, titles, right=[bool(column.form) for column in columns.values()])

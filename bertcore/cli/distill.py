@@ -182,7 +182,6 @@ class Distill(Labels, Training):
         print(f"saved     {folder}: {len(made.model.table):,} tokens, {made.embedding_dimension} dimensions")
 
     def _teacher(self) -> tuple[Any, Any]:
-        """Return the teacher with the task's head, and its tokenizer; CommandError without that head."""
         import bertcore
         from bertcore.models.architectures import class_for
 
@@ -198,7 +197,6 @@ class Distill(Labels, Training):
         return teacher, bertcore.AutoTokenizer.from_pretrained(source)
 
     def _student(self, teacher: Any, tokenizer: Any) -> Any:
-        """Return a student of the teacher's class: new, with layers of the teacher or without, or a checkpoint."""
         import bertcore
         from bertcore.models.student import student_from_teacher, with_labels_of, with_layers
 
@@ -227,7 +225,6 @@ class Distill(Labels, Training):
             raise CommandError(f"{error}: --take says which layers the student begins with, or none") from error
 
     def _objective(self, teacher: Any) -> Any:
-        """Return the loss that the student learns from."""
         from bertcore.training import objectives
 
         options = {"soft": {"temperature": self.temperature or 2.0, "labelled_only": self.labelled_only}}
@@ -240,7 +237,6 @@ class Distill(Labels, Training):
     def _labelled(
         self, folder: Path, teacher: Any, tokenizer: Any, length: int
     ) -> tuple[Any, Any | None, dict[str, Any]]:
-        """Return examples of labelled data, the examples held out, and their metrics."""
         rows, held_out = self.labelled_rows(self.seed)
         columns = self.columns(rows if self.eval else [*rows, *held_out])
         if self.task == "sequence":
@@ -253,7 +249,6 @@ class Distill(Labels, Training):
     def _masked_words(
         self, folder: Path, teacher: Any, tokenizer: Any, length: int
     ) -> tuple[Any, Any | None, dict[str, Any]]:
-        """Return examples of raw texts, the examples held out, and their metrics."""
         from bertcore.training import metrics, objectives
 
         facts = {"corpus": self.data, "objective": "mlm"}
@@ -266,7 +261,6 @@ class Distill(Labels, Training):
 
 
 def _check_kind(of_data: str, teacher: Any) -> None:
-    """Check that the labels are of the teacher's kind."""
     kind = teacher.config.get("problem_type") or ("regression" if len(_labels_of(teacher)) == 1 else None)
     is_same = of_data == kind or (kind is None and of_data != "regression")
     if not is_same:

@@ -58,12 +58,10 @@ class Doctor(Command):
 
 
 def cpu_model() -> str:
-    """Return the name of the CPU, and its architecture."""
     return f"{cpu_info('model name') or platform.processor() or 'unknown'} ({platform.machine()})"
 
 
 def _in_force(option: str | None) -> tuple[str, str]:
-    """Return the backend for arrays in host memory, and where it was chosen."""
     name = option or kernels.get_backend()
     origin = "--backend" if option else "BERTCORE_BACKEND" if os.environ.get("BERTCORE_BACKEND") else "the default"
     if name == AUTO:
@@ -114,7 +112,6 @@ def _cpu(numba_problem: str | None) -> Rows:
 
 
 def _tiles() -> list[str]:
-    """Return the CPU's parts of AMX, as Linux reports them."""
     flags = cpu_info("flags").split()
     return [name for name in AMX if name.replace("-", "_") in flags]
 

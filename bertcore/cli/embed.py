@@ -117,20 +117,17 @@ class Embed(Texts, Reading):
         embed_on_ray(model_folder(self.model), self)
 
     def encoder(self, folder: Path) -> Any:
-        """Return the sentence encoder of a folder."""
         from bertcore.tasks.sentence_encoder import SentenceEncoder
 
         return SentenceEncoder(folder, dtype=self.dtype, max_seq_length=self.max_length)
 
     def encoding_options(self) -> dict[str, Any]:
-        """Return the arguments of `SentenceEncoder.encode`."""
         names = {"prompt": self.prompt, "prompt_name": self.prompt_name, "normalize_embeddings": self.normalize}
         return names | self.reading_options()
 
     def write(
         self, output: BinaryIO, encoder: Any, texts: Iterable[str], *, as_npy: bool, progress: bool | None = False
     ) -> None:
-        """Write the embeddings of texts as they come: a NumPy array, or JSON lines."""
         rows = encoder.encode_stream(texts, show_progress_bar=progress, **self.encoding_options())
         if as_npy:
             write_npy(output, rows, encoder.embedding_dimension)
@@ -156,7 +153,6 @@ class PartEmbedder:
         self._encoder.encode([], **self._args.encoding_options())
 
     def embed(self, part: "Part", target: Path) -> int:
-        """Write a part's embeddings and return the number of its rows."""
         from bertcore.plugins.corpus import texts_of
 
         as_npy = self._args.format == "npy"

@@ -103,7 +103,6 @@ def texts_by_id(file: str, option: str) -> dict[str, str]:
 
 
 def answers_by_query(file: str) -> dict[str, set[str]]:
-    """Return the ids of the documents that answer each query."""
     from bertcore.training.data.files import Records
 
     found: dict[str, set[str]] = {}

@@ -96,7 +96,6 @@ class Labels(LabelledData):
     label_kind: Annotated[str | None, ("classes", "numbers")] = None
 
     def columns(self, rows: list[Any]) -> Any:
-        """Return the columns of the data, with the labels that occur."""
         from bertcore.training.data import LabelledTexts, LabelledWords, Questions
 
         rows = sorted(rows, key=operator.attrgetter("file", "line"))  # so that the first wrong record is reported
@@ -108,7 +107,6 @@ class Labels(LabelledData):
         return Questions()
 
     def check_columns(self) -> None:
-        """Check that the task uses the columns that are given."""
         if self.label_kind and self.task != "sequence":
             raise CommandError(f"--label-kind is given with --task {self.task}, expected --task sequence")
         is_fixed = self.task in ("qa", "zero-shot-ner")
@@ -288,7 +286,6 @@ class Finetune(Labels, Adapters):
         return model, tokenizer
 
     def _train_encoder(self, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
-        """Train a sentence encoder on pairs of texts, and print the results."""
         from bertcore import AutoModel, AutoTokenizer
         from bertcore.arguments import required
         from bertcore.tasks.folder import read_prompts
@@ -328,7 +325,6 @@ class Finetune(Labels, Adapters):
         self.train_and_report(trainer, measure)
 
     def _train_late(self, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
-        """Train a late-interaction encoder on queries and documents, and print the results."""
         from bertcore import MultiVectorEncoder
         from bertcore.training.data import QueriedTexts
         from bertcore.training.objectives import multi_vector
@@ -360,7 +356,6 @@ class Finetune(Labels, Adapters):
         self.train_and_report(trainer, measure)
 
     def _train_gliner(self, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
-        """Train a GLiNER model on texts with entities, and print the results."""
         from bertcore import GLiNER
         from bertcore.training import objectives
         from bertcore.training.data import LabelledEntities
@@ -393,7 +388,6 @@ class Finetune(Labels, Adapters):
 
 
 def with_new_head(kind: Any, source: Any, **options: Any) -> Any:
-    """Return a model or an encoder of a class from a folder; its head may be new."""
     from bertcore.models.model import NewlyInitialisedWarning
 
     with warnings.catch_warnings():

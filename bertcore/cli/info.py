@@ -127,7 +127,6 @@ def _facts(known: "Preset") -> dict[str, Any]:
 
 
 def _rows(found: Figures, facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return the lines to print, by label."""
     widths = f"hidden {found.hidden_size:,}, feed-forward {found.intermediate_size:,}"
     heads = f"{found.heads} of {found.attention_size // found.heads}"
     types = f", {found.token_types} token types" if found.token_types > 1 else ""
@@ -164,7 +163,6 @@ def _rows(found: Figures, facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _savings(found: Figures) -> dict[str, str]:
-    """Return the savings in parameters by sharing layers, and by tables narrower than the layers."""
     layers = found.unshared_layer_parameters / found.layer_parameters
     savings = (
         [f"layers 1/{layers:.4g} of {found.unshared_layer_parameters:,}, if none were shared"] if layers > 1 else []
@@ -176,7 +174,6 @@ def _savings(found: Figures) -> dict[str, str]:
 
 
 def _presets() -> list[dict[str, Any]]:
-    """Return the presets."""
     from bertcore.presets import PRESETS
 
     keys = ("name", "hub_id", "year", "objective", "own")

@@ -60,7 +60,6 @@ class Reading(WithModel):
         return {"dtype": self.dtype, "max_seq_length": self.max_length, **more}
 
     def reading_options(self) -> dict[str, Any]:
-        """Return the tasks' arguments for --truncation, and for --batch-tokens if it is given."""
         batches = {"batch_tokens": self.batch_tokens} if self.batch_tokens else {}
         return {"truncation": True if self.truncation == "cut" else self.truncation, **batches}
 
@@ -90,7 +89,6 @@ class Texts(Command):
 
     @contextlib.contextmanager
     def inputs(self) -> Iterator[Iterable[Any]]:
-        """Return a block with the inputs of a pipeline."""
         with self.texts() as (texts, _):
             yield texts
 
@@ -214,7 +212,6 @@ def model_folder(name: str, wanted: "Wanted" = "sentence_encoder") -> Path:
 
 
 def model_digest(folder: Path) -> str:
-    """Return a digest of a model's files."""
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*")):
         if file.suffix in MODEL_FILES and file.is_file():

@@ -43,7 +43,6 @@ class Kind(click.ParamType):
         self.read, self.expected, self.name = read, expected, metavar
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the value of a text; click.BadParameter if it has none."""
         try:
             return self.read(value) if isinstance(value, str) else value
         except ValueError:
@@ -54,7 +53,6 @@ class Choice(click.Choice):
     """A value from a list of names."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the value; click.BadParameter if it is not in the list."""
         if value not in self.choices:
             self.fail(f"is {value!r}, expected one of {', '.join(self.choices)}", param, ctx)
         return value
@@ -133,7 +131,6 @@ class Command:
 
     @classmethod
     def parameters(cls) -> list[click.Parameter]:
-        """Return the command's positions and options."""
         fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
         hints, texts = typing.get_type_hints(cls, include_extras=True), texts_of(cls)
         names = [*cls.positions, *(name for name in fields if name not in cls.positions)]
@@ -287,16 +284,13 @@ class OptionsCommand(click.Command):
         return re.sub(r"^\w+", lambda found: options.get(found[0], found[0]), message)
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the description as it stands."""
         formatter.write(f"\n{self.help}\n")
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples as they stand."""
         with formatter.section("Examples"):
             formatter.write(textwrap.indent(self.epilog or "", "  ") + "\n")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options in groups."""
         groups: dict[str, list[tuple[str, str]]] = {"Options": []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -327,11 +321,9 @@ class Help(click.HelpFormatter):
     """A help page in colours, which click leaves out where the output is not a terminal."""
 
     def write_heading(self, heading: str) -> None:
-        """Write a heading in bold letters."""
         self.write(f"{'':>{self.current_indent}}{click.style(heading + ':', bold=True)}\n")
 
     def write_dl(self, rows: Any, col_max: int = 28, col_spacing: int = 2) -> None:
-        """Write options and their texts."""
         super().write_dl([(click.style(first, fg="cyan"), second) for first, second in rows], col_max, col_spacing)
 
 
@@ -352,19 +344,16 @@ class Group(click.Group):
         self.table = table
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None for an unknown name."""
         if cmd_name not in self.table:
             return None
         return self.load(cmd_name)
 
     def load(self, name: str) -> OptionsCommand:
-        """Import a command."""
         import importlib
 
         module, kind, _ = self.table[name]
         return OptionsCommand(name, getattr(importlib.import_module(module), kind))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a line for each command, without importing it."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, _, line) in self.table.items()])

@@ -35,7 +35,6 @@ class Output(Command):
 
 
 def check_matplotlib(name: str) -> None:
-    """Check that matplotlib is installed, which `name` needs."""
     if importlib.util.find_spec("matplotlib") is None:
         raise CommandError(f"{name} needs matplotlib, which is not installed: pip install matplotlib")
 
@@ -47,7 +46,6 @@ def check_picture(option: str, file: str) -> None:
 
 
 def write_picture(file: str, figure: Any) -> None:
-    """Write a figure as the file's suffix says."""
     from bertcore.drawing import save_figure
 
     with output_stream(file, seekable=True) as stream:

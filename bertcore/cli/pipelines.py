@@ -38,7 +38,6 @@ class Pipeline(Texts, Reading, Output):
         return {name: value for name, value in found.items() if value is not None} | self.reading_options()
 
     def loaded(self, task: str, folder: Path) -> Any:
-        """Return the pipeline of a task with the model in `folder`."""
         from bertcore.tasks.pipelines import pipeline
 
         return pipeline(task, folder, dtype=self.dtype, show_progress_bar=False)
@@ -126,7 +125,6 @@ class Answer(Pipeline):
 
     @contextlib.contextmanager
     def inputs(self) -> Iterator[Iterable[Any]]:
-        """Return a block with the question beside each text."""
         texts = self.text or [_whole_text("-" if self.file is None else self.file)]
         yield ({"question": self.question, "context": text} for text in texts)
 
@@ -456,7 +454,6 @@ class Explain(Pairs):
                 print(lines if self.json or not number else f"\n{lines}")
 
     def explained(self, classifier: Any, text: Any) -> dict[str, Any]:
-        """Return the probabilities of all classes, the best first, and the scores of the tokens."""
         from bertcore.tasks.attribution import attention_rollout, integrated_gradients
 
         classes = classifier(text, top_k=None)
@@ -471,7 +468,6 @@ class Explain(Pairs):
 
 
 def explanation(found: dict[str, Any]) -> str:
-    """Return the classes, and the tokens with their scores as numbers and as bars of + and -."""
     classes = "  ".join(f"{printable(each['label'])} {each['score']:.4f}" for each in found["classes"])
     scores = [each["score"] for each in found["tokens"]]
     widest = max(map(abs, scores)) or 1.0

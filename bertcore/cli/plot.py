@@ -101,7 +101,6 @@ class Plot(Command):
 
     @property
     def model(self) -> str:
-        """The name of the model."""
         return self.inputs[0]
 
     @property
@@ -116,7 +115,6 @@ class Plot(Command):
         write_picture(self.output, figure)
 
     def draw(self) -> Any:
-        """Return the figure."""
         module, name, names = FIGURES[self.figure]
         draw = getattr(importlib.import_module(f"bertcore.{module}"), name)
         if self.figure == "curves":
@@ -161,7 +159,6 @@ class Plot(Command):
         return model
 
     def _probabilities(self, lines: list[str]) -> tuple[list[list[float]], list[int]]:
-        """Return the probabilities and the right classes of lines."""
         rows = [_chances(line, f"{self.file}, line {number}") for number, line in enumerate(lines, 1)]
         if len({len(chances) for chances, _ in rows}) > 1:
             raise CommandError(f"{self.file} has lines of different numbers of probabilities")

@@ -66,7 +66,6 @@ class Precision(Texts):
 
 
 def table(size: float, comparisons: Sequence["Comparison"]) -> str:
-    """Return the comparisons side by side, and the worst text of each."""
     lines = [f"{'':<30}{'float32':>10}" + "".join(f"{each.dtype:>10}" for each in comparisons)]
     for key, (title, form) in ROWS.items():
         values = [getattr(each, key) for each in comparisons]

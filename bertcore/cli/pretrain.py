@@ -151,7 +151,6 @@ class Pretrain(Data, Adapters):
             from_first(lambda: [tokenizer.save_pretrained(folder / part) for part in ("generator", "discriminator")])
 
     def _examples(self, folder: Path, objective: Any, tokenizer: Any, length: int) -> Any:
-        """Return the examples of the corpus: stored, or in memory for texts with entities."""
         if self.objective == "mlm+entities":
             from bertcore.training.data import TextMentions
 
@@ -166,7 +165,6 @@ class Pretrain(Data, Adapters):
         return stored_examples(self, folder / STORED, objective, tokenizer, length, facts)
 
     def _objective(self) -> Any:
-        """Return the objective of --objective."""
         from bertcore.training import Masking, objectives
 
         if self.objective == "clm":
@@ -204,7 +202,6 @@ class Pretrain(Data, Adapters):
             raise CommandError("--objective mlm+entities needs entity_vocab.json beside the tokenizer, which has none")
 
     def _model_and_tokenizer(self, objective: Any) -> tuple[Any, Any]:
-        """Return the model with the objective's head, and its tokenizer."""
         import bertcore
 
         kind = getattr(bertcore, objective.model_class)
@@ -250,7 +247,6 @@ class Pretrain(Data, Adapters):
         return bertcore.ReplacedTokenModel(generator, discriminator, embeddings=self.embeddings or "tied")
 
     def _beside(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Return the generator's config and the kind of embeddings for rtd."""
         from bertcore.models.replaced_tokens import generator_config
 
         if self.objective != "rtd":
@@ -288,7 +284,6 @@ def with_ids_of(tokenizer: Any, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_of(model: str) -> Any:
-    """Return the config of a preset or a config file."""
     from bertcore.checkpoint.files import read_json_object
     from bertcore.presets import preset_config
 

@@ -98,7 +98,6 @@ def figures(folder: Path, examples: list[Any], columns: Any) -> dict[str, float]
 
 
 def label_names(columns: Any) -> str:
-    """Return the labels as they are printed."""
     labels = getattr(columns, "labels", None)
     if labels is None:
         return ""
@@ -107,7 +106,6 @@ def label_names(columns: Any) -> str:
 
 
 def metric_of(columns: Any, rows: list[Any], examples: list[Any]) -> Any:
-    """Return the metrics of the task."""
     from bertcore.arguments import required
     from bertcore.training import metrics
     from bertcore.training.data import LabelledEntities, LabelledMentions, LabelledWords, Questions, answer_metrics

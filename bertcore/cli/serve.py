@@ -124,7 +124,6 @@ class JSONLines(logging.Formatter):
     """A formatter that writes an object in a line; the fields of a line of the access log are its own."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         fields = record.args if isinstance(record.args, Mapping) else {"message": super().format(record)}
         head = {"time": self.formatTime(record), "level": record.levelname.lower(), "logger": record.name}
         return json.dumps(head | dict(fields))

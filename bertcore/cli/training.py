@@ -59,7 +59,6 @@ class Data(Command):
     skip_malformed: bool = False
 
     def records(self, paths: Sequence[str]) -> Any:
-        """Return the records of files, folders or standard input."""
         from bertcore.training.data import Records
 
         return Records(list(paths), on_malformed="skip" if self.skip_malformed else "error")
@@ -88,7 +87,6 @@ class Training(Command):
 
     @classmethod
     def parameters(cls) -> list[click.Parameter]:
-        """Return the command's own options, and those of TrainingArguments."""
         from bertcore.training import TrainingArguments
 
         made = super().parameters()
@@ -106,7 +104,6 @@ class Training(Command):
 
     @property
     def seed(self) -> int:
-        """The seed of all that is random."""
         return self.settings.get("seed", 42)
 
     def arguments(self, folder: Path, **more: Any) -> Any:
@@ -138,21 +135,18 @@ class Training(Command):
         return [options_callback(self), *ends]
 
     def trainer(self, folder: Path, model: Any, train: Any, held_out: Any, tokenizer: Any, **more: Any) -> Any:
-        """Return the Trainer of a run; `more` are further arguments of it."""
         from bertcore.training import Trainer
 
         options = {"args": self.arguments(folder), "processing_class": tokenizer, "callbacks": self.callbacks(held_out)}
         return Trainer(model=model, train_dataset=train, eval_dataset=held_out or None, **options, **more)
 
     def run(self) -> None:
-        """Run the command, in each of the processes that MPI started."""
         with self._one_of_processes(), self.chosen_backend():
             folder = from_first(self._folder)
             if folder is not None:
                 self.train(folder)
 
     def train(self, folder: Path) -> None:
-        """Train, and print the results."""
         raise NotImplementedError
 
     @contextmanager
@@ -365,7 +359,6 @@ def _option(name: str, value: Any) -> str:
 
 
 def print_metrics(label: str, metrics: Mapping[str, float]) -> None:
-    """Print the metrics of an evaluation, without its times."""
     for name, value in metrics.items():
         if not name.endswith(("_runtime", "_per_second")):
             print(f"{label:<10}{name.removeprefix('eval_')} {value:.4f}")

@@ -125,7 +125,6 @@ def _shown(tokenizer: Any, ids: Sequence[int], special_tokens: bool) -> np.ndarr
 def _maps(
     panels: Sequence[np.ndarray], titles: Sequence[str], tokens: Sequence[str], look: Any, bar: Any, columns: int = 4
 ) -> Figure:
-    """Draw maps (queries, keys) with labelled tokens in a grid."""
     rows = -(-len(panels) // columns)
     columns = -(-len(panels) // rows)  # 6 are two rows of 3, not 4 and 2
     least, most = ((3.0, 7.5), (2.6, 4.5), (1.9, 3.2))[0 if columns == 1 else 1 if columns == 2 else 2]

@@ -36,7 +36,6 @@ class BertcoreEmbeddingFunction(EmbeddingFunction[Documents]):
         self._encoder = opened(model)
 
     def __call__(self, input: Documents) -> Embeddings:
-        """Return the embeddings of documents."""
         return list(self._encoder.encode_document(input, truncation=self._config["truncation"]))
 
     def embed_query(self, input: Documents) -> Embeddings:

@@ -44,7 +44,6 @@ class Component:
         self._encoder, self._truncation = encoder, truncation
 
     def __call__(self, doc: Doc) -> Doc:
-        """Return the document with its embedding."""
         (doc,) = self.pipe([doc])
         return doc
 

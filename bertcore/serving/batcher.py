@@ -32,7 +32,6 @@ class Lanes:
         self._is_long_busy = False
 
     def long(self, compute: Compute) -> Compute:
-        """Return `compute` for batches of long requests."""
 
         def call(rows: list[Any]) -> Sequence[Any]:
             self._is_long_busy = True
@@ -44,7 +43,6 @@ class Lanes:
         return call
 
     def short(self, compute: Compute) -> Compute:
-        """Return `compute` for batches of short requests."""
 
         def call(rows: list[Any]) -> Sequence[Any]:
             with threads_here(max(1, get_num_threads() // 4)) if self._is_long_busy else nullcontext():
@@ -110,7 +108,6 @@ class Batcher:
                 future.cancel()
 
     async def _work(self) -> None:
-        """Compute batches until no row waits."""
         loop = asyncio.get_running_loop()
         try:
             while batch := self._next_batch():

@@ -47,7 +47,6 @@ class Connection(H11Protocol):
             min(idle, key=lambda each: each.idle_since, default=self).transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Read a part of a request."""
         super().data_received(data)
         if self.is_idle:
             self._expect_head()
@@ -62,22 +61,18 @@ class Connection(H11Protocol):
         self.timeout_keep_alive_task = self.loop.call_at(self._head_ends, self.timeout_keep_alive_handler)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
         self.idle_since = self.loop.time()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Begin to wait for the client to read."""
         super().pause_writing()
         self._reading_ends = self.loop.call_later(READ_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """End the wait."""
         super().resume_writing()
         self._reading_ends.cancel()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End all waits."""
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         if self._reading_ends is not None:

@@ -108,7 +108,6 @@ async def openai_embeddings(body: dict[str, Any], models: Models, settings: Serv
 
 
 def usage(rows: list[Any]) -> dict[str, int]:
-    """Return OpenAI's count of the tokens of a request."""
     tokens = sum(map(len, rows))
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
@@ -164,7 +163,6 @@ def side_of(model: ServedModel, name: str | None) -> dict[str, Any]:
 async def _read(
     kind: Kinds, body: dict[str, Any], models: Models, settings: ServerSettings
 ) -> tuple[ServedModel, list[Any], str | None]:
-    """Return the model of this kind, the tokens of the texts of `inputs`, and the route of a Router that reads them."""
     model = models.of_kind(kind, body["model"])
     cut, side = settings.cutting(body), side_of(model, body["prompt_name"])
     return model, await model.tokens(listed(body["inputs"]), **cut, **side), side.get("route")

@@ -53,7 +53,6 @@ class Guard:
         self._memory, self._in_work = Memory(settings.max_memory), 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass one request on to the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -126,13 +125,11 @@ class Exchange:
         self.status = CLIENT_GONE
 
     async def receive(self) -> Any:
-        """Return the next part of the body."""
         message = await self._receive()
         self._is_sending = self._is_sending and message.get("more_body", False)
         return message
 
     async def send(self, message: Any) -> None:
-        """Send a part of the answer."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             close = [(b"connection", b"close")] if self._is_sending else []
@@ -153,7 +150,6 @@ class Exchange:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """Return a value as JSON."""
     return Response(orjson.dumps(value), status, media_type="application/json")
 
 
@@ -173,7 +169,6 @@ class Parts(Response):
         self._first, self._others = first, others
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send it, until the client has gone."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         gone = asyncio.ensure_future(disconnected(receive))
         try:

@@ -29,7 +29,6 @@ class Job:
 
     @property
     def given(self) -> Any:
-        """The input of the pipeline."""
         return {"text": self.text, "spans": self.spans} if self.spans else self.text
 
     def __len__(self) -> int:

@@ -224,15 +224,12 @@ class ServedModel:
         return call
 
     async def tokens(self, texts: Sequence[Any], **options: Any) -> list[Any]:
-        """Call `read`; see `_aside`."""
         return await self._aside(self.read, texts, options)
 
     async def jobs(self, texts: Sequence[str], **options: Any) -> list[Job]:
-        """Call `read_jobs`; see `_aside`."""
         return await self._aside(partial(read_jobs, self), texts, options)
 
     async def marked_jobs(self, inputs: Sequence[Any], **options: Any) -> list[Job]:
-        """Call `read_marked`, in a thread."""
         return await asyncio.to_thread(partial(read_marked, self), inputs, **options)
 
     async def _aside(self, read: Callable[..., list[Any]], texts: Sequence[Any], options: dict[str, Any]) -> list[Any]:
@@ -363,12 +360,10 @@ class ServedModel:
 
     @property
     def waiting_tokens(self) -> int:
-        """The number of waiting tokens."""
         return sum(batcher.waiting_tokens for both in self._batchers.values() for batcher in both)
 
     @property
     def labels(self) -> list[str]:
-        """The names of a classifier's labels."""
         return list(self.engine.id2label.values()) if self.engine is self.pipeline else self.engine.labels
 
     def warm_up(self) -> None:

@@ -27,17 +27,14 @@ class Metrics:
         waiting.set_function(waiting_tokens)
 
     def request(self, path: str, status: int, seconds: float) -> None:
-        """Count a request."""
         self._requests.labels(path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
 
     def batch(self, rows: int, tokens: int) -> None:
-        """Count a batch."""
         self._batch_rows.observe(rows)
         self._batch_tokens.observe(tokens)
 
     def text(self) -> bytes:
-        """Return all counters in Prometheus' format."""
         return generate_latest(self._registry)
 
 
@@ -60,13 +57,11 @@ DOCS = """<!doctype html>
 
 
 def files() -> dict[str, Response]:
-    """Return the files of the page to use the models, by path."""
     folder = Path(__file__).parent / "static"
     return {path: _page((folder / name).read_bytes(), TYPES[Path(name).suffix]) for path, name in FILES.items()}
 
 
 def docs_page(api: Mapping[str, Any]) -> Response:
-    """Return a page that lists the requests of an OpenAPI document."""
     parts = []
     for path, operations in api["paths"].items():
         for method, operation in operations.items():
@@ -92,5 +87,4 @@ def _page(content: str | bytes, media: str) -> Response:
 
 
 def counters(metrics: Metrics) -> Response:
-    """Return the server's counters in Prometheus' format."""
     return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -116,7 +116,6 @@ def batch(items: Schema, description: str) -> Schema:
 
 
 def choice(*names: str) -> Schema:
-    """Return the schema of one of these strings."""
     return {"type": "string", "enum": list(names), "description": f"one of {', '.join(names)}"}
 
 
@@ -194,7 +193,6 @@ def _option(schema: Schema, value: Any) -> Schema | None:
 
 
 def _fits(schema: Schema, value: Any) -> bool:
-    """Return whether a value has the schema's type and range."""
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     is_right = any(isinstance(value, TYPES[kind]) and (kind == "boolean") == isinstance(value, bool) for kind in kinds)
     return (

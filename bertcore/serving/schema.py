@@ -97,7 +97,6 @@ def _bounded(schema: Any, most: int) -> Any:
 
 
 def _responses(path: str, media: str | None, result: Schema, statuses: Iterable[int]) -> dict[str, Any]:
-    """Return the responses of an operation: 200 and these statuses of errors."""
     right = {"description": "OK"} | ({"content": {media: {"schema": result}}} if media else {})
     is_openai = path.startswith(OPENAI_PATHS)
     name = "OpenAIError" if is_openai else "Error"

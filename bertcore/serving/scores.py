@@ -171,7 +171,6 @@ async def _relevance(
 async def _logits(
     model: ServedModel, texts: list[tuple[str, ...]], name: str, cut: dict[str, Any]
 ) -> tuple[list[Any], np.ndarray]:
-    """Return the tokens of texts or pairs, and their logits, (rows, labels)."""
     for index, row in enumerate(texts):
         if not any(row):
             raise empty(f"{name.format(index)} is empty, expected a text")

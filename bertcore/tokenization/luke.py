@@ -255,7 +255,6 @@ class LukeTokenizer(Tokenizer):
     def _entity_values(
         self, rows: list[EntityRow], fill: Padding, most: int, wanted: Mapping[str, bool | None]
     ) -> dict[str, list]:
-        """Return the columns of the entities."""
         counts = [len(row.ids) for row in rows]
         length = None if fill.strategy is None else most if fill.strategy == "max_length" else max(counts, default=0)
         target = None if length is None else -(-length // fill.multiple) * fill.multiple
