@@ -51,42 +51,32 @@ if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says
 __version__ = "0.1.0"
 
 _LAZY = {
-    "AutoModel": "bertcore.models.auto",
-    "AutoModelForCausalLM": "bertcore.models.auto",
-    "AutoModelForEntityClassification": "bertcore.models.entities",
-    "AutoModelForEntityPairClassification": "bertcore.models.entities",
-    "AutoModelForEntitySpanClassification": "bertcore.models.entities",
-    "AutoModelForMaskedLM": "bertcore.models.auto",
-    "AutoModelForMultipleChoice": "bertcore.models.auto",
-    "AutoModelForNextSentencePrediction": "bertcore.models.auto",
-    "AutoModelForPreTraining": "bertcore.models.pretraining",
-    "AutoModelForQuestionAnswering": "bertcore.models.auto",
-    "AutoModelForSequenceClassification": "bertcore.models.auto",
-    "AutoModelForSpanBoundary": "bertcore.models.pretraining",
-    "AutoModelForTokenClassification": "bertcore.models.auto",
-    "AutoTokenizer": "bertcore.tokenization",
-    "BackendUnavailable": "bertcore.kernels",
-    "CrossEncoder": "bertcore.tasks.cross_encoder",
-    "GLiNER": "bertcore.tasks.gliner",
-    "GLiNER2": "bertcore.tasks.gliner2",
-    "MultiVectorEncoder": "bertcore.tasks.multi_vector",
-    "ReplacedTokenModel": "bertcore.models.replaced_tokens",
-    "SentenceEncoder": "bertcore.tasks.sentence_encoder",
-    "SparseEncoder": "bertcore.tasks.sparse_encoder",
-    "VectorIndex": "bertcore.tasks.index",
-    "autocast": "bertcore.passes",
-    "get_backend": "bertcore.kernels",
-    "get_num_threads": "bertcore.kernels",
-    "is_batch_invariant": "bertcore.kernels",
-    "load_model": "bertcore.models.architectures",
-    "pipeline": "bertcore.tasks.pipelines",
-    "set_backend": "bertcore.kernels",
-    "set_batch_invariant": "bertcore.kernels",
-    "set_num_threads": "bertcore.kernels",
-    "student_from_teacher": "bertcore.models.student",
-    "use_backend": "bertcore.kernels",
-    "value_and_grad": "bertcore.gradients",
-    "vjp": "bertcore.gradients",
+    name: f"bertcore.{module}"
+    for module, names in {
+        "gradients": "value_and_grad vjp",
+        "kernels": "BackendUnavailable get_backend get_num_threads is_batch_invariant set_backend set_batch_invariant "
+        "set_num_threads use_backend",
+        "models.architectures": "load_model",
+        "models.auto": "AutoModel AutoModelForCausalLM AutoModelForMaskedLM AutoModelForMultipleChoice "
+        "AutoModelForNextSentencePrediction AutoModelForQuestionAnswering AutoModelForSequenceClassification "
+        "AutoModelForTokenClassification",
+        "models.entities": "AutoModelForEntityClassification AutoModelForEntityPairClassification "
+        "AutoModelForEntitySpanClassification",
+        "models.pretraining": "AutoModelForPreTraining AutoModelForSpanBoundary",
+        "models.replaced_tokens": "ReplacedTokenModel",
+        "models.student": "student_from_teacher",
+        "passes": "autocast",
+        "tasks.cross_encoder": "CrossEncoder",
+        "tasks.gliner": "GLiNER",
+        "tasks.gliner2": "GLiNER2",
+        "tasks.index": "VectorIndex",
+        "tasks.multi_vector": "MultiVectorEncoder",
+        "tasks.pipelines": "pipeline",
+        "tasks.sentence_encoder": "SentenceEncoder",
+        "tasks.sparse_encoder": "SparseEncoder",
+        "tokenization": "AutoTokenizer",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = sorted(_LAZY)

@@ -18,10 +18,8 @@ from matplotlib.font_manager import fontManager
 
 from bertcore.arguments import printable, warn_caller
 
-BLUE, ORANGE, GREEN, PINK, SKY, AMBER, GREY = (
-    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"),
-    "#8c8c8c",
-)
+BLUE, ORANGE, GREEN, PINK = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
+SKY, AMBER, GREY = "#56b4e9", "#e69f00", "#8c8c8c"
 COLORS = (BLUE, ORANGE, GREEN, AMBER, PINK, SKY)
 SUFFIXES = (".png", ".svg")
 SMALL = 7.5  # points, the smallest font
@@ -29,30 +27,15 @@ SMALL = 7.5  # points, the smallest font
 FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans Devanagari", "Noto Emoji", "WenQuanYi Micro Hei", "Unifont")
 GLYPH = re.compile(r"Glyph (\d+) .*missing from font")  # matplotlib's warning, for each character
 STYLE: dict[Any, Any] = {
-    "figure.constrained_layout.h_pad": 0.06,
-    "figure.constrained_layout.w_pad": 0.06,
-    "font.size": 9,
-    "figure.dpi": 150,
-    "figure.labelsize": 9,
-    "figure.titlesize": 9,
-    "axes.titlesize": 9.5,
-    "axes.labelsize": 9,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
-    "legend.fontsize": 8.5,
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#666666",
-    "axes.axisbelow": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.7,
-    "xtick.color": "#333333",
-    "ytick.color": "#333333",
+    "figure.constrained_layout.h_pad": 0.06, "figure.constrained_layout.w_pad": 0.06, "figure.dpi": 150,
+    "font.size": 9, "figure.labelsize": 9, "figure.titlesize": 9, "axes.titlesize": 9.5, "axes.labelsize": 9,
+    "xtick.labelsize": 8.5, "ytick.labelsize": 8.5, "legend.fontsize": 8.5, "legend.frameon": False,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#666666", "axes.axisbelow": True,
+    "grid.color": "#dddddd", "grid.linewidth": 0.7, "xtick.color": "#333333", "ytick.color": "#333333",
     "text.parse_math": False,  # a text with two dollar signs is not a formula
     "text.hinting": "none",  # a text is as wide in a PNG as in an SVG
     "svg.hashsalt": "bertcore",
-}
+}  # fmt: skip
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Loss and gradients of a model, also of a loss that the caller computes from its outputs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.kernels.precision import is_bfloat16
 from bertcore.nn.parameter import Parameter
-from bertcore.tape import Tape, Variable, current_tape, value_of
+from bertcore.tape import Tape, Variable, current_tape, value_of, within
 
 _factor: ContextVar[Any] = ContextVar("bertcore_gradient_factor", default=None)
 
@@ -57,14 +57,9 @@ class Gradients(dict[str, Any]):
 
     def whole(self, parameters: Sequence[Parameter]) -> list[Any]:
         """Return the arrays that were added, or None where an entry under a parameter's names has been replaced."""
-        found = []
-        for parameter in parameters:
-            gradient, parts = self._whole.get(parameter, (None, {}))
-            for name, part in parts.items():
-                if self.get(name) is not part:
-                    gradient = None
-            found.append(gradient)
-        return found
+        found = (self._whole.get(parameter, (None, {})) for parameter in parameters)
+        kept = ((whole, all(self.get(name) is part for name, part in parts.items())) for whole, parts in found)
+        return [whole if is_kept else None for whole, is_kept in kept]
 
 
 def gradients_of(parameters: Sequence[Parameter], grads: Mapping[str, Any]) -> list[Any]:
@@ -74,10 +69,8 @@ def gradients_of(parameters: Sequence[Parameter], grads: Mapping[str, Any]) -> l
         TypeError, ValueError: for a name that `grads` lacks, a non-array, or a wrong shape or dtype.
     """
     whole = grads.whole(parameters) if isinstance(grads, Gradients) else [None] * len(parameters)
-    return [
-        _joined(parameter, grads) if gradient is None else gradient
-        for parameter, gradient in zip(parameters, whole, strict=True)
-    ]
+    pairs = zip(parameters, whole, strict=True)
+    return [_joined(parameter, grads) if gradient is None else gradient for parameter, gradient in pairs]
 
 
 def _joined(parameter: Parameter, grads: Mapping[str, Any]) -> Any:
@@ -93,17 +86,12 @@ def _joined(parameter: Parameter, grads: Mapping[str, Any]) -> Any:
     return parameter.joined(grads)[0]
 
 
-@contextmanager
-def multiplied_gradients(factor: Any) -> Iterator[None]:
-    """Multiply all gradients within the block by `factor`, an array without axes, from the loss on; None for 1.
+def multiplied_gradients(factor: Any) -> AbstractContextManager[None]:
+    """Return a block that multiplies all gradients by `factor`, an array without axes or None, from the loss on.
 
     Gradients that would vanish in float16 do not.
     """
-    token = _factor.set(factor)
-    try:
-        yield
-    finally:
-        _factor.reset(token)
+    return within(_factor, factor)
 
 
 def _multiplied(gradient: Any) -> Any:
@@ -292,9 +280,7 @@ def _pairs(fields: Mapping[str, Any], gradients: Mapping[str, Any]) -> Iterator[
     """Yield (field or part of one, its gradient in its dtype and memory) for each gradient that is not None."""
     if all(gradient is None for gradient in gradients.values()):
         raise ValueError("gradients is empty, expected those of one field at least")
-    for name, gradient in gradients.items():
-        if gradient is None:
-            continue
+    for name, gradient in ((name, each) for name, each in gradients.items() if each is not None):
         if name not in fields:
             raise ValueError(f"gradients has {name!r}, which the output does not have; it has {', '.join(fields)}")
         if name in NO_GRADIENT:

@@ -92,21 +92,19 @@ class Classifier(Block):
         return self.output(run, drop(run, features, self.dropout))
 
     def _features(self, encoded: Any) -> Tensor:
-        run = encoded.run
+        run, inputs = encoded.run, encoded.inputs
         if self.source == "pooler":
             return encoded.pooled
         if self.source == "first":
-            return functional.take_rows(run, encoded.hidden, rows=encoded.inputs.first_tokens)
-        if self.source == "last":
-            return functional.take_rows(run, encoded.hidden, rows=encoded.inputs.last_tokens)
-        if self.source == "last_word":
-            return functional.take_rows(run, encoded.hidden, rows=_last_words(encoded.inputs, self.padding))
+            return functional.take_rows(run, encoded.hidden, rows=inputs.first_tokens)
+        if self.source in ("last", "last_word"):
+            rows = inputs.last_tokens if self.source == "last" else _last_words(inputs, self.padding)
+            return functional.take_rows(run, encoded.hidden, rows=rows)
         if self.source == "mean":
             return _mean(run, encoded.hidden, encoded.packed)
         if self.source == "tokens_and_first":
-            return functional.add(
-                run, encoded.hidden, functional.take_rows(run, encoded.hidden, rows=_first_of_each(encoded))
-            )
+            first = functional.take_rows(run, encoded.hidden, rows=_first_of_each(encoded))
+            return functional.add(run, encoded.hidden, first)
         return encoded.hidden
 
 
@@ -300,19 +298,12 @@ class SpanBoundaryHead(Block):
 
     def __init__(self, head_spec: SpanBoundarySpec, spec: EncoderSpec, word_embeddings: Parameter):
         name, width, self.most = head_spec.name, spec.embedding_size, head_spec.positions
-        inputs = 2 * spec.hidden_size + head_spec.position_size
-        self.places = Embedding(
-            f"{name}.position_embeddings", rows=head_spec.positions, features=head_spec.position_size
-        )
-        sizes = (inputs, width)
-        self.dense = [
-            Linear(f"{name}.layer.{index}.dense", in_features=size, out_features=width, activation="gelu")
-            for index, size in enumerate(sizes)
-        ]
-        self.norms = [
-            LayerNorm(f"{name}.layer.{index}.LayerNorm", features=width, eps=spec.layer_norm_eps)
-            for index in range(len(sizes))
-        ]
+        position = {"rows": head_spec.positions, "features": head_spec.position_size}
+        self.places, self.dense, self.norms = Embedding(f"{name}.position_embeddings", **position), [], []
+        for index, size in enumerate((2 * spec.hidden_size + head_spec.position_size, width)):
+            sizes, norm = {"in_features": size, "out_features": width}, f"{name}.layer.{index}.LayerNorm"
+            self.dense.append(Linear(f"{name}.layer.{index}.dense", **sizes, activation="gelu"))
+            self.norms.append(LayerNorm(norm, features=width, eps=spec.layer_norm_eps))
         self.decoder = word_embeddings.used_as("weight")
         self.bias = Parameter(f"{name}.bias", shape=(spec.vocab_size,), initial="zeros")
 

@@ -108,8 +108,7 @@ class PeftModel(Block):
 
     def _attached(self, *, is_trainable: bool = True) -> Self:
         if is_trainable and self._model.dtype in INT8:
-            problem = "whose maps have no gradients: train adapters beside bfloat16 or float32"
-            raise ValueError(f"model is in {self._model.dtype}, {problem}")
+            raise ValueError(f"model is in {self._model.dtype}, which has no gradients, expected bfloat16 or float32")
         for parameter in self.parameters():
             parameter.is_frozen = not is_trainable or parameter not in self._trained()
         for parameter, names in self._biases.items():
@@ -150,11 +149,8 @@ class PeftModel(Block):
         precision. Raises ValueError for a sum that int8 cannot represent (inf, NaN); the model stays as it was.
         """
         weights = [adapter.adapted for adapter in self.adapters]
-        sums = [
-            weight.array().astype(storage_dtype(adapter.precision), copy=False) + adapter.product()
-            for weight, adapter in zip(weights, self.adapters, strict=True)
-        ]
-        update_together(weights, sums)
+        stored = (each.adapted.array().astype(storage_dtype(each.precision), copy=False) for each in self.adapters)
+        update_together(weights, [array + each.product() for array, each in zip(stored, self.adapters, strict=True)])
         for weight in weights:
             weight.adapt(None)
         for parameter, was_frozen in self._was_frozen.items():
@@ -228,9 +224,7 @@ class PeftModel(Block):
         """
         config = self.peft_config.to_file()
         if self.peft_config.target_modules == ALL_LINEAR:
-            config["target_modules"] = sorted(
-                name.removesuffix(".weight") for adapter in self.adapters for name in adapter.names
-            )
+            config["target_modules"] = sorted(self._adapted)
         layouts = [adapter.adapted.layout for adapter in self.adapters]
         config["fan_in_fan_out"] = any(layout is not None and layout.axes == (1, 0) for layout in layouts)
         tensors = {}
@@ -274,10 +268,8 @@ def _adapters(model: Model, config: LoraConfig, saved: Collection[Parameter]) ->
         found, groups = True, {}
         for name in names:
             groups.setdefault(config.rank_and_scale(name.removesuffix(".weight")), []).append(name)
-        parts = [
-            LowRankAdapter(parameter, some, rank=rank, scale=scale, dropout=config.lora_dropout)
-            for (rank, scale), some in groups.items()
-        ]
+        options = ((some, {"rank": rank, "scale": scale}) for (rank, scale), some in groups.items())
+        parts = [LowRankAdapter(parameter, some, **sizes, dropout=config.lora_dropout) for some, sizes in options]
         yield parts[0] if len(parts) == 1 else MixedAdapter(parts)
     if not found:
         raise ValueError(f"target_modules is {config.target_modules!r}, which matches no linear layer of the model")
@@ -389,10 +381,8 @@ class LoraConfig:
         for key, value in self.alpha_pattern.items():
             check_number(f"alpha_pattern[{_patterns('alpha_pattern', key)!r}]", value, above_zero=True)
         layers = [] if self.layers_to_transform is None else self.layers_to_transform
-        self.layers_to_transform = [
-            check_count("layers_to_transform", layer, 0)
-            for layer in (layers if isinstance(layers, Iterable) else [layers])
-        ]
+        numbers = layers if isinstance(layers, Iterable) else [layers]
+        self.layers_to_transform = [check_count("layers_to_transform", number, 0) for number in numbers]
         if self.layers_pattern and not self.layers_to_transform:
             raise ValueError("layers_pattern is given without layers_to_transform, expected both")
         if isinstance(self.target_modules, str) and self.layers_to_transform:
@@ -417,8 +407,9 @@ class LoraConfig:
             return False
         if self.target_modules == ALL_LINEAR:
             return True
-        if not _is_named(self.target_modules, module) or not self.layers_to_transform:
-            return _is_named(self.target_modules, module)
+        is_named = _is_named(self.target_modules, module)
+        if not is_named or not self.layers_to_transform:
+            return is_named
         patterns = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
         beginnings = [rf"(?:^|.*?\.){pattern}" for pattern in patterns] or [r".*?\.[^.]*"]
         numbers = list(re.finditer(r"\.(?=(\d+)\.)", module))
@@ -440,10 +431,9 @@ class LoraConfig:
             raise checkpoint.CheckpointError(f"{source}: peft_type is {config.get('peft_type')!r}, expected 'LORA'")
         initial = config.get("init_lora_weights")
         if initial not in INITIAL_VALUES:
-            raise checkpoint.CheckpointError(
-                f"{source}: init_lora_weights is {initial!r}, which changes the model's own weights, too; convert the "
-                "adapters with PEFT: save_pretrained(..., path_initial_model_for_weight_conversion=...)"
-            )
+            problem = f"init_lora_weights is {initial!r}, which changes the model's own weights, too"
+            advice = "PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...) converts the adapters"
+            raise checkpoint.CheckpointError(f"{source}: {problem}; {advice}")
         known = {field.name for field in fields(cls)}
         asked = [key for key, value in config.items() if value and key not in known | IGNORED_KEYS]
         if asked:

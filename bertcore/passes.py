@@ -6,8 +6,8 @@ on they are a `Pass`, the first argument, `run`, of every block, parameter read 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bertcore import kernels
-from bertcore.tape import Tape, current_tape
+from bertcore.tape import Tape, current_tape, within
 
 Place = tuple[str, int, str | None]
 AUTOCAST = "bfloat16", "float16"
@@ -51,24 +51,8 @@ _loss_factors: ContextVar[tuple[float, ...]] = ContextVar("bertcore_loss_factors
 _scores: ContextVar[list[Any] | None] = ContextVar("bertcore_scores", default=None)
 _losses: ContextVar[list[Any] | None] = ContextVar("bertcore_losses", default=None)
 
-autocast_dtype: Callable[[], str | None] = _dtype.get
-current_class_options: Callable[[], ClassOptions | None] = _options.get
-current_loss_factors: Callable[[], tuple[float, ...]] = _loss_factors.get
-current_scores: Callable[[], list[Any] | None] = _scores.get
-current_losses: Callable[[], list[Any] | None] = _losses.get
 
-
-@contextmanager
-def _set(variable: ContextVar[Any], value: Any) -> Iterator[Any]:
-    token = variable.set(value)
-    try:
-        yield value
-    finally:
-        variable.reset(token)
-
-
-@contextmanager
-def autocast(dtype: str) -> Iterator[None]:
+def autocast(dtype: str) -> AbstractContextManager[None]:
     """Compute in 16 bits with a model in float32 within a `with` block, for this thread or task alone.
 
         with autocast("bfloat16"):
@@ -86,18 +70,17 @@ def autocast(dtype: str) -> Iterator[None]:
     """
     if dtype not in AUTOCAST:
         raise ValueError(f"dtype is {dtype!r}, expected {' or '.join(map(repr, AUTOCAST))}")
-    with _set(_dtype, dtype):
-        yield
+    return within(_dtype, dtype)
 
 
 def use_class_options(options: ClassOptions) -> Any:
     """Return a block in which models' losses follow `options`."""
-    return _set(_options, options)
+    return within(_options, options)
 
 
 def use_loss_factors(factors: tuple[float, ...]) -> Any:
     """Return a block in which a loss that is a sum multiplies its summands by these, and leaves out those of 0."""
-    return _set(_loss_factors, factors)
+    return within(_loss_factors, factors)
 
 
 def kept_scores() -> Any:
@@ -105,12 +88,12 @@ def kept_scores() -> Any:
 
     A loss that compares them need not make them twice.
     """
-    return _set(_scores, [])
+    return within(_scores, [])
 
 
 def kept_losses() -> Any:
     """Return a block that keeps the summands of losses that are sums, before they are added up, in a list."""
-    return _set(_losses, [])
+    return within(_losses, [])
 
 
 def mixed_seed(seed: int, number: int) -> int:
@@ -254,11 +237,10 @@ class Pass:
         backend = kernels.resolve_backend(None, on_gpu=is_cupy)
         on_gpu = backend == "cupy" and kernels.uses_gpu(backend)
         trace = Trace() if trace is None else trace
-        trace.scores, trace.losses = current_scores(), current_losses()
+        trace.scores, trace.losses = _scores.get(), _losses.get()
         gpu = kernels.current_gpu() if backend == "cupy" else 0
-        options = {"trace": trace, "seeds": seeds, "class_options": current_class_options()}
-        options["loss_factors"] = current_loss_factors()
-        return cls(backend, gpu, on_gpu, autocast_dtype(), current_tape(), **options)
+        options = {"class_options": _options.get(), "loss_factors": _loss_factors.get()}
+        return cls(backend, gpu, on_gpu, _dtype.get(), current_tape(), trace=trace, seeds=seeds, **options)
 
     def to_backend(self, array: Any) -> Any:
         """Return a NumPy array in the memory of the backend."""

@@ -119,12 +119,9 @@ class _Overlapped(ctypes.Structure):
     """Windows' OVERLAPPED: the place of a lock in its file."""
 
     _fields_ = (
-        ("internal", ctypes.c_size_t),
-        ("internal_high", ctypes.c_size_t),
-        ("offset", ctypes.c_uint32),
-        ("offset_high", ctypes.c_uint32),
-        ("event", ctypes.c_void_p),
-    )
+        ("internal", ctypes.c_size_t), ("internal_high", ctypes.c_size_t),
+        ("offset", ctypes.c_uint32), ("offset_high", ctypes.c_uint32), ("event", ctypes.c_void_p),
+    )  # fmt: skip
 
 
 _EXCLUSIVE, _AT_ONCE, _LOCK_VIOLATION = 2, 1, 33  # of LockFileEx

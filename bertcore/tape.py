@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass
 from typing import Any
@@ -29,13 +29,18 @@ Pullback = Callable[..., tuple[Any, ...]]
 
 
 @contextmanager
-def unrecorded() -> Iterator[None]:
-    """Run a block that no tape records: parameters yield their arrays, as in inference."""
-    token = _current.set(None)
+def within(variable: ContextVar[Any], value: Any) -> Iterator[Any]:
+    """Return a block in which a variable has this value."""
+    token = variable.set(value)
     try:
-        yield
+        yield value
     finally:
-        _current.reset(token)
+        variable.reset(token)
+
+
+def unrecorded() -> AbstractContextManager[None]:
+    """Return a block that no tape records: parameters yield their arrays, as in inference."""
+    return within(_current, None)
 
 
 class Addend:

@@ -1,6 +1,7 @@
 """The command compare: models side by side."""
 
 import csv
+import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bertcore.cli.doctor import cpu_model
 from bertcore.cli.info import QUOTED, described, known_preset
 from bertcore.cli.inputs import model_folder
-from bertcore.cli.options import Command, CommandError, File, Positive
+from bertcore.cli.options import Command, File, Positive
 from bertcore.cli.outputs import aligned, check_matplotlib, check_picture, write_picture
 from bertcore.kernels import get_backend, get_num_threads
-from bertcore.models.cost import LENGTH, Figures, figures
+from bertcore.models.cost import LENGTH, figures
 
 if TYPE_CHECKING:
     from bertcore.models.cost import Member, PassCost
@@ -27,9 +28,7 @@ class Column(NamedTuple):
     for_none: str = ""
 
     def text(self, value: Any) -> str:
-        if value is None:
-            return self.for_none
-        return format(value * self.factor, self.form) if self.form else str(value)
+        return self.for_none if value is None else format(value * self.factor if self.form else value, self.form)
 
 
 Columns = Mapping[str, Column]
@@ -120,6 +119,8 @@ class Compare(Command):
     """
 
     positions = ("names",)
+    apart = ("training measure", "csv json")
+    needs = ("batch training measure", "training names", "measure names", "log plot")
 
     names: tuple[File, ...] = ()
     length: Positive = LENGTH
@@ -133,18 +134,8 @@ class Compare(Command):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for one, other in (("training", "measure"), ("csv", "json")):
-            if getattr(self, one) and getattr(self, other):
-                raise CommandError(f"--{one} and --{other} are both given, expected one of them")
-        option = "--training" if self.training else "--measure" if self.measure else None
-        if option is None and self.batch:
-            raise CommandError("--batch is given without --training or --measure")
-        if option is not None and not self.names:
-            raise CommandError(f"{option} is given without NAMES, expected some, as each takes its time")
         if self.plot:
             check_picture("--plot", self.plot)
-        if self.log and not self.plot:
-            raise CommandError("--log is given without --plot")
 
     def run(self) -> None:
         from bertcore.presets import PRESETS
@@ -158,21 +149,23 @@ class Compare(Command):
         note = f"FLOPs in a sequence of {self.length} tokens, or the model's longest; see `bertcore info --help`"
         self._print(rows, COLUMNS, note)
 
+    @property
+    def _what(self) -> str:
+        return f"{_counted(self.batch or (32 if self.training else 1), 'sequence')} of {_counted(self.length, 'token')}"
+
     def _compare_training(self) -> None:
         from bertcore.checkpoint import naming_config
         from bertcore.training.cost import training_cost
 
-        batch, rows = self.batch or 32, []
+        rows = []
         for name in self.names:
             config, _ = described(name)
             with naming_config(name):
-                cost = training_cost(config, batch, self.length)
+                cost = training_cost(config, self.batch or 32, self.length)
             again = {f"checkpointed_{key}": value for key, value in vars(cost.checkpointed).items()}
             known = {"name": name, **vars(cost), **vars(cost.kept), **again}
             rows.append({key: known[key] for key in TRAINING_COLUMNS})
-        steps = f"steps of {_counted(batch, 'sequence')} of {_counted(self.length, 'token')}"
-        note = f"{steps}, on {_counted(get_num_threads(), 'thread')}"
-        self._print(rows, TRAINING_COLUMNS, note)
+        self._print(rows, TRAINING_COLUMNS, f"steps of {self._what}, on {_counted(get_num_threads(), 'thread')}")
 
     def _compare_passes(self) -> None:
         from bertcore.models.cost import ROUNDS, pass_costs
@@ -180,13 +173,10 @@ class Compare(Command):
         batch, members = self.batch or 1, [_member(name) for name in self.names]
         with self.chosen_backend():
             costs, machine = pass_costs(members, batch, self.length, backend=get_backend()), _machine()
-        rows = [
-            _measured(member, cost, batch * self.length) | machine for member, cost in zip(members, costs, strict=True)
-        ]
-        passes = (
-            f"passes of {_counted(batch, 'sequence')} of {_counted(self.length, 'token')}, {ROUNDS} rounds in turns"
-        )
-        note = f"{passes}\n{machine['cpu']}, {_counted(machine['threads'], 'thread')}, {machine['backend']}"
+        pairs, tokens = zip(members, costs, strict=True), batch * self.length
+        rows = [_measured(member, cost, tokens) | machine for member, cost in pairs]
+        note = f"passes of {self._what}, {ROUNDS} rounds in turns\n"
+        note += f"{machine['cpu']}, {_counted(machine['threads'], 'thread')}, {machine['backend']}"
         self._print(rows, MEASURED_COLUMNS, f"{note} for {machine['level']}" if machine["level"] else note)
 
     def _print(self, rows: Sequence[Mapping[str, Any]], columns: Columns, note: str) -> None:
@@ -197,8 +187,7 @@ class Compare(Command):
         elif self.json:
             print(json.dumps(rows, ensure_ascii=False))
         else:
-            print(table(rows, columns))
-            print(f"\n{note}")
+            print(f"{table(rows, columns)}\n\n{note}")
         if self.plot:
             from bertcore.plots.models import MEASURED, SIZES, TRAINED, models_side_by_side
 
@@ -237,11 +226,7 @@ def _measured(member: "Member", cost: "PassCost", tokens: int) -> dict[str, Any]
 
 def _machine() -> dict[str, Any]:
     """Return the CPU, threads and backend; the level of instructions if kernels are compiled for one."""
-    level = ""
-    if get_backend() == "numba":
-        from bertcore.kernels._numba import LEVEL
-
-        level = LEVEL.name
+    level = importlib.import_module("bertcore.kernels._numba").LEVEL.name if get_backend() == "numba" else ""
     return {"cpu": cpu_model(), "threads": get_num_threads(), "backend": get_backend(), "level": level}
 
 
@@ -254,7 +239,7 @@ def row(name: str, config: Mapping[str, Any], facts: Mapping[str, Any], *, lengt
     from bertcore.checkpoint import naming_config
 
     with naming_config(name):
-        found: Figures = figures(config, length)
+        found = figures(config, length)
     sizes = {f"megabytes_{dtype}": size for dtype, size in found.megabytes.items()}
     known = {"name": name, **vars(found), **sizes, **facts}
     sources = {f"{key}_source": facts.get("sources", {}).get(key) for key in QUOTED}
@@ -263,5 +248,5 @@ def row(name: str, config: Mapping[str, Any], facts: Mapping[str, Any], *, lengt
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> str:
     cells = [[column.text(each[key]) for key, column in columns.items()] for each in rows]
-    titles = [column.title for column in columns.values()]
-    return aligned(cells, titles, right=[bool(column.form) for column in columns.values()])
+    shown = columns.values()
+    return aligned(cells, [column.title for column in shown], right=[bool(column.form) for column in shown])

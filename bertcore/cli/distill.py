@@ -103,6 +103,11 @@ class Distill(Labels, Training):
     """
 
     positions = ("data",)
+    needs = ("vocabulary static", "dims static")
+    only_for = (
+        *("eval task sequence token", "text task sequence token", "text_pair task sequence"),
+        *("label task sequence token", "label_kind task sequence", "labelled_only task mlm"),
+    )
 
     data: tuple[File, ...] = ()
     teacher: File
@@ -130,9 +135,6 @@ class Distill(Labels, Training):
                         f"{each.opts[-1]} is given with --static, which takes --teacher, --out, --vocabulary and --dims"
                     )
             return
-        for name in ("vocabulary", "dims"):
-            if getattr(self, name) is not None:
-                raise CommandError(f"--{name} is given without --static, expected both")
         if not self.data:
             raise CommandError("DATA is missing, expected files, or --static")
         if self.task is None:
@@ -140,20 +142,14 @@ class Distill(Labels, Training):
         if (self.student is None) == (self.layers is None):
             what = "both missing" if self.student is None else "both given"
             raise CommandError(f"--student and --layers are {what}, expected one of them")
-        if self.task == "mlm" and (self.eval or self.text or self.text_pair or self.label or self.label_kind):
-            raise CommandError(
-                "--task mlm has no labels: leave out --eval, --text, --text-pair, --label and --label-kind"
-            )
         check_once([*self.data, *self.eval], "it is read more than once: give files")
-        self.check_columns()
         names = [name for name, _ in self.terms]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice:
             raise CommandError(f"--terms has {twice} twice")
-        if self.temperature and "soft" not in names:
-            raise CommandError("--temperature is for the term soft, which --terms does not have")
-        if self.labelled_only and ("soft" not in names or self.task != "mlm"):
-            raise CommandError("--labelled-only is for the term soft with --task mlm")
+        if (self.temperature or self.labelled_only) and "soft" not in names:
+            given = "--temperature" if self.temperature else "--labelled-only"
+            raise CommandError(f"{given} is for the term soft, which --terms does not have")
 
     def train(self, folder: Path) -> None:
         if self.static:
@@ -189,9 +185,7 @@ class Distill(Labels, Training):
         teacher = with_new_head(kind, source)
         if teacher.newly_initialised:
             missing = teacher.newly_initialised[0]
-            raise CommandError(
-                f"{self.teacher} has no head for --task {self.task} ({missing} is missing): train it first"
-            )
+            raise CommandError(f"{self.teacher} has no head for --task {self.task} ({missing} is missing)")
         if self.task != "mlm" and class_for(teacher.config) not in (kind, bertcore.AutoModel):
             raise CommandError(f"{self.teacher} has a head for another task than {self.task}")
         return teacher, bertcore.AutoTokenizer.from_pretrained(source)
@@ -228,15 +222,12 @@ class Distill(Labels, Training):
         from bertcore.training import objectives
 
         options = {"soft": {"temperature": self.temperature or 2.0, "labelled_only": self.labelled_only}}
-        terms = [
-            getattr(objectives, TERMS[name])(weight=weight, **options.get(name, {})) for name, weight in self.terms
-        ]
+        kinds = ((getattr(objectives, TERMS[name]), weight, options.get(name, {})) for name, weight in self.terms)
+        terms = (kind(weight=weight, **more) for kind, weight, more in kinds)
         own = objectives.MaskedLM() if self.task == "mlm" else objectives.Supervised()
         return objectives.Distillation(teacher, *terms, objective=own, objective_weight=self.label_weight)
 
-    def _labelled(
-        self, folder: Path, teacher: Any, tokenizer: Any, length: int
-    ) -> tuple[Any, Any | None, dict[str, Any]]:
+    def _labelled(self, folder: Path, teacher: Any, tokenizer: Any, length: int) -> tuple[Any, Any, dict[str, Any]]:
         rows, held_out = self.labelled_rows(self.seed)
         columns = self.columns(rows if self.eval else [*rows, *held_out])
         if self.task == "sequence":
@@ -246,9 +237,7 @@ class Distill(Labels, Training):
         train, measure, metric = self.examples(columns, rows, held_out, tokenizer, length)
         return train, measure or None, {"compute_metrics": metric}
 
-    def _masked_words(
-        self, folder: Path, teacher: Any, tokenizer: Any, length: int
-    ) -> tuple[Any, Any | None, dict[str, Any]]:
+    def _masked_words(self, folder: Path, teacher: Any, tokenizer: Any, length: int) -> tuple[Any, Any, dict[str, Any]]:
         from bertcore.training import metrics, objectives
 
         facts = {"corpus": self.data, "objective": "mlm"}
@@ -272,7 +261,6 @@ def _labels_of(teacher: Any) -> tuple[str, ...]:
     from bertcore.models.spec import ConfigReader
 
     names = {int(number): name for number, name in (teacher.config.get("id2label") or {}).items()}
-    found = [
-        (number, names.get(number, f"LABEL_{number}")) for number in range(ConfigReader(teacher.config).num_labels())
-    ]
+    numbers = range(ConfigReader(teacher.config).num_labels())
+    found = ((number, names.get(number, f"LABEL_{number}")) for number in numbers)
     return tuple(str(number) if name == f"LABEL_{number}" else name for number, name in found)

@@ -63,6 +63,7 @@ class Embed(Texts, Reading):
     """
 
     spellings = ("-o output",)
+    needs = ("column ray", "part_rows ray")
 
     output: File = "-"
     format: Annotated[str | None, ("npy", "jsonl")] = None
@@ -80,8 +81,6 @@ class Embed(Texts, Reading):
         if self.ray and self.output in ("-", ""):
             raise CommandError("--ray is given without --output, expected a folder")
         super().__post_init__()
-        if not self.ray and (self.column is not None or self.part_rows is not None):
-            raise CommandError(f"--{'part-rows' if self.column is None else 'column'} is given without --ray")
         ending = Path(self.output).suffix.lower()
         if not self.ray and self.format is None and ending not in ENDINGS:
             raise CommandError(f"--output is {self.output}, expected a name that ends in .npy or .jsonl, or --format")

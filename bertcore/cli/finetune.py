@@ -28,6 +28,15 @@ WEIGHT = Kind(
     "balanced, or a number from 0 up for each class",
     "WEIGHT",
 )
+ONLY_FOR = {  # the tasks that use an option
+    "label_kind": ("sequence",),
+    "text": ("sequence", "token", *ENTITY_TASKS, *EMBEDDING_TASKS),
+    "text_pair": ("sequence", *EMBEDDING_TASKS),
+    "label": ("sequence", "token", *MENTION_TASKS, *EMBEDDING_TASKS),
+    "class_weights": ("sequence", "token", *ENTITY_TASKS),
+    "negative_label": MENTION_TASKS,
+    "max_span_width": ("span-ner",),
+}
 
 
 class LabelledData(Data):
@@ -106,16 +115,6 @@ class Labels(LabelledData):
             return LabelledWords.found_in(rows, self.text or WORDS, self.label or TAGS)
         return Questions()
 
-    def check_columns(self) -> None:
-        if self.label_kind and self.task != "sequence":
-            raise CommandError(f"--label-kind is given with --task {self.task}, expected --task sequence")
-        is_fixed = self.task in ("qa", "zero-shot-ner")
-        if (self.task in ("token", *ENTITY_TASKS) and self.text_pair) or (
-            is_fixed and (self.text_pair or self.text or self.label)
-        ):
-            others = ", --text and --label" if is_fixed else ""
-            raise CommandError(f"--task {self.task} has no use for --text-pair{others}")
-
     def examples(
         self, columns: Any, rows: list[Any], held_out: list[Any], tokenizer: Any, length: int
     ) -> tuple[list[Any], list[Any], Any]:
@@ -171,6 +170,7 @@ class Finetune(Labels, Adapters):
     """
 
     positions = ("data",)
+    only_for = tuple(f"{name} task {' '.join(tasks)}" for name, tasks in ONLY_FOR.items())
 
     model: File
     task: Annotated[str, ("sequence", "token", "qa", *ENTITY_TASKS, "zero-shot-ner", *EMBEDDING_TASKS)]  # type: ignore[misc]
@@ -181,22 +181,9 @@ class Finetune(Labels, Adapters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.class_weights and self.task in ("qa", "zero-shot-ner", *EMBEDDING_TASKS):
-            raise CommandError(f"--class-weights is given with --task {self.task}, expected one with classes")
         if "balanced" in self.class_weights and len(self.class_weights) > 1:
             raise CommandError("--class-weights has balanced beside other weights, expected it alone")
         check_once([*self.data, *self.eval], "labels are looked up in it first: give files")
-        self.check_columns()
-        if self.negative_label is not None and self.task not in MENTION_TASKS:
-            raise CommandError(
-                f"--negative-label is given with --task {self.task}, expected {' or '.join(MENTION_TASKS)}"
-            )
-        if self.max_span_width and self.task != "span-ner":
-            raise CommandError(f"--max-span-width is given with --task {self.task}, expected --task span-ner")
-        if self.task == "span-ner" and self.label:
-            raise CommandError(
-                "--task span-ner has no use for --label: labels stand in spans, [first, last + 1, label]"
-            )
 
     def columns(self, rows: list[Any]) -> Any:
         from bertcore.training.data import LabelledEntities, LabelledMentions
@@ -253,9 +240,8 @@ class Finetune(Labels, Adapters):
             weights = [float(weight) for weight in self.class_weights]
         if len(weights) != len(names):
             raise CommandError(f"--class-weights has {len(weights)} numbers, the labels are {', '.join(names):.200}")
-        print(
-            f"weights   {', '.join(f'{name} {weight:.4g}' for name, weight in zip(names, weights, strict=True)):.300}"
-        )
+        pairs = zip(names, weights, strict=True)
+        print(f"weights   {', '.join(f'{name} {weight:.4g}' for name, weight in pairs):.300}")
         return objectives.Supervised(self.settings.get("label_smoothing_factor", 0.0), weights)
 
     def _model_and_tokenizer(self, columns: Any) -> tuple[Any, Any]:
@@ -455,11 +441,8 @@ class Calibrate(LabelledData, WithModel):
             stream.write(f"{json.dumps(held, ensure_ascii=False)}\n".encode())
         temperature = {"temperature": calibration.temperature} if self.method == "temperature" else {}
         found = {"fitted_to": len(rows), "held_out": len(held_out), **temperature, **_effect(calibration, *measured)}
-        print(
-            json.dumps({"method": self.method, **found, "file": self.out})
-            if self.json
-            else _effect_lines(found, self.out)
-        )
+        as_json = json.dumps({"method": self.method, **found, "file": self.out})
+        print(as_json if self.json else _effect_lines(found, self.out))
 
     def _classifier(self, folder: Any) -> Any:
         """Return the classifier; CommandError if it does not choose one of several classes."""
@@ -469,9 +452,7 @@ class Calibrate(LabelledData, WithModel):
         classifier = pipeline("text-classification", folder, dtype=self.dtype, max_length=self.max_length)
         function = published_function(classifier.model.config.get("problem_type"), len(classifier.id2label))
         if function != "softmax" or len(set(classifier.id2label.values())) < len(classifier.id2label):
-            raise CommandError(
-                f"MODEL is {self.model}, expected a classifier that chooses one of several named classes"
-            )
+            raise CommandError(f"MODEL is {self.model}, expected a classifier that chooses one of several classes")
         return classifier
 
     def _scores(self, classifier: Any, rows: list[Any]) -> tuple[Any, Any]:

@@ -1,10 +1,11 @@
 """The command index: embed a corpus, and keep its vectors and texts in a folder that search opens."""
 
 import contextlib
+import functools
 import itertools
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,29 @@ from bertcore.cli.options import CommandError, File
 DIGEST = "model_sha256"  # of the metadata of an index
 
 
-class Index(Reading):
+class Corpus(Reading):
+    """A command that embeds a corpus.
+
+    Attributes:
+        corpus: file of texts, one a line, or - for standard input; left out with --text.
+        text: a literal text in place of CORPUS; may be repeated.
+    """
+
+    title = Reading.title
+
+    corpus: File | None = None
+    text: tuple[str, ...] = ()
+
+    def lines(self, stack: contextlib.ExitStack) -> Iterator[str]:
+        """Return the texts of the corpus as they come, while `stack` is open; CommandError if there are none."""
+        lines, name = stack.enter_context(texts_from(self.corpus, self.text, "CORPUS"))
+        first = next(lines, None)
+        if first is None:
+            raise CommandError(f"{name} holds no texts")
+        return itertools.chain([first], lines)
+
+
+class Index(Corpus):
     """Embed a corpus with a sentence encoder, and keep its vectors and texts in a folder for search --index.
 
     The corpus is UTF-8, one text a line, and is embedded as it is read, in bounded memory. The folder appears whole or
@@ -30,8 +53,6 @@ class Index(Reading):
         bertcore index all-MiniLM-L6-v2/ corpus.txt --precision binary --rescore-precision float16 -o small/
 
     Attributes:
-        corpus: file of texts, one a line, or - for standard input; left out with --text.
-        text: a literal text in place of CORPUS; may be repeated.
         output: the folder.
         precision: form of the vectors that are searched (default: float32).
         rescore_precision: form of the vectors that the best are scored by again (default: int8 beside binary, else
@@ -41,9 +62,8 @@ class Index(Reading):
 
     positions = ("model", "corpus")
     spellings = ("-o output",)
+    apart = ("add precision rescore_precision",)
 
-    corpus: File | None = None
-    text: tuple[str, ...] = ()
     output: File
     precision: Annotated[str | None, ("float32", "float16", "int8", "binary")] = None
     rescore_precision: Annotated[str | None, ("float32", "float16", "int8", "none")] = None
@@ -52,8 +72,6 @@ class Index(Reading):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_one_source(self.corpus, self.text, name="CORPUS")
-        if self.add and (self.precision or self.rescore_precision):
-            raise CommandError("--precision is given with --add, expected one of them: the index has its own")
 
     def run(self) -> None:
         from bertcore.tasks.index import VectorIndex
@@ -62,26 +80,17 @@ class Index(Reading):
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.chosen_backend())
             index = opened_index(self.output, folder) if self.add else None
-            lines, name = stack.enter_context(texts_from(self.corpus, self.text, "CORPUS"))
-            first = next(lines, None)
-            if first is None:
-                raise CommandError(f"{name} holds no texts")
-            encoder = dense_encoder(folder, self)
-            rows, texts = _in_step(encoder, itertools.chain([first], lines), self.reading_options())
+            lines, encoder = self.lines(stack), dense_encoder(folder, self)
+            rows, texts = in_step(functools.partial(encoder.encode_document_stream, **self.reading_options()), lines)
             if index is not None:
                 index.add(rows, texts=texts)
             else:
-                kept = {} if self.rescore_precision is None else {"rescore_precision": self.rescore_precision}
-                kept = {key: None if value == "none" else value for key, value in kept.items()}
-                index = VectorIndex.build(
-                    self.output,
-                    rows,
-                    texts=texts,
-                    precision=self.precision or "float32",
-                    similarity=encoder.similarity_fn_name,
-                    metadata={"model": Path(folder).name, DIGEST: model_digest(folder)},
-                    **kept,
-                )
+                options: dict[str, Any] = {"precision": self.precision or "float32"}
+                if self.rescore_precision:
+                    options["rescore_precision"] = None if self.rescore_precision == "none" else self.rescore_precision
+                options["metadata"] = {"model": Path(folder).name, DIGEST: model_digest(folder)}
+                options["similarity"] = encoder.similarity_fn_name
+                index = VectorIndex.build(self.output, rows, texts=texts, **options)
         print(f"{self.output}: {len(index):,} texts, {index.dimension} dimensions, {index.precision}", file=sys.stderr)
 
 
@@ -108,8 +117,8 @@ def opened_index(path: str, model: Path) -> Any:
     return index
 
 
-def _in_step(encoder: Any, lines: Iterable[str], options: dict[str, Any]) -> tuple[Iterator[Any], Iterator[str]]:
-    """Return the embeddings of lines, and the lines for a reader that takes as many of each."""
+def in_step(read_rows: Callable[[Iterator[str]], Iterable[Any]], lines: Iterable[str]) -> tuple[Any, Iterator[str]]:
+    """Return what `read_rows` makes of lines, and the lines for a reader that takes as many of each."""
     waiting: deque[str] = deque()  # lines on their way through the model
 
     def read() -> Iterator[str]:
@@ -117,5 +126,4 @@ def _in_step(encoder: Any, lines: Iterable[str], options: dict[str, Any]) -> tup
             waiting.append(text)
             yield text
 
-    rows = encoder.encode_document_stream(read(), **options)
-    return rows, (waiting.popleft() for _ in iter(lambda: len(waiting), 0))
+    return read_rows(read()), (waiting.popleft() for _ in iter(lambda: len(waiting), 0))

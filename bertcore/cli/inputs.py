@@ -108,10 +108,8 @@ class Pairs(Texts):
 
     def __post_init__(self) -> None:
         if self.text_pair and (len(self.text_pair) != len(self.text) or self.pairs):
-            raise CommandError(
-                f"--text-pair is given {len(self.text_pair)} times, expected once for each of {len(self.text)} --text, "
-                "and no --pairs"
-            )
+            expected = f"once for each of {len(self.text)} --text, and no --pairs"
+            raise CommandError(f"--text-pair is given {len(self.text_pair)} times, expected {expected}")
         super().__post_init__()
 
     @contextlib.contextmanager
@@ -145,10 +143,7 @@ def texts_from(
 ) -> Iterator[tuple[Iterator[str], str]]:
     """Return a block with texts, as they come, and the name of their source for messages.
 
-    Args:
-        file: a file of lines; "-" or None is standard input.
-        literal: texts in place of the file.
-        argument: the name of `file` on the command line.
+    They are `literal`, or the lines of `file` ("-" or None: standard input), which the command line calls `argument`.
     """
     if literal:
         yield iter(literal), "--text"
@@ -193,11 +188,7 @@ def input_stream(path: str, argument: str = "FILE") -> Iterator[tuple[BinaryIO, 
 
 
 def model_folder(name: str, wanted: "Wanted" = "sentence_encoder") -> Path:
-    """Return the folder of a model, fetched from the hub for an id; CommandError if there is none.
-
-    `wanted` is what is fetched (checkpoint.resolve): "sentence_encoder" and "gliner" for all files, "tokenizer" for
-    all but weights.
-    """
+    """Return the folder of a model, fetched from the hub for an id (`checkpoint.resolve`); CommandError for none."""
     if name == "demo":
         from bertcore.demo_model import demo_model_folder
 

@@ -8,6 +8,7 @@ and "Attributes". `settings_options` makes options of another dataclass's fields
 import contextlib
 import dataclasses
 import errno
+import importlib
 import inspect
 import itertools
 import math
@@ -31,13 +32,7 @@ class CommandError(RuntimeError):
 
 
 class Kind(click.ParamType):
-    """The type of an option's value.
-
-    Args:
-        read: returns the value of a text; ValueError if it has none.
-        expected: what a text must be, for error messages.
-        metavar: the name of the value in the help.
-    """
+    """The type of an option's value: `read` returns the value of a text, or ValueError; `expected` is for errors."""
 
     def __init__(self, read: Callable[[str], Any], expected: str, metavar: str = "N"):
         self.read, self.expected, self.name = read, expected, metavar
@@ -109,6 +104,9 @@ class Command:
     positions: ClassVar[tuple[str, ...]] = ()
     spellings: ClassVar[tuple[str, ...]] = ()  # other spellings: "--OPTION FIELD"
     title: ClassVar[str] = "Options of every command"  # heading in the help of derived commands
+    apart: ClassVar[tuple[str, ...]] = ()  # "OPTION OTHERS": those that cannot be given with it
+    needs: ClassVar[tuple[str, ...]] = ()  # "OPTION OTHERS": those that it needs one of
+    only_for: ClassVar[tuple[str, ...]] = ()  # "OPTION OTHER VALUES": those of another option that it can be given with
 
     backend: Annotated[str | None, BACKENDS] = None
     traceback: bool = False
@@ -120,10 +118,21 @@ class Command:
         """Check the options; CommandError, ValueError or TypeError for a wrong one."""
         named = vars(self)
         written = named.get("output") or named.get("out") or ""
-        given = [named.get(name) or () for name in ("file", "inputs", "data", "corpus")]
-        for read in itertools.chain.from_iterable([each] if isinstance(each, str) else each for each in given):
+        files = [named.get(name) or () for name in ("file", "inputs", "data", "corpus")]
+        for read in itertools.chain.from_iterable([each] if isinstance(each, str) else each for each in files):
             if os.path.isfile(written) and os.path.exists(read) and os.path.samefile(written, read):
                 raise CommandError(f"the output is {written}, which is an input, too; expected another file")
+        given = {each.name for each in dataclasses.fields(self) if named[each.name] != each.default}
+        for name, *others in map(str.split, self._of_all("apart")):
+            if name in given and (other := next((each for each in others if each in given), None)):
+                raise CommandError(f"{self._shown(name)} and {self._shown(other)} are both given, expected one of them")
+        for name, *others in map(str.split, self._of_all("needs")):
+            if name in given and given.isdisjoint(others):
+                raise CommandError(f"{self._shown(name)} is given without {' or '.join(map(self._shown, others))}")
+        for name, other, *values in map(str.split, self._of_all("only_for")):
+            if name in given and named[other] not in (None, *values):
+                expected = f"{self._shown(other)} {', '.join(values)}"
+                raise CommandError(f"{self._shown(name)} is for {expected}, not for {named[other]}")
 
     def run(self) -> int | None:
         """Do what the command is for; the exit code, 0 for None."""
@@ -141,8 +150,17 @@ class Command:
 
     @classmethod
     def all_spellings(cls) -> dict[str, str]:
-        """Return the spellings of this class and the classes it derives from."""
-        return dict(pair.split() for each in cls.__mro__ for pair in each.__dict__.get("spellings", ()))
+        """Return {spelling: field}."""
+        return dict(map(str.split, cls._of_all("spellings")))
+
+    @classmethod
+    def _of_all(cls, rules: str) -> list[str]:
+        """Return the rules of this class and the classes it derives from."""
+        return [rule for each in cls.__mro__ for rule in vars(each).get(rules, ())]
+
+    @classmethod
+    def _shown(cls, name: str) -> str:
+        return name.upper() if name in cls.positions else "--" + name.replace("_", "-")
 
     @classmethod
     def _parameter(cls, field: dataclasses.Field, hint: Any, text: str) -> click.Parameter:
@@ -168,16 +186,9 @@ class Command:
 def option(
     name: str, hint: Any, default: Any, text: str, others: Sequence[str] = (), group: str = "Options", shown: Any = None
 ) -> click.Option:
-    """Return the option of a field.
+    """Return the option of a field of this type and default (dataclasses.MISSING: the option is required).
 
-    Args:
-        name: the field.
-        hint: its type.
-        default: its default; the option is required if it is dataclasses.MISSING.
-        text: its text.
-        others: other spellings of the option.
-        group: heading in the help.
-        shown: the default to print in the help instead of `default`.
+    `text`, `others` (spellings) and the heading `group` are for the help, as is `shown`, a default to print instead.
     """
     kind, is_optional, is_tuple, metadata = _type(hint)
     flag = "--" + name.replace("_", "-")
@@ -194,21 +205,19 @@ def option(
     return made
 
 
-def settings_options(settings: type, names: Mapping[str, str], defaults: Mapping[str, Any]) -> list[click.Option]:
+def settings_options(
+    settings: type, names: Mapping[str, str], defaults: Mapping[str, Any], *, group: str, without: Sequence[str] = ()
+) -> list[click.Parameter]:
     """Return options for the fields of a dataclass whose types are plain; those that are not given are None.
 
-    Args:
-        settings: the dataclass; its docstring has the texts.
-        names: other spellings of options: {option: field}.
-        defaults: other defaults, to be shown in the help.
+    `names` has other spellings, {option: field}; `defaults` are other ones, to be shown in the help under `group`.
     """
     hints, texts, made = typing.get_type_hints(settings), texts_of(settings), []
     for field in dataclasses.fields(settings):
         kind, _, is_tuple, _ = _type(hints[field.name])
-        if kind is not None and not is_tuple:
+        if kind is not None and not is_tuple and field.name not in without:
             others = [spelling for spelling, name in names.items() if name == field.name]
             shown, text = defaults.get(field.name, field.default), texts.get(field.name, "")
-            group = f"Settings of the run ({settings.__module__}.{settings.__name__})"
             made.append(option(field.name, hints[field.name] | None, None, text, others, group, shown))
     return made
 
@@ -331,26 +340,16 @@ click.Context.formatter_class = Help
 
 
 class Group(click.Group):
-    """The commands of a program, each imported when it is asked for.
-
-    Args:
-        name: the program's name.
-        table: {command: (module, class, one line of help)}.
-        **options: further arguments of click.Group.
-    """
+    """The commands of a program, {command: (module, class, one line of help)}, each imported when it is asked for."""
 
     def __init__(self, name: str, table: Mapping[str, tuple[str, str, str]], **options: Any):
         super().__init__(name, commands={each: click.Command(each) for each in table}, **options)
         self.table = table
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.table:
-            return None
-        return self.load(cmd_name)
+        return self.load(cmd_name) if cmd_name in self.table else None
 
     def load(self, name: str) -> OptionsCommand:
-        import importlib
-
         module, kind, _ = self.table[name]
         return OptionsCommand(name, getattr(importlib.import_module(module), kind))
 

@@ -48,16 +48,9 @@ class Pipeline(Texts, Reading, Output):
         self.write_answers(lambda: self.loaded(task, folder), show, **options)
 
     def write_answers(
-        self,
-        load: Callable[[], Any],
-        show: Callable[[Any], str],
-        read: Callable[[Iterable[Any]], Iterable[Any]] = iter,
-        **options: Any,
+        self, load: Callable[[], Any], show: Callable[[Any], str], read: Callable[..., Any] = iter, **options: Any
     ) -> None:
-        """Load a pipeline, and write each answer as it comes: as JSON, or as `show` formats it.
-
-        `read` makes the pipeline's inputs of the command's.
-        """
+        """Load a pipeline, and write its answer to each of `read(inputs)`: as JSON, or as `show` formats it."""
         with contextlib.ExitStack() as stack:
             items = read(stack.enter_context(self.inputs()))
             output = stack.enter_context(output_stream(self.output, seekable=False))
@@ -141,8 +134,7 @@ def _whole_text(path: str) -> str:
 
 
 def _answers(answers: Any) -> str:
-    found = answers if isinstance(answers, list) else [answers]
-    return columns((*_place(each), each["answer"]) for each in found)
+    return columns((*_place(each), each["answer"]) for each in (answers if isinstance(answers, list) else [answers]))
 
 
 def _place(found: Any) -> tuple[str, str]:
@@ -182,6 +174,9 @@ class Classify(Pairs, Pipeline):
         merge: way to merge the windows of a text for --truncation chunk (default: mean).
     """
 
+    apart = ("ensemble top_k calibration", "labels pairs text_pair top_k ensemble calibration")
+    needs = ("vote ensemble", "template labels", "multi_label labels")
+
     top_k: Positive | None = None
     labels: str | None = None
     template: str | None = None
@@ -190,20 +185,6 @@ class Classify(Pairs, Pipeline):
     ensemble: tuple[File, ...] = ()
     vote: Annotated[str | None, ("soft", "hard")] = None
     merge: Annotated[str | None, ("mean", "max")] = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.vote is not None and not self.ensemble:
-            raise CommandError("--vote is given without --ensemble")
-        if self.labels is None and (self.template is not None or self.multi_label):
-            raise CommandError("--template or --multi-label is given without --labels")
-        if self.ensemble and (self.top_k or self.calibration is not None):
-            raise CommandError("--ensemble is given with --top-k or --calibration, expected one of them")
-        others = self.pairs or self.text_pair or self.top_k or self.ensemble or self.calibration is not None
-        if self.labels is not None and others:
-            raise CommandError(
-                "--labels is given with --pairs, --text-pair, --top-k, --ensemble or --calibration, expected one"
-            )
 
     def run(self) -> None:
         if self.labels is not None:
@@ -215,17 +196,15 @@ class Classify(Pairs, Pipeline):
         task = entity_task(folders[0])
         if task in ("entity-classification", "relation-extraction"):
             if self.pairs or self.text_pair or self.ensemble or self.calibration is not None or self.merge:
-                raise CommandError(
-                    "--pairs, --text-pair, --ensemble, --calibration or --merge is given, expected JSON lines with "
-                    f"text and spans alone: {self.model} is of {task}"
-                )
+                wrong = "--pairs, --text-pair, --ensemble, --calibration or --merge is given"
+                raise CommandError(f"{wrong}, expected JSON lines with text and spans alone: {self.model} is of {task}")
             self.answer(task, _some_classes, read=records, **self.given("top_k"))
             return
         if self.ensemble:
             self.write_answers(lambda: self._voters(folders), _vote, **self.given("merge"))
-            return
-        options = self.given("merge") | {"top_k": self.top_k or 1}
-        self.write_answers(lambda: self._classifier(folders[0]), _classes, **options)
+        else:
+            options = self.given("merge") | {"top_k": self.top_k or 1}
+            self.write_answers(lambda: self._classifier(folders[0]), _classes, **options)
 
     def _classifier(self, folder: Path) -> Any:
         classifier = self.loaded("text-classification", folder)
@@ -313,6 +292,8 @@ class Generate(Pipeline):
         seed: seed of the random choices (default: another one each time).
     """
 
+    apart = ("greedy beams",)
+
     max_new_tokens: Positive | None = None
     greedy: bool = False
     beams: Positive | None = None
@@ -322,11 +303,6 @@ class Generate(Pipeline):
     count: Positive | None = None
     seed: Seed | None = None
     truncation: Truncation = "error"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.greedy and self.beams:
-            raise CommandError("--greedy and --beams are both given, expected one of them")
 
     def run(self) -> None:
         options = self.given("max_new_tokens", "temperature", "top_k", "top_p", "seed")
@@ -360,6 +336,9 @@ class Tag(Pipeline):
         multi_label: entities may have several of --labels.
     """
 
+    apart = ("labels aggregation max_length stride",)
+    needs = ("threshold labels", "nested labels", "multi_label labels")
+
     aggregation: Annotated[str, ("none", "simple", "first", "average", "max")] = "simple"
     labels: str | None = None
     threshold: float | None = None
@@ -368,13 +347,8 @@ class Tag(Pipeline):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.labels is None and (self.threshold is not None or self.nested or self.multi_label):
-            raise CommandError("--threshold, --nested or --multi-label is given without --labels")
-        others = self.aggregation != "simple" or self.max_length or self.stride is not None
-        if self.labels is not None and (others or self.truncation == "chunk"):
-            raise CommandError(
-                "--labels is given with --aggregation, --max-length, --stride or --truncation chunk, expected one"
-            )
+        if self.labels is not None and self.truncation == "chunk":
+            raise CommandError("--labels and --truncation chunk are both given, expected one of them")
 
     def run(self) -> None:
         if self.labels is not None:
@@ -393,9 +367,8 @@ class Tag(Pipeline):
 
 
 def _entities(entities: Any) -> str:
-    return (
-        columns((each.get("entity_group") or each["entity"], *_place(each), each["word"]) for each in entities) + "\n"
-    )
+    rows = ((each.get("entity_group") or each["entity"], *_place(each), each["word"]) for each in entities)
+    return columns(rows) + "\n"
 
 
 def _labelled(entities: Any) -> str:
@@ -428,6 +401,8 @@ class Explain(Pairs):
         json: print a JSON object for each text.
     """
 
+    only_for = ("label method gradients", "steps method gradients")
+
     model: File
     method: Annotated[str, ("gradients", "rollout")] = "gradients"
     label: str | None = None
@@ -435,11 +410,6 @@ class Explain(Pairs):
     max_length: Positive | None = None
     truncation: Annotated[str, ("error", "cut")] = "error"
     json: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.method == "rollout" and (self.label is not None or self.steps):
-            raise CommandError("--label or --steps is given with --method rollout, expected --method gradients")
 
     def run(self) -> None:
         from bertcore.tasks.pipelines import pipeline
@@ -472,11 +442,9 @@ def explanation(found: dict[str, Any]) -> str:
     scores = [each["score"] for each in found["tokens"]]
     widest = max(map(abs, scores)) or 1.0
     bars = [("+" if score > 0 else "-") * round(WIDEST * abs(score) / widest) for score in scores]
-    tokens = [each["token"] for each in found["tokens"]]
-    rows = [[token, f"{score:.4f}", bar] for token, score, bar in zip(tokens, scores, bars, strict=True)]
-    table = aligned(rows, ["token", "score", ""], right=[False, True, False])
-    if "label" not in found:
-        return f"{classes}\n\n{table}"
-    label = printable(found["label"])
-    total = f"together {sum(scores):.4f}, what the text adds to the score of {label}; error {found['gap']:.4f}"
-    return f"{classes}\n\n{table}\n\n{total}"
+    rows = [[each["token"], f"{each['score']:.4f}", bar] for each, bar in zip(found["tokens"], bars, strict=True)]
+    parts = [classes, aligned(rows, ["token", "score", ""], right=[False, True, False])]
+    if "label" in found:
+        total, label = f"together {sum(scores):.4f}", printable(found["label"])
+        parts.append(f"{total}, what the text adds to the score of {label}; error {found['gap']:.4f}")
+    return "\n\n".join(parts)

@@ -28,7 +28,8 @@ FIGURES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "curves": ("training.curves", "training_curves", ()),
     "embeddings": ("plots.embeddings", "embeddings_in_two_dimensions", ("labels", "clusters", "method")),
 }
-OPTIONS = tuple(dict.fromkeys(name for *_, names in FIGURES.values() for name in names))
+OPTIONS = dict.fromkeys(name for *_, names in FIGURES.values() for name in names)
+ONLY_FOR = {name: " ".join(figure for figure in FIGURES if name in FIGURES[figure][2]) for name in OPTIONS}
 WITHOUT_MODEL = ("calibration", "curves")
 
 
@@ -70,6 +71,7 @@ class Plot(Command):
 
     positions = ("figure", "inputs")
     spellings = ("-o output",)
+    only_for = tuple(f"{name} figure {figures}" for name, figures in ONLY_FOR.items())
 
     figure: Annotated[str, tuple(FIGURES)]  # type: ignore[misc]
     inputs: tuple[File, ...] = ()
@@ -88,16 +90,12 @@ class Plot(Command):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_picture("--output", self.output)
-        has_model = self.figure not in WITHOUT_MODEL
-        if not has_model and (len(self.inputs) != 1 or self.text):
-            raise CommandError(f"{self.figure} has {len(self.inputs)} inputs, expected FILE")
-        if has_model and not 1 <= len(self.inputs) <= 2:
-            raise CommandError(f"{self.figure} has {len(self.inputs)} inputs, expected MODEL and FILE or --text")
+        has_model, count = self.figure not in WITHOUT_MODEL, len(self.inputs)
+        if not (1 <= count <= 2 if has_model else count == 1 and not self.text):
+            expected = "MODEL and FILE or --text" if has_model else "FILE"
+            raise CommandError(f"{self.figure} has {count} inputs, expected {expected}")
         if has_model:
             check_one_source(self.file, self.text)
-        for name in OPTIONS:
-            if getattr(self, name) is not None and name not in FIGURES[self.figure][2]:
-                raise CommandError(f"--{name.replace('_', '-')} is given with {self.figure}, which has no use for it")
 
     @property
     def model(self) -> str:
@@ -111,8 +109,7 @@ class Plot(Command):
     def run(self) -> None:
         check_matplotlib("plot")
         with self.chosen_backend():
-            figure = self.draw()
-        write_picture(self.output, figure)
+            write_picture(self.output, self.draw())
 
     def draw(self) -> Any:
         module, name, names = FIGURES[self.figure]
@@ -160,9 +157,10 @@ class Plot(Command):
 
     def _probabilities(self, lines: list[str]) -> tuple[list[list[float]], list[int]]:
         rows = [_chances(line, f"{self.file}, line {number}") for number, line in enumerate(lines, 1)]
-        if len({len(chances) for chances, _ in rows}) > 1:
+        chances, labels = map(list, zip(*rows, strict=True))
+        if len({*map(len, chances)}) > 1:
             raise CommandError(f"{self.file} has lines of different numbers of probabilities")
-        return [chances for chances, _ in rows], [label for _, label in rows]
+        return chances, labels
 
 
 def _chances(line: str, where: str) -> tuple[list[float], int]:

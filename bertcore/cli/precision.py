@@ -66,18 +66,16 @@ class Precision(Texts):
 
 
 def table(size: float, comparisons: Sequence["Comparison"]) -> str:
-    lines = [f"{'':<30}{'float32':>10}" + "".join(f"{each.dtype:>10}" for each in comparisons)]
+    rows = [["", "float32", *(each.dtype for each in comparisons)]]
     for key, (title, form) in ROWS.items():
         values = [getattr(each, key) for each in comparisons]
         if any(value is not None for value in values):
             first = {"megabytes": format(size, form), "speed": "1.00"}.get(key, "")
-            lines.append(f"{title:<30}{first:>10}" + "".join(f"{format(value, form):>10}" for value in values))
-    lines += [""] + [f"worst text in {each.dtype}: {_shortened(each.worst_text)}" for each in comparisons]
-    return "\n".join(lines)
-
-
-def _shortened(text: str) -> str:
-    return repr(text if len(text) <= SHOWN else text[: SHOWN - 3] + "...")
+            rows.append([title, first, *(format(value, form) for value in values)])
+    lines = [f"{title:<30}" + "".join(f"{value:>10}" for value in values) for title, *values in rows]
+    worst = ((each.dtype, each.worst_text) for each in comparisons)
+    shown = ((dtype, text if len(text) <= SHOWN else text[: SHOWN - 3] + "...") for dtype, text in worst)
+    return "\n".join([*lines, "", *(f"worst text in {dtype}: {text!r}" for dtype, text in shown)])
 
 
 class Quantize(Command):
@@ -108,6 +106,7 @@ class Quantize(Command):
     """
 
     positions = ("model", "folder")
+    apart = ("calibrate text",)
 
     model: File
     folder: File
@@ -117,8 +116,6 @@ class Quantize(Command):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.calibrate is not None and self.text:
-            raise CommandError("--calibrate and --text are both given, expected one of them")
         if (self.calibrate is not None or self.text) and self.dtype != "int8":
             raise CommandError(f"--dtype is {self.dtype}, expected int8 beside sample texts to calibrate with")
 

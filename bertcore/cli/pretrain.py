@@ -27,14 +27,12 @@ MASKED = ("mlm", "mlm+sbo", "mlm+entities", "tlm", "rtd", *PAIRS)
 OBJECTIVES = (*MASKED, "clm", "plm")
 UNITS = ("token", "word", "span")
 EMBEDDINGS = ("tied", "separate", "gradient_disentangled")  # as bertcore.ReplacedTokenModel has them
-USED_BY = {  # the objectives that use an option
+ONLY_FOR = {  # the objectives that use an option
     "mask": MASKED,
     "mask_share": (*MASKED, "plm"),
     "pair_column": ("tlm",),
     "language": tuple(PAIRS),
-    "generator_size": ("rtd",),
-    "embeddings": ("rtd",),
-    "generator": ("rtd",),
+    **dict.fromkeys(("generator_size", "embeddings", "generator"), ("rtd",)),
 }
 
 
@@ -87,6 +85,7 @@ class Pretrain(Data, Adapters):
     """
 
     positions = ("corpus",)
+    only_for = tuple(f"{name} objective {' '.join(values)}" for name, values in ONLY_FOR.items())
     defaults: ClassVar[Mapping[str, Any]] = {"num_train_epochs": 1.0, "per_device_train_batch_size": 32}
     shown_defaults: ClassVar[Mapping[str, Any]] = {"learning_rate": "5e-4; 5e-5 for a checkpoint"}
 
@@ -107,16 +106,10 @@ class Pretrain(Data, Adapters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, objectives in USED_BY.items():
-            if getattr(self, name) is not None and self.objective not in objectives:
-                option = "--" + name.replace("_", "-")
-                raise CommandError(f"{option} is for --objective {', '.join(objectives)}, not for {self.objective}")
         if self.mask_share == 0:
             raise CommandError("--mask-share is 0, expected more: there would be nothing to predict")
         if self._translations == self.column:
-            raise CommandError(
-                f"--column and --pair-column are both {self.column}, expected a text and its translation"
-            )
+            raise CommandError(f"--column and --pair-column are both {self.column}, expected two columns")
         if self.lora and self.objective == "rtd":
             raise CommandError("--lora is given with --objective rtd, which trains two models, expected one model")
 
@@ -143,9 +136,8 @@ class Pretrain(Data, Adapters):
         measures += [metrics.pair_accuracy] if self.objective in PAIRS else []
         measures += [metrics.commonest_word, metrics.replaced_tokens] if self.objective == "rtd" else []
         options = {"objective": objective, "compute_metrics": metrics.combined(*measures)}
-        options["preprocess_logits_for_metrics"] = (
-            metrics.predicted_next_words if is_causal else metrics.predicted_words
-        )
+        kept = metrics.predicted_next_words if is_causal else metrics.predicted_words
+        options["preprocess_logits_for_metrics"] = kept
         self.train_and_report(self.trainer(folder, model, train, held_out, tokenizer, **options))
         if self.objective == "rtd":
             from_first(lambda: [tokenizer.save_pretrained(folder / part) for part in ("generator", "discriminator")])
@@ -177,10 +169,8 @@ class Pretrain(Data, Adapters):
         if self.objective == "rtd":
             return objectives.ReplacedToken(Masking(masked, 1.0, 0.0, unit=self.mask or "token"))
         kinds = {"tlm": objectives.TranslationLM, "mlm+entities": objectives.EntityMaskedLM}
-        kind = kinds.get(self.objective, objectives.MaskedLM)
-        words = kind(Masking(masked, unit=self.mask or "token"))
-        pairs = PAIRS.get(self.objective)
-        return words if pairs is None else words + getattr(objectives, pairs)()
+        words = kinds.get(self.objective, objectives.MaskedLM)(Masking(masked, unit=self.mask or "token"))
+        return words + getattr(objectives, PAIRS[self.objective])() if self.objective in PAIRS else words
 
     def _check_model(self, model: Any, tokenizer: Any) -> None:
         """Check that the model and its tokenizer have what the objective needs; have segments of pairs marked."""
@@ -203,6 +193,7 @@ class Pretrain(Data, Adapters):
 
     def _model_and_tokenizer(self, objective: Any) -> tuple[Any, Any]:
         import bertcore
+        from bertcore.models.replaced_tokens import generator_config
 
         kind = getattr(bertcore, objective.model_class)
         if self.lora and kind_of(self.model) == "new":
@@ -214,19 +205,22 @@ class Pretrain(Data, Adapters):
             if self.tokenizer or self.vocab_size:
                 raise CommandError(f"{self.model} has a tokenizer of its own: leave out --tokenizer and --vocab-size")
             source = model_folder(self.model)
-            model = self._known_pair(source) if self.objective == "rtd" else kind.from_pretrained(source)
-            is_pair = self.objective == "rtd" and (Path(source) / "discriminator").is_dir()
-            return model, bertcore.AutoTokenizer.from_pretrained(Path(source) / "discriminator" if is_pair else source)
+            if self.objective != "rtd":
+                return kind.from_pretrained(source), bertcore.AutoTokenizer.from_pretrained(source)
+            model, inner = self._known_pair(source), source / "discriminator"
+            return model, bertcore.AutoTokenizer.from_pretrained(inner if inner.is_dir() else source)
         if self.generator:
-            raise CommandError(
-                f"--generator goes with a checkpoint, and {self.model} is a new model: give --generator-size"
-            )
+            raise CommandError(f"--generator is for a checkpoint, and {self.model} is new: give --generator-size")
         config = config_of(self.model)
         tokenizer = from_first(lambda: self._tokenizer(config))
         config = with_ids_of(tokenizer, config) | {"vocab_size": len(tokenizer)}
         if getattr(tokenizer, "entity_vocab", None):
             config["entity_vocab_size"] = 1 + max(tokenizer.entity_vocab.values())
-        return kind.from_config(config, seed=self.seed, **self._beside(config)), tokenizer
+        beside: dict[str, Any] = {}
+        if self.objective == "rtd":
+            beside["generator"] = generator_config(config, self.generator_size)
+            beside["embeddings"] = self.embeddings or "tied"
+        return kind.from_config(config, seed=self.seed, **beside), tokenizer
 
     def _known_pair(self, source: Any) -> Any:
         """Return the generator and the discriminator of one folder that `bertcore pretrain` wrote, or of two."""
@@ -234,24 +228,15 @@ class Pretrain(Data, Adapters):
 
         if self.generator_size:
             raise CommandError(f"{self.model} is a checkpoint, whose generator exists: leave out --generator-size")
-        if (Path(source) / "generator").is_dir():
+        if (source / "generator").is_dir():
             if self.generator or self.embeddings:
                 raise CommandError(f"{self.model} has a generator: leave out --generator and --embeddings")
             return bertcore.ReplacedTokenModel.from_pretrained(source)
         if not self.generator:
-            raise CommandError(
-                f"{self.model} has no generator beside it: give --generator, the one that it was trained with"
-            )
+            raise CommandError(f"{self.model} has no generator beside it: give --generator, which it was trained with")
         discriminator = bertcore.AutoModelForPreTraining.from_pretrained(source)
         generator = bertcore.AutoModelForMaskedLM.from_pretrained(model_folder(self.generator))
         return bertcore.ReplacedTokenModel(generator, discriminator, embeddings=self.embeddings or "tied")
-
-    def _beside(self, config: dict[str, Any]) -> dict[str, Any]:
-        from bertcore.models.replaced_tokens import generator_config
-
-        if self.objective != "rtd":
-            return {}
-        return {"generator": generator_config(config, self.generator_size), "embeddings": self.embeddings or "tied"}
 
     def _tokenizer(self, config: dict[str, Any]) -> Any:
         """Return the tokenizer of --tokenizer, or one of the model's kind that is learned from the corpus."""

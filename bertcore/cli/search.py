@@ -1,14 +1,14 @@
 """The commands search and rerank: order lines of text by how well they answer queries."""
 
 import contextlib
+import functools
 import heapq
 import itertools
 import json
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from bertcore.cli.index import dense_encoder, opened_index
+from bertcore.cli.index import Corpus, dense_encoder, in_step, opened_index
 from bertcore.cli.inputs import Reading, Texts, check_one_source, model_folder, texts_from
 from bertcore.cli.options import CommandError, File, Positive
 from bertcore.cli.outputs import output_stream
@@ -16,7 +16,7 @@ from bertcore.cli.outputs import output_stream
 BLOCK_ROWS = 4096  # of the corpus, compared with the queries at once
 
 
-class Search(Reading):
+class Search(Corpus):
     """Find the texts of a corpus that are nearest to a query, with an encoder: dense, sparse or of late interaction.
 
     The corpus and the queries are UTF-8, one text a line. The corpus is embedded as it is read, in bounded memory. The
@@ -35,10 +35,8 @@ class Search(Reading):
         bertcore search demo --index notes/ "how do cats sleep"
 
     Attributes:
-        corpus: file of texts, one a line, or - for standard input; left out with --text.
         query: the text to search for; left out with --queries.
         queries: file of texts to search for, or - for standard input.
-        text: a literal text in place of CORPUS; may be repeated.
         index: folder of an index in place of CORPUS; may be repeated for the shards of one corpus.
         rescore_multiplier: how many times --top-k texts are scored again, with an index of int8 or
             binary (default: 4, or 64 of binary).
@@ -49,11 +47,10 @@ class Search(Reading):
     """
 
     positions = ("model", "corpus", "query")
+    apart = ("late sparse", "index late sparse")
 
-    corpus: File | None = None
     query: str | None = None
     queries: File | None = None
-    text: tuple[str, ...] = ()
     index: tuple[str, ...] = ()
     rescore_multiplier: Positive | None = None
     top_k: Positive = 10
@@ -67,12 +64,8 @@ class Search(Reading):
             self.corpus, self.query = None, self.corpus
         if not self.index:
             check_one_source(self.corpus, self.text, name="CORPUS")
-        else:
-            others = {"--text": self.text, "CORPUS": self.corpus, "--late": self.late, "--sparse": self.sparse}
-            if given := [name for name, value in others.items() if value]:
-                raise CommandError(f"{given[0]} is given with --index, expected one of them")
-        if self.late and self.sparse:
-            raise CommandError("--late and --sparse are both given, expected one")
+        elif self.text or self.corpus:
+            raise CommandError(f"{'--text' if self.text else 'CORPUS'} and --index are both given, expected one")
         if (self.query is None) == (self.queries is None):
             is_none = self.query is None
             raise CommandError(f"QUERY and --queries are {'both missing' if is_none else 'both given'}, expected one")
@@ -94,10 +87,8 @@ class Search(Reading):
             output = stack.enter_context(output_stream("-", seekable=False))
             stack.enter_context(self.chosen_backend())
             indices = [opened_index(each, folder) for each in self.index]
-            if indices:
-                encoder = dense_encoder(folder, self)
-            else:
-                encoder = ENCODERS[kind](folder, **self.loading_options(kind == "late"))
+            loaded = functools.partial(ENCODERS[kind], folder, **self.loading_options(kind == "late"))
+            encoder = dense_encoder(folder, self) if indices else loaded()
             queries = [self.query]
             if self.queries is not None:
                 queries = list(stack.enter_context(texts_from(self.queries, argument="--queries"))[0])
@@ -106,12 +97,7 @@ class Search(Reading):
                 options = {"top_k": self.top_k, "rescore_multiplier": self.rescore_multiplier}
                 answers = iter(merged([each.search(rows, **options) for each in indices], self.top_k))
             else:
-                lines, name = stack.enter_context(texts_from(self.corpus, self.text, "CORPUS"))
-                first = next(lines, None)
-                if first is None:
-                    raise CommandError(f"{name} holds no texts")
-                corpus = itertools.chain([first], lines)
-                answers = search(encoder, queries, corpus, self.top_k, self.reading_options())
+                answers = search(encoder, queries, self.lines(stack), self.top_k, self.reading_options())
             for number, found in enumerate(answers):
                 for entry in found:
                     output.write((self._line(queries[number], number, entry) + "\n").encode("utf-8"))
@@ -131,18 +117,10 @@ def search(
 
     asked = encoder.encode_query(queries, **options)
     best, kept, first = BestRows(len(queries), top_k), {}, 0
-    waiting: list[str] = []  # lines on their way through the model
-
-    def read() -> Iterator[str]:
-        for text in lines:
-            waiting.append(text)
-            yield text
-
-    rows = encoder.encode_document_stream(read(), **options)
-    while block := list(itertools.islice(rows, BLOCK_ROWS)):
-        best.add(encoder.similarity(asked, block))
-        here = {first + offset: text for offset, text in enumerate(waiting[: len(block)])}
-        del waiting[: len(block)]
+    pairs = zip(*in_step(functools.partial(encoder.encode_document_stream, **options), lines), strict=False)
+    while block := list(itertools.islice(pairs, BLOCK_ROWS)):
+        best.add(encoder.similarity(asked, [row for row, _ in block]))
+        here = {index: text for index, (_, text) in enumerate(block, first)}
         first += len(block)
         wanted = set(best.indices.ravel().tolist())
         kept = {index: text for index, text in (kept | here).items() if index in wanted}
@@ -199,22 +177,17 @@ def best_lines(
     encoder: Any, query: str, lines: Iterable[str], top_k: int | None, options: dict[str, Any]
 ) -> list[tuple[float, int, str]]:
     """Return (score, index, text) of the best lines, the best first, equal ones in their order; `top_k` are kept."""
-    seen: deque[str] = deque()  # texts on their way through the model
 
-    def read() -> Iterator[str]:
-        for text in lines:
-            seen.append(text)
-            yield text
+    def scored(texts: Iterator[str]) -> Iterable[Any]:
+        if hasattr(encoder, "score_stream"):
+            return encoder.score_stream(query, texts, **options)
+        if encoder.num_labels != 1:
+            raise CommandError(f"the model has {encoder.num_labels} labels, expected one, by which to order")
+        return encoder.predict_stream(((query, text) for text in texts), **options)
 
-    if hasattr(encoder, "score_stream"):
-        scores = encoder.score_stream(query, read(), **options)
-    elif encoder.num_labels != 1:
-        raise CommandError(f"the model has {encoder.num_labels} labels, expected one, by which to order")
-    else:
-        scores = encoder.predict_stream(((query, text) for text in read()), **options)
     kept: list[tuple[float, int, str]] = []
-    for index, score in enumerate(scores):
-        entry = (float(score), -index, seen.popleft())
+    for index, (score, text) in enumerate(zip(*in_step(scored, lines), strict=False)):
+        entry = (float(score), -index, text)
         if top_k is None or len(kept) < top_k:
             heapq.heappush(kept, entry)
         else:

@@ -6,22 +6,21 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import Annotated, Any
 
+import click
+
 from bertcore.cli.inputs import Dtype
-from bertcore.cli.options import Command, CommandError, File, Kind, Positive, integer
+from bertcore.cli.options import Command, CommandError, File, Kind, Positive, integer, settings_options
+from bertcore.serving.settings import ServerSettings
 
 # Seconds that an idle connection stays open: longer than the 60 for which nginx and other load balancers keep one, or a
 # request is sent on a connection that is being closed, and its client gets 502.
 KEEP_ALIVE = 75
-SWITCH = (
-    0.0005  # seconds for which a thread keeps the interpreter: with Python's 0.005 short requests wait for long ones
-)
+SWITCH = 0.0005  # seconds that a thread keeps the interpreter: with Python's 0.005 short requests wait for long ones
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 PLAIN = "%(asctime)s %(levelname)s %(message)s"
-LIMITS = (
-    "max_batch_tokens", "max_queue_tokens", "max_client_batch_size", "max_body_bytes", "max_response_bytes", "timeout",
-)  # fmt: skip
 
 
 class Serve(Command):
@@ -44,16 +43,6 @@ class Serve(Command):
         host: address to listen at.
         port: port to listen at; 0 is any free one.
         dtype: dtype of the weights (default: the dtype of a quantized checkpoint, else float32).
-        max_batch_tokens: tokens computed at once (default: 4096; on a CPU at most 1024).
-        max_queue_tokens: tokens that may wait, of short requests and of long ones each; beyond, requests are refused
-            with 429 (default: 262144).
-        max_client_batch_size: texts of a request; beyond, it is refused with 413 (default: 32).
-        max_concurrent_requests: requests in work; beyond, they are refused with 429 (default: 512, or what the limit
-            of open files allows).
-        max_body_bytes: bytes of a request (default: 4194304).
-        max_response_bytes: bytes of an answer; beyond, its request is refused with 413 (default: 33554432).
-        timeout: seconds that a request may take (default: 60).
-        auto_truncate: cut texts that are too long, instead of refusing them.
         graceful_timeout: seconds that requests have to end when the server is stopped.
         allowed_host: name that the header Host may have, beside localhost, or "*" for any; may be repeated (default:
             any, unless host is a loopback address).
@@ -68,33 +57,33 @@ class Serve(Command):
     host: str = "127.0.0.1"
     port: Annotated[int, Kind(integer(0, 65535), "a port, 0 to 65535", "PORT")] = 8080
     dtype: Dtype = None
-    max_batch_tokens: Positive | None = None
-    max_queue_tokens: Positive | None = None
-    max_client_batch_size: Positive | None = None
-    max_concurrent_requests: Positive = 512
-    max_body_bytes: Positive | None = None
-    max_response_bytes: Positive | None = None
-    timeout: Positive | None = None
-    auto_truncate: bool = False
     graceful_timeout: Positive = 30
     allowed_host: tuple[str, ...] = ()
     cors_origin: tuple[str, ...] = ()
     log_level: Annotated[str, ("debug", "info", "warning", "error")] = "info"
     log_format: Annotated[str, ("plain", "json")] = "plain"
+    settings: dict[str, Any] = field(default_factory=dict)  # of ServerSettings
+
+    @classmethod
+    def parameters(cls) -> list[click.Parameter]:
+        return super().parameters() + settings_options(ServerSettings, {}, {}, group="Limits", without=("api_key",))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ServerSettings(**self.settings)
 
     def run(self) -> None:
         try:
             import uvicorn
 
-            from bertcore.serving import ServerSettings, connections, create_app
+            from bertcore.serving import connections, create_app
         except ModuleNotFoundError as error:
             raise CommandError(f'{error.name} is not installed: pip install "bertcore[serve]"') from error
-        limits = {name: getattr(self, name) for name in LIMITS if getattr(self, name) is not None}
         backlog, most = connections.connection_limits()
         if (requests := most - connections.SPARE_CONNECTIONS) < 1:
             raise CommandError(f"{most} connections can be open, too few to serve: raise the limit of files, ulimit -n")
-        limits["max_concurrent_requests"] = min(self.max_concurrent_requests, requests)
-        limits |= {"auto_truncate": self.auto_truncate, "cors_origins": self.cors_origin}
+        requests = min(self.settings.get("max_concurrent_requests", ServerSettings.max_concurrent_requests), requests)
+        limits = self.settings | {"max_concurrent_requests": requests, "cors_origins": self.cors_origin}
         hosts, key = allowed_hosts(self.host, self.allowed_host), os.environ.get("BERTCORE_API_KEY")
         try:
             settings = ServerSettings(**limits, allowed_hosts=hosts, api_key=key)

@@ -91,8 +91,12 @@ class Training(Command):
 
         made = super().parameters()
         known = {option for each in made for option in each.opts}
-        settings = settings_options(TrainingArguments, SPELLINGS, COMMON | cls.defaults | cls.shown_defaults)
-        return made + [each for each in settings if not known.intersection(each.opts)]
+        shown, group = (
+            COMMON | cls.defaults | cls.shown_defaults,
+            "Settings of the run (bertcore.training.TrainingArguments)",
+        )
+        settings = settings_options(TrainingArguments, SPELLINGS, shown, group=group)
+        return made + [each for each in settings if known.isdisjoint(each.opts)]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,16 +127,12 @@ class Training(Command):
         return {name: _kept(name, value) for name, value in options.items() if name not in FREE}
 
     def callbacks(self, held_out: Any) -> list[Any]:
-        """Return the callbacks that keep the options of a run in its checkpoints, and that end it early.
-
-        CommandError for --early-stopping without data to measure the model with.
-        """
+        """Return the callbacks that keep the options of a run in its checkpoints, and that end it early."""
         from bertcore.training import EarlyStoppingCallback
 
         if self.early_stopping and not held_out:
             raise CommandError("--early-stopping needs data to measure the model with: hold some out")
-        ends = [EarlyStoppingCallback(self.early_stopping)] if self.early_stopping else []
-        return [options_callback(self), *ends]
+        return [options_callback(self), *([EarlyStoppingCallback(self.early_stopping)] if self.early_stopping else [])]
 
     def trainer(self, folder: Path, model: Any, train: Any, held_out: Any, tokenizer: Any, **more: Any) -> Any:
         from bertcore.training import Trainer
@@ -222,10 +222,7 @@ class Training(Command):
         return False
 
     def example_length(self, name: str, model: Any, most: int, tokenizer: Any = None) -> int:
-        """Return the tokens of an example: --max-length, by default the model's longest up to `most`.
-
-        CommandError, with the model's `name`, for more tokens than the model or the tokenizer's files state.
-        """
+        """Return the tokens of an example: --max-length, by default the model's longest up to `most`."""
         longest = model.spec.longest_sequence or sys.maxsize
         if tokenizer is not None:
             longest = min(longest, tokenizer.model_max_length)
@@ -234,11 +231,7 @@ class Training(Command):
         return self.max_length or min(longest, most)
 
     def train_and_report(self, trainer: Any, measure: Callable[[Path], dict[str, float]] = lambda folder: {}) -> None:
-        """Train, save the model in the --out folder, evaluate it, and print the results.
-
-        `measure` gives further figures of the model in a folder. CommandError if the last step left a model whose loss
-        on held-out data is inf or NaN.
-        """
+        """Train, save the model in the --out folder, evaluate it, by `measure` as well, and print the results."""
         from bertcore.training.checkpoints import checkpoints_in, remove_checkpoint
 
         folder = Path(self.out)
@@ -279,13 +272,10 @@ class Adapters(Training):
 
     title = "Adapters"
 
+    needs = ("lora_targets lora",)
+
     lora: Positive | None = None
     lora_targets: Words = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.lora_targets and self.lora is None:
-            raise CommandError("--lora-targets is given without --lora, expected the rank of the adapters")
 
     def with_adapters(self, model: Any, task: str | None = None) -> Any:
         """Return `model` with the adapters of --lora, or `model` itself without that option."""
@@ -366,14 +356,13 @@ def print_metrics(label: str, metrics: Mapping[str, float]) -> None:
 
 def print_malformed(records: Any) -> None:
     """Print on stderr the records that were left out when the records were last read."""
-    if not records.malformed:
-        return
     for problem in records.problems:
         print(printable(problem), file=sys.stderr)
-    others = records.malformed - len(records.problems)
-    more = f" ({others} more than are shown)" if others else ""
-    were = "record was" if records.malformed == 1 else "records were"
-    print(f"malformed {records.malformed:,} {were} left out{more}", file=sys.stderr)
+    if count := records.malformed:
+        others = count - len(records.problems)
+        more = f" ({others} more than are shown)" if others else ""
+        were = "record was" if count == 1 else "records were"
+        print(f"malformed {count:,} {were} left out{more}", file=sys.stderr)
 
 
 def check_once(paths: Sequence[str], why: str) -> None:
@@ -414,10 +403,7 @@ def stored_examples(
 def documents_of(
     records: Any, column: str, *, language: str | None = None, pair_column: str | None = None
 ) -> Iterable[list[str]]:
-    """Return the lists of texts of records.
-
-    They are the sentences of a language, or lines if it is None; with `pair_column` a text and its translation.
-    """
+    """Return lists of texts: sentences of a language, or lines if it is None; or a text and its translation."""
     from bertcore.training.data import Documents, TextColumns
 
     if pair_column is None:

@@ -85,13 +85,9 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         truncation: Any = "warn",
         batch_tokens: int = BATCH_TOKENS,
     ):
-        self.model = model
-        self.dtype = dtype
-        self.prompt_name = prompt_name
-        self.normalize_embeddings = normalize_embeddings
-        self.truncate_dim = truncate_dim
-        self.truncation = truncation
-        self.batch_tokens = batch_tokens
+        self.model, self.dtype, self.prompt_name = model, dtype, prompt_name
+        self.normalize_embeddings, self.truncate_dim = normalize_embeddings, truncate_dim
+        self.truncation, self.batch_tokens = truncation, batch_tokens
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -153,13 +149,8 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
         truncation: Any = "warn",
         random_state: int | np.random.RandomState | None = 0,
     ):
-        self.model = model
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.max_length = max_length
-        self.truncation = truncation
-        self.random_state = random_state
+        self.model, self.epochs, self.batch_size, self.learning_rate = model, epochs, batch_size, learning_rate
+        self.max_length, self.truncation, self.random_state = max_length, truncation, random_state
 
     def fit(self, X: Any, y: Any) -> "TextClassifier":
         """Train on texts and a label for each.
@@ -194,20 +185,11 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
         length = min(wanted, model.spec.longest_sequence or wanted)
         Cutting(self.truncation, length)  # fail now for options that `predict` would refuse
         rows = tokenizer(texts, truncation=True, max_length=length)
-        examples = [
-            {**{name: column[index] for name, column in rows.items()}, "labels": int(label)}
-            for index, label in enumerate(labels)
-        ]
-        settings = TrainingArguments(
-            folder,
-            num_train_epochs=self.epochs,
-            per_device_train_batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            seed=self._seed(),
-        )
+        columns = {**rows, "labels": labels.tolist()}
+        examples = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        given = {"num_train_epochs": self.epochs, "per_device_train_batch_size": self.batch_size}
+        given |= {"learning_rate": self.learning_rate, "seed": self._seed()}
+        settings = TrainingArguments(folder, save_strategy="no", report_to="none", disable_tqdm=True, **given)
         Trainer(model, settings, train_dataset=examples, processing_class=tokenizer).train()
         model.save_pretrained(Path(folder) / "model")
         tokenizer.save_pretrained(Path(folder) / "model")
@@ -229,8 +211,7 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each text."""
-        best = self._logits(X).argmax(axis=1)
-        return self.classes_[best]
+        return self.classes_[self._logits(X).argmax(axis=1)]
 
     def _logits(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
@@ -240,9 +221,8 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
         return np.array(found, np.float32).reshape(len(texts), len(self.classes_))
 
     def _loaded(self) -> SequenceScores:
-        with tempfile.TemporaryDirectory(
-            ignore_cleanup_errors=True
-        ) as folder:  # the weights stay mapped after the files are deleted
+        # The weights stay mapped after the files are deleted, which Windows refuses.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             for name, content in self.files_.items():
                 (Path(folder) / name).write_bytes(content)
             return SequenceScores(Path(folder), published_length=self.max_length)

@@ -93,7 +93,6 @@ class EncoderModule(InputModule):
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", **options: Any) -> "EncoderModule":
         """Load a module that `save` wrote."""
-        hub = {
-            name: options[name] for name in ("token", "cache_folder", "revision", "local_files_only") if name in options
-        }
+        names = ("token", "cache_folder", "revision", "local_files_only")
+        hub = {name: options[name] for name in names if name in options}
         return cls(cls.load_dir_path(model_name_or_path, subfolder=subfolder, **hub))

@@ -59,15 +59,8 @@ def attention_forward(
         raise ValueError(f"softcap is {options['softcap']}, expected None: this attention does not support it")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", False)
-    output = attention(
-        query,
-        key,
-        value,
-        attn_mask=attention_mask,
-        bias=position_bias,
-        is_causal=bool(is_causal) and attention_mask is None and query.shape[2] > 1,
-        scale=scaling,
-        dropout_p=dropout,
-        dropout_seed=int(torch.randint(MOST_SEED, ())) if dropout else 0,
-    )
+    is_causal = bool(is_causal) and attention_mask is None and query.shape[2] > 1
+    terms = {"attn_mask": attention_mask, "bias": position_bias, "is_causal": is_causal, "scale": scaling}
+    seed = int(torch.randint(MOST_SEED, ())) if dropout else 0
+    output = attention(query, key, value, **terms, dropout_p=dropout, dropout_seed=seed)
     return output.transpose(1, 2).contiguous(), None

@@ -5,7 +5,19 @@
 Needs the extra `serve` (starlette, uvicorn, orjson, prometheus_client).
 """
 
-from bertcore.serving.app import create_app
-from bertcore.serving.models import ServerSettings
+from typing import TYPE_CHECKING, Any
+
+from bertcore.serving.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from bertcore.serving.app import create_app
 
 __all__ = ["ServerSettings", "create_app"]
+
+
+def __getattr__(name: str) -> Any:  # the command line reads the settings without the packages that a server needs
+    if name != "create_app":
+        raise AttributeError(f"module 'bertcore.serving' has no attribute {name!r}")
+    from bertcore.serving.app import create_app
+
+    return create_app

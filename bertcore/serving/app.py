@@ -21,29 +21,19 @@ from starlette.routing import Route
 from bertcore.checkpoint import copied, resolve
 from bertcore.demo_model import demo_model_folder
 from bertcore.serving import embeddings, information, page, schema, scores, words
+from bertcore.serving import requests as rq
 from bertcore.serving.batcher import NICER, Lanes
 from bertcore.serving.guard import HANDLERS, Guard, disconnected, json_response, long_json_response
-from bertcore.serving.models import BODY, Models, ServedModel, ServerSettings
+from bertcore.serving.models import Models, ServedModel
 from bertcore.serving.page import Metrics
-from bertcore.serving.requests import (
-    Endpoint,
-    body_too_slow,
-    checked,
-    encoded,
-    hold,
-    invalid,
-    malformed,
-    timed_out,
-    too_large,
-    unauthorized,
-)
+from bertcore.serving.settings import BODY, ServerSettings
 from bertcore.system import step_back
 
 # Of a body: making a million of each takes the event loop's time (0.2 s), and 70 MB for lists.
 MOST = {"lists and objects": (b"[{", 1 << 16), "values": (b",", 300_000)}
 
 # POST, which takes an object. "/" is added, for the first model's kind.
-ENDPOINTS: dict[str, Endpoint] = {
+ENDPOINTS: dict[str, rq.Endpoint] = {
     "/embed": embeddings.embed,
     "/similarity": scores.similarity,
     "/v1/embeddings": embeddings.openai_embeddings,
@@ -62,7 +52,7 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/tokenize": information.tokenize,
     "/decode": information.decode,
 }
-ROOTS: dict[str, Endpoint] = {
+ROOTS: dict[str, rq.Endpoint] = {
     "embedding": embeddings.embed,
     "late-interaction": embeddings.embed_all,
     "sparse": embeddings.embed_sparse,
@@ -75,7 +65,7 @@ ROOTS: dict[str, Endpoint] = {
     "relation-extraction": words.entity_classification,
 }
 # GET: the answer is given the fields of the query and the named parts of the path as its body; all are texts.
-LISTS: dict[str, Endpoint] = {
+LISTS: dict[str, rq.Endpoint] = {
     "/info": information.info,
     "/v1/models": information.openai_models,
     "/v1/models/{model:path}": information.openai_model,
@@ -156,7 +146,7 @@ def _load(name: str | os.PathLike, dtype: str | None) -> ServedModel:
 
 
 def _handler(
-    models: Models, settings: ServerSettings, endpoint: Endpoint | None, page: Callable[[], Response] | None
+    models: Models, settings: ServerSettings, endpoint: rq.Endpoint | None, page: Callable[[], Response] | None
 ) -> Any:
     """Make a route that answers GET with a page that needs no key, and other requests by the endpoint."""
 
@@ -167,7 +157,7 @@ def _handler(
         assert endpoint is not None
         _check_key(request, settings.api_key)
         if is_post:
-            body = checked(endpoint.body, await _read_body(request, settings), "", settings.max_client_batch_size)
+            body = rq.checked(endpoint.body, await _read_body(request, settings), "", settings.max_client_batch_size)
         else:
             query = {name: request.query_params.get(name) for name in endpoint.body["properties"]}
             body = query | request.path_params
@@ -181,18 +171,18 @@ def _check_key(request: Request, key: str | None) -> None:
         return
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
-        raise unauthorized("expected the header Authorization: Bearer KEY, with this server's key")
+        raise rq.unauthorized("expected the header Authorization: Bearer KEY, with this server's key")
 
 
 async def _read_body(request: Request, settings: ServerSettings) -> dict[str, Any]:
     """Return the JSON object of a request; no more than the limit is ever in memory."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise encoded("the header Content-Type is missing or another, expected application/json")
+        raise rq.encoded("the header Content-Type is missing or another, expected application/json")
     most, stated = settings.max_body_bytes, request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > most:
-        raise too_large(f"the body has {stated} bytes, the limit is {most}")
+        raise rq.too_large(f"the body has {stated} bytes, the limit is {most}")
     if (encoding := request.headers.get("content-encoding", "identity")).lower() != "identity":
-        raise encoded(f"content-encoding is {encoding!r:.60}, expected a body that is not compressed")
+        raise rq.encoded(f"content-encoding is {encoding!r:.60}, expected a body that is not compressed")
     parts, size = [], 0
     try:
         async with asyncio.timeout(settings.body_timeout):
@@ -200,18 +190,18 @@ async def _read_body(request: Request, settings: ServerSettings) -> dict[str, An
                 parts.append(part)
                 size += len(part)
                 if size > most:
-                    raise too_large(f"the body has more than {most} bytes, the limit")
-                hold(BODY * len(part))
+                    raise rq.too_large(f"the body has more than {most} bytes, the limit")
+                rq.hold(BODY * len(part))
     except TimeoutError as error:
-        raise body_too_slow(f"the body did not arrive within {settings.body_timeout:g} s") from error
+        raise rq.body_too_slow(f"the body did not arrive within {settings.body_timeout:g} s") from error
     content = b"".join(parts)
     _check_values(content)
     try:
         body = orjson.loads(content)
     except orjson.JSONDecodeError as error:
-        raise malformed(f"the body is not valid JSON: {error}") from error
+        raise rq.malformed(f"the body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
-        raise invalid(f"the body is a JSON {type(body).__name__}, expected an object")
+        raise rq.invalid(f"the body is a JSON {type(body).__name__}, expected an object")
     return body
 
 
@@ -225,7 +215,7 @@ def _check_values(content: bytes) -> None:
         return
     parts = content.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"', 4 * MOST["values"][1])[::2]  # not in strings
     if what := too_many(b"".join(parts)):
-        raise too_large(f"the body has more than {MOST[what][1]} {what}, the limit")
+        raise rq.too_large(f"the body has more than {MOST[what][1]} {what}, the limit")
 
 
 async def _answered(request: Request, work: Any, timeout: float) -> Any:
@@ -238,7 +228,7 @@ async def _answered(request: Request, work: Any, timeout: float) -> Any:
             return task.result()
         if gone.done():
             raise ClientDisconnect
-        raise timed_out(f"the request was not done within {timeout:g} s")
+        raise rq.timed_out(f"the request was not done within {timeout:g} s")
     finally:
         task.cancel()
         gone.cancel()

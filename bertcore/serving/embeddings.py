@@ -5,36 +5,23 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.serving.models import Kinds, Models, ServedModel, ServerSettings, finite, is_of
-from bertcore.serving.requests import (
-    COUNT,
-    CUT,
-    FLAG,
-    INPUT,
-    MODEL,
-    PROMPT,
-    TEXT,
-    choice,
-    endpoint,
-    invalid,
-    many,
-    optional,
-    record,
-)
+from bertcore.serving import requests as rq
+from bertcore.serving.models import Kinds, Models, ServedModel, finite, is_of
+from bertcore.serving.settings import ServerSettings
 
 NUMBER = {"type": "number"}
 INTEGER = {"type": "integer"}
-READ = {"inputs": INPUT} | CUT | PROMPT | MODEL
-USAGE = record(prompt_tokens=INTEGER, total_tokens=INTEGER)
+READ = {"inputs": rq.INPUT} | rq.CUT | rq.PROMPT | rq.MODEL
+USAGE = rq.record(prompt_tokens=INTEGER, total_tokens=INTEGER)
 
 
-@endpoint(
+@rq.endpoint(
     kind="dense",
     example={"inputs": ["the cat sat on the mat"]},
-    result=many(many(NUMBER)),
+    result=rq.many(rq.many(NUMBER)),
     **READ,
-    normalize=optional(FLAG, True),
-    dimensions=optional(COUNT),
+    normalize=rq.optional(rq.FLAG, True),
+    dimensions=rq.optional(rq.COUNT),
 )
 async def embed(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the embedding of each text of `inputs`, of length 1 unless `normalize` is false."""
@@ -43,7 +30,7 @@ async def embed(body: dict[str, Any], models: Models, settings: ServerSettings) 
     return await pooled_embeddings(model, rows, **options, route=route)
 
 
-@endpoint(kind=("dense", "late"), example={"inputs": "the cat"}, result=many(many(many(NUMBER))), **READ)
+@rq.endpoint(kind=("dense", "late"), example={"inputs": "the cat"}, result=rq.many(rq.many(rq.many(NUMBER))), **READ)
 async def embed_all(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the hidden states of the tokens of each text of `inputs`, without pooling.
 
@@ -54,10 +41,10 @@ async def embed_all(body: dict[str, Any], models: Models, settings: ServerSettin
     return [finite(states) for states in await model.compute(of_route(what, route), rows)]
 
 
-@endpoint(
+@rq.endpoint(
     kind="sparse",
     example={"inputs": ["the cat sat on the mat"]},
-    result=many(many(record(index=INTEGER, value=NUMBER))),
+    result=rq.many(rq.many(rq.record(index=INTEGER, value=NUMBER))),
     **READ,
 )
 async def embed_sparse(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
@@ -75,20 +62,20 @@ async def embed_sparse(body: dict[str, Any], models: Models, settings: ServerSet
     ]
 
 
-@endpoint(
+@rq.endpoint(
     kind="dense",
     example={"input": "the cat sat on the mat"},
-    result=record(
-        object=TEXT,
-        data=many(record(object=TEXT, index=INTEGER, embedding={"anyOf": [many(NUMBER), TEXT]})),
-        model=TEXT,
+    result=rq.record(
+        object=rq.TEXT,
+        data=rq.many(rq.record(object=rq.TEXT, index=INTEGER, embedding={"anyOf": [rq.many(NUMBER), rq.TEXT]})),
+        model=rq.TEXT,
         usage=USAGE,
     ),
-    input=INPUT,
-    **MODEL,
-    encoding_format=optional(choice("float", "base64"), "float"),
-    dimensions=optional(COUNT),
-    user=optional(TEXT),
+    input=rq.INPUT,
+    **rq.MODEL,
+    encoding_format=rq.optional(rq.choice("float", "base64"), "float"),
+    dimensions=rq.optional(rq.COUNT),
+    user=rq.optional(rq.TEXT),
 )
 async def openai_embeddings(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the embedding of each text of `input`, of length 1; in base64 the bytes of little-endian float32.
@@ -121,12 +108,12 @@ def prompt_of(model: ServedModel, name: str | None) -> str:
     """Return the prompt of this name, or the model's default; classifiers have none."""
     if not is_of(("dense", "late", "sparse"), model):
         if name is not None:
-            raise invalid(f"prompt_name is {name!r}, but {model.name} takes no prompts")
+            raise rq.invalid(f"prompt_name is {name!r}, but {model.name} takes no prompts")
         return ""
     try:
         return model.engine.prompt(None, name)
     except ValueError as error:
-        raise invalid(str(error)) from error
+        raise rq.invalid(str(error)) from error
 
 
 async def pooled_embeddings(
@@ -135,7 +122,7 @@ async def pooled_embeddings(
     """Return the embeddings of rows of tokens, (rows, dim) float32."""
     width = model.engine.embedding_dimension
     if dimensions is not None and dimensions > width:
-        raise invalid(f"dimensions is {dimensions}, the model has {width}")
+        raise rq.invalid(f"dimensions is {dimensions}, the model has {width}")
     pooled = np.stack(await model.compute(of_route("pooled", route), rows))
     return finite(model.engine.finished(pooled, normalize, dimensions or width))
 
@@ -152,7 +139,7 @@ def side_of(model: ServedModel, name: str | None) -> dict[str, Any]:
         try:
             route = None if routes is None else routes.resolve(name if name in ("query", "document") else None)
         except ValueError as error:
-            raise invalid(str(error)) from error
+            raise rq.invalid(str(error)) from error
         return {"prompt": prompt, "route": route}
     if name == "query":
         return {"prompt": model.engine.query_prompt, "task": "query"}

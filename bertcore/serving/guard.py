@@ -15,9 +15,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from bertcore.serving.models import ServerSettings
 from bertcore.serving.page import Metrics
 from bertcore.serving.requests import Memory, RequestError, failed, forbidden, overloaded, stopped
+from bertcore.serving.settings import ServerSettings
 
 CLIENT_GONE = 499  # nginx's status for a client that closed the connection
 PART = 1 << 16  # bytes of an answer that are made and sent at once

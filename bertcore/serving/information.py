@@ -6,40 +6,27 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import bertcore
+from bertcore.serving import requests as rq
 from bertcore.serving.embeddings import INTEGER, listed, prompt_of
-from bertcore.serving.models import TOKEN, Models, ServedModel, ServerSettings
-from bertcore.serving.requests import (
-    FILLED,
-    FILLED_TEXTS,
-    FLAG,
-    IDS,
-    MODEL,
-    PROMPT,
-    TEXT,
-    batch,
-    endpoint,
-    many,
-    optional,
-    record,
-    unknown_token,
-)
+from bertcore.serving.models import TOKEN, Models, ServedModel
+from bertcore.serving.settings import ServerSettings
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
 NULL = {"type": "null"}
 PLACE = INTEGER | {"type": ["integer", "null"]}
-TOKENS = many(record(id=INTEGER, text=TEXT, special=FLAG, start=PLACE, stop=PLACE))
+TOKENS = rq.many(rq.record(id=INTEGER, text=rq.TEXT, special=rq.FLAG, start=PLACE, stop=PLACE))
 
 
-@endpoint(
+@rq.endpoint(
     kind=None,
     example={"inputs": "the cat"},
-    result=many(TOKENS),
-    inputs={"anyOf": [FILLED, FILLED_TEXTS], "description": "a string or a list of strings"},
-    add_special_tokens=optional(FLAG, True),
-    **PROMPT,
-    **MODEL,
+    result=rq.many(TOKENS),
+    inputs={"anyOf": [rq.FILLED, rq.FILLED_TEXTS], "description": "a string or a list of strings"},
+    add_special_tokens=rq.optional(rq.FLAG, True),
+    **rq.PROMPT,
+    **rq.MODEL,
 )
 async def tokenize(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the tokens of each text of `inputs`, uncut, with the bytes that they stand for."""
@@ -72,13 +59,16 @@ def described(text: str, encoding: "Encoding") -> list[dict[str, Any]]:
     ]
 
 
-@endpoint(
+@rq.endpoint(
     kind=None,
     example={"ids": [5, 6, 7]},
-    result=many(TEXT),
-    ids={"anyOf": [IDS, batch(IDS, "lists of token ids")], "description": "a list of token ids, or a list of these"},
-    skip_special_tokens=optional(FLAG, True),
-    **MODEL,
+    result=rq.many(rq.TEXT),
+    ids={
+        "anyOf": [rq.IDS, rq.batch(rq.IDS, "lists of token ids")],
+        "description": "a list of token ids, or a list of these",
+    },
+    skip_special_tokens=rq.optional(rq.FLAG, True),
+    **rq.MODEL,
 )
 async def decode(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the text of each list of token ids."""
@@ -88,33 +78,33 @@ async def decode(body: dict[str, Any], models: Models, settings: ServerSettings)
     try:
         return await asyncio.to_thread(model.tokenizer.decode, rows, body["skip_special_tokens"])
     except ValueError as error:
-        raise unknown_token(str(error)) from error
+        raise rq.unknown_token(str(error)) from error
 
 
 LABEL_IDS = {"id2label": {"type": "object"}, "label2id": {"type": "object"}}
 KINDS = {
-    "embedding": record(pooling=TEXT),
+    "embedding": rq.record(pooling=rq.TEXT),
     **dict.fromkeys(
         ("classifier", "reranker", "token-classification", "entity-classification", "relation-extraction"),
-        record(**LABEL_IDS),
+        rq.record(**LABEL_IDS),
     ),
-    "zero-shot-ner": record(max_words=INTEGER),
-    "fill-mask": record(mask_token=TEXT),
+    "zero-shot-ner": rq.record(max_words=INTEGER),
+    "fill-mask": rq.record(mask_token=rq.TEXT),
 }
 COUNTS = ("max_concurrent_requests", "max_input_length", "max_batch_tokens", "max_client_batch_size")
 
 
-@endpoint(
+@rq.endpoint(
     kind=None,
     example={},
-    result=record(
-        **dict.fromkeys(("model_id", "model_dtype", "served_model_name", "version"), TEXT),
+    result=rq.record(
+        **dict.fromkeys(("model_id", "model_dtype", "served_model_name", "version"), rq.TEXT),
         **dict.fromkeys((*COUNTS, "tokenization_workers"), INTEGER),
         **dict.fromkeys(("model_sha", "max_batch_requests", "sha", "docker_label"), NULL),
-        model_type={"anyOf": [record(**{name: kind}) for name, kind in KINDS.items()]},
-        auto_truncate=FLAG,
+        model_type={"anyOf": [rq.record(**{name: kind}) for name, kind in KINDS.items()]},
+        auto_truncate=rq.FLAG,
     ),
-    **MODEL,
+    **rq.MODEL,
 )
 async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the kind and the sizes of the model that `model` names, or of the first, and the limits of the server."""
@@ -170,10 +160,10 @@ def task_of(model: ServedModel) -> str:
     return TASKS.get(model.kind, model.kind)
 
 
-ONE = record(
-    **dict.fromkeys(("id", "object", "owned_by", "task"), TEXT),
+ONE = rq.record(
+    **dict.fromkeys(("id", "object", "owned_by", "task"), rq.TEXT),
     **dict.fromkeys(("created", "layers", "heads"), INTEGER),
-    mask_token=TEXT | {"type": ["string", "null"]},
+    mask_token=rq.TEXT | {"type": ["string", "null"]},
 )
 
 
@@ -199,5 +189,5 @@ async def _openai_models(body: dict[str, Any], models: Models, settings: ServerS
     return data[0] if "model" in body else {"object": "list", "data": data}
 
 
-openai_models = endpoint(kind=None, example={}, result=record(object=TEXT, data=many(ONE)))(_openai_models)
-openai_model = endpoint(kind=None, example={}, result=ONE)(_openai_models)
+openai_models = rq.endpoint(kind=None, example={}, result=rq.record(object=rq.TEXT, data=rq.many(ONE)))(_openai_models)
+openai_model = rq.endpoint(kind=None, example={}, result=ONE)(_openai_models)

@@ -2,10 +2,8 @@
 
 import asyncio
 import copy
-import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -14,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_strings
 from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.serving.batcher import Batcher, Lanes
 from bertcore.serving.jobs import SCORE, Job, answer_bytes, answers, attentions, read_jobs, read_marked
 from bertcore.serving.requests import RequestError, hold, no_model, too_large, too_long, unknown_token, unsupported
+from bertcore.serving.settings import ServerSettings
 from bertcore.tasks.folder import read_modules
 from bertcore.tasks.gliner import is_gliner
 from bertcore.tasks.loading import ENCODERS, kind_of
@@ -41,7 +39,6 @@ LARGEST_ON_CPU = 1024
 SHARE = 4
 # Bytes that an answer takes, at most: for a float32 (of JSON), a word and its weight, a label and its score, a token.
 NUMBER, WORD, TOKEN = 17, 330, 600
-BODY = 9  # bytes of memory for one of a body: token ids of three digits and a comma take 36
 WHAT = {
     "dense": "embeds texts",
     "late": "embeds the tokens of texts",
@@ -65,68 +62,6 @@ ARCHITECTURES = {
     "ForEntityClassification": "marked",
     "ForEntityPairClassification": "marked",
 }
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """Limits of a server.
-
-    Attributes:
-        max_batch_tokens: tokens computed at once, on a CPU at most LARGEST_ON_CPU; a longer text is computed alone.
-        max_queue_tokens: tokens that may wait, of short requests and of long ones each; requests beyond get 429.
-        max_client_batch_size: texts that a request may have (413 beyond).
-        max_concurrent_requests: requests in work (429 beyond).
-        max_body_bytes: how long a request's body may be (413 beyond).
-        max_response_bytes: how long an answer may be (413 beyond), estimated from its numbers (NUMBER bytes each),
-            words, labels or tokens: before computing, but for sparse embeddings.
-        body_timeout: seconds in which a request's body has to arrive (408 beyond).
-        timeout: seconds that a request may wait and compute (504 beyond).
-        api_key: the key that requests must bring as `Authorization: Bearer KEY` (401 without), printable ASCII
-            without spaces; None for no key.
-        auto_truncate: whether texts that are too long are cut if a request does not ask for it; otherwise they get 413.
-        allowed_hosts: names, in lower case and without ports, that the header Host may have (403 beyond); None for any.
-        cors_origins: origins whose pages may call the server from a browser, such as https://example.com, or "*".
-
-    Raises ValueError for a limit that is not positive, and for a key or an origin that no request could have.
-    """
-
-    max_batch_tokens: int = 4096
-    max_queue_tokens: int = 1 << 18
-    max_client_batch_size: int = 32
-    max_concurrent_requests: int = 512
-    max_body_bytes: int = 4 << 20
-    max_response_bytes: int = 32 << 20
-    body_timeout: float = 30.0
-    timeout: float = 60.0
-    api_key: str | None = field(default=None, repr=False)
-    auto_truncate: bool = False
-    allowed_hosts: Collection[str] | None = None
-    cors_origins: Collection[str] = ()
-
-    @property
-    def max_memory(self) -> int:
-        """The bytes that requests may hold together (429 beyond): the answers and bodies of four of the largest."""
-        return 4 * (self.max_response_bytes + BODY * self.max_body_bytes)
-
-    def __post_init__(self) -> None:
-        for name in (entry.name for entry in fields(self) if entry.type in (int, float)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise ValueError(f"{name} is {value!r}, expected a positive number")
-        check_strings("allowed_hosts", self.allowed_hosts or ())
-        for origin in check_strings("cors_origins", self.cors_origins):
-            if not re.fullmatch(r"\*|https?://[^/?#A-Z]+", origin):
-                raise ValueError(
-                    f"cors_origins has {origin!r}, expected SCHEME://HOST in lower case, without a path, or *"
-                )
-        if self.api_key is not None and not re.fullmatch("[!-~]+", self.api_key):
-            wrong = "has other characters" if self.api_key else "is empty"
-            raise ValueError(f"api_key {wrong}, expected printable ASCII without spaces, or no key at all")
-
-    def cutting(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return whether and on which side long texts are cut, as `ServedModel.read` takes it."""
-        truncate = self.auto_truncate if body["truncate"] is None else body["truncate"]
-        return {"truncate": truncate, "side": body["truncation_direction"].lower()}
 
 
 class ServedModel:

@@ -5,8 +5,8 @@ from typing import Any
 
 import bertcore
 from bertcore.serving.guard import OPENAI_PATHS
-from bertcore.serving.models import ServerSettings
 from bertcore.serving.requests import BATCH, KINDS, TEXT, Endpoint, Schema, choice, record
+from bertcore.serving.settings import ServerSettings
 
 STATUSES = {
     400: "The body is not JSON, or has no text; on OpenAI's paths, a field is wrong or a text too long",

@@ -5,43 +5,27 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.serving import requests as rq
 from bertcore.serving.embeddings import INTEGER, NUMBER, USAGE, pooled_embeddings, prompt_of, side_of, usage
-from bertcore.serving.models import Models, ServedModel, ServerSettings, finite
-from bertcore.serving.requests import (
-    COUNT,
-    CUT,
-    FILLED,
-    FILLED_TEXTS,
-    FLAG,
-    MODEL,
-    PROMPT,
-    TEXT,
-    TEXTS,
-    batch,
-    empty,
-    endpoint,
-    many,
-    optional,
-    record,
-    unsupported,
-)
+from bertcore.serving.models import Models, ServedModel, finite
+from bertcore.serving.settings import ServerSettings
 from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, sigmoid
 
-PAIR = many(TEXT, "one or two strings", maxItems=2)
-LABELS = many(record(score=NUMBER, label=TEXT))
+PAIR = rq.many(rq.TEXT, "one or two strings", maxItems=2)
+LABELS = rq.many(rq.record(score=NUMBER, label=rq.TEXT))
 
 
-@endpoint(
+@rq.endpoint(
     kind="classifier",
     example={"inputs": "the cat sat on the mat"},
-    result={"anyOf": [LABELS, many(LABELS)]},
+    result={"anyOf": [LABELS, rq.many(LABELS)]},
     inputs={
-        "anyOf": [TEXT, PAIR, batch(PAIR, "a list of texts and pairs")],
+        "anyOf": [rq.TEXT, PAIR, rq.batch(PAIR, "a list of texts and pairs")],
         "description": "a string, a pair of strings, or a list of lists of one or two strings",
     },
-    **CUT,
-    **MODEL,
-    raw_scores=optional(FLAG, False),
+    **rq.CUT,
+    **rq.MODEL,
+    raw_scores=rq.optional(rq.FLAG, False),
 )
 async def predict(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the labels of a text, of a pair ([text, text]), or of each of several ([[text], [text, text]]).
@@ -65,16 +49,16 @@ async def predict(body: dict[str, Any], models: Models, settings: ServerSettings
 RERANKERS = ("classifier", "late")
 
 
-@endpoint(
+@rq.endpoint(
     kind=RERANKERS,
     example={"query": "what is a cat", "texts": ["an animal", "a train"], "return_text": True},
-    result=many(record(index=INTEGER, score=NUMBER, text=optional(TEXT))),
-    query=TEXT,
-    texts=TEXTS,
-    **CUT,
-    **MODEL,
-    raw_scores=optional(FLAG, False),
-    return_text=optional(FLAG, False),
+    result=rq.many(rq.record(index=INTEGER, score=NUMBER, text=rq.optional(rq.TEXT))),
+    query=rq.TEXT,
+    texts=rq.TEXTS,
+    **rq.CUT,
+    **rq.MODEL,
+    raw_scores=rq.optional(rq.FLAG, False),
+    return_text=rq.optional(rq.FLAG, False),
 )
 async def rerank(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the texts by how well they answer the query; scores are the sigmoid of the logits unless `raw_scores`.
@@ -91,22 +75,24 @@ async def rerank(body: dict[str, Any], models: Models, settings: ServerSettings)
 
 def _documents(return_documents: bool) -> Any:
     """Declare Jina's and Cohere's interface: they differ in whether documents are returned by default."""
-    document = {"anyOf": [TEXT, record(text=TEXT)], "description": "a string or an object of text"}
-    return endpoint(
+    document = {"anyOf": [rq.TEXT, rq.record(text=rq.TEXT)], "description": "a string or an object of text"}
+    return rq.endpoint(
         kind=RERANKERS,
         example={"query": "what is a cat", "documents": ["an animal", "a train"], "top_n": 1},
-        result=record(
-            id=TEXT,
-            model=TEXT,
-            results=many(record(index=INTEGER, relevance_score=NUMBER, document=record(text=TEXT) | {"default": None})),
+        result=rq.record(
+            id=rq.TEXT,
+            model=rq.TEXT,
+            results=rq.many(
+                rq.record(index=INTEGER, relevance_score=NUMBER, document=rq.record(text=rq.TEXT) | {"default": None})
+            ),
             usage=USAGE,
-            meta=record(tokens=record(input_tokens=INTEGER)),
+            meta=rq.record(tokens=rq.record(input_tokens=INTEGER)),
         ),
-        query=FILLED,
-        documents=batch(document, "a list of strings or of objects of text"),
-        **MODEL,
-        top_n=optional(COUNT),
-        return_documents=optional(FLAG, return_documents),
+        query=rq.FILLED,
+        documents=rq.batch(document, "a list of strings or of objects of text"),
+        **rq.MODEL,
+        top_n=rq.optional(rq.COUNT),
+        return_documents=rq.optional(rq.FLAG, return_documents),
     )
 
 
@@ -129,13 +115,13 @@ jina_rerank = _documents(return_documents=True)(_ranked_documents)
 cohere_rerank = _documents(return_documents=False)(_ranked_documents)
 
 
-@endpoint(
+@rq.endpoint(
     kind="dense",
     example={"inputs": {"source_sentence": "a cat", "sentences": ["a kitten", "a train"]}},
-    result=many(NUMBER),
-    inputs=record(source_sentence=FILLED, sentences=FILLED_TEXTS),
-    parameters=optional(record(**CUT, **PROMPT), {}),
-    **MODEL,
+    result=rq.many(NUMBER),
+    inputs=rq.record(source_sentence=rq.FILLED, sentences=rq.FILLED_TEXTS),
+    parameters=rq.optional(rq.record(**rq.CUT, **rq.PROMPT), {}),
+    **rq.MODEL,
 )
 async def similarity(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the cosine of the source sentence with each of the sentences."""
@@ -151,7 +137,7 @@ async def similarity(body: dict[str, Any], models: Models, settings: ServerSetti
 def _reranker(models: Models, name: str | None) -> ServedModel:
     model = models.of_kind(RERANKERS, name)
     if model.kind == "classifier" and model.engine.num_labels != 1:
-        raise unsupported(f"{model.name} has {model.engine.num_labels} labels; a reranker has one")
+        raise rq.unsupported(f"{model.name} has {model.engine.num_labels} labels; a reranker has one")
     return model
 
 
@@ -173,7 +159,7 @@ async def _logits(
 ) -> tuple[list[Any], np.ndarray]:
     for index, row in enumerate(texts):
         if not any(row):
-            raise empty(f"{name.format(index)} is empty, expected a text")
+            raise rq.empty(f"{name.format(index)} is empty, expected a text")
     rows = await model.tokens(texts, **cut, names=name.format)
     return rows, finite(np.stack(await model.compute("logits", rows)))
 

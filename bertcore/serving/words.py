@@ -3,39 +3,25 @@
 import asyncio
 from typing import Any
 
+from bertcore.serving import requests as rq
 from bertcore.serving.embeddings import INTEGER, NUMBER, prompt_of
 from bertcore.serving.information import TOKENS, described
-from bertcore.serving.models import Models, ServerSettings, finite
-from bertcore.serving.requests import (
-    COUNT,
-    FILLED,
-    FILLED_TEXTS,
-    FLAG,
-    MODEL,
-    PROMPT,
-    SHARE,
-    TEXT,
-    batch,
-    choice,
-    endpoint,
-    invalid,
-    many,
-    optional,
-    record,
-    unsupported,
-)
+from bertcore.serving.models import Models, finite
 from bertcore.serving.scores import LABELS as SCORED_LABELS
+from bertcore.serving.settings import ServerSettings
 from bertcore.tasks.pipelines.spans import STRATEGIES
 
 MOST_TOKENS = 128  # of a text whose attention is asked for: the answer grows with their square
-INPUTS = {"anyOf": [FILLED, FILLED_TEXTS], "description": "a string or a list of strings"}
-NAMES = many(TEXT, maxItems=1000) | {"description": "a list of at most 1000 strings"}
-PLACE = {"score": NUMBER, "word": TEXT, "start": INTEGER, "end": INTEGER}
-ENTITIES = many(record(**PLACE, entity_group=optional(TEXT), entity=optional(TEXT), index=optional(INTEGER)))
-LABELS = many(FILLED | {"maxLength": 200}, "a list of at most 100 labels of at most 200 characters", maxItems=100)
+INPUTS = {"anyOf": [rq.FILLED, rq.FILLED_TEXTS], "description": "a string or a list of strings"}
+NAMES = rq.many(rq.TEXT, maxItems=1000) | {"description": "a list of at most 1000 strings"}
+PLACE = {"score": NUMBER, "word": rq.TEXT, "start": INTEGER, "end": INTEGER}
+ENTITIES = rq.many(
+    rq.record(**PLACE, entity_group=rq.optional(rq.TEXT), entity=rq.optional(rq.TEXT), index=rq.optional(INTEGER))
+)
+LABELS = rq.many(rq.FILLED | {"maxLength": 200}, "a list of at most 100 labels of at most 200 characters", maxItems=100)
 LABELS["items"]["description"] = "a string of at most 200 characters"
-LABELLED = many(record(start=INTEGER, end=INTEGER, text=TEXT, label=TEXT, score=NUMBER))
-WORDS = many(record(score=NUMBER, token=INTEGER, token_str=TEXT, sequence=TEXT))
+LABELLED = rq.many(rq.record(start=INTEGER, end=INTEGER, text=rq.TEXT, label=rq.TEXT, score=NUMBER))
+WORDS = rq.many(rq.record(score=NUMBER, token=INTEGER, token_str=rq.TEXT, sequence=rq.TEXT))
 
 
 async def _piped(
@@ -50,27 +36,27 @@ async def _piped(
     try:
         await asyncio.to_thread(model.pipeline, iter(()), **options)  # which checks the options
     except ValueError as error:
-        raise invalid(f"parameters: {error}" if "parameters" in body else str(error)) from error
+        raise rq.invalid(f"parameters: {error}" if "parameters" in body else str(error)) from error
     texts = [inputs] if isinstance(inputs, str) else inputs
     names = ("inputs" if isinstance(inputs, str) else "inputs[{}]").format
     found = await model.compute("answers", await model.jobs(texts, truncate=truncate, names=names, **options))
     return found[0] if isinstance(inputs, str) else found
 
 
-@endpoint(
+@rq.endpoint(
     kind="tagger",
     example={"inputs": "Ada Lovelace lived in London"},
-    result={"anyOf": [ENTITIES, many(ENTITIES)]},
+    result={"anyOf": [ENTITIES, rq.many(ENTITIES)]},
     inputs=INPUTS,
-    parameters=optional(
-        record(
-            aggregation_strategy=optional(choice(*STRATEGIES), "simple"),
-            ignore_labels=optional(NAMES, ["O"]),
-            truncate=optional(FLAG),
+    parameters=rq.optional(
+        rq.record(
+            aggregation_strategy=rq.optional(rq.choice(*STRATEGIES), "simple"),
+            ignore_labels=rq.optional(NAMES, ["O"]),
+            truncate=rq.optional(rq.FLAG),
         ),
         {},
     ),
-    **MODEL,
+    **rq.MODEL,
 )
 async def token_classification(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the entities of each text of `inputs`, with the characters at which they start and end.
@@ -81,17 +67,17 @@ async def token_classification(body: dict[str, Any], models: Models, settings: S
     return await _piped("tagger", body, models, settings, body["parameters"])
 
 
-@endpoint(
+@rq.endpoint(
     kind="gliner",
     example={"inputs": "Ada Lovelace lived in London", "labels": ["person", "city"]},
-    result={"anyOf": [LABELLED, many(LABELLED)]},
+    result={"anyOf": [LABELLED, rq.many(LABELLED)]},
     inputs=INPUTS,
     labels=LABELS,
-    threshold=optional(SHARE, 0.5),
-    flat_ner=optional(FLAG, True),
-    multi_label=optional(FLAG, False),
-    truncate=optional(FLAG),
-    **MODEL,
+    threshold=rq.optional(rq.SHARE, 0.5),
+    flat_ner=rq.optional(rq.FLAG, True),
+    multi_label=rq.optional(rq.FLAG, False),
+    truncate=rq.optional(rq.FLAG),
+    **rq.MODEL,
 )
 async def predict_entities(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the entities of the kinds `labels` in each text of `inputs`, with their first characters and last + 1.
@@ -103,15 +89,18 @@ async def predict_entities(body: dict[str, Any], models: Models, settings: Serve
     return await _piped("gliner", body, models, settings, {name: body[name] for name in names})
 
 
-@endpoint(
+@rq.endpoint(
     kind="masked",
     example={"inputs": "The cat sat on the [MASK]."},
-    result={"anyOf": [WORDS, many(WORDS), many(many(WORDS))]},
+    result={"anyOf": [WORDS, rq.many(WORDS), rq.many(rq.many(WORDS))]},
     inputs=INPUTS,
-    parameters=optional(
-        record(top_k=optional(COUNT, 5), targets=optional(NAMES | {"minItems": 1}), truncate=optional(FLAG)), {}
+    parameters=rq.optional(
+        rq.record(
+            top_k=rq.optional(rq.COUNT, 5), targets=rq.optional(NAMES | {"minItems": 1}), truncate=rq.optional(rq.FLAG)
+        ),
+        {},
     ),
-    **MODEL,
+    **rq.MODEL,
 )
 async def fill_mask(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the `top_k` most probable words for the mask of each text of `inputs`, and the text with each.
@@ -122,18 +111,18 @@ async def fill_mask(body: dict[str, Any], models: Models, settings: ServerSettin
     return await _piped("masked", body, models, settings, body["parameters"])
 
 
-PLACES = many(INTEGER | {"description": "the number of a character"}, "the first and the last + 1 character")
-MARKED = record(text=FILLED, spans=many(PLACES, "a list of [first, last + 1] characters"))
+PLACES = rq.many(INTEGER | {"description": "the number of a character"}, "the first and the last + 1 character")
+MARKED = rq.record(text=rq.FILLED, spans=rq.many(PLACES, "a list of [first, last + 1] characters"))
 
 
-@endpoint(
+@rq.endpoint(
     kind="marked",
     example={"inputs": {"text": "Ada Lovelace lived in London", "spans": [[0, 12], [22, 28]]}},
-    result={"anyOf": [SCORED_LABELS, many(SCORED_LABELS)]},
-    inputs={"anyOf": [MARKED, batch(MARKED, "a list of objects of text and spans")],
+    result={"anyOf": [SCORED_LABELS, rq.many(SCORED_LABELS)]},
+    inputs={"anyOf": [MARKED, rq.batch(MARKED, "a list of objects of text and spans")],
             "description": "an object of text and spans, or a list of them"},
-    parameters=optional(record(top_k=optional(COUNT)), {}),
-    **MODEL,
+    parameters=rq.optional(rq.record(top_k=rq.optional(rq.COUNT)), {}),
+    **rq.MODEL,
 )  # fmt: skip
 async def entity_classification(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the types of the entity at the span of a text, or the relations of the two at its spans, best first.
@@ -149,15 +138,17 @@ async def entity_classification(body: dict[str, Any], models: Models, settings: 
     return found if given is inputs else found[0]
 
 
-@endpoint(
+@rq.endpoint(
     kind=None,
     example={"inputs": "the cat sat on the mat", "layer": 1},
-    result=record(tokens=TOKENS, weights=many(many(NUMBER)), layer=INTEGER, head={"type": ["integer", "null"]}),
-    inputs=FILLED,
-    layer=optional(COUNT),
-    head=optional(COUNT),
-    **PROMPT,
-    **MODEL,
+    result=rq.record(
+        tokens=TOKENS, weights=rq.many(rq.many(NUMBER)), layer=INTEGER, head={"type": ["integer", "null"]}
+    ),
+    inputs=rq.FILLED,
+    layer=rq.optional(rq.COUNT),
+    head=rq.optional(rq.COUNT),
+    **rq.PROMPT,
+    **rq.MODEL,
 )
 async def attention(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return how much each token of a short text attends to each: a row of probabilities for each token.
@@ -167,12 +158,12 @@ async def attention(body: dict[str, Any], models: Models, settings: ServerSettin
     model, head = models.of_kind(None, body["model"]), body["head"]
     layers = model.layers
     if not layers:
-        raise unsupported(f"{model.name} has no attention")
+        raise rq.unsupported(f"{model.name} has no attention")
     layer = body["layer"] or len(layers)
     if layer > len(layers):
-        raise invalid(f"layer is {layer}, expected 1 to {len(layers)}")
+        raise rq.invalid(f"layer is {layer}, expected 1 to {len(layers)}")
     if head is not None and head > layers[layer - 1].num_heads:
-        raise invalid(f"head is {head}, expected 1 to {layers[layer - 1].num_heads}")
+        raise rq.invalid(f"head is {head}, expected 1 to {layers[layer - 1].num_heads}")
     texts = model.prepared([body["inputs"]], prompt_of(model, body["prompt_name"]))
     most = min(MOST_TOKENS, model.max_seq_length)
     jobs = await model.jobs(texts, truncate=False, most=most, names="inputs".format, layer=layer, head=head)

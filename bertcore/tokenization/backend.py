@@ -97,27 +97,20 @@ def _family_of_files(folder: Path, settings: TokenizerSettings) -> tuple[Tokeniz
         wanted = " and ".join(family.vocabulary_files)
         raise CheckpointError(f"{folder} has neither {TOKENIZER_JSON} nor {wanted}, which make a {name}; {holds}")
     if name and name not in GENERIC_CLASSES:
-        raise CheckpointError(
-            f"{folder} has a {name} without {TOKENIZER_JSON}; from older files alone bertcore builds "
-            f"{', '.join(FAMILIES)}"
-        )
+        known = f"from older files alone bertcore builds {', '.join(FAMILIES)}"
+        raise CheckpointError(f"{folder} has a {name} without {TOKENIZER_JSON}; {known}")
     kinds = {" and ".join(family.vocabulary_files): family.vocabulary_files for family in FAMILIES.values()}
     found = [kind for kind, files in kinds.items() if here.issuperset(files)]
     if not found:
         raise CheckpointError(f"{folder} has neither {TOKENIZER_JSON} nor {' nor '.join(kinds)}; {holds}")
-    raise CheckpointError(
-        f"{folder} has {found[0]} of an unknown family, expected tokenizer_class in tokenizer_config.json, or "
-        f"model_type in config.json"
-    )
+    expected = "tokenizer_class in tokenizer_config.json, or model_type in config.json"
+    raise CheckpointError(f"{folder} has {found[0]} of an unknown family, expected {expected}")
 
 
 def special_tokens(family: TokenizerFamily, settings: TokenizerSettings) -> dict[str, AddedTokenSettings]:
     """Return the special tokens by name, the usual names first: the files' tokens, else the family's."""
-    plain = {
-        name: token if isinstance(token, AddedTokenSettings) else AddedTokenSettings(token)
-        for name, token in family.special_tokens.items()
-    }
-    merged = plain | dict(settings.special_tokens)
+    merged: dict[str, Any] = {**family.special_tokens, **settings.special_tokens}
+    merged = {name: AddedTokenSettings(token) if isinstance(token, str) else token for name, token in merged.items()}
     return {name: merged[name] for name in (*SPECIAL_TOKEN_NAMES, *merged) if name in merged}
 
 
@@ -128,9 +121,8 @@ def _add_tokens(backend: Tokenizer, settings: TokenizerSettings, special: Mappin
         if token.content not in present:
             backend.add_tokens([AddedToken(**vars(token))])
         if backend.token_to_id(token.content) != number:
-            found = backend.token_to_id(token.content)
-            message = f"added token {token.content!r} has the id {number}, but the vocabulary gives it {found}"
-            raise WrongSetting("", message)
+            problem = f"has the id {number}, but the vocabulary gives it {backend.token_to_id(token.content)}"
+            raise WrongSetting("", f"added token {token.content!r} {problem}")
         present.add(token.content)
     missing = [token for token in (*special.values(), *settings.extra_special_tokens) if token.content not in present]
     backend.add_special_tokens([AddedToken(**vars(token)) for token in missing])
@@ -146,17 +138,14 @@ def _post_processor(
         return processors.RobertaProcessing(sep, cls, trim_offsets=True, add_prefix_space=prefix_space)
     single, pair = (family.single, family.pair) if family.single else _stated_template(settings, special)
     names = {part.split(":")[0] for part in pair.split()} & special.keys()
-    return processors.TemplateProcessing(
-        single=_template(single, special),
-        pair=_template(pair, special),
-        special_tokens=[(special[name], backend.token_to_id(special[name])) for name in sorted(names)],
-    )
+    tokens = [(special[name], backend.token_to_id(special[name])) for name in sorted(names)]
+    templates = {"single": _template(single, special), "pair": _template(pair, special)}
+    return processors.TemplateProcessing(**templates, special_tokens=tokens)
 
 
 def _stated_template(settings: TokenizerSettings, special: Mapping[str, str]) -> tuple[str, str]:
-    bos, eos = (
-        name if name in special and settings.options.get(f"add_{name}") else "" for name in ("bos_token", "eos_token")
-    )
+    names = ("bos_token", "eos_token")
+    bos, eos = (name if name in special and settings.options.get(f"add_{name}") else "" for name in names)
     single = f"{bos} $A {eos}"
     return single, f"{single} {bos and bos + ':1'} $B:1 {eos and eos + ':1'}"
 

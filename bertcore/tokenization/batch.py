@@ -131,9 +131,8 @@ def as_array(name: str, rows: list, width: int = 0) -> np.ndarray:
         return np.array(rows, np.int64)
     lengths = {len(row) for row in rows}
     if len(lengths) > 1:
-        raise ValueError(
-            f"{name} has rows of {min(lengths)} to {max(lengths)} tokens, which make no array; pass padding=True"
-        )
+        sizes = f"rows of {min(lengths)} to {max(lengths)} tokens"
+        raise ValueError(f"{name} has {sizes}, which make no array; pass padding=True")
     return np.array(rows, np.int64).reshape(len(rows), *lengths or (0,), *((width,) if width else ()))
 
 
@@ -173,9 +172,7 @@ def pad_columns(columns: dict[str, list], fill: Padding, values: Mapping[str, in
         more = [value] * (length - len(row))
         return row + more if fill.side == "right" else more + row
 
-    return {
-        name: [padded(row, values[name]) for row in rows] if name in PADDED else rows for name, rows in columns.items()
-    }
+    return columns | {name: [padded(row, values[name]) for row in columns[name]] for name in columns if name in PADDED}
 
 
 def as_arrays(columns: dict[str, list]) -> dict[str, np.ndarray]:

@@ -32,9 +32,7 @@ PIPELINE_OPTIONS = frozenset([*NORMALIZATION, "keep_accents", "split_by_punct", 
 # The name of a step -> a function that makes it, as a list: empty if the settings or the file omit the step.
 NORMALIZERS: Mapping[str, Callable[[Callable[[str], bool], SentencePieceModel], list[normalizers.Normalizer]]] = {
     "quotes": lambda option, source: [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')],
-    "accents": lambda option, source: (
-        [] if option("keep_accents") else [normalizers.NFKD(), normalizers.StripAccents()]
-    ),
+    "accents": lambda option, _: [] if option("keep_accents") else [normalizers.NFKD(), normalizers.StripAccents()],
     "lower_case": lambda option, source: [normalizers.Lowercase()] if option("do_lower_case") else [],
     "charsmap": lambda option, source: [normalizers.Precompiled(source.charsmap)] if source.charsmap else [],
     "single_spaces": lambda option, source: [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")],

@@ -113,9 +113,8 @@ class Engine:
         found = self._copies.get(truncation)
         if found is None:
             found = _copy(self.plain)
-            found.enable_truncation(
-                truncation.max_length, stride=truncation.stride, strategy=truncation.strategy, direction=truncation.side
-            )
+            options = {"strategy": truncation.strategy, "direction": truncation.side}
+            found.enable_truncation(truncation.max_length, stride=truncation.stride, **options)
             if len(self._copies) >= MOST_COPIES:
                 self._copies.clear()
             self._copies[truncation] = found  # another thread may store an equal copy at the same time

@@ -179,11 +179,8 @@ class Texts:
         for argument, column in (("text", self.first), ("text_pair", self.second or [])):
             for row, text in enumerate(column):
                 name = self.name(argument, row)
-                strings = (
-                    {f"{name}[{word}]": string for word, string in enumerate(text)} if self.split else {name: text}
-                )
-                for where, string in strings.items():
-                    check_unicode(where, string)
+                for word, string in enumerate(text if self.split else [text]):
+                    check_unicode(f"{name}[{word}]" if self.split else name, string)
 
 
 def check_unicode(name: str, text: str) -> None:

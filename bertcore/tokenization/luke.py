@@ -68,12 +68,10 @@ class EntityRow:
     def values(self, length: int, pad_id: int, most_tokens: int) -> dict[str, list]:
         """Return the model's inputs, padded to `length` entities; transformers' names and values."""
         missing = length - len(self.ids)
-        positions = [list(range(start, end))[:most_tokens] for start, end in self.spans]
+        positions = [list(range(start, end))[:most_tokens] for start, end in self.spans] + [[]] * missing
         return {
             "entity_ids": self.ids + [pad_id] * missing,
-            "entity_position_ids": [
-                row + [-1] * (most_tokens - len(row)) for row in (*positions, *([] for _ in range(missing)))
-            ],
+            "entity_position_ids": [row + [-1] * (most_tokens - len(row)) for row in positions],
             "entity_start_positions": [start for start, _ in self.spans] + [0] * missing,
             "entity_end_positions": [end - 1 for _, end in self.spans] + [0] * missing,
             "entity_token_type_ids": [0] * length,
@@ -97,8 +95,7 @@ class LukeTokenizer(Tokenizer):
         stated = settings.entities
         self.task = stated.get("task")
         if self.task not in TASKS:
-            expected = ", ".join(map(repr, TASKS))
-            raise WrongSetting("task", f"task is {self.task!r}, expected one of {expected}")
+            raise WrongSetting("task", f"task is {self.task!r}, expected one of {', '.join(map(repr, TASKS))}")
         most = _stated_count(stated, "max_entity_length", 32)
         self.max_entity_length = len(MARKERS[self.task]) if self.task in MARKERS else most
         self.max_mention_length = _stated_count(stated, "max_mention_length", 30)
@@ -178,9 +175,8 @@ class LukeTokenizer(Tokenizer):
         cut, fill = self._limits(options, pair=texts.second is not None)
         if fill.strategy and fill.side == "left":
             raise ValueError("padding_side is 'left'; entities' positions count from a row's first column: 'right'")
-        columns = [self._tokenized(texts.first, mentions[0])]
-        if texts.second is not None:
-            columns.append(self._tokenized(texts.second, mentions[1]))
+        given = [texts.first] if texts.second is None else [texts.first, texts.second]
+        columns = [self._tokenized(some, own) for some, own in zip(given, mentions, strict=False)]
         encodings, rows = [], []
         for number, parts in enumerate(zip(*columns, strict=True)):
             joined = [part for part, _ in parts]
@@ -198,11 +194,10 @@ class LukeTokenizer(Tokenizer):
             if names is not None:
                 raise ValueError(f"entities are given without {argument}")
             return [Mentions() for _ in texts]
-        task = self.task if argument == "entity_spans" else None
+        task, found = self.task if argument == "entity_spans" else None, []
         _check_rows(argument, spans, texts)
         if names is not None:
             _check_rows("entities", names, texts)
-        found = []
         for row, text in enumerate(texts):
             where = f"{argument}[{row}]"
             checked = [_span(f"{where}[{number}]", span, text) for number, span in enumerate(spans[row])]
@@ -223,10 +218,8 @@ class LukeTokenizer(Tokenizer):
         inputs = [(piece,) for pieces, _ in cut for piece in pieces]
         encoded = iter(self._engine.encode(inputs, None, False))
         markers = [self._engine.encode([(getattr(self, name),)], None, False)[0] for name in MARKERS.get(self.task, ())]
-        rows = []
-        for (pieces, places), one in zip(cut, mentions, strict=True):
-            rows.append(self._joined([next(encoded) for _ in pieces], places, one.spans, markers))
-        return rows
+        given = zip(cut, mentions, strict=True)
+        return [self._joined([next(encoded) for _ in pieces], at, one.spans, markers) for (pieces, at), one in given]
 
     def _joined(
         self, pieces: list["Encoding"], places: list[int], spans: Sequence[Span], markers: list["Encoding"]
@@ -259,10 +252,9 @@ class LukeTokenizer(Tokenizer):
         length = None if fill.strategy is None else most if fill.strategy == "max_length" else max(counts, default=0)
         target = None if length is None else -(-length // fill.multiple) * fill.multiple
         pad_id = self._entity_ids["entity_pad_token"]
-        values = [
-            row.values(count if target is None else target, pad_id, self.max_mention_length)
-            for row, count in zip(rows, counts, strict=True)
-        ]
+        lengths = counts if target is None else [target] * len(rows)
+        pairs = zip(rows, lengths, strict=True)
+        values = [row.values(most_of, pad_id, self.max_mention_length) for row, most_of in pairs]
         names = ["entity_ids", "entity_position_ids"]
         if self.task == "entity_span_classification":
             names += ["entity_start_positions", "entity_end_positions"]

@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,16 +30,10 @@ SPANS = "[first, last + 1], characters of the text"
 
 
 def checked_spans(spans: Any, text: str, count: int | None = None, *, nested: bool = False) -> list[Span]:
-    """Return the (first, last + 1) characters of spans, without white space around them.
+    """Return the (first, last + 1) characters of spans in `text`, without white space around them.
 
-    Args:
-        spans: a list of such pairs of integers.
-        text: the text that they are in.
-        count: how many are expected; None for any number.
-        nested: whether they may overlap.
-
-    Raises TypeError for anything else, and ValueError for another number of spans, one that is outside the text or
-    holds white space alone, and two that overlap.
+    Raises TypeError for anything but a list of pairs of integers, ValueError for another number than `count`, for a
+    span that is outside the text or holds white space alone, and, unless `nested`, for two that overlap.
     """
     if not isinstance(spans, Sequence | np.ndarray) or isinstance(spans, str | bytes):
         raise TypeError(f"spans is {spans!r:.60}, expected a list of {SPANS}")
@@ -71,16 +65,13 @@ def find_markers(tokenizer: Any, count: int) -> tuple[str, ...]:
 
     Raises ValueError if it has fewer marks.
     """
-    options = dict.fromkeys(("add_special_tokens", "return_attention_mask", "return_token_type_ids"), False)
     plain = without_task(tokenizer)
-    found = []
-    for marker in MARKERS:
-        ids = plain(marker, **options)["input_ids"]
-        if ids and tokenizer.unk_token_id not in ids:
-            found.append(marker)
-        if len(found) == count:
-            return tuple(found)
-    raise ValueError(f"tokenizer has {len(found)} of the marks {MARKERS}, expected {count} to mark entities with")
+    ids = (plain(marker, add_special_tokens=False)["input_ids"] for marker in MARKERS)
+    known = (marker for marker, row in zip(MARKERS, ids, strict=True) if row and tokenizer.unk_token_id not in row)
+    found = tuple(islice(known, count))
+    if len(found) < count:
+        raise ValueError(f"tokenizer has {len(found)} of the marks {MARKERS}, expected {count} to mark entities with")
+    return found
 
 
 def marked(text: str, spans: Sequence[Span], markers: Sequence[str]) -> tuple[str, list[Span]]:
@@ -104,12 +95,7 @@ def marked(text: str, spans: Sequence[Span], markers: Sequence[str]) -> tuple[st
 
 @dataclass(frozen=True)
 class MentionRow:
-    """A text with marked entities as a row of a model's inputs.
-
-    Attributes:
-        values: input_ids and the rest, by name; None if its spans are cut off.
-        was_cut: whether the text was too long.
-    """
+    """A text with marked entities as a row of a model's inputs; `values` is None if its spans are cut off."""
 
     values: dict[str, list] | None
     was_cut: bool
@@ -119,11 +105,7 @@ class MentionRow:
 
 
 def mention_rows(
-    tokenizer: Any,
-    texts: Sequence[str],
-    spans: Sequence[Sequence[Span]],
-    markers: Sequence[str] | None,
-    max_length: int | None,
+    tokenizer: Any, texts: Sequence[str], spans: Sequence[Any], markers: Sequence[str] | None, max_length: int | None
 ) -> list[MentionRow]:
     """Return each text with its one or two entities marked, cut to `max_length` tokens.
 
@@ -132,8 +114,8 @@ def mention_rows(
 
     Raises ValueError if the tokenizer is not LUKE's of the task with this number of entities.
     """
-    both = [(text, []) if markers is None else marked(text, each, markers)
-            for text, each in zip(texts, spans, strict=True)]  # fmt: skip
+    pairs = zip(texts, spans, strict=True)
+    both = [(text, []) if markers is None else marked(text, each, markers) for text, each in pairs]
 
     def encoded(numbers: Sequence[int], **cut: Any) -> Any:
         entities = {"entity_spans": [list(spans[number]) for number in numbers]} if markers is None else {}
@@ -222,10 +204,7 @@ def span_arrays(
 ) -> dict[str, np.ndarray]:
     """Return the inputs of the spans of a batch, (rows, spans), -1 where there are no more.
 
-    Args:
-        starts: the columns of the first tokens of each row's spans.
-        ends: those of their last tokens.
-        entities: for LUKE {"mask": id of the entity [MASK], "longest": most tokens of a mention}; None for others.
+    `starts` and `ends` are the columns of the spans' first and last tokens; `entities` is `entities_of` for LUKE.
     """
     shape = len(starts), max(1, *map(len, starts))
     first, last = np.full((2, *shape), -1, np.int64)

@@ -144,9 +144,8 @@ def _number(values: Mapping[str, Any], key: str, most: float = math.inf) -> int:
 
 def _options(values: Mapping[str, Any]) -> dict[str, bool | None]:
     # Null leaves a setting to the family; strip_accents null means that it follows do_lower_case.
-    stated = {
-        key: values[key] for key in OPTIONS if key in values and (values[key] is not None or key == "strip_accents")
-    }
+    optional = {key: values[key] for key in OPTIONS if key in values}
+    stated = {key: value for key, value in optional.items() if value is not None or key == "strip_accents"}
     for key, value in stated.items():
         if not isinstance(value, bool | None):
             raise _wrong(key, value, "true, false or null")
@@ -219,8 +218,6 @@ def _added_tokens(values: Mapping[str, Any], folder: Path, special: set[str]) ->
         if not all(type(number) is int for number in by_token.values()):
             raise _wrong("added_tokens.json", by_token, "an object of ids by token")
         # Ordinary tokens match the normalized text, as in transformers.
-        tokens = {
-            number: _valid(AddedTokenSettings(token, normalized=token not in special, special=token in special))
-            for token, number in by_token.items()
-        }
+        of_text = ((token, {"normalized": token not in special, "special": token in special}) for token in by_token)
+        tokens = {by_token[token]: _valid(AddedTokenSettings(token, **how)) for token, how in of_text}
     return dict(sorted(tokens.items()))

@@ -103,7 +103,7 @@ def test_class_weights(model, tmp_path, capsys):
         ("sequence", "0 0", "expected at least one number above 0"),
         ("sequence", "balanced 2", "--class-weights has balanced beside other weights"),
         ("sequence", "much", "--class-weights is 'much', expected balanced, or a number from 0 up for each class"),
-        ("qa", "balanced", "--class-weights is given with --task qa, expected one with classes"),
+        ("qa", "balanced", "--class-weights is for --task sequence, token, "),
     ):
         assert finetune(model, tmp_path / "d", data, task, "--class-weights", *given.split()) in (1, 2)
         assert error in capsys.readouterr().err

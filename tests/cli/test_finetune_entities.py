@@ -88,19 +88,19 @@ WRONG = {
     "flat spans": ("span-ner", GOOD, [], "spans[0] is [0, 5], expected [[first, last + 1, label], ...]"),
     "no entities": ("span-ner", {"text": "a", "spans": []}, [], "there are no records with entities in 'spans'"),
     "negative": ("relation-extraction", GOOD | {"label": "y"}, ["--negative-label", "z"], "(--negative-label) is 'z'"),
-    "width": ("relation-extraction", GOOD, ["--max-span-width", "3"], "is given with --task relation-extraction"),
+    "width": ("relation-extraction", GOOD, ["--max-span-width", "3"], "is for --task span-ner, not for relation-ext"),
     "negative of spans": (
         "span-ner",
         GOOD,
         ["--negative-label", "x"],
-        "--negative-label is given with --task span-ner",
+        "--negative-label is for --task entity-classification, relation-extraction, not for span-ner",
     ),
-    "label of spans": ("span-ner", GOOD, ["--label", "x"], "--task span-ner has no use for --label"),
+    "label of spans": ("span-ner", GOOD, ["--label", "x"], "--label is for --task sequence, token, "),
     "pairs": (
         "relation-extraction",
         GOOD,
         ["--text-pair", "x"],
-        "--task relation-extraction has no use for --text-pair",
+        "--text-pair is for --task sequence, similarity, ",
     ),
 }
 

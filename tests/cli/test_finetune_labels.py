@@ -66,7 +66,7 @@ def test_a_late_encoder_learns_to_rank(task, tmp_path, capsys):
         ("zero-shot-ner", {"text": "a", "spans": [[0, 1, "<<SEP>>"]]}, [], "the model's marks"),
         ("zero-shot-ner", {"text": "a", "spans": [[0, 1, "x " * 99]]}, [], "labels have more than the 64 tokens"),
         ("zero-shot-ner", {"text": "a", "spans": [[0, 1, "x"]]}, ["--lora", "2"], "--max-length or --lora is given"),
-        ("zero-shot-ner", {"text": "a", "spans": []}, ["--text", "x"], "has no use for --text-pair, --text and"),
+        ("zero-shot-ner", {"text": "a", "spans": []}, ["--text", "x"], "--text is for --task sequence, "),
         ("late-interaction", {"text": "a"}, [], "no 'text_pair'"),
         ("late-interaction", {"text": "a", "text_pair": "b", "negatives": [None]}, [], "expected a list of strings"),
         ("late-distillation", {"text": "a", "text_pair": "b", "label": [1.0]}, [], "expected 1 numbers, one for each"),

@@ -286,7 +286,7 @@ def test_an_adapted_model_is_adapted_once_and_trained_as_one():
         refuses(ValueError, "adapters already", get_peft_model, given, query_and_value())
     refuses(TypeError, "peft_config is dict, expected a LoraConfig", get_peft_model, new_model(), {"r": 8})
     refuses(ValueError, "differentiated as the PeftModel", value_and_grad(model), **BATCH)
-    with pytest.raises(ValueError, match="model is in int8, whose maps have no gradients"):
+    with pytest.raises(ValueError, match="model is in int8, which has no gradients"):
         get_peft_model(new_model(dtype="int8"), query_and_value())
 
 
