@@ -5,18 +5,21 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from bertcore.checkpoint import naming_config, read_config
+from bertcore.checkpoint.weights import WEIGHTS_NAMES
 from bertcore.cli.doctor import cpu_model
 from bertcore.cli.info import QUOTED, described, known_preset
 from bertcore.cli.inputs import model_folder
 from bertcore.cli.options import Command, File, Positive
 from bertcore.cli.outputs import aligned, check_matplotlib, check_picture, write_picture
 from bertcore.kernels import get_backend, get_num_threads
-from bertcore.models.cost import LENGTH, figures
-
-if TYPE_CHECKING:
-    from bertcore.models.cost import Member, PassCost
+from bertcore.models import cost
+from bertcore.models.cost import LENGTH, Member, PassCost, figures, pass_costs
+from bertcore.presets import PRESETS
+from bertcore.tasks.sentence_encoder.settings import read_settings
+from bertcore.training.cost import training_cost
 
 
 class Column(NamedTuple):
@@ -138,8 +141,6 @@ class Compare(Command):
             check_picture("--plot", self.plot)
 
     def run(self) -> None:
-        from bertcore.presets import PRESETS
-
         if self.plot:
             check_matplotlib("--plot")
         if self.training or self.measure:
@@ -154,9 +155,6 @@ class Compare(Command):
         return f"{_counted(self.batch or (32 if self.training else 1), 'sequence')} of {_counted(self.length, 'token')}"
 
     def _compare_training(self) -> None:
-        from bertcore.checkpoint import naming_config
-        from bertcore.training.cost import training_cost
-
         rows = []
         for name in self.names:
             config, _ = described(name)
@@ -168,14 +166,12 @@ class Compare(Command):
         self._print(rows, TRAINING_COLUMNS, f"steps of {self._what}, on {_counted(get_num_threads(), 'thread')}")
 
     def _compare_passes(self) -> None:
-        from bertcore.models.cost import ROUNDS, pass_costs
-
         batch, members = self.batch or 1, [_member(name) for name in self.names]
         with self.chosen_backend():
             costs, machine = pass_costs(members, batch, self.length, backend=get_backend()), _machine()
         pairs, tokens = zip(members, costs, strict=True), batch * self.length
         rows = [_measured(member, cost, tokens) | machine for member, cost in pairs]
-        note = f"passes of {self._what}, {ROUNDS} rounds in turns\n"
+        note = f"passes of {self._what}, {cost.ROUNDS} rounds in turns\n"
         note += f"{machine['cpu']}, {_counted(machine['threads'], 'thread')}, {machine['backend']}"
         self._print(rows, MEASURED_COLUMNS, f"{note} for {machine['level']}" if machine["level"] else note)
 
@@ -195,13 +191,8 @@ class Compare(Command):
             write_picture(self.plot, models_side_by_side(rows, panels, log=self.log))
 
 
-def _member(name: str) -> "Member":
+def _member(name: str) -> Member:
     """Return the model to measure: a checkpoint, or random weights if only a config is known."""
-    from bertcore.checkpoint import read_config
-    from bertcore.checkpoint.weights import WEIGHTS_NAMES
-    from bertcore.models.cost import Member
-    from bertcore.tasks.sentence_encoder.settings import read_settings
-
     known = known_preset(name)
     if known is not None:
         return Member(name, known.config)
@@ -210,7 +201,7 @@ def _member(name: str) -> "Member":
     return Member(name, read_config(folder), folder if has_weights else None)
 
 
-def _measured(member: "Member", cost: "PassCost", tokens: int) -> dict[str, Any]:
+def _measured(member: Member, cost: PassCost, tokens: int) -> dict[str, Any]:
     return {
         "name": member.name,
         "weights": "random" if member.folder is None else "loaded",
@@ -236,8 +227,6 @@ def _counted(count: int, noun: str) -> str:
 
 def row(name: str, config: Mapping[str, Any], facts: Mapping[str, Any], *, length: int) -> dict[str, Any]:
     """Return the values of COLUMNS for one model, and the sources of quoted ones; None for unknown values."""
-    from bertcore.checkpoint import naming_config
-
     with naming_config(name):
         found = figures(config, length)
     sizes = {f"megabytes_{dtype}": size for dtype, size in found.megabytes.items()}

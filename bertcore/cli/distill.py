@@ -7,20 +7,17 @@ from typing import Annotated, Any
 import click
 from click.core import ParameterSource
 
+import bertcore
+from bertcore.cli import training
 from bertcore.cli.finetune import Labels, with_new_head
 from bertcore.cli.inputs import model_folder, some_texts
 from bertcore.cli.options import NUMBER, SEVERAL, Above0, CommandError, File, Kind, Number, Positive
 from bertcore.cli.pretrain import config_of, kind_of, with_ids_of
-from bertcore.cli.training import (
-    STORED,
-    Training,
-    check_once,
-    fingerprint,
-    from_first,
-    held_out_parts,
-    print_metrics,
-    stored_examples,
-)
+from bertcore.models.architectures import class_for
+from bertcore.models.spec import ConfigReader
+from bertcore.models.student import student_from_teacher, with_labels_of, with_layers
+from bertcore.tasks.static import distill_static
+from bertcore.training import metrics, objectives
 
 DIMS = 256  # of static embeddings
 OF_STATIC = ("static", "teacher", "out", "vocabulary", "dims", "backend", "traceback")
@@ -55,7 +52,7 @@ TERM = Kind(_term, f"NAME or NAME=WEIGHT with one of {', '.join(TERMS)}", "TERM"
 LAYERS = Kind(_layers, "numbers of layers such as 0,2,4, or none", "LAYERS")
 
 
-class Distill(Labels, Training):
+class Distill(Labels, training.Training):
     """Train a smaller model to imitate a larger one.
 
     The teacher is a checkpoint of the --task: a classifier of texts (sequence) or of words (token) on labelled DATA, as
@@ -142,7 +139,7 @@ class Distill(Labels, Training):
         if (self.student is None) == (self.layers is None):
             what = "both missing" if self.student is None else "both given"
             raise CommandError(f"--student and --layers are {what}, expected one of them")
-        check_once([*self.data, *self.eval], "it is read more than once: give files")
+        training.check_once([*self.data, *self.eval], "it is read more than once: give files")
         names = [name for name, _ in self.terms]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice:
@@ -167,20 +164,17 @@ class Distill(Labels, Training):
         objective = self._objective(teacher)
         if held_out is not None:
             own = measure | {"objective": objective.objective}
-            print_metrics("teacher", self.trainer(folder, teacher, None, held_out, tokenizer, **own).evaluate())
+            training.print_metrics(
+                "teacher", self.trainer(folder, teacher, None, held_out, tokenizer, **own).evaluate()
+            )
         self.train_and_report(self.trainer(folder, student, train, held_out, tokenizer, objective=objective, **measure))
 
     def _make_static(self, folder: Path) -> None:
-        from bertcore.tasks.static import distill_static
-
         words = None if self.vocabulary is None else some_texts(self.vocabulary, argument="--vocabulary")
         made = distill_static(model_folder(self.teacher), folder, vocabulary=words, pca_dims=self.dims or DIMS)
         print(f"saved     {folder}: {len(made.model.table):,} tokens, {made.embedding_dimension} dimensions")
 
     def _teacher(self) -> tuple[Any, Any]:
-        import bertcore
-        from bertcore.models.architectures import class_for
-
         source, kind = model_folder(self.teacher), getattr(bertcore, MODEL_CLASSES[self.task])
         teacher = with_new_head(kind, source)
         if teacher.newly_initialised:
@@ -191,15 +185,12 @@ class Distill(Labels, Training):
         return teacher, bertcore.AutoTokenizer.from_pretrained(source)
 
     def _student(self, teacher: Any, tokenizer: Any) -> Any:
-        import bertcore
-        from bertcore.models.student import student_from_teacher, with_labels_of, with_layers
-
         kind = getattr(bertcore, MODEL_CLASSES[self.task])
         if self.student and kind_of(self.student) == "known":
             if self.take is not None:
                 raise CommandError(f"--take is for a new student, {self.student} has weights of its own")
             source = model_folder(self.student)
-            if fingerprint(bertcore.AutoTokenizer.from_pretrained(source)) != fingerprint(tokenizer):
+            if training.fingerprint(bertcore.AutoTokenizer.from_pretrained(source)) != training.fingerprint(tokenizer):
                 raise CommandError(f"{self.student} has another tokenizer than {self.teacher}")
             options = {} if self.task == "mlm" else {"num_labels": len(_labels_of(teacher))}
             student = with_new_head(kind, source, **options)
@@ -219,8 +210,6 @@ class Distill(Labels, Training):
             raise CommandError(f"{error}: --take says which layers the student begins with, or none") from error
 
     def _objective(self, teacher: Any) -> Any:
-        from bertcore.training import objectives
-
         options = {"soft": {"temperature": self.temperature or 2.0, "labelled_only": self.labelled_only}}
         kinds = ((getattr(objectives, TERMS[name]), weight, options.get(name, {})) for name, weight in self.terms)
         terms = (kind(weight=weight, **more) for kind, weight, more in kinds)
@@ -238,13 +227,11 @@ class Distill(Labels, Training):
         return train, measure or None, {"compute_metrics": metric}
 
     def _masked_words(self, folder: Path, teacher: Any, tokenizer: Any, length: int) -> tuple[Any, Any, dict[str, Any]]:
-        from bertcore.training import metrics, objectives
-
         facts = {"corpus": self.data, "objective": "mlm"}
-        given = self, folder / STORED, objectives.MaskedLM(), tokenizer, length, facts
-        examples = from_first(lambda: stored_examples(*given))
+        given = self, folder / training.STORED, objectives.MaskedLM(), tokenizer, length, facts
+        examples = training.from_first(lambda: training.stored_examples(*given))
         measured = metrics.combined(metrics.masked_accuracy, metrics.perplexity)
-        return *held_out_parts(examples, self.held_out), {
+        return *training.held_out_parts(examples, self.held_out), {
             "compute_metrics": measured, "preprocess_logits_for_metrics": metrics.predicted_words,
         }  # fmt: skip
 
@@ -258,8 +245,6 @@ def _check_kind(of_data: str, teacher: Any) -> None:
 
 def _labels_of(teacher: Any) -> tuple[str, ...]:
     """Return the names of the teacher's classes, or their numbers if they have no names."""
-    from bertcore.models.spec import ConfigReader
-
     names = {int(number): name for number, name in (teacher.config.get("id2label") or {}).items()}
     numbers = range(ConfigReader(teacher.config).num_labels())
     found = ((number, names.get(number, f"LABEL_{number}")) for number in numbers)

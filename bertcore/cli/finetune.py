@@ -9,11 +9,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
+
+import bertcore
+from bertcore import AutoModel, AutoTokenizer, GLiNER, MultiVectorEncoder
+from bertcore.arguments import required
 from bertcore.cli.inputs import WithModel, model_folder
 from bertcore.cli.options import NUMBER, SEVERAL, CommandError, File, Kind, Positive, Seed, Share, Words
 from bertcore.cli.outputs import output_stream
 from bertcore.cli.reports import figures, label_names, metric_of
 from bertcore.cli.training import Adapters, Data, check_once, print_malformed
+from bertcore.models.model import NewlyInitialisedWarning
+from bertcore.tasks.calibration import METHODS, calibration_as_json, expected_calibration_error
+from bertcore.tasks.folder import read_prompts
+from bertcore.tasks.pipelines import pipeline
+from bertcore.tasks.sentence_encoder import save_sentence_encoder
+from bertcore.tasks.sentence_encoder.settings import read_settings
+from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, softmax
+from bertcore.tokenization.mentions import LUKE_TASKS, entities_of
+from bertcore.training import data, objectives
+from bertcore.training.metrics import of_counts
+from bertcore.training.objectives import multi_vector
 
 LATE_TASKS = ("late-interaction", "late-distillation")
 EMBEDDING_TASKS = ("similarity", "pair", *LATE_TASKS)
@@ -63,8 +79,6 @@ class LabelledData(Data):
 
     def labelled_rows(self, seed: int) -> tuple[list[Any], list[Any]]:
         """Return the records to learn from, and the records held out: those of --eval, or a part of DATA."""
-        import numpy as np
-
         rows, held_out = self._rows(self.data), self._rows(self.eval) if self.eval else []
         if not self.eval:
             order = np.random.default_rng(seed).permutation(len(rows))
@@ -79,10 +93,8 @@ class LabelledData(Data):
 
     def _rows(self, paths: Sequence[str]) -> list[Any]:
         """Return all records of files, with lines of words joined to texts."""
-        from bertcore.training.data import LabelledWords
-
         records = self.records(paths)
-        columns = LabelledWords(self.text or WORDS, self.label or TAGS)
+        columns = data.LabelledWords(self.text or WORDS, self.label or TAGS)
         rows = list(columns.whole(records) if self.task == "token" else records)
         print_malformed(records)
         return rows
@@ -105,15 +117,13 @@ class Labels(LabelledData):
     label_kind: Annotated[str | None, ("classes", "numbers")] = None
 
     def columns(self, rows: list[Any]) -> Any:
-        from bertcore.training.data import LabelledTexts, LabelledWords, Questions
-
         rows = sorted(rows, key=operator.attrgetter("file", "line"))  # so that the first wrong record is reported
         if self.task == "sequence":
             names = self.text or "text", self.text_pair, self.label or "label"
-            return LabelledTexts.found_in(rows, *names, kind=self.label_kind)
+            return data.LabelledTexts.found_in(rows, *names, kind=self.label_kind)
         if self.task == "token":
-            return LabelledWords.found_in(rows, self.text or WORDS, self.label or TAGS)
-        return Questions()
+            return data.LabelledWords.found_in(rows, self.text or WORDS, self.label or TAGS)
+        return data.Questions()
 
     def examples(
         self, columns: Any, rows: list[Any], held_out: list[Any], tokenizer: Any, length: int
@@ -186,20 +196,16 @@ class Finetune(Labels, Adapters):
         check_once([*self.data, *self.eval], "labels are looked up in it first: give files")
 
     def columns(self, rows: list[Any]) -> Any:
-        from bertcore.training.data import LabelledEntities, LabelledMentions
-
         if self.task not in ENTITY_TASKS:
             return super().columns(rows)
         rows = sorted(rows, key=operator.attrgetter("file", "line"))
         if self.task == "span-ner":
             width = {"width": self.max_span_width} if self.max_span_width else {}
-            return LabelledEntities.found_in(rows, self.text or "text", **width)
+            return data.LabelledEntities.found_in(rows, self.text or "text", **width)
         names = self.text or "text", self.label or "label"
-        return LabelledMentions.found_in(rows, self.task, *names, negative=self.negative_label)
+        return data.LabelledMentions.found_in(rows, self.task, *names, negative=self.negative_label)
 
     def train(self, folder: Path) -> None:
-        from bertcore.training.data import SpanCollator
-
         rows, held_out = self.labelled_rows(self.seed)
         other = {"zero-shot-ner": self._train_gliner} | dict.fromkeys(LATE_TASKS, self._train_late)
         if self.task in ("zero-shot-ner", *EMBEDDING_TASKS):
@@ -217,7 +223,7 @@ class Finetune(Labels, Adapters):
         objective = self._weighted(columns, train) if self.class_weights else None
         options = {"compute_metrics": metric, "objective": objective}
         if self.task == "span-ner":
-            options["data_collator"] = SpanCollator(tokenizer)
+            options["data_collator"] = data.SpanCollator(tokenizer)
             lost = sum(len(row["spans"]) for row in rows) - sum((example["labels"] > 0).sum() for example in train)
             if lost:
                 print(f"entities  {lost:,} cannot be found: too wide, beyond the tokens that are read, or within words")
@@ -225,10 +231,6 @@ class Finetune(Labels, Adapters):
 
     def _weighted(self, columns: Any, examples: list[Any]) -> Any:
         """Return the loss with the weights of --class-weights; CommandError if they are not one for each class."""
-        import numpy as np
-
-        from bertcore.training import objectives
-
         names = getattr(columns, "labels", ())
         if not names or getattr(columns, "is_multiple", False):
             raise CommandError("--class-weights is given, expected data with one class for each text or word")
@@ -246,10 +248,6 @@ class Finetune(Labels, Adapters):
 
     def _model_and_tokenizer(self, columns: Any) -> tuple[Any, Any]:
         """Return the model with the task's head, new unless it fits these labels, and its tokenizer."""
-        import bertcore
-        from bertcore.tasks.sentence_encoder.settings import read_settings
-        from bertcore.tokenization.mentions import LUKE_TASKS, entities_of
-
         source = read_settings(model_folder(self.model)).model_folder
         labels = getattr(columns, "labels", None)  # questions have none
         options = {} if labels is None else {"num_labels": len(labels) or 1}
@@ -272,14 +270,6 @@ class Finetune(Labels, Adapters):
         return model, tokenizer
 
     def _train_encoder(self, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
-        from bertcore import AutoModel, AutoTokenizer
-        from bertcore.arguments import required
-        from bertcore.tasks.folder import read_prompts
-        from bertcore.tasks.sentence_encoder import save_sentence_encoder
-        from bertcore.tasks.sentence_encoder.settings import read_settings
-        from bertcore.training import objectives
-        from bertcore.training.data import TextColumns
-
         settings = read_settings(model_folder(self.model))
         if settings.pooling not in (("mean",), ("cls",)):
             raise CommandError(f"{self.model} pools by {', '.join(settings.pooling)}, supported is mean or cls")
@@ -289,7 +279,7 @@ class Finetune(Labels, Adapters):
         label = (self.label or "label") if is_scored else None
         if is_scored:
             required("scipy.stats")  # before the work
-        columns = TextColumns((self.text or "text", self.text_pair or "text_pair"), label)
+        columns = data.TextColumns((self.text or "text", self.text_pair or "text_pair"), label)
         train, measured = (list(columns.examples(some)) for some in (rows, held_out))
         if is_scored and len({example["label"] for example in train}) == 1:
             raise CommandError(f"all pairs have the {label} {train[0]['label']:g}: there is nothing to order them by")
@@ -311,13 +301,9 @@ class Finetune(Labels, Adapters):
         self.train_and_report(trainer, measure)
 
     def _train_late(self, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
-        from bertcore import MultiVectorEncoder
-        from bertcore.training.data import QueriedTexts
-        from bertcore.training.objectives import multi_vector
-
         is_distilled = self.task == "late-distillation"
         label = (self.label or "label") if is_distilled else None
-        columns = QueriedTexts(self.text or "text", self.text_pair or "text_pair", label)
+        columns = data.QueriedTexts(self.text or "text", self.text_pair or "text_pair", label)
         train, measured = columns.examples(rows), columns.examples(held_out)
         if len({len(example) for example in [*train, *measured]}) > 1:
             raise CommandError("records have different numbers of negatives, expected the same in all")
@@ -328,8 +314,6 @@ class Finetune(Labels, Adapters):
         print(f"data      {len(train):,} queries, {len(measured):,} held out")
 
         def measure(out: Path) -> dict[str, float]:
-            import numpy as np
-
             encoder.model = trainer.model
             encoder.save_pretrained(out)
             if not measured:
@@ -342,14 +326,9 @@ class Finetune(Labels, Adapters):
         self.train_and_report(trainer, measure)
 
     def _train_gliner(self, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
-        from bertcore import GLiNER
-        from bertcore.training import objectives
-        from bertcore.training.data import LabelledEntities
-        from bertcore.training.metrics import of_counts
-
         if self.max_length or self.lora:
             raise CommandError("--max-length or --lora is given with --task zero-shot-ner, which has no use for it")
-        columns = LabelledEntities(nested=True)
+        columns = data.LabelledEntities(nested=True)
         own, others = ([columns.entities(*each[::-1]) for each in enumerate(some)] for some in (rows, held_out))
         counts = Counter(kind for some in [*own, *others] for _, kind in some)
         if not counts:
@@ -374,8 +353,6 @@ class Finetune(Labels, Adapters):
 
 
 def with_new_head(kind: Any, source: Any, **options: Any) -> Any:
-    from bertcore.models.model import NewlyInitialisedWarning
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NewlyInitialisedWarning)
         return getattr(kind, "from_pretrained", kind)(source, **options)
@@ -423,10 +400,6 @@ class Calibrate(LabelledData, WithModel):
             raise CommandError("--out is -, expected the name of a file")
 
     def run(self) -> None:
-        from bertcore.arguments import required
-        from bertcore.tasks.calibration import METHODS, calibration_as_json
-        from bertcore.tasks.sequence_scores import FUNCTIONS
-
         required(METHODS[self.method].needs)  # before the work
         folder = model_folder(self.model)
         rows, held_out = self.labelled_rows(self.seed)
@@ -446,9 +419,6 @@ class Calibrate(LabelledData, WithModel):
 
     def _classifier(self, folder: Any) -> Any:
         """Return the classifier; CommandError if it does not choose one of several classes."""
-        from bertcore.tasks.pipelines import pipeline
-        from bertcore.tasks.sequence_scores import published_function
-
         classifier = pipeline("text-classification", folder, dtype=self.dtype, max_length=self.max_length)
         function = published_function(classifier.model.config.get("problem_type"), len(classifier.id2label))
         if function != "softmax" or len(set(classifier.id2label.values())) < len(classifier.id2label):
@@ -457,12 +427,8 @@ class Calibrate(LabelledData, WithModel):
 
     def _scores(self, classifier: Any, rows: list[Any]) -> tuple[Any, Any]:
         """Return the scores of labelled texts, float64 (texts, classes), and their right classes, (texts,)."""
-        import numpy as np
-
-        from bertcore.training.data import LabelledTexts
-
         names = tuple(classifier.id2label.values())
-        columns = LabelledTexts(self.text or "text", self.text_pair, self.label or "label", names)
+        columns = data.LabelledTexts(self.text or "text", self.text_pair, self.label or "label", names)
         texts, right = zip(*columns.inputs(rows), strict=True)
         answers = classifier(list(texts), top_k=None, function_to_apply="none")
         found = [{each["label"]: each["score"] for each in answer} for answer in answers]
@@ -471,9 +437,6 @@ class Calibrate(LabelledData, WithModel):
 
 def _effect(calibration: Any, scores: Any, right: Any) -> dict[str, list[float]]:
     """Return pairs of figures before and after the calibration of texts that it was not fitted to."""
-    from bertcore.tasks.calibration import expected_calibration_error
-    from bertcore.tasks.sequence_scores import FUNCTIONS, softmax
-
     tables = softmax(scores), calibration.transform(FUNCTIONS[calibration.takes](scores))
     return {
         "calibration_error": [float(expected_calibration_error(table, right)) for table in tables],

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 from bertcore.cli.inputs import Reading, check_one_source, model_digest, model_folder, texts_from
 from bertcore.cli.options import CommandError, File
+from bertcore.tasks.index import VectorIndex
+from bertcore.tasks.loading import ENCODERS, kind_of
 
 DIGEST = "model_sha256"  # of the metadata of an index
 
@@ -74,8 +76,6 @@ class Index(Corpus):
         check_one_source(self.corpus, self.text, name="CORPUS")
 
     def run(self) -> None:
-        from bertcore.tasks.index import VectorIndex
-
         folder = model_folder(self.model)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.chosen_backend())
@@ -96,8 +96,6 @@ class Index(Corpus):
 
 def dense_encoder(folder: Path, command: Reading) -> Any:
     """Return the sentence encoder of a folder; CommandError for other kinds and similarities."""
-    from bertcore.tasks.loading import ENCODERS, kind_of
-
     if (kind := kind_of(folder)) != "dense":
         raise CommandError(f"{command.model} is a {kind} encoder, expected a sentence encoder: an index keeps vectors")
     encoder = ENCODERS["dense"](folder, **command.loading_options(False))
@@ -108,8 +106,6 @@ def dense_encoder(folder: Path, command: Reading) -> Any:
 
 def opened_index(path: str, model: Path) -> Any:
     """Return the index in a folder; CommandError if another model has made it."""
-    from bertcore.tasks.index import VectorIndex
-
     index = VectorIndex(path)
     if index.metadata.get(DIGEST) not in (None, model_digest(model)):
         made_by = index.metadata.get("model", "another")

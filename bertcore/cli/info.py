@@ -4,16 +4,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bertcore import checkpoint
 from bertcore.arguments import printable
+from bertcore.checkpoint import naming_config
+from bertcore.checkpoint.files import read_json_object
 from bertcore.cli.inputs import model_folder
 from bertcore.cli.options import Command, File, Positive
 from bertcore.cli.outputs import aligned
+from bertcore.models.architectures import class_for
 from bertcore.models.cost import LENGTH, Figures, figures
-
-if TYPE_CHECKING:
-    from bertcore.presets import Preset
+from bertcore.models.spec import ConfigReader
+from bertcore.presets import PRESETS, Preset, preset
+from bertcore.tasks.loading import read_encoder_settings
 
 QUOTED = {"mnli_m": "MNLI-m", "glue_dev": "GLUE dev"}  # published figures, and their titles
 LABELS = 8  # that are printed
@@ -47,8 +51,6 @@ class Info(Command):
     json: bool = False
 
     def run(self) -> None:
-        from bertcore.checkpoint import naming_config
-
         if self.name is None:
             print(json.dumps({"presets": _presets()}) if self.json else _preset_table())
             return
@@ -65,10 +67,6 @@ class Info(Command):
 
 def described(name: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """Return the config of a preset, file, folder or id on the hub, and the published facts of a preset."""
-    from bertcore import checkpoint
-    from bertcore.checkpoint.files import read_json_object
-    from bertcore.tasks.loading import read_encoder_settings
-
     known = known_preset(name)
     if known is not None:
         return known.config, _facts(known)
@@ -79,10 +77,6 @@ def described(name: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
 
 def _of_checkpoint(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return further properties of a checkpoint: its head (None without one), its labels, its low precision."""
-    from bertcore import checkpoint
-    from bertcore.models.architectures import class_for
-    from bertcore.models.spec import ConfigReader
-
     config, stored_as = checkpoint.split_dtype(name, config)
     try:
         head = class_for(config).__name__
@@ -100,10 +94,8 @@ def _head(own: Mapping[str, Any]) -> str:
     return f"{own['head'] or 'none'}{names}"
 
 
-def known_preset(name: str) -> "Preset | None":
+def known_preset(name: str) -> Preset | None:
     """Return the preset of that name; None for a file, a folder or an id on the hub, ValueError for any other name."""
-    from bertcore.presets import preset
-
     if name == "demo" or Path(name).is_dir() or _is_config(name):
         return None
     try:
@@ -118,7 +110,7 @@ def _is_config(name: str) -> bool:
     return name.endswith(".json") and Path(name).is_file()
 
 
-def _facts(known: "Preset") -> dict[str, Any]:
+def _facts(known: Preset) -> dict[str, Any]:
     """Return the published facts of a preset: figures (None for unknown ones) and their sources."""
     facts = {key: value for key, value in vars(known).items() if key not in ("name", "config")}
     quoted = {key: getattr(known.on_glue, key) for key in QUOTED}
@@ -174,8 +166,6 @@ def _savings(found: Figures) -> dict[str, str]:
 
 
 def _presets() -> list[dict[str, Any]]:
-    from bertcore.presets import PRESETS
-
     keys = ("name", "hub_id", "year", "objective", "own")
     return [
         {key: getattr(each, key) for key in keys} | {"family": each.config["model_type"]} for each in PRESETS.values()

@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import bertcore
+from bertcore import AutoTokenizer
 from bertcore.arguments import printable
+from bertcore.checkpoint import naming_config, read_config
 from bertcore.cli.inputs import Texts, check_one_source, model_folder, some_texts
 from bertcore.cli.options import ABOVE_0, Command, CommandError, File, Kind, Positive, Seed
 from bertcore.cli.outputs import check_matplotlib, check_picture, write_picture
+from bertcore.models.architectures import class_for
+from bertcore.models.model import NewlyInitialisedWarning
+from bertcore.tasks.sentence_encoder import SentenceEncoder
+from bertcore.training.objectives import preview
 
 EXPECTED_CHANCES = 'expected {"probabilities": [...], "label": N}'
 TEMPERATURES = Kind(
@@ -121,8 +127,6 @@ class Plot(Command):
         if self.figure == "calibration":
             return draw(*self._probabilities(texts), **given)
         if self.figure == "embeddings":
-            from bertcore.tasks.sentence_encoder import SentenceEncoder
-
             if self.labels is not None:
                 given["labels"] = some_texts(self.labels, argument="--labels")
                 if len(given["labels"]) != len(texts):
@@ -141,10 +145,6 @@ class Plot(Command):
 
     def _with_head(self, folder: Path) -> Any:
         """Return the classifier, or else the masked language model, of a folder; CommandError if it has neither."""
-        from bertcore.checkpoint import naming_config, read_config
-        from bertcore.models.architectures import class_for
-        from bertcore.models.model import NewlyInitialisedWarning
-
         with naming_config(folder):
             is_classifier = class_for(read_config(folder)) is bertcore.AutoModelForSequenceClassification
         kind = bertcore.AutoModelForSequenceClassification if is_classifier else bertcore.AutoModelForMaskedLM
@@ -195,9 +195,6 @@ class Preview(Texts):
     seed: Seed = 0
 
     def run(self) -> None:
-        from bertcore import AutoTokenizer
-        from bertcore.training.objectives import preview
-
         tokenizer = AutoTokenizer.from_pretrained(model_folder(self.model, "tokenizer"))
         with self.texts() as (texts, _):
             for text in texts:

@@ -4,14 +4,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from bertcore.arguments import INT8
 from bertcore.cli.inputs import Texts, model_folder, some_texts, texts_from
 from bertcore.cli.options import SEVERAL, Command, CommandError, File
-
-if TYPE_CHECKING:
-    from bertcore.tasks.low_precision import Comparison
+from bertcore.tasks.low_precision import Comparison, compare_precision, quantize
 
 LOW = ("bfloat16", *INT8)
 SHOWN = 60  # characters of the worst text in the table
@@ -52,8 +50,6 @@ class Precision(Texts):
     json: bool = False
 
     def run(self) -> None:
-        from bertcore.tasks.low_precision import compare_precision
-
         folder = model_folder(self.model)
         texts = list(dict.fromkeys(some_texts(self.file, self.text)))
         with self.chosen_backend():
@@ -65,7 +61,7 @@ class Precision(Texts):
             print(f"{len(texts)} different texts\n\n{table(size, comparisons)}")
 
 
-def table(size: float, comparisons: Sequence["Comparison"]) -> str:
+def table(size: float, comparisons: Sequence[Comparison]) -> str:
     rows = [["", "float32", *(each.dtype for each in comparisons)]]
     for key, (title, form) in ROWS.items():
         values = [getattr(each, key) for each in comparisons]
@@ -120,8 +116,6 @@ class Quantize(Command):
             raise CommandError(f"--dtype is {self.dtype}, expected int8 beside sample texts to calibrate with")
 
     def run(self) -> None:
-        from bertcore.tasks.low_precision import quantize
-
         source, target = model_folder(self.model), Path(self.folder)
         if self.calibrate is None and not self.text:
             before, after = quantize(source, target, self.dtype)

@@ -5,19 +5,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import bertcore
+from bertcore.checkpoint.files import read_json_object
+from bertcore.cli import training
 from bertcore.cli.inputs import model_folder
 from bertcore.cli.options import Above0, CommandError, File, Positive, Share
-from bertcore.cli.training import (
-    STORED,
-    Adapters,
-    Data,
-    check_once,
-    documents_of,
-    from_first,
-    held_out_parts,
-    print_malformed,
-    stored_examples,
-)
+from bertcore.models.replaced_tokens import generator_config
+from bertcore.presets import PRESETS, preset_config
+from bertcore.tokenization import AutoTokenizer, train_tokenizer
+from bertcore.tokenization.families import CLASS_OF_MODEL_TYPE
+from bertcore.training import Masking, metrics, objectives
+from bertcore.training.data import TextMentions
 
 RATES = {"new": 5e-4, "known": 5e-5}
 LONGEST = 128  # tokens, for models that take more
@@ -36,7 +34,7 @@ ONLY_FOR = {  # the objectives that use an option
 }
 
 
-class Pretrain(Data, Adapters):
+class Pretrain(training.Data, training.Adapters):
     """Pretrain a model on raw texts: from random weights, or on from the weights of a checkpoint.
 
     CORPUS is files or folders of text (.txt, .md: an empty line ends a document), JSON lines (.jsonl, .json) or tables
@@ -123,15 +121,13 @@ class Pretrain(Data, Adapters):
         return self.pair_column or "text_pair" if self.objective == "tlm" else None
 
     def train(self, folder: Path) -> None:
-        from bertcore.training import metrics
-
         objective, is_causal = self._objective(), self.objective == "clm"
         model, tokenizer = self._model_and_tokenizer(objective)
         self._check_model(model, tokenizer)
         model = self.with_adapters(model)
         length = self.example_length(self.model, model, LONGEST)
-        examples = from_first(lambda: self._examples(folder, objective, tokenizer, length))
-        train, held_out = held_out_parts(examples, self.held_out)
+        examples = training.from_first(lambda: self._examples(folder, objective, tokenizer, length))
+        train, held_out = training.held_out_parts(examples, self.held_out)
         measures = [metrics.next_word_accuracy if is_causal else metrics.masked_accuracy, metrics.perplexity]
         measures += [metrics.pair_accuracy] if self.objective in PAIRS else []
         measures += [metrics.commonest_word, metrics.replaced_tokens] if self.objective == "rtd" else []
@@ -140,25 +136,23 @@ class Pretrain(Data, Adapters):
         options["preprocess_logits_for_metrics"] = kept
         self.train_and_report(self.trainer(folder, model, train, held_out, tokenizer, **options))
         if self.objective == "rtd":
-            from_first(lambda: [tokenizer.save_pretrained(folder / part) for part in ("generator", "discriminator")])
+            training.from_first(
+                lambda: [tokenizer.save_pretrained(folder / part) for part in ("generator", "discriminator")]
+            )
 
     def _examples(self, folder: Path, objective: Any, tokenizer: Any, length: int) -> Any:
         if self.objective == "mlm+entities":
-            from bertcore.training.data import TextMentions
-
             records = self.records(self.corpus)
             documents = TextMentions(self.column).examples(records)
             made = list(objective.examples(documents, tokenizer, max_length=length, seed=self.seed))
-            print_malformed(records)
+            training.print_malformed(records)
             return made
         language = self.language or "en" if self.objective in PAIRS else None
         facts = {"corpus": self.corpus, "objective": self.objective, "language": language}
         facts |= {} if self._translations is None else {"pair_column": self._translations}
-        return stored_examples(self, folder / STORED, objective, tokenizer, length, facts)
+        return training.stored_examples(self, folder / training.STORED, objective, tokenizer, length, facts)
 
     def _objective(self) -> Any:
-        from bertcore.training import Masking, objectives
-
         if self.objective == "clm":
             return objectives.CausalLM()
         if self.objective == "plm":
@@ -174,8 +168,6 @@ class Pretrain(Data, Adapters):
 
     def _check_model(self, model: Any, tokenizer: Any) -> None:
         """Check that the model and its tokenizer have what the objective needs; have segments of pairs marked."""
-        from bertcore.training import objectives
-
         if self.objective == "plm" and "perm_mask" not in model.arguments:
             raise CommandError(f"--objective plm needs the two streams of XLNet, which {self.model} does not have")
         pairs = PAIRS.get(self.objective)
@@ -192,9 +184,6 @@ class Pretrain(Data, Adapters):
             raise CommandError("--objective mlm+entities needs entity_vocab.json beside the tokenizer, which has none")
 
     def _model_and_tokenizer(self, objective: Any) -> tuple[Any, Any]:
-        import bertcore
-        from bertcore.models.replaced_tokens import generator_config
-
         kind = getattr(bertcore, objective.model_class)
         if self.lora and kind_of(self.model) == "new":
             raise CommandError(f"--lora trains adapters beside known weights, and {self.model} has no weights")
@@ -212,7 +201,7 @@ class Pretrain(Data, Adapters):
         if self.generator:
             raise CommandError(f"--generator is for a checkpoint, and {self.model} is new: give --generator-size")
         config = config_of(self.model)
-        tokenizer = from_first(lambda: self._tokenizer(config))
+        tokenizer = training.from_first(lambda: self._tokenizer(config))
         config = with_ids_of(tokenizer, config) | {"vocab_size": len(tokenizer)}
         if getattr(tokenizer, "entity_vocab", None):
             config["entity_vocab_size"] = 1 + max(tokenizer.entity_vocab.values())
@@ -224,8 +213,6 @@ class Pretrain(Data, Adapters):
 
     def _known_pair(self, source: Any) -> Any:
         """Return the generator and the discriminator of one folder that `bertcore pretrain` wrote, or of two."""
-        import bertcore
-
         if self.generator_size:
             raise CommandError(f"{self.model} is a checkpoint, whose generator exists: leave out --generator-size")
         if (source / "generator").is_dir():
@@ -240,17 +227,14 @@ class Pretrain(Data, Adapters):
 
     def _tokenizer(self, config: dict[str, Any]) -> Any:
         """Return the tokenizer of --tokenizer, or one of the model's kind that is learned from the corpus."""
-        from bertcore.tokenization import AutoTokenizer, train_tokenizer
-        from bertcore.tokenization.families import CLASS_OF_MODEL_TYPE
-
         if self.tokenizer:
             if self.vocab_size:
                 raise CommandError("--vocab-size is for a tokenizer to learn: leave it out beside --tokenizer")
             return AutoTokenizer.from_pretrained(model_folder(self.tokenizer, "tokenizer"))
         if self.objective == "mlm+entities":
             raise CommandError("--objective mlm+entities needs --tokenizer: LUKE's, with entity_vocab.json beside it")
-        check_once(self.corpus, "a tokenizer is learned from it first: give --tokenizer")
-        documents = iter(documents_of(self.records(self.corpus), self.column, pair_column=self._translations))
+        training.check_once(self.corpus, "a tokenizer is learned from it first: give --tokenizer")
+        documents = iter(training.documents_of(self.records(self.corpus), self.column, pair_column=self._translations))
         first = next(documents, None)
         if first is None:
             raise CommandError(f"{', '.join(self.corpus)} holds no texts to learn from")
@@ -269,15 +253,10 @@ def with_ids_of(tokenizer: Any, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_of(model: str) -> Any:
-    from bertcore.checkpoint.files import read_json_object
-    from bertcore.presets import preset_config
-
     return read_json_object(Path(model)) if model.endswith(".json") else preset_config(model)
 
 
 def kind_of(model: str) -> str:
     """Return "new" for the name of a preset or a config file, "known" for a checkpoint."""
-    from bertcore.presets import PRESETS
-
     is_checkpoint = Path(model).is_dir() or (model not in PRESETS and "/" in model) or model == "demo"
     return "new" if model.endswith(".json") or not is_checkpoint else "known"

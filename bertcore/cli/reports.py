@@ -6,6 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from bertcore import SentenceEncoder
+from bertcore.arguments import required
+from bertcore.training import metrics
+from bertcore.training.checkpoints import ARGUMENTS, STATE
+from bertcore.training.data import LabelledEntities, LabelledMentions, LabelledWords, Questions, answer_metrics
+
 RESULTS, CARD = "all_results.json", "README.md"
 PIPELINES = {
     "AutoModelForSequenceClassification": "text-classification",
@@ -28,8 +36,6 @@ def write_reports(folder: Path, command: Any, trainer: Any, outcome: Any, scores
 
     The first three are named as transformers' examples name them, apart from the format of the arguments.
     """
-    from bertcore.training.checkpoints import ARGUMENTS, STATE
-
     scores = {f"eval_{name.removeprefix('eval_')}": value for name, value in scores.items()}
     trainer.state.callbacks = trainer.callbacks.state_dict()
     trainer.state.save_to_json(folder / STATE)
@@ -81,11 +87,6 @@ def figures(folder: Path, examples: list[Any], columns: Any) -> dict[str, float]
     For scored pairs they are the correlations of cosines and scores, for others the share of first texts whose own
     second text is the nearest of all.
     """
-    import numpy as np
-
-    from bertcore import SentenceEncoder
-    from bertcore.training import metrics
-
     encoder = SentenceEncoder(folder)
     first, second = (
         encoder.encode([example[name] for example in examples], normalize_embeddings=True) for name in columns.columns
@@ -106,10 +107,6 @@ def label_names(columns: Any) -> str:
 
 
 def metric_of(columns: Any, rows: list[Any], examples: list[Any]) -> Any:
-    from bertcore.arguments import required
-    from bertcore.training import metrics
-    from bertcore.training.data import LabelledEntities, LabelledMentions, LabelledWords, Questions, answer_metrics
-
     if isinstance(columns, LabelledEntities | LabelledMentions):
         return columns.metric(rows, examples)
     if isinstance(columns, Questions):

@@ -12,6 +12,10 @@ from bertcore.cli.index import Corpus, dense_encoder, in_step, opened_index
 from bertcore.cli.inputs import Reading, Texts, check_one_source, model_folder, texts_from
 from bertcore.cli.options import CommandError, File, Positive
 from bertcore.cli.outputs import output_stream
+from bertcore.tasks.index import merged
+from bertcore.tasks.loading import ENCODERS, kind_of
+from bertcore.tasks.multi_vector.settings import read_late_settings
+from bertcore.tasks.search import BestRows
 
 BLOCK_ROWS = 4096  # of the corpus, compared with the queries at once
 
@@ -73,10 +77,6 @@ class Search(Corpus):
             raise CommandError("CORPUS and --queries are both standard input, expected a file for one of them")
 
     def run(self) -> None:
-        from bertcore.tasks.index import merged
-        from bertcore.tasks.loading import ENCODERS, kind_of
-        from bertcore.tasks.multi_vector.settings import read_late_settings
-
         folder = model_folder(self.model)
         kind = "late" if self.late else "sparse" if self.sparse else kind_of(folder)
         kind = "dense" if kind == "classifier" else kind
@@ -113,8 +113,6 @@ def search(
     encoder: Any, queries: list[Any], lines: Iterable[str], top_k: int, options: dict[str, Any]
 ) -> Iterator[list[dict[str, Any]]]:
     """Return the best lines for each query, the best first: {"corpus_id", "score", "text"}; only these are kept."""
-    from bertcore.tasks.search import BestRows
-
     asked = encoder.encode_query(queries, **options)
     best, kept, first = BestRows(len(queries), top_k), {}, 0
     pairs = zip(*in_step(functools.partial(encoder.encode_document_stream, **options), lines), strict=False)
@@ -153,8 +151,6 @@ class Rerank(Texts, Reading):
     json: bool = False
 
     def run(self) -> None:
-        from bertcore.tasks.loading import ENCODERS, kind_of
-
         folder = model_folder(self.model)
         is_late = kind_of(folder) == "late"
         with contextlib.ExitStack() as stack:

@@ -13,14 +13,19 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import click
 
 from bertcore.arguments import printable
+from bertcore.checkpoint.files import read_json_object, sweep
 from bertcore.cli.options import Command, CommandError, File, Positive, Words, settings_options
 from bertcore.cli.reports import write_reports
-
-if TYPE_CHECKING:
-    import click
+from bertcore.lora import LoraConfig, PeftModel, get_peft_model
+from bertcore.training import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, checkpoints
+from bertcore.training.callbacks import LOG_NAME, PLOT_NAME, TENSORBOARD_NAME, TrainerState
+from bertcore.training.data import Documents, Part, Records, StoredExamples, TextColumns, store_examples
+from bertcore.training.processes import FirstFailed, started_together
 
 STORED = "examples"  # in the --out folder: the corpus as tokens
 ADAPTER = "adapter"  # in the --out folder: trained adapters; the model beside it has them in its weights
@@ -59,8 +64,6 @@ class Data(Command):
     skip_malformed: bool = False
 
     def records(self, paths: Sequence[str]) -> Any:
-        from bertcore.training.data import Records
-
         return Records(list(paths), on_malformed="skip" if self.skip_malformed else "error")
 
 
@@ -87,8 +90,6 @@ class Training(Command):
 
     @classmethod
     def parameters(cls) -> list[click.Parameter]:
-        from bertcore.training import TrainingArguments
-
         made = super().parameters()
         known = {option for each in made for option in each.opts}
         shown, group = (
@@ -112,8 +113,6 @@ class Training(Command):
 
     def arguments(self, folder: Path, **more: Any) -> Any:
         """Return the TrainingArguments of the command line; `more` are defaults."""
-        from bertcore.training import TrainingArguments
-
         given = COMMON | self.defaults | more | self.settings
         given.setdefault("per_device_eval_batch_size", given["per_device_train_batch_size"])
         if self.early_stopping:
@@ -128,15 +127,11 @@ class Training(Command):
 
     def callbacks(self, held_out: Any) -> list[Any]:
         """Return the callbacks that keep the options of a run in its checkpoints, and that end it early."""
-        from bertcore.training import EarlyStoppingCallback
-
         if self.early_stopping and not held_out:
             raise CommandError("--early-stopping needs data to measure the model with: hold some out")
         return [options_callback(self), *([EarlyStoppingCallback(self.early_stopping)] if self.early_stopping else [])]
 
     def trainer(self, folder: Path, model: Any, train: Any, held_out: Any, tokenizer: Any, **more: Any) -> Any:
-        from bertcore.training import Trainer
-
         options = {"args": self.arguments(folder), "processing_class": tokenizer, "callbacks": self.callbacks(held_out)}
         return Trainer(model=model, train_dataset=train, eval_dataset=held_out or None, **options, **more)
 
@@ -152,8 +147,6 @@ class Training(Command):
     @contextmanager
     def _one_of_processes(self) -> Iterator[None]:
         """Return a block that each process runs: the first alone prints, and an error in one ends them all."""
-        from bertcore.training.processes import FirstFailed, started_together
-
         processes = started_together()
         if processes.count == 1:
             yield
@@ -173,22 +166,16 @@ class Training(Command):
     @cached_property
     def checkpoint(self) -> Path | None:
         """The checkpoint that --resume goes on from; None without that option."""
-        from bertcore.training.checkpoints import latest_whole
-
-        return latest_whole(self.out) if self.resume else None
+        return checkpoints.latest_whole(self.out) if self.resume else None
 
     def _folder(self) -> Path | None:
         """Return the folder of --out; None if --resume finds a finished run in it. CommandError for other files."""
-        from bertcore.checkpoint.files import sweep
-        from bertcore.training.callbacks import LOG_NAME, PLOT_NAME, TENSORBOARD_NAME
-        from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints
-
         folder = Path(self.out)
         if folder.exists() and not folder.is_dir():
             raise CommandError(f"--out is {folder}, a file, expected a folder")
         sweep(folder / STORED)
-        sweep_checkpoints(folder)
-        found = checkpoints_in(folder)
+        checkpoints.sweep_checkpoints(folder)
+        found = checkpoints.checkpoints_in(folder)
         if self.resume:
             return folder if self._goes_on(folder) else None
         left = STORED, LOG_NAME, PLOT_NAME, TENSORBOARD_NAME  # by a run that failed before its first checkpoint
@@ -199,21 +186,17 @@ class Training(Command):
 
     def _goes_on(self, folder: Path) -> bool:
         """Return whether there is a checkpoint to go on from; if not, the run is finished, which is printed."""
-        from bertcore.checkpoint.files import read_json_object
-        from bertcore.training.callbacks import TrainerState
-        from bertcore.training.checkpoints import ARGUMENTS, STATE
-
         last = self.checkpoint or folder  # a finished run leaves its state in the folder itself
-        if not (last / STATE).is_file():
+        if not (last / checkpoints.STATE).is_file():
             raise CommandError(f"{folder} has no checkpoint to go on from")
-        callback, state = options_callback(self), TrainerState.load_from_json(last / STATE)
+        callback, state = options_callback(self), TrainerState.load_from_json(last / checkpoints.STATE)
         kept = state.callbacks.get(type(callback).__name__)
         if kept is None:
             raise CommandError(f"{last} has no options to go on with: the command line did not make it")
         callback.load_state_dict(kept)
         if self.checkpoint:
             return True
-        before, now = read_json_object(folder / ARGUMENTS), self.arguments(folder).to_dict()
+        before, now = read_json_object(folder / checkpoints.ARGUMENTS), self.arguments(folder).to_dict()
         for name in ("max_steps", "num_train_epochs", "max_seconds"):
             if now[name] != before.get(name):
                 asked, problem = _option(name, now[name]), "a finished run without checkpoints"
@@ -232,13 +215,11 @@ class Training(Command):
 
     def train_and_report(self, trainer: Any, measure: Callable[[Path], dict[str, float]] = lambda folder: {}) -> None:
         """Train, save the model in the --out folder, evaluate it, by `measure` as well, and print the results."""
-        from bertcore.training.checkpoints import checkpoints_in, remove_checkpoint
-
         folder = Path(self.out)
         try:
             outcome = trainer.train(resume_from_checkpoint=self.checkpoint)
         except KeyboardInterrupt:
-            if checkpoints_in(folder):
+            if checkpoints.checkpoints_in(folder):
                 print(f"saved     {folder}: the same command with --resume goes on", file=sys.stderr)
             raise
         trainer.model = merged(trainer.model, folder, is_first=trainer.is_world_process_zero())
@@ -258,8 +239,8 @@ class Training(Command):
         if not math.isfinite(metrics.get("eval_loss", 0.0)):
             raise CommandError(f"the held-out loss is {metrics['eval_loss']}: the model in {folder} is of no use")
         write_reports(folder, self, trainer, outcome, metrics)
-        for checkpoint in [] if self.keep_checkpoints else checkpoints_in(folder):
-            remove_checkpoint(checkpoint)
+        for checkpoint in [] if self.keep_checkpoints else checkpoints.checkpoints_in(folder):
+            checkpoints.remove_checkpoint(checkpoint)
 
 
 class Adapters(Training):
@@ -281,8 +262,6 @@ class Adapters(Training):
         """Return `model` with the adapters of --lora, or `model` itself without that option."""
         if self.lora is None:
             return model
-        from bertcore.lora import LoraConfig, get_peft_model
-
         options = {"r": self.lora, "lora_alpha": self.lora, "task_type": TASK_TYPES.get(task or "")}
         config = LoraConfig(target_modules=list(self.lora_targets) or "all-linear", **options)
         new = dict.fromkeys(name.rpartition(".")[0] for name in model.newly_initialised)
@@ -292,8 +271,6 @@ class Adapters(Training):
 
 def merged(model: Any, folder: Path, *, is_first: bool) -> Any:
     """Return the model with its adapters in its weights; the first process writes these into `folder` before."""
-    from bertcore.lora import PeftModel
-
     if not isinstance(model, PeftModel):
         return model
     if is_first:
@@ -303,14 +280,11 @@ def merged(model: Any, folder: Path, *, is_first: bool) -> Any:
 
 def from_first(make: Callable[[], Any]) -> Any:
     """Return in all processes that MPI started the value of `make` in the first."""
-    from bertcore.training.processes import started_together
-
     return started_together().from_first(make)
 
 
 def options_callback(command: Training) -> Any:
     """Return the callback that keeps a command's options in the checkpoints of its run, and compares them later."""
-    from bertcore.training import TrainerCallback
 
     class OptionsOfRun(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **event: Any) -> None:
@@ -378,8 +352,6 @@ def stored_examples(
 
     `facts` are further properties that the examples depend on; "corpus", "language" and "pair_column" say what is read.
     """
-    from bertcore.training.data import StoredExamples, store_examples
-
     language, pair_column = facts.get("language"), facts.get("pair_column")
     corpus = list(facts["corpus"])
     facts = {"column": args.column, "language": None, "max_length": length, **facts, "corpus": corpus}
@@ -404,8 +376,6 @@ def documents_of(
     records: Any, column: str, *, language: str | None = None, pair_column: str | None = None
 ) -> Iterable[list[str]]:
     """Return lists of texts: sentences of a language, or lines if it is None; or a text and its translation."""
-    from bertcore.training.data import Documents, TextColumns
-
     if pair_column is None:
         return Documents(records, column=column, language=language)
     return (list(texts.values()) for texts in TextColumns((column, pair_column)).examples(records))
@@ -413,8 +383,6 @@ def documents_of(
 
 def held_out_parts(examples: Any, held_out: float) -> tuple[Any, Any | None]:
     """Return all but the last examples, and the last ones: a share, at most 1,000."""
-    from bertcore.training.data import Part
-
     count = min(MOST_HELD_OUT, max(1, round(held_out * len(examples)))) if held_out else 0
     if len(examples) <= count:
         raise CommandError(f"examples in the corpus: {len(examples)}, too few to train on")

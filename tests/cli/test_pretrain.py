@@ -257,7 +257,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(inputs, tmp_path, capsys, m
     for other in ("--column body", "--lr 0.001", "--bf16", "--seed 3", *paths):
         assert pretrain(inputs, tmp_path / "parts", "--resume", *other.split()) == 1
         assert f"{other} cannot go on from a checkpoint that was made with " in capsys.readouterr().err
-    monkeypatch.setattr("bertcore.training.data.store_examples", None)  # they are there
+    monkeypatch.setattr("bertcore.cli.training.store_examples", None)  # they are there
     assert pretrain(inputs, tmp_path / "parts", "--resume") == 0
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
     shown = capsys.readouterr().out
