@@ -239,14 +239,10 @@ class LanguageModelHead(Block):
 
 @dataclass(frozen=True)
 class SpanBoundarySpec:
-    """The head's name in a checkpoint, and its sizes.
+    """The beginning of the parameters' names (transformers has no such head), and the sizes.
 
-    The defaults are those of the authors' code (facebookresearch/SpanBERT, fairseq/models/pair_bert.py).
-
-    Attributes:
-        name: how the names of its parameters begin, without the dot. transformers has no such head.
-        positions: how many places in a span have an embedding; later ones are not predicted.
-        position_size: the width of these embeddings.
+    The defaults are those of the authors' code (facebookresearch/SpanBERT, fairseq/models/pair_bert.py): the places in
+    a span that have an embedding, of which later ones are not predicted, and the width of these embeddings.
     """
 
     name: str = "span_boundary"
@@ -255,12 +251,9 @@ class SpanBoundarySpec:
 
 
 class Boundaries(NamedTuple):
-    """The masked tokens that are predicted, and what from: integers (predictions,) in host memory.
+    """Masked tokens that are predicted, the last token before their span, the first after it, and their places in it.
 
-    Attributes:
-        rows: the tokens themselves.
-        left, right: the last token before the span and the first one after it.
-        places: the token's place in its span, from 0 on.
+    All are integers (predictions,) in host memory; places count from 0.
     """
 
     rows: np.ndarray
@@ -270,15 +263,10 @@ class Boundaries(NamedTuple):
 
 
 def find_boundaries(labels: np.ndarray, cu_seqlens: np.ndarray, most: int) -> Boundaries:
-    """The boundaries of the spans of labelled tokens that stand side by side.
+    """Return the boundaries of the spans of labelled tokens that stand side by side.
 
     Spans that touch are one: a boundary is a token that is not masked. A span at the end of its sequence lacks one and
-    is left out, and so are the tokens of a span beyond the first `most`.
-
-    Args:
-        labels: (tokens,), -100 for no label.
-        cu_seqlens: offsets of the sequences, (sequences + 1,).
-        most: the number of tokens of a span that are kept.
+    is left out, and so are the tokens of a span beyond the first `most`. `labels` are (tokens,), -100 for no label.
     """
     is_masked, tokens = labels != IGNORED, np.arange(len(labels))
     left = np.maximum.accumulate(np.where(is_masked, -1, tokens))

@@ -45,9 +45,8 @@ def attention_maps(
     ids, output = output_for(model, tokenizer, text, output_attentions=True)
     attentions, count = output.attentions, len(ids)
     if not attentions or any(each is None or tuple(each.shape[2:]) != (count, count) for each in attentions):
-        raise ValueError(
-            f"model is of type {model.family.model_type!r}, expected one whose attentions are (tokens, tokens)"
-        )
+        expected = "one whose attentions are (tokens, tokens)"
+        raise ValueError(f"model is of type {model.family.model_type!r}, expected {expected}")
     layers = _chosen("layer", layer, len(attentions))
     panels = {index: kernels.to_host(attentions[index])[0].astype(np.float32) for index in layers}
     heads = _chosen("head", head, max(map(len, panels.values())))
@@ -82,11 +81,8 @@ def attention_components(
     layers = output.attention_components
     terms = layers[_chosen("layer", layer, len(layers))[0]]
     shown = _shown(tokenizer, ids, special_tokens)
-    found = {
-        title: kernels.to_host(term)[0].astype(np.float32)[:, shown][:, :, shown]
-        for title, term in zip(TERMS, terms, strict=False)
-        if term is not None
-    }
+    held = ((title, kernels.to_host(term)) for title, term in zip(TERMS, terms, strict=False) if term is not None)
+    found = {title: term[0].astype(np.float32)[:, shown][:, :, shown] for title, term in held}
     found[TERMS[3]] = np.sum(list(found.values()), axis=0)
     heads = _chosen("head", head, len(found[TERMS[3]]))
     sizes = {title: np.abs(scores[heads]) for title, scores in found.items()}

@@ -134,14 +134,8 @@ def _annotate(figure: Figure, place: Any, points: np.ndarray, texts: Sequence[st
         index = int(far.argmax())
         far = np.minimum(far, ((pixels - pixels[index]) ** 2).sum(axis=1))
         far[index] = -1
-        label = place.annotate(
-            shortened(texts[index], 40),
-            points[index],
-            xytext=(0, 0),
-            textcoords="offset points",
-            fontsize=SMALL,
-            color="#333333",
-        )
+        look = {"textcoords": "offset points", "fontsize": SMALL, "color": "#333333"}
+        label = place.annotate(shortened(texts[index], 40), points[index], xytext=(0, 0), **look)
         label.set_in_layout(False)
         for dx, dy, across, up in PLACES:
             label.set(position=(dx, dy), ha=across, va=up)

@@ -31,12 +31,8 @@ def masking(tokenizer: Any, text: str, *, epochs: int, seed: int = 0) -> Figure:
     for place, is_static in zip(axes, (True, False), strict=True):
         rng = np.random.default_rng(seed)
         rows = [_kinds(ids, *Masking(is_static=is_static).apply(ids, words, rng), words) for _ in numbers]
-        look = {
-            "cmap": ListedColormap(list(KINDS.values())),
-            "edgecolors": "white",
-            "linewidth": min(1.5, 40 / len(ids)),
-        }
-        place.pcolormesh(np.array(rows), vmin=-0.5, vmax=3.5, **look)
+        look = {"cmap": ListedColormap(list(KINDS.values())), "vmin": -0.5, "vmax": 3.5, "edgecolors": "white"}
+        place.pcolormesh(np.array(rows), linewidth=min(1.5, 40 / len(ids)), **look)
         place.invert_yaxis()
         place.set_ylabel("epoch")
         place.set_title("static: the same every time" if is_static else "dynamic: drawn anew every time")

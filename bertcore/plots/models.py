@@ -28,14 +28,12 @@ class Panel(NamedTuple):
     is_dot: bool = False
 
 
+PARAMETERS = {
+    "layers": lambda row: (row["parameters"] - row["embeddings"]) / 1e6,
+    "embeddings": lambda row: row["embeddings"] / 1e6,
+}
 SIZES = (
-    Panel(
-        "parameters, millions",
-        {
-            "layers": lambda row: (row["parameters"] - row["embeddings"]) / 1e6,
-            "embeddings": lambda row: row["embeddings"] / 1e6,
-        },
-    ),
+    Panel("parameters, millions", PARAMETERS),
     Panel("FLOPs per token, millions", {"FLOPs": lambda row: row["flops_per_token"] / 1e6}),
     Panel("MNLI-m accuracy, %, as published", {"MNLI-m": lambda row: row["mnli_m"]}, is_dot=True),
 )

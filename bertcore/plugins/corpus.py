@@ -16,13 +16,9 @@ READ_AT_ONCE = 1024  # rows of a Parquet file
 
 
 class Part(NamedTuple):
-    """Neighbouring rows of a file: lines, or rows of a table.
+    """Neighbouring rows of a file, lines or rows of a table: the rows and uncompressed bytes before them, their number.
 
-    Attributes:
-        file: the file.
-        first: number of rows before them.
-        offset: number of uncompressed bytes before them; 0 for Parquet.
-        rows: number of rows.
+    The offset is 0 for Parquet.
     """
 
     file: Path
@@ -73,9 +69,7 @@ def parts_of(file: Path, rows: int, column: str) -> Iterator[Part]:
 def texts_of(part: Part, column: str) -> Iterator[str]:
     """Return the texts of a part: its lines, or the values of `column`; blank lines of JSON lines are skipped.
 
-    Raises:
-        ValueError: for bytes that are not UTF-8, and for damaged compression.
-        MalformedRecord: for a line that is not a JSON object, and for a missing column or a value that is not a text.
+    Raises ValueError for wrong bytes or damaged compression, MalformedRecord for what is not a text of `column`.
     """
     if _ending(part.file) in TEXT:
         yield from _lines(part)

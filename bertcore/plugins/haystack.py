@@ -90,19 +90,11 @@ class BertcoreDocumentEmbedder(_Embedder):
     """
 
     def __init__(
-        self,
-        model: str | os.PathLike,
-        truncation: str | bool = "warn",
-        meta_fields_to_embed: Sequence[str] = (),
-        embedding_separator: str = "\n",
-        prefix: str = "",
-        suffix: str = "",
-    ):
-        parts = {
-            "meta_fields_to_embed": check_strings("meta_fields_to_embed", meta_fields_to_embed),
-            "embedding_separator": embedding_separator,
-        }
-        self._keep(model, prefix, suffix, truncation=truncation, **parts)
+        self, model: str | os.PathLike, truncation: str | bool = "warn", meta_fields_to_embed: Sequence[str] = (),
+        embedding_separator: str = "\n", prefix: str = "", suffix: str = "",
+    ):  # fmt: skip
+        parts = {"meta_fields_to_embed": check_strings("meta_fields_to_embed", meta_fields_to_embed)}
+        self._keep(model, prefix, suffix, truncation=truncation, embedding_separator=embedding_separator, **parts)
 
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, Any]:

@@ -37,14 +37,9 @@ class MTEBEncoder:
     """
 
     def __init__(
-        self,
-        model: str | os.PathLike,
-        revision: str | None = None,
-        *,
-        device: str | None = None,
-        truncation: Cutting = True,
-        **options: Any,
-    ):
+        self, model: str | os.PathLike, revision: str | None = None, *, device: str | None = None,
+        truncation: Cutting = True, **options: Any,
+    ):  # fmt: skip
         self.encoder = opened(model, revision=revision, device=device, **options)
         self._name, self._revision, self._truncation = os.fspath(model), revision, truncation
 
@@ -82,12 +77,7 @@ class MTEBEncoder:
     def mteb_model_meta(self) -> ModelMeta:
         """The model as mteb describes it, by its name on the hub, or "bertcore/" and the folder's."""
         is_folder = Path(self._name).is_dir() or self._name.count("/") != 1
-        return ModelMeta.create_empty(
-            {
-                "name": f"bertcore/{Path(self._name).resolve().name}" if is_folder else self._name,
-                "revision": self._revision or "no_revision",
-                "embed_dim": self.encoder.embedding_dimension,
-                "max_tokens": self.encoder.max_seq_length,
-                "similarity_fn_name": ScoringFunction(self.encoder.similarity_fn_name),
-            }
-        )
+        name = f"bertcore/{Path(self._name).resolve().name}" if is_folder else self._name
+        facts = {"name": name, "revision": self._revision or "no_revision", "max_tokens": self.encoder.max_seq_length}
+        similarity = {"similarity_fn_name": ScoringFunction(self.encoder.similarity_fn_name)}
+        return ModelMeta.create_empty(facts | similarity | {"embed_dim": self.encoder.embedding_dimension})

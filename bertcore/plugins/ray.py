@@ -48,9 +48,7 @@ class TextEmbedder:
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the columns of a batch and the embeddings, (rows, dim) float32.
 
-        Raises:
-            ValueError: the column of texts is missing, or the column of embeddings exists.
-            TypeError: a row is not a text, such as a null; also as `SentenceEncoder.encode` does.
+        Raises ValueError if the column of texts is missing or that of embeddings exists, TypeError for a null.
         """
         columns = ", ".join(batch)
         if self._text_column not in batch:

@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 def to_usearch(index: VectorIndex, **options: Any) -> Any:
     """Return an approximate `usearch.index.Index` by inner products (distance: 1 minus the product).
 
-    Args:
-        index: an index whose ids are not negative.
-        options: of `usearch.index.Index`: dtype ("f32" by default), connectivity, expansion_add, expansion_search.
-
-    Raises ValueError for negative ids.
+    `options` are those of `usearch.index.Index`: dtype ("f32" by default), connectivity, expansion_add,
+    expansion_search. Raises ValueError for negative ids.
     """
     from usearch.index import Index
 
@@ -45,12 +42,8 @@ def to_usearch(index: VectorIndex, **options: Any) -> Any:
 def to_hnswlib(index: VectorIndex, *, room: int = 0, **options: Any) -> Any:
     """Return an approximate `hnswlib.Index` by inner products (distance: 1 minus the product).
 
-    Args:
-        index: an index whose ids are not negative.
-        room: number of vectors that can be added later.
-        options: of `init_index`: M, ef_construction, random_seed.
-
-    Raises ValueError for negative ids.
+    `room` is the number of vectors that can be added later, `options` are those of `init_index`: M, ef_construction,
+    random_seed. Raises ValueError for negative ids.
     """
     import hnswlib
 
@@ -64,10 +57,8 @@ def to_hnswlib(index: VectorIndex, *, room: int = 0, **options: Any) -> Any:
 def to_faiss(index: VectorIndex, factory: str = "Flat") -> Any:
     """Return a `faiss.Index` by inner products, with ids.
 
-    Args:
-        index: an index.
-        factory: the description that `faiss.index_factory` takes: "Flat" (exact), "HNSW32", "IVF256,PQ48", ... One that
-            is trained learns from all vectors, in memory.
+    `factory` is the description that `faiss.index_factory` takes: "Flat" (exact), "HNSW32", "IVF256,PQ48", ... One that
+    is trained learns from all vectors, in memory.
     """
     import faiss
 

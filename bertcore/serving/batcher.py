@@ -18,13 +18,10 @@ NICER = 10  # small requests beside all kinds of others took 1.2 to 2.1 times th
 
 
 class Lanes:
-    """The two threads that compute the batches of all models: those of long requests, and those of short ones.
+    """The executors, of one thread each, that compute the batches of all models: those of long and of short requests.
 
     A batch uses all the cores; a short one a quarter of them while a long one computes, as its parts would wait for
     those of the long one.
-
-    Attributes:
-        short_executor, long_executor: of one thread each.
     """
 
     def __init__(self, short_executor: Executor, long_executor: Executor):
@@ -52,19 +49,12 @@ class Lanes:
 
 
 class Batcher:
-    """Collects rows and computes them in batches of a bounded number of tokens.
+    """Collects rows and computes them in batches of at most `batch_tokens`.
 
     While a batch computes, rows wait; the next batch takes as many as fit, one row of each request after the other, so
-    that a short request does not wait for the whole of a long one. A row alone is computed at once. Rows beyond the
-    queue's limit are rejected.
-
-    Args:
-        compute: takes the rows of a batch (each has a length, in tokens), and returns a result for each; it runs in
-            `executor`.
-        executor: of one thread, which other batchers share, since a batch uses all the cores.
-        batch_tokens: of a batch.
-        queue_tokens: how many tokens may wait.
-        observe: is called with the rows and tokens of each batch.
+    that a short request does not wait for the whole of a long one. A row alone is computed at once. Rows beyond
+    `queue_tokens` are rejected. `compute` takes the rows of a batch, whose lengths are tokens, and returns a result for
+    each; `observe` is called with the rows and tokens of each batch.
     """
 
     def __init__(
@@ -76,17 +66,14 @@ class Batcher:
         queue_tokens: int,
         observe: Callable[[int, int], None] = lambda rows, tokens: None,
     ):
-        self._compute, self._executor = compute, executor
+        self._compute, self._executor, self._observe = compute, executor, observe
         self._batch_tokens, self._queue_tokens = batch_tokens, queue_tokens
-        self._observe = observe
         self._requests: deque[deque[tuple[Any, asyncio.Future]]] = deque()
         self._worker: asyncio.Task | None = None
         self.waiting_tokens = 0
 
     async def submit(self, rows: Sequence[Any]) -> list[Any]:
-        """Return the results of the rows, in their order.
-
-        A caller that is cancelled takes back its rows that still wait.
+        """Return the results of the rows; a caller that is cancelled takes back those that still wait.
 
         Raises RequestError (429) if the queue cannot take the rows, and whatever `compute` raises.
         """

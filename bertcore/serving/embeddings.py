@@ -53,13 +53,9 @@ async def embed_sparse(body: dict[str, Any], models: Models, settings: ServerSet
     Where queries are read in another way than documents, they are given by the `prompt_name` "query".
     """
     model, rows, route = await _read("sparse", body, models, settings)
-    return [
-        [
-            {"index": index, "value": value}
-            for index, value in zip(words.indices.tolist(), finite(words.values).tolist(), strict=True)
-        ]
-        for words in await model.compute(of_route("words", route), rows)
-    ]
+    found = await model.compute(of_route("words", route), rows)
+    pairs = (zip(words.indices.tolist(), finite(words.values).tolist(), strict=True) for words in found)
+    return [[{"index": index, "value": value} for index, value in words] for words in pairs]
 
 
 @rq.endpoint(

@@ -40,12 +40,8 @@ class Guard:
     An answer to a client that is still sending closes the connection, once the rest of the body has been read and
     dropped or LINGER is over: closing a connection with unread bytes resets it, and the client would lose the answer.
 
-    Args:
-        app: the application inside.
-        settings: the hosts and origins that are allowed.
-        metrics: counts the requests.
-        paths: endpoint -> path of its route; other requests are counted and logged as "other", which bounds the
-            counters and keeps what clients write in a path out of the log.
+    `paths` has the path of each endpoint's route; other requests are counted and logged as "other", which bounds the
+    counters and keeps what clients write in a path out of the log.
     """
 
     def __init__(self, app: Any, settings: ServerSettings, metrics: Metrics, paths: Mapping[Any, str]):
@@ -77,13 +73,8 @@ class Guard:
             self._in_work -= 1
             seconds = time.perf_counter() - start
             self._metrics.request(self._path(scope), exchange.status, seconds)
-            fields = {
-                "client": (scope.get("client") or ("-",))[0],
-                "method": scope["method"][:20],
-                "path": self._path(scope),
-                "status": exchange.status,
-                "ms": round(1000 * seconds, 1),
-            }
+            fields = {"client": (scope.get("client") or ("-",))[0], "method": scope["method"][:20]}
+            fields |= {"path": self._path(scope), "status": exchange.status, "ms": round(1000 * seconds, 1)}
             access_log.info("%(client)s %(method)s %(path)s %(status)d %(ms).1f ms", fields)
 
     def _check_sender(self, scope: Any) -> None:
@@ -91,9 +82,7 @@ class Guard:
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
         hosts, origins = self._settings.allowed_hosts, self._settings.cors_origins
         if hosts is not None and _name_of(f"//{host}") not in hosts:
-            raise forbidden(
-                f"the header Host is {host!r:.100}, expected a name that this server allows (--allowed-host)"
-            )
+            raise forbidden(f"the header Host is {host!r:.100}, expected a name that is allowed (--allowed-host)")
         if origin is None or scope["method"] in ("GET", "HEAD") or not {"*", origin}.isdisjoint(origins):
             return
         if origin.partition("://")[2] != host:
@@ -112,11 +101,7 @@ def _name_of(address: str) -> str | None:
 
 
 class Exchange:
-    """One request and its answer.
-
-    Attributes:
-        status: of the answer; CLIENT_GONE until it begins.
-    """
+    """One request and its answer, whose status is CLIENT_GONE until it begins."""
 
     def __init__(self, scope: Any, receive: Any, send: Any):
         self._scope, self._receive, self._send = scope, receive, send
@@ -217,11 +202,7 @@ def _pieces(value: Any, depth: int) -> Iterator[bytes]:
 
 
 def error_response(error: RequestError, path: str) -> Response:
-    """Return an error as the path's clients read it.
-
-    On OpenAI's paths: OpenAI's object, and beside it the members that text-embeddings-inference has there. Elsewhere:
-    the form of text-embeddings-inference.
-    """
+    """Return an error in text-embeddings-inference's form; on OpenAI's paths in OpenAI's, with members of both."""
     status = error.status
     if path.startswith(OPENAI_PATHS):
         status = error.openai_status or status

@@ -45,18 +45,11 @@ def described(text: str, encoding: "Encoding") -> list[dict[str, Any]]:
     else:
         bytes_before = list(accumulate((len(character.encode()) for character in text), initial=0))
     columns = (encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets)
-    return [
-        {"id": number, "text": token, "special": True, "start": None, "stop": None}
-        if special
-        else {
-            "id": number,
-            "text": text[start:stop],
-            "special": False,
-            "start": bytes_before[start],
-            "stop": bytes_before[stop],
-        }
-        for number, token, special, (start, stop) in zip(*columns, strict=True)
-    ]
+    found = []
+    for number, token, special, (start, stop) in zip(*columns, strict=True):
+        part, ends = (token, (None, None)) if special else (text[start:stop], (bytes_before[start], bytes_before[stop]))
+        found.append({"id": number, "text": part, "special": bool(special), "start": ends[0], "stop": ends[1]})
+    return found
 
 
 @rq.endpoint(
@@ -91,7 +84,8 @@ KINDS = {
     "zero-shot-ner": rq.record(max_words=INTEGER),
     "fill-mask": rq.record(mask_token=rq.TEXT),
 }
-COUNTS = ("max_concurrent_requests", "max_input_length", "max_batch_tokens", "max_client_batch_size")
+LIMITS = ("max_concurrent_requests", "max_batch_tokens", "max_client_batch_size", "auto_truncate")
+UNKNOWN = ("model_sha", "max_batch_requests", "sha", "docker_label")
 
 
 @rq.endpoint(
@@ -99,8 +93,8 @@ COUNTS = ("max_concurrent_requests", "max_input_length", "max_batch_tokens", "ma
     example={},
     result=rq.record(
         **dict.fromkeys(("model_id", "model_dtype", "served_model_name", "version"), rq.TEXT),
-        **dict.fromkeys((*COUNTS, "tokenization_workers"), INTEGER),
-        **dict.fromkeys(("model_sha", "max_batch_requests", "sha", "docker_label"), NULL),
+        **dict.fromkeys((*LIMITS[:-1], "max_input_length", "tokenization_workers"), INTEGER),
+        **dict.fromkeys(UNKNOWN, NULL),
         model_type={"anyOf": [rq.record(**{name: kind}) for name, kind in KINDS.items()]},
         auto_truncate=rq.FLAG,
     ),
@@ -124,31 +118,22 @@ async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -
         names = {str(index): name for index, name in enumerate(model.labels)}
         about = {"id2label": names, "label2id": {name: int(index) for index, name in names.items()}}
     return {
+        **dict.fromkeys(UNKNOWN),
+        **{name: getattr(settings, name) for name in LIMITS},
         "model_id": model.name,
-        "model_sha": None,
         "model_dtype": model.engine.model.dtype,
         "served_model_name": model.name,
         "model_type": {kind: about},
-        "max_concurrent_requests": settings.max_concurrent_requests,
         "max_input_length": model.max_seq_length,
-        "max_batch_tokens": settings.max_batch_tokens,
-        "max_batch_requests": None,
-        "max_client_batch_size": settings.max_client_batch_size,
-        "auto_truncate": settings.auto_truncate,
         "tokenization_workers": os.cpu_count() or 1,
         "version": bertcore.__version__,
-        "sha": None,
-        "docker_label": None,
     }
 
 
 TASKS = {  # others by their own kinds
-    "dense": "embedding",
-    "late": "late-interaction",
-    "tagger": "token-classification",
-    "gliner": "zero-shot-ner",
+    "dense": "embedding", "late": "late-interaction", "tagger": "token-classification", "gliner": "zero-shot-ner",
     "masked": "fill-mask",
-}
+}  # fmt: skip
 
 
 def task_of(model: ServedModel) -> str:

@@ -47,8 +47,7 @@ def read_jobs(
     """Return the texts as jobs of a `ServedModel` with these options.
 
     Raises RequestError: 413 for a text of more than `most` tokens (by default the model's limit), unless `truncate`,
-        and for texts that take more than `ServedModel.check_read` allows; 422 for a text without a mask where `top_k`
-        words are asked for.
+        and as `ServedModel.check_read` does; 422 for a text without a mask where `top_k` words are asked for.
     """
     jobs, most = [], most or model.max_seq_length
     texts = [model.shortened(text, "right", names(index)) for index, text in enumerate(texts)]
@@ -83,10 +82,7 @@ def labelled_ids(model: Any, text: str, labels: Sequence[str]) -> tuple[list[int
 def read_marked(
     model: Any, inputs: Sequence[dict[str, Any]], *, names: Callable[[int], str], **options: Any
 ) -> list[Job]:
-    """Return texts with marked entities as jobs of a `ServedModel`: each has a text and its spans.
-
-    Raises RequestError: 413 for a text that is too long, 422 for spans that are wrong.
-    """
+    """Return texts with marked entities, each {"text", "spans"}, as jobs; RequestError (413, 422) as `read_jobs`."""
     jobs, most = [], model.max_seq_length
     for index, given in enumerate(inputs):
         text, name = given["text"], names(index)
@@ -113,10 +109,7 @@ def answers(model: Any, jobs: Sequence[Job]) -> list[Any]:
 
 
 def attentions(model: Any, jobs: Sequence[Job]) -> list[Any]:
-    """Return the probabilities of a layer's head, or the mean of its heads, (tokens, tokens) for each job.
-
-    In place of a model's that does not return them, an error.
-    """
+    """Return (tokens, tokens) probabilities of a layer's head, or the mean of its heads, for each job, or an error."""
     found: list[Any] = []
     for job in jobs:
         encoded, options = model.tokenizer(job.text), dict(job.options)

@@ -187,12 +187,11 @@ class ServedModel:
     ) -> list[Any]:
         """Return the tokens of texts, or of rows of one or two texts for a classifier.
 
-        A text may be a list of token ids, special ones included; with a prompt it is decoded first. `names` gives the
-        name of each text in errors, `task` the side of a late-interaction encoder that reads the texts, `route` the
-        route of a Router, by default that of texts without a task.
+        A text may be a list of token ids, special ones included; with a prompt it is decoded first. `names` names each
+        text in errors, `task` is the side of a late-interaction encoder that reads them, `route` that of a Router.
 
-        Raises RequestError: 413 for a text that is too long, unless `truncate`, and for texts that are so long for
-            their tokens that they take more than `check_read` allows; 422 for an unknown token id.
+        Raises RequestError: 413 for a text that is too long, unless `truncate`, and as `check_read` does; 422 for an
+            unknown token id.
         """
         is_late = self.kind == "late"
         routes = getattr(self._part, "routes", None)
@@ -252,10 +251,7 @@ class ServedModel:
         return texts if self.engine is self.pipeline else [self.engine.prepared(text, prompt) for text in texts]
 
     async def compute(self, name: str, rows: list[Any]) -> list[Any]:
-        """Return what is called `name` for rows of tokens.
-
-        It is "pooled" or "tokens" for dense, "vectors" for late, "words" for sparse, "logits" for a classifier; by a
-        route of a Router "pooled of ROUTE". For jobs it is "attention", and of a pipeline "answers".
+        """Return what is called `name` for rows of tokens: a name of `start`, or of jobs "attention" or "answers".
 
         Raises RequestError: 413 if the answer is too long, 429 if too much is held or waits.
         """
@@ -263,10 +259,8 @@ class ServedModel:
         tokens = sum(map(len, rows))
         if what == "tokens":
             self.check_answer(NUMBER * tokens * self.engine.model.spec.hidden_size)
-        elif what == "vectors":
-            self.check_answer(NUMBER * tokens * self.engine.embedding_dimension)
-        elif what == "pooled":
-            self.check_answer(NUMBER * len(rows) * self.engine.embedding_dimension)
+        elif what in ("vectors", "pooled"):
+            self.check_answer(NUMBER * (tokens if what == "vectors" else len(rows)) * self.engine.embedding_dimension)
         elif what == "logits":
             self.check_answer(len(rows) * sum(SCORE + len(label) for label in self.labels))
         elif what == "attention":
@@ -288,9 +282,8 @@ class ServedModel:
     def check_answer(self, count: int) -> None:
         """Hold the memory of an answer. Raises RequestError: 413 if it is too long, 429 if there is no room for it."""
         if count > self._most_bytes:
-            raise too_large(
-                f"the answer takes up to {count} bytes, the limit is {self._most_bytes}: send shorter texts"
-            )
+            limit = f"the limit is {self._most_bytes}: send shorter texts"
+            raise too_large(f"the answer takes up to {count} bytes, {limit}")
         hold(count)
 
     @property
@@ -317,10 +310,7 @@ class ServedModel:
 
 
 class Models:
-    """The models of a server.
-
-    Raises CheckpointError for two of the same name.
-    """
+    """The models of a server. Raises CheckpointError for two of the same name."""
 
     def __init__(self, models: Sequence[ServedModel]):
         self.all = list(models)
@@ -330,10 +320,7 @@ class Models:
                 raise CheckpointError(f"two models are called {name!r}, expected different names of folders")
 
     def of_kind(self, kind: Kinds, name: str | None = None) -> ServedModel:
-        """Return the model of one of these kinds (None for any) and name; without a name, the first of them.
-
-        Raises RequestError: 424 if no model has the kind, 404 if no such model is called `name`.
-        """
+        """Return the model of these kinds (None for any) and this name, or the first; RequestError (424, 404)."""
         found = {model.name: model for model in self.all if is_of(kind, model)}
         what = "" if kind is None else " or ".join(WHAT[each] for each in ([kind] if isinstance(kind, str) else kind))
         if not found:

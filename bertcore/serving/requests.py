@@ -17,12 +17,8 @@ KINDS = ("Backend", "Empty", "Overloaded", "Tokenizer", "Unhealthy", "Validation
 class RequestError(Exception):
     """An error that answers a request.
 
-    Attributes:
-        status: of HTTP.
-        kind: text-embeddings-inference's error_type: one of KINDS.
-        message: what is wrong, and what was expected; cut to LONGEST characters, as it may quote the request.
-        code: OpenAI's code, if it has one.
-        openai_status: of HTTP on OpenAI's paths, if it is another.
+    `kind` is text-embeddings-inference's error_type, `code` OpenAI's, `openai_status` that of HTTP on OpenAI's paths if
+    it is another than `status`. The message is cut to LONGEST characters, as it may quote the request.
     """
 
     status: int
@@ -67,11 +63,8 @@ stopped: Make = _error(503, "Unhealthy")  # the server stops
 class Endpoint:
     """A request that takes an object, declared once: for its checks, its errors and /openapi.json.
 
-    Attributes:
-        answer: (body, models, settings) -> the answer, as JSON. The body has every field.
-        kind: of the model that answers, or several kinds; None for any.
-        body, result: schemas of the request and the answer.
-        example: a request.
+    `answer` gets (body, models, settings), the body with every field, and returns JSON; `kind` is that of the model, or
+    several kinds, or None for any.
     """
 
     answer: Callable[[dict[str, Any], Any, Any], Awaitable[Any]]
@@ -89,12 +82,8 @@ def endpoint(kind: str | tuple[str, ...] | None, result: Schema, example: dict[s
 def record(**fields: Schema) -> Schema:
     """Return the schema of an object with these fields, and any others."""
     required = [name for name, schema in fields.items() if "default" not in schema]
-    return {
-        "type": "object",
-        "properties": fields,
-        "required": required,
-        "description": f"an object of {', '.join(fields)}",
-    }
+    description = f"an object of {', '.join(fields)}"
+    return {"type": "object", "properties": fields, "required": required, "description": description}
 
 
 def optional(schema: Schema, default: Any = None) -> Schema:
@@ -105,9 +94,8 @@ def optional(schema: Schema, default: Any = None) -> Schema:
 
 def many(items: Schema, description: str = "", **more: Any) -> Schema:
     """Return the schema of a list, of at least one entry where `description` is given: a list in a request."""
-    return (
-        {"type": "array", "items": items} | ({"minItems": 1, "description": description} if description else {}) | more
-    )
+    asked = {"minItems": 1, "description": description} if description else {}
+    return {"type": "array", "items": items} | asked | more
 
 
 def batch(items: Schema, description: str) -> Schema:
@@ -137,26 +125,15 @@ CUT = {"truncate": optional(FLAG), "truncation_direction": optional(choice("Righ
 PROMPT = {"prompt_name": optional(TEXT)}
 
 TYPES: dict[str, Any] = {
-    "string": str,
-    "boolean": bool,
-    "integer": int,
-    "number": (int, float),
-    "array": list,
-    "object": dict,
+    "string": str, "boolean": bool, "integer": int, "number": (int, float), "array": list, "object": dict,
     "null": type(None),
-}
+}  # fmt: skip
 
 
 def checked(schema: Schema, value: Any, name: str, most: int) -> Any:
-    """Return a value that fits its schema, with the defaults of absent fields and without unknown ones.
+    """Return a value, `name` in errors, that fits its schema, with absent fields' defaults and without unknown fields.
 
-    Args:
-        schema: of `endpoint`'s fields.
-        value: from JSON.
-        name: of the value in errors.
-        most: the limit of a client's batch.
-
-    Raises RequestError: 400 for an empty text or list, 413 for a batch beyond the limit, 422 for any other mismatch.
+    Raises RequestError: 400 for an empty text or list, 413 for a batch beyond `most`, 422 for any other mismatch.
     """
     found = _option(schema, value)
     most_of = None if found is None else found.get("maxItems", found.get("maxLength"))
@@ -195,12 +172,9 @@ def _option(schema: Schema, value: Any) -> Schema | None:
 def _fits(schema: Schema, value: Any) -> bool:
     kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
     is_right = any(isinstance(value, TYPES[kind]) and (kind == "boolean") == isinstance(value, bool) for kind in kinds)
-    return (
-        is_right
-        and value in schema.get("enum", [value])
-        and (value is None or "minimum" not in schema or value >= schema["minimum"])
-        and (value is None or "maximum" not in schema or value <= schema["maximum"])
-    )
+    if not is_right or value not in schema.get("enum", [value]):
+        return False
+    return value is None or "minimum" not in schema or schema["minimum"] <= value <= schema.get("maximum", value)
 
 
 def _shown(value: Any) -> str:
@@ -215,12 +189,7 @@ def _shown(value: Any) -> str:
 
 @dataclass
 class Memory:
-    """The bytes that the requests of a server hold.
-
-    Attributes:
-        most: the bytes that they may hold together.
-        held: the bytes that they hold.
-    """
+    """The bytes that the requests of a server hold, and the most that they may hold together."""
 
     most: int
     held: int = 0

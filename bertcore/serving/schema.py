@@ -57,14 +57,11 @@ def openapi(
             summary, _, more = (endpoint.answer.__doc__ or "").partition("\n")
             statuses = [status for status in (STATUSES if method == "post" else OF_LISTS) if has_key or status != 401]
             path = path.replace(":path}", "}")
-            operation = {"summary": summary, "description": " ".join(more.split())} | _responses(
-                path, "application/json", endpoint.result, statuses
-            )
+            operation = {"summary": summary, "description": " ".join(more.split())}
+            operation |= _responses(path, "application/json", endpoint.result, statuses)
             if method == "post":
-                content = {
-                    "schema": _bounded(endpoint.body, settings.max_client_batch_size),
-                    "example": endpoint.example,
-                }
+                body = _bounded(endpoint.body, settings.max_client_batch_size)
+                content = {"schema": body, "example": endpoint.example}
                 operation["requestBody"] = {"required": True, "content": {"application/json": content}}
             elif endpoint.body["properties"]:
                 fields = endpoint.body["properties"].items()

@@ -40,9 +40,8 @@ async def predict(body: dict[str, Any], models: Models, settings: ServerSettings
     if not body["raw_scores"]:
         config = model.engine.model.config
         scores = FUNCTIONS[published_function(config.get("problem_type"), scores.shape[1])](scores)
-    answers = [
-        [{"score": float(row[index]), "label": model.labels[index]} for index in _best_first(row)] for row in scores
-    ]
+    names = model.labels
+    answers = [[{"score": float(row[n]), "label": names[n]} for n in _best_first(row)] for row in scores]
     return answers if rows is inputs else answers[0]
 
 

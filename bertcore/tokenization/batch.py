@@ -139,7 +139,7 @@ def as_array(name: str, rows: list, width: int = 0) -> np.ndarray:
 def as_columns(encoded: Any) -> tuple[dict[str, list], bool]:
     """Convert a list of rows by name, one row, or columns to columns of lists; also return whether it was one row.
 
-    Raises TypeError for anything else, ValueError for rows of other names or columns of another count than the first.
+    Raises TypeError or ValueError for anything else.
     """
     if isinstance(encoded, list | tuple):
         if not all(isinstance(row, Mapping) for row in encoded):

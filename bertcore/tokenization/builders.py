@@ -73,11 +73,7 @@ def _word_piece(file: Path, unknown: str) -> models.WordPiece:
 
 
 def _byte_bpe(vocabulary_file: Path, merges_file: Path) -> models.BPE:
-    """Read a vocab.json (token -> id) and a merges.txt (two tokens a line, in order of their rank).
-
-    Ids must have no gaps, as added tokens would get ids that are taken; a merge must be made of, and make, tokens of
-    the vocabulary.
-    """
+    """Read a vocab.json (token -> id, without gaps) and a merges.txt (two tokens a line, in order of their rank)."""
     vocabulary = _read_vocabulary(vocabulary_file)
     merges = _read_merges(merges_file, vocabulary)
     try:

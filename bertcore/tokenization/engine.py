@@ -31,11 +31,7 @@ _pool_used = False
 
 
 class Engine:
-    """Encodes texts, or pairs of texts, with a truncation; any number of threads may call it.
-
-    Attributes:
-        plain: the `tokenizers.Tokenizer`; it must not be changed afterwards.
-    """
+    """Encodes texts, or pairs of texts, by `plain`, which must not change, with a truncation; threads may share it."""
 
     def __init__(self, plain: "tokenizers.Tokenizer"):
         plain.no_truncation()
@@ -63,13 +59,11 @@ class Engine:
         """Join the encodings of one text's parts."""
         return type(encodings[0]).merge(encodings, growing_offsets=True)
 
-    def post_process(
-        self, encodings: list["Encoding"], truncation: Truncation | None, add_special_tokens: bool
-    ) -> "Encoding":
+    def post_process(self, encodings: list["Encoding"], truncation: Truncation | None, special: bool) -> "Encoding":
         """Cut one encoding or two, and put the special tokens around them."""
         try:
             with library_errors():
-                return self._truncating(truncation).post_process(*encodings, add_special_tokens=add_special_tokens)
+                return self._truncating(truncation).post_process(*encodings, add_special_tokens=special)
         except Exception as error:  # the library raises Exception itself for a text that is too short to be cut
             raise ValueError(f"a text cannot be cut as truncation asks: {error}") from error
 

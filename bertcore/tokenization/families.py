@@ -72,14 +72,9 @@ class TokenizerFamily:
     entities: bool = False
 
 
-_BRACKETS = {
-    "bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]",
-    "cls_token": "[CLS]", "mask_token": "[MASK]",
-}  # fmt: skip
-_ANGLES = {
-    "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>",
-    "cls_token": "<s>", "mask_token": "<mask>",
-}  # fmt: skip
+_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_BRACKETS = dict(zip(_NAMES, ("[CLS]", "[SEP]", "[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"), strict=True))
+_ANGLES = dict(zip(_NAMES, ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"), strict=True))
 
 _BERT = TokenizerFamily(
     model="word_piece",
@@ -200,27 +195,11 @@ FAMILIES: Mapping[str, TokenizerFamily] = {
 # The class of a model whose files name no class, by config.json's model_type. "new" is missing: its English models have
 # BERT's tokenizer, its multilingual ones XLM-R's.
 CLASS_OF_MODEL_TYPE: Mapping[str, str] = {
-    "albert": "AlbertTokenizer",
-    "bert": "BertTokenizer",
-    "bert_hash": "BertTokenizer",
-    "camembert": "CamembertTokenizer",
-    "deberta": "DebertaTokenizer",
-    "deberta-v2": "DebertaV2Tokenizer",
-    "distilbert": "DistilBertTokenizer",
-    "electra": "ElectraTokenizer",
-    "gpt2": "GPT2Tokenizer",
-    "gte": "XLMRobertaTokenizer",
-    "jina_embeddings_v3": "XLMRobertaTokenizer",
-    "luke": "LukeTokenizer",
-    "mluke": "MLukeTokenizer",
-    "mobilebert": "MobileBertTokenizer",
+    **dict.fromkeys(("bert", "bert_hash", "neobert", "nomic_bert"), "BertTokenizer"),
+    **dict.fromkeys(("gte", "jina_embeddings_v3", "xlm-roberta", "xlm-roberta-flash"), "XLMRobertaTokenizer"),
+    "albert": "AlbertTokenizer", "camembert": "CamembertTokenizer", "deberta": "DebertaTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer", "distilbert": "DistilBertTokenizer", "electra": "ElectraTokenizer",
+    "gpt2": "GPT2Tokenizer", "luke": "LukeTokenizer", "mluke": "MLukeTokenizer", "mobilebert": "MobileBertTokenizer",
     "model2vec": "PreTrainedTokenizer",  # generic: its tokenizer.json has what it needs
-    "mpnet": "MPNetTokenizer",
-    "neobert": "BertTokenizer",
-    "nomic_bert": "BertTokenizer",
-    "roberta": "RobertaTokenizer",
-    "t5": "T5Tokenizer",
-    "xlm-roberta": "XLMRobertaTokenizer",
-    "xlm-roberta-flash": "XLMRobertaTokenizer",
-    "xlnet": "XLNetTokenizer",
-}
+    "mpnet": "MPNetTokenizer", "roberta": "RobertaTokenizer", "t5": "T5Tokenizer", "xlnet": "XLNetTokenizer",
+}  # fmt: skip

@@ -20,9 +20,6 @@ LONGEST_PADDING = 2**31 - 1  # padded rows take memory whatever their texts
 WORDS = (list, tuple)  # the types of a text that is split into words
 
 
-# --- options -------------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class CallOptions:
     """The options of a tokenizer's call, as `Tokenizer.__call__` documents them."""
@@ -61,13 +58,7 @@ class CallOptions:
 
 
 class Truncation(NamedTuple):
-    """Cut rows to max_length tokens, special ones included.
-
-    Attributes:
-        strategy: "longest_first" | "only_first" | "only_second".
-        stride: the number of tokens that a cut-off piece repeats.
-        side: the side from which tokens are removed.
-    """
+    """Cut rows to max_length tokens, special ones included, from one side; a cut-off piece repeats `stride` tokens."""
 
     strategy: str
     max_length: int
@@ -93,10 +84,9 @@ class Padding:
 def read_truncation(
     options: CallOptions, *, pair: bool, side: str, special: int, model_max_length: int
 ) -> Truncation | None:
-    """Return the truncation that a call asks for.
+    """Return the truncation that a call of one text or a pair asks for; `special` tokens are added.
 
-    As in transformers, truncation=None with a max_length and without padding means truncation. `special` is the number
-    of special tokens to add; `pair` is True for two texts.
+    As in transformers, truncation=None with a max_length and without padding means truncation.
     """
     truncation, max_length = options.truncation, options.max_length
     stride = check_count("stride", options.stride, 0)
@@ -153,12 +143,7 @@ def _length(what: str, max_length: int | None, model_max_length: int) -> int:
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of a call.
-
-    Attributes:
-        first, second: lists of strings, or of lists of words when `split`; second is None without text_pair.
-        batched: True if the call gave a list of texts rather than one.
-    """
+    """The texts of a call, one or (batched) several: strings, or lists of words; second is None without text_pair."""
 
     first: list
     second: list | None

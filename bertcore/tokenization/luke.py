@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 Span = tuple[int, int]
 
 ENTITY_VOCABULARY_NAME = "entity_vocab.json"
-SPECIAL_ENTITIES = {
-    "entity_unk_token": "[UNK]", "entity_pad_token": "[PAD]", "entity_mask_token": "[MASK]",
-    "entity_mask2_token": "[MASK2]",
-}  # fmt: skip
+SPECIAL_ENTITIES = {f"entity_{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "mask", "mask2")}
 # Entities that stand for mentions without a name, by task; the default is entity_mask_token.
 MASKS = {"entity_pair_classification": ("entity_mask_token", "entity_mask2_token")}
 # The markers around each mention, by task; their number is the number of mentions that the task takes.

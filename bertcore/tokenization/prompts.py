@@ -22,10 +22,9 @@ class PromptedText:
     """A text behind its labels as token ids.
 
     Attributes:
-        input_ids: of the whole.
         words_mask: 1, 2, ... at the token whose state is the first word that was read, the second one, ...; else 0.
-        words: the number in the text of each word that was read. A word without tokens (of control characters) and one
-            behind the end of what the model takes is not.
+        words: the number in the text of each word that was read: one without tokens (of control characters), or behind
+            the end of what the model takes, is not.
         was_cut: whether there were more words.
     """
 
@@ -39,16 +38,10 @@ class PromptedText:
 
 
 class PromptReader:
-    """Puts labels before texts.
+    """Puts labels before texts, `ent_token` before each label and `sep_token` after the last one.
 
-    Args:
-        tokenizer: with `ent_token` and `sep_token` in its vocabulary.
-        ent_token, sep_token: the token before each label, and that after the last one.
-        max_words: of a text; the others are cut off.
-        max_tokens: of labels and text together.
-        pools_last: whether a word's state is that of its last token.
-
-    Raises ValueError for a tokenizer without one of the tokens.
+    Texts are cut to `max_words`, and with the labels to `max_tokens`. With `pools_last` a word's state is that of its
+    last token. Raises ValueError for a tokenizer without one of the tokens.
     """
 
     def __init__(

@@ -45,9 +45,7 @@ class SentencePieceModel:
 
     Attributes:
         pieces: (piece, score) in the order of their ids.
-        symbols: pieces that are matched in the text as they stand, each with True if it is special (a control symbol)
-            and False if the user defined it.
-        unknown: the unknown piece.
+        symbols: pieces that are matched in the text as they stand, with True for special ones (control symbols).
         charsmap: the character map applied to the text first, in SentencePiece's compiled form; empty for none.
         add_dummy_prefix: a space is put before the text.
         byte_fallback: unknown characters become the pieces of their bytes.
@@ -62,10 +60,9 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(file: Path) -> SentencePieceModel:
-    """Read the model in `file`.
+    """Read a model file.
 
-    Raises CheckpointError, naming the file, if it cannot be read, is not such a message, holds pieces that do not make
-    a vocabulary, or is of a kind that no model here uses (BPE, white space as suffix or not escaped).
+    Raises CheckpointError, naming it, if it is broken or of a kind that no model here uses (BPE, other white space).
     """
     content = read_complete(file)
     try:
@@ -75,14 +72,12 @@ def read_sentencepiece(file: Path) -> SentencePieceModel:
 
 
 def _model(data: bytes) -> SentencePieceModel:
-    parts = {"pieces": [], "trainer": b"", "normalizer": b""}
+    parts: dict[str, list[bytes]] = {"pieces": [], "trainer": [], "normalizer": []}
     for name, value in _named_fields(data, MODEL_FIELDS, "model"):
-        if name == "pieces":
-            parts[name].append(value)
-        else:
-            parts[name] += value  # a message that comes in two parts is their concatenation
-    trainer = dict(_named_fields(parts["trainer"], TRAINER_FIELDS, "trainer_spec"))
-    normalizer = dict(_named_fields(parts["normalizer"], NORMALIZER_FIELDS, "normalizer_spec"))
+        parts[name].append(value)
+    # A message that comes in two parts is their concatenation.
+    trainer = dict(_named_fields(b"".join(parts["trainer"]), TRAINER_FIELDS, "trainer_spec"))
+    normalizer = dict(_named_fields(b"".join(parts["normalizer"]), NORMALIZER_FIELDS, "normalizer_spec"))
     _check_kind(trainer, normalizer)
     pieces = [_piece(number, message) for number, message in enumerate(parts["pieces"])]
     unknown = [piece for piece, _, kind in pieces if kind == UNKNOWN]
@@ -143,11 +138,7 @@ def _piece(number: int, message: bytes) -> tuple[str, float, int]:
 
 
 def read_fields(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """Yield (field number, wire type, value) of each field in turn; integers unsigned, everything else as bytes.
-
-    Raises WireError for a field that ends beyond the message, an integer of more than 64 bits, and a type that does not
-    exist (groups, which early versions had, included).
-    """
+    """Yield (field number, wire type, value) of each field; integers unsigned, all else as bytes. Raises WireError."""
     place, end = 0, len(message)
     while place < end:
         tag, value_start = _varint(message, place)
@@ -212,9 +203,9 @@ def _values(trie: np.ndarray) -> np.ndarray:
             raise ValueError(f"its trie leads to unit {states[-1]} of {len(trie)}")
         states = states[~seen[states]]
         seen[states] = True
-        found = [_step(states[start : start + STATES_AT_ONCE], trie) for start in range(0, len(states), STATES_AT_ONCE)]
-        states = np.concatenate([state for state, _ in found]) if found else states
-        leaves = np.concatenate([leaf for _, leaf in found]) if found else states
+        parts = range(0, max(len(states), 1), STATES_AT_ONCE)
+        found = [_step(states[start : start + STATES_AT_ONCE], trie) for start in parts]
+        states, leaves = map(np.concatenate, zip(*found, strict=True))
         if leaves.size and leaves.max() >= len(trie):
             raise ValueError(f"its trie leads to unit {leaves.max()} of {len(trie)}")
         values.append(trie[leaves] & 0x7FFFFFFF)

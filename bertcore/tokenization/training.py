@@ -132,15 +132,12 @@ def _trained(
     return completed(backend, [], family, settings)
 
 
-def _byte_bpe(
-    backend: Backend, texts: Iterator[str], first: list[str], vocab_size: int, min_frequency: int
-) -> models.BPE:
+def _byte_bpe(backend: Backend, texts: Iterator[str], first: list[str], vocab_size: int, least: int) -> models.BPE:
     from tokenizers import pre_tokenizers, trainers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    options = {"vocab_size": vocab_size, "special_tokens": first, "min_frequency": min_frequency}
-    trainer = trainers.BpeTrainer(**options, initial_alphabet=alphabet, show_progress=False)
-    return _model_of(backend, texts, trainer)
+    options = {"vocab_size": vocab_size, "special_tokens": first, "min_frequency": least}
+    return _model_of(backend, texts, trainers.BpeTrainer(**options, initial_alphabet=alphabet, show_progress=False))
 
 
 def _word_piece(
