@@ -83,12 +83,6 @@ EXPECTED_ERRORS = (OSError, ValueError, ImportError, RuntimeError)
 PLACE = re.compile(r"^(?:texts|inputs|pairs)\[(\d+)\]")  # in a Python list, counted from 0
 
 
-def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value:
-        click.echo(f"bertcore {bertcore.__version__}")
-        ctx.exit()
-
-
 program = Group(
     "bertcore",
     COMMANDS,
@@ -97,10 +91,7 @@ program = Group(
     no_args_is_help=True,
     context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
 )
-program.params.append(
-    click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, help="print the version and exit",
-                 callback=_version)
-)  # fmt: skip
+click.version_option(bertcore.__version__, message="bertcore %(version)s", help="print the version and exit")(program)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -193,12 +184,10 @@ def _usage(error: click.UsageError, argv: Sequence[str]) -> str:
         return error.format_message().rstrip(".")
     label = param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name
     label = next((option for option in param.opts if option in argv), label)
-    if isinstance(error, click.MissingParameter):
-        expected = getattr(param, "help", None) or "a value"
-        if isinstance(param.type, click.Choice):
-            expected = f"one of {', '.join(param.type.choices)}"
-        return f"{label} is missing, expected {expected}"
-    return f"{label} {error.message}"
+    if not isinstance(error, click.MissingParameter):
+        return f"{label} {error.message}"
+    choices = f"one of {', '.join(param.type.choices)}" if isinstance(param.type, click.Choice) else ""
+    return f"{label} is missing, expected {choices or getattr(param, 'help', None) or 'a value'}"
 
 
 def one_line(error: Exception, argv: Sequence[str] = ()) -> str:
@@ -212,9 +201,8 @@ def one_line(error: Exception, argv: Sequence[str] = ()) -> str:
     for option in (word.partition("=")[0] for word in argv if word.startswith("--")):
         if option[2:].replace("-", "_").replace("_seq_", "_") == name.replace("_seq_", "_"):
             message = option + message.removeprefix(name)
-    if isinstance(error, EXPECTED_ERRORS) and message:
-        return message
-    return f"{type(error).__name__}: {message} (--traceback shows where)"
+    is_expected = isinstance(error, EXPECTED_ERRORS) and message
+    return message if is_expected else f"{type(error).__name__}: {message} (--traceback shows where)"
 
 
 def _plain(message: object) -> str:

@@ -202,17 +202,10 @@ def _member(name: str) -> Member:
 
 
 def _measured(member: Member, cost: PassCost, tokens: int) -> dict[str, Any]:
-    return {
-        "name": member.name,
-        "weights": "random" if member.folder is None else "loaded",
-        "parameters": figures(member.config).parameters,
-        "latency": cost.latency,
-        "fastest": min(cost.seconds),
-        "slowest": max(cost.seconds),
-        "tokens_per_second": tokens / cost.latency,
-        "resident": cost.resident,
-        "on_disk": cost.on_disk,
-    }
+    weights = "random" if member.folder is None else "loaded"
+    found = {"name": member.name, "weights": weights, "parameters": figures(member.config).parameters}
+    found |= {"latency": cost.latency, "fastest": min(cost.seconds), "slowest": max(cost.seconds)}
+    return found | {"tokens_per_second": tokens / cost.latency, "resident": cost.resident, "on_disk": cost.on_disk}
 
 
 def _machine() -> dict[str, Any]:

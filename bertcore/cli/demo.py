@@ -59,13 +59,10 @@ class Demo(Command):
 
 def similarity_table(texts: list[str], similarities: Any) -> str:
     """Return a table with a row for each text: its number, its similarity to each text, the text."""
-    count = len(texts)
-    header = "   " + "".join(f"{column:>7}" for column in range(1, count + 1))
-    rows = [
-        f"{row:>3}" + "".join(f"{value:7.2f}" for value in similarities[row - 1]) + f"   {text}"
-        for row, text in enumerate(texts, 1)
-    ]
-    return "\n".join([header, *rows])
+    lines = ["   " + "".join(f"{column:>7}" for column in range(1, len(texts) + 1))]
+    for row, (text, values) in enumerate(zip(texts, similarities, strict=True), 1):
+        lines.append(f"{row:>3}" + "".join(f"{value:7.2f}" for value in values) + f"   {text}")
+    return "\n".join(lines)
 
 
 def _backend_line() -> str:

@@ -23,18 +23,15 @@ DIMS = 256  # of static embeddings
 OF_STATIC = ("static", "teacher", "out", "vocabulary", "dims", "backend", "traceback")
 LONGEST = {"sequence": 512, "token": 512, "mlm": 128}  # tokens, for models that take more
 MODEL_CLASSES = {
-    "sequence": "AutoModelForSequenceClassification",
-    "token": "AutoModelForTokenClassification",
-    "mlm": "AutoModelForMaskedLM",
+    "sequence": bertcore.AutoModelForSequenceClassification,
+    "token": bertcore.AutoModelForTokenClassification,
+    "mlm": bertcore.AutoModelForMaskedLM,
 }
 TERMS = {
-    "soft": "SoftTargets",
-    "cosine": "HiddenCosine",
-    "states": "HiddenStates",
-    "scores": "AttentionScores",
-    "attention": "AttentionDistributions",
-    "relations": "Relations",
-}
+    "soft": objectives.SoftTargets, "cosine": objectives.HiddenCosine, "states": objectives.HiddenStates,
+    "scores": objectives.AttentionScores, "attention": objectives.AttentionDistributions,
+    "relations": objectives.Relations,
+}  # fmt: skip
 
 
 def _term(text: str) -> tuple[str, float]:
@@ -128,9 +125,8 @@ class Distill(Labels, training.Training):
             for each in given.command.params:
                 is_given = given.get_parameter_source(str(each.name)) is ParameterSource.COMMANDLINE
                 if is_given and each.name not in OF_STATIC:
-                    raise CommandError(
-                        f"{each.opts[-1]} is given with --static, which takes --teacher, --out, --vocabulary and --dims"
-                    )
+                    known = "--teacher, --out, --vocabulary and --dims"
+                    raise CommandError(f"{each.opts[-1]} is given with --static, which takes {known}")
             return
         if not self.data:
             raise CommandError("DATA is missing, expected files, or --static")
@@ -175,7 +171,7 @@ class Distill(Labels, training.Training):
         print(f"saved     {folder}: {len(made.model.table):,} tokens, {made.embedding_dimension} dimensions")
 
     def _teacher(self) -> tuple[Any, Any]:
-        source, kind = model_folder(self.teacher), getattr(bertcore, MODEL_CLASSES[self.task])
+        source, kind = model_folder(self.teacher), MODEL_CLASSES[self.task]
         teacher = with_new_head(kind, source)
         if teacher.newly_initialised:
             missing = teacher.newly_initialised[0]
@@ -185,7 +181,7 @@ class Distill(Labels, training.Training):
         return teacher, bertcore.AutoTokenizer.from_pretrained(source)
 
     def _student(self, teacher: Any, tokenizer: Any) -> Any:
-        kind = getattr(bertcore, MODEL_CLASSES[self.task])
+        kind = MODEL_CLASSES[self.task]
         if self.student and kind_of(self.student) == "known":
             if self.take is not None:
                 raise CommandError(f"--take is for a new student, {self.student} has weights of its own")
@@ -211,8 +207,7 @@ class Distill(Labels, training.Training):
 
     def _objective(self, teacher: Any) -> Any:
         options = {"soft": {"temperature": self.temperature or 2.0, "labelled_only": self.labelled_only}}
-        kinds = ((getattr(objectives, TERMS[name]), weight, options.get(name, {})) for name, weight in self.terms)
-        terms = (kind(weight=weight, **more) for kind, weight, more in kinds)
+        terms = (TERMS[name](weight=weight, **options.get(name, {})) for name, weight in self.terms)
         own = objectives.MaskedLM() if self.task == "mlm" else objectives.Supervised()
         return objectives.Distillation(teacher, *terms, objective=own, objective_weight=self.label_weight)
 
@@ -231,15 +226,13 @@ class Distill(Labels, training.Training):
         given = self, folder / training.STORED, objectives.MaskedLM(), tokenizer, length, facts
         examples = training.from_first(lambda: training.stored_examples(*given))
         measured = metrics.combined(metrics.masked_accuracy, metrics.perplexity)
-        return *training.held_out_parts(examples, self.held_out), {
-            "compute_metrics": measured, "preprocess_logits_for_metrics": metrics.predicted_words,
-        }  # fmt: skip
+        options = {"compute_metrics": measured, "preprocess_logits_for_metrics": metrics.predicted_words}
+        return *training.held_out_parts(examples, self.held_out), options
 
 
 def _check_kind(of_data: str, teacher: Any) -> None:
     kind = teacher.config.get("problem_type") or ("regression" if len(_labels_of(teacher)) == 1 else None)
-    is_same = of_data == kind or (kind is None and of_data != "regression")
-    if not is_same:
+    if of_data != kind and (kind is not None or of_data == "regression"):
         raise CommandError(f"the labels are for {of_data}, the teacher is for {kind or 'classification'}")
 
 

@@ -41,11 +41,9 @@ class Doctor(Command):
     def run(self) -> int:
         problems = {name: _problem(name) for name in IMPLEMENTATIONS}
         in_force, origin = _in_force(self.backend)
-        findings = {
-            name: "works" if problem is None else f"cannot run: {problem}" for name, problem in problems.items()
-        }
+        findings = [(name, f"cannot run: {problem}" if problem else "works") for name, problem in problems.items()]
         sections = {
-            "Backends": [*findings.items(), ("in force", f"{in_force} ({origin})")],
+            "Backends": [*findings, ("in force", f"{in_force} ({origin})")],
             "CPU": _cpu(problems["numba"]),
             "GPU": _gpu(problems["cupy"]),
             "Cache": _caches(problems["numba"]),
@@ -101,7 +99,8 @@ def _cpu(numba_problem: str | None) -> Rows:
     machinery = _numba_machinery()
     threads = machinery.thread_count()
     features = [name for name, found in machinery.host_features().items() if found]
-    features += [name for name in _tiles() if name not in features]
+    flags = cpu_info("flags").split()  # of Linux
+    features += [name for name in AMX if name.replace("-", "_") in flags and name not in features]
     return [
         *rows,
         ("features", " ".join(features) or "none that bertcore uses"),
@@ -109,11 +108,6 @@ def _cpu(numba_problem: str | None) -> Rows:
         *_amx(machinery, features),
         ("threads", f"{threads.count}, by {threads.source}; pool {machinery.THREADING_LAYER}"),
     ]
-
-
-def _tiles() -> list[str]:
-    flags = cpu_info("flags").split()
-    return [name for name in AMX if name.replace("-", "_") in flags]
 
 
 def _amx(machinery: ModuleType, features: list[str]) -> Rows:
@@ -178,9 +172,8 @@ def _folder(find: Callable[[], Path]) -> str:
 
 def _versions() -> Rows:
     rows = [("bertcore", bertcore.__version__), ("Python", f"{platform.python_version()} on {platform.platform()}")]
-    found = {
-        dist.name.lower().replace("-", "_"): dist.version for dist in importlib.metadata.distributions() if dist.name
-    }
+    named = (dist for dist in importlib.metadata.distributions() if dist.name)
+    found = {dist.name.lower().replace("-", "_"): dist.version for dist in named}
     cupy = sorted(name for name in found if name.startswith("cupy"))
     return rows + [(name, found[name]) for name in [*PACKAGES, *cupy] if name in found]
 
@@ -215,9 +208,8 @@ class Warmup(Command):
     def run(self) -> None:
         with self.chosen_backend():
             if kernels.get_backend() != "numba":
-                raise CommandError(
-                    f"the backend is {kernels.get_backend()}, expected numba, which keeps compiled kernels"
-                )
+                name = kernels.get_backend()
+                raise CommandError(f"the backend is {name}, expected numba, which keeps compiled kernels")
             from bertcore.kernels._numba.compile.cache import cache_folder, compilations
             from bertcore.tasks.loading import models_of, warm_up
 

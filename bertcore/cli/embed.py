@@ -253,10 +253,8 @@ def _check_folder(out: Path, facts: Mapping[str, Any]) -> None:
     changed = [name for name, value in facts.items() if found.get(name) != value]
     if changed:
         was, now = (str(of.get(changed[0]))[:60] for of in (found, facts))
-        raise CommandError(
-            f"{out} has parts of another {changed[0]} ({was}, now {now}): give the options of the first run, or a new "
-            "folder"
-        )
+        advice = "give the options of the first run, or a new folder"
+        raise CommandError(f"{out} has parts of another {changed[0]} ({was}, now {now}): {advice}")
 
 
 def _facts(files: list[Path], root: Path, folder: Path, args: Embed) -> dict[str, Any]:

@@ -55,9 +55,8 @@ class Evaluate(WithModel):
         if kind == "classifier":
             raise CommandError(f"{self.model} scores pairs of texts, expected an encoder of single texts")
         if self.truncate_dim is not None and kind != "dense":
-            raise CommandError(
-                f"--truncate-dim is {self.truncate_dim}, expected none: {self.model} is a {kind} encoder"
-            )
+            problem = f"--truncate-dim is {self.truncate_dim}, expected none"
+            raise CommandError(f"{problem}: {self.model} is a {kind} encoder")
         queries, corpus = texts_by_id(self.queries, "--queries"), texts_by_id(self.corpus, "--corpus")
         answers = answers_by_query(self.qrels)
         known = {query: documents & corpus.keys() for query, documents in answers.items() if query in queries}
@@ -71,8 +70,8 @@ class Evaluate(WithModel):
         if self.json:
             print(json.dumps({"queries": len(evaluator.queries), "documents": len(corpus), **metrics}))
             return
-        total = sum(len(documents) for documents in answers.values())
-        missing = total - sum(len(documents) for documents in known.values())
+        total = sum(map(len, answers.values()))
+        missing = total - sum(map(len, known.values()))
         note = f" ({missing:,} of them not in the corpus)" if missing else ""
         similarity = encoder.similarity_fn_name
         print(f"{len(evaluator.queries):,} queries, {len(corpus):,} documents, {total:,} answers{note}, {similarity}\n")
@@ -111,10 +110,8 @@ def answers_by_query(file: str) -> dict[str, set[str]]:
         elif record.is_line and not fields:
             continue
         else:
-            raise CommandError(
-                f"{_place(record)}: {dict(record)!r:.100}, expected query-id, corpus-id and score, or a line "
-                "'query 0 document score'"
-            )
+            expected = "query-id, corpus-id and score, or a line 'query 0 document score'"
+            raise CommandError(f"{_place(record)}: {dict(record)!r:.100}, expected {expected}")
         try:
             number = float(score)
         except (TypeError, ValueError, OverflowError):

@@ -45,9 +45,7 @@ class Export(Command):
             written = [target]
         else:
             if self.precision is not None:
-                raise CommandError(
-                    f"--precision is {self.precision}, expected none beside --format onnx: it is float32"
-                )
+                raise CommandError("--precision and --format onnx are both given, expected one: ONNX has float32")
             from bertcore.formats.onnx_export import export_onnx
 
             export_onnx(model_folder(self.model), target)

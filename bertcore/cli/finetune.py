@@ -39,6 +39,7 @@ WORDS, TAGS = "tokens", "tags"  # names of columns
 LONGEST = 512  # tokens, for models that take more
 LONGEST_EMBEDDED = 128
 MOST_KINDS = 100  # of entities, that are looked for in held-out texts
+USUAL = {"learning_rate": 5e-5, "num_train_epochs": 3.0, "per_device_train_batch_size": 16}
 WEIGHT = Kind(
     lambda text: text if text == "balanced" else NUMBER.read(text),
     "balanced, or a number from 0 up for each class",
@@ -108,11 +109,7 @@ class Labels(LabelledData):
     """
 
     title = LabelledData.title
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "learning_rate": 5e-5,
-        "num_train_epochs": 3.0,
-        "per_device_train_batch_size": 16,
-    }
+    defaults: ClassVar[Mapping[str, Any]] = USUAL
 
     label_kind: Annotated[str | None, ("classes", "numbers")] = None
 
@@ -438,10 +435,8 @@ class Calibrate(LabelledData, WithModel):
 def _effect(calibration: Any, scores: Any, right: Any) -> dict[str, list[float]]:
     """Return pairs of figures before and after the calibration of texts that it was not fitted to."""
     tables = softmax(scores), calibration.transform(FUNCTIONS[calibration.takes](scores))
-    return {
-        "calibration_error": [float(expected_calibration_error(table, right)) for table in tables],
-        "accuracy": [float((table.argmax(axis=1) == right).mean()) for table in tables],
-    }
+    errors = [float(expected_calibration_error(table, right)) for table in tables]
+    return {"calibration_error": errors, "accuracy": [float((t.argmax(axis=1) == right).mean()) for t in tables]}
 
 
 def _effect_lines(found: dict[str, Any], file: str) -> str:

@@ -52,7 +52,9 @@ class Info(Command):
 
     def run(self) -> None:
         if self.name is None:
-            print(json.dumps({"presets": _presets()}) if self.json else _preset_table())
+            titles = {"name": "preset", "year": "year", "family": "family", "objective": "objective", "own": "its own"}
+            rows = [[str(each[key]) for key in titles] for each in _presets()]
+            print(json.dumps({"presets": _presets()}) if self.json else aligned(rows, [*titles.values()]))
             return
         config, facts = described(self.name)
         with naming_config(self.name):
@@ -88,10 +90,8 @@ def _of_checkpoint(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _head(own: Mapping[str, Any]) -> str:
-    labels = own["labels"]
-    more = ", ..." if len(labels) > LABELS else ""
-    names = f", of the labels {', '.join(labels[:LABELS])}{more}" if labels else ""
-    return f"{own['head'] or 'none'}{names}"
+    shown = [*own["labels"][:LABELS], *(["..."] if len(own["labels"]) > LABELS else [])]
+    return (own["head"] or "none") + (f", of the labels {', '.join(shown)}" if shown else "")
 
 
 def known_preset(name: str) -> Preset | None:
@@ -120,17 +120,16 @@ def _facts(known: Preset) -> dict[str, Any]:
 
 def _rows(found: Figures, facts: Mapping[str, Any]) -> dict[str, str]:
     widths = f"hidden {found.hidden_size:,}, feed-forward {found.intermediate_size:,}"
-    heads = f"{found.heads} of {found.attention_size // found.heads}"
+    most = "no limit" if found.positions is None else f"at most {found.positions:,} tokens"
     types = f", {found.token_types} token types" if found.token_types > 1 else ""
     kind = f" ({facts['tokenizer']})" if facts else ""
     rows = {
         "family": found.family,
         "layers": str(found.layers),
         "widths": f"{widths}, embeddings {found.embedding_size:,}",
-        "heads": heads,
+        "heads": f"{found.heads} of {found.attention_size // found.heads}",
         "vocabulary": f"{found.vocabulary:,}{kind}{types}",
-        "positions": f"{found.position_encoding}, "
-        + ("no limit" if found.positions is None else f"at most {found.positions:,} tokens"),
+        "positions": f"{found.position_encoding}, {most}",
         "parameters": f"{found.parameters:,}, of them {found.embeddings:,} in embeddings",
         **_savings(found),
         "FLOPs": f"{found.flops_per_token / 1e6:,.1f} million per token at {found.length} tokens, "
@@ -146,19 +145,17 @@ def _rows(found: Figures, facts: Mapping[str, Any]) -> dict[str, str]:
             "used for": f"{facts['use']} ({facts['category']}; languages: {facts['languages']})",
         }
         rows |= {"on the hub": facts["hub_id"]} if facts["hub_id"] else {}
-        rows |= {
-            label: f"{figure} (quoted, not measured here: {facts['sources'][key]})"
-            for key, label in QUOTED.items()
-            if (figure := facts[key]) is not None
-        }
+        for key, label in QUOTED.items():
+            if facts[key] is not None:
+                rows[label] = f"{facts[key]} (quoted, not measured here: {facts['sources'][key]})"
     return rows
 
 
 def _savings(found: Figures) -> dict[str, str]:
     layers = found.unshared_layer_parameters / found.layer_parameters
-    savings = (
-        [f"layers 1/{layers:.4g} of {found.unshared_layer_parameters:,}, if none were shared"] if layers > 1 else []
-    )
+    savings = []
+    if layers > 1:
+        savings.append(f"layers 1/{layers:.4g} of {found.unshared_layer_parameters:,}, if none were shared")
     if found.embedding_size < found.hidden_size:
         tables = found.wide_embeddings / found.embeddings
         savings.append(f"embeddings 1/{tables:.4g} of {found.wide_embeddings:,}, if as wide as the layers")
@@ -166,12 +163,5 @@ def _savings(found: Figures) -> dict[str, str]:
 
 
 def _presets() -> list[dict[str, Any]]:
-    keys = ("name", "hub_id", "year", "objective", "own")
-    return [
-        {key: getattr(each, key) for key in keys} | {"family": each.config["model_type"]} for each in PRESETS.values()
-    ]
-
-
-def _preset_table() -> str:
-    rows = [[each["name"], str(each["year"]), each["family"], each["objective"], each["own"]] for each in _presets()]
-    return aligned(rows, ["preset", "year", "family", "objective", "its own"])
+    keys, presets = ("name", "hub_id", "year", "objective", "own"), PRESETS.values()
+    return [{key: getattr(each, key) for key in keys} | {"family": each.config["model_type"]} for each in presets]

@@ -165,10 +165,7 @@ def some_texts(file: str | None, literal: tuple[str, ...] = (), argument: str = 
 
 @contextlib.contextmanager
 def input_stream(path: str, argument: str = "FILE") -> Iterator[tuple[BinaryIO, str]]:
-    """Return a block with the bytes of the file `path`, or of standard input for "-", and its name for messages.
-
-    Raises CommandError for a file that does not exist and for a closed standard input.
-    """
+    """Return a block with the bytes of the file `path`, or of standard input for "-", and its name for messages."""
     if path != "-":
         try:
             stream = open(path, "rb")  # noqa: SIM115

@@ -274,12 +274,12 @@ class OptionsCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Make the command of its options; errors in these are errors of usage."""
-        names = {field.name for field in dataclasses.fields(self.made)}
-        for name in [name for name in ctx.params if name.startswith(OLD)]:
-            value = ctx.params.pop(name)
-            ctx.params[name.removeprefix(OLD)] = ctx.params[name.removeprefix(OLD)] if value is None else value
-        known = {name: value for name, value in ctx.params.items() if name in names}
-        rest = {name: value for name, value in ctx.params.items() if name not in names and value is not None}
+        names, params = {field.name for field in dataclasses.fields(self.made)}, ctx.params
+        for old in [name for name in params if name.startswith(OLD)]:
+            if (value := params.pop(old)) is not None:
+                params[old.removeprefix(OLD)] = value
+        known = {name: value for name, value in params.items() if name in names}
+        rest = {name: value for name, value in params.items() if name not in names and value is not None}
         try:
             command = self.made(**known, **({"settings": rest} if "settings" in names else {}))
         except (ValueError, TypeError, CommandError) as error:

@@ -56,26 +56,21 @@ def write_picture(file: str, figure: Any) -> None:
 def output_stream(path: str, *, seekable: bool) -> Iterator[BinaryIO]:
     """Return a block with a stream to the file `path`, or to stdout for "-".
 
-    A file is written under a temporary name beside `path` and takes its place, in one step, when the block ends well;
-    otherwise nothing is left. Pipes and devices are written as they are, through a temporary file if `seekable`.
-
-    Raises CommandError for a file that cannot be written and for a closed stdout.
+    A file takes the place of `path` in one step when the block ends well; otherwise nothing is left. Pipes and devices
+    are written as they are, through a temporary file if `seekable`.
     """
     if not path:
         raise CommandError("--output is empty, expected the name of a file, or - for stdout")
     if path == "-" and sys.stdout is None:
         raise CommandError("stdout is closed: there is nowhere to write to")
     target = Path(os.path.realpath(path))  # what a link points to is replaced, not the link
-    with _naming("stdout" if path == "-" else path):
-        if path != "-" and (target.is_file() or not target.exists()):
-            with _replaced(target) as stream:
-                yield stream
-        elif path == "-":
-            with _spooled(sys.stdout.buffer, seekable) as stream:
-                yield stream
+    with _naming("stdout" if path == "-" else path), ExitStack() as stack:
+        if path == "-":
+            yield stack.enter_context(_spooled(sys.stdout.buffer, seekable))
+        elif target.is_file() or not target.exists():
+            yield stack.enter_context(_replaced(target))
         else:
-            with _opened(target, target, "wb") as device, _spooled(device, seekable) as stream:
-                yield stream
+            yield stack.enter_context(_spooled(stack.enter_context(_opened(target, target, "wb")), seekable))
 
 
 @contextmanager
@@ -143,10 +138,7 @@ def write_jsonl(stream: BinaryIO, rows: "Iterable[np.ndarray]") -> None:
 
 
 def aligned(rows: Sequence[Sequence[str]], titles: Sequence[str] = (), *, right: Sequence[bool] = ()) -> str:
-    """Return rows under their titles, each column as wide as its widest cell.
-
-    `right` says of each column if it is aligned to the right, as numbers are.
-    """
+    """Return rows under their titles, each column as wide as its widest cell; `right` ones are aligned to the right."""
     cells = [*([titles] if titles else []), *(list(map(printable, row)) for row in rows)]
     sides = [str.rjust if is_number else str.ljust for is_number in right] or repeat(str.ljust)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

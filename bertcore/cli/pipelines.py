@@ -198,7 +198,7 @@ class Classify(Pairs, Pipeline):
             if self.pairs or self.text_pair or self.ensemble or self.calibration is not None or self.merge:
                 wrong = "--pairs, --text-pair, --ensemble, --calibration or --merge is given"
                 raise CommandError(f"{wrong}, expected JSON lines with text and spans alone: {self.model} is of {task}")
-            self.answer(task, _some_classes, read=records, **self.given("top_k"))
+            self.answer(task, _classes, read=records, **self.given("top_k"))
             return
         if self.ensemble:
             self.write_answers(lambda: self._voters(folders), _vote, **self.given("merge"))
@@ -221,16 +221,13 @@ class Classify(Pairs, Pipeline):
         return Ensemble([self.loaded("text-classification", each) for each in folders], vote=self.vote or "soft")
 
 
-def _classes(answers: Any) -> str:
-    return "\t".join(f"{printable(answer['label'])} {answer['score']:.4f}" for answer in answers)
-
-
-def _some_classes(answer: Any) -> str:
-    return _classes(answer if isinstance(answer, list) else [answer]) or "-"
+def _classes(answer: Any) -> str:
+    several = answer if isinstance(answer, list) else [answer]
+    return "\t".join(f"{printable(each['label'])} {each['score']:.4f}" for each in several) or "-"
 
 
 def _vote(answer: Any) -> str:
-    return f"{_classes([answer])}\tdisagreement {answer['disagreement']:.2f}"
+    return f"{_classes(answer)}\tdisagreement {answer['disagreement']:.2f}"
 
 
 def _zero_shot(answer: Any) -> str:

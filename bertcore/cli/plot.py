@@ -19,11 +19,7 @@ from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.training.objectives import preview
 
 EXPECTED_CHANCES = 'expected {"probabilities": [...], "label": N}'
-TEMPERATURES = Kind(
-    lambda text: [ABOVE_0.read(part) for part in text.split(",")], "numbers above 0 such as 1,2,4", "T,T"
-)
-
-
+TEMPERATURES = Kind(lambda text: list(map(ABOVE_0.read, text.split(","))), "numbers above 0 such as 1,2,4", "T,T")
 # {figure: (its module, its function, its own options)}
 FIGURES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "attention": ("plots.attention", "attention_maps", ("layer", "head", "special_tokens")),
@@ -128,10 +124,10 @@ class Plot(Command):
             return draw(*self._probabilities(texts), **given)
         if self.figure == "embeddings":
             if self.labels is not None:
-                given["labels"] = some_texts(self.labels, argument="--labels")
-                if len(given["labels"]) != len(texts):
-                    lines = f"{len(given['labels'])} lines"
-                    raise CommandError(f"{self.labels} has {lines}, expected a label for each of {len(texts)} texts")
+                given["labels"] = labels = some_texts(self.labels, argument="--labels")
+                if len(labels) != len(texts):
+                    expected = f"a label for each of {len(texts)} texts"
+                    raise CommandError(f"{self.labels} has {len(labels)} lines, expected {expected}")
             return draw(texts, SentenceEncoder(model_folder(self.model)).encode(texts), **given)
         if len(texts) != 1:
             raise CommandError(f"{self.figure} has {len(texts)} texts, expected one")

@@ -136,9 +136,8 @@ class Pretrain(training.Data, training.Adapters):
         options["preprocess_logits_for_metrics"] = kept
         self.train_and_report(self.trainer(folder, model, train, held_out, tokenizer, **options))
         if self.objective == "rtd":
-            training.from_first(
-                lambda: [tokenizer.save_pretrained(folder / part) for part in ("generator", "discriminator")]
-            )
+            parts = folder / "generator", folder / "discriminator"
+            training.from_first(lambda: [tokenizer.save_pretrained(part) for part in parts])
 
     def _examples(self, folder: Path, objective: Any, tokenizer: Any, length: int) -> Any:
         if self.objective == "mlm+entities":
@@ -238,12 +237,10 @@ class Pretrain(training.Data, training.Adapters):
         first = next(documents, None)
         if first is None:
             raise CommandError(f"{', '.join(self.corpus)} holds no texts to learn from")
-        return train_tokenizer(
-            (line for document in itertools.chain([first], documents) for line in document),
-            tokenizer_class=CLASS_OF_MODEL_TYPE.get(config["model_type"], "BertTokenizer"),
-            vocab_size=self.vocab_size or config["vocab_size"],
-            model_max_length=config.get("max_position_embeddings", LONGEST),
-        )
+        kind = CLASS_OF_MODEL_TYPE.get(config["model_type"], "BertTokenizer")
+        longest, size = config.get("max_position_embeddings", LONGEST), self.vocab_size or config["vocab_size"]
+        lines = itertools.chain.from_iterable(itertools.chain([first], documents))
+        return train_tokenizer(lines, tokenizer_class=kind, vocab_size=size, model_max_length=longest)
 
 
 def with_ids_of(tokenizer: Any, config: dict[str, Any]) -> dict[str, Any]:

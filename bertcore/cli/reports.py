@@ -88,9 +88,8 @@ def figures(folder: Path, examples: list[Any], columns: Any) -> dict[str, float]
     second text is the nearest of all.
     """
     encoder = SentenceEncoder(folder)
-    first, second = (
-        encoder.encode([example[name] for example in examples], normalize_embeddings=True) for name in columns.columns
-    )
+    texts = ([example[name] for example in examples] for name in columns.columns)
+    first, second = (encoder.encode(some, normalize_embeddings=True) for some in texts)
     if columns.label is None:
         nearest = (first @ second.T).argmax(axis=1)
         return {"first_of_all": float((nearest == np.arange(len(examples))).mean())}

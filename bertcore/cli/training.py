@@ -33,12 +33,9 @@ TASK_TYPES = {"sequence": "SEQ_CLS", "token": "TOKEN_CLS", "qa": "QUESTION_ANS"}
 MOST_HELD_OUT = 1000
 # Settings with short names of their own, and those that follow from other options.
 SPELLINGS = {
-    "--epochs": "num_train_epochs",
-    "--lr": "learning_rate",
-    "--batch": "per_device_train_batch_size",
-    "--warmup": "warmup_steps",
-    "--log-steps": "logging_steps",
-}
+    "--epochs": "num_train_epochs", "--lr": "learning_rate", "--batch": "per_device_train_batch_size",
+    "--warmup": "warmup_steps", "--log-steps": "logging_steps",
+}  # fmt: skip
 # Options that may change when a run goes on: its place, end and reports; and the data, which are compared themselves.
 FREE = {
     *("backend", "traceback", "out", "resume", "corpus", "data", "eval", "skip_malformed", "early_stopping"),
@@ -48,6 +45,7 @@ FREE = {
     *("eval_strategy", "eval_steps", "load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
     *("settings", "output_dir", "keep_checkpoints"),
 }
+SETTINGS = "Settings of the run (bertcore.training.TrainingArguments)"
 COMMON = {"weight_decay": 0.01, "warmup_steps": 0.06, "save_total_limit": 2, "logging_steps": 50}
 PATHS = {"model", "generator", "teacher", "student", "tokenizer"}
 
@@ -92,11 +90,8 @@ class Training(Command):
     def parameters(cls) -> list[click.Parameter]:
         made = super().parameters()
         known = {option for each in made for option in each.opts}
-        shown, group = (
-            COMMON | cls.defaults | cls.shown_defaults,
-            "Settings of the run (bertcore.training.TrainingArguments)",
-        )
-        settings = settings_options(TrainingArguments, SPELLINGS, shown, group=group)
+        shown = COMMON | cls.defaults | cls.shown_defaults
+        settings = settings_options(TrainingArguments, SPELLINGS, shown, group=SETTINGS)
         return made + [each for each in settings if known.isdisjoint(each.opts)]
 
     def __post_init__(self) -> None:
@@ -299,10 +294,9 @@ def options_callback(command: Training) -> Any:
             options = command.kept()
             for name in options | state:
                 if state.get(name) != options.get(name):
-                    raise CommandError(
-                        f"{_option(name, options.get(name))} cannot go on from a checkpoint that was made with "
-                        f"{_option(name, state.get(name))}: resume with the options of the first run"
-                    )
+                    now, then = (_option(name, given.get(name)) for given in (options, state))
+                    problem = f"{now} cannot go on from a checkpoint that was made with {then}"
+                    raise CommandError(f"{problem}: resume with the options of the first run")
 
     return OptionsOfRun()
 
