@@ -20,21 +20,19 @@ SOURCES = ("pooler", "first", "last", "last_word", "mean", "mean_of_dense", "tok
 
 @dataclass(frozen=True)
 class ClassifierSpec:
-    """The parts of a family's classifier.
+    """The parts of a family's classifier, by their names in a checkpoint without ".weight" and ".bias".
 
     Attributes:
-        output: the name of the last map, without ".weight" and ".bias".
-        source: what it classifies: a sequence by the encoder's "pooler", by the hidden state of its "first" or "last"
-            token, of the "last_word", which is not the word that pads, or by their "mean"; or each of its "tokens", or
-            of these plus the first one ("tokens_and_first"); or "entities" (a family's own head). "mean_of_dense" is
-            the mean of what `dense` makes of each token.
-        dense: the name of a map before the last one, of the hidden size, or None.
+        output: the last map.
+        source: the encoder's "pooler"; the hidden state of the "first" or "last" token, of the "last_word", which is
+            not the word that pads, or their "mean"; "mean_of_dense", the mean of what `dense` makes of each token; each
+            of the "tokens", or of these plus the first one ("tokens_and_first"); "entities" (a family's own head).
+        dense: a map before the last one, of the hidden size.
         activation: after `dense`, or on the source itself without one.
-        norm: the name of a layer norm after the activation, or None.
-        norm_first: whether that norm is applied to the source instead.
-        without_bias: which of "dense", "norm" and "output" have no bias.
-        dropout, dense_dropout: the rates at which, in training, what the last map is given is dropped, and what `dense`
-            is given, or would be; None for that of the config's classifiers, and for 0 where there is no `dense`.
+        norm: a layer norm after the activation, or (norm_first) of the source.
+        without_bias: the parts of "dense", "norm" and "output" that have no bias.
+        dropout, dense_dropout: rates of the inputs of the last map, and of `dense`; None for that of the config's
+            classifiers, and for 0 where there is no `dense`.
     """
 
     output: str
@@ -103,8 +101,9 @@ class Classifier(Block):
         if self.source == "mean":
             return _mean(run, encoded.hidden, encoded.packed)
         if self.source == "tokens_and_first":
-            first = functional.take_rows(run, encoded.hidden, rows=_first_of_each(encoded))
-            return functional.add(run, encoded.hidden, first)
+            packed = encoded.packed  # for each token, the index of its sequence's first one
+            rows = run.to_backend(np.repeat(packed.first_tokens(), packed.lengths[packed.has_tokens]))
+            return functional.add(run, encoded.hidden, functional.take_rows(run, encoded.hidden, rows=rows))
         return encoded.hidden
 
 
@@ -114,12 +113,6 @@ def _mean(run: Pass, hidden: Any, packed: PackedBatch) -> Any:
     if rows is not None:
         hidden = functional.take_rows(run, hidden, rows=run.to_backend(rows))
     return functional.average_sequences(run, hidden, cu_seqlens=cu_seqlens)
-
-
-def _first_of_each(encoded: Any) -> Any:
-    """Return for each packed token the index of the first token of its sequence, (tokens,)."""
-    packed = encoded.packed
-    return encoded.run.to_backend(np.repeat(packed.first_tokens(), packed.lengths[packed.has_tokens]))
 
 
 def _last_words(inputs: Any, padding: int | None) -> Any:
@@ -133,20 +126,18 @@ def _last_words(inputs: Any, padding: int | None) -> Any:
 
 @dataclass(frozen=True)
 class LanguageModelSpec:
-    """A family's names of the head's parts, without ".weight" and ".bias", and what it varies.
+    """A family's names of the head's parts, without ".weight" and ".bias", and its variations; None for missing parts.
 
     Attributes:
-        decoder: of the map onto the vocabulary.
+        decoder: the map onto the vocabulary.
         tied_bias: the full name of the decoder's bias where the decoder is tied to the word embeddings. None for a
             decoder without a bias.
         untied_bias: the full name of an untied decoder's bias; `decoder` and ".bias" by default.
-        transform, transform_norm: of the map before it and its layer norm; None where there are none.
-        activation: of the transform.
-        before, before_size: a map before the transform, with the same activation, and its width; None where there is
-            none.
-        rest: of a second map onto the vocabulary, stored (features, vocabulary), where the word embeddings are narrower
+        transform, transform_norm, activation: the map before it, its layer norm and its activation.
+        before, before_size: a map before the transform, with the same activation, and its width.
+        rest: a second map onto the vocabulary, stored (features, vocabulary), where the word embeddings are narrower
             than the transform: of its features beyond theirs (MobileBERT).
-        without_bias: which of "transform" (and `before` with it) and "transform_norm" have no bias.
+        without_bias: the parts of "transform" (and `before` with it) and "transform_norm" that have no bias.
         predicts_next: the scores of a token are those of the word after it (GPT-2), not of its own.
     """
 

@@ -64,14 +64,10 @@ def _of_the_model(name: str) -> Any:
 
 
 class PeftModel(Block):
-    """A model with adapters; made by `get_peft_model` or `from_pretrained`.
+    """A model with adapters, one for each adapted weight; made by `get_peft_model` or `from_pretrained`.
 
     Calls and attributes are the model's, except that `parameters` includes the adapters, and that `state_dict`,
-    `load_state_dict` and `save_pretrained` cover only what is trained.
-
-    Attributes:
-        peft_config: the settings of the adapters.
-        adapters: one for each adapted weight.
+    `load_state_dict` and `save_pretrained` cover only what is trained. `peft_config` has the adapters' settings.
     """
 
     def __init__(self, model: Model, peft_config: LoraConfig):
@@ -132,7 +128,6 @@ class PeftModel(Block):
         return self
 
     def eval(self) -> Self:
-        """`Model.eval`."""
         self._model.eval()
         return self
 
@@ -449,9 +444,7 @@ class LoraConfig:
             raise checkpoint.CheckpointError(f"{source}: {error}") from error
 
 
-@lru_cache(64)
-def _pattern(text: str) -> BoundedPattern:
-    return BoundedPattern(text)
+_pattern = lru_cache(64)(BoundedPattern)
 
 
 def _matches(pattern: str, module: str) -> bool:

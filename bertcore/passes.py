@@ -24,11 +24,9 @@ _MASK = 2**64 - 1
 
 @dataclass
 class ClassOptions:
-    """Options of every loss that compares classes with their scores, within `use_class_options`.
+    """Options of losses that compare classes with their scores, within `use_class_options`: as for `cross_entropy`.
 
-    Attributes:
-        label_smoothing, class_weights: as for `functional.cross_entropy`; weights in host memory.
-        were_used: whether any loss had such labels.
+    Weights are in host memory; `were_used` is set by a loss that had such labels.
     """
 
     label_smoothing: float = 0.0
@@ -84,10 +82,7 @@ def use_loss_factors(factors: tuple[float, ...]) -> Any:
 
 
 def kept_scores() -> Any:
-    """Return a block that keeps the scores of labelled tokens, (labels, words), that language models make, in a list.
-
-    A loss that compares them need not make them twice.
-    """
+    """Return a block that keeps the scores of labelled tokens, (labels, words), in a list, for losses on them."""
     return within(_scores, [])
 
 
@@ -105,14 +100,10 @@ def mixed_seed(seed: int, number: int) -> int:
 
 
 class Seeds:
-    """The seeds of a pass's dropout, which follow from one seed of 64 bits.
+    """The seeds of a pass's dropout, which follow from one seed of 64 bits; `count` of them were drawn.
 
     A layer has a sequence of its own (`Pass.at_site`), so that, run again for the backward (`tape.checkpoint`), it
     draws the same seeds.
-
-    Attributes:
-        seed: the seed from which the others follow.
-        count: how many were drawn.
     """
 
     def __init__(self, seed: int):
@@ -130,17 +121,16 @@ class Seeds:
 
 @dataclass
 class Trace:
-    """The notes that one pass takes of its layers and heads.
+    """The notes that one pass takes of its layers and heads; None for what is not noted.
 
     Attributes:
-        states: the input of each layer and the output of the last; None if they are not noted.
-        attentions: each layer's probabilities; None if they are not noted.
-        projections: each layer's (query, key, value); None if they are not noted.
+        states: the input of each layer and the output of the last.
+        attentions, projections: each layer's probabilities, and its (query, key, value).
         shown_projections: the numbers of the layers, from 1 on, whose projections the caller asked for; None for all.
         shows_states: whether the caller asked for the states (an adapter may need them for itself).
         layers: how many layers run, for a model that continues from there by itself; None for all.
-        scores: scores of labelled tokens, (labels, words), of language models; None if they are not noted.
-        losses: the summands of the loss; None if they are not noted.
+        scores: scores of labelled tokens, (labels, words), of language models.
+        losses: the summands of the loss.
     """
 
     states: list | None = None

@@ -65,13 +65,10 @@ class OwnGradient(Addend):
 
 
 class Variable:
-    """An array whose gradient is wanted.
+    """An array, `value`, whose gradient is wanted.
 
-    Attributes:
-        value: the array.
-        tape: the tape that records it; None once a checkpoint has let its record go.
-        key: of a leaf, the key of its gradient; None for the output of an operation.
-        dtype: of a leaf's gradient; None for that of `value`.
+    `tape` records it, or is None once a checkpoint has let its record go. A leaf has the `key` of its gradient, and
+    possibly the gradient's `dtype`.
     """
 
     __slots__ = ("dtype", "key", "tape", "value")
@@ -241,9 +238,7 @@ def checkpoint(block: Callable[..., Any], *args: Any, **options: Any) -> Any:
     is an error.
     """
     tape = current_tape()
-    if tape is None:
-        return block(*args, **options)
-    return tape.checkpoint(lambda: block(*args, **options))
+    return block(*args, **options) if tape is None else tape.checkpoint(lambda: block(*args, **options))
 
 
 def _variables(made: Any) -> tuple[Variable, ...]:

@@ -144,7 +144,7 @@ def _code(argv: list[str]) -> int:
         print(f"{name}: {_plain(_usage(error, argv))} (see `{name} --help`)", file=sys.stderr)
         return 2
     except Exception as error:
-        if shows_traceback(argv):
+        if "--traceback" in argv or os.environ.get("BERTCORE_TRACEBACK", "") not in ("", "0"):
             traceback.print_exc()
         else:
             # A failed write to a closed or full stdout while the help is printed is no matter of the command.
@@ -155,10 +155,6 @@ def _code(argv: list[str]) -> int:
         except OSError:
             _drop_stdout()
         return 1
-
-
-def shows_traceback(argv: Sequence[str]) -> bool:
-    return "--traceback" in argv or os.environ.get("BERTCORE_TRACEBACK", "") not in ("", "0")
 
 
 def _run(argv: list[str], name: str) -> int | None:

@@ -168,7 +168,10 @@ class Compare(Command):
     def _compare_passes(self) -> None:
         batch, members = self.batch or 1, [_member(name) for name in self.names]
         with self.chosen_backend():
-            costs, machine = pass_costs(members, batch, self.length, backend=get_backend()), _machine()
+            costs, backend = pass_costs(members, batch, self.length, backend=get_backend()), get_backend()
+            machine = {"cpu": cpu_model(), "threads": get_num_threads(), "backend": backend, "level": ""}
+        if backend == "numba":
+            machine["level"] = importlib.import_module("bertcore.kernels._numba").LEVEL.name
         pairs, tokens = zip(members, costs, strict=True), batch * self.length
         rows = [_measured(member, cost, tokens) | machine for member, cost in pairs]
         note = f"passes of {self._what}, {cost.ROUNDS} rounds in turns\n"
@@ -206,12 +209,6 @@ def _measured(member: Member, cost: PassCost, tokens: int) -> dict[str, Any]:
     found = {"name": member.name, "weights": weights, "parameters": figures(member.config).parameters}
     found |= {"latency": cost.latency, "fastest": min(cost.seconds), "slowest": max(cost.seconds)}
     return found | {"tokens_per_second": tokens / cost.latency, "resident": cost.resident, "on_disk": cost.on_disk}
-
-
-def _machine() -> dict[str, Any]:
-    """Return the CPU, threads and backend; the level of instructions if kernels are compiled for one."""
-    level = importlib.import_module("bertcore.kernels._numba").LEVEL.name if get_backend() == "numba" else ""
-    return {"cpu": cpu_model(), "threads": get_num_threads(), "backend": get_backend(), "level": level}
 
 
 def _counted(count: int, noun: str) -> str:

@@ -146,7 +146,9 @@ class Distill(Labels, training.Training):
 
     def train(self, folder: Path) -> None:
         if self.static:
-            self._make_static(folder)
+            words = None if self.vocabulary is None else some_texts(self.vocabulary, argument="--vocabulary")
+            made = distill_static(model_folder(self.teacher), folder, vocabulary=words, pca_dims=self.dims or DIMS)
+            print(f"saved     {folder}: {len(made.model.table):,} tokens, {made.embedding_dimension} dimensions")
             return
         teacher, tokenizer = self._teacher()
         student = self._student(teacher, tokenizer)
@@ -160,15 +162,9 @@ class Distill(Labels, training.Training):
         objective = self._objective(teacher)
         if held_out is not None:
             own = measure | {"objective": objective.objective}
-            training.print_metrics(
-                "teacher", self.trainer(folder, teacher, None, held_out, tokenizer, **own).evaluate()
-            )
+            measured = self.trainer(folder, teacher, None, held_out, tokenizer, **own).evaluate()
+            training.print_metrics("teacher", measured)
         self.train_and_report(self.trainer(folder, student, train, held_out, tokenizer, objective=objective, **measure))
-
-    def _make_static(self, folder: Path) -> None:
-        words = None if self.vocabulary is None else some_texts(self.vocabulary, argument="--vocabulary")
-        made = distill_static(model_folder(self.teacher), folder, vocabulary=words, pca_dims=self.dims or DIMS)
-        print(f"saved     {folder}: {len(made.model.table):,} tokens, {made.embedding_dimension} dimensions")
 
     def _teacher(self) -> tuple[Any, Any]:
         source, kind = model_folder(self.teacher), MODEL_CLASSES[self.task]

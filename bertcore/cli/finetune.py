@@ -409,8 +409,12 @@ class Calibrate(LabelledData, WithModel):
             calibration.fit(FUNCTIONS[calibration.takes](fitted[0]), fitted[1])
             held = calibration_as_json(calibration, list(classifier.id2label.values()))
             stream.write(f"{json.dumps(held, ensure_ascii=False)}\n".encode())
-        temperature = {"temperature": calibration.temperature} if self.method == "temperature" else {}
-        found = {"fitted_to": len(rows), "held_out": len(held_out), **temperature, **_effect(calibration, *measured)}
+        found: dict[str, Any] = {"fitted_to": len(rows), "held_out": len(held_out)}
+        found |= {"temperature": calibration.temperature} if self.method == "temperature" else {}
+        scores, right = measured  # of texts that it was not fitted to, before and after
+        tables = softmax(scores), calibration.transform(FUNCTIONS[calibration.takes](scores))
+        found["calibration_error"] = [float(expected_calibration_error(table, right)) for table in tables]
+        found["accuracy"] = [float((table.argmax(axis=1) == right).mean()) for table in tables]
         as_json = json.dumps({"method": self.method, **found, "file": self.out})
         print(as_json if self.json else _effect_lines(found, self.out))
 
@@ -430,13 +434,6 @@ class Calibrate(LabelledData, WithModel):
         answers = classifier(list(texts), top_k=None, function_to_apply="none")
         found = [{each["label"]: each["score"] for each in answer} for answer in answers]
         return np.array([[scores[name] for name in names] for scores in found]), np.array(right)
-
-
-def _effect(calibration: Any, scores: Any, right: Any) -> dict[str, list[float]]:
-    """Return pairs of figures before and after the calibration of texts that it was not fitted to."""
-    tables = softmax(scores), calibration.transform(FUNCTIONS[calibration.takes](scores))
-    errors = [float(expected_calibration_error(table, right)) for table in tables]
-    return {"calibration_error": errors, "accuracy": [float((t.argmax(axis=1) == right).mean()) for t in tables]}
 
 
 def _effect_lines(found: dict[str, Any], file: str) -> str:

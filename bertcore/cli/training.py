@@ -217,7 +217,10 @@ class Training(Command):
             if checkpoints.checkpoints_in(folder):
                 print(f"saved     {folder}: the same command with --resume goes on", file=sys.stderr)
             raise
-        trainer.model = merged(trainer.model, folder, is_first=trainer.is_world_process_zero())
+        if isinstance(trainer.model, PeftModel):
+            if trainer.is_world_process_zero():
+                trainer.model.save_pretrained(folder / ADAPTER)
+            trainer.model = trainer.model.merge_and_unload()
         trainer.save_model(folder)
         if not trainer.is_world_process_zero():
             return
@@ -262,15 +265,6 @@ class Adapters(Training):
         new = dict.fromkeys(name.rpartition(".")[0] for name in model.newly_initialised)
         config.modules_to_save = [module for module in new if module.rpartition(".")[2] not in config.heads]
         return get_peft_model(model, config, seed=self.seed)
-
-
-def merged(model: Any, folder: Path, *, is_first: bool) -> Any:
-    """Return the model with its adapters in its weights; the first process writes these into `folder` before."""
-    if not isinstance(model, PeftModel):
-        return model
-    if is_first:
-        model.save_pretrained(folder / ADAPTER)
-    return model.merge_and_unload()
 
 
 def from_first(make: Callable[[], Any]) -> Any:

@@ -15,12 +15,9 @@ Row = Mapping[str, Any]
 
 
 class Panel(NamedTuple):
-    """A figure of each model, as a bar from zero.
+    """A figure of each model, as a bar from zero, or (is_dot) a dot on an axis that need not begin there.
 
-    Attributes:
-        name: with its unit.
-        parts: functions of a model's row, by name; a bar is their sum. None is an unknown value, without a bar.
-        is_dot: draw a dot on an axis that need not begin at zero.
+    `parts` are functions of a model's row, by name; a bar is their sum. None is an unknown value, without a bar.
     """
 
     name: str

@@ -24,11 +24,8 @@ from bertcore.tasks.long_texts import Cutting
 class BertcoreEmbeddingFunction(EmbeddingFunction[Documents]):
     """Embeddings of a sentence encoder, for Chroma's collections.
 
-    Documents and queries get the model's own prompts for them.
-
-    Args:
-        model: a folder, or an id on the Hugging Face hub.
-        truncation: treatment of texts that are too long, see `SentenceEncoder.encode`.
+    Documents and queries get the model's own prompts for them. `model` is a folder, or an id on the Hugging Face hub;
+    `truncation` is as for `SentenceEncoder.encode`.
     """
 
     def __init__(self, model: str | os.PathLike, truncation: str | bool = "warn"):
@@ -39,12 +36,10 @@ class BertcoreEmbeddingFunction(EmbeddingFunction[Documents]):
         return list(self._encoder.encode_document(input, truncation=self._config["truncation"]))
 
     def embed_query(self, input: Documents) -> Embeddings:
-        """Return the embeddings of queries."""
         return list(self._encoder.encode_query(input, truncation=self._config["truncation"]))
 
     @staticmethod
     def name() -> str:
-        """Return the function's name in Chroma's files."""
         return "bertcore"
 
     def default_space(self) -> str:
@@ -52,7 +47,6 @@ class BertcoreEmbeddingFunction(EmbeddingFunction[Documents]):
         return {"dot": "ip", "euclidean": "l2"}.get(self._encoder.similarity_fn_name, "cosine")
 
     def get_config(self) -> dict[str, Any]:
-        """Return the argument of `build_from_config`."""
         return dict(self._config)
 
     @staticmethod

@@ -42,12 +42,10 @@ class _Embedder:
             self._encoder = opened(self._settings["model"])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the component as in Haystack's files."""
         return default_to_dict(self, **self._settings)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Any:
-        """Return the component of a dict that `to_dict` returned."""
         return default_from_dict(cls, data)
 
 
@@ -55,11 +53,8 @@ class _Embedder:
 class BertcoreTextEmbedder(_Embedder):
     """Embed a query, with the model's own prompt for queries.
 
-    Args:
-        model: a folder, or an id on the Hugging Face hub.
-        truncation: treatment of texts that are too long, see `SentenceEncoder.encode`.
-        prefix: text to put before the query, in place of the model's prompt.
-        suffix: text to put after the query.
+    `model` is a folder, or an id on the Hugging Face hub; `truncation` is as for `SentenceEncoder.encode`. `prefix` is
+    put before the query, in place of the model's prompt, `suffix` after it.
     """
 
     def __init__(self, model: str | os.PathLike, truncation: str | bool = "warn", prefix: str = "", suffix: str = ""):
@@ -72,7 +67,6 @@ class BertcoreTextEmbedder(_Embedder):
 
     @component.output_types(embedding=list[float])
     async def run_async(self, text: str) -> dict[str, Any]:
-        """Call `run` in a thread."""
         return await asyncio.to_thread(self.run, text)
 
 
@@ -80,13 +74,8 @@ class BertcoreTextEmbedder(_Embedder):
 class BertcoreDocumentEmbedder(_Embedder):
     """Embed documents, with the model's own prompt for them.
 
-    Args:
-        model: a folder, or an id on the Hugging Face hub.
-        truncation: treatment of texts that are too long, see `SentenceEncoder.encode`.
-        meta_fields_to_embed: fields of the documents' meta that are put before their content.
-        embedding_separator: separator of these parts.
-        prefix: text to put before each document, in place of the model's prompt.
-        suffix: text to put after each document.
+    `meta_fields_to_embed` are fields of the documents' meta that are put before their content, with
+    `embedding_separator` between the parts. The other arguments are those of `BertcoreTextEmbedder`.
     """
 
     def __init__(
@@ -109,7 +98,6 @@ class BertcoreDocumentEmbedder(_Embedder):
 
     @component.output_types(documents=list[Document])
     async def run_async(self, documents: list[Document]) -> dict[str, Any]:
-        """Call `run` in a thread."""
         return await asyncio.to_thread(self.run, documents)
 
     def _text(self, document: Document) -> str:

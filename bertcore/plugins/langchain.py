@@ -22,22 +22,15 @@ from bertcore.tasks.texts import checked_text, checked_texts
 class BertcoreEmbeddings(Embeddings):
     """Embeddings of a sentence encoder, for LangChain's stores and retrievers.
 
-    Documents and queries get the model's own prompts for them.
-
-    Args:
-        model: a folder, an id on the Hugging Face hub, or a SentenceEncoder.
-        options: options of `SentenceEncoder.encode`: normalize_embeddings, truncate_dim, truncation, ...
-
-    Raises the errors of SentenceEncoder and its `encode`.
+    Documents and queries get the model's own prompts for them. `model` is a folder, an id on the Hugging Face hub, or a
+    SentenceEncoder; `options` are those of `SentenceEncoder.encode`: normalize_embeddings, truncation, ...
     """
 
     def __init__(self, model: str | os.PathLike | SentenceEncoder, **options: Any):
         self.encoder, self._options = opened(model), options
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Return an embedding for each document."""
         return self.encoder.encode_document(list(checked_texts(texts)), **self._options).tolist()
 
     def embed_query(self, text: str) -> list[float]:
-        """Return the embedding of a query."""
         return self.encoder.encode_query(checked_text("text", text, "a string"), **self._options).tolist()

@@ -21,12 +21,9 @@ from bertcore.tasks.sentence_encoder import SentenceEncoder
 class BertcoreEmbedding(BaseEmbedding):
     """Embeddings of a sentence encoder, for LlamaIndex's indices and pipelines.
 
-    Texts and queries get the model's own prompts for them. The asynchronous methods compute in a thread.
-
-    Args:
-        model_name: a folder, or an id on the Hugging Face hub.
-        truncation: treatment of texts that are too long, see `SentenceEncoder.encode`.
-        settings: LlamaIndex's settings: embed_batch_size, embeddings_cache, ...
+    Texts and queries get the model's own prompts for them; asynchronous methods compute in a thread. `model_name` is a
+    folder, or an id on the Hugging Face hub; `truncation` is as for `SentenceEncoder.encode`; `settings` are
+    LlamaIndex's: embed_batch_size, embeddings_cache, ...
     """
 
     truncation: str | bool = "warn"
@@ -38,7 +35,6 @@ class BertcoreEmbedding(BaseEmbedding):
 
     @classmethod
     def class_name(cls) -> str:
-        """Return the class's name in LlamaIndex's files."""
         return "BertcoreEmbedding"
 
     def _get_query_embedding(self, query: str) -> list[float]:

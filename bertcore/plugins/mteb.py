@@ -29,11 +29,8 @@ class MTEBEncoder:
     of the task, of the task's type and the kind, of the type, of the kind; else queries and documents get the model's
     prompts for them.
 
-    Args:
-        model: a folder, or an id on the Hugging Face hub.
-        revision, device: as for `SentenceEncoder`.
-        truncation: treatment of texts that are too long, see `SentenceEncoder.encode`.
-        options: those of `SentenceEncoder`.
+    `model` is a folder, or an id on the Hugging Face hub; `truncation` is as for `SentenceEncoder.encode`, all other
+    arguments are as for `SentenceEncoder`.
     """
 
     def __init__(
@@ -44,17 +41,9 @@ class MTEBEncoder:
         self._name, self._revision, self._truncation = os.fspath(model), revision, truncation
 
     def encode(
-        self,
-        inputs: Any,
-        *,
-        task_metadata: Any,
-        hf_split: str,
-        hf_subset: str,
-        prompt_type: PromptType | None = None,
-        batch_size: int = 32,
-        show_progress_bar: bool = False,
-        **options: Any,
-    ) -> np.ndarray:
+        self, inputs: Any, *, task_metadata: Any, hf_split: str, hf_subset: str, prompt_type: PromptType | None = None,
+        batch_size: int = 32, show_progress_bar: bool = False, **options: Any,
+    ) -> np.ndarray:  # fmt: skip
         """Return the embeddings (texts, dim), float32, of the column "text" of mteb's batches.
 
         `options` are those of `SentenceEncoder.encode`.

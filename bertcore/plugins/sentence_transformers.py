@@ -52,11 +52,9 @@ class EncoderModule(InputModule):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The encoder's tokenizer."""
         return self.encoder.tokenizer
 
     def get_embedding_dimension(self) -> int:
-        """Return the width of an embedding."""
         return self.encoder.embedding_dimension
 
     def preprocess(

@@ -28,12 +28,7 @@ Doc.set_extension("embedding", default=None, force=True)
     "bertcore", assigns=["doc._.embedding"], default_config={"truncation": "warn"}, requires=[], retokenizes=False
 )
 def make_component(nlp: Language, name: str, model: str, truncation: str | bool) -> "Component":
-    """Return the component; `nlp` and `name` are spaCy's.
-
-    Args:
-        model: a folder, or an id on the Hugging Face hub.
-        truncation: treatment of texts that are too long, see `SentenceEncoder.encode`.
-    """
+    """Return the component of a folder, or an id on the hub; `truncation` is as for `SentenceEncoder.encode`."""
     return Component(opened(model), truncation)
 
 

@@ -29,14 +29,13 @@ except ImportError as error:
 def embedding_udf(model: str | os.PathLike, *, batch_size: int = 1024, **options: Any) -> Callable[..., Any]:
     """Return a function from a column of texts to a column of embeddings, arrays of float32.
 
-    On the numba backend a text has the same embedding, bit for bit, in every batch, task and process.
+    On the numba backend a text has the same embedding, bit for bit, in every batch, task and process. A null or a
+    non-string ends the job with pyspark.errors.PythonException.
 
     Args:
         model: a folder that exists on every node, or an id on the Hugging Face hub.
         batch_size: rows of one call of `encode`; bounds the memory of their embeddings.
         options: options of `SentenceEncoder.encode`: prompt_name, normalize_embeddings, truncate_dim, truncation, ...
-
-    A null or a non-string ends the job with pyspark.errors.PythonException.
     """
     folder = os.fspath(model)
 

@@ -140,9 +140,7 @@ def task_of(model: ServedModel) -> str:
     """Return the public name of a model's kind."""
     if model.kind == "classifier" and len(model.labels) == 1:
         return "reranker"
-    if model.kind == "marked":
-        return str(model.pipeline.task)
-    return TASKS.get(model.kind, model.kind)
+    return str(model.pipeline.task) if model.kind == "marked" else TASKS.get(model.kind, model.kind)
 
 
 ONE = rq.record(

@@ -164,9 +164,6 @@ class ServedModel:
     async def jobs(self, texts: Sequence[str], **options: Any) -> list[Job]:
         return await self._aside(partial(read_jobs, self), texts, options)
 
-    async def marked_jobs(self, inputs: Sequence[Any], **options: Any) -> list[Job]:
-        return await asyncio.to_thread(partial(read_marked, self), inputs, **options)
-
     async def _aside(self, read: Callable[..., list[Any]], texts: Sequence[Any], options: dict[str, Any]) -> list[Any]:
         """Tokenize, long texts in a thread of their own, so that they do not hold up other requests."""
         if sum(map(_size, texts)) + len(texts) * sum(map(len, options.get("labels", ()))) <= SHORT:

@@ -69,16 +69,14 @@ def docs_page(api: Mapping[str, Any]) -> Response:
             parts.append(f"<p>{escape(operation['summary'])} {escape(operation.get('description', ''))}</p>")
             body = operation.get("requestBody", {}).get("content", {}).get("application/json")
             if body:
-                fields = body["schema"]["properties"].items()
-                rows = [(name, field["description"], _default(field)) for name, field in fields]
+                rows = []
+                for name, field in body["schema"]["properties"].items():
+                    usual = f"default: {json.dumps(field['default'])}" if "default" in field else "required"
+                    rows.append((name, field["description"], usual))
                 cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
                 parts.append(f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>")
                 parts.append(f"<pre>{escape(json.dumps(body['example']))}</pre>")
     return _page(DOCS.format(parts="\n".join(parts)), "text/html")
-
-
-def _default(field: Mapping[str, Any]) -> str:
-    return f"default: {json.dumps(field['default'])}" if "default" in field else "required"
 
 
 def _page(content: str | bytes, media: str) -> Response:

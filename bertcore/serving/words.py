@@ -6,6 +6,7 @@ from typing import Any
 from bertcore.serving import requests as rq
 from bertcore.serving.embeddings import INTEGER, NUMBER, prompt_of
 from bertcore.serving.information import TOKENS, described
+from bertcore.serving.jobs import read_marked
 from bertcore.serving.models import Models, finite
 from bertcore.serving.scores import LABELS as SCORED_LABELS
 from bertcore.serving.settings import ServerSettings
@@ -134,7 +135,8 @@ async def entity_classification(body: dict[str, Any], models: Models, settings: 
     names = ("inputs" if given is not inputs else "inputs[{}]").format
     top_k = body["parameters"]["top_k"] or len(model.labels)
     model.check_read(sum(len(each["text"]) for each in given), "characters")
-    found = await model.compute("answers", await model.marked_jobs(given, names=names, top_k=top_k))
+    jobs = await asyncio.to_thread(read_marked, model, given, names=names, top_k=top_k)
+    found = await model.compute("answers", jobs)
     return found if given is inputs else found[0]
 
 

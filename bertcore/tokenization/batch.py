@@ -68,18 +68,15 @@ class BatchEncoding(dict):
 
     def token_to_sequence(self, batch_or_token_index: int, token_index: int | None = None) -> int | None:
         """Return 0 for a token of text, 1 for one of text_pair."""
-        encoding, token = self._token_at(batch_or_token_index, token_index)
-        return encoding.token_to_sequence(token)
+        return self._of_token("token_to_sequence", batch_or_token_index, token_index)
 
     def token_to_word(self, batch_or_token_index: int, token_index: int | None = None) -> int | None:
         """Return the number of a token's word in its text."""
-        encoding, token = self._token_at(batch_or_token_index, token_index)
-        return encoding.token_to_word(token)
+        return self._of_token("token_to_word", batch_or_token_index, token_index)
 
     def token_to_chars(self, batch_or_token_index: int, token_index: int | None = None) -> CharSpan | None:
         """Return the characters that a token stands for."""
-        encoding, token = self._token_at(batch_or_token_index, token_index)
-        return _span(CharSpan, encoding.token_to_chars(token))
+        return _span(CharSpan, self._of_token("token_to_chars", batch_or_token_index, token_index))
 
     def word_to_tokens(
         self, batch_or_word_index: int, word_index: int | None = None, sequence_index: int = 0
@@ -109,9 +106,9 @@ class BatchEncoding(dict):
         encoding, char = self._at(batch_or_char_index, char_index)
         return encoding.char_to_word(char, sequence_index)
 
-    def _token_at(self, first: int, second: int | None) -> tuple:
+    def _of_token(self, method: str, first: int, second: int | None) -> Any:
         encoding, token = self._at(first, second)
-        return encoding, token + len(encoding) if token < 0 else token
+        return getattr(encoding, method)(token + len(encoding) if token < 0 else token)
 
     def _at(self, first: int, second: int | None) -> tuple:
         """Return the row and the index of a method's arguments."""

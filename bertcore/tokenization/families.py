@@ -24,10 +24,10 @@ class AddedTokenSettings:
 
 @dataclass(frozen=True)
 class PieceChanges:
-    """The vocabulary made of a SentencePiece file's pieces: head + pieces[skipped:] + tail.
+    """The vocabulary made of a SentencePiece file's pieces: head + pieces[skipped:] + tail (fairseq's differ so).
 
     head and tail hold names of special tokens ("pad_token"), or pieces with their score; those of the tail are special,
-    too (T5's sentinels). fairseq's vocabularies differ from the file's in this way.
+    too (T5's sentinels).
     """
 
     head: tuple[str | tuple[str, float], ...] = ()
