@@ -157,9 +157,7 @@ def older_names(**names: str) -> Callable[[Callable[..., Result]], Callable[...,
 
 def printable(text: str) -> str:
     """Return the text with control characters escaped, as these may command a terminal."""
-    return "".join(
-        character if character.isprintable() else repr(character)[1:-1].replace("\\\\", "\\") for character in text
-    )
+    return "".join(each if each.isprintable() else repr(each)[1:-1].replace("\\\\", "\\") for each in text)
 
 
 def required(name: str) -> Any:

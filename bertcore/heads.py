@@ -195,9 +195,8 @@ class LanguageModelHead(Block):
             if beyond > self.width:
                 rest = self.rest(run, functional.slice_columns(run, hidden, first=self.width, last=beyond))
             hidden = functional.slice_columns(run, hidden, first=0, last=self.width)
-        return functional.linear(
-            run, hidden, self.decoder.weight(run), None if self.bias is None else self.bias.value(run), rest
-        )
+        bias = None if self.bias is None else self.bias.value(run)
+        return functional.linear(run, hidden, self.decoder.weight(run), bias, rest)
 
     def among(self, run: Pass, hidden: Any, words: Any) -> Any:
         """Return the logits of the words of these ids alone, (tokens, words)."""

@@ -124,9 +124,7 @@ class Embed(Texts, Reading):
         names = {"prompt": self.prompt, "prompt_name": self.prompt_name, "normalize_embeddings": self.normalize}
         return names | self.reading_options()
 
-    def write(
-        self, output: BinaryIO, encoder: Any, texts: Iterable[str], *, as_npy: bool, progress: bool | None = False
-    ) -> None:
+    def write(self, output: BinaryIO, encoder: Any, texts: Iterable[str], as_npy: bool, progress: Any = False) -> None:
         rows = encoder.encode_stream(texts, show_progress_bar=progress, **self.encoding_options())
         if as_npy:
             write_npy(output, rows, encoder.embedding_dimension)

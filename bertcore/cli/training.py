@@ -250,7 +250,6 @@ class Adapters(Training):
     """
 
     title = "Adapters"
-
     needs = ("lora_targets lora",)
 
     lora: Positive | None = None
@@ -333,15 +332,12 @@ def check_once(paths: Sequence[str], why: str) -> None:
         raise CommandError(f"- is standard input, which can be read once, and {why}")
 
 
-def stored_examples(
-    args: Any, folder: Path, objective: Any, tokenizer: Any, length: int, facts: Mapping[str, Any]
-) -> Any:
+def stored_examples(args: Any, folder: Path, objective: Any, tokenizer: Any, length: int, facts: dict[str, Any]) -> Any:
     """Return the examples of a corpus, stored in `folder`; a run that goes on takes the stored ones.
 
     `facts` are further properties that the examples depend on; "corpus", "language" and "pair_column" say what is read.
     """
-    language, pair_column = facts.get("language"), facts.get("pair_column")
-    corpus = list(facts["corpus"])
+    corpus, language, pair_column = list(facts["corpus"]), facts.get("language"), facts.get("pair_column")
     facts = {"column": args.column, "language": None, "max_length": length, **facts, "corpus": corpus}
     facts |= {"tokenizer": fingerprint(tokenizer), "seed": args.seed}
     if args.resume and folder.exists():

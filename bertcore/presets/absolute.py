@@ -202,10 +202,8 @@ _SMALLER = (
     _MOBILEBERT,
     _ELECTRA,
     *(
-        _ELECTRA.but(
-            f"electra-{size}-discriminator", f"google/electra-{size}-discriminator", changes, category="general"
-        )
-        for size, changes in _ELECTRA_SIZES.items()
+        _ELECTRA.but(f"electra-{size}-discriminator", f"google/electra-{size}-discriminator", more, category="general")
+        for size, more in _ELECTRA_SIZES.items()
     ),
     *(
         _ELECTRA.but(f"electra-{size}-generator", f"google/electra-{size}-generator", changes, **_GENERATES)

@@ -79,9 +79,7 @@ def labelled_ids(model: Any, text: str, labels: Sequence[str]) -> tuple[list[int
     return row.read.input_ids, was_cut
 
 
-def read_marked(
-    model: Any, inputs: Sequence[dict[str, Any]], *, names: Callable[[int], str], **options: Any
-) -> list[Job]:
+def read_marked(model: Any, inputs: Sequence[Any], *, names: Callable[[int], str], **options: Any) -> list[Job]:
     """Return texts with marked entities, each {"text", "spans"}, as jobs; RequestError (413, 422) as `read_jobs`."""
     jobs, most = [], model.max_seq_length
     for index, given in enumerate(inputs):

@@ -92,6 +92,11 @@ def optional(schema: Schema, default: Any = None) -> Schema:
     return made | ({"enum": [*schema["enum"], None]} if "enum" in schema else {})
 
 
+def options(**fields: Schema) -> Schema:
+    """Return the schema of an object that may be absent, and so may each of its fields."""
+    return optional(record(**fields), {})
+
+
 def many(items: Schema, description: str = "", **more: Any) -> Schema:
     """Return the schema of a list, of at least one entry where `description` is given: a list in a request."""
     asked = {"minItems": 1, "description": description} if description else {}

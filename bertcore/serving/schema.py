@@ -46,9 +46,7 @@ PAGES = {
 }
 
 
-def openapi(
-    endpoints: Mapping[str, Endpoint], lists: Mapping[str, Endpoint], settings: ServerSettings
-) -> dict[str, Any]:
+def openapi(endpoints: Mapping[str, Endpoint], lists: Mapping[str, Endpoint], settings: ServerSettings) -> Schema:
     """Return the OpenAPI 3.1 document of these endpoints, POST and GET, and of the pages."""
     has_key = settings.api_key is not None
     paths: dict[str, dict[str, Any]] = {}

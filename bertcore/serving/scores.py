@@ -119,7 +119,7 @@ cohere_rerank = _documents(return_documents=False)(_ranked_documents)
     example={"inputs": {"source_sentence": "a cat", "sentences": ["a kitten", "a train"]}},
     result=rq.many(NUMBER),
     inputs=rq.record(source_sentence=rq.FILLED, sentences=rq.FILLED_TEXTS),
-    parameters=rq.optional(rq.record(**rq.CUT, **rq.PROMPT), {}),
+    parameters=rq.options(**rq.CUT, **rq.PROMPT),
     **rq.MODEL,
 )
 async def similarity(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:

@@ -16,9 +16,8 @@ MOST_TOKENS = 128  # of a text whose attention is asked for: the answer grows wi
 INPUTS = {"anyOf": [rq.FILLED, rq.FILLED_TEXTS], "description": "a string or a list of strings"}
 NAMES = rq.many(rq.TEXT, maxItems=1000) | {"description": "a list of at most 1000 strings"}
 PLACE = {"score": NUMBER, "word": rq.TEXT, "start": INTEGER, "end": INTEGER}
-ENTITIES = rq.many(
-    rq.record(**PLACE, entity_group=rq.optional(rq.TEXT), entity=rq.optional(rq.TEXT), index=rq.optional(INTEGER))
-)
+NAMED = dict.fromkeys(("entity_group", "entity"), rq.optional(rq.TEXT))
+ENTITIES = rq.many(rq.record(**PLACE, **NAMED, index=rq.optional(INTEGER)))
 LABELS = rq.many(rq.FILLED | {"maxLength": 200}, "a list of at most 100 labels of at most 200 characters", maxItems=100)
 LABELS["items"]["description"] = "a string of at most 200 characters"
 LABELLED = rq.many(rq.record(start=INTEGER, end=INTEGER, text=rq.TEXT, label=rq.TEXT, score=NUMBER))
@@ -49,13 +48,10 @@ async def _piped(
     example={"inputs": "Ada Lovelace lived in London"},
     result={"anyOf": [ENTITIES, rq.many(ENTITIES)]},
     inputs=INPUTS,
-    parameters=rq.optional(
-        rq.record(
-            aggregation_strategy=rq.optional(rq.choice(*STRATEGIES), "simple"),
-            ignore_labels=rq.optional(NAMES, ["O"]),
-            truncate=rq.optional(rq.FLAG),
-        ),
-        {},
+    parameters=rq.options(
+        aggregation_strategy=rq.optional(rq.choice(*STRATEGIES), "simple"),
+        ignore_labels=rq.optional(NAMES, ["O"]),
+        truncate=rq.optional(rq.FLAG),
     ),
     **rq.MODEL,
 )
@@ -95,11 +91,8 @@ async def predict_entities(body: dict[str, Any], models: Models, settings: Serve
     example={"inputs": "The cat sat on the [MASK]."},
     result={"anyOf": [WORDS, rq.many(WORDS), rq.many(rq.many(WORDS))]},
     inputs=INPUTS,
-    parameters=rq.optional(
-        rq.record(
-            top_k=rq.optional(rq.COUNT, 5), targets=rq.optional(NAMES | {"minItems": 1}), truncate=rq.optional(rq.FLAG)
-        ),
-        {},
+    parameters=rq.options(
+        top_k=rq.optional(rq.COUNT, 5), targets=rq.optional(NAMES | {"minItems": 1}), truncate=rq.optional(rq.FLAG)
     ),
     **rq.MODEL,
 )
@@ -122,7 +115,7 @@ MARKED = rq.record(text=rq.FILLED, spans=rq.many(PLACES, "a list of [first, last
     result={"anyOf": [SCORED_LABELS, rq.many(SCORED_LABELS)]},
     inputs={"anyOf": [MARKED, rq.batch(MARKED, "a list of objects of text and spans")],
             "description": "an object of text and spans, or a list of them"},
-    parameters=rq.optional(rq.record(top_k=rq.optional(rq.COUNT)), {}),
+    parameters=rq.options(top_k=rq.optional(rq.COUNT)),
     **rq.MODEL,
 )  # fmt: skip
 async def entity_classification(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:

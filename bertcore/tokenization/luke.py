@@ -166,9 +166,7 @@ class LukeTokenizer(Tokenizer):
             raise TypeError(f"{', '.join(wrong)} is given, which a call with entities does not support")
         return self._with_entities(texts, mentions, max_entity_length or self.max_entity_length, CallOptions(**options))
 
-    def _with_entities(
-        self, texts: Texts, mentions: list[list[Mentions]], most: int, options: CallOptions
-    ) -> BatchEncoding:
+    def _with_entities(self, texts: Texts, mentions: list[Any], most: int, options: CallOptions) -> BatchEncoding:
         cut, fill = self._limits(options, pair=texts.second is not None)
         if fill.strategy and fill.side == "left":
             raise ValueError("padding_side is 'left'; entities' positions count from a row's first column: 'right'")
