@@ -75,14 +75,11 @@ LISTS: dict[str, rq.Endpoint] = {
 def create_app(
     models: Sequence[str | os.PathLike], settings: ServerSettings | None = None, *, dtype: str | None = None
 ) -> Starlette:
-    """Make a server of these models, an ASGI application.
+    """Make a server of these models, an ASGI application, with weights of this dtype.
 
-    Args:
-        models: folders, ids on the Hugging Face hub, or the word demo for all-MiniLM-L6-v2: sentence encoders,
-            late-interaction and sparse encoders, classifiers of texts, tokens or marked entities, GLiNER, masked
-            language models. Requests call them by the last part of these names.
-        settings: limits; see `ServerSettings`.
-        dtype: of the weights, as for AutoModel.
+    `models` are folders, ids on the Hugging Face hub, or the word demo for all-MiniLM-L6-v2: sentence encoders,
+    late-interaction and sparse encoders, classifiers of texts, tokens or marked entities, GLiNER, masked language
+    models. Requests call them by the last part of these names.
 
     Raises:
         CheckpointError: if a model cannot be loaded, or two have the same name.
@@ -105,14 +102,10 @@ def create_app(
         "/metrics": lambda: page.counters(metrics),
     }
     answers = endpoints | LISTS
-    routes = [
-        Route(
-            path,
-            _handler(loaded, settings, answers.get(path), pages.get(path)),
-            methods=["POST"] * (path in endpoints) + ["GET"] * (path in pages or path in LISTS),
-        )
-        for path in answers | pages
-    ]
+    routes = []
+    for path in answers | pages:
+        methods = ["POST"] * (path in endpoints) + ["GET"] * (path in pages or path in LISTS)
+        routes.append(Route(path, _handler(loaded, settings, answers.get(path), pages.get(path)), methods=methods))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> Any:

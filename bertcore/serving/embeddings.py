@@ -80,9 +80,8 @@ async def openai_embeddings(body: dict[str, Any], models: Models, settings: Serv
     """
     model = models.of_kind("dense", body["model"])
     prompt, texts = prompt_of(model, None), listed(body["input"])
-    rows = await model.tokens(
-        texts, truncate=settings.auto_truncate, prompt=prompt, names="input[{}]".format, advice=""
-    )
+    options = {"truncate": settings.auto_truncate, "prompt": prompt}
+    rows = await model.tokens(texts, **options, names="input[{}]".format, advice="")
     found: Any = await pooled_embeddings(model, rows, normalize=True, dimensions=body["dimensions"])
     if body["encoding_format"] == "base64":
         found = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in found]

@@ -156,19 +156,11 @@ async def _openai_models(body: dict[str, Any], models: Models, settings: ServerS
     Beside OpenAI's members: its task, its number of layers and of heads in a layer, and its mask token.
     """
     found = models.all if "model" not in body else [models.of_kind(None, body["model"])]
-    data = [
-        {
-            "id": model.name,
-            "object": "model",
-            "created": model.loaded_at,
-            "owned_by": "bertcore",
-            "task": task_of(model),
-            "layers": len(model.layers),
-            "heads": model.layers[0].num_heads if model.layers else 0,
-            "mask_token": model.tokenizer.mask_token,
-        }
-        for model in found
-    ]
+    data = []
+    for model in found:
+        about = {"id": model.name, "object": "model", "created": model.loaded_at, "owned_by": "bertcore"}
+        about |= {"task": task_of(model), "mask_token": model.tokenizer.mask_token, "layers": len(model.layers)}
+        data.append(about | {"heads": model.layers[0].num_heads if model.layers else 0})
     return data[0] if "model" in body else {"object": "list", "data": data}
 
 

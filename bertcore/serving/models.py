@@ -56,6 +56,10 @@ PIPELINES: dict[str, Any] = {
     "masked": FillMaskPipeline.from_pretrained,
     "marked": lambda folder, dtype: pipeline(_marked_task(folder), folder, dtype=dtype),
 }
+METHODS = {  # the results of models, and the methods that compute them; others are pipelines
+    "dense": {"pooled": "pooled", "tokens": "hidden_states"}, "late": {"vectors": "vectors"},
+    "sparse": {"words": "words"}, "classifier": {"logits": "scored"},
+}  # fmt: skip
 ARCHITECTURES = {
     "ForTokenClassification": "tagger",
     "ForMaskedLM": "masked",
@@ -68,7 +72,6 @@ class ServedModel:
     """A loaded model and its queues.
 
     Attributes:
-        name: its name in requests.
         kind: a key of `WHAT`.
         kinds: what requests may ask it for: its kind; a masked language model embeds, too.
         longest_token: the bytes that a token may add to a text.
@@ -90,7 +93,6 @@ class ServedModel:
             if self.kind != "masked":
                 raise
             self.kind, self.pipeline = "dense", None  # saved without the head or the mask token: it embeds
-        has_labels = self.kind == "gliner"
         self.kinds: tuple[str, ...] = ("masked", "dense") if self.kind == "masked" else (self.kind,)
         is_pipeline = self.pipeline is not None and self.kind != "masked"
         self.engine: Any = self.pipeline if is_pipeline else ENCODERS[self.kinds[-1]](folder, dtype=dtype)
@@ -101,7 +103,7 @@ class ServedModel:
         has_attention = self.kind not in ("gliner", "marked")
         self.layers = getattr(self.engine.model.spec, "layers", ()) if has_attention else ()
         positions = self.engine.model.spec.longest_sequence or MOST_TOKENS
-        if has_labels:  # a file may state no limit: no request is to have a row of any length
+        if self.kind == "gliner":  # a file may state no limit: no request is to have a row of any length
             reader = self.engine.gliner
             self.max_seq_length = reader.max_seq_length = min(reader.max_seq_length, LONGEST_LABELLED)
         elif is_pipeline:
@@ -122,27 +124,20 @@ class ServedModel:
 
     def start(self, lanes: Lanes, settings: ServerSettings, observe: Callable[[int, int], None]) -> None:
         """Make the queues; their batches run in `lanes`."""
-        part = self._part
-        methods: dict[str, Callable[[], dict[str, Callable[[list[Any]], Any]]]] = {
-            "dense": lambda: {"pooled": part.pooled, "tokens": part.hidden_states},
-            "late": lambda: {"vectors": part.vectors},
-            "sparse": lambda: {"words": part.words},
-            "classifier": lambda: {"logits": part.scored},
-        }
         computed: dict[str, Callable[[list[Any]], Any]] = {"attention": partial(attentions, self)}
-        for name, reader in (getattr(part, "readers", None) or {}).items():  # of a Router's routes
-            for what in ("words",) if self.kind == "sparse" else ("pooled", "hidden_states"):
-                computed[f"{'tokens' if what == 'hidden_states' else what} of {name}"] = getattr(reader, what)
-        for kind in self.kinds:
-            computed |= methods.get(kind, lambda: {"answers": partial(answers, self)})()
+        if self.kind not in METHODS:
+            computed["answers"] = partial(answers, self)
+        for what, method in METHODS.get(self.kinds[-1], {}).items():
+            computed[what] = getattr(self._part, method)
+            for name, reader in (getattr(self._part, "readers", None) or {}).items():  # of a Router's routes
+                computed[f"{what} of {name}"] = getattr(reader, method)
         most = settings.max_batch_tokens if self._on_gpu else min(settings.max_batch_tokens, LARGEST_ON_CPU)
         short, long = lanes.long_executor if self._on_gpu else lanes.short_executor, lanes.long_executor
         self._short = most // SHARE
         self._most_bytes = settings.max_response_bytes
         self._most_read = max(self._longest, settings.max_client_batch_size * WIDEST * self.max_seq_length)
         options: Any = {"batch_tokens": most, "queue_tokens": settings.max_queue_tokens, "observe": observe}
-        for what, method in computed.items():
-            compute = self._on_backend(method)
+        for what, compute in ((what, self._on_backend(method)) for what, method in computed.items()):
             both = Batcher(lanes.short(compute), short, **options), Batcher(lanes.long(compute), long, **options)
             self._batchers[what] = both
 
@@ -298,8 +293,7 @@ class ServedModel:
                 spans = [[0, 4], [5, 7]][: self.pipeline.count]
                 batcher._compute(read_marked(self, [{"text": "warm up", "spans": spans}], names="inputs".format))
             elif what == "answers":
-                options: Any = {"top_k": 1} if self.kind == "masked" else {}
-                options = {"labels": ("warm",)} if self.kind == "gliner" else options
+                options: Any = {"masked": {"top_k": 1}, "gliner": {"labels": ("warm",)}}.get(self.kind, {})
                 batcher._compute(read_jobs(self, [f"warm {self.tokenizer.mask_token} up"], truncate=True, **options))
             elif what != "attention":  # on request, and seldom
                 text = ("warm", "up") if self.kind == "classifier" else "warm up"

@@ -66,10 +66,8 @@ async def rerank(body: dict[str, Any], models: Models, settings: ServerSettings)
     """
     model, texts, cut = _reranker(models, body["model"]), body["texts"], settings.cutting(body)
     _, scores = await _relevance(model, body["query"], texts, "texts[{}]", cut, is_raw=body["raw_scores"])
-    return [
-        {"index": index, "score": float(scores[index])} | ({"text": texts[index]} if body["return_text"] else {})
-        for index in _best_first(scores)
-    ]
+    order, shown = _best_first(scores), body["return_text"]
+    return [{"index": n, "score": float(scores[n])} | ({"text": texts[n]} if shown else {}) for n in order]
 
 
 def _documents(return_documents: bool) -> Any:
@@ -101,11 +99,10 @@ async def _ranked_documents(body: dict[str, Any], models: Models, settings: Serv
     texts = [document if isinstance(document, str) else document["text"] for document in body["documents"]]
     rows, scores = await _relevance(model, body["query"], texts, "documents[{}]", {"truncate": True})
     count = usage(rows)
-    results: list[dict[str, Any]] = [
-        {"index": index, "relevance_score": float(scores[index])} for index in _best_first(scores)[: body["top_n"]]
-    ]
-    for entry in results if body["return_documents"] else ():
-        entry["document"] = {"text": texts[entry["index"]]}
+    results: list[dict[str, Any]] = []
+    for index in _best_first(scores)[: body["top_n"]]:
+        document = {"document": {"text": texts[index]}} if body["return_documents"] else {}
+        results.append({"index": index, "relevance_score": float(scores[index]), **document})
     meta = {"tokens": {"input_tokens": count["prompt_tokens"]}}
     return {"id": str(uuid.uuid4()), "model": model.name, "results": results, "usage": count, "meta": meta}
 
