@@ -137,9 +137,8 @@ class Distill(Labels, training.Training):
             raise CommandError(f"--student and --layers are {what}, expected one of them")
         training.check_once([*self.data, *self.eval], "it is read more than once: give files")
         names = [name for name, _ in self.terms]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice:
-            raise CommandError(f"--terms has {twice} twice")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise CommandError(f"--terms has {twice[0]} twice")
         if (self.temperature or self.labelled_only) and "soft" not in names:
             given = "--temperature" if self.temperature else "--labelled-only"
             raise CommandError(f"{given} is for the term soft, which --terms does not have")

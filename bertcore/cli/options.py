@@ -53,31 +53,22 @@ class Choice(click.Choice):
         return value
 
 
-def integer(low: int, high: float) -> Callable[[str], int]:
-    """Return a function that reads an integer from `low` to `high`."""
+def between(kind: Callable[[str], Any], low: float, high: float, *, above: bool = False) -> Callable[[str], Any]:
+    """Return a function that reads a number from `low` on, or (above) beyond it, to below `high`."""
 
-    def read(text: str) -> int:
-        if not text.isdecimal() or not low <= int(text) <= high:
-            raise ValueError(text)
-        return int(text)
-
-    return read
-
-
-def _number(low: float, high: float, *, above: bool = False) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        value = float(text)
-        if not (math.isfinite(value) and low <= value < high) or (above and value == low):
+    def read(text: str) -> Any:
+        value = kind(text)
+        if not low <= value < high or (above and value == low):
             raise ValueError(text)
         return value
 
     return read
 
 
-POSITIVE = Kind(integer(1, math.inf), "an integer from 1 up")
-NUMBER = Kind(_number(0, math.inf), "a number from 0 up", "X")
-ABOVE_0 = Kind(_number(0, math.inf, above=True), "a number above 0", "X")
-SHARE = Kind(_number(0, 1), "a number from 0 to below 1", "SHARE")
+POSITIVE = Kind(between(int, 1, math.inf), "an integer from 1 up")
+NUMBER = Kind(between(float, 0, math.inf), "a number from 0 up", "X")
+ABOVE_0 = Kind(between(float, 0, math.inf, above=True), "a number above 0", "X")
+SHARE = Kind(between(float, 0, 1), "a number from 0 to below 1", "SHARE")
 KINDS = {int: Kind(int, "an integer"), float: Kind(float, "a number", "X"), str: click.STRING}
 OLD = "old_"  # before the name of a position that is given by an option
 SEVERAL = "several words may follow the option"
@@ -86,7 +77,7 @@ Positive = Annotated[int, POSITIVE]
 Number = Annotated[float, NUMBER]
 Above0 = Annotated[float, ABOVE_0]
 Share = Annotated[float, SHARE]
-Seed = Annotated[int, Kind(integer(0, 2**32 - 1), "an integer from 0 to 2**32 - 1")]
+Seed = Annotated[int, Kind(between(int, 0, 2**32), "an integer from 0 to 2**32 - 1")]
 File = Annotated[str, click.Path()]
 Words = Annotated[tuple[str, ...], SEVERAL]
 

@@ -32,10 +32,7 @@ SETTINGS = (
 
 
 def write_reports(folder: Path, command: Any, trainer: Any, outcome: Any, scores: Mapping[str, float]) -> None:
-    """Write all_results.json, trainer_state.json, training_args.json and README.md into a model's folder.
-
-    The first three are named as transformers' examples name them, apart from the format of the arguments.
-    """
+    """Write all_results.json, trainer_state.json, training_args.json (names of transformers' examples) and README.md."""
     scores = {f"eval_{name.removeprefix('eval_')}": value for name, value in scores.items()}
     trainer.state.callbacks = trainer.callbacks.state_dict()
     trainer.state.save_to_json(folder / STATE)
@@ -82,11 +79,7 @@ def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> list[str]:
 
 
 def figures(folder: Path, examples: list[Any], columns: Any) -> dict[str, float]:
-    """Return figures of an encoder's quality.
-
-    For scored pairs they are the correlations of cosines and scores, for others the share of first texts whose own
-    second text is the nearest of all.
-    """
+    """Return an encoder's correlations of cosines and scores; without scores, the share of nearest second texts."""
     encoder = SentenceEncoder(folder)
     texts = ([example[name] for example in examples] for name in columns.columns)
     first, second = (encoder.encode(some, normalize_embeddings=True) for some in texts)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import click
 
 from bertcore.cli.inputs import Dtype
-from bertcore.cli.options import Command, CommandError, File, Kind, Positive, integer, settings_options
+from bertcore.cli.options import Command, CommandError, File, Kind, Positive, between, settings_options
 from bertcore.serving.settings import ServerSettings
 
 # Seconds that an idle connection stays open: longer than the 60 for which nginx and other load balancers keep one, or a
@@ -55,7 +55,7 @@ class Serve(Command):
 
     models: tuple[File, ...]
     host: str = "127.0.0.1"
-    port: Annotated[int, Kind(integer(0, 65535), "a port, 0 to 65535", "PORT")] = 8080
+    port: Annotated[int, Kind(between(int, 0, 65536), "a port, 0 to 65535", "PORT")] = 8080
     dtype: Dtype = None
     graceful_timeout: Positive = 30
     allowed_host: tuple[str, ...] = ()
