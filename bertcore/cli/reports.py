@@ -32,7 +32,7 @@ SETTINGS = (
 
 
 def write_reports(folder: Path, command: Any, trainer: Any, outcome: Any, scores: Mapping[str, float]) -> None:
-    """Write all_results.json, trainer_state.json, training_args.json (names of transformers' examples) and README.md."""
+    """Write README.md, and all_results.json, trainer_state.json, training_args.json as transformers' examples do."""
     scores = {f"eval_{name.removeprefix('eval_')}": value for name, value in scores.items()}
     trainer.state.callbacks = trainer.callbacks.state_dict()
     trainer.state.save_to_json(folder / STATE)
