@@ -232,7 +232,7 @@ class SpanBoundarySpec:
     """The beginning of the parameters' names (transformers has no such head), and the sizes.
 
     The defaults are those of the authors' code (facebookresearch/SpanBERT, fairseq/models/pair_bert.py): the places in
-    a span that have an embedding, of which later ones are not predicted, and the width of these embeddings.
+    a span that have an embedding (later ones are not predicted), and the width of these embeddings.
     """
 
     name: str = "span_boundary"
