@@ -423,7 +423,8 @@ class Calibrate(LabelledData, WithModel):
         classifier = pipeline("text-classification", folder, dtype=self.dtype, max_length=self.max_length)
         function = published_function(classifier.model.config.get("problem_type"), len(classifier.id2label))
         if function != "softmax" or len(set(classifier.id2label.values())) < len(classifier.id2label):
-            raise CommandError(f"MODEL is {self.model}, expected a classifier that chooses one of several classes")
+            expected = "a classifier that chooses one of several named classes"
+            raise CommandError(f"MODEL is {self.model}, expected {expected}")
         return classifier
 
     def _scores(self, classifier: Any, rows: list[Any]) -> tuple[Any, Any]:
