@@ -198,7 +198,7 @@ class Pretrain(training.Data, training.Adapters):
             model, inner = self._known_pair(source), source / "discriminator"
             return model, bertcore.AutoTokenizer.from_pretrained(inner if inner.is_dir() else source)
         if self.generator:
-            raise CommandError(f"--generator is for a checkpoint, and {self.model} is new: give --generator-size")
+            raise CommandError(f"--generator goes with a checkpoint, and {self.model} is new: give --generator-size")
         config = config_of(self.model)
         tokenizer = training.from_first(lambda: self._tokenizer(config))
         config = with_ids_of(tokenizer, config) | {"vocab_size": len(tokenizer)}
