@@ -211,7 +211,8 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each text."""
-        return self.classes_[self._logits(X).argmax(axis=1)]
+        best = self._logits(X).argmax(axis=1)  # raises, if it is not fitted, before classes_ is read
+        return self.classes_[best]
 
     def _logits(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
