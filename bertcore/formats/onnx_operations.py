@@ -231,18 +231,21 @@ def _rotary(
     graph: Graph, joined: Any, *, heads: int, head_dim: int, cos: Any, interleaved: bool = False, **_: Any
 ) -> str:
     tables = next((tables for given, tables in graph.rotary if given is cos), None)
-    if tables is None or interleaved:
+    if tables is None or (interleaved and 2 * tables[0].shape[1] < head_dim):
         raise ValueError("rotary positions of this kind have no form in ONNX graphs here")
     width, half = heads * head_dim, tables[0].shape[1]
+    new_axes = np.array([1, 3] if interleaved else [1])
 
     def made(table: Array) -> str:
         return graph.once(
-            table, lambda: graph.node("Unsqueeze", graph.node("Gather", table, graph.positions()), np.array([1]))
+            table, lambda: graph.node("Unsqueeze", graph.node("Gather", table, graph.positions()), new_axes)
         )
 
     cosines, sines = map(made, tables)
-    by_head = graph.node("Reshape", graph.columns(joined, 0, width), np.array([0, 0, heads, head_dim]))
-    first, second = graph.columns(by_head, 0, half), graph.columns(by_head, half, 2 * half)
+    split = [0, 0, heads, half, 2] if interleaved else [0, 0, heads, head_dim]
+    by_head = graph.node("Reshape", graph.columns(joined, 0, width), np.array(split))
+    part = 1 if interleaved else half
+    first, second = graph.columns(by_head, 0, part), graph.columns(by_head, part, 2 * part)
     turned = [
         graph.node("Sub", graph.node("Mul", first, cosines), graph.node("Mul", second, sines)),
         graph.node("Add", graph.node("Mul", second, cosines), graph.node("Mul", first, sines)),
@@ -314,6 +317,11 @@ def _relative(graph: Graph, scores: str, query: str, key: str, relative: Any) ->
     return scores, graph.once(("bias", id(table)), make)
 
 
+def _reshape(graph: Graph, array: Any, *, shape: tuple[int, ...]) -> str:
+    """Rows in another number: those of a text stay together."""
+    return graph.node("Reshape", array, np.array([0, -1, *shape[1:]]))
+
+
 EMITTERS: dict[str, Callable[..., Any]] = {
     "linear": _linear,
     "layer_norm": _layer_norm,
@@ -327,6 +335,7 @@ EMITTERS: dict[str, Callable[..., Any]] = {
     "take_neighbours": _take_neighbours,
     "slice_columns": lambda graph, array, *, first, last: graph.columns(array, first, last),
     "concatenate": lambda graph, *arrays, axis: graph.node("Concat", *arrays, axis=-1),
+    "reshape": _reshape,
     "rotary": _rotary,
     "self_attention": _self_attention,
 }

@@ -178,9 +178,9 @@ class SelfAttention(Sublayer):
 
     def _normed(self, run: Pass, norm: Block, array: Tensor) -> Tensor:
         """Return queries or keys, (tokens, heads * head_dim), normalised over each `query_norm_size` of columns."""
-        shape, width = value_of(array).shape, self.spec.query_norm_size or self.spec.head_size
-        normed = norm(run, functional.reshape(run, array, shape=(shape[0] * (shape[1] // width), width)))
-        return functional.reshape(run, normed, shape=shape)
+        width = self.spec.query_norm_size or self.spec.head_size
+        normed = norm(run, functional.reshape(run, array, shape=(-1, width)))
+        return functional.reshape(run, normed, shape=(-1, value_of(array).shape[1]))
 
     def attend(self, run: Pass, projected: list[Tensor], context: LayerContext) -> Tensor:
         """Attend with query, key and value, which stand side by side in the arrays `projected`, (tokens, ...) each."""

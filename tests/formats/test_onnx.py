@@ -15,6 +15,7 @@ from tests.formats.models import TEXTS, write_model
 from tests.tiny_families import runnable
 
 onnx = pytest.importorskip("onnx")
+pytestmark = pytest.mark.parity  # its packages come with the extra
 MEMORIES = {"transfo-xl-wt103", "xlnet-base-cased"}
 KINDS = {"roberta-base": "BPE", "deberta-base": "BPE", "mpnet-base": "BPE", "xlm-roberta-base": "Unigram"}
 # Beyond the batch of the pass that notes the graph, and beyond ModernBERT's windows.
