@@ -39,7 +39,9 @@ def test_as_search_of_the_corpus(encoder_folder, corpus_file, stdin, tmp_path, c
     stdin("\n".join(QUERIES).encode())
     assert main(["search", model, corpus_file, *shown]) == 0
     for entry, wanted in zip(found, lines(capsys), strict=True):
-        assert entry == wanted | {"score": pytest.approx(wanted["score"], abs=1e-5)}
+        place = entry["corpus_id"]  # equal texts come in any order
+        assert CORPUS[place] == entry["text"]
+        assert entry == wanted | {"score": pytest.approx(wanted["score"], abs=1e-5), "corpus_id": place}
 
 
 def test_adding_and_shards(encoder_folder, tmp_path, capsys):

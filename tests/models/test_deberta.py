@@ -141,7 +141,7 @@ def test_rows_of_distances():
 
 @pytest.mark.parametrize("length, rows", [(0, 31), (1, 31), (16, 31), (17, 47)])
 def test_training_maps_the_positions_of_its_texts_alone(cpu_backend, length, rows):
-    """Of the next of a few lengths; what comes out has the bits of inference, which maps all 128 once."""
+    """Of the next of a few lengths; what comes out equals inference, which maps all 128 once, on Numba to the bit."""
     model = drawn_anew(AutoModel.from_config(V2_TINY | V3 | {"position_buckets": 64, "max_position_embeddings": 96}))
     block, ids = model.encoder.adapter.relative, np.arange(length)[None] + 1
     with Tape():
@@ -150,7 +150,8 @@ def test_training_maps_the_positions_of_its_texts_alone(cpu_backend, length, row
     np.testing.assert_array_equal(np.unique(positions.distance_rows), np.arange(rows))
     assert len(PositionsOfPass(Pass.begin(), block, length).embeddings) == 128
     out, _ = bertcore.vjp(model)(ids)
-    np.testing.assert_array_equal(out.last_hidden_state, model(ids).last_hidden_state)
+    most = 1e-5 if cpu_backend == "numpy" else 0  # a BLAS may sum other numbers of rows in another order
+    np.testing.assert_allclose(out.last_hidden_state, model(ids).last_hidden_state, rtol=most, atol=most)
 
 
 def test_components_of_choices(cpu_backend):

@@ -224,7 +224,7 @@ def test_the_command_prints_the_entities(folder, model, capsys, tmp_path):
     shown = [[each["label"], each["text"]] for each in model.predict_entities(TEXTS[0], LABELS, threshold=threshold)]
     assert shown and all(label in line and text in line for (label, text), line in zip(shown, lines, strict=False))
     for code, more, message in (
-        (2, ["--stride", "2"], "--labels is given with"),
+        (2, ["--stride", "2"], "--labels and --stride are both given"),
         (1, ["--labels", ""], "labels has an empty label"),
     ):
         assert main([*given, *more]) == code
