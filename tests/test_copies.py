@@ -65,6 +65,10 @@ KEPT = {
         lambda folder: pipeline("text-classification", save_tiny_classifier(folder, labels=3), top_k=None),
         lambda classify: [answer["score"] for answers in classify(TEXTS) for answer in answers],
     ),
+    "pipeline, best class": (
+        lambda folder: pipeline("text-classification", save_tiny_classifier(folder, labels=3)),
+        lambda classify: [answer["score"] for answer in classify(TEXTS)],
+    ),
     "schedule": (schedule, rates),
     "arguments": (TrainingArguments, lambda arguments: [arguments.learning_rate]),
 } | {

@@ -29,6 +29,9 @@ class _BestAlone:
     def __repr__(self) -> str:
         return "the best class"
 
+    def __reduce__(self) -> str:
+        return "BEST_ALONE"  # copies and pickles are the same object
+
 
 BEST_ALONE: Final = _BestAlone()
 
