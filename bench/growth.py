@@ -179,7 +179,7 @@ others to a window. A small batch has a share of fixed cost, so that larger ones
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and draw."""
     parser = argparse.ArgumentParser(prog="python -m bench.growth", description=__doc__.partition(":")[0])
-    parser.add_argument("--axes", nargs="+", choices=AXES, default=list(AXES), metavar="AXIS", help="default: all")
+    parser.add_argument("--axes", nargs="+", choices=AXES, default=list(AXES), help="default: all")
     parser.add_argument("--quick", action="store_true", help="see that all works: two or three points each")
     parser.add_argument("--most", type=int, default=10**6, help="leave out points beyond it (default: a million)")
     parser.add_argument("--out", type=Path, default=Path("growth.svg"), help="the picture (default: growth.svg)")
