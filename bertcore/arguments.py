@@ -161,7 +161,7 @@ def printable(text: str) -> str:
 
 
 def required(name: str) -> Any:
-    """Import a module of scikit-learn, SciPy or PyTorch. Raises ImportError that says how to install it."""
+    """Import a module of scikit-learn, SciPy, PyTorch or onnx. Raises ImportError that says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -169,5 +169,6 @@ def required(name: str) -> Any:
             "sklearn": ("scikit-learn", "'bertcore[training]'"),
             "scipy": ("SciPy", "'bertcore[training]'"),
             "torch": ("PyTorch", "torch"),
+            "onnx": ("onnx", "onnx"),
         }[name.partition(".")[0]]
         raise ImportError(f"{package} is not installed, which this needs: pip install {by}") from error

@@ -88,7 +88,7 @@ def checkpoint_folder(path: str | os.PathLike) -> Path:
     if path.is_file() and path.name.endswith(WEIGHTS_ENDINGS):
         return path.parent
     what, endings = "is a file" if path.exists() else "does not exist", ", ".join(WEIGHTS_ENDINGS)
-    expected = f"the folder of a checkpoint ({CONFIG_NAME} and weights), or a file of weights in it ({endings})"
+    expected = f"the folder of a checkpoint ({CONFIG_NAME} and weights), weights in it ({endings}), or a .gguf file"
     raise CheckpointError(f"{path} {what}, expected {expected}")
 
 

@@ -26,8 +26,9 @@ LABELS = 8  # that are printed
 class Info(Command):
     """Print the sizes of a model: parameters, FLOPs, memory, and its published facts.
 
-    NAME is a preset, a config file (.json), the folder of a model, or its id on the Hugging Face hub, from which only
-    the config is read. Without NAME the presets are listed; `AutoModel.from_config(NAME)` makes a new model of one.
+    NAME is a preset, a config file (.json), the folder of a model, a .gguf file, or an id on the Hugging Face hub, from
+    which only the config is read. Without NAME the presets are listed; `AutoModel.from_config(NAME)` makes a new model
+    of one.
 
     FLOPs are those of the products in the encoder, for each token of a sequence of --length: twice the weights that the
     token passes, and for each layer 4 x the tokens it sees x the width of attention (6 x in XLNet, 8 x in DeBERTa,
@@ -96,7 +97,7 @@ def _head(own: Mapping[str, Any]) -> str:
 
 def known_preset(name: str) -> Preset | None:
     """Return the preset of that name; None for a file, a folder or an id on the hub, ValueError for any other name."""
-    if name == "demo" or Path(name).is_dir() or _is_config(name):
+    if name == "demo" or Path(name).is_dir() or name.endswith(".gguf") or _is_config(name):
         return None
     try:
         return preset(name)

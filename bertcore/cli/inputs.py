@@ -169,6 +169,8 @@ def input_stream(path: str, argument: str = "FILE") -> Iterator[tuple[BinaryIO, 
     if path != "-":
         try:
             stream = open(path, "rb")  # noqa: SIM115
+        except IsADirectoryError:
+            raise CommandError(f"{argument} is {path!r:.300}, a folder, expected a file") from None
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
                 raise
@@ -195,7 +197,7 @@ def model_folder(name: str, wanted: "Wanted" = "sentence_encoder") -> Path:
     folder = checkpoint.resolve(name, wanted)
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise CommandError(f"{name} {what}, expected the folder of a model, its id on the hub, or demo")
+        raise CommandError(f"{name} {what}, expected the folder of a model, a .gguf file, an id on the hub, or demo")
     return folder
 
 

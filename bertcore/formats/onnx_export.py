@@ -1,12 +1,12 @@
 """Write a sentence encoder as an ONNX model with its pooling inside, by one pass of the model's own layers."""
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bertcore.arguments import required
 from bertcore.formats.onnx_operations import MASKED, Graph
 from bertcore.kernels import rotary_tables
 from bertcore.passes import Pass
@@ -35,7 +35,7 @@ def export_onnx(folder: Path, target: Path, *, most_bytes: int = MOST_BYTES) -> 
             holds files.
         ImportError: without the package onnx.
     """
-    onnx = importlib.import_module("onnx")
+    onnx = required("onnx")
     if (kind := kind_of(folder)) != "dense":
         raise ValueError(f"{folder} is a {kind} model, expected a sentence encoder")
     encoder = SentenceEncoder(folder, dtype="float32")

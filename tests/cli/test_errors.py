@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import sys
 
 import pytest
 
@@ -111,6 +112,8 @@ USAGE = {  # command line: the error
 NEW = f"{PRETRAIN} --model bert.json"
 FAILURES = {
     "embed no/such/folder texts.txt": "no/such/folder does not exist, expected the folder of a model",
+    "embed encoder empty": "FILE is 'empty', a folder, expected a file",
+    "info no-such.gguf": "no-such.gguf does not exist, expected the folder of a model, a .gguf file",
     "fill-mask no/such/folder --text a": "no/such/folder does not exist, expected the folder of a model",
     "fill-mask empty --text a": "has no config.json",
     "fill-mask lm --text 'paris is the capital'": "has no [MASK]: put [MASK]",
@@ -216,3 +219,9 @@ def test_the_error(line, place, models, capsys):
     name = f"bertcore {words[0]}: " if words[0] not in ("embroider", "embd") else "bertcore: "
     assert captured.err.startswith(name) and ("--help`" in captured.err) == (code == 2)
     assert not (place / "out").exists() or "--max-length 2" in line or "0.999" in line  # the stored examples
+
+
+def test_export_without_onnx(place, models, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert main(["export", str(models / "encoder"), "out"]) == 1
+    assert capsys.readouterr().err == "bertcore export: onnx is not installed, which this needs: pip install onnx\n"

@@ -6,7 +6,7 @@ from bertcore.cli import main
 
 KINDS = {
     "missing": "No such file or directory|does not exist",
-    "folder": "Is a directory|has no readable file",
+    "folder": "a folder, expected a file|Is a directory|has no readable file",
     "empty": "empty|holds no|not valid JSON|examples in the corpus: 0|no line with step|0 texts|expected at least 3",
     "binary": "not UTF-8|not valid JSON",
 }
