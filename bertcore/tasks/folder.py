@@ -79,7 +79,7 @@ def with_prompt(options: dict[str, Any], prompt: str) -> dict[str, Any]:
 def opened_folder(path: Any, what: str) -> Path:
     """Return the folder at `path`. Raises CheckpointError for a file: settings are stored beside the weights."""
     if Path(path).is_file():
-        raise CheckpointError(f"{path} is a file, expected the folder of a {what}, or of a plain model")
+        raise CheckpointError(f"{path} is a file, expected the folder of a {what} or of an encoder without modules")
     return checkpoint_folder(path)
 
 

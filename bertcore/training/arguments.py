@@ -134,6 +134,9 @@ class TrainingArguments:
             raise ValueError("num_train_epochs is 0, expected more")
         if not isinstance(self.output_dir, str | os.PathLike):
             raise TypeError(f"output_dir is {self.output_dir!r}, expected a folder's path")
+        if not os.fspath(self.output_dir) or os.path.isfile(self.output_dir):
+            what = "a file" if self.output_dir else "empty"
+            raise ValueError(f"output_dir {os.fspath(self.output_dir)!r} is {what}, expected a folder's path")
         if not isinstance(self.metric_for_best_model, str | None):
             raise TypeError(f"metric_for_best_model is {self.metric_for_best_model!r}, expected a name or None")
         if not isinstance(self.lr_scheduler_kwargs, Mapping):
@@ -171,8 +174,9 @@ class TrainingArguments:
         for report in [] if self.report_to in ("all", "none") else self.reports:
             if report not in REPORTS:
                 raise ValueError(f"report_to has {report!r}, expected all, none, or some of {', '.join(REPORTS)}")
-        if not 0 <= self.label_smoothing_factor < 1:
-            raise ValueError(f"label_smoothing_factor is {self.label_smoothing_factor}, expected from 0 to below 1")
+        for name in ("label_smoothing_factor", "adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected from 0 to below 1")
 
     def _check_length(self) -> None:
         if self.max_steps != -1:

@@ -23,7 +23,7 @@ MASKS = {
 WORDS_AT_RANDOM = MaskedLM(Masking(mask_share=0.0, random_share=1.0))
 LEGEND = (
     "GIVEN/WANTED: a token in the model's input, and the one to be predicted there: of ten that are chosen eight are "
-    "[MASK], one is another word and one stays. Others are given alone, and nothing is asked of them."
+    "[MASK], one is another word and one stays. A token without / is given as it is and not predicted."
 )
 ORDER = (
     "permutation: TOKEN/N is the Nth to be predicted, from tokens without a number and those with a lower one; the "
