@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore import checkpoint
+from bertcore import checkpoint, kernels
 from bertcore.checkpoint import read_config
 from bertcore.gradients import value_and_grad
 from bertcore.models.architectures import class_for
@@ -106,7 +106,7 @@ def warm_up(model: Any, *, gradients: bool = False) -> None:
     model([[1]])
     model(np.ones((3, longest), np.int64), attention_mask=ragged.astype(np.int64))
     model(np.ones((2, 7), np.int64), output_hidden_states=True, output_attentions=True)
-    model.encode_packed([np.ones(longest, np.int32), np.ones(3, np.int32)])
+    kernels.pooling(*model.encode_packed([np.ones(longest, np.int32), np.ones(3, np.int32)]))
     if gradients:
         labels = np.where(ragged, 1, -100)
         if isinstance(model, AutoModelForSequenceClassification):

@@ -257,7 +257,7 @@ def _check_gradients(grads: dict, truth: dict, single: dict) -> None:
     # sums of numbers of order 1, which round to a few units in their last place however small the other gradients are.
     for name, gradient in truth.items():
         vanishes = np.abs(gradient).max(initial=0) < 1e-12
-        floor = max(2e-6 * largest, 4 * np.finfo(np.float32).eps if vanishes else 0)
+        floor = max(2e-6 * largest, (4 if vanishes else 3) * np.finfo(np.float32).eps)
         assert_within(grads[name], gradient, single[name], GRADIENT, name, floor)
 
 

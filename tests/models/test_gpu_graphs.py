@@ -35,7 +35,7 @@ def check(model, batch):
         expected, offsets = model.encode_packed(batch)
     hidden, found = model.encode_packed(batch)
     np.testing.assert_array_equal(found, offsets)
-    np.testing.assert_allclose(hidden.get(), expected, atol=2e-5 * np.abs(expected).max(initial=0))
+    np.testing.assert_allclose(hidden.get(), expected, atol=5e-5 * np.abs(expected).max(initial=0))
 
 
 @pytest.mark.slow
