@@ -8,6 +8,7 @@ import argparse
 
 import numpy as np
 
+from bench.options import positive
 from bertcore import AutoModel, use_backend
 from tests.models.family_parity import OUTPUT, run_torch
 from tests.parity_cases import bert_case
@@ -27,7 +28,7 @@ def error(found: list[np.ndarray], truth: list[np.ndarray]) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description=__doc__.partition(":")[0])
-    parser.add_argument("--models", type=int, default=24, help="random models (default: 24)")
+    parser.add_argument("--models", type=positive, default=24, help="random models (default: 24)")
     errors = {"numpy": [], "numba": [], "PyTorch float32": []}
     count = parser.parse_args().models
     for seed in range(count):

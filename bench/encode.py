@@ -20,6 +20,7 @@ import numpy as np
 
 from bench import plot
 from bench.measure import Variant, measure, settled_clock
+from bench.options import positive
 from bench.peers.cases import MODELS, PRECISIONS, Batch
 from bench.peers.checkpoint import cached, quiet
 from bench.peers.command import add_common, compare_and_report, parse
@@ -229,8 +230,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     several = {"nargs": "+", "metavar": "NAME"}
     parser.add_argument("--precision", choices=PRECISIONS, default=PRECISIONS, help="default: all", **several)
     parser.add_argument("--peers", choices=names, default=names, help="default: all", **several)
-    parser.add_argument("--texts", type=int, help=f"number of texts (default: {TEXTS})")
-    parser.add_argument("--batch", type=int, default=32, help="texts in a batch, for those that pad (default: 32)")
+    parser.add_argument("--texts", type=positive, help=f"number of texts (default: {TEXTS})")
+    parser.add_argument("--batch", type=positive, default=32, help="texts in a batch, for those that pad (default: 32)")
     full = {"rounds": 9, "seconds": 60.0, "csv": plot.FOLDER / "encode.csv", "texts": TEXTS}
     add_common(parser, full, "100 texts, 3 rounds")
     quick = {"rounds": 3, "seconds": 1.0, "csv": None, "texts": 100}

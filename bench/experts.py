@@ -10,6 +10,7 @@ from unittest import mock
 import numpy as np
 
 from bench.measure import Variant, measure
+from bench.options import positive
 from bertcore import kernels
 from bertcore.families.nomic_bert import MixtureOfExperts, MixtureSpec
 from bertcore.kernels.linear import LINEAR
@@ -37,9 +38,9 @@ def multiplications(call) -> int:
 def main() -> None:
     """Count, measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.experts", description=__doc__.partition(":")[0])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 128, 1024], help="(default: 1 16 128 1024)")
+    parser.add_argument("--tokens", type=positive, nargs="+", default=[1, 16, 128, 1024], help="(default: %(default)s)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "int8"], default="float32")
-    parser.add_argument("--rounds", type=int, default=15, help="(default: 15)")
+    parser.add_argument("--rounds", type=positive, default=15, help="(default: 15)")
     given, rng = parser.parse_args(), np.random.default_rng(0)
     with kernels.use_backend("numba"):
         mixture, run = MixtureOfExperts(NAMES, LAYER, MixtureSpec(2, 8, 2)), Pass.begin()

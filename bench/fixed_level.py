@@ -13,7 +13,10 @@ from collections.abc import Callable
 import numpy as np
 
 from bench.measure import Variant, measure
+from bench.options import above_zero, positive
 from bench.peers.cases import SHAPES
+from bertcore.arguments import DTYPES
+from bertcore.presets import PRESETS
 
 KINDS = ("fixed", "native")
 
@@ -53,11 +56,11 @@ def asking(process: subprocess.Popen, shape: str) -> Variant:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.fixed_level", description=__doc__.partition(":")[0])
-    parser.add_argument("--model", default="bert-base-uncased", help="a preset (default: bert-base-uncased)")
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16", "int8"])
+    parser.add_argument("--model", choices=PRESETS, metavar="NAME", default="bert-base-uncased")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32", "bfloat16", "int8"])
     parser.add_argument("--shapes", nargs="+", default=["1x16", "8x128", "ragged"], choices=SHAPES)
-    parser.add_argument("--rounds", type=int, default=101, help="at most, in the seconds (default: 101)")
-    parser.add_argument("--seconds", type=float, default=60, help="for each shape (default: 60)")
+    parser.add_argument("--rounds", type=positive, default=101, help="at most, in the seconds (default: 101)")
+    parser.add_argument("--seconds", type=above_zero, default=60, help="for each shape (default: 60)")
     options = parser.parse_args()
     for dtype in options.dtypes:
         command = [sys.executable, "-c", "import sys; from bench.fixed_level import work; work(*sys.argv[1:])"]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import bertcore
 from bench.memory import resident
+from bench.options import positive
 from bench.texts import short_texts
 from bertcore import kernels
 from bertcore.demo_model import demo_model_folder
@@ -108,7 +109,7 @@ def _write(stream, count: int) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.footprint", description=__doc__.partition(":")[0])
-    parser.add_argument("--texts", type=int, default=1_000_000, help="through bertcore embed (default: 1000000)")
+    parser.add_argument("--texts", type=positive, default=1_000_000, help="through bertcore embed (default: 1000000)")
     count = parser.parse_args(arguments).texts
     sizes = installed()
     for name, (files, compiled) in sizes.items():

@@ -1,4 +1,4 @@
-"""GGUF files in bertcore and in llama.cpp: python -m bench.gguf [--models minilm,bert-base] [--threads N]
+"""GGUF files in bertcore and in llama.cpp: python -m bench.gguf [--models minilm bert-base] [--threads N]
 
 Both open one file that bertcore wrote in Q8_0 (MiniLM's weights are the published ones, those of BERT-base random),
 and both tokenize, pool and scale. Vectors are compared, then calls are timed in turns.
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.measure import Variant, measure
+from bench.options import positive
 from bench.peers.cases import SHAPES
 from bertcore import AutoModel, AutoTokenizer, SentenceEncoder, kernels
 from bertcore.demo_model import demo_model_folder
@@ -46,8 +47,8 @@ def main() -> None:
     """Check, measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.gguf", description=__doc__.partition(":")[0])
     for name, default in (("rounds", 15), ("threads", kernels.get_num_threads())):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"(default: {default})")
-    parser.add_argument("--models", default="minilm,bert-base", help="of minilm and bert-base")
+        parser.add_argument(f"--{name}", type=positive, default=default, help=f"(default: {default})")
+    parser.add_argument("--models", nargs="+", choices=LEAST, default=list(LEAST), help="default: both")
     given = parser.parse_args()
     llama_cpp = importlib.import_module("llama_cpp")
     warnings.simplefilter("ignore")
@@ -56,7 +57,7 @@ def main() -> None:
         f"Q8_0, {given.threads} threads, llama-cpp-python {llama_cpp.__version__}; medians of {given.rounds} rounds, ms"
     )
     with tempfile.TemporaryDirectory() as folder:
-        for name in given.models.split(","):
+        for name in given.models:
             file = Path(folder) / f"{name}.gguf"
             export_gguf(folder_of(name, Path(folder)), file, "q8_0")
             compare(name, file, llama_cpp, given)

@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from bench.measure import Variant, measure
+from bench.options import positive
 from bertcore import GLiNER, kernels
+from bertcore.arguments import DTYPES
 from bertcore.models.gliner import GLiNERModel
 from bertcore.presets import preset_config
 from bertcore.tokenization import AutoTokenizer
@@ -49,9 +51,9 @@ def main() -> None:
     """Check, measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.gliner", description=__doc__.partition(":")[0])
     for name, default in (("texts", 8), ("labels", 12), ("rounds", 11), ("threads", kernels.get_num_threads())):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"(default: {default})")
+        parser.add_argument(f"--{name}", type=positive, default=default, help=f"(default: {default})")
     parser.add_argument("--kind", choices=["span", "token"], default="span")
-    parser.add_argument("--dtype", action="append", default=[], help="a further dtype of bertcore; may be repeated")
+    parser.add_argument("--dtype", action="append", choices=DTYPES, default=[], help="a further one; may be repeated")
     given = parser.parse_args()
     import torch
     from gliner import GLiNER as Peer

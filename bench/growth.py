@@ -21,6 +21,7 @@ import numpy as np
 
 from bench import machine
 from bench.memory import resident
+from bench.options import positive
 from bench.report import Column, table
 from bench.texts import short_texts
 from bertcore import AutoModel, SentenceEncoder
@@ -114,7 +115,7 @@ def measured(axis: str, quick: bool, cores: int, most: int = 10**6) -> list[dict
     for value in AXES[axis].quick if quick else AXES[axis].values:
         if value > (cores if axis == "threads" else most):
             continue
-        command = [sys.executable, "-m", "bench.growth", "--point", axis, str(value)]
+        command = [sys.executable, "-m", "bench.growth", "--axes", axis, "--point", str(value)]
         found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
         first = rows[0] if rows else found | {"value": value}
         line = first["seconds"] * AXES[axis].line(value, first["value"])
@@ -181,13 +182,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.growth", description=__doc__.partition(":")[0])
     parser.add_argument("--axes", nargs="+", choices=AXES, default=list(AXES), help="default: all")
     parser.add_argument("--quick", action="store_true", help="see that all works: two or three points each")
-    parser.add_argument("--most", type=int, default=10**6, help="leave out points beyond it (default: a million)")
+    parser.add_argument("--most", type=positive, default=10**6, help="leave out points beyond it (default: a million)")
     parser.add_argument("--out", type=Path, default=Path("growth.svg"), help="the picture (default: growth.svg)")
     parser.add_argument("--page", action="store_true", help="write docs/growth.md and docs/images/growth.svg")
-    parser.add_argument("--point", nargs=2, metavar=("AXIS", "VALUE"), help="measure one point, in this process")
+    parser.add_argument("--point", type=positive, help="measure one point of the first of --axes, in this process")
     options = parser.parse_args(arguments)
-    if options.point:
-        print(json.dumps(point(options.point[0], int(options.point[1]))))
+    if options.point is not None:
+        print(json.dumps(point(options.axes[0], options.point)))
         return
     about = machine.describe()
     rows = [row for axis in options.axes for row in measured(axis, options.quick, about["cores"], options.most)]

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.options import positive
 from bertcore import SentenceEncoder, use_backend
+from bertcore.arguments import DTYPES
 from bertcore.demo_model import demo_model_folder
 from bertcore.kernels.program import cpu
 from bertcore.tokenization.tokenizer import Tokenizer
@@ -76,8 +78,8 @@ def count_calls(function: Callable[[], Any]) -> int:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.latency", description=__doc__.partition(":")[0])
-    parser.add_argument("--dtype", default="float32", help="of the weights (default: float32)")
-    parser.add_argument("--calls", type=int, default=1000, help="sampled calls (default: 1000)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights (default: float32)")
+    parser.add_argument("--calls", type=positive, default=1000, help="sampled calls (default: 1000)")
     options = parser.parse_args()
     encoder, stages = SentenceEncoder(demo_model_folder(), dtype=options.dtype), Stages()
     tokens = len(encoder.tokenizer(TEXT)["input_ids"])

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 
+from bench.options import positive
 from bertcore.demo_model import demo_model_folder
 
 EMBED = """
@@ -38,7 +39,7 @@ def import_seconds(rounds: int) -> tuple[float, float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.startup", description=__doc__.partition(":")[0])
-    parser.add_argument("--rounds", type=int, default=11, help="processes for each median (default: 11)")
+    parser.add_argument("--rounds", type=positive, default=11, help="processes for each median (default: 11)")
     rounds = parser.parse_args().rounds
     folder = str(demo_model_folder())
     with tempfile.TemporaryDirectory() as cache:

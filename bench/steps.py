@@ -27,6 +27,7 @@ from numba.extending import intrinsic
 from bench import machine
 from bench.fma import dot_limit
 from bench.measure import settle
+from bench.options import at_least, positive
 from bench.peers.cases import SHAPES, Batch, random_batch
 from bench.peers.compare import TOLERANCES, error_of
 from bench.report import Column, table
@@ -212,9 +213,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["1x16", "1x128", "8x128", "8x512"])
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=PRECISIONS)
     parser.add_argument("--preset", choices=PRESETS, default="bert-base-uncased", metavar="NAME")
-    parser.add_argument("--layers", type=int, default=12, help="2 or more (default: 12)")
-    parser.add_argument("--rounds", type=int, default=9, help="passes (default: 9)")
-    parser.add_argument("--threads", type=int, default=2, help="(default: 2)")
+    parser.add_argument("--layers", type=at_least(2), default=12, help="2 or more (default: 12)")
+    parser.add_argument("--rounds", type=positive, default=9, help="passes (default: 9)")
+    parser.add_argument("--threads", type=positive, default=2, help="(default: 2)")
     options = parser.parse_args(arguments)
     machine.set_threads(options.threads)
     print("\n".join(f"{name}: {value}" for name, value in machine.describe().items() if value != ""), flush=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.options import above_zero
 from bench.report import Column, append_csv, check_csv, table
 
 DEFAULT_CSV = Path(__file__).parents[1] / "results" / "gpu.csv"
@@ -200,7 +201,7 @@ def _progress(row: dict[str, Any]) -> str:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description="Check and time the GPU at hand.")
     parser.add_argument("--csv", type=Path, default=DEFAULT_CSV, help="file to append the results to")
-    parser.add_argument("--minutes", type=float, default=6.5, help="when the last step may begin (default 6.5)")
+    parser.add_argument("--minutes", type=above_zero, default=6.5, help="when the last step may begin (default 6.5)")
     parser.add_argument("--kinds", nargs="+", choices=SHARES, default=[*SHARES], help="these parts alone")
     parser.add_argument("--quick", action="store_true", help="few cases and tiny sizes: see that the command works")
     return parser.parse_args(arguments)

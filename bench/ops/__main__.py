@@ -13,6 +13,7 @@ from bench import machine
 from bench.ops.calls import BACKENDS
 from bench.ops.cases import DIRECTIONS, LENGTHS, MODEL_SIZES, OPS, Case, cases
 from bench.ops.compare import OK, WRONG, Plan, compare
+from bench.options import above_zero, positive
 from bench.report import Column, append_csv, table
 
 DEFAULT_CSV = Path(__file__).parents[1] / "results" / "ops.csv"
@@ -69,9 +70,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     _add_choice(parser, "--direction", DIRECTIONS)
     _add_choice(parser, "--backend", BACKENDS)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--rounds", type=int, help="samples of each variant, at most (default 21)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="after which a case ends with fewer (default 2)")
-    parser.add_argument("--threads", type=int, help="of the kernels and of NumPy's BLAS (default: the kernels' choice)")
+    parser.add_argument("--rounds", type=positive, help="samples of each variant, at most (default 21)")
+    parser.add_argument("--seconds", type=above_zero, default=2.0, help="then a case ends with fewer (default 2)")
+    parser.add_argument("--threads", type=positive, help="of the kernels and of NumPy's BLAS (default: our choice)")
     parser.add_argument("--peers", action="store_true", help="compare with PyTorch on the CPU too, if it is installed")
     parser.add_argument("--csv", type=Path, help=f"file to append the results to (default {_shown(DEFAULT_CSV)})")
     parser.add_argument(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import machine, plot
+from bench.options import above_zero, positive
 from bench.peers.compare import FAILED, WRONG, Plan
 from bench.report import append_csv
 
@@ -67,10 +68,10 @@ def add_common(parser: argparse.ArgumentParser, full: Mapping[str, Any], quick_m
     `full` has the defaults of `parse`, `quick_means` says in words what --quick runs.
     """
     csv = "/".join(full["csv"].parts[-3:])
-    parser.add_argument("--threads", type=int, default=2, help="of every library (default: 2)")
-    parser.add_argument("--rounds", type=int, help=f"samples of each, at most (default: {full['rounds']})")
+    parser.add_argument("--threads", type=positive, default=2, help="of every library (default: 2)")
+    parser.add_argument("--rounds", type=positive, help=f"samples of each, at most (default: {full['rounds']})")
     seconds = f"after which a case ends with fewer, but 5 (default: {full['seconds']:g})"
-    parser.add_argument("--seconds", type=float, help=seconds)
+    parser.add_argument("--seconds", type=above_zero, help=seconds)
     parser.add_argument("--workdir", type=Path, help="where checkpoints are kept (default: a temporary folder)")
     parser.add_argument("--csv", type=Path, help=f"to append to; the plot goes beside it (default: {csv})")
     parser.add_argument("--quick", action="store_true", help=f"see that all works: {quick_means}, no default CSV")

@@ -12,6 +12,7 @@ import numpy as np
 
 from bench import machine
 from bench.memory import resident
+from bench.options import positive
 from bench.peers.cases import MODELS
 from bench.peers.checkpoint import make_checkpoint
 from bench.peers.command import add_common, parse, workdir
@@ -147,7 +148,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m bench.serving", description="Compare servers of one model under load."
     )
     parser.add_argument("--model", type=Path, help="folder of a sentence encoder (default: all-MiniLM-L6-v2)")
-    parser.add_argument("--clients", nargs="+", type=int, default=CLIENTS, help="at once (default: 1 8 32)")
+    parser.add_argument("--clients", nargs="+", type=positive, default=CLIENTS, help="at once (default: 1 8 32)")
     full = {"rounds": 7, "seconds": 4.0, "csv": CSV}
     quick = {"rounds": 1, "seconds": 1.0, "csv": None}
     add_common(parser, full, "1 round of a second each")

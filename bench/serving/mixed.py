@@ -21,6 +21,7 @@ import numpy as np
 
 from bench import machine
 from bench.memory import resident
+from bench.options import above_zero, positive
 from bench.peers.command import workdir
 from bench.serving.__main__ import model_folder
 from bench.serving.attack import GIANT, Asking, attack
@@ -144,12 +145,14 @@ def _open_files(process: int) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.serving.mixed", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=600, help="of the load (default: %(default)g)")
+    parser.add_argument("--seconds", type=above_zero, default=600, help="of the load (default: %(default)g)")
     parser.add_argument("--model", type=Path, help="folder of a sentence encoder (default: all-MiniLM-L6-v2)")
-    parser.add_argument("--threads", type=int, default=2, help="of the server (default: 2)")
-    parser.add_argument("--times", type=float, default=3, help="as long as alone that a small request may take")
-    parser.add_argument("--files", type=int, help="that the server may open, as ulimit -n (default: the system's)")
-    parser.add_argument("--max-response-bytes", type=int, default=ServerSettings.max_response_bytes, metavar="BYTES")
+    parser.add_argument("--threads", type=positive, default=2, help="of the server (default: 2)")
+    parser.add_argument("--times", type=above_zero, default=3, help="as long as alone that a small request may take")
+    parser.add_argument("--files", type=positive, help="that the server may open, as ulimit -n (default: the system's)")
+    parser.add_argument(
+        "--max-response-bytes", type=positive, default=ServerSettings.max_response_bytes, metavar="BYTES"
+    )
     return parser.parse_args(arguments)
 
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench.options import positive
 from bench.training.cases import MASKED_LM, SHAPES, Case
 
 STEPS, WARM_UP = 12, 4
@@ -23,7 +24,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="64x64")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--as-process", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.as_process:
