@@ -109,10 +109,15 @@ class NameRules:
 
 
 def load_parameters(
-    checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], rules: NameRules, *, optional: Iterable[str] = (),
-    scales: Mapping[str, tuple[int, ...]] = MappingProxyType({}), scale_dtype: Any = np.float32,
+    checkpoint: Checkpoint,
+    expected: Mapping[str, tuple[int, ...]],
+    rules: NameRules,
+    *,
+    optional: Iterable[str] = (),
+    scales: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    scale_dtype: Any = np.float32,
     keeps_float16: bool = False,
-) -> dict[str, np.ndarray]:  # fmt: skip
+) -> dict[str, np.ndarray]:
     """Read the arrays of a model's parameters from `checkpoint`.
 
     Args:
@@ -157,9 +162,13 @@ def _scale(checkpoint: Checkpoint, name: str) -> np.ndarray:
 
 
 def find_parameters(
-    checkpoint: Checkpoint, expected: Mapping[str, tuple[int, ...]], rules: NameRules, *, optional: Iterable[str] = (),
+    checkpoint: Checkpoint,
+    expected: Mapping[str, tuple[int, ...]],
+    rules: NameRules,
+    *,
+    optional: Iterable[str] = (),
     scales: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """Find each parameter's tensor in `checkpoint`, name -> the file's name; arguments as in `load_parameters`."""
     problems: Problems = {kind: [] for kind in PROBLEMS}
     sources = _match(checkpoint, expected, rules, problems)

@@ -287,9 +287,13 @@ class PeftCheckpoint(Checkpoint):
 
 
 def save_checkpoint(
-    folder: str | os.PathLike, config: Mapping[str, Any], parameters: Mapping[str, np.ndarray], *,
-    config_name: str = CONFIG_NAME, weights_name: str = WEIGHTS_NAME,
-) -> None:  # fmt: skip
+    folder: str | os.PathLike,
+    config: Mapping[str, Any],
+    parameters: Mapping[str, np.ndarray],
+    *,
+    config_name: str = CONFIG_NAME,
+    weights_name: str = WEIGHTS_NAME,
+) -> None:
     """Write config.json and model.safetensors (or files of other names), which transformers and bertcore read.
 
     The folder is made if it does not exist. Both files are written completely under temporary names and then take their

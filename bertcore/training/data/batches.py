@@ -39,10 +39,16 @@ class Batches:
     """
 
     def __init__(
-        self, dataset: Iterable[Example] | Callable[[], Iterable[Example]], *, batch_size: int = 8,
-        max_tokens: int | None = None, shuffle: bool = True, group_by_length: bool = False, drop_last: bool = False,
+        self,
+        dataset: Iterable[Example] | Callable[[], Iterable[Example]],
+        *,
+        batch_size: int = 8,
+        max_tokens: int | None = None,
+        shuffle: bool = True,
+        group_by_length: bool = False,
+        drop_last: bool = False,
         seed: int = 0,
-    ):  # fmt: skip
+    ):
         is_any = _is_sized(dataset) or isinstance(dataset, Iterable) or callable(dataset)
         # A table gives its columns in the place of rows.
         is_table = hasattr(dataset, "columns") and len(getattr(dataset, "shape", ())) == 2

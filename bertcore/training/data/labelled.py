@@ -48,9 +48,14 @@ class LabelledTexts:
 
     @classmethod
     def found_in(
-        cls, records: Rows, text: str = "text", text_pair: str | None = None,
-        label: str = "label", *, kind: str | None = None,
-    ) -> LabelledTexts:  # fmt: skip
+        cls,
+        records: Rows,
+        text: str = "text",
+        text_pair: str | None = None,
+        label: str = "label",
+        *,
+        kind: str | None = None,
+    ) -> LabelledTexts:
         """Return the columns with the labels that the records have; all are read once.
 
         Lists are several labels per text; numbers with any fraction among them are numbers; other labels are classes,

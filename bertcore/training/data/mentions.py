@@ -39,9 +39,14 @@ class LabelledMentions:
 
     @classmethod
     def found_in(
-        cls, records: Rows, task: str, text: str = "text", label: str = "label", *,
+        cls,
+        records: Rows,
+        task: str,
+        text: str = "text",
+        label: str = "label",
+        *,
         negative: str | None = None,
-    ) -> LabelledMentions:  # fmt: skip
+    ) -> LabelledMentions:
         """Return the columns with the labels that the records have; all are read once.
 
         `negative` is by default "no_relation", for pairs, if that is a label.

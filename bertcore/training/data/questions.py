@@ -55,9 +55,14 @@ class Questions:
             rows = [[text_of(record, number, it, may_be_empty=False) for it in columns] for number, record in some]
             questions, contexts = [question.strip() for question, _ in rows], [context for _, context in rows]
             windows = tokenizer(
-                questions, contexts, truncation="only_second", max_length=max_length, stride=self.stride,
-                return_overflowing_tokens=True, return_offsets_mapping=True,
-            )  # fmt: skip
+                questions,
+                contexts,
+                truncation="only_second",
+                max_length=max_length,
+                stride=self.stride,
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
             for row, sample in enumerate(windows["overflow_to_sample_mapping"]):
                 number, record = some[sample]
                 made = {name: rows[row] for name, rows in windows.items()}
@@ -67,9 +72,11 @@ class Questions:
                 none = ids.index(first) if first in ids else 0
                 start, end = _place(offsets, inside, self._answer(record, number)) or (none, none)
                 yield made | {
-                    "offset_mapping": offsets, "overflow_to_sample_mapping": number,
-                    "start_positions": start, "end_positions": end,
-                }  # fmt: skip
+                    "offset_mapping": offsets,
+                    "overflow_to_sample_mapping": number,
+                    "start_positions": start,
+                    "end_positions": end,
+                }
 
     def _answer(self, record: Mapping[str, Any], number: int) -> tuple[int, int] | None:
         if not (answers := self._answers(record, number)):
@@ -97,9 +104,13 @@ class Questions:
 
 
 def best_answers(
-    records: Sequence[Mapping[str, Any]], windows: Sequence[Mapping[str, Any]], scores: tuple[Any, Any], *,
-    context: str = "context", longest: int = 30,
-) -> list[str]:  # fmt: skip
+    records: Sequence[Mapping[str, Any]],
+    windows: Sequence[Mapping[str, Any]],
+    scores: tuple[Any, Any],
+    *,
+    context: str = "context",
+    longest: int = 30,
+) -> list[str]:
     """Return each record's answer: the span with the highest sum of start and end score, in any window.
 
     It is "" if the first token ([CLS]) scores higher in every window.

@@ -269,9 +269,16 @@ class LambdaLoss(_Lists):
     """
 
     def __init__(
-        self, weighting_scheme: str | None = "NDCGLoss2PPScheme", *, k: int | None = None, sigma: float = 1.0,
-        eps: float = 1e-10, reduction_log: str = "binary", mu: float = 10.0, **more: Any,
-    ):  # fmt: skip
+        self,
+        weighting_scheme: str | None = "NDCGLoss2PPScheme",
+        *,
+        k: int | None = None,
+        sigma: float = 1.0,
+        eps: float = 1e-10,
+        reduction_log: str = "binary",
+        mu: float = 10.0,
+        **more: Any,
+    ):
         super().__init__(**more)
         self.weighting_scheme = weighting_scheme or "NoWeightingScheme"
         checks.choice("weighting_scheme", self.weighting_scheme, WEIGHTING_SCHEMES)

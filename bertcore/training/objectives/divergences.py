@@ -112,9 +112,16 @@ def cosine_distance(run: Pass, rows: Array, *, targets: Array) -> Any:
 
 @operation()
 def relation_loss(
-    run: Pass, left: Array, right: Array, *, targets: tuple[Array, Array], heads: int, scales: tuple[float, float],
-    cu_seqlens: np.ndarray, compare: Callable[[Array, Array], tuple[Array, Array]],
-) -> Any:  # fmt: skip
+    run: Pass,
+    left: Array,
+    right: Array,
+    *,
+    targets: tuple[Array, Array],
+    heads: int,
+    scales: tuple[float, float],
+    cu_seqlens: np.ndarray,
+    compare: Callable[[Array, Array], tuple[Array, Array]],
+) -> Any:
     """Compare each token's relations to its sequence with a teacher's: the mean over heads and tokens.
 
     The relations of a head are scale * left @ right.T, (tokens of a sequence, tokens of a sequence): of query and key

@@ -137,9 +137,12 @@ class DistillKLDiv(EmbeddingObjective):
     has_labels = True
 
     def __init__(
-        self, temperature: float = 1.0, student_temperature: float | None = None,
-        teacher_temperature: float | None = None, **more: Any,
-    ):  # fmt: skip
+        self,
+        temperature: float = 1.0,
+        student_temperature: float | None = None,
+        teacher_temperature: float | None = None,
+        **more: Any,
+    ):
         super().__init__(**more)
         self.temperatures = checked_temperatures(temperature, student_temperature, teacher_temperature)
 
@@ -170,9 +173,15 @@ class GISTEmbed(EmbeddingObjective):
     label_axes = 3
 
     def __init__(
-        self, guide: Any, temperature: float = 0.01, margin_strategy: str = "absolute", margin: float = 0.0,
-        contrast_anchors: bool = True, contrast_positives: bool = True, **more: Any,
-    ):  # fmt: skip
+        self,
+        guide: Any,
+        temperature: float = 0.01,
+        margin_strategy: str = "absolute",
+        margin: float = 0.0,
+        contrast_anchors: bool = True,
+        contrast_positives: bool = True,
+        **more: Any,
+    ):
         super().__init__(**more)
         if not hasattr(guide, "encode"):
             raise TypeError(f"guide is {type(guide).__name__}, expected a SentenceEncoder")
@@ -239,9 +248,14 @@ class Softmax(EmbeddingObjective):
     has_labels = True
 
     def __init__(
-        self, num_labels: int, *, concatenation_sent_rep: bool = True, concatenation_sent_difference: bool = True,
-        concatenation_sent_multiplication: bool = False, **more: Any,
-    ):  # fmt: skip
+        self,
+        num_labels: int,
+        *,
+        concatenation_sent_rep: bool = True,
+        concatenation_sent_difference: bool = True,
+        concatenation_sent_multiplication: bool = False,
+        **more: Any,
+    ):
         super().__init__(**more)
         if self.chunk is not None:
             raise ValueError(f"chunk is {self.chunk}, expected None: take smaller batches, and accumulate them")
@@ -309,9 +323,14 @@ class AdaptiveLayer(EmbeddingObjective):
     """
 
     def __init__(
-        self, inner: EmbeddingObjective, n_layers_per_step: int = 1, last_layer_weight: float = 1.0,
-        prior_layers_weight: float = 1.0, kl_div_weight: float = 1.0, kl_temperature: float = 0.3,
-    ):  # fmt: skip
+        self,
+        inner: EmbeddingObjective,
+        n_layers_per_step: int = 1,
+        last_layer_weight: float = 1.0,
+        prior_layers_weight: float = 1.0,
+        kl_div_weight: float = 1.0,
+        kl_temperature: float = 0.3,
+    ):
         checked_inner(inner)
         super().__init__(pooling=inner.pooling, max_length=inner.max_length)
         if inner.chunk is not None or isinstance(inner, Softmax):

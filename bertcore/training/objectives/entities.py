@@ -45,9 +45,13 @@ class EntityMaskedLM(MaskedLM):
     """
 
     def __init__(
-        self, masking: Masking = DEFAULT, entity_share: float = 0.15, *, entity_samples: int | None = None,
+        self,
+        masking: Masking = DEFAULT,
+        entity_share: float = 0.15,
+        *,
+        entity_samples: int | None = None,
         label_smoothing: float = 0.0,
-    ):  # fmt: skip
+    ):
         super().__init__(masking, label_smoothing=label_smoothing)
         self.entity_share = check_share("entity_share", entity_share)
         self.entity_samples = None if entity_samples is None else check_count("entity_samples", entity_samples)
@@ -195,9 +199,17 @@ class GLiNEREntities(Objective):
     targets = ("targets", "weights")
 
     def __init__(
-        self, model: GLiNERModel, *, alpha: float = -1.0, gamma: float = 0.0, prob_margin: float = 0.0,
-        label_smoothing: float = 0.0, reduction: str = "sum", masking: str = "none", negatives: float = 1.0,
-    ):  # fmt: skip
+        self,
+        model: GLiNERModel,
+        *,
+        alpha: float = -1.0,
+        gamma: float = 0.0,
+        prob_margin: float = 0.0,
+        label_smoothing: float = 0.0,
+        reduction: str = "sum",
+        masking: str = "none",
+        negatives: float = 1.0,
+    ):
         if not isinstance(model, GLiNERModel):
             raise TypeError(f"model is {type(model).__name__}, expected a GLiNERModel")
         self.spec, self._positions = model.gliner, model.spec.longest_sequence
@@ -321,9 +333,13 @@ def _of_words(span: tuple[int, int], words: Sequence[tuple[int, int]], row: Prom
 
 
 def _fill(
-    targets: np.ndarray, weights: np.ndarray, entities: Sequence[tuple[int, int, str]], names: list[str], words: int,
+    targets: np.ndarray,
+    weights: np.ndarray,
+    entities: Sequence[tuple[int, int, str]],
+    names: list[str],
+    words: int,
     kind: str,
-) -> None:  # fmt: skip
+) -> None:
     """Write the targets of one text, and ones where it has logits."""
     if kind == "span":
         width = targets.shape[1]

@@ -190,9 +190,13 @@ class DistillKLDiv(MultiVectorObjective):
     columns = (3, None)
 
     def __init__(
-        self, encoder: Any, temperature: float = 1.0, student_temperature: float | None = None,
-        teacher_temperature: float | None = None, **more: Any,
-    ):  # fmt: skip
+        self,
+        encoder: Any,
+        temperature: float = 1.0,
+        student_temperature: float | None = None,
+        teacher_temperature: float | None = None,
+        **more: Any,
+    ):
         super().__init__(encoder, **more)
         self.temperatures = checked_temperatures(temperature, student_temperature, teacher_temperature)
 

@@ -315,11 +315,17 @@ class Splade(SparseObjective):
     """
 
     def __init__(
-        self, encoder: Any, loss: EmbeddingObjective, document_regularizer_weight: float,
-        query_regularizer_weight: float | None = None, *, document_regularizer_threshold: int | None = None,
-        query_regularizer_threshold: int | None = None, use_document_regularizer_only: bool = False,
+        self,
+        encoder: Any,
+        loss: EmbeddingObjective,
+        document_regularizer_weight: float,
+        query_regularizer_weight: float | None = None,
+        *,
+        document_regularizer_threshold: int | None = None,
+        query_regularizer_threshold: int | None = None,
+        use_document_regularizer_only: bool = False,
         chunk: int | None = None,
-    ):  # fmt: skip
+    ):
         super().__init__(encoder, loss, chunk=chunk)
         only = checks.boolean("use_document_regularizer_only", use_document_regularizer_only)
         weight = check_number("document_regularizer_weight", document_regularizer_weight)
