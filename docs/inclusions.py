@@ -122,8 +122,7 @@ def presets_table() -> str:
 def compared() -> list[dict[str, Any]]:
     """Return what `bertcore compare` prints of each preset, by category and number of parameters."""
     from bertcore.cli.compare import row
-    from bertcore.cli.info import described
-    from bertcore.models.cost import LENGTH
+    from bertcore.cli.info import LENGTH, described
     from bertcore.presets import PRESETS
     from bertcore.presets.preset import CATEGORIES
 

@@ -5,21 +5,16 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bertcore.checkpoint import naming_config, read_config
-from bertcore.checkpoint.weights import WEIGHTS_NAMES
-from bertcore.cli.doctor import cpu_model
-from bertcore.cli.info import QUOTED, described, known_preset
+from bertcore.cli.info import LENGTH, QUOTED, described, known_preset
 from bertcore.cli.inputs import model_folder
 from bertcore.cli.options import Command, File, Positive
 from bertcore.cli.outputs import aligned, check_matplotlib, check_picture, write_picture
-from bertcore.kernels import get_backend, get_num_threads
-from bertcore.models import cost
-from bertcore.models.cost import LENGTH, Member, PassCost, figures, pass_costs
 from bertcore.presets import PRESETS
-from bertcore.tasks.sentence_encoder.settings import read_settings
-from bertcore.training.cost import training_cost
+
+if TYPE_CHECKING:
+    from bertcore.models.cost import Member, PassCost
 
 
 class Column(NamedTuple):
@@ -155,6 +150,10 @@ class Compare(Command):
         return f"{_counted(self.batch or (32 if self.training else 1), 'sequence')} of {_counted(self.length, 'token')}"
 
     def _compare_training(self) -> None:
+        from bertcore.checkpoint import naming_config
+        from bertcore.kernels import get_num_threads
+        from bertcore.training.cost import training_cost
+
         rows = []
         for name in self.names:
             config, _ = described(name)
@@ -166,6 +165,10 @@ class Compare(Command):
         self._print(rows, TRAINING_COLUMNS, f"steps of {self._what}, on {_counted(get_num_threads(), 'thread')}")
 
     def _compare_passes(self) -> None:
+        from bertcore.cli.doctor import cpu_model
+        from bertcore.kernels import get_backend, get_num_threads
+        from bertcore.models.cost import ROUNDS, pass_costs
+
         batch, members = self.batch or 1, [_member(name) for name in self.names]
         with self.chosen_backend():
             costs, backend = pass_costs(members, batch, self.length, backend=get_backend()), get_backend()
@@ -174,7 +177,7 @@ class Compare(Command):
             machine["level"] = importlib.import_module("bertcore.kernels._numba").LEVEL.name
         pairs, tokens = zip(members, costs, strict=True), batch * self.length
         rows = [_measured(member, cost, tokens) | machine for member, cost in pairs]
-        note = f"passes of {self._what}, {cost.ROUNDS} rounds in turns\n"
+        note = f"passes of {self._what}, {ROUNDS} rounds in turns\n"
         note += f"{machine['cpu']}, {_counted(machine['threads'], 'thread')}, {machine['backend']}"
         self._print(rows, MEASURED_COLUMNS, f"{note} for {machine['level']}" if machine["level"] else note)
 
@@ -194,8 +197,13 @@ class Compare(Command):
             write_picture(self.plot, models_side_by_side(rows, panels, log=self.log))
 
 
-def _member(name: str) -> Member:
+def _member(name: str) -> "Member":
     """Return the model to measure: a checkpoint, or random weights if only a config is known."""
+    from bertcore.checkpoint import read_config
+    from bertcore.checkpoint.weights import WEIGHTS_NAMES
+    from bertcore.models.cost import Member
+    from bertcore.tasks.sentence_encoder.settings import read_settings
+
     known = known_preset(name)
     if known is not None:
         return Member(name, known.config)
@@ -204,7 +212,9 @@ def _member(name: str) -> Member:
     return Member(name, read_config(folder), folder if has_weights else None)
 
 
-def _measured(member: Member, cost: PassCost, tokens: int) -> dict[str, Any]:
+def _measured(member: "Member", cost: "PassCost", tokens: int) -> dict[str, Any]:
+    from bertcore.models.cost import figures
+
     weights = "random" if member.folder is None else "loaded"
     found = {"name": member.name, "weights": weights, "parameters": figures(member.config).parameters}
     found |= {"latency": cost.latency, "fastest": min(cost.seconds), "slowest": max(cost.seconds)}
@@ -217,6 +227,9 @@ def _counted(count: int, noun: str) -> str:
 
 def row(name: str, config: Mapping[str, Any], facts: Mapping[str, Any], *, length: int) -> dict[str, Any]:
     """Return the values of COLUMNS for one model, and the sources of quoted ones; None for unknown values."""
+    from bertcore.checkpoint import naming_config
+    from bertcore.models.cost import figures
+
     with naming_config(name):
         found = figures(config, length)
     sizes = {f"megabytes_{dtype}": size for dtype, size in found.megabytes.items()}

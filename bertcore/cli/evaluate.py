@@ -7,9 +7,6 @@ from typing import Any
 from bertcore.cli.inputs import WithModel, model_folder
 from bertcore.cli.options import CommandError, File, Positive
 from bertcore.cli.outputs import aligned
-from bertcore.tasks.evaluation import InformationRetrievalEvaluator
-from bertcore.tasks.loading import kind_of, load_encoder
-from bertcore.training.data.files import Records, text_of
 
 SHOWN = ("accuracy@1", "accuracy@10", "precision@10", "recall@10", "mrr@10", "ndcg@10", "map@100")
 
@@ -50,6 +47,9 @@ class Evaluate(WithModel):
     json: bool = False
 
     def run(self) -> None:
+        from bertcore.tasks.evaluation import InformationRetrievalEvaluator
+        from bertcore.tasks.loading import kind_of, load_encoder
+
         folder = model_folder(self.model)
         kind = kind_of(folder)
         if kind == "classifier":
@@ -80,6 +80,8 @@ class Evaluate(WithModel):
 
 def texts_by_id(file: str, option: str) -> dict[str, str]:
     """Return the texts of a file by their ids, with a document's title before its text."""
+    from bertcore.training.data.files import Records, text_of
+
     found: dict[str, str] = {}
     for number, record in enumerate(Records(file)):
         text = text_of(record, number, "text")
@@ -100,6 +102,8 @@ def texts_by_id(file: str, option: str) -> dict[str, str]:
 
 
 def answers_by_query(file: str) -> dict[str, set[str]]:
+    from bertcore.training.data.files import Records
+
     found: dict[str, set[str]] = {}
     for record in Records(file):
         fields = record["text"].split() if record.is_line else [record.get(name) for name in ("query-id", "corpus-id")]

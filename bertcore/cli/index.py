@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import bertcore
 from bertcore.cli.inputs import Reading, check_one_source, model_digest, model_folder, texts_from
 from bertcore.cli.options import CommandError, File
-from bertcore.tasks.index import VectorIndex
-from bertcore.tasks.loading import ENCODERS, kind_of
 
 DIGEST = "model_sha256"  # of the metadata of an index
 
@@ -90,15 +89,17 @@ class Index(Corpus):
                     options["rescore_precision"] = None if self.rescore_precision == "none" else self.rescore_precision
                 options["metadata"] = {"model": Path(folder).name, DIGEST: model_digest(folder)}
                 options["similarity"] = encoder.similarity_fn_name
-                index = VectorIndex.build(self.output, rows, texts=texts, **options)
+                index = bertcore.VectorIndex.build(self.output, rows, texts=texts, **options)
         print(f"{self.output}: {len(index):,} texts, {index.dimension} dimensions, {index.precision}", file=sys.stderr)
 
 
 def dense_encoder(folder: Path, command: Reading) -> Any:
     """Return the sentence encoder of a folder; CommandError for other kinds and similarities."""
+    from bertcore.tasks.loading import kind_of
+
     if (kind := kind_of(folder)) != "dense":
         raise CommandError(f"{command.model} is a {kind} encoder, expected a sentence encoder: an index keeps vectors")
-    encoder = ENCODERS["dense"](folder, **command.loading_options(False))
+    encoder = bertcore.SentenceEncoder(folder, **command.loading_options(False))
     if encoder.similarity_fn_name not in ("cosine", "dot"):
         raise CommandError(f"{command.model} compares by {encoder.similarity_fn_name}, expected cosine or dot")
     return encoder
@@ -106,7 +107,7 @@ def dense_encoder(folder: Path, command: Reading) -> Any:
 
 def opened_index(path: str, model: Path) -> Any:
     """Return the index in a folder; CommandError if another model has made it."""
-    index = VectorIndex(path)
+    index = bertcore.VectorIndex(path)
     if index.metadata.get(DIGEST) not in (None, model_digest(model)):
         made_by = index.metadata.get("model", "another")
         raise CommandError(f"{path} was made by the model {made_by}, whose files are others, expected the same model")

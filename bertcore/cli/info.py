@@ -4,21 +4,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bertcore import checkpoint
 from bertcore.arguments import printable
-from bertcore.checkpoint import naming_config
-from bertcore.checkpoint.files import read_json_object
 from bertcore.cli.inputs import model_folder
 from bertcore.cli.options import Command, File, Positive
 from bertcore.cli.outputs import aligned
-from bertcore.models.architectures import class_for
-from bertcore.models.cost import LENGTH, Figures, figures
-from bertcore.models.spec import ConfigReader
 from bertcore.presets import PRESETS, Preset, preset
-from bertcore.tasks.loading import read_encoder_settings
 
+if TYPE_CHECKING:
+    from bertcore.models.cost import Figures
+
+LENGTH = 128  # tokens of a sequence, by default
 QUOTED = {"mnli_m": "MNLI-m", "glue_dev": "GLUE dev"}  # published figures, and their titles
 LABELS = 8  # that are printed
 
@@ -57,6 +54,9 @@ class Info(Command):
             rows = [[str(each[key]) for key in titles] for each in _presets()]
             print(json.dumps({"presets": _presets()}) if self.json else aligned(rows, [*titles.values()]))
             return
+        from bertcore.checkpoint import naming_config
+        from bertcore.models.cost import figures
+
         config, facts = described(self.name)
         with naming_config(self.name):
             found, own = figures(config, self.length), {} if facts else _of_checkpoint(self.name, config)
@@ -70,17 +70,25 @@ class Info(Command):
 
 def described(name: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """Return the config of a preset, file, folder or id on the hub, and the published facts of a preset."""
+    from bertcore.checkpoint import read_config
+    from bertcore.checkpoint.files import read_json_object
+    from bertcore.tasks.loading import read_encoder_settings
+
     known = known_preset(name)
     if known is not None:
         return known.config, _facts(known)
     if _is_config(name):
         return read_json_object(Path(name)), {}
-    return checkpoint.read_config(read_encoder_settings(model_folder(name, "tokenizer")).model_folder), {}
+    return read_config(read_encoder_settings(model_folder(name, "tokenizer")).model_folder), {}
 
 
 def _of_checkpoint(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return further properties of a checkpoint: its head (None without one), its labels, its low precision."""
-    config, stored_as = checkpoint.split_dtype(name, config)
+    from bertcore.checkpoint import split_dtype
+    from bertcore.models.architectures import class_for
+    from bertcore.models.spec import ConfigReader
+
+    config, stored_as = split_dtype(name, config)
     try:
         head = class_for(config).__name__
     except ValueError:
@@ -119,7 +127,7 @@ def _facts(known: Preset) -> dict[str, Any]:
     return facts | {key: figure and figure.value for key, figure in quoted.items()} | {"sources": sources}
 
 
-def _rows(found: Figures, facts: Mapping[str, Any]) -> dict[str, str]:
+def _rows(found: "Figures", facts: Mapping[str, Any]) -> dict[str, str]:
     widths = f"hidden {found.hidden_size:,}, feed-forward {found.intermediate_size:,}"
     most = "no limit" if found.positions is None else f"at most {found.positions:,} tokens"
     types = f", {found.token_types} token types" if found.token_types > 1 else ""
@@ -152,7 +160,7 @@ def _rows(found: Figures, facts: Mapping[str, Any]) -> dict[str, str]:
     return rows
 
 
-def _savings(found: Figures) -> dict[str, str]:
+def _savings(found: "Figures") -> dict[str, str]:
     layers = found.unshared_layer_parameters / found.layer_parameters
     savings = []
     if layers > 1:

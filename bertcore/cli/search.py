@@ -8,14 +8,11 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import bertcore
 from bertcore.cli.index import Corpus, dense_encoder, in_step, opened_index
 from bertcore.cli.inputs import Reading, Texts, check_one_source, model_folder, texts_from
 from bertcore.cli.options import CommandError, File, Positive
 from bertcore.cli.outputs import output_stream
-from bertcore.tasks.index import merged
-from bertcore.tasks.loading import ENCODERS, kind_of
-from bertcore.tasks.multi_vector.settings import read_late_settings
-from bertcore.tasks.search import BestRows
 
 BLOCK_ROWS = 4096  # of the corpus, compared with the queries at once
 
@@ -77,6 +74,10 @@ class Search(Corpus):
             raise CommandError("CORPUS and --queries are both standard input, expected a file for one of them")
 
     def run(self) -> None:
+        from bertcore.tasks.index import merged
+        from bertcore.tasks.loading import ENCODERS, kind_of
+        from bertcore.tasks.multi_vector.settings import read_late_settings
+
         folder = model_folder(self.model)
         kind = "late" if self.late else "sparse" if self.sparse else kind_of(folder)
         kind = "dense" if kind == "classifier" else kind
@@ -113,6 +114,8 @@ def search(
     encoder: Any, queries: list[Any], lines: Iterable[str], top_k: int, options: dict[str, Any]
 ) -> Iterator[list[dict[str, Any]]]:
     """Return the best lines for each query, the best first: {"corpus_id", "score", "text"}; only these are kept."""
+    from bertcore.tasks.search import BestRows
+
     asked = encoder.encode_query(queries, **options)
     best, kept, first = BestRows(len(queries), top_k), {}, 0
     pairs = zip(*in_step(functools.partial(encoder.encode_document_stream, **options), lines), strict=False)
@@ -151,6 +154,8 @@ class Rerank(Texts, Reading):
     json: bool = False
 
     def run(self) -> None:
+        from bertcore.tasks.loading import kind_of
+
         folder = model_folder(self.model)
         is_late = kind_of(folder) == "late"
         with contextlib.ExitStack() as stack:
@@ -158,9 +163,9 @@ class Rerank(Texts, Reading):
             output = stack.enter_context(output_stream("-", seekable=False))
             stack.enter_context(self.chosen_backend())
             if is_late:
-                encoder = ENCODERS["late"](folder, **self.loading_options(is_late))
+                encoder = bertcore.MultiVectorEncoder(folder, **self.loading_options(is_late))
             else:
-                encoder = ENCODERS["classifier"](folder, dtype=self.dtype, max_length=self.max_length)
+                encoder = bertcore.CrossEncoder(folder, dtype=self.dtype, max_length=self.max_length)
             for score, index, text in best_lines(encoder, self.query, lines, self.top_k, self.reading_options()):
                 if self.json:
                     line = json.dumps({"corpus_id": index, "score": score, "text": text}, ensure_ascii=False)

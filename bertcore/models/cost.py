@@ -39,8 +39,6 @@ from bertcore.system import check_resident_is_reported, resident_megabytes
 if TYPE_CHECKING:
     from bertcore.models.model import Model
 
-LENGTH = 128  # tokens of a sequence, by default
-
 
 @dataclass(frozen=True)
 class Figures:
@@ -90,7 +88,7 @@ class Figures:
     classes: tuple[str, ...]
 
 
-def figures(config: Mapping[str, Any], length: int = LENGTH) -> Figures:
+def figures(config: Mapping[str, Any], length: int = 128) -> Figures:
     """The figures of the model of a config; ValueError if it cannot be made.
 
     A `length` beyond the model's longest sequence counts as that.

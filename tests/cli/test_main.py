@@ -183,7 +183,8 @@ def test_options_do_not_depend_on_docstrings():
 
 
 def test_help_imports_nothing_heavy():
-    for arguments in (["--help"], ["embed", "--help"], ["classify", "--help"]):
+    for command in ("", "embed", "classify", "search", "rerank", "index", "evaluate", "compare", "info"):
+        arguments = [*command.split(), "--help"]
         code = (
             f"import sys; from bertcore.cli import main; assert main({arguments}) == 0;"
             f"print([name for name in {['numpy', *HEAVY]} if name in sys.modules], file=sys.stderr)"
