@@ -125,6 +125,12 @@ def read_json_object(file: Path) -> dict[str, Any]:
     return value
 
 
+def write_json(file: Path, value: Any) -> None:
+    """Write `value` as indented JSON; the file's folder is made if it is missing."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
 def _is_too_deep(value: Any) -> bool:
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MOST_DEPTH):

@@ -1,7 +1,6 @@
 """Measures of trained models, and the files beside them: scores, the state of the run, a model card."""
 
 import functools
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 
 from bertcore import SentenceEncoder
 from bertcore.arguments import required
+from bertcore.checkpoint.files import write_json
 from bertcore.training import metrics
 from bertcore.training.checkpoints import ARGUMENTS, STATE
 from bertcore.training.data import LabelledEntities, LabelledMentions, LabelledWords, Questions, answer_metrics
@@ -37,7 +37,7 @@ def write_reports(folder: Path, command: Any, trainer: Any, outcome: Any, scores
     trainer.state.callbacks = trainer.callbacks.state_dict()
     trainer.state.save_to_json(folder / STATE)
     for name, values in ((RESULTS, outcome.metrics | scores), (ARGUMENTS, trainer.args.to_dict())):
-        (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / name, values)
     (folder / CARD).write_text(_card(folder, command, trainer, outcome, scores), encoding="utf-8")
 
 

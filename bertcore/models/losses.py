@@ -55,24 +55,11 @@ def packed_labels(
 
     -100 stands for none. `kind` is "entity_" for labels of entities, with which the names of their inputs begin.
     """
-    return run.to_backend(_stripped(packed, labels, num_classes, name, kind))
+    return run.to_backend(words(packed, labels, num_classes, name, kind))
 
 
 def words(packed: PackedBatch, labels: Any, num_classes: int, name: str = "labels", kind: str = "") -> np.ndarray:
     """The word of each packed token, in host memory; -100 for none."""
-    return _stripped(packed, labels, num_classes, name, kind)
-
-
-def next_words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray:
-    """For each packed token the label of the one after it, which it predicts, in host memory; -100 for none."""
-    words = _stripped(packed, labels, num_classes, "labels", "")
-    following = np.full(words.shape, IGNORED, np.int64)
-    following[:-1] = words[1:]
-    following[packed.cu_seqlens[1:][packed.has_tokens] - 1] = IGNORED
-    return following
-
-
-def _stripped(packed: PackedBatch, labels: Any, num_classes: int, name: str, kind: str) -> np.ndarray:
     array = integer_batch(name, labels)
     if array.shape != packed.shape:
         raise ValueError(f"{name} has shape {array.shape}, expected {packed.shape} as {kind or 'input_'}ids has")
@@ -81,6 +68,15 @@ def _stripped(packed: PackedBatch, labels: Any, num_classes: int, name: str, kin
     if np.count_nonzero(kept != IGNORED) != np.count_nonzero(array != IGNORED):
         raise ValueError(f"{name} has a label at a padded position ({kind}attention_mask 0): set it to -100")
     return kept
+
+
+def next_words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray:
+    """For each packed token the label of the one after it, which it predicts, in host memory; -100 for none."""
+    own = words(packed, labels, num_classes)
+    following = np.full(own.shape, IGNORED, np.int64)
+    following[:-1] = own[1:]
+    following[packed.cu_seqlens[1:][packed.has_tokens] - 1] = IGNORED
+    return following
 
 
 def sequence_loss(run: Pass, logits: Any, labels: Any, num_classes: int, *, name: str = "labels") -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import multiprocessing
 import os
 import shutil
@@ -23,7 +22,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import Arguments, check_count, check_strings, required
 from bertcore.checkpoint import resolve
-from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, read_json_object, replacing
+from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, read_json_object, replacing, write_json
 from bertcore.kernels import checks
 from bertcore.tasks.folder import (
     BGE_LINEARS,
@@ -32,6 +31,7 @@ from bertcore.tasks.folder import (
     TRANSFORMER_NAMES,
     Module,
     Prompts,
+    module_entries,
     opened_folder,
     read_modules,
     read_prompts,
@@ -77,7 +77,7 @@ def _take_peers_arguments(args: tuple[Any, ...], given: dict[str, Any]) -> None:
 
 def save_modules(modules: Iterable[Any], folder: Path) -> None:
     """Write modules of sentence-transformers by their own `save`, and modules.json. Raises TypeError for others."""
-    entries = []
+    kinds = {}
     for index, module in enumerate(modules):
         kind = type(module)
         if not callable(getattr(module, "save", None)):
@@ -85,8 +85,8 @@ def save_modules(modules: Iterable[Any], folder: Path) -> None:
         path = "" if not index and kind.__name__ == "Transformer" else f"{index}_{kind.__name__}"
         (folder / path).mkdir(exist_ok=True)
         module.save(str(folder / path))
-        entries.append({"idx": index, "name": str(index), "path": path, "type": f"{kind.__module__}.{kind.__name__}"})
-    (folder / MODULES_NAME).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+        kinds[path] = f"{kind.__module__}.{kind.__name__}"
+    write_json(folder / MODULES_NAME, module_entries(kinds))
 
 
 class EncoderOptions(TypedDict, total=False):
@@ -451,7 +451,7 @@ def _of_chunk(method: str, chunk: list[Any], options: dict[str, Any]) -> Any:
 def update_json(file: Path, values: dict[str, Any]) -> None:
     """Write `values` into a JSON object, which may not exist yet."""
     known = read_json_object(file) if file.is_file() else {}
-    file.write_text(json.dumps(known | values, indent=2) + "\n", encoding="utf-8")
+    write_json(file, known | values)
 
 
 def backend_of(device: str | None) -> str:

@@ -12,6 +12,7 @@ from bertcore.checkpoint.files import CONFIG_NAME, checkpoint_folder, read_compl
 from bertcore.tasks.similarity import SIMILARITIES
 
 MODULES_NAME = "modules.json"
+MODELS = "sentence_transformers.models"  # of its modules' classes before version 6, which it still knows
 BGE_LINEARS = "colbert_linear.pt", "sparse_linear.pt"  # of BGE-M3: maps to token vectors and to their weights
 SETTINGS_NAME = "config_sentence_transformers.json"
 ROUTER_NAME = "router_config.json"
@@ -103,6 +104,12 @@ def read_modules(folder: Path) -> list[Module] | None:
             raise CheckpointError(f"{file}[{index}] is {module!r:.60}, expected an object with the texts type and path")
     listed = [(module["type"], module["path"]) for module in modules]
     return [Module(kind.rpartition(".")[2], kind, inside(file, path)) for kind, path in listed]
+
+
+def module_entries(kinds: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the content of a modules.json: the full names of the modules' classes by their folders."""
+    pairs = enumerate(kinds.items())
+    return [{"idx": index, "name": str(index), "path": path, "type": kind} for index, (path, kind) in pairs]
 
 
 def inside(file: Path, path: str) -> Path:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from bertcore.arguments import DType, check_count, naming_nearest, older_names, required
+from bertcore.checkpoint.files import write_json
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
 from bertcore.passes import Pass
@@ -24,6 +25,7 @@ from bertcore.tasks.folder import (
     SETTINGS_NAME,
     Module,
     Routes,
+    module_entries,
     read_routes,
 )
 from bertcore.tasks.long_texts import Cutting, MergedWindows
@@ -396,7 +398,7 @@ class SparseEncoder(PromptedReader):
                 listed.append(
                     {"idx": len(listed), "name": str(len(listed)), "path": name, "type": TYPES["AutoEncoder"]}
                 )
-                (target / MODULES_NAME).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
+                write_json(target / MODULES_NAME, listed)
 
     def _fill_router(self, target: Path) -> None:
         """Write the Router that sentence-transformers has in place of an idf.json."""
@@ -417,13 +419,12 @@ class SparseEncoder(PromptedReader):
                 "types": {name: TYPES[kind] for name, kind in ids.items()}, "structure": structure,
                 "parameters": {"default_route": "document", "allow_empty_key": True, "route_mappings": {}},
             },
-            MODULES_NAME: [{"idx": 0, "name": "0", "path": "", "type": TYPES["Router"]}],
+            MODULES_NAME: module_entries({"": TYPES["Router"]}),
             SETTINGS_NAME: {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt_name}
             | self._saved_settings(),
         }  # fmt: skip
         for path, content in contents.items():
-            (target / path).parent.mkdir(parents=True, exist_ok=True)
-            (target / path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            write_json(target / path, content)
 
     def words(self, batch: list[np.ndarray], max_active_dims: int | None = None, skipped: int = 0) -> list[SparseRow]:
         """Return the weights of each text of a batch of token ids, at most `max_active_dims` of them.

@@ -13,10 +13,10 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count, check_share
-from bertcore.checkpoint.files import CONFIG_NAME, made_folder, replacing
+from bertcore.checkpoint.files import CONFIG_NAME, made_folder, replacing, write_json
 from bertcore.checkpoint.safetensors_file import write_safetensors
 from bertcore.kernels import checks
-from bertcore.tasks.folder import MODULES_NAME
+from bertcore.tasks.folder import MODELS, MODULES_NAME, module_entries
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sentence_encoder.encoder import unknown_id
 from bertcore.tasks.sentence_encoder.modules import pool
@@ -222,12 +222,9 @@ def _quantized(vectors: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _write(folder: Any, config: Mapping[str, Any], table: np.ndarray, tokenizer: str) -> None:
-    modules = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for index, (path, kind) in enumerate([(".", "StaticEmbedding"), ("1_Normalize", "Normalize")])
-    ]
+    modules = module_entries({".": f"{MODELS}.StaticEmbedding", "1_Normalize": f"{MODELS}.Normalize"})
     with replacing(folder, CONFIG_NAME) as new:
         write_safetensors(new / "model.safetensors", {"embeddings": np.ascontiguousarray(table)})
         for name, value in ((CONFIG_NAME, config), (MODULES_NAME, modules)):
-            (new / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+            write_json(new / name, value)
         (new / "tokenizer.json").write_text(tokenizer, encoding="utf-8")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bertcore.arguments import check_count
-from bertcore.checkpoint.files import naming, temporary_beside
+from bertcore.checkpoint.files import naming, read_json_object, temporary_beside, write_json
 from bertcore.system import lock, replace
 from bertcore.training.arguments import LOCAL_REPORTS, TrainingArguments
 
@@ -387,17 +387,13 @@ class TrainerState:
 
     def save_to_json(self, file: str | Path) -> None:
         """Write the state to a file."""
-        Path(file).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        write_json(Path(file), asdict(self))
 
     @classmethod
     def load_from_json(cls, file: str | Path) -> TrainerState:
         """Read what `save_to_json` wrote. Raises ValueError, naming the file, for anything else."""
-        try:
-            values = json.loads(Path(file).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{file} is no JSON: {error}") from error
-        names = {field.name for field in fields(cls)}
-        if not isinstance(values, dict) or set(values) != names:
+        values, names = read_json_object(Path(file)), {field.name for field in fields(cls)}
+        if set(values) != names:
             raise ValueError(f"{file} is not the state of a run: expected an object with {', '.join(sorted(names))}")
         for each in fields(cls):
             if not _is_of(values[each.name], each.type):

@@ -9,7 +9,6 @@ the partial one is removed. digests.json has the SHA-256 of every file, by which
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 
 from bertcore.arguments import warn_caller
 from bertcore.checkpoint import CheckpointError, open_checkpoint
-from bertcore.checkpoint.files import digest_of, sweep, sync, temporary_beside
+from bertcore.checkpoint.files import digest_of, read_json_object, sweep, sync, temporary_beside, write_json
 from bertcore.checkpoint.safetensors_file import write_safetensors
 from bertcore.nn.parameter import Parameter
 from bertcore.system import replace
@@ -54,7 +53,7 @@ def check_whole(folder: Path) -> None:
     """Raise CheckpointError, naming the file, unless all files of a checkpoint are as they were saved."""
     if not (folder / DIGESTS).is_file():
         raise CheckpointError(f"{folder} is not a checkpoint of a run: it lacks {DIGESTS}")
-    for name, expected in _read_json(folder / DIGESTS).items():
+    for name, expected in read_json_object(folder / DIGESTS).items():
         file = folder / name
         try:
             found = digest_of(file)
@@ -209,11 +208,11 @@ def save_run(
     if beside:
         _write_arrays(folder / OBJECTIVE, {name: array for each in beside for name, array in each.tensors()})
     for name, values in ((SCHEDULE, schedule.state_dict()), (ARGUMENTS, args.to_dict())):
-        (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / name, values)
     state.save_to_json(folder / STATE)
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     digests = {file.relative_to(folder).as_posix(): digest_of(file) for file in files}
-    (folder / DIGESTS).write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / DIGESTS, digests)
 
 
 def load_run(
@@ -237,7 +236,7 @@ def load_run(
     for name in (OPTIMIZER, *([OBJECTIVE] if beside else []), SCHEDULE, STATE, ARGUMENTS):
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder} is not a checkpoint of a run: it lacks {name}")
-    before, state = _read_json(folder / ARGUMENTS), TrainerState.load_from_json(folder / STATE)
+    before, state = read_json_object(folder / ARGUMENTS), TrainerState.load_from_json(folder / STATE)
     known = {name: (before.get(name), getattr(args, name)) for name in _KEPT}
     facts = {"the number of examples": "num_examples", "the number of processes": "num_processes"}
     facts |= {"the dataset's fingerprint": "data", "masking": "masking"}
@@ -263,7 +262,7 @@ def load_run(
         parameter.fill({name: kept[name] for name in parameter.names}, parameter.precision)
     optimizer.load_state_dict(open_checkpoint(folder / OPTIMIZER))
     try:
-        schedule.load_state_dict(_read_json(folder / SCHEDULE))
+        schedule.load_state_dict(read_json_object(folder / SCHEDULE))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{folder / SCHEDULE}: {error}") from error
     return state
@@ -281,16 +280,6 @@ def _read_beside(file: Path, parameters: Sequence[Parameter]) -> dict[str, np.nd
     if found != expected:
         raise CheckpointError(f"{file} is of another objective: it has {found}, expected {expected}")
     return {name: np.array(opened[name]) for name in opened}
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{file} is no JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{file} holds {values!r:.80}, expected an object")
-    return values
 
 
 def _fingerprint(arrays: Iterable[np.ndarray]) -> str:

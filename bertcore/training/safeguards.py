@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertcore import kernels
-from bertcore.checkpoint.files import naming
+from bertcore.checkpoint.files import naming, write_json
 from bertcore.kernels.arrays import Array
 from bertcore.training.checkpoints import write_folder
 
@@ -118,7 +117,7 @@ def keep_for_post_mortem(
         model.save_pretrained(new)
         for number, batch in enumerate(batches):
             np.savez(new / f"batch-{number}.npz", **{name: np.asarray(value) for name, value in batch.items()})
-        (new / "failure.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        write_json(new / "failure.json", facts)
 
     with naming(folder):
         write_folder(folder, fill)

@@ -228,7 +228,7 @@ def test_another_length_is_reported_where_the_rates_depend_on_it(tmp_path, kind,
 @pytest.mark.parametrize("file, content, error", [
     ("scheduler.json", {"position": "x"}, "scheduler.json: position is 'x', expected a number"),
     ("scheduler.json", {}, "scheduler.json: position is None, expected a number"),
-    ("training_args.json", -1.5, "training_args.json holds -1.5, expected an object"),
+    ("training_args.json", -1.5, "training_args.json holds a JSON float, expected an object"),
     ("trainer_state.json", {"global_step": "3"}, "trainer_state.json: global_step is '3', expected int"),
     ("trainer_state.json", {"global_step": 10**18}, "global_step is 10{18}, expected a number from 0 to 1"),
     ("trainer_state.json", {"global_step": -5}, "global_step is -5, expected a number from 0 to 1"),
@@ -260,7 +260,7 @@ DAMAGE = [
     ("optimizer.safetensors", lambda file: file.unlink(), "optimizer.safetensors cannot be read: No such file"),
     ("trainer_state.json", lambda file: file.write_text(""), "trainer_state.json is damaged"),
     ("digests.json", lambda file: file.unlink(), "checkpoint-7 is not a checkpoint of a run: it lacks digests.json"),
-    ("digests.json", lambda file: file.write_text("[]"), "digests.json holds \\[\\], expected an object"),
+    ("digests.json", lambda file: file.write_text("[]"), "digests.json holds a JSON list, expected an object"),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,12 +14,13 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import DType, check_count, check_number, naming_nearest, required
 from bertcore.checkpoint import save_checkpoint
+from bertcore.checkpoint.files import write_json
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModel
 from bertcore.passes import Pass
 from bertcore.tape import value_of
 from bertcore.tasks.encoders import EncoderOptions, EncoderPool, reading_whole
-from bertcore.tasks.folder import MODULES_NAME, SETTINGS_NAME, TRANSFORMER_NAMES, Prompts, with_prompt
+from bertcore.tasks.folder import MODULES_NAME, SETTINGS_NAME, TRANSFORMER_NAMES, Prompts, module_entries, with_prompt
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.multi_vector.modules import TokenHead, TokenRow, pool_tokens
 from bertcore.tasks.multi_vector.settings import (
@@ -402,9 +402,9 @@ class MultiVectorEncoder(PromptedReader):
             self.settings,
         )
         self._save_model(target)
-        modules = [("", f"{base}.transformer.Transformer")]
+        modules = {"": f"{base}.transformer.Transformer"}
         for number, (dense, config) in enumerate(zip(self.head.maps, self.head.configs, strict=True), 1):
-            modules.append((f"{number}_Dense", f"{base}.dense.Dense"))
+            modules[f"{number}_Dense"] = f"{base}.dense.Dense"
             tensors = {
                 name.removeprefix(f"{number}_Dense."): array
                 for parameter in dense.parameters()
@@ -424,10 +424,8 @@ class MultiVectorEncoder(PromptedReader):
         for name, kind, config in ends:
             path = f"{len(modules)}_{name}"
             contents[f"{path}/config.json"] = config
-            modules.append((path, kind))
-        contents[MODULES_NAME] = [
-            {"idx": index, "name": str(index), "path": path, "type": kind} for index, (path, kind) in enumerate(modules)
-        ]
+            modules[path] = kind
+        contents[MODULES_NAME] = module_entries(modules)
         contents[SETTINGS_NAME] = {
             "model_type": "MultiVectorEncoder", "prompts": dict(self.prompts),
             "default_prompt_name": self.default_prompt_name, "similarity_fn_name": self.similarity_fn_name,
@@ -439,5 +437,4 @@ class MultiVectorEncoder(PromptedReader):
             "query_expansion": None if self.query_expansion is None else asdict(self.query_expansion),
         }  # fmt: skip
         for path, content in contents.items():
-            (target / path).parent.mkdir(exist_ok=True)
-            (target / path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            write_json(target / path, content)

@@ -1,6 +1,5 @@
 """The folder of a sentence encoder, as sentence-transformers writes it: reading and saving its settings."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from bertcore.checkpoint import CheckpointError
-from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, model_type_of, read_json_object, replacing
+from bertcore.checkpoint.files import (
+    CONFIG_NAME,
+    locked,
+    made_folder,
+    model_type_of,
+    read_json_object,
+    replacing,
+    write_json,
+)
 from bertcore.tasks.folder import (
+    MODELS,
     MODULES_NAME,
     SETTINGS_NAME,
     TRANSFORMER_NAMES,
     Module,
     check_kinds,
     flag,
+    module_entries,
     opened_folder,
     positive_integer,
     read_routes,
@@ -161,9 +170,6 @@ def _read_whole(folder: Path) -> dict[str, Any]:
     return {"similarity": similarity, "truncate_dim": positive_integer(file, config, "truncate_dim")}
 
 
-MODULES = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-
-
 def save_sentence_encoder(
     folder: str | os.PathLike,
     model: Any,
@@ -198,24 +204,21 @@ def save_sentence_encoder(
         raise ValueError(f"pooling is {pooling!r}, expected one or several of {', '.join(POOLING)}")
     if default_prompt_name is not None and default_prompt_name not in prompts:
         raise ValueError(f"default_prompt_name is {default_prompt_name!r}, prompts has {', '.join(prompts) or 'none'}")
-    kinds = list(MODULES.items())[: 3 if normalize else 2]
-    modules = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for index, (path, kind) in enumerate(kinds)
-    ]
+    kinds = {"": f"{MODELS}.Transformer", "1_Pooling": f"{MODELS}.Pooling"}
+    if normalize:
+        kinds["2_Normalize"] = f"{MODELS}.Normalize"
     flags = {flag: mode in modes for flag, mode in POOLING_FLAGS.items()}
     contents = {
         "1_Pooling/config.json": {"word_embedding_dimension": model.spec.hidden_size, **flags},
-        MODULES_NAME: modules,
+        MODULES_NAME: module_entries(kinds),
         TRANSFORMER_NAMES[0]: {"max_seq_length": max_seq_length, "do_lower_case": do_lower_case},
         SETTINGS_NAME: {"prompts": prompts, "default_prompt_name": default_prompt_name},
     }
     folder = made_folder(folder)
-    for path, _ in kinds[1:]:
+    for path in filter(None, kinds):
         (folder / path).mkdir(exist_ok=True)
     with replacing(folder, CONFIG_NAME) as new:
         model.save_pretrained(new)
         tokenizer.save_pretrained(new)
-        (new / "1_Pooling").mkdir()
         for name, value in contents.items():
-            (new / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+            write_json(new / name, value)
