@@ -50,9 +50,10 @@ from bertcore.training.objectives.language_modeling import (
     ReplacedToken,
     SpanBoundary,
 )
-from bertcore.training.objectives.objective import ColumnCollator, CustomLoss, Objective, Supervised
+from bertcore.training.objectives.objective import CustomLoss, Objective, Supervised
 from bertcore.training.objectives.preview import preview
 from bertcore.training.objectives.sentence_pairs import NextSentence, SentenceOrder, TranslationLM
+from bertcore.training.objectives.text_examples import ColumnCollator
 
 __all__ = [
     "MSE", "AdaptiveLayer", "AnglE", "AttentionDistributions", "AttentionScores", "BatchAllTriplet",

@@ -17,8 +17,9 @@ from bertcore.arguments import check_count, check_number
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.training.objectives.embeddings import ChunkedObjective, checked_labels
-from bertcore.training.objectives.objective import LABELS, Batch, ColumnCollator
+from bertcore.training.objectives.objective import Batch
 from bertcore.training.objectives.similarity import log_sums, margin_error, ranking_loss, squared_error
+from bertcore.training.objectives.text_examples import LABELS, ColumnCollator
 
 ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Any]]] = {  # and derivatives, of the values
     "identity": (lambda logits: logits, lambda found: 1.0),

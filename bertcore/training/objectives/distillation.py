@@ -16,7 +16,8 @@ from bertcore.passes import Pass, kept_losses, kept_scores, use_loss_factors
 from bertcore.tape import unrecorded
 from bertcore.training.objectives.distillation_terms import PROJECTIONS, Outputs, Term
 from bertcore.training.objectives.language_modeling import MaskedLM
-from bertcore.training.objectives.objective import TARGETS, Batch, Examples, Objective, Supervised, Texts, real_tokens
+from bertcore.training.objectives.objective import TARGETS, Batch, Examples, Objective, Supervised, real_tokens
+from bertcore.training.objectives.text_examples import Texts
 
 
 class Distillation(Objective):

@@ -23,7 +23,8 @@ from bertcore.passes import Pass
 from bertcore.training.objectives import similarity
 from bertcore.training.objectives.divergences import checked_temperatures, divergence_of_scores, score_divergence
 from bertcore.training.objectives.embeddings import CoSENT, EmbeddingObjective, checked_inner, pooled
-from bertcore.training.objectives.objective import Batch, ColumnCollator
+from bertcore.training.objectives.objective import Batch
+from bertcore.training.objectives.text_examples import ColumnCollator
 
 
 class AnglE(CoSENT):

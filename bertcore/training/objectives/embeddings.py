@@ -18,7 +18,8 @@ from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.nn.parameter import Block
 from bertcore.training.objectives import similarity
-from bertcore.training.objectives.objective import Batch, ColumnCollator, Objective
+from bertcore.training.objectives.objective import Batch, Objective
+from bertcore.training.objectives.text_examples import ColumnCollator
 
 
 class ChunkedObjective(Objective):

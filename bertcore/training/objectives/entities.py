@@ -20,7 +20,8 @@ from bertcore.training.data.files import Rows, wrong_record
 from bertcore.training.data.mentions import LabelledEntities
 from bertcore.training.masking import IGNORED, Masking
 from bertcore.training.objectives.language_modeling import DEFAULT, MaskedLM
-from bertcore.training.objectives.objective import Batch, Collator, Objective, SpecialTokens, text_limit
+from bertcore.training.objectives.objective import Batch, Collator, Objective
+from bertcore.training.objectives.text_examples import SpecialTokens, text_limit
 
 SPANS, NAMES = "entity_spans", "entities"
 

@@ -14,6 +14,7 @@ from bertcore.models.pretraining import AutoModelForSpanBoundary
 from bertcore.training.collators import DataCollatorForLanguageModeling, DataCollatorWithPadding, ids_of
 from bertcore.training.masking import IGNORED, Masking, Words
 from bertcore.training.objectives import objective as base
+from bertcore.training.objectives.text_examples import SpecialTokens, Texts, document_ids, stream_pieces, text_limit
 
 DEFAULT = Masking()
 
@@ -33,11 +34,11 @@ class MaskedLM(base.Supervised):
         super().__init__(label_smoothing)
         self.masking = masking
 
-    def examples(self, documents: base.Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         """Yield the tokens of each document in pieces of `max_length`, the last one shorter."""
-        special = base.SpecialTokens(tokenizer)
-        limit = base.text_limit(max_length, len(special))
-        for document in base.document_ids(tokenizer, documents):
+        special = SpecialTokens(tokenizer)
+        limit = text_limit(max_length, len(special))
+        for document in document_ids(tokenizer, documents):
             ids = [token for sentence in document for token in sentence]
             for start in range(0, len(ids), limit):
                 yield special.around(ids[start : start + limit])
@@ -69,15 +70,15 @@ class CausalLM(NextWords):
 
     model_class = "AutoModelForCausalLM"
 
-    def examples(self, documents: base.Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         """Yield one stream of all documents, each followed by the end-of-text token, in pieces of `max_length` tokens.
 
         The last piece is shorter. Documents without tokens are left out.
         """
         if tokenizer.eos_token_id is None:
             raise ValueError("tokenizer has no eos_token, which ends a document")
-        base.text_limit(max_length, 0)
-        for piece in base.stream_pieces(tokenizer, documents, tokenizer.eos_token_id, max_length):
+        text_limit(max_length, 0)
+        for piece in stream_pieces(tokenizer, documents, tokenizer.eos_token_id, max_length):
             if len(piece) > 1:  # a single token has nothing to predict
                 yield {"input_ids": piece}
 
@@ -149,13 +150,13 @@ class PermutationLM(base.Supervised):
             raise ValueError(f"share is {share!r}, expected a number above 0, at most 1")
         self.share, self.longest_span = share, check_count("longest_span", longest_span)
 
-    def examples(self, documents: base.Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         """Yield one stream of all documents, each followed by the separator, in pieces of `max_length` tokens."""
-        special, end = base.SpecialTokens(tokenizer), tokenizer.sep_token_id
+        special, end = SpecialTokens(tokenizer), tokenizer.sep_token_id
         if end is None:
             raise ValueError("tokenizer has no sep_token, which ends a document")
-        limit = base.text_limit(max_length, len(special))
-        for piece in base.stream_pieces(tokenizer, documents, end, limit):
+        limit = text_limit(max_length, len(special))
+        for piece in stream_pieces(tokenizer, documents, end, limit):
             if any(token != end for token in piece):
                 yield special.around(piece)
 

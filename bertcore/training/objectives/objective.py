@@ -1,9 +1,8 @@
-"""The base of objectives, sums, labels and losses of the caller's own, and the way from texts to examples."""
+"""The base of objectives, sums, labels and losses of the caller's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,10 @@ from bertcore.gradients import Gradients, differentiate, with_loss
 from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import ClassOptions, Pass, kept_losses, use_class_options, use_loss_factors
-from bertcore.training.collators import is_cut
 from bertcore.training.masking import IGNORED
+from bertcore.training.objectives.text_examples import Texts
 
 Batch = Mapping[str, Any]
-Texts = Iterable[Iterable[str]]
 Examples = Iterator[dict[str, Any]]
 Collator = Callable[..., dict[str, Any]]
 
@@ -270,143 +268,6 @@ class OwnLoss(Objective):
         loss, out = self._compute(model, dict(batch), return_outputs=True)
         out.loss = loss
         return out
-
-
-LABELS = ("label", "labels", "score", "scores")
-
-
-class ColumnCollator:
-    """Batches of (examples, columns, length) from examples of several texts, with an optional label.
-
-    Examples are mappings of texts, all with the same names, whatever they are, in the same order. "label", "labels",
-    "score" or "scores" is the label: a number, or a list of numbers of one length in all examples.
-
-    Args:
-        tokenizer: cuts the texts to `max_length` and pads them to the longest.
-        max_length: in tokens, special ones included; by default the tokenizer's model_max_length, if it has one.
-    """
-
-    def __init__(self, tokenizer: Any, max_length: int | None = None):
-        self.tokenizer, self.max_length = tokenizer, max_length
-
-    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """Return the batch: input_ids and the model's other inputs, (examples, columns, length), and labels.
-
-        Raises:
-            ValueError: without examples, or for one whose names differ from the first's.
-            TypeError: for a column that is not a text.
-        """
-        if not examples:
-            raise ValueError("examples is empty, expected at least one")
-        names = list(examples[0])
-        columns = [name for name in names if name not in LABELS]
-        for index, example in enumerate(examples):
-            if list(example) != names:
-                raise ValueError(f"examples[{index}] has {', '.join(example)}, expected {', '.join(names)}")
-            wrong = [name for name in columns if not isinstance(example[name], str)]
-            if wrong:
-                kind = type(example[wrong[0]]).__name__
-                raise TypeError(f"examples[{index}][{wrong[0]!r}] is {kind}, expected a text")
-        texts = [example[name] for example in examples for name in columns]
-        rows = self.rows(texts, len(columns))
-        batch = {name: array.reshape(len(examples), len(columns), -1) for name, array in rows.items()}
-        for name in set(names) - set(columns):
-            batch["labels"] = np.array([example[name] for example in examples])
-        return batch
-
-    def rows(self, texts: list[str], columns: int) -> Mapping[str, np.ndarray]:
-        """Return the model's inputs, (texts, length), for texts of examples of so many columns."""
-        return self.tokenized(texts)
-
-    def tokenized(self, *texts: list[str]) -> Mapping[str, np.ndarray]:
-        """Return texts, or pairs of texts in two lists, cut and padded, (rows, length)."""
-        cuts = {"truncation": is_cut(self.tokenizer, self.max_length), "max_length": self.max_length}
-        return self.tokenizer(*texts, padding=True, return_tensors="np", **cuts)
-
-
-AT_ONCE = 256  # texts that are tokenized together: faster than short documents one by one
-
-
-def document_ids(tokenizer: Any, documents: Texts) -> Iterator[list[list[int]]]:
-    """Yield for each document the ids of its texts, without special tokens; texts without any are left out.
-
-    Raises TypeError for a document that is a string.
-    """
-    waiting: list[list[str]] = []
-    for document in documents:
-        if isinstance(document, str):
-            raise TypeError(f"documents has {document!r:.60}, expected lists of strings")
-        waiting.append(list(document))
-        if sum(map(len, waiting)) >= AT_ONCE or len(waiting) == AT_ONCE:
-            yield from _ids_of(tokenizer, waiting)
-            waiting = []
-    yield from _ids_of(tokenizer, waiting)
-
-
-def _ids_of(tokenizer: Any, documents: list[list[str]]) -> Iterator[list[list[int]]]:
-    texts = [text for document in documents for text in document]
-    left_out = "add_special_tokens", "truncation", "return_attention_mask", "return_token_type_ids"
-    rows = iter(tokenizer(texts, **dict.fromkeys(left_out, False))["input_ids"])
-    for document in documents:
-        yield [ids for ids in islice(rows, len(document)) if ids]
-
-
-def stream_pieces(tokenizer: Any, documents: Texts, end: int, size: int) -> Iterator[list[int]]:
-    """Yield the ids of all documents in turn, each followed by `end`, in pieces of `size`; the rest comes last.
-
-    A document without ids has no end.
-    """
-    left: list[int] = []
-    for document in document_ids(tokenizer, documents):
-        ids = left + [token for text in document for token in text] + ([end] if document else [])
-        whole = len(ids) - len(ids) % size
-        for start in range(0, whole, size):
-            yield ids[start : start + size]
-        left = ids[whole:]
-    if left:
-        yield left
-
-
-def text_limit(max_length: int, special: int, least: int = 1) -> int:
-    """Return the number of text tokens that fit into `max_length` beside the special ones.
-
-    Raises ValueError if they are fewer than `least`.
-    """
-    if not isinstance(max_length, int) or isinstance(max_length, bool) or max_length < special + least:
-        raise ValueError(f"max_length is {max_length!r}, expected at least {special + least}: {special} special tokens")
-    return max_length - special
-
-
-class SpecialTokens:
-    """The special tokens that a tokenizer puts around the ids of one text, or of two (`texts`)."""
-
-    def __init__(self, tokenizer: Any, texts: int = 1):
-        words = [tokenizer.mask_token or tokenizer.unk_token or "a"] * texts  # any text of at least one token
-        probe = tokenizer(*words, return_token_type_ids=True)
-        self._has_types = "token_type_ids" in tokenizer.model_input_names
-        self._slots: list[tuple[int | None, int | None, int]] = []  # (which text or None, special token, token type)
-        for source, token, kind in zip(probe.sequence_ids(), probe["input_ids"], probe["token_type_ids"], strict=True):
-            slot = (source, None if source is not None else token, kind)
-            if source is None or slot not in self._slots:  # a text of several tokens has one slot
-                self._slots.append(slot)
-
-    def __len__(self) -> int:
-        return sum(source is None for source, _, _ in self._slots)
-
-    def before(self, text: int = 0) -> int:
-        """Return the number of special tokens before the text of this number."""
-        first = next(place for place, (source, _, _) in enumerate(self._slots) if source == text)
-        return sum(source is None for source, _, _ in self._slots[:first])
-
-    def around(self, *texts: list[int]) -> dict[str, list[int]]:
-        """Return an example of the ids of the texts: input_ids, and token_type_ids if the model takes them."""
-        ids: list[int] = []
-        types: list[int] = []
-        for source, token, kind in self._slots:
-            part = [token] if source is None else texts[source]
-            ids += part
-            types += [kind] * len(part)
-        return {"input_ids": ids} | ({"token_type_ids": types} if self._has_types else {})
 
 
 BESIDE_WORDS = ("entity_labels", "next_sentence_label", "sentence_order_label")

@@ -13,6 +13,7 @@ from bertcore.models import losses
 from bertcore.passes import Pass
 from bertcore.training.objectives import objective as base
 from bertcore.training.objectives.language_modeling import MaskedLM
+from bertcore.training.objectives.text_examples import SpecialTokens, Texts, document_ids, text_limit
 
 AT_ONCE = 1000  # documents among which others are drawn
 Sentences = list[list[int]]
@@ -28,10 +29,10 @@ class SentencePairs(base.Objective):
 
     label = ""  # the name of the labels, in examples and in batches
 
-    def examples(self, documents: base.Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
-        special, rng = base.SpecialTokens(tokenizer, 2), np.random.default_rng(seed)
-        limit = base.text_limit(max_length, len(special), 2)
-        documents, before = filter(None, base.document_ids(tokenizer, documents)), []
+    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+        special, rng = SpecialTokens(tokenizer, 2), np.random.default_rng(seed)
+        limit = text_limit(max_length, len(special), 2)
+        documents, before = filter(None, document_ids(tokenizer, documents)), []
         while sentences := list(islice(documents, AT_ONCE)):
             for index, document in enumerate(sentences):
                 others = [*sentences[:index], *sentences[index + 1 :]] or before
@@ -131,7 +132,7 @@ class MaskedLMAndPairs(base.Supervised):
         super().__init__(words.label_smoothing)
         self.words, self.pairing = words, pairs
 
-    def examples(self, documents: base.Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         return self.pairing.examples(documents, tokenizer, max_length=max_length, seed=seed)
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> base.Collator:
@@ -172,15 +173,15 @@ class TranslationLM(MaskedLM):
 
     targets = (RESTART,)
 
-    def examples(self, documents: base.Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         """Yield both texts of each pair, the longer one cut at its end if they are too long together.
 
         `documents` are pairs of texts. A pair with a text without tokens is left out. "restart" of an example is the
         token where positions restart, and its position.
         """
-        special = base.SpecialTokens(tokenizer, 2)
-        limit = base.text_limit(max_length, len(special), 2)
-        for texts in base.document_ids(tokenizer, _pairs(documents)):
+        special = SpecialTokens(tokenizer, 2)
+        limit = text_limit(max_length, len(special), 2)
+        for texts in document_ids(tokenizer, _pairs(documents)):
             if len(texts) == 2:
                 first, second = texts
                 cut_pair(first, second, limit)
@@ -203,7 +204,7 @@ def restarted(mask: np.ndarray, restart: np.ndarray) -> np.ndarray:
     return np.where(mask != 0, np.where(places >= first, places - first + position, places), 0)
 
 
-def _pairs(documents: base.Texts) -> Iterator[list[str]]:
+def _pairs(documents: Texts) -> Iterator[list[str]]:
     for index, document in enumerate(documents):
         if isinstance(document, str):
             raise TypeError(f"documents[{index}] is {document!r:.60}, expected a pair of texts")

@@ -7,7 +7,7 @@ from bertcore import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, 
 from bertcore.training import Masking
 from bertcore.training.masking import IGNORED, Words
 from bertcore.training.objectives import CausalLM, MaskedLM, Objective, PermutationLM, TranslationLM
-from bertcore.training.objectives.objective import document_ids
+from bertcore.training.objectives.text_examples import document_ids
 from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import drawn_anew, tiny_config
@@ -119,7 +119,7 @@ def test_documents_are_tokenised_together_and_stay_apart(tokenizer, monkeypatch)
     documents = [["the cat", "", "sat"], [], ["on"], [""], ["an mat"] * 9]
     expected = [[ids for text in document if (ids := plain_ids(tokenizer, [text]))] for document in documents]
     for at_once in (1, 3, 256):
-        monkeypatch.setattr("bertcore.training.objectives.objective.AT_ONCE", at_once)
+        monkeypatch.setattr("bertcore.training.objectives.text_examples.AT_ONCE", at_once)
         assert list(document_ids(tokenizer, iter(documents))) == expected
     refuses(TypeError, "documents has 'the cat', expected lists of strings", list, document_ids(tokenizer, ["the cat"]))
 
