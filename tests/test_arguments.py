@@ -6,7 +6,7 @@ import pytest
 
 from bertcore import SentenceEncoder
 from bertcore.serving.models import ServerSettings
-from bertcore.tasks.encoders import EncoderPool
+from bertcore.tasks.encoder_pool import EncoderPool
 from bertcore.training.metrics import answer_scores, span_f1
 from bertcore.training.objectives.objective import CustomLoss
 from tests.refusals import refuses

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
-from bertcore import kernels
-from bertcore.arguments import Arguments, check_count, check_strings, required
+from bertcore.arguments import Arguments, required
 from bertcore.checkpoint import resolve
 from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, read_json_object, replacing, write_json
 from bertcore.kernels import checks
+from bertcore.tasks.encoder_pool import EncoderPool, backend_of
 from bertcore.tasks.folder import (
     BGE_LINEARS,
     MODULES_NAME,
@@ -399,73 +396,10 @@ class ModelCardData:
         self.metrics |= metrics
 
 
-class EncoderPool:
-    """Processes that hold the same encoder each.
-
-    Args:
-        kind: class of the encoder.
-        arguments: its constructor's.
-        devices: "cpu" or "cuda", one for each process.
-    """
-
-    def __init__(self, kind: type[Encoder], arguments: dict[str, Any], devices: Sequence[str]):
-        if not check_strings("target_devices", devices):
-            raise ValueError("target_devices is empty, expected at least one")
-        for device in devices:
-            backend_of(device)
-        context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-        queue = context.SimpleQueue()
-        for device in devices:
-            queue.put(device)
-        threads = max(1, kernels.get_num_threads() // len(devices))
-        given = kind, arguments, queue, threads
-        self.processes = len(devices)
-        self._executor = ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=given)
-
-    def run(self, method: str, inputs: Sequence[Any], chunk_size: int | None, options: dict[str, Any]) -> list[Any]:
-        """Return what the encoders' `method` makes of each chunk of the inputs, in their order."""
-        size = -(-len(inputs) // (10 * self.processes)) if chunk_size is None else check_count("chunk_size", chunk_size)
-        size, rest = min(max(size, 1), 5000), iter(inputs)
-        chunks = iter(lambda: list(islice(rest, size)), [])
-        jobs = [self._executor.submit(_of_chunk, method, chunk, options) for chunk in chunks]
-        return [job.result() for job in jobs]
-
-    def close(self) -> None:
-        """End the processes."""
-        self._executor.shutdown(cancel_futures=True)
-
-
-_encoder: Encoder | None = None  # of a process of a pool
-
-
-def _begin_process(kind: type[Encoder], arguments: dict[str, Any], devices: Any, threads: int) -> None:
-    global _encoder
-    kernels.set_num_threads(threads)
-    _encoder = kind(**(arguments | {"device": devices.get()}))
-
-
-def _of_chunk(method: str, chunk: list[Any], options: dict[str, Any]) -> Any:
-    return getattr(_encoder, method)(chunk, **options)
-
-
 def update_json(file: Path, values: dict[str, Any]) -> None:
     """Write `values` into a JSON object, which may not exist yet."""
     known = read_json_object(file) if file.is_file() else {}
     write_json(file, known | values)
-
-
-def backend_of(device: str | None) -> str:
-    """Return the backend that computes on `device`: for None the one in force, for "cpu" it unless that is a GPU's."""
-    current = kernels.get_backend()
-    if device is None:
-        return current
-    if not isinstance(device, str):
-        device = getattr(device, "type", device)  # torch.device
-    if device not in ("cpu", "cuda"):
-        raise ValueError(f"device is {device!r}, expected 'cpu', 'cuda' or None")
-    if device == "cuda":
-        return "cupy"
-    return "numba" if current == "cupy" else current
 
 
 def as_tensors(found: Any) -> Any:

@@ -28,7 +28,7 @@ from bertcore.tasks.folder import (
     module_entries,
     read_routes,
 )
-from bertcore.tasks.long_texts import Cutting, MergedWindows
+from bertcore.tasks.long_texts import Cutting
 from bertcore.tasks.reading import PromptedReader, ReadOptions, by_route
 from bertcore.tasks.search import SparseIndex
 from bertcore.tasks.sentence_encoder.encoder import SentenceEncoder, prompt_tokens
@@ -36,6 +36,7 @@ from bertcore.tasks.similarity import SIMILARITIES
 from bertcore.tasks.sparse_modules import (
     AutoEncoder,
     LearnedWeights,
+    MergedWords,
     SparseRow,
     TokenWeights,
     as_table,
@@ -442,21 +443,3 @@ class SparseEncoder(PromptedReader):
         head = functools.partial(self.model.heads[0], Pass.begin(hidden))
         pooled = pooled_words(head, hidden, cu_seqlens, self.settings)
         return [sparse_row(weights, max_active_dims) for weights in pooled]
-
-
-class MergedWords(MergedWindows):
-    """Merge the rows of a text's windows into one with at most `most` weights."""
-
-    def __init__(self, merge: str, words: int, most: int | None):
-        super().__init__(merge)
-        self._words, self._most = words, most
-
-    def add(self, row: SparseRow, tokens: int) -> None:
-        """Add a window's weights."""
-        weights = np.zeros(self._words, np.float32)
-        weights[row.indices] = row.values
-        super().add(weights, tokens)
-
-    def take(self) -> SparseRow:
-        """Return the text's weights and start the next text."""
-        return sparse_row(super().take(), self._most)

@@ -20,6 +20,7 @@ from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.passes import Pass
 from bertcore.tasks.folder import flag, inside, positive_integer
+from bertcore.tasks.long_texts import MergedWindows
 from bertcore.tasks.sentence_encoder.modules import fill_block
 
 if TYPE_CHECKING:
@@ -44,6 +45,24 @@ def sparse_row(weights: np.ndarray, most: int | None) -> SparseRow:
     if most is not None and len(indices) > most:
         indices = np.sort(indices[np.argsort(-np.abs(weights[indices]), kind="stable")[:most]])
     return SparseRow(indices.astype(np.int32), weights[indices].astype(np.float32))
+
+
+class MergedWords(MergedWindows):
+    """Merge the rows of a text's windows into one with at most `most` weights."""
+
+    def __init__(self, merge: str, words: int, most: int | None):
+        super().__init__(merge)
+        self._words, self._most = words, most
+
+    def add(self, row: SparseRow, tokens: int) -> None:
+        """Add a window's weights."""
+        weights = np.zeros(self._words, np.float32)
+        weights[row.indices] = row.values
+        super().add(weights, tokens)
+
+    def take(self) -> SparseRow:
+        """Return the text's weights and start the next text."""
+        return sparse_row(super().take(), self._most)
 
 
 def as_table(embeddings: Any, width: int | None = None) -> csr_array:

@@ -10,7 +10,7 @@ import pytest
 from bertcore import CrossEncoder, SentenceEncoder, SparseEncoder, use_backend, util
 from bertcore.checkpoint import CheckpointError
 from bertcore.models.model import NewlyInitialisedWarning
-from bertcore.tasks.encoders import backend_of
+from bertcore.tasks.encoder_pool import backend_of
 from tests.refusals import refuses
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
