@@ -18,7 +18,7 @@ from bertcore.tasks.evaluation import (
     RerankingEvaluator,
     TripletEvaluator,
 )
-from bertcore.tasks.evaluation.metrics import average_precision, ndcg, of_thresholds
+from bertcore.tasks.evaluation.evaluator import average_precision, ndcg, of_thresholds
 from tests.refusals import refuses
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade

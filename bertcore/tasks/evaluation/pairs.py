@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.arguments import check_strings, required
-from bertcore.tasks.evaluation.evaluator import Evaluator, Metrics, Score, given, of_dense
-from bertcore.tasks.evaluation.metrics import of_thresholds
+from bertcore.tasks.evaluation.evaluator import Evaluator, Metrics, Score, given, of_dense, of_thresholds
 from bertcore.tasks.similarity import SIMILARITIES
 from bertcore.tasks.texts import checked_texts
 

@@ -7,8 +7,17 @@ from typing import Any
 import numpy as np
 
 from bertcore.arguments import check_count
-from bertcore.tasks.evaluation.evaluator import Evaluator, Metrics, Score, given, of_dense
-from bertcore.tasks.evaluation.metrics import average_precision, by_threshold, ideal_gains, ndcg
+from bertcore.tasks.evaluation.evaluator import (
+    Evaluator,
+    Metrics,
+    Score,
+    average_precision,
+    by_threshold,
+    given,
+    ideal_gains,
+    ndcg,
+    of_dense,
+)
 from bertcore.tasks.search import BestRows, paraphrase_mining
 from bertcore.tasks.similarity import cos_sim
 from bertcore.tasks.texts import checked_text, checked_texts, listed_texts
