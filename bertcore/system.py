@@ -63,6 +63,24 @@ def locked(folder: Path, *, shared: bool = False, wait: bool = True) -> Iterator
                 _remove_unless_open(file)
 
 
+@contextlib.contextmanager
+def without_stderr() -> Iterator[None]:
+    """Discard what compiled code of this process writes to standard error within."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
 def _locked_file(file: Path, shared: bool, wait: bool) -> int:
     while True:
         descriptor = os.open(file, os.O_RDONLY) if OPENS_FOLDERS else _created(file)

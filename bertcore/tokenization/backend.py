@@ -2,15 +2,17 @@
 
 import base64
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, models, processors
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, processors
 
 from bertcore.checkpoint.files import CheckpointError, listed, read_complete
 from bertcore.checkpoint.patterns import least_length
+from bertcore.system import without_stderr
 
 from .builders import MODELS, build, set_options
 from .engine import library_errors
@@ -158,6 +160,9 @@ def _template(template: str, special: Mapping[str, str]) -> list[str]:
 
 MOST_GROWTH = 1024  # of a text by all replacements together; published ones grow it by 18, in theory
 MOST_STEPS = 4096  # objects in one part of the file
+# Texts on which expressions of exponential time reach the library's limit, and the seconds for all of them.
+TRIED = [64 * character + end for character in "aA1 -\n" for end in ("", "!", "x")]
+MOST_SECONDS = 2.0
 
 
 def check_tokenizer_json(file: Path, content: bytes) -> None:
@@ -168,6 +173,7 @@ def check_tokenizer_json(file: Path, content: bytes) -> None:
             raise ValueError(f"it is a JSON {type(value).__name__}, expected an object")
         for part in ("normalizer", "pre_tokenizer", "decoder"):
             _check_growth(part, value.get(part))
+            _check_expressions(part, value.get(part))
         _check_template(value.get("post_processor"))
         model = value.get("model")
         vocabulary = model.get("vocab") if isinstance(model, dict) else None
@@ -218,6 +224,27 @@ def _check_template(value: Any) -> None:
         count += ids.get(str(named.get("id")), 1) if isinstance(named, dict) else "Sequence" in step
     if count > MOST_GROWTH:
         raise ValueError(f"post_processor puts {count} tokens around a text, expected at most {MOST_GROWTH}")
+
+
+def _check_expressions(part: str, value: Any) -> None:
+    """Raise ValueError for a regular expression that takes too many steps on one of TRIED."""
+    start = time.thread_time()
+    for step in _steps(value):
+        pattern = step.get("pattern")
+        expression = pattern.get("Regex") if isinstance(pattern, dict) else None
+        for text in TRIED if isinstance(expression, str) else ():
+            if _exceeds_limit(str(expression), text) or time.thread_time() > start + MOST_SECONDS:
+                raise ValueError(f"{part} has the expression {expression!r:.200}, which may take exponential time")
+
+
+def _exceeds_limit(expression: str, text: str) -> bool:
+    """Return whether the library gives up; it panics then, and prints that."""
+    try:
+        with without_stderr(), library_errors():
+            pre_tokenizers.Split(Regex(expression), "isolated").pre_tokenize_str(text)
+    except RuntimeError as error:  # also for an invalid expression, which the library reports as it reads the file
+        return "limit" in str(error)
+    return False
 
 
 def _check_growth(part: str, value: Any) -> None:

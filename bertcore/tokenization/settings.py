@@ -125,6 +125,8 @@ def _tokenizer_class(values: Mapping[str, Any], folder: Path) -> str:
     for name in (values.get("tokenizer_class"), config.get("tokenizer_class"), of_model):
         if isinstance(name, str):
             return name.removesuffix("Fast")
+        if name is not None:
+            raise _wrong("tokenizer_class", name, "the name of a class")
     return ""
 
 

@@ -184,6 +184,10 @@ BROKEN = [
             ({"added_tokens": [{"id": -1}]}, "it has the id -1, expected"),
             ({"post_processor": {"special_tokens": {"a": {"ids": [0, 2**32 - 1]}}}}, "it has the id 4294967295"),
             ({"normalizer": [{"type": "Prepend", "prepend": "a" * 300}] * 4}, "normalizer puts 1200 characters before"),
+            *[
+                ({part: {"type": "Split", "pattern": {"Regex": regex}}}, f"{part} has the expression .*expon")
+                for part in ("pre_tokenizer", "normalizer") for regex in (r"(a+)+$", r"(\s|\s)*\S\d", r"(\w*\w*)*[^\w]")
+            ],
             ({"normalizer": [{"type": "NFC"}] * 5000}, "normalizer has 5000 objects, expected at most 4096"),
             (
                 {"post_processor": {"single": [{"SpecialToken": {"id": "a"}}] * 40,
@@ -209,6 +213,7 @@ BROKEN = [
         ("tokenizer_config.json", config, message)
         for config, message in [
             ({"tokenizer_class": "BertJapaneseTokenizer"}, r"BertJapaneseTokenizer without tokenizer\.json"),
+            ({"tokenizer_class": [1]}, r"tokenizer_class is \[1\], expected the name of a class"),
             ({"mask_token": 3}, "mask_token is 3, expected a string or an object"),
             ({"padding_side": "top"}, "padding_side is 'top', expected 'left' or 'right'"),
             ({"model_max_length": "many"}, "model_max_length is 'many', expected a number of at least 0"),
