@@ -1,7 +1,9 @@
 """The command evaluate: how well an encoder finds the documents that answer queries."""
 
+import itertools
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from bertcore.cli.inputs import WithModel, model_folder
@@ -16,8 +18,8 @@ class Evaluate(WithModel):
 
     Queries and documents come from JSON lines with _id (or id) and text, and title for documents that have one, as in
     BEIR; from a table with these columns; or from lines of text, whose ids are their numbers from 1 on. The answers
-    come from a table with the columns query-id, corpus-id and score (above 0 for an answer), or from lines of TREC's
-    form: a query's id, 0, a document's id, a score.
+    come from a table with the columns query-id, corpus-id and score (above 0 for an answer), or from lines without such
+    a head: a query's id, a document's id, a score, or TREC's form, which has a 0 after the query's id.
 
     The metrics are means over the queries that have an answer; ndcg@10 is the one that models are compared by. Every
     answer counts the same.
@@ -102,19 +104,19 @@ def texts_by_id(file: str, option: str) -> dict[str, str]:
 
 
 def answers_by_query(file: str) -> dict[str, set[str]]:
-    from bertcore.training.data.files import Records
-
     found: dict[str, set[str]] = {}
-    for record in Records(file):
-        fields = record["text"].split() if record.is_line else [record.get(name) for name in ("query-id", "corpus-id")]
-        if record.is_line and len(fields) == 4:
-            query, _, document, score = fields
+    for record in _answers(file):
+        fields = [record.get(name) for name in ("query-id", "corpus-id")]
+        if record.is_line:
+            fields = record["text"].split("\t" if "\t" in record["text"] else None)
+        if record.is_line and len(fields) in (3, 4):
+            query, *_, document, score = fields
         elif not record.is_line and None not in fields:
             query, document, score = *fields, record.get("score", 1)
         elif record.is_line and not fields:
             continue
         else:
-            expected = "query-id, corpus-id and score, or a line 'query 0 document score'"
+            expected = "query-id, corpus-id and score, or a line 'query document score'"
             raise CommandError(f"{_place(record)}: {dict(record)!r:.100}, expected {expected}")
         try:
             number = float(score)
@@ -125,6 +127,17 @@ def answers_by_query(file: str) -> dict[str, set[str]]:
         if number > 0:
             found.setdefault(str(query), set()).add(str(document))
     return found
+
+
+def _answers(file: str) -> Iterator[Any]:
+    """Yield the records of a file: those of its format if the first line has the columns' names, else its lines."""
+    from bertcore.training.data.files import STDIN, Records
+
+    lines = iter(Records(file, lines=True))
+    for first in lines:
+        is_named = "query-id" in first["text"] and first.file != STDIN
+        yield from Records(file) if is_named else itertools.chain([first], lines)
+        return
 
 
 def _place(record: Any) -> str:

@@ -129,6 +129,8 @@ def files(tmp_path):
         "--corpus": lines("corpus.jsonl", map(json.dumps, documents)),
         "--qrels": lines("qrels.tsv", ["query-id\tcorpus-id\tscore", *rows, "q1\tr1\t0"]),
         "trec": lines("qrels.txt", [*trec, ""]),
+        "headless": lines("headless.tsv", [*rows, "q1\tr1\t0"]),
+        "TREC in a table": lines("trec.csv", trec),
         "write": lines,
     }  # fmt: skip
 
@@ -139,7 +141,7 @@ def command(folder, files, *more, **changed):
     return ["evaluate", str(folder), *[part for pair in given.items() for part in pair], *more]
 
 
-@pytest.mark.parametrize("qrels", ["--qrels", "trec"])
+@pytest.mark.parametrize("qrels", ["--qrels", "trec", "headless", "TREC in a table"])
 def test_metrics(encoder_folder, files, capsys, tmp_path, qrels):
     results = str(tmp_path / "results")
     assert main(command(encoder_folder, files, "--json", "--results", results, qrels=files[qrels])) == 0

@@ -61,6 +61,7 @@ class Records:
         paths: files; folders, whose files of a known ending are read in the order of their names; and "-" for standard
             input, lines of text that can be read once.
         on_malformed: "error", or "skip" to leave out records that cannot be read.
+        lines: read lines of text, whatever the ending.
 
     Attributes:
         problems: the first 20 records left out, as "file:line: why".
@@ -73,7 +74,13 @@ class Records:
             bytes, a row of another length than the first, damaged compression.
     """
 
-    def __init__(self, paths: str | os.PathLike | Sequence[str | os.PathLike], *, on_malformed: str = "error"):
+    def __init__(
+        self,
+        paths: str | os.PathLike | Sequence[str | os.PathLike],
+        *,
+        on_malformed: str = "error",
+        lines: bool = False,
+    ):
         if on_malformed not in ("error", "skip"):
             raise ValueError(f"on_malformed is {on_malformed!r}, expected 'error' or 'skip'")
         given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
@@ -81,12 +88,13 @@ class Records:
         if not self.files:
             raise ValueError("paths is empty, expected files or folders")
         self.on_malformed, self.malformed, self.problems = on_malformed, 0, []
+        self._lines = lines
 
     def __iter__(self) -> Iterator[Record]:
         self.malformed, self.problems = 0, []
         for file in self.files:
             with _opened(file) as stream:
-                parse = _PARSERS[_ending(file)]
+                parse = _text if self._lines else _PARSERS[_ending(file)]
                 is_squad = parse is _json and _is_squad(stream)
                 for found in _squad(stream) if is_squad else parse(_lines(stream)):
                     if isinstance(found, _Problem):
