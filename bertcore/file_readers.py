@@ -8,3 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 FILE_READERS: dict[str, Callable[[Any], Any]] = {}  # each takes the file's path and returns that of a folder
+_opened: dict[str, str] = {}  # by folder, the file as it was named
+
+
+def opened_file(file: Any) -> Any:
+    """Return the folder that has the model of a file, by the reader of its ending."""
+    folder = FILE_READERS[file.suffix](file)
+    _opened[str(folder)] = str(file)
+    return folder
+
+
+def naming_files(message: str) -> str:
+    """Return a message with files in place of the folders that they were unpacked into."""
+    for folder, file in _opened.items():
+        message = message.replace(folder, file)
+    return message

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from bertcore import system
 from bertcore.arguments import printable
+from bertcore.file_readers import naming_files
 from bertcore.system import locked, replace, sync
 
 CONFIG_NAME = "config.json"
@@ -66,6 +67,7 @@ class CheckpointError(ValueError):
     """
 
     def __init__(self, message: str):
+        message = naming_files(message)
         if len(message) > 2 * MESSAGE:
             message = f"{message[:MESSAGE]} ... {message[-MESSAGE:]}"
         super().__init__("\n".join(map(printable, message.split("\n"))))

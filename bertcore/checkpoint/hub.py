@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bertcore.file_readers import FILE_READERS
+from bertcore.file_readers import FILE_READERS, opened_file
 
 from .files import CONFIG_NAME, WEIGHTS_ENDINGS, CheckpointError, listed
 from .weights import WEIGHTS_NAMES, read_weight_map
@@ -82,7 +82,7 @@ def resolve(
         raise CheckpointError(f"the checkpoint's name is empty, {expected}")
     if not _is_hub_id(name):
         file = _file_of_model(Path(name))
-        return Path(name) if file is None else FILE_READERS[file.suffix](file)
+        return Path(name) if file is None else opened_file(file)
     options = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     source = _Source(str(name), options)
     with _explained(source):

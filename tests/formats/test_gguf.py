@@ -130,6 +130,12 @@ def test_command_writes_a_file(tmp_path, capsys):
     assert GGUFFile(tmp_path / "x.gguf").info["token_embd.weight"].kind == "F16"
     assert main(["export", str(folder), str(tmp_path / "y"), "--precision", "q4_0"]) != 0
     assert main(["embed", str(tmp_path / "x.gguf"), "--text", "hello"]) == 0
+    capsys.readouterr()
+    for command in ("classify", "rerank query"):
+        name, *more = command.split()
+        assert main([name, str(tmp_path / "x.gguf"), *more, "--text", "a"]) == 1
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and f"{tmp_path / 'x.gguf'} " in said
 
 
 # ---- Hostile files ---------------------------------------------------------------------------------------------------
