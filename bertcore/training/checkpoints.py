@@ -53,9 +53,14 @@ def check_whole(folder: Path) -> None:
     """Raise CheckpointError, naming the file, unless all files of a checkpoint are as they were saved."""
     if not (folder / DIGESTS).is_file():
         raise CheckpointError(f"{folder} is not a checkpoint of a run: it lacks {DIGESTS}")
-    for name, expected in read_json_object(folder / DIGESTS).items():
+    digests, weights = read_json_object(folder / DIGESTS), (file.name for file in folder.glob("*.safetensors"))
+    if missing := sorted({OPTIMIZER, SCHEDULE, STATE, ARGUMENTS, *weights} - digests.keys()):
+        raise CheckpointError(f"{folder / DIGESTS} lacks {', '.join(missing)}")
+    for name, expected in digests.items():
         file = folder / name
         try:
+            if not file.resolve(strict=True).is_relative_to(folder.resolve()) or file.is_fifo():
+                raise CheckpointError(f"{folder / DIGESTS} names {name!r:.80}, expected a file inside {folder}")
             found = digest_of(file)
         except OSError as error:
             raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
@@ -260,11 +265,12 @@ def load_run(
     model.load_weights(folder)
     for parameter in beside:
         parameter.fill({name: kept[name] for name in parameter.names}, parameter.precision)
-    optimizer.load_state_dict(open_checkpoint(folder / OPTIMIZER))
-    try:
-        schedule.load_state_dict(read_json_object(folder / SCHEDULE))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{folder / SCHEDULE}: {error}") from error
+    for part, name, read in ((optimizer, OPTIMIZER, open_checkpoint), (schedule, SCHEDULE, read_json_object)):
+        values = read(folder / name)
+        try:
+            part.load_state_dict(values)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{folder / name}: {error}") from error
     return state
 
 

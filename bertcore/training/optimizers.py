@@ -375,6 +375,8 @@ def check_arrays(state: Mapping[str, Any], expected: Mapping[str, tuple[int, ...
             raise ValueError(f"state has no {name!r}")
         if state[name].shape != shape:
             raise ValueError(f"state[{name!r}] has shape {state[name].shape}, expected {shape}")
+        if state[name].dtype.kind not in "fuV":  # unsigned codes of 8 bits
+            raise ValueError(f"state[{name!r}] holds {state[name].dtype}, expected floating point")
 
 
 class Muon(Optimizer):

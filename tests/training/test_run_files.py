@@ -14,6 +14,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from bertcore import AutoModelForMaskedLM, value_and_grad
 from bertcore.checkpoint.files import digest_of
@@ -21,6 +22,7 @@ from bertcore.training import Masking, NotSaved, TrainerCallback, TrainingDiverg
 from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints, write_folder
 from bertcore.training.objectives.language_modeling import DEFAULT
 from tests.refusals import refuses
+from tests.tiny_bert import CONFIG
 from tests.tolerances import assert_same_arrays
 from tests.training.tiny_runs import TEXTS, At, assert_same_weights, language_trainer, names_in, without_times
 
@@ -248,6 +250,11 @@ def test_a_checkpoint_whose_files_hold_something_else_is_refused(tmp_path, file,
     refuses(ValueError, error, language_trainer(tmp_path, max_steps=1, save_steps=1).train, resume_from_checkpoint=True)
 
 
+def changed(file, without=None, **more):
+    content = json.loads(file.read_text()) | more
+    file.write_text(json.dumps({name: value for name, value in content.items() if name != without}))
+
+
 def flip(file):
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
@@ -261,6 +268,9 @@ DAMAGE = [
     ("trainer_state.json", lambda file: file.write_text(""), "trainer_state.json is damaged"),
     ("digests.json", lambda file: file.unlink(), "checkpoint-7 is not a checkpoint of a run: it lacks digests.json"),
     ("digests.json", lambda file: file.write_text("[]"), "digests.json holds a JSON list, expected an object"),
+    ("digests.json", lambda file: file.write_text("{}"), "digests.json lacks model.safetensors, optimizer"),
+    ("digests.json", lambda file: changed(file, **{"/dev/zero": ""}), "names '/dev/zero', expected a file inside"),
+    ("model.safetensors", lambda file: changed(file.with_name("digests.json"), without=file.name), "json lacks model"),
 ]
 
 
@@ -278,6 +288,20 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, file, damage, error):
         damage(folder / file)
     with pytest.raises(ValueError, match=f"{error}.*; there is no earlier checkpoint to go on from"):
         language_trainer(tmp_path).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize("name, array, error", [
+    ("foreign", np.ones(2, np.float32), "unknown are foreign"),
+    ("first_moment.cls.predictions.bias", np.ones(2, np.float32), "has shape .2,., expected"),
+    ("first_moment.cls.predictions.bias", np.ones(CONFIG["vocab_size"], np.int32), "holds int32, expected floating"),
+])  # fmt: skip
+def test_an_optimizer_of_another_model_is_refused(tmp_path, name, array, error):
+    language_trainer(tmp_path, max_steps=1).train()
+    file = tmp_path / "checkpoint-1" / "optimizer.safetensors"
+    save_file({key: np.array(each) for key, each in load_file(file).items()} | {name: array}, file)
+    changed(file.with_name("digests.json"), **{file.name: digest_of(file)})
+    again = language_trainer(tmp_path, max_steps=1)
+    refuses(ValueError, rf"optimizer\.safetensors: state.*{error}", again.train, resume_from_checkpoint=True)
 
 
 @pytest.mark.parametrize("moment", [1, 2, 3])
