@@ -160,7 +160,9 @@ class Offsets(Argument):
             return None
         if value is None:
             raise TypeError(f"{name} is None, {MISSING}")
-        return checks.offsets(name, value, self.of, call.value(self.of).shape[0])
+        if not (shape := call.value(self.of).shape):
+            raise ValueError(f"{self.of} has shape (), expected (tokens, ...) beside {name}")
+        return checks.offsets(name, value, self.of, shape[0])
 
 
 class Seed(Argument):

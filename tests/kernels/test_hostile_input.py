@@ -151,6 +151,8 @@ rotary_tables(3, 4, scaling="dynamic", factor=1e200, trained_length=1) -> ValueE
 rotary_tables(3, 160, 5e-324) -> ValueError: theta 5e-324
 rotary_tables(3, 4, dtype=int) -> TypeError: dtype int64 floating
 attention(*DENSE, return_lse="no") -> TypeError: return_lse 'no' True False
+attention(*DENSE, save=np.ones(2)) -> TypeError: save array True False
+rotary(f32(), *TABLES, cu_seqlens=np.array([0, 1])) -> ValueError: input () (tokens,
 attention(*DENSE, dropout_p=np.ones(2)) -> TypeError: dropout_p array number
 gradients(out=(f32(2, 4, 5, 8), GRADIENT, GRADIENT)) -> ValueError: out[1] shares memory with out[2]
 gradients(f32(2, 4, 5, 8), out=(DENSE[0], GRADIENT, f32(2, 4, 5, 8))) -> ValueError: out[0] shares memory with query
