@@ -13,8 +13,7 @@ _opened: dict[str, str] = {}  # by folder, the file as it was named
 
 def opened_file(file: Any) -> Any:
     """Return the folder that has the model of a file, by the reader of its ending."""
-    folder = FILE_READERS[file.suffix](file)
-    _opened[str(folder)] = str(file)
+    _opened[str(folder := FILE_READERS[file.suffix](file))] = str(file)
     return folder
 
 

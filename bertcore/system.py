@@ -71,14 +71,13 @@ def without_stderr() -> Iterator[None]:
     except OSError:  # it is closed
         yield
         return
-    null = os.open(os.devnull, os.O_WRONLY)
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), 2)
     try:
-        os.dup2(null, 2)
         yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-        os.close(null)
 
 
 def _locked_file(file: Path, shared: bool, wait: bool) -> int:

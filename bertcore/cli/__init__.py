@@ -203,9 +203,8 @@ def one_line(error: Exception, argv: Sequence[str] = ()) -> str:
 
 def _plain(message: object) -> str:
     from bertcore.arguments import printable
-    from bertcore.file_readers import naming_files
 
-    return printable(" ".join(naming_files(str(message)).split()))
+    return printable(" ".join(bertcore.file_readers.naming_files(str(message)).split()))
 
 
 def _drop_stdout() -> None:

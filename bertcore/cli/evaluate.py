@@ -133,7 +133,7 @@ def _answers(file: str) -> Iterator[Any]:
     """Yield the records of a file: those of its format if the first line has the columns' names, else its lines."""
     from bertcore.training.data.files import STDIN, Records
 
-    lines = iter(Records(file, lines=True))
+    lines = iter(Records(file, raw=True))
     for first in lines:
         is_named = "query-id" in first["text"] and first.file != STDIN
         yield from Records(file) if is_named else itertools.chain([first], lines)

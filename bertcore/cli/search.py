@@ -157,11 +157,11 @@ class Rerank(Texts, Reading):
         from bertcore.tasks.loading import kind_of
 
         folder = model_folder(self.model)
-        kind = kind_of(folder)
-        is_late = kind == "late"
+        is_late = (kind := kind_of(folder)) == "late"
         if kind in ("dense", "sparse") and (folder / "modules.json").is_file():
-            expected = "expected a cross-encoder or a late-interaction encoder; `bertcore search` is for this one"
-            raise CommandError(f"{self.model} is a {kind} encoder of single texts, {expected}")
+            raise CommandError(
+                f"{self.model} is a {kind} encoder, expected a cross-encoder or a late-interaction encoder"
+            )
         with contextlib.ExitStack() as stack:
             lines, _ = stack.enter_context(self.texts())
             output = stack.enter_context(output_stream("-", seekable=False))

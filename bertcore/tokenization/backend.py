@@ -231,9 +231,9 @@ def _check_expressions(part: str, value: Any) -> None:
     start = time.thread_time()
     for step in _steps(value):
         pattern = step.get("pattern")
-        expression = pattern.get("Regex") if isinstance(pattern, dict) else None
-        for text in TRIED if isinstance(expression, str) else ():
-            if _exceeds_limit(str(expression), text) or time.thread_time() > start + MOST_SECONDS:
+        expression = str(pattern["Regex"]) if isinstance(pattern, dict) and "Regex" in pattern else ""
+        for text in TRIED if expression else ():
+            if _exceeds_limit(expression, text) or time.thread_time() > start + MOST_SECONDS:
                 raise ValueError(f"{part} has the expression {expression!r:.200}, which may take exponential time")
 
 

@@ -253,6 +253,7 @@ def attention(
         dropout_seed, compute_dtype, return_lse, return_probs, return_components, *terms_of(relative),
     )  # fmt: skip
     with dispatch.on_device_of(call.given[0]):
+        save = checks.boolean("save", save)
         call.given = check_arguments(call.backend, AttentionArguments(*call.given), save)
     return call.run(save)
 

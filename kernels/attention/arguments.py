@@ -92,7 +92,7 @@ def check_arguments(backend: str, given: AttentionArguments, save: bool) -> Atte
     relative = _relative(given)
     if relative is not None:
         given = AttentionArguments(*given[: -len(OF_RELATIVE) - 1], *terms_of(check_relative(relative, query, key)))
-        if checks.boolean("save", save):
+        if save:
             check_longest(relative.longest, cu_seqlens, cu_seqlens_k)
     if attn_mask is not None or given.bias is not None:
         shape = scores_shape(query, key, cu_seqlens, cu_seqlens_k, attn_mask, given.bias)

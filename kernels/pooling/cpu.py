@@ -17,7 +17,7 @@ def pooling(input, cu_seqlens, mode, skipped, dtype):
     output = empty((len(cu_seqlens) - 1, input.shape[1]), input.dtype)
     if output.size:
         tasks = task_count(input.size, GRAIN)
-        skipped = min(skipped, len(input))  # the sum with an offset must not overflow
+        skipped = min(skipped, len(input))  # so that its sum with an offset does not overflow
         _pool(flat(input), as_kernel_array(cu_seqlens), SUMS[mode], skipped, output, tasks)
     return output.astype(dtype, copy=False)
 

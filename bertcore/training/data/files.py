@@ -61,7 +61,7 @@ class Records:
         paths: files; folders, whose files of a known ending are read in the order of their names; and "-" for standard
             input, lines of text that can be read once.
         on_malformed: "error", or "skip" to leave out records that cannot be read.
-        lines: read lines of text, whatever the ending.
+        raw: read lines of text, whatever the ending.
 
     Attributes:
         problems: the first 20 records left out, as "file:line: why".
@@ -75,11 +75,7 @@ class Records:
     """
 
     def __init__(
-        self,
-        paths: str | os.PathLike | Sequence[str | os.PathLike],
-        *,
-        on_malformed: str = "error",
-        lines: bool = False,
+        self, paths: str | os.PathLike | Sequence[str | os.PathLike], *, on_malformed: str = "error", raw: bool = False
     ):
         if on_malformed not in ("error", "skip"):
             raise ValueError(f"on_malformed is {on_malformed!r}, expected 'error' or 'skip'")
@@ -88,13 +84,13 @@ class Records:
         if not self.files:
             raise ValueError("paths is empty, expected files or folders")
         self.on_malformed, self.malformed, self.problems = on_malformed, 0, []
-        self._lines = lines
+        self._raw = raw
 
     def __iter__(self) -> Iterator[Record]:
         self.malformed, self.problems = 0, []
         for file in self.files:
             with _opened(file) as stream:
-                parse = _text if self._lines else _PARSERS[_ending(file)]
+                parse = _text if self._raw else _PARSERS[_ending(file)]
                 is_squad = parse is _json and _is_squad(stream)
                 for found in _squad(stream) if is_squad else parse(_lines(stream)):
                     if isinstance(found, _Problem):
