@@ -55,7 +55,7 @@ MAXSIM = Operation(
     __package__,
     "maxsim",
     {
-        "query": Floats(""),
+        "query": Floats("... dim"),
         "document": Floats("tokens dim"),
         "cu_seqlens": Offsets(of="document"),
         "cu_seqlens_q": Offsets(of="query", optional=True),

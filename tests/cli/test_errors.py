@@ -127,7 +127,7 @@ FAILURES = {
     "embed encoder texts.txt --max-length 1": "bertcore embed: --max-length is 1, expected 2 \\(the special tokens",
     "embed encoder texts.txt --max-seq-length=1": "bertcore embed: --max-seq-length is 1, expected 2",
     "tag tagger texts.txt --max-length 1": "bertcore tag: --max-length is 1, expected at least 2",
-    "rerank encoder query texts.txt": "encoder is a dense encoder, expected a cross- or late",
+    "rerank encoder query texts.txt": "encoder is a dense encoder, expected a cross-encoder or a late",
     "info mbert": "close to it are bert-base-multilingual-cased, mini-bert",
     "plot embeddings encoder nothing.txt -o a.png": "nothing.txt holds no texts",
     "precision encoder nothing.txt": "nothing.txt holds no texts",

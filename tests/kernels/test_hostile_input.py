@@ -151,6 +151,7 @@ rotary_tables(3, 4, scaling="dynamic", factor=1e200, trained_length=1) -> ValueE
 rotary_tables(3, 160, 5e-324) -> ValueError: theta 5e-324
 rotary_tables(3, 4, dtype=int) -> TypeError: dtype int64 floating
 attention(*DENSE, return_lse="no") -> TypeError: return_lse 'no' True False
+backward("maxsim", f32(1, 1), f32(), f32(2, 4), np.array([0, 2])) -> ValueError: query () (...,
 attention(*DENSE, save=np.ones(2)) -> TypeError: save array True False
 rotary(f32(), *TABLES, cu_seqlens=np.array([0, 1])) -> ValueError: input () (tokens,
 attention(*DENSE, dropout_p=np.ones(2)) -> TypeError: dropout_p array number
