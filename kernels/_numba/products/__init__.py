@@ -33,11 +33,7 @@ _LINES = {False: TASK_ROWS, True: TASK_ROWS + CHUNK_DEPTH + 1}
 WIDENED_ROWS = 3 * WEIGHT_TILE_ROWS
 
 _HALF_ROWS = WEIGHT_TILE_ROWS // 2
-_IS_WIDENED = {
-    np.uint8: True,
-    np.uint16: not isa.LEVEL.bfloat16_dot,
-    np.int8: isa.has_pair_dot(),
-}  # by the dtype of panels
+_IS_WIDENED = {np.uint8: True, np.uint16: not isa.LEVEL.bfloat16_dot, np.int8: isa.has_pair_dot()}  # by panels' dtype
 _full_tile = make_fetching_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _half_tile = make_fetching_tile(_HALF_ROWS, WEIGHT_PANEL_VECTORS)
 _row_tile = make_fetching_tile(1, WEIGHT_PANEL_VECTORS)

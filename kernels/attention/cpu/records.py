@@ -26,10 +26,11 @@ _TERMS = ("query_for_position", "position_key", "position_query", "position_bias
 COMMON = (
     *((name, VIEW) for name in ("query", "key", "value", "lse")),
     ("scratch", ADDRESS),
-    *(
-        (name, np.intp) for name in ("scratches", "scratch_size")
-    ),  # parts of the scratch, one per task, and the elements of each
-    *((name, np.intp) for name in ("heads", "sharing", "head_dim", "left", "right")),  # query heads of a key head
+    ("scratches", np.intp),  # parts of the scratch, one per task
+    ("scratch_size", np.intp),  # elements of each
+    ("heads", np.intp),
+    ("sharing", np.intp),  # query heads of a key head
+    *((name, np.intp) for name in ("head_dim", "left", "right")),
     ("is_causal", np.bool_),
     ("scale", np.float64),
     ("keep", np.float64),  # 1 / (1 - p) of dropout
