@@ -63,6 +63,12 @@ def share(count, task, tasks):
     return count * task // tasks
 
 
+@inline_helper
+def rounded_up(count, size):
+    """Return the least multiple of `size` that is not below `count`."""
+    return (count + size - 1) // size * size
+
+
 @helper
 def add_lines(a, b, out, width):
     """Compute out = a + b for `width` elements at pointers of one kind."""

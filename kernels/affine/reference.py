@@ -7,23 +7,20 @@ grad_weight, grad_bias = the sums over the rows of grad_output * x, and of grad_
 
 import numpy as np
 
+from ..layer_norm.reference import sum_with_residual
 from ..precision import ieee_arithmetic, sum_rows, widen
 
 
 @ieee_arithmetic
 def affine(input, weight, bias, residual):
     """(input + residual) * weight + bias of (..., width); residual may be None."""
-    return np.asarray(_sum(input, residual) * widen(weight) + widen(bias), input.dtype)
+    return np.asarray(sum_with_residual(input, residual) * widen(weight) + widen(bias), input.dtype)
 
 
 @ieee_arithmetic
 def affine_backward(grad_output, input, weight, bias, residual):
     """(grad_input, grad_weight, grad_bias)."""
     grad = widen(grad_output)
-    grad_weight, grad_bias = sum_rows(grad * _sum(input, residual)), sum_rows(grad)
+    grad_weight, grad_bias = sum_rows(grad * sum_with_residual(input, residual)), sum_rows(grad)
     grad_input = np.asarray(grad * widen(weight), input.dtype)
     return grad_input, grad_weight.astype(weight.dtype), grad_bias.astype(bias.dtype)
-
-
-def _sum(input, residual):
-    return widen(input) if residual is None else widen(input) + widen(residual)

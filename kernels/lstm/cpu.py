@@ -9,7 +9,7 @@ import numpy as np
 from .._numba import LEVEL, as_kernel_array, helper, num_threads, parallel_kernel
 from .._numba.products.blocks import TILE_ROWS, multiply
 from .._numba.products.panels import pack_panel
-from .._numba.rows import flat, share, task_count
+from .._numba.rows import flat, rounded_up, share, task_count
 from .._numba.simd import broadcast, first_lanes, lanes, load_masked, pointer, store_masked
 from .._numba.simd.math import exp, tanh
 from ..linear.cpu import linear_weight_gradient
@@ -92,11 +92,6 @@ def _pack(weight, depth, columns, column_stride, depth_stride, panels, task, tas
 
 
 @helper
-def _whole(count, size):
-    return (count + size - 1) // size * size
-
-
-@helper
 def _product(left, left_row, rows, panels, direction, right_columns, out, out_row):
     """Multiply rows by the panels of a direction; whole tiles of `out` are written."""
     depth, width = panels.shape[2], panels.shape[3]
@@ -145,12 +140,12 @@ def _cell(x, known, width, is_first, before, gates, cells, output, state):
 @parallel_kernel
 def _run(x, panels, texts, jobs, gates, cells, output, scratch, task, tasks):
     directions, _, hidden, width = panels.shape
-    (starts, lengths), groups, units, row = texts, jobs // directions, 4 * hidden, _whole(4 * hidden, width)
+    (starts, lengths), groups, units, row = texts, jobs // directions, 4 * hidden, rounded_up(4 * hidden, width)
     for job in range(share(jobs, task, tasks), share(jobs, task + 1, tasks)):
         direction, group = job % directions, job // directions
         most = (len(lengths) - group + groups - 1) // groups
         known = pointer(scratch, task * scratch.shape[1])
-        state = pointer(known, _whole(most, TILE_ROWS) * row)
+        state = pointer(known, rounded_up(most, TILE_ROWS) * row)
         for k in range(most * hidden):
             state[k] = 0.0
         for step in range(lengths[group]):
@@ -194,12 +189,12 @@ def _cell_backward(grad, of_later, of_cell, gates, cells, before, is_first, widt
 @parallel_kernel
 def _run_backward(grad, panels, texts, jobs, gates, cells, grad_input, scratch, task, tasks):
     directions, _, units, width = panels.shape
-    (starts, lengths), groups, hidden, row = texts, jobs // directions, units // 4, _whole(units // 4, width)
+    (starts, lengths), groups, hidden, row = texts, jobs // directions, units // 4, rounded_up(units // 4, width)
     for job in range(share(jobs, task, tasks), share(jobs, task + 1, tasks)):
         direction, group = job % directions, job // directions
         most = (len(lengths) - group + groups - 1) // groups
         of_later = pointer(scratch, task * scratch.shape[1])
-        of_cell = pointer(of_later, _whole(most, TILE_ROWS) * row)
+        of_cell = pointer(of_later, rounded_up(most, TILE_ROWS) * row)
         copy = pointer(of_cell, most * hidden)
         known = 0
         for step in range(lengths[group] - 1, -1, -1):

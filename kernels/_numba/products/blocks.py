@@ -9,6 +9,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from ..compile import helper, inline_helper, isa
+from ..rows import rounded_up
 from ..simd import broadcast, first_lanes, itemsize, lanes, load, pointer, pointer_at, store, store_masked
 from .tile import make_tile
 
@@ -64,8 +65,7 @@ MOST_TILES = 8  # of queries at once
 @inline_helper
 def whole_panels(count, like):
     """Round `count` columns up to whole panels."""
-    width = PANEL_VECTORS * lanes(like)
-    return (count + width - 1) // width * width
+    return rounded_up(count, PANEL_VECTORS * lanes(like))
 
 
 @inline_helper
@@ -95,7 +95,7 @@ def row_address(view, s, h, row, like):
 @helper
 def clear(row, first, last):
     """Write zeros from the vector after column `first` to column `last`."""
-    for j in range((first + lanes(row) - 1) // lanes(row) * lanes(row), last, lanes(row)):
+    for j in range(rounded_up(first, lanes(row)), last, lanes(row)):
         store(row, j, broadcast(row, 0.0))
 
 

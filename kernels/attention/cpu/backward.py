@@ -24,7 +24,7 @@ from ..._numba.products.blocks import (
     whole_panels,
 )
 from ..._numba.products.panels import multiply_panels, pack_columns, pack_rows
-from ..._numba.rows import take_task
+from ..._numba.rows import rounded_up, take_task
 from ..._numba.simd import (
     broadcast,
     first_lanes,
@@ -179,7 +179,7 @@ def _differentiate_rows(step, place, first, count, scratch, starts, terms):
     low = min(max(first + below, 0), keys) // width * width
     end = min(max(first + count + above, 0), keys)
     # Whole tiles: a tile's spare rows would change the sums of keys that are not seen.
-    seen = max(min(keys - low, (end - low + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS), 0)
+    seen = max(min(keys - low, rounded_up(end - low, TILE_ROWS)), 0)
     q, g = row_pointer(query, s, h, start + first, scratch), row_pointer(grad_output, s, h, start + first, scratch)
     k, v = pointer(key_panels, low * head_dim), pointer(value_panels, low * head_dim)
     multiply_panels(q, query[3], 1, count, k, head_dim, head_dim, seen, probs, row, False)

@@ -21,7 +21,7 @@ from ..._numba import helper, inline_helper, kernel, parallel_kernel
 from ..._numba.dropout import BLOCK, COUNTERS, column_of, fill_factors_of_rows
 from ..._numba.products.blocks import TILE_ROWS, row_pointer
 from ..._numba.products.panels import pack_panel, prefetch_rows
-from ..._numba.rows import share, take_task
+from ..._numba.rows import rounded_up, share, take_task
 from ..._numba.simd import first_lanes, lanes, load, pointer, select, store, store_masked
 from .online_softmax import begin_softmax, continue_softmax, finish_probs, finish_softmax
 from .products import (
@@ -103,7 +103,7 @@ def panel_count(queries, like):
 @inline_helper
 def row_size(columns, like):
     """Round `columns` up to whole vectors."""
-    return (columns + lanes(like) - 1) // lanes(like) * lanes(like)
+    return rounded_up(columns, lanes(like))
 
 
 @inline_helper

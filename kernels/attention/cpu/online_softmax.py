@@ -12,6 +12,7 @@ from numba import types
 from ..._numba import by_types, helper, inline_helper
 from ..._numba.low_precision.operands import store_depth
 from ..._numba.products.blocks import copy_scaled, row_pointer
+from ..._numba.rows import rounded_up
 from ..._numba.simd import (
     broadcast,
     first_lanes,
@@ -47,7 +48,7 @@ def continue_softmax(scores, keys, width, scale, state, first, storage):
     together, peaks, totals, factors = state[0], pointer(state[1], first), pointer(state[2], first), state[3]
     x, wide = wide_pointer(scores, 0), wide_pointer(together, 0)
     end, step, half = keys * width, 4 * width, lanes(x)
-    for j in range(end, (end + step - 1) // step * step, lanes(scores)):
+    for j in range(end, rounded_up(end, step), lanes(scores)):
         store(scores, j, broadcast(scores, -np.inf))
     highest = broadcast(x, -np.inf)
     for j in range(0, end, half):

@@ -35,6 +35,7 @@ from ..._numba.products.blocks import TILE_ROWS as VECTOR_TILE_ROWS
 from ..._numba.products.blocks import multiply, pointer_to_word
 from ..._numba.products.panels import pack_panel, prefetch_rows
 from ..._numba.products.tile import transpose_block
+from ..._numba.rows import rounded_up
 from ..._numba.simd import broadcast, first_lanes, lanes, load, load_masked, pointer, store
 from ..._numba.steps import BFLOAT16
 from .online_softmax import rescale
@@ -202,15 +203,9 @@ def _end_tiles(tiles, storage):
 
 
 @inline_helper
-def _whole(count, size):
-    """Round `count` up to a multiple of `size`."""
-    return (count + size - 1) // size * size
-
-
-@inline_helper
 def _value_row(keys):
     """Return the words of a row of transposed values."""
-    return _whole(keys, _TILE_KEYS) // 2
+    return rounded_up(keys, _TILE_KEYS) // 2
 
 
 @helper
@@ -219,7 +214,7 @@ def _round_rows(source, source_row, count, depth, target, row):
     for i in range(count):
         prefetch_rows(source, source_row, i + AHEAD, i + AHEAD + 1, depth)
         to = as_words(pointer(target, i * row), BFLOAT16)
-        round_row(pointer(source, i * source_row), depth, to, _whole(depth, 2 * TILE_WORDS))
+        round_row(pointer(source, i * source_row), depth, to, rounded_up(depth, 2 * TILE_WORDS))
 
 
 def _lay_keys_by_tiles(source, source_row, count, head_dim, target, row, storage):
@@ -227,7 +222,7 @@ def _lay_keys_by_tiles(source, source_row, count, head_dim, target, row, storage
 
 
 def _lay_queries_by_tiles(source, source_row, count, head_dim, panel, width, spare, storage):
-    words = _whole(head_dim, 2 * TILE_WORDS) // 2
+    words = rounded_up(head_dim, 2 * TILE_WORDS) // 2
     _round_rows(source, source_row, count, head_dim, spare, words)
     pack_panel(spare, words, 1, count, words, panel, width)
 
@@ -307,7 +302,7 @@ def _multiply_queries_by_tiles(tiles, keys, row, count, head_dim, panel, width, 
 
 
 def _depth_of_terms_by_tiles(head_dim, storage):
-    return _whole(head_dim, 2 * TILE_WORDS) // 2
+    return rounded_up(head_dim, 2 * TILE_WORDS) // 2
 
 
 def _rows_of_terms_by_tiles(storage):
@@ -349,7 +344,7 @@ def _weigh_values_by_tiles(
         else:
             _copy_keys(values, value_row, first, count, row, spare)
             own, own_row = spare, TILE_WORDS
-        own_scores, deep = pointer(scores, done // 2 * width), _whole(count, _TILE_KEYS) // 2
+        own_scores, deep = pointer(scores, done // 2 * width), rounded_up(count, _TILE_KEYS) // 2
         _multiply_panel(tiles, own, own_row, row, own_scores, width, deep, width, sums, width, add)
         done, add = done + count, True
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..._numba import empty, inline_helper
 from ..._numba.memory import CACHE_LINE, address_of, as_addressed_array, as_kernel_array
+from ..._numba.rows import rounded_up
 from ..._numba.simd import itemsize, pointer_at
 from ..._numba.steps import ADDRESS, INT32, filled, record
 from ...philox import threshold
@@ -188,7 +189,7 @@ def bits_row(step, s, h, query):
 @inline_helper
 def whole_lines(elements):
     """Round `elements` up to whole cache lines of float32."""
-    return (elements + 15) // 16 * 16
+    return rounded_up(elements, 16)
 
 
 @inline_helper

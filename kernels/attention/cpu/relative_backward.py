@@ -6,10 +6,9 @@ then added to their rows. For a block of rows of scores, (queries, keys):
 
     content to position   p A^T; the score of query r and key j is column j - r: rows are shifted. The gradients are
                           products of the rows of dS, shifted back, with A and p.
-    position to content   for a panel of keys K B^T; column r - j of row j is the score: as a matrix with rows one
-    element
-                          shorter it is a square block, transposed. The gradients are products of dS^T, in that layout,
-                          with B and K.
+    position to content   for a panel of keys K B^T; column r - j of row j is the score: as a matrix with rows
+                          one element shorter it is a square block, transposed. The gradients are products of dS^T, in
+                          that layout, with B and K.
 
 A part of the gradients of the tables is summed by one task in the order of its sequences: the same bits for any number
 of threads. The scratch of a task is 6 times as large as the keys and queries of a sequence and head, plus two blocks of
@@ -20,6 +19,7 @@ from ..._numba import helper, inline_helper
 from ..._numba.low_precision.operands import lay_rows
 from ..._numba.products.blocks import TILE_ROWS, clear, copy_scaled, multiply, row_pointer, whole_panels
 from ..._numba.products.panels import SUM_DEPTH, pack_panel, pack_strip
+from ..._numba.rows import rounded_up
 from ..._numba.simd import (
     broadcast,
     first_lanes,
@@ -255,14 +255,8 @@ def _differentiate_content_to_position(
     for k in range(0, max(distances, 1), SUM_DEPTH):  # without distances the gradient is written, too
         left, right, part = pointer(shifted, k), pointer(rows, (at + k) * columns), min(SUM_DEPTH, distances - k)
         multiply(left, used, 1, count, right, columns, part, head_dim, grad_p, columns, accumulate or k > 0)
-    whole = _whole_tiles(distances)
+    whole = rounded_up(distances, TILE_ROWS)  # a part of a tile would change other sums; the spare factors are zero
     multiply(shifted, 1, used, whole, p_rows, columns, count, head_dim, pointer(grad_rows, at * columns), columns, True)
-
-
-@inline_helper
-def _whole_tiles(rows):
-    """Round up to whole tiles: spare rows would change other sums; their factors are zero."""
-    return (rows + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
 
 
 @helper
@@ -283,7 +277,7 @@ def _differentiate_position_to_content(grad_scores, row, block, head_dim, k_rows
         right = pointer(rows, at * columns)
         multiply(turned, used, 1, part, right, columns, depth, head_dim, pointer(grad_k, j * columns), columns, True)
         left, target = pointer(k_rows, j * columns), pointer(grad_rows, at * columns)
-        multiply(turned, 1, used, _whole_tiles(depth), left, columns, part, head_dim, target, columns, True)
+        multiply(turned, 1, used, rounded_up(depth, TILE_ROWS), left, columns, part, head_dim, target, columns, True)
 
 
 @helper

@@ -44,12 +44,6 @@ def _group(like):
 
 
 @inline_helper
-def _whole(count, like):
-    """Round `count` up to whole vectors."""
-    return row_size(count, like)
-
-
-@inline_helper
 def _table_depth(head_dim):
     """Return the most words of the depth of a table."""
     return max(head_dim, TILE_WORDS)
@@ -59,13 +53,13 @@ def _table_depth(head_dim):
 def _columns(queries, keys, like):
     """Return the columns for the distances of a block: an odd number of vectors, for different cache sets."""
     groups = (keys + _group(like) - 1) // _group(like)
-    return ((_whole(queries, like) + groups * _group(like)) // lanes(like) + 1 | 1) * lanes(like)
+    return ((row_size(queries, like) + groups * _group(like)) // lanes(like) + 1 | 1) * lanes(like)
 
 
 @inline_helper
 def _product_columns(keys, width, like):
     """Return the number of distances of a panel of queries and all keys."""
-    return _whole(max(keys, lanes(like)) + width - 1, like)
+    return row_size(max(keys, lanes(like)) + width - 1, like)
 
 
 @with_terms(terms_size)
@@ -100,10 +94,10 @@ def _lay_tables(terms, place, block, head_dim, storage, scratch):
     _, h, _, queries, _, keys = place
     buffer, key_table, query_table, _, _ = _carve_scratch(scratch, block, head_dim)
     columns, group = _columns(last - first, part, scratch), _group(scratch)
-    whole, groups = _whole(last - first, scratch), (part + group - 1) // group
+    whole, groups = row_size(last - first, scratch), (part + group - 1) // group
     if position_key[0] != 0:
         highest = first + whole - 1 + keys - queries - begin
-        count = whole + _whole(part, scratch)
+        count = whole + row_size(part, scratch)
         _lay_table(position_key, h, rows, highest, -1, count, head_dim, buffer, key_table, columns, storage)
     if position_query[0] != 0:
         lowest = first + keys - queries - begin - groups * group + 1
@@ -143,7 +137,7 @@ def _add_content_to_position(terms, tiles, place, block, panel, head_dim, storag
     first, last, _, part = block
     i, count, width, skip, seen = panel
     buffer, key_table, _, _, products = _carve_scratch(scratch, block, head_dim)
-    row, at = row_size(head_dim, scratch), _whole(last - first, scratch) - width - (i - first) + skip
+    row, at = row_size(head_dim, scratch), row_size(last - first, scratch) - width - (i - first) + skip
     columns, used = _columns(last - first, part, scratch), _product_columns(seen, width, scratch)
     source, table = row_pointer(query_for_position, s, h, start + i, scratch), pointer(key_table, at)
     lay_keys(source, query_for_position[3], count, head_dim, buffer, row, storage)

@@ -16,7 +16,7 @@ from ..._numba.memory import CACHE_LINE
 from ..._numba.products import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS
 from ..._numba.products.epilogue import prefetch_tile
 from ..._numba.products.tile import make_tile
-from ..._numba.rows import BLOCK_ROWS, share
+from ..._numba.rows import BLOCK_ROWS, rounded_up, share
 from ..._numba.simd import (
     aligned,
     broadcast,
@@ -80,7 +80,7 @@ def _multiply_part(a, b, output, total, rows, columns, panels):
     With the first columns, unless `total` is empty, also the sums of the columns of `a` for these rows.
     """
     (top, bottom), (left, right), width = rows, columns, WEIGHT_PANEL_VECTORS * lanes(output)
-    strip = pointer(panels, (right - left + width - 1) // width * width * CHUNK_ROWS)
+    strip = pointer(panels, rounded_up(right - left, width) * CHUNK_ROWS)
     spare = pointer(strip, STRIP * CHUNK_ROWS)
     for k in range(0, len(a), CHUNK_ROWS):
         depth = min(CHUNK_ROWS, len(a) - k)
