@@ -44,17 +44,32 @@ def _constant(type, value):
     return ir.Constant(type, [value] * type.count)
 
 
-class FloatDot:
-    """Compute sum + left * right.
+class _Dot:
+    """Compute sums of products of words, in `parts` of a word.
 
-    Words are multiplied in `parts`: `left` is a part of a word in memory, the same in all lanes, `right` that part of a
-    vector of words, and `add` adds their product.
+    `left` is a part of a word in memory, the same in all lanes, `right` that part of a vector of words, and `add` adds
+    their product.
     """
 
-    zero, parts, rows = 0.0, 1, 1
+    parts, rows = 1, 1
 
     def __init__(self, sums):
         self.sums = vec_of(sums)
+        self.is_float = isinstance(self.sums.dtype, types.Float)
+        self.zero = 0.0 if self.is_float else 0
+
+    def add(self, builder, left, right, total):
+        return emit_fma(builder, self.sums, left, right, total)
+
+    def plus(self, builder, a, b):
+        return builder.fadd(a, b) if self.is_float else builder.add(a, b)
+
+
+class FloatDot(_Dot):
+    """Compute sum + left * right."""
+
+    def __init__(self, sums):
+        super().__init__(sums)
         self.word = self.left_word = self.sums.llvm.element
 
     def left(self, builder, at, part):
@@ -62,12 +77,6 @@ class FloatDot:
 
     def right(self, builder, words, part):
         return words
-
-    def add(self, builder, left, right, total):
-        return emit_fma(builder, self.sums, left, right, total)
-
-    def plus(self, builder, a, b):
-        return builder.fadd(a, b)
 
 
 def _splat(builder, at, count):
@@ -95,14 +104,13 @@ class GroupDot(FloatDot):
         return builder.sitofp(builder.sext(words, ir.VectorType(INT32, self.sums.count)), self.sums.llvm)
 
 
-class _PackedDot:
+class _PackedDot(_Dot):
     """Words of 32 bits that hold several elements."""
 
     word = left_word = INT32
-    rows = 1
 
     def __init__(self, sums):
-        self.sums = vec_of(sums)
+        super().__init__(sums)
         self.words = ir.VectorType(INT32, self.sums.count)
 
     def _splat_word(self, builder, at):
@@ -112,7 +120,7 @@ class _PackedDot:
 class WidenedDot(_PackedDot):
     """Compute sum + left[0] * right[0] + left[1] * right[1], of two floats and two bfloat16."""
 
-    zero, parts = 0.0, 2
+    parts = 2
     left_word = ir.ArrayType(ir.FloatType(), 2)
 
     def left(self, builder, at, part):
@@ -124,12 +132,6 @@ class WidenedDot(_PackedDot):
         else:
             bits = builder.and_(words, _constant(self.words, 0xFFFF0000))
         return builder.bitcast(bits, self.sums.llvm)
-
-    def add(self, builder, left, right, total):
-        return emit_fma(builder, self.sums, left, right, total)
-
-    def plus(self, builder, a, b):
-        return builder.fadd(a, b)
 
 
 class Bfloat16Dot(WidenedDot):
@@ -156,11 +158,7 @@ class Bfloat16Dot(WidenedDot):
 class Int8Dot(_PackedDot):
     """Compute sum + the four products left[i] * right[i], left unsigned, right signed."""
 
-    zero = 0
     parts = 1 if isa.LEVEL.int8_dot else 4
-
-    def plus(self, builder, a, b):
-        return builder.add(a, b)
 
     def left(self, builder, at, part):
         words = self._splat_word(builder, at)
@@ -182,7 +180,7 @@ class Int8Dot(_PackedDot):
         return call_llvm(builder, isa.LEVEL.int8_dot, total.type, [total, left, right])
 
 
-class MatrixDot:
+class MatrixDot(_Dot):
     """Compute sums of two rows and two columns at once, from words of 8 bytes.
 
     A register has words of two rows, or of two columns, and sums of both rows: those of the first and second column of
@@ -190,12 +188,11 @@ class MatrixDot:
     """
 
     word = left_word = _INT64
-    parts, rows = 1, 2
+    rows = 2
 
     def __init__(self, sums):
-        self.sums, self._is_float = vec_of(sums), sums.dtype == types.float32
-        self.zero = 0.0 if self._is_float else 0
-        self._elements = ir.VectorType(Bfloat16(), 8) if self._is_float else ir.VectorType(_INT8, 16)
+        super().__init__(sums)
+        self._elements = ir.VectorType(Bfloat16(), 8) if self.is_float else ir.VectorType(_INT8, 16)
 
     def left(self, builder, at, part):
         pair = builder.bitcast(at, ir.VectorType(_INT64, 2).as_pointer())
@@ -205,11 +202,8 @@ class MatrixDot:
         return builder.bitcast(words, self._elements)
 
     def add(self, builder, left, right, total):
-        name = isa.LEVEL.bfloat16_matrix if self._is_float else isa.LEVEL.int8_matrix
+        name = isa.LEVEL.bfloat16_matrix if self.is_float else isa.LEVEL.int8_matrix
         return call_llvm(builder, name, total.type, [total, left, right])
-
-    def plus(self, builder, a, b):
-        return builder.fadd(a, b) if self._is_float else builder.add(a, b)
 
     def by_row(self, builder, sums):
         """Return the sums of two rows, whose registers alternate, as vectors of one row after the other."""
@@ -219,11 +213,6 @@ class MatrixDot:
 
 class PairDot(_PackedDot):
     """Compute sum + left[0] * right[0] + left[1] * right[1], of 16 bits each."""
-
-    zero, parts = 0, 1
-
-    def plus(self, builder, a, b):
-        return builder.add(a, b)
 
     def left(self, builder, at, part):
         return builder.bitcast(self._splat_word(builder, at), self._pairs)

@@ -24,8 +24,7 @@ first cache line; p[i] reads and writes one element; `prefetch(x, i)` and `prefe
 `wide_pointer(x, i)` is a pointer whose vectors span 4 registers: sums in 4 independent chains and polynomials
 interleaved, without waiting for each result.
 Values: `broadcast(like, scalar)`; + - * / and unary -; < <= > >= == != give masks, joined by & | ~;
-`select(mask, a, b)`; `fma(a, b, c)`; `maximum`, `minimum` (NaN wins); `absolute`, `copysign`; `first_lanes(like, n)` is
-the mask of the lanes below n.
+`select(mask, a, b)`; `fma(a, b, c)`; `absolute`, `copysign`; `first_lanes(like, n)` is the mask of the lanes below n.
 Across lanes: `reduce_add`, `reduce_greatest` (NaN may be lost), each in a fixed tree order.
 `exp`, `erf`, `tanh` and the activations are in math.py.
 
@@ -266,34 +265,28 @@ def select(typingctx, mask, a, b):
     return vec(mask, vec, vec), lambda context, builder, sig, args: builder.select(*args)
 
 
-def _elementwise(llvm_name, doc, arity):
-    """Make an operation that LLVM has for vectors of any width."""
+def _of_llvm(name, *operands):
+    """Return the signature and the code of an operation that LLVM has for vectors of any width."""
+    vec = common_vec(*operands)
+    if vec is None:
+        raise TypingError(f"{name}: expected vectors of one type, got {operands}")
 
-    def make(operands):
-        vec = common_vec(*operands)
-        if vec is None:
-            raise TypingError(f"{llvm_name}: expected vectors of one type, got {operands}")
+    def codegen(context, builder, sig, args):
+        return call_llvm(builder, f"llvm.{name}.{vec.suffix}", vec.llvm, list(args))
 
-        def codegen(context, builder, sig, args):
-            return call_llvm(builder, f"llvm.{llvm_name}.{vec.suffix}", vec.llvm, list(args))
-
-        return vec(*[vec] * arity), codegen
-
-    def unary(typingctx, a):
-        return make([a])
-
-    def binary(typingctx, a, b):
-        return make([a, b])
-
-    function = unary if arity == 1 else binary
-    function.__doc__ = doc
-    return intrinsic(function)
+    return vec(*[vec] * len(operands)), codegen
 
 
-absolute = _elementwise("fabs", "|a|.", 1)
-copysign = _elementwise("copysign", "The magnitude of a with the sign of b.", 2)
-maximum = _elementwise("maximum", "The greater of a and b; NaN where either is NaN.", 2)
-minimum = _elementwise("minimum", "The lesser of a and b; NaN where either is NaN.", 2)
+@intrinsic
+def absolute(typingctx, a):
+    """Return |a|."""
+    return _of_llvm("fabs", a)
+
+
+@intrinsic
+def copysign(typingctx, a, b):
+    """Return the magnitude of a with the sign of b."""
+    return _of_llvm("copysign", a, b)
 
 
 # --- across lanes ---------------------------------------------------------------------------------
