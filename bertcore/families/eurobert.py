@@ -38,8 +38,6 @@ def spec(
     read = ConfigReader(config, DEFAULTS | defaults)
     width, heads = read.size("hidden_size"), read.size("num_attention_heads")
     groups = read.size("num_key_value_heads", heads)
-    if heads % groups:
-        raise ValueError(f"config: num_attention_heads is {heads}, expected a multiple of num_key_value_heads {groups}")
     head_dim = read.size("head_dim", max(width // heads, 1))
     longest = read.size("max_position_embeddings", most=MOST_POSITIONS)
     layer = {
@@ -52,13 +50,8 @@ def spec(
         | frozenset(() if read.flag("attention_bias", False) else ATTENTION)
         | frozenset(() if read.flag("mlp_bias", False) else FEED_FORWARD),
     }
-    fixed: dict[str, Any] = {
-        "type_vocab_size": 0,
-        "max_positions": 0,
-        "longest_text": longest,
-        "classifier_dropout": 0.0,
-    }
-    fixed["without_bias"] = frozenset({"final_norm"})
+    fixed: dict[str, Any] = {"type_vocab_size": 0, "max_positions": 0, "longest_text": longest}
+    fixed |= {"classifier_dropout": 0.0, "without_bias": frozenset({"final_norm"})}
     if each_layer is None:
         layer["rotary"] = rotary_of_all_layers(read, head_dim, 10_000.0)
     else:

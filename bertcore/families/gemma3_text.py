@@ -13,9 +13,9 @@ from bertcore.checkpoint import NameRules
 from bertcore.families.eurobert import EUROBERT
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.registry import HeadSpec, register
-from bertcore.models.spec import MOST_LAYERS, MOST_POSITIONS, ConfigReader, rotary_spec, standard_spec
+from bertcore.models.spec import GLOBAL, LOCAL, MOST_LAYERS, MOST_POSITIONS, ConfigReader, by_kind, standard_spec
 from bertcore.nn.layers import ShiftedRMSNorm
-from bertcore.nn.spec import PARTS, EncoderSpec, LayerSpec
+from bertcore.nn.spec import PARTS, EncoderSpec
 
 KEYS = {
     "hidden_act": "hidden_activation",
@@ -27,7 +27,6 @@ DEFAULTS = {
     "intermediate_size": 9216, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip
-GLOBAL, LOCAL = "full_attention", "sliding_attention"
 ATTENTION = frozenset({"query", "key", "value", "attention_output"})
 
 
@@ -46,28 +45,14 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     scalar = read.number("query_pre_attn_scalar", 256)
     if scalar < 1e-3:
         raise ValueError(f"config: query_pre_attn_scalar is {scalar}, expected at least 0.001")
-    heads, key_heads = read.size("num_attention_heads"), read.size("num_key_value_heads", 4)
-    if heads % key_heads:
-        raise ValueError(
-            f"config: num_attention_heads is {heads}, expected a multiple of num_key_value_heads {key_heads}"
-        )
     thetas = {GLOBAL: read.number("rope_theta", 1_000_000.0), LOCAL: read.number("rope_local_base_freq", 10_000.0)}
     older, sections = read.section("rope_scaling"), read.section("rope_parameters")
-
-    def of_its_kind(index: int, layer: LayerSpec) -> LayerSpec:
-        kind = kinds[index]
-        rope = older if kind == GLOBAL and older.has_keys else sections.section(kind)
-        return replace(
-            layer,
-            rotary=rotary_spec(rope, head_dim=layer.head_size, theta=thetas[kind], trained_length=longest),
-            window=window if kind == LOCAL else None,
-        )
-
+    ropes = {GLOBAL: older if older.has_keys else sections.section(GLOBAL), LOCAL: sections.section(LOCAL)}
     layer = {
         "norm": ShiftedRMSNorm,
         "norm_first": True,
         "gate": "first",
-        "num_key_value_heads": key_heads,
+        "num_key_value_heads": read.size("num_key_value_heads", 4),
         "head_dim": read.size("head_dim", 256),
         "scale": scalar**-0.5,
         "is_causal": is_causal,
@@ -78,7 +63,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         keys=KEYS,
         defaults=DEFAULTS,
         layer=layer,
-        each_layer=of_its_kind,
+        each_layer=by_kind(kinds, ropes, thetas, window, longest),
         type_vocab_size=0,
         max_positions=0,
         longest_text=longest,

@@ -11,13 +11,12 @@ from typing import Any
 from bertcore.checkpoint import NameRules
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
-from bertcore.models.spec import MOST_LAYERS, MOST_POSITIONS, ConfigReader, rotary_spec, standard_spec
-from bertcore.nn.spec import EncoderSpec, LayerSpec
+from bertcore.models.spec import GLOBAL, LOCAL, MOST_LAYERS, MOST_POSITIONS, ConfigReader, by_kind, standard_spec
+from bertcore.nn.spec import EncoderSpec
 
 KEYS = {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"}
 SIZES = {"vocab_size": 50368, "intermediate_size": 1152, "num_hidden_layers": 22}
 DEFAULTS = SIZES | {"layer_norm_eps": 1e-5, "pad_token_id": 50283}
-GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
 
 def _without(flag: bool, *parts: str) -> frozenset[str]:
@@ -34,21 +33,11 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     kinds = [LOCAL if index % every else GLOBAL for index in range(layers)]
     kinds = read.choices("layer_types", kinds, GLOBAL, LOCAL)
     longest = read.size("max_position_embeddings", 8192, most=MOST_POSITIONS)
-    half = read.size("local_attention", 128) // 2
+    half = read.count("sliding_window", read.size("local_attention", 128) // 2)
     thetas = {GLOBAL: read.number("global_rope_theta", 160_000.0)}
     thetas[LOCAL] = read.number("local_rope_theta", thetas[GLOBAL] if "local_rope_theta" in config else 10_000.0)
-    norm_bias = read.flag("norm_bias", False)
-
-    def of_its_kind(index: int, layer: LayerSpec) -> LayerSpec:
-        kind = kinds[index]
-        rope = read.section("rope_parameters").section(kind)
-        return replace(
-            layer,
-            absent=frozenset() if index else frozenset({"attention_norm"}),
-            rotary=rotary_spec(rope, head_dim=layer.head_size, theta=thetas[kind], trained_length=longest),
-            window=(half, half) if kind == LOCAL else None,
-        )
-
+    norm_bias, ropes = read.flag("norm_bias", False), read.section("rope_parameters")
+    of_its_kind = by_kind(kinds, {kind: ropes.section(kind) for kind in thetas}, thetas, (half, half), longest)
     without_bias = _without(norm_bias, "attention_norm", "feed_forward_norm")
     without_bias |= _without(read.flag("attention_bias", False), "qkv", "attention_output")
     without_bias |= _without(read.flag("mlp_bias", False), "expand", "contract")
@@ -59,7 +48,9 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     fixed = {"type_vocab_size": 0, "max_positions": 0, "longest_text": longest, "is_relative": True}
     fixed["without_bias"] = _without(norm_bias, "embeddings_norm", "final_norm")
     fixed["embedding_dropout"] = read.rate("embedding_dropout", 0.0)
-    return standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, each_layer=of_its_kind, **fixed)
+    found = standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, each_layer=of_its_kind, **fixed)
+    first = replace(found.layers[0], absent=frozenset({"attention_norm"}))
+    return replace(found, layers=(first, *found.layers[1:]))
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:

@@ -25,7 +25,7 @@ from bertcore.models.spec import (
     ACTIVATIONS,
     MOST_POSITIONS,
     ConfigReader,
-    rotary_spec,
+    rotary_of_all_layers,
     standard_spec,
     without_older_keys,
 )
@@ -172,7 +172,7 @@ FIXED = {
 OLDER = frozenset(
     (
         *("auto_map", "activation_function", "rotary_emb_base", "rotary_scaling_factor", "max_trained_positions"),
-        *("moe_every_n_layers", "num_experts", "moe_top_k", *FIXED, *KEYS.values()),
+        *("moe_every_n_layers", "num_experts", "moe_top_k", "rope_theta", "rope_scaling", *FIXED, *KEYS.values()),
     )
 )
 
@@ -208,11 +208,8 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     read.require(**FIXED)
     trained = read.size("max_trained_positions", read.size("max_position_embeddings", 2048), most=MOST_POSITIONS)
     theta, factor = read.number("rotary_emb_base", 1000.0), read.number("rotary_scaling_factor", 0.0)
-    rope = ConfigReader({"rope_type": "dynamic", "factor": factor}) if factor else read.section("rope_parameters")
-
-    def with_rotary(index: int, layer: LayerSpec) -> LayerSpec:
-        return replace(layer, rotary=rotary_spec(rope, head_dim=layer.head_size, theta=theta, trained_length=trained))
-
+    stretched = {"rope_scaling": {"rope_type": "dynamic", "factor": factor}} if factor else {}
+    rope = ConfigReader({**config, "max_position_embeddings": trained, **stretched})
     gate = None if config.get("activation_function") == PLAIN else "first"
     layer = {"activation": _activation(read), "gate": gate, "without_bias": _without_bias(read)}
     if config.get("head_dim") is not None:
@@ -222,13 +219,13 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         keys=KEYS,
         defaults=DEFAULTS,
         layer=layer,
-        each_layer=with_rotary,
+        each_layer=lambda index, layer: replace(layer, rotary=rotary_of_all_layers(rope, layer.head_size, theta)),
         max_positions=0,
         longest_text=read.size("n_positions", trained, most=MOST_POSITIONS),
         details=_mixture(read),
     )
-    stretched = "n_positions" not in config and found.layers[0].rotary.scaling == "dynamic"
-    return replace(found, longest_text=None) if stretched else found
+    is_stretched = "n_positions" not in config and found.layers[0].rotary.scaling == "dynamic"
+    return replace(found, longest_text=None) if is_stretched else found
 
 
 def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.families.mpnet import BUCKETS, BiasAdapter, BucketSpec
 from bertcore.heads import ClassifierSpec
 from bertcore.models.registry import Family, HeadSpec, in_each_layer, register
-from bertcore.models.spec import ACTIVATIONS, ConfigReader, standard_spec
+from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.layers import RMSNorm
 from bertcore.nn.spec import PARTS, EncoderSpec
 
@@ -28,10 +28,8 @@ DEFAULTS = {
     "vocab_size": 32128, "hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8,
     "intermediate_size": 2048, "layer_norm_eps": 1e-6,
 }  # fmt: skip
-GATED = "gated-"
-# feed_forward_proj -> its activation; transformers reads "gated-gelu" as the approximation by tanh.
-PLAIN = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
-PROJECTIONS = PLAIN | {GATED + name: ACTIVATIONS[name] for name in PLAIN} | {f"{GATED}gelu": "gelu_tanh"}
+GATED, KINDS = "gated-", ("relu", "gelu", "gelu_new", "silu")
+PROJECTIONS = (*KINDS, *(GATED + kind for kind in KINDS))
 MOST_DISTANCE = 2**16
 
 
@@ -53,8 +51,9 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         "norm_first": True,
         "head_dim": read.size("d_kv", 64),
         "scale": 1.0,
-        "activation": PROJECTIONS[kind],
-        "gate": "first" if kind.startswith(GATED) else None,
+        # transformers reads "gated-gelu" as the approximation by tanh
+        "activation": read.activation("dense_act_fn", "gelu_new" if kind == "gated-gelu" else kind.removeprefix(GATED)),
+        "gate": "first" if read.flag("is_gated_act", kind.startswith(GATED)) else None,
         "without_bias": PARTS,
         "inner_dropout": rate,
     }

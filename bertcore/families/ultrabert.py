@@ -8,14 +8,13 @@ from bertcore.families import eurobert
 from bertcore.families.eurobert import EUROBERT
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.registry import HeadSpec, register
-from bertcore.models.spec import MOST_LAYERS, ConfigReader, rotary_spec
-from bertcore.nn.spec import EncoderSpec, LayerSpec
+from bertcore.models.spec import GLOBAL, LOCAL, MOST_LAYERS, ConfigReader, by_kind
+from bertcore.nn.spec import EncoderSpec
 
 DEFAULTS = eurobert.DEFAULTS | {
     "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
     "intermediate_size": 11008, "max_position_embeddings": 32768, "layer_norm_eps": 1e-6, "pad_token_id": 0,
 }  # fmt: skip
-GLOBAL, LOCAL = "full_attention", "sliding_attention"
 EVERY = 3  # the last one of so many layers sees all tokens
 
 
@@ -31,20 +30,13 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         kinds = [LOCAL if window else GLOBAL for window in windows]
     kinds = read.choices("layer_types", kinds, GLOBAL, LOCAL)
     window = int(next(filter(None, windows), read.size("sliding_window", 128)))
-    theta_of = {GLOBAL: 2_560_000.0, LOCAL: 10_000.0} | {
-        kind: theta for kind, theta in zip(kinds, thetas, strict=False) if theta is not None
-    }
-
-    def of_its_kind(index: int, layer: LayerSpec) -> LayerSpec:
-        kind = kinds[index]
-        rope, longest = read.section("rope_parameters").section(kind), read.size("max_position_embeddings")
-        return replace(
-            layer,
-            rotary=rotary_spec(rope, head_dim=layer.head_size, theta=theta_of[kind], trained_length=longest),
-            window=(window, window) if kind == LOCAL else None,
-        )
-
-    found = eurobert.spec(config, defaults=DEFAULTS, each_layer=of_its_kind)
+    sections = read.section("rope_scaling", "rope_parameters")
+    theta_of = {GLOBAL: 10_000.0 if sections.has_keys else 2_560_000.0, LOCAL: 10_000.0}
+    if not sections.has_keys:
+        theta_of |= {kind: theta for kind, theta in zip(kinds, thetas, strict=False) if theta is not None}
+    ropes, longest = {kind: sections.section(kind) for kind in theta_of}, read.size("max_position_embeddings")
+    each_layer = by_kind(kinds, ropes, theta_of, (window, window), longest)
+    found = eurobert.spec(config, defaults=DEFAULTS, each_layer=each_layer)
     return replace(found, is_relative=True, classifier_dropout=read.rate("classifier_dropout", 0.0))
 
 

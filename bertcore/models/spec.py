@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -108,6 +109,8 @@ def _layer_spec(read: "ConfigReader", hidden_size: int, layer: Mapping[str, Any]
     if values.get("head_dim") is None and width % heads:
         key, of = read.name("hidden_size"), read.name("num_attention_heads")
         raise ValueError(f"config: {key} is {width}, expected a multiple of {of} {heads}")
+    if heads % (groups := values.get("num_key_value_heads") or heads):
+        raise ValueError(f"config: num_attention_heads is {heads}, expected a multiple of num_key_value_heads {groups}")
     values["num_heads"] = heads
     readers = {
         "intermediate_size": lambda: read.size("intermediate_size"),
@@ -149,8 +152,9 @@ class ConfigReader:
     ):
         self._config, self._defaults, self._keys, self._within = config, defaults, keys, within
 
-    def section(self, key: str) -> "ConfigReader":
-        """A reader of the object under `key`, which its errors name; an empty one where it is absent."""
+    def section(self, *keys: str) -> "ConfigReader":
+        """A reader of the object under the first of `keys` that has one; an empty one where all are absent."""
+        key = next((key for key in keys if self._get(key, None)), keys[-1])
         value = self._get(key, {})
         if not isinstance(value, Mapping):
             raise ValueError(f"config: {self.name(key)} is {value!r}, expected an object")
@@ -325,6 +329,22 @@ def rotary_spec(read: ConfigReader, *, head_dim: int, theta: float, trained_leng
     return RotarySpec(head_dim, theta, scaling=SCALINGS[kind], factor=factor, trained_length=trained_length)
 
 
+GLOBAL, LOCAL = "full_attention", "sliding_attention"  # in layer_types
+
+
+def by_kind(
+    kinds: Sequence[str], ropes: Mapping[str, ConfigReader], thetas: Mapping[str, float], window: Any, longest: int
+) -> Callable[[int, LayerSpec], LayerSpec]:
+    """Return `each_layer` of standard_spec: rotary positions by the kind of a layer, and the window of LOCAL ones."""
+
+    def of_its_kind(index: int, layer: LayerSpec) -> LayerSpec:
+        kind = kinds[index]
+        rotary = rotary_spec(ropes[kind], head_dim=layer.head_size, theta=thetas[kind], trained_length=longest)
+        return replace(layer, rotary=rotary, window=window if kind == LOCAL else None)
+
+    return of_its_kind
+
+
 def rotary_of_all_layers(read: ConfigReader, head_dim: int, theta: float) -> RotarySpec:
     """Return the rotary positions that all layers of a config share.
 
@@ -333,8 +353,8 @@ def rotary_of_all_layers(read: ConfigReader, head_dim: int, theta: float) -> Rot
     """
     theta = read.number("rope_theta", theta)
     trained = read.size("max_position_embeddings", most=MOST_POSITIONS)
-    older, section = read.section("rope_scaling"), read.section("rope_parameters")
-    return rotary_spec(older if older.has_keys else section, head_dim=head_dim, theta=theta, trained_length=trained)
+    section = read.section("rope_scaling", "rope_parameters")
+    return rotary_spec(section, head_dim=head_dim, theta=theta, trained_length=trained)
 
 
 def rope_parameters(rotary: RotarySpec) -> dict[str, Any]:

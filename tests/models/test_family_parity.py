@@ -1,5 +1,6 @@
 """Every family of the table against transformers: each head, and each unusual config."""
 
+import copy
 import dataclasses
 import json
 
@@ -85,6 +86,25 @@ def test_absent_keys_mean_what_they_do_in_transformers(name):
     said = json.loads(transformers.AutoConfig.for_model(**absent).to_json_string(use_diff=False))
     expected, found = (_read(config) for config in (said, absent))
     assert found == expected
+
+
+ROPE = {"rope_type": "linear", "factor": 3.0, "rope_theta": 7.0}
+
+
+@pytest.mark.parametrize(("name", "older"), [
+    ("nomic_bert", {"rope_theta": 7.0}),
+    ("nomic_bert", {"rope_scaling": ROPE}),
+    ("ultrabert", {"rope_scaling": {"full_attention": ROPE, "sliding_attention": ROPE}}),
+    ("ultrabert", {"rope_parameters": {"full_attention": {"rope_type": "default"}, "sliding_attention": ROPE}}),
+    ("modernbert", {"sliding_window": 8}),
+    ("t5", {"dense_act_fn": "tanh"}),
+    ("t5", {"feed_forward_proj": "gelu", "is_gated_act": True}),
+])  # fmt: skip
+def test_older_keys_mean_what_they_do_in_transformers(name, older):
+    config = WITH_PEER[name].config
+    said = transformers.AutoConfig.for_model(**copy.deepcopy({**config, **older}))
+    expected = _read(json.loads(said.to_json_string(use_diff=False)))
+    assert _read({**config, **older}) == expected != _read(config)
 
 
 def _read(config: dict) -> tuple:
