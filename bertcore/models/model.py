@@ -343,8 +343,8 @@ class Model(NamedParameters):
         token_type_ids: Any = None,
         position_ids: Any = None,
         *,
-        output_hidden_states: bool = False,
-        output_attentions: bool = False,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         output_projections: bool | Collection[int] = False,
         **targets: Any,
     ) -> ModelOutput:
@@ -355,8 +355,8 @@ class Model(NamedParameters):
             attention_mask: 1 for real tokens, 0 for padding, (sequences, length); all real by default.
             token_type_ids: (sequences, length), zero by default.
             position_ids: (sequences, length); by default counted from each sequence's first real token.
-            output_hidden_states, output_attentions, output_projections: whether to return those too; projections also
-                of some layers alone, by their numbers from 1 on: the others have None.
+            output_hidden_states, output_attentions: whether to return those too; by default as the config's keys say.
+            output_projections: the same; True, or the numbers, from 1 on, of layers: the others have None.
             targets: the head's labels, which each class documents, and the inputs of this family alone
                 (`family.inputs`).
 
@@ -376,7 +376,9 @@ class Model(NamedParameters):
         own["keep_padding"] = self._keeps_padding(targets)
         if not isinstance(output_projections, bool):
             self._check_layers(output_projections)
-        trace = Trace.asked(output_hidden_states, output_attentions, output_projections)
+        states = self.config.get("output_hidden_states") if output_hidden_states is None else output_hidden_states
+        probabilities = self.config.get("output_attentions") if output_attentions is None else output_attentions
+        trace = Trace.asked(bool(states), bool(probabilities), output_projections)
         return self._pass(*given, read=lambda encoded: self._output(encoded, **targets), trace=trace, **own)
 
     def _pass(self, *given: Any, read: Callable[[Encoded], Any], trace: Trace, **options: Any) -> Any:

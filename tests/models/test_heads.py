@@ -28,6 +28,14 @@ def model(task, **changes):
     return getattr(bertcore, f"AutoModelFor{task}").from_config(CONFIG | changes)
 
 
+def test_the_config_says_what_is_returned_by_default():
+    shown = model("MaskedLM", output_hidden_states=True, output_attentions=True)
+    out, less = shown(IDS), shown(IDS, output_attentions=False)
+    assert len(out.hidden_states) == 2 and len(out.attentions) == 1
+    assert less.attentions is None and less.hidden_states is not None
+    assert model("MaskedLM")(IDS).hidden_states is None
+
+
 def test_one_label_is_a_regression():
     out = model("SequenceClassification", num_labels=1)(IDS, MASK, labels=[0.5, -2])
     np.testing.assert_allclose(out.loss, ((out.logits[:, 0] - [0.5, -2]) ** 2).mean(), rtol=1e-6)
