@@ -174,7 +174,7 @@ class Spans(Block):
 
     def __call__(self, run: Pass, words: Tensor, labels: Tensor, layout: Layout) -> Tensor:
         """(words, width) and (labels, width) of all texts -> (texts, words, max_width, labels)."""
-        count, width = len(layout.rows), self.joint.weight.shape[1] // 2
+        count, width = int(layout.cu_words[-1]), self.joint.weight.shape[1] // 2
         sides = self.start(run, words), self.end(run, words)
         xp, dtype = kernels.array_module(value_of(sides[0])), value_of(sides[0]).dtype
         nothing = xp.zeros((count, width), dtype)
@@ -268,24 +268,38 @@ def spans_of(words: int, max_width: int) -> Iterator[tuple[np.ndarray, np.ndarra
 class Layout:
     """The words and labels of a batch on the packed axis.
 
+    `counts`, (texts, 1), are the words of each text: behind those of `words_mask` come ones that were not read.
+
     Attributes:
-        rows, label_rows: the packed tokens of words, and those before labels.
+        rows, label_rows: the packed tokens of the words that were read, and those before labels.
         cu_words: offsets of the texts among the words, (texts + 1,).
         shape: (texts, words of the longest).
         most_labels: of any text.
     """
 
-    def __init__(self, label_rows: np.ndarray, packed: Any, words_mask: np.ndarray):
+    def __init__(self, label_rows: np.ndarray, packed: Any, words_mask: np.ndarray, counts: np.ndarray | None = None):
         numbers = packed.strip(words_mask)
         self.rows, self.label_rows, offsets = np.flatnonzero(numbers), label_rows, packed.cu_seqlens
-        self.cu_words = np.searchsorted(self.rows, offsets).astype(np.int32)
         self.set_labels(np.searchsorted(label_rows, offsets))
-        counts = np.diff(self.cu_words)
-        if (numbers[self.rows] != np.arange(len(self.rows)) - np.repeat(self.cu_words[:-1], counts) + 1).any():
+        cu_read = np.searchsorted(self.rows, offsets)
+        read = np.diff(cu_read)
+        counts = read if counts is None else counts.reshape(-1)
+        if counts.shape != read.shape or (counts < read).any():
+            raise ValueError(f"text_lengths is {counts.tolist()}, expected at least {read.tolist()}, as words_mask has")
+        self.cu_words = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        self._places = np.repeat(self.cu_words[:-1], read) + numbers[self.rows] - 1  # of read words among all
+        if (numbers[self.rows] != np.arange(len(self.rows)) - np.repeat(cu_read[:-1], read) + 1).any():
             raise ValueError("words_mask has other numbers than 1, 2, ... for the words of a text in their order")
         if np.count_nonzero(words_mask) != len(self.rows):
             raise ValueError("words_mask has a word at a padded position (attention_mask 0): set it to 0")
         self.shape = len(counts), int(counts.max(initial=0))
+
+    def all_words(self, run: Pass, states: Tensor) -> Tensor:
+        """Return the states of all words, (words, width), from those that were read; the others are zero."""
+        count, width = int(self.cu_words[-1]), value_of(states).shape[1]
+        if len(self.rows) == count:
+            return states
+        return _scattered(run, states, places=[self._places[:, None] * width + np.arange(width)], shape=(count, width))
 
     def set_labels(self, offsets: np.ndarray) -> None:
         """Take the offsets of the texts among the labels, (texts + 1,)."""
@@ -327,14 +341,15 @@ class GLiNERModel(WithEncoder):
     """A GLiNER model of the span or the token kind.
 
     Calls take `words_mask`, (texts, length) integers: 1, 2, ... at the token whose state is the first word, the second
-    word, ..., and 0 elsewhere. The labels of a text are its tokens `class_token_index`. A GLiNEROutput is returned.
-    `GLiNER` (bertcore.tasks.gliner) makes these arrays of texts.
+    word, ..., and 0 elsewhere; and `text_lengths`, (texts, 1), the words of each text with those that were not read.
+    The labels of a text are its tokens `class_token_index`. A GLiNEROutput is returned. `GLiNER`
+    (bertcore.tasks.gliner) makes these arrays of texts.
 
     Attributes:
         gliner: the settings of its config beside those of the encoder.
     """
 
-    _targets = ("words_mask",)
+    _targets = ("words_mask", "text_lengths")
     _config_name = CONFIG_NAME
 
     def __init__(self, config: Mapping[str, Any]):
@@ -369,19 +384,21 @@ class GLiNERModel(WithEncoder):
         encoder = {**self.config["encoder_config"], "vocab_size": vocab_size}
         return self.config | {"encoder_config": encoder, "vocab_size": vocab_size}
 
-    def _output(self, encoded: Encoded, words_mask: Any = None) -> GLiNEROutput:
+    def _output(self, encoded: Encoded, words_mask: Any = None, text_lengths: Any = None) -> GLiNEROutput:
         if words_mask is None:
             raise ValueError("words_mask is None, expected the numbers of the words, (texts, length)")
         mask, run = integer_batch("words_mask", words_mask), encoded.run
         if mask.shape != encoded.packed.shape:
             raise ValueError(f"words_mask has shape {mask.shape}, expected {encoded.packed.shape} as input_ids has")
         ids = kernels.to_host(encoded.inputs.on_host.input_ids)
-        layout = Layout(np.flatnonzero(ids == self.gliner.class_token), encoded.packed, mask)
+        counts = None if text_lengths is None else integer_batch("text_lengths", text_lengths)
+        layout = Layout(np.flatnonzero(ids == self.gliner.class_token), encoded.packed, mask, counts)
         labelled = np.minimum(layout.label_rows + 1, len(ids) - 1) if self.gliner.reads_label else layout.label_rows
         both = [run.to_backend(rows) for rows in (layout.rows, labelled)]
         words, labels = (functional.take_rows(run, encoded.hidden, rows=rows) for rows in both)
         if self.projection is not None:
             words, labels = self.projection(run, words), self.projection(run, labels)
+        words = layout.all_words(run, words)
         for lstm in self.lstms:
             words = lstm(run, words, run.to_backend(layout.cu_words))
         if self.labels is not None:

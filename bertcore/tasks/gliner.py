@@ -264,11 +264,11 @@ class GLiNER(Extractor):
         logits = kernels.to_host(self.model(**as_batch(rows, self.tokenizer.pad_token_id)).logits)
         scores, found = 0.5 + np.tanh(logits / 2) / 2, []  # the logistic function
         for row, own in zip(rows, scores, strict=True):
-            labels = row.input_ids.count(self.model.gliner.class_token)
+            labels, read = row.input_ids.count(self.model.gliner.class_token), max(row.words_mask)
             if self.model.gliner.kind == "span":
-                found.append(spans_above(own[: len(row.words), :, :labels], threshold))
+                found.append(spans_above(own[:read, :, :labels], threshold))
             else:
-                found.append(runs_above(own[: len(row.words), :labels], threshold))
+                found.append(runs_above(own[:read, :labels], threshold))
         return found
 
 

@@ -23,8 +23,8 @@ class PromptedText:
 
     Attributes:
         words_mask: 1, 2, ... at the token whose state is the first word that was read, the second one, ...; else 0.
-        words: the number in the text of each word that was read: one without tokens (of control characters), or behind
-            the end of what the model takes, is not.
+        words: the numbers in the text of the words that were read, and then of those that were not: without tokens (of
+            control characters), or behind the end of what the model takes.
         was_cut: whether there were more words.
     """
 
@@ -82,14 +82,16 @@ class PromptReader:
                 read.append(word - prompt)
                 mask[place] = len(read)
         is_cut = words > self.max_words or (bool(encoding.overflowing) and words > 0)
-        return PromptedText(list(ids), mask, read, is_cut)
+        unread = set(range(min(words, self.max_words))).difference(read)
+        return PromptedText(list(ids), mask, read + sorted(unread), is_cut)
 
 
 def as_batch(rows: Sequence[PromptedText], pad_token_id: int | None) -> dict[str, np.ndarray]:
-    """Return the arguments of a GLiNERModel: input_ids, attention_mask and words_mask, padded on the right."""
+    """Return the arguments of a GLiNERModel: input_ids, attention_mask, words_mask and text_lengths."""
     shape = len(rows), max(map(len, rows), default=0)
     ids, mask, words = np.full(shape, pad_token_id or 0), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for row, some in enumerate(rows):
         here = slice(len(some))
         ids[row, here], mask[row, here], words[row, here] = some.input_ids, 1, some.words_mask
-    return {"input_ids": ids, "attention_mask": mask, "words_mask": words}
+    lengths = np.array([len(some.words) for some in rows], np.int64)[:, None]
+    return {"input_ids": ids, "attention_mask": mask, "words_mask": words, "text_lengths": lengths}

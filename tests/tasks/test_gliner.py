@@ -89,7 +89,10 @@ def test_words_without_tokens_do_not_shift_the_others(model):
     text, options = "the city of the person", {"threshold": threshold_of(model, 0.2)}
     plain = model.predict_entities(text, LABELS, **options)
     marked = model.predict_entities(f"\u200b {text}", LABELS, **options)
-    assert marked == [each | {"start": each["start"] + 2, "end": each["end"] + 2} for each in plain] != []
+    for found, each in zip(marked, plain, strict=True):  # the state of a word that is not read is zero
+        score = pytest.approx(each["score"], abs=0.05)
+        assert found == each | {"start": each["start"] + 2, "end": each["end"] + 2, "score": score}
+    assert plain
 
 
 def test_a_cut_text_is_told_of_once(folder):
@@ -190,6 +193,12 @@ def test_wrong_masks_of_words_are_refused(model, mask, message):
     ids, attention = [[72, 5, 73, 6]], [[1, 1, 1, 0]]
     mask = None if mask is None else np.array(mask)
     refuses(ValueError, message, model.model, np.array(ids), np.array(attention), words_mask=mask)
+
+
+def test_fewer_words_than_are_read_are_refused(model):
+    ids, mask = np.array([[72, 5, 73, 6]]), np.array([[0, 0, 1, 2]])
+    for lengths in ([[1]], [[2], [2]]):
+        refuses(ValueError, "expected at least \\[2\\]", model.model, ids, words_mask=mask, text_lengths=lengths)
 
 
 def test_a_run_needs_every_word_inside():

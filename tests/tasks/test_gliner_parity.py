@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bertcore import GLiNER
-from bertcore.tokenization.prompts import split_words
+from bertcore.tokenization.prompts import as_batch, split_words
 from tests.tiny_gliner import LABELS, MARKS, TEXTS, threshold_of, tiny_gliner
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
@@ -50,6 +50,21 @@ def test_labels_of_each_text_and_descriptions_equal_those_of_gliner(both):
     options = {"threshold": threshold_of(ours, 0.7), "batch_size": 3}
     same(ours.inference(TEXTS, labels, **options), theirs.inference(TEXTS, labels, **options))
     same([ours.predict_entities(TEXTS[1], [], threshold=0.01)], [[]])
+
+
+def test_words_that_are_not_read_have_zero_states_as_in_gliner(both):
+    """Words without tokens, which shift entities there, and words behind the last token."""
+    ours, theirs = both
+    texts = ["\u200b the \x07 city\u200b of \u200b the person \u200b", "abcdefgh " * 9 + "city", "\u200b", "the city"]
+    rows = [row.read for row, _ in ours.token_rows((text, dict(zip(LABELS, LABELS, strict=True))) for text in texts)]
+    expected, forward = {}, theirs.model.forward
+    theirs.model.forward = lambda *given, **named: expected.setdefault("output", forward(*given, **named))
+    theirs.inference(texts, LABELS)
+    del theirs.model.forward
+    found, logits = ours.model(**as_batch(rows, 0)).logits, expected["output"].logits.detach().numpy()
+    assert found.shape == logits.shape
+    np.testing.assert_allclose(found, np.where(found, logits, 0), atol=1e-4)
+    assert [len(row.words) - max(row.words_mask) for row in rows][2:] == [1, 0] and max(rows[1].words_mask) < 10
 
 
 def test_gliner_loads_what_is_saved(both, tmp_path):

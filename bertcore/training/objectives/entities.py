@@ -230,7 +230,7 @@ class GLiNEREntities(Objective):
         """Return the number that the loss is a mean over; 1 for a sum."""
         if self.reduction == "sum":
             return 1.0
-        words = kernels.to_host(batch["words_mask"]).max(axis=1, initial=0)
+        words = kernels.to_host(batch["text_lengths"])[:, 0]
         if self.spec.kind == "span":
             return float(sum(np.maximum(words - width, 0).sum() for width in range(self.spec.max_width)))
         return float((words * (kernels.to_host(batch["input_ids"]) == self.spec.class_token).sum(axis=1)).sum())
@@ -276,7 +276,7 @@ class GLiNERCollator:
         self._reader, self._objective, self.rng = reader, objective, np.random.default_rng(seed)
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """Return input_ids, attention_mask, words_mask, and the targets and weights of the logits.
+        """Return input_ids, attention_mask, words_mask, text_lengths, and the targets and weights of the logits.
 
         Raises MalformedRecord, a ValueError, naming a record that is not as expected.
         """
