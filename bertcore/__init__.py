@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 from bertcore.file_readers import FILE_READERS
 
 if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says that the name is ours to give
+    from bertcore import kernels as kernels
+    from bertcore import lora as lora
+    from bertcore import training as training
+    from bertcore import util as util
     from bertcore.gradients import value_and_grad as value_and_grad
     from bertcore.gradients import vjp as vjp
     from bertcore.kernels import BackendUnavailable as BackendUnavailable
@@ -38,15 +42,28 @@ if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says
     from bertcore.models.replaced_tokens import ReplacedTokenModel as ReplacedTokenModel
     from bertcore.models.student import student_from_teacher as student_from_teacher
     from bertcore.passes import autocast as autocast
+    from bertcore.tasks import evaluation as evaluation
     from bertcore.tasks.cross_encoder import CrossEncoder as CrossEncoder
     from bertcore.tasks.gliner import GLiNER as GLiNER
     from bertcore.tasks.gliner2 import GLiNER2 as GLiNER2
+    from bertcore.tasks.hard_negatives import mine_hard_negatives as mine_hard_negatives
     from bertcore.tasks.index import VectorIndex as VectorIndex
     from bertcore.tasks.multi_vector import MultiVectorEncoder as MultiVectorEncoder
     from bertcore.tasks.pipelines import pipeline as pipeline
+    from bertcore.tasks.quantization import quantize_embeddings as quantize_embeddings
     from bertcore.tasks.sentence_encoder import SentenceEncoder as SentenceEncoder
     from bertcore.tasks.sparse_encoder import SparseEncoder as SparseEncoder
     from bertcore.tokenization import AutoTokenizer as AutoTokenizer
+    from bertcore.training.arguments import TrainingArguments as TrainingArguments
+    from bertcore.training.callbacks import EarlyStoppingCallback as EarlyStoppingCallback
+    from bertcore.training.callbacks import TrainerCallback as TrainerCallback
+    from bertcore.training.callbacks import TrainerControl as TrainerControl
+    from bertcore.training.callbacks import TrainerState as TrainerState
+    from bertcore.training.collators import DataCollatorForLanguageModeling as DataCollatorForLanguageModeling
+    from bertcore.training.collators import DataCollatorWithPadding as DataCollatorWithPadding
+    from bertcore.training.evaluation import EvalPrediction as EvalPrediction
+    from bertcore.training.schedules import get_scheduler as get_scheduler
+    from bertcore.training.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
 
@@ -69,22 +86,33 @@ _LAZY = {
         "tasks.cross_encoder": "CrossEncoder",
         "tasks.gliner": "GLiNER",
         "tasks.gliner2": "GLiNER2",
+        "tasks.hard_negatives": "mine_hard_negatives",
         "tasks.index": "VectorIndex",
         "tasks.multi_vector": "MultiVectorEncoder",
         "tasks.pipelines": "pipeline",
+        "tasks.quantization": "quantize_embeddings",
         "tasks.sentence_encoder": "SentenceEncoder",
         "tasks.sparse_encoder": "SparseEncoder",
         "tokenization": "AutoTokenizer",
+        "training.arguments": "TrainingArguments",
+        "training.callbacks": "EarlyStoppingCallback TrainerCallback TrainerControl TrainerState",
+        "training.collators": "DataCollatorForLanguageModeling DataCollatorWithPadding",
+        "training.evaluation": "EvalPrediction",
+        "training.schedules": "get_scheduler",
+        "training.trainer": "Trainer",
     }.items()
     for name in names.split()
 }
 
-__all__ = sorted(_LAZY)
+_MODULES = {name: f"bertcore.{name}" for name in ("kernels", "lora", "training", "util")}
+_MODULES["evaluation"] = "bertcore.tasks.evaluation"
+
+__all__ = sorted([*_LAZY, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("kernels", "util"):
-        return importlib.import_module(f"bertcore.{name}")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name not in _LAZY:
         raise AttributeError(f"module 'bertcore' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LAZY[name]), name)
@@ -100,4 +128,4 @@ FILE_READERS[".gguf"] = _unpacked_gguf
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *__all__})

@@ -10,6 +10,8 @@ from typing import Any
 FIRST = ("from_pretrained", "from_config", "__call__", "generate", "encode", "encode_query", "encode_document")
 FIRST += ("similarity", "predict", "rank", "train", "evaluate", "step", "save_pretrained", "save_model", "state_dict")
 FIRST += ("load_state_dict",)
+# Modules whose names `bertcore` offers, too, and which have a place on another page.
+ELSEWHERE = ("bertcore.kernels", "bertcore.training", "bertcore.tasks.hard_negatives")
 # Public to other modules of bertcore, not to users.
 INTERNAL = {"added_to", "arguments", "attributes", "checked", "class_for_config", "config_to_save", "counts"}
 INTERNAL |= {"expected_scales", "expected_tensors", "field", "finished", "has_labels", "has_warned", "hidden_states"}
@@ -35,7 +37,7 @@ def reference(module: str, patterns: Sequence[str], shown: dict[Any, str]) -> st
 
     A class has its members, and those of bases that are not public; a member that an earlier class of the page has is
     a link to it.
-    Modules are left out, and from `bertcore` the names of the kernels, which have a page of their own. For
+    Modules are left out, and from `bertcore` the names that have a place on another page. For
     "bertcore.tasks.pipelines" the names are the class of each task.
 
     Args:
@@ -65,7 +67,7 @@ def _offered(module: str) -> list[Any]:
         if not name.startswith("_") and getattr(each, "__module__", None) == module
     ]
     named = [each for name in names if hasattr(each := getattr(package, name), "__qualname__")]
-    return [each for each in named if module != "bertcore" or not each.__module__.startswith("bertcore.kernels")]
+    return [each for each in named if module != "bertcore" or not each.__module__.startswith(ELSEWHERE)]
 
 
 def _directive(named: Any, shown: dict[Any, str], offered: list[Any]) -> str:

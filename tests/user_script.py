@@ -8,13 +8,18 @@ from bertcore import (
     AutoTokenizer,
     CrossEncoder,
     SentenceEncoder,
+    Trainer,
+    TrainingArguments,
+    evaluation,
+    get_scheduler,
     load_model,
     pipeline,
     use_backend,
+    util,
     value_and_grad,
 )
 from bertcore.kernels import attention, linear, prepare_weight, softmax
-from bertcore.training import AdamW, Trainer, TrainingArguments, clip_grad_norm, get_scheduler
+from bertcore.training import AdamW, clip_grad_norm
 from bertcore.training.metrics import accuracy
 from bertcore.training.objectives import MaskedLM
 
@@ -27,7 +32,8 @@ with use_backend("numpy"):
 
 encoder = SentenceEncoder(folder)
 vectors = encoder.encode(["one text", "or many"], normalize_embeddings=True)
-print(vectors @ vectors.T, encoder.similarity(vectors, vectors))
+print(vectors @ vectors.T, util.cos_sim(vectors, vectors))
+print(evaluation.TripletEvaluator(["a"], ["a"], ["b"])(encoder))
 print(CrossEncoder(folder).rank("query", ["one document"])[0]["score"])
 for answer in pipeline("fill-mask", folder)("Paris is the [MASK] of France."):
     print(answer["score"])
