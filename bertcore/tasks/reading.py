@@ -241,15 +241,16 @@ class PromptedReader(TextReader, Encoder):
         """
         if self.routes is None:
             return self
-        reader = self.readers[self.routes.resolve(task)]
-        if reader is not self:
-            reader.__dict__ |= {name: vars(self)[name] for name in SHARED if name in vars(self)}
+        return self._shared_with(self.readers[self.routes.resolve(task)])
+
+    def _shared_with(self, reader: Self) -> Self:
+        reader.__dict__ |= {name: vars(self)[name] for name in SHARED if name in vars(self)}
         return reader
 
     def _fill(self, target: Path, where: Path) -> None:
         for reader in self.readers.values():
             if reader is not self:
-                Encoder._fill(reader, target, reader._model_folder().relative_to(self.folder))
+                Encoder._fill(self._shared_with(reader), target, reader._model_folder().relative_to(self.folder))
         super()._fill(target, where)
         if self.routes is not None and self.routes.file is not None:
             shutil.copyfile(self.routes.file, target / self.routes.file.relative_to(self.folder))

@@ -77,6 +77,14 @@ def test_what_is_set_holds_for_all_routes(encoder, folder):
     assert ours.encode_query(words).nnz == ours.encode_document(words, truncation=True).nnz == 1  # warned once
 
 
+def test_a_router_is_saved_before_its_other_route_was_used(folder, tmp_path):
+    SparseEncoder(folder, max_active_dims=2).save_pretrained(tmp_path)
+    found, expected = SparseEncoder(tmp_path), SparseEncoder(folder, max_active_dims=2)
+    for call in ("encode_query", "encode_document"):
+        rows = [getattr(each, call)(["the cat sat on a mat"]).toarray() for each in (found, expected)]
+        np.testing.assert_array_equal(*rows)
+
+
 def test_one_text_and_none(encoder):
     row = encoder.encode_query("the cat")
     assert row.shape == (TOKENS,) and encoder.encode_query([]).shape == (0, TOKENS)
