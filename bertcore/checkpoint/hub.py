@@ -131,9 +131,12 @@ class _Source:
 
     def snapshot(self, names: Iterable[str]) -> Path:
         """Return the folder of the revision in the cache, with the files `names` that the hub has."""
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import constants, snapshot_download
 
-        return Path(snapshot_download(self.name, **self.options, allow_patterns=list(names)))
+        # Offline, huggingface_hub 1.33 asks the hub all the same for the files of a revision that is a commit.
+        is_local = self.options["local_files_only"] or constants.HF_HUB_OFFLINE
+        options = {**self.options, "local_files_only": is_local}
+        return Path(snapshot_download(self.name, **options, allow_patterns=list(names)))
 
     def file(self, name: str, commit: str) -> Path | None:
         """Return one file of a commit, fetched if the cache lacks it; None if it does not exist."""

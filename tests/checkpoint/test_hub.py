@@ -16,6 +16,7 @@ from tests.checkpoint.hub_server import Hub, Model
 from tests.refusals import refuses
 from tests.tiny_bert import save_tiny_bert, save_tiny_encoder
 
+huggingface_hub = pytest.importorskip("huggingface_hub")
 constants = pytest.importorskip("huggingface_hub.constants")
 
 SMALL = {"config.json": b"{}", "README.md": b"read", "vocab.txt": b"words", "tokenizer_config.json": b"{ }"}
@@ -182,6 +183,14 @@ class TestCache:
         found = resolve(NAME, local_files_only=how == "local_files_only")
         assert found == first and names(found) == {"config.json", *weights}
         assert hub.down or not hub.requests
+
+    def test_offline_reads_a_commit_that_another_library_fetched(self, hub, monkeypatch):
+        """Without huggingface_hub's own list of the commit's files, which only whole snapshots leave in the cache."""
+        commit = hub.add(NAME, {**SMALL, **SAFE})
+        for name in ("config.json", *SAFE):
+            huggingface_hub.hf_hub_download(NAME, name, cache_dir=constants.HF_HUB_CACHE)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert names(resolve(NAME, revision=commit)) == {"config.json", *SAFE}
 
     def test_offline_lacks_it(self, hub, offline, monkeypatch):
         hub.add(NAME, {**SMALL, **SAFE})
