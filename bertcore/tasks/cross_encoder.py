@@ -132,7 +132,7 @@ class CrossEncoder(Encoder):
 
     @max_length.setter
     def max_length(self, length: int) -> None:
-        self.scores.max_seq_length = check_count("max_length", length)
+        self.scores.max_seq_length = self.tokenizer.model_max_length = check_count("max_length", length)
 
     max_seq_length = max_length
 

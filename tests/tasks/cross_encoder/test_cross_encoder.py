@@ -125,6 +125,8 @@ def test_long_pairs_are_refused_or_cut_in_silence(folder, recwarn):
     encoder, pairs = CrossEncoder(folder, max_length=6), [("a", "b"), ("the cat sat", "on a mat")]
     refuses(ValueError, r"inputs\[1\] has more than the 6 tokens", encoder.predict, pairs, truncation="error")
     assert np.isfinite(encoder.predict(pairs, truncation=True)).all() and not recwarn.list
+    encoder.max_length = 5
+    assert len(encoder.tokenizer(*pairs[1], truncation=True)["input_ids"]) == 5
 
 
 def test_a_module_list(tmp_path, reranker):

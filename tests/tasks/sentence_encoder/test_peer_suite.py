@@ -33,7 +33,7 @@ LEFT_OUT = {
         encode_routes_through_module_call predict_routes_through_module_call predict_batch_size_1 empty_predict
         predict_low_precision_logits_upcast_to_float32 prompt_length_calculation num_labels_from_dense_scores_module
         num_labels_ignores_dense_without_scores_output config_and_model_none_without_transformer
-        default_activation_fn_without_transformer detect_mlm splade_pooling_chunk_size bge_reranker_max_length
+        default_activation_fn_without_transformer detect_mlm splade_pooling_chunk_size
         load_activation_fn_from_config_custom default_activation_fn classifier_dropout_is_set load_with_revision""",
     "models of another kind are refused, not converted; no Router": """
         conversion_ignores_source_prompts_and_default_prompt_name conversion_ignores_source_similarity_fn_name
@@ -50,7 +50,7 @@ LEFT_OUT = {
 }
 
 
-MOST = {"ours": 65, "module": 12}  # of 1,072 and 498 tests that pass with sentence-transformers 6.2.0
+MOST = {"ours": 64, "module": 12}  # of 1,072 and 498 tests that pass with sentence-transformers 6.2.0
 
 
 def passed(kind: str, files: list[str], folder: Path) -> set[str]:
