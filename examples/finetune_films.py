@@ -1,6 +1,6 @@
 """Fine-tune all-MiniLM-L6-v2 to classify sentences of film reviews, and compare it with TF-IDF.
 
-    python examples/finetune_films.py [--epochs 2] [--seed 0] [--split 0] [--out films]
+    python examples/finetune_films.py [--epochs 2] [--bf16] [--seed 0] [--split 0] [--out films]
 
 2,000 sentences with a mean score above 0.5 or below -0.5 are held out. All others are training data, including the
 undecided ones, with soft labels: the probability that a sentence is good, given its score.
@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from corpora import film_snippets
+from runs import curve_of, report
 
 from bertcore import AutoModelForSequenceClassification, AutoTokenizer
 from bertcore.demo_model import demo_model_folder
@@ -63,6 +65,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=2)
     parser.add_argument("--seed", type=int, default=0, help="seed of the order and of dropout (default: 0)")
     parser.add_argument("--split", type=int, default=0, help="seed of the held-out sentences (default: 0)")
+    parser.add_argument("--bf16", action="store_true", help="multiply by weights in bfloat16")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line for each run, for spread.py")
     parser.add_argument("--out", default="films")
     given = parser.parse_args()
 
@@ -86,6 +90,7 @@ def main() -> None:
         logging_steps=25,
         save_strategy="no",
         seed=given.seed,
+        bf16=given.bf16,
     )
     trainer = Trainer(
         model,
@@ -98,7 +103,8 @@ def main() -> None:
     started = time.monotonic()
     trainer.train()
     print(f"{len(train):,} sentences, {given.epochs:g} epochs in {time.monotonic() - started:.0f} s")
-    print(f"held out: accuracy {trainer.evaluate()['eval_accuracy']:.1%}, TF-IDF {tfidf_accuracy(train, held_out):.1%}")
+    figures = {"accuracy": trainer.evaluate()["eval_accuracy"], "TF-IDF": tfidf_accuracy(train, held_out)}
+    report(given, "bfloat16" if given.bf16 else "float32", curve=curve_of(trainer), **figures)
     trainer.save_model()
 
 
