@@ -8,6 +8,7 @@ import functools
 import importlib
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,14 @@ from bench import machine
 from bench.peers.cases import random_batch
 from bench.peers.checkpoint import cached, quiet
 from bench.texts import ragged_lengths
-from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, use_backend, value_and_grad
+from bertcore import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    autocast,
+    use_backend,
+    value_and_grad,
+)
 from bertcore.gradients import differentiate
 from bertcore.models.cost import flops_per_token
 from bertcore.models.model import Model
@@ -106,6 +114,7 @@ def find_case(name: str, quick: bool = False) -> Case:
 OURS, RECOMPUTING, TORCH = "bertcore", "bertcore, layers recomputed", "torch"
 IN_BACKWARD = "bertcore, layers recomputed, optimiser in backward"
 IN_EIGHT_BITS = f"{IN_BACKWARD}, 8-bit moments"
+IN_BFLOAT16, TORCH_IN_BFLOAT16 = f"{OURS}, bfloat16", f"{TORCH}, bfloat16"  # as TrainingArguments(bf16=True)
 LEARNING_RATE, WEIGHT_DECAY, MOST_NORM = 1e-4, 0.01, 1.0
 
 
@@ -177,6 +186,24 @@ def in_eight_bits(case: Case, folder: Path) -> Loop:
     return in_backward(case, folder, AdamW8bit)
 
 
+def in_bfloat16(case: Case, folder: Path) -> Loop:
+    """Return the loop of bertcore that multiplies by weights in bfloat16."""
+    return _within(lambda: autocast("bfloat16"), ours(case, folder))
+
+
+def torch_in_bfloat16(case: Case, folder: Path) -> Loop:
+    """Return the loop of transformers under PyTorch's autocast to bfloat16."""
+    return _within(lambda: importlib.import_module("torch").autocast("cpu"), torch(case, folder))
+
+
+def _within(context: Callable[[], AbstractContextManager[Any]], loop: Loop) -> Loop:
+    def step(batch: Batch) -> float:
+        with context():
+            return loop.step(batch)
+
+    return Loop(step, loop.train)
+
+
 def torch(case: Case, folder: Path) -> Loop:
     """Return the loop of transformers on PyTorch, in float32."""
     torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
@@ -202,11 +229,12 @@ def torch(case: Case, folder: Path) -> Loop:
 
 
 LOOPS: Mapping[str, Callable[[Case, Path], Loop]] = {OURS: ours, RECOMPUTING: recomputing}
-LOOPS |= {IN_BACKWARD: in_backward, IN_EIGHT_BITS: in_eight_bits, TORCH: torch}
+LOOPS |= {IN_BACKWARD: in_backward, IN_EIGHT_BITS: in_eight_bits, IN_BFLOAT16: in_bfloat16}
+LOOPS |= {TORCH_IN_BFLOAT16: torch_in_bfloat16, TORCH: torch}
 
 
 def set_threads(library: str, threads: int) -> None:
     """Set a library's threads."""
     machine.set_threads(threads)
-    if library == TORCH:
+    if library in (TORCH, TORCH_IN_BFLOAT16):
         importlib.import_module("torch").set_num_threads(threads)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from bench.training import objectives
-from bench.training.__main__ import COLUMNS, TOLERANCE, _compare, _parse, loss_errors
+from bench.training.__main__ import COLUMNS, TOLERANCE, TOLERANCES, _compare, _parse, loss_errors
 from bench.training.cases import (
     CASES,
     CLASSIFICATION,
     IN_BACKWARD,
+    IN_BFLOAT16,
     IN_EIGHT_BITS,
     LABELLED,
     MASKED_LM,
@@ -22,6 +23,7 @@ from bench.training.cases import (
     checkpoint_of,
     find_case,
     in_backward,
+    in_bfloat16,
     ours,
     recomputing,
 )
@@ -57,6 +59,8 @@ def test_losses_tell_whether_loops_train_alike(tmp_path):
     assert loss_errors(loops, batches) == {RECOMPUTING: 0.0, OURS: 0.0}
     loops = {IN_BACKWARD: in_backward(SMALL, folder), OURS: ours(SMALL, folder)}
     assert loss_errors(loops, batches) == {IN_BACKWARD: 0.0, OURS: 0.0}
+    loops = {IN_BFLOAT16: in_bfloat16(SMALL, folder), OURS: ours(SMALL, folder)}
+    assert 0 < loss_errors(loops, batches)[IN_BFLOAT16] <= TOLERANCES[IN_BFLOAT16]
     lazy = Loop(lambda batch: 4.5, lambda on: None)
     assert loss_errors({"lazy": lazy, OURS: ours(SMALL, folder)}, batches)["lazy"] > TOLERANCE
     broken = Loop(lambda batch: math.nan, lambda on: None)
