@@ -143,8 +143,9 @@ def draw(rows: Sequence[dict[str, Any]], target: Path) -> None:
             lower.set_xticks(shown, [f"{value:,}" for value in shown])
             lower.xaxis.set_minor_formatter("")
             upper.yaxis.set_major_formatter("{x:g}")
-            upper.yaxis.set_minor_formatter("")
-            lower.set(ylim=(0, None))
+            seconds = [row["seconds"] for row in own]
+            upper.yaxis.set_minor_formatter("{x:g}" if max(seconds) < 10 * min(seconds) else "")
+            lower.set(ylim=(0, 1.1 * max(max(row["mb"] for row in own), 1)))
         panels[0][0].set_ylabel("seconds")
         panels[1][0].set_ylabel("MB beyond the model")
         panels[0][0].legend()
