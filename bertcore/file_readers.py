@@ -19,6 +19,6 @@ def opened_file(file: Any) -> Any:
 
 def naming_files(message: str) -> str:
     """Return a message with files in place of the folders that they were unpacked into."""
-    for folder, file in _opened.items():
+    for folder, file in list(_opened.items()):  # another thread may open a file meanwhile
         message = message.replace(folder, file)
     return message

@@ -45,21 +45,14 @@ def token_loss(
     run: Pass, logits: Any, labels: Any, packed: PackedBatch, num_classes: int, *, name: str = "labels", kind: str = ""
 ) -> Any:
     """The mean cross entropy over the tokens whose label, of (sequences, length), is not -100."""
-    return cross_entropy(run, logits, packed_labels(run, packed, labels, num_classes, name=name, kind=kind))
-
-
-def packed_labels(
-    run: Pass, packed: PackedBatch, labels: Any, num_classes: int, *, name: str = "labels", kind: str = ""
-) -> Any:
-    """Token labels, (sequences, length), stripped to (tokens,), in the memory of the backend in force.
-
-    -100 stands for none. `kind` is "entity_" for labels of entities, with which the names of their inputs begin.
-    """
-    return run.to_backend(words(packed, labels, num_classes, name, kind))
+    return cross_entropy(run, logits, run.to_backend(words(packed, labels, num_classes, name, kind)))
 
 
 def words(packed: PackedBatch, labels: Any, num_classes: int, name: str = "labels", kind: str = "") -> np.ndarray:
-    """The word of each packed token, in host memory; -100 for none."""
+    """Return the label of each packed token, in host memory; -100 for none.
+
+    `kind` is "entity_" for labels of entities, with which the names of their inputs begin.
+    """
     array = integer_batch(name, labels)
     if array.shape != packed.shape:
         raise ValueError(f"{name} has shape {array.shape}, expected {packed.shape} as {kind or 'input_'}ids has")

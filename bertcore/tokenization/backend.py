@@ -161,7 +161,7 @@ def _template(template: str, special: Mapping[str, str]) -> list[str]:
 
 MOST_GROWTH = 1024  # of a text by all replacements together; published ones grow it by 18, in theory
 MOST_STEPS = 4096  # objects in one part of the file
-# Texts on which expressions of exponential time reach the library's limit, and the seconds for all of them.
+# Texts on which expressions of exponential time reach the library's limit, and the seconds for all expressions.
 TRIED = [64 * character + end for character in "aA1 -\n" for end in ("", "!", "x")]
 MOST_SECONDS = 2.0
 MOST_EXPRESSIONS = 256  # whose answers are kept
@@ -241,14 +241,11 @@ def _check_expressions(part: str, value: Any) -> None:
 @functools.lru_cache(MOST_EXPRESSIONS)
 def _is_slow(expression: str) -> bool:
     """Return whether the library gives up on one of TRIED; it panics then, and prints that."""
-    start = time.thread_time()
     try:
         with without_stderr(), library_errors():
             split = pre_tokenizers.Split(Regex(expression), "isolated")
             for text in TRIED:
                 split.pre_tokenize_str(text)
-                if time.thread_time() > start + MOST_SECONDS:
-                    return True
     except RuntimeError as error:  # also for an invalid expression, which the library reports as it reads the file
         return "limit" in str(error)
     return False

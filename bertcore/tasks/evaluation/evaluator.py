@@ -1,4 +1,4 @@
-"""The base of all evaluators, and metrics of scores and of what is right."""
+"""The base of all evaluators, and metrics of scores beside the right answers."""
 
 import csv
 import os
