@@ -159,9 +159,7 @@ class Rerank(Texts, Reading):
         folder = model_folder(self.model)
         is_late = (kind := kind_of(folder)) == "late"
         if kind in ("dense", "sparse") and (folder / "modules.json").is_file():
-            raise CommandError(
-                f"{self.model} is a {kind} encoder, expected a cross-encoder or a late-interaction encoder"
-            )
+            raise CommandError(f"{self.model} is a {kind} encoder, expected a cross-encoder or a late-interaction one")
         with contextlib.ExitStack() as stack:
             lines, _ = stack.enter_context(self.texts())
             output = stack.enter_context(output_stream("-", seekable=False))

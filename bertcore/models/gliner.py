@@ -284,8 +284,12 @@ class Layout:
         cu_read = np.searchsorted(self.rows, offsets)
         read = np.diff(cu_read)
         counts = read if counts is None else counts.reshape(-1)
-        if counts.shape != read.shape or (counts < read).any():
-            raise ValueError(f"text_lengths is {counts.tolist()}, expected at least {read.tolist()}, as words_mask has")
+        if counts.shape != read.shape:
+            raise ValueError(f"text_lengths has {len(counts)} entries, expected {len(read)}, one for each text")
+        if len(few := np.flatnonzero(counts < read)):
+            raise ValueError(
+                f"text_lengths[{few[0]}] is {counts[few[0]]}, expected at least {read[few[0]]}, as in words_mask"
+            )
         self.cu_words = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         self._places = np.repeat(self.cu_words[:-1], read) + numbers[self.rows] - 1  # of read words among all
         if (numbers[self.rows] != np.arange(len(self.rows)) - np.repeat(cu_read[:-1], read) + 1).any():

@@ -97,6 +97,17 @@ def test_labels_are_sampled_by_the_seed_alone(folder):
     }
 
 
+def test_an_entity_that_begins_or_ends_with_a_word_without_tokens_is_no_target(folder):
+    _, collator = collator_of(GLiNER.from_pretrained(folder))
+    for text, span, count in (
+        ("the \u200b city of", (4, 10), 0),
+        ("a city \u200b of it", (2, 8), 0),
+        ("a \u200b city", (4, 8), 1),
+    ):
+        batch = collator([{"text": text, "spans": [[*span, "city"]], "labels": ["city"]}])
+        assert len(np.unique(np.argwhere(batch["targets"])[:, 1])) == count
+
+
 def test_masking_takes_its_share_of_what_is_not_an_entity(tmp_path):
     model = GLiNER.from_pretrained(tiny_gliner(tmp_path))
     whole = collator_of(model)[1](labelled())

@@ -329,7 +329,7 @@ def _names(record: Mapping[str, Any], number: int, key: str) -> list[str] | None
 def _of_words(span: tuple[int, int], words: Sequence[tuple[int, int]], row: PromptedText) -> tuple[int, int]:
     """Return the first and the last of the words read that a span touches, -1 where it is not among them."""
     touched = [number for number, (first, last) in enumerate(words) if first < span[1] and span[0] < last]
-    places = {number: place for place, number in enumerate(row.words)}
+    places = {number: place for place, number in enumerate(row.words[: max(row.words_mask)])}
     return (places.get(touched[0], -1), places.get(touched[-1], -1)) if touched else (-1, -1)
 
 
