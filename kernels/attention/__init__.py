@@ -198,7 +198,7 @@ def attention(
 ) -> Any:
     """softmax(scale * query @ key.T + relative terms + bias + mask) @ value for each sequence and head.
 
-    A query that sees no key gives zeros. A hidden key must be finite. Source: Vaswani et al. 2017, arXiv:1706.03762.
+    A query that sees no key gives zeros; it and hidden keys must be finite. Source: Vaswani et al., arXiv:1706.03762.
 
     Args:
         query: dense, (batch, heads, length, head_dim), or packed, (tokens, heads, head_dim). float32 or float64 on

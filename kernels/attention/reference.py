@@ -198,7 +198,7 @@ def _scores(products, scoring, piece):
         scores = scores + widen(_corner(scoring.bias, piece, scores))
     if scoring.attn_mask is not None:
         mask = _corner(scoring.attn_mask, piece, scores)
-        scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + widen(mask)
+        scores = scores + (np.where(mask, 0, -np.inf).astype(scores.dtype) if mask.dtype == np.bool_ else widen(mask))
     if scoring.is_causal or scoring.window != (UNLIMITED, UNLIMITED):
         i, j, (left, right) = np.arange(queries)[:, None], np.arange(keys), scoring.window
         beyond = j - (i + keys - queries)  # how far the key stands after the query

@@ -134,6 +134,21 @@ def test_slopes_of_alibi():
 
 
 @pytest.mark.parity
+@pytest.mark.parametrize("special", [1, np.nan, np.inf])
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_a_query_that_a_mask_hides_from_all_keys_gives_what_pytorch_does(backend, special):
+    torch = pytest.importorskip("torch")
+    query, key, value = (normal(seed, (1, 2, 3, 8), np.float32) for seed in (1, 2, 3))
+    mask = np.arange(3)[:, None] > np.zeros(3)  # hides all keys from the first query
+    query[0, :, 0, 0] = special
+    found = attention(query, key, value, attn_mask=mask, backend=backend)
+    tensors = map(torch.from_numpy, (query, key, value, mask))
+    expected = torch.nn.functional.scaled_dot_product_attention(*tensors)
+    assert_close(found, expected.numpy())
+    assert np.isnan(found[0, 0, 0]).all() == (special != 1)
+
+
+@pytest.mark.parity
 def test_buckets_are_those_of_transformers():
     torch, mpnet = pytest.importorskip("torch"), pytest.importorskip("transformers.models.mpnet.modeling_mpnet")
     distances = np.arange(-600, 601)
