@@ -286,9 +286,9 @@ class Layout:
         counts = read if counts is None else counts.reshape(-1)
         if counts.shape != read.shape:
             raise ValueError(f"text_lengths has {len(counts)} entries, expected {len(read)}, one for each text")
-        if len(few := np.flatnonzero(counts < read)):
+        for text in np.flatnonzero(counts < read):
             raise ValueError(
-                f"text_lengths[{few[0]}] is {counts[few[0]]}, expected at least {read[few[0]]}, as in words_mask"
+                f"text_lengths[{text}] is {counts[text]}, expected at least {read[text]}, as in words_mask"
             )
         self.cu_words = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         self._places = np.repeat(self.cu_words[:-1], read) + numbers[self.rows] - 1  # of read words among all

@@ -164,7 +164,6 @@ MOST_STEPS = 4096  # objects in one part of the file
 # Texts on which expressions of exponential time reach the library's limit, and the seconds for all expressions.
 TRIED = [64 * character + end for character in "aA1 -\n" for end in ("", "!", "x")]
 MOST_SECONDS = 2.0
-MOST_EXPRESSIONS = 256  # whose answers are kept
 
 
 def check_tokenizer_json(file: Path, content: bytes) -> None:
@@ -232,13 +231,12 @@ def _check_expressions(part: str, value: Any) -> None:
     """Raise ValueError for a regular expression that takes too many steps on one of TRIED."""
     start = time.thread_time()
     for step in _steps(value):
-        pattern = step.get("pattern")
-        expression = str(pattern["Regex"]) if isinstance(pattern, dict) and "Regex" in pattern else ""
-        if expression and (_is_slow(expression) or time.thread_time() > start + MOST_SECONDS):
-            raise ValueError(f"{part} has the expression {expression!r:.200}, which may take exponential time")
+        match step.get("pattern"):
+            case {"Regex": expression} if _is_slow(str(expression)) or time.thread_time() > start + MOST_SECONDS:
+                raise ValueError(f"{part} has the expression {expression!r:.200}, which may take exponential time")
 
 
-@functools.lru_cache(MOST_EXPRESSIONS)
+@functools.lru_cache(256)
 def _is_slow(expression: str) -> bool:
     """Return whether the library gives up on one of TRIED; it panics then, and prints that."""
     try:
