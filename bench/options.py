@@ -3,32 +3,27 @@
 import argparse
 import math
 from collections.abc import Callable
+from typing import Any
+
+from bertcore.cli.options import ABOVE_0, Kind, between
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Return the type of an option that is an integer from `least` on."""
+def _type_of(kind: Kind) -> Callable[[str], Any]:
+    """Return argparse's type for a kind of option of bertcore's own commands."""
 
-    def number(text: str) -> int:
+    def number(text: str) -> Any:
         try:
-            found = int(text)
-        except ValueError:
-            found = least - 1
-        if found < least:
-            raise argparse.ArgumentTypeError(f"{text} is not an integer of at least {least}")
-        return found
+            return kind.read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"is {text!r}, expected {kind.expected}") from error
 
     return number
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """Return the type of an option that is an integer from `least` up."""
+    return _type_of(Kind(between(int, least, math.inf), f"an integer from {least} up"))
+
+
 positive = at_least(1)
-
-
-def above_zero(text: str) -> float:
-    """Return the value of an option that is a finite number above 0."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 0 < found < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return found
+above_zero = _type_of(ABOVE_0)

@@ -23,7 +23,7 @@ BENCH = Path(latency.__file__).parent
 def test_numbers(kind, right, wrong):
     assert {text: kind(text) for text in right} == right
     for text in wrong:
-        with pytest.raises(argparse.ArgumentTypeError, match=f"^{re.escape(text)} is not "):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"^is {re.escape(repr(text))}, expected "):
             kind(text)
 
 
@@ -35,8 +35,8 @@ def test_no_command_takes_any_number():
 @pytest.mark.parametrize(
     ("main", "options", "message"),
     [
-        (latency.main, ["--calls", "0"], "argument --calls: 0 is not an integer of at least 1"),
-        (growth.main, ["--axes", "length", "--point", "foo"], "argument --point: foo is not an integer"),
+        (latency.main, ["--calls", "0"], "argument --calls: is '0', expected an integer from 1 up"),
+        (growth.main, ["--axes", "length", "--point", "foo"], "argument --point: is 'foo', expected an integer"),
     ],
 )
 def test_wrong_number_names_the_option(monkeypatch, capsys, main, options, message):
