@@ -18,8 +18,8 @@ class Evaluate(WithModel):
 
     Queries and documents come from JSON lines with _id (or id) and text, and title for documents that have one, as in
     BEIR; from a table with these columns; or from lines of text, whose ids are their numbers from 1 on. The answers
-    come from a table with the columns query-id, corpus-id and score (above 0 for an answer), or from lines without such
-    a head: a query's id, a document's id, a score, or TREC's form, which has a 0 after the query's id.
+    come from a table with the columns query-id, corpus-id and score (above 0 for an answer), or from lines without a
+    header: a query's id, a document's id, a score, or TREC's form, which has a 0 after the query's id.
 
     The metrics are means over the queries that have an answer; ndcg@10 is the one that models are compared by. Every
     answer counts the same.
