@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says
     from bertcore.kernels import set_num_threads as set_num_threads
     from bertcore.kernels import use_backend as use_backend
     from bertcore.models.architectures import load_model as load_model
+    from bertcore.models.auto import AutoConfig as AutoConfig
     from bertcore.models.auto import AutoModel as AutoModel
     from bertcore.models.auto import AutoModelForCausalLM as AutoModelForCausalLM
     from bertcore.models.auto import AutoModelForMaskedLM as AutoModelForMaskedLM
@@ -74,7 +75,7 @@ _LAZY = {
         "kernels": "BackendUnavailable get_backend get_num_threads is_batch_invariant set_backend set_batch_invariant "
         "set_num_threads use_backend",
         "models.architectures": "load_model",
-        "models.auto": "AutoModel AutoModelForCausalLM AutoModelForMaskedLM AutoModelForMultipleChoice "
+        "models.auto": "AutoConfig AutoModel AutoModelForCausalLM AutoModelForMaskedLM AutoModelForMultipleChoice "
         "AutoModelForNextSentencePrediction AutoModelForQuestionAnswering AutoModelForSequenceClassification "
         "AutoModelForTokenClassification",
         "models.entities": "AutoModelForEntityClassification AutoModelForEntityPairClassification "

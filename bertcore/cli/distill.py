@@ -14,7 +14,6 @@ from bertcore.cli.inputs import model_folder, some_texts
 from bertcore.cli.options import NUMBER, SEVERAL, Above0, CommandError, File, Kind, Number, Positive
 from bertcore.cli.pretrain import config_of, kind_of, with_ids_of
 from bertcore.models.architectures import class_for
-from bertcore.models.spec import ConfigReader
 from bertcore.models.student import student_from_teacher, with_labels_of, with_layers
 from bertcore.tasks.static import distill_static
 from bertcore.training import metrics, objectives
@@ -233,7 +232,5 @@ def _check_kind(of_data: str, teacher: Any) -> None:
 
 def _labels_of(teacher: Any) -> tuple[str, ...]:
     """Return the names of the teacher's classes, or their numbers if they have no names."""
-    names = {int(number): name for number, name in (teacher.config.get("id2label") or {}).items()}
-    numbers = range(ConfigReader(teacher.config).num_labels())
-    found = ((number, names.get(number, f"LABEL_{number}")) for number in numbers)
-    return tuple(str(number) if name == f"LABEL_{number}" else name for number, name in found)
+    named = teacher.config.id2label.items()
+    return tuple(str(number) if name == f"LABEL_{number}" else name for number, name in named)

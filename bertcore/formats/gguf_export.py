@@ -83,8 +83,7 @@ def _metadata(folder: Path, model: Any, pooling: int, precision: str) -> dict[st
         **architecture.settings(spec),
     }
     if pooling == RANK:
-        labels = model.config.get("id2label") or {}
-        settings["classifier.output_labels"] = [labels[key] for key in sorted(labels, key=int)] or ["LABEL_0"]
+        settings["classifier.output_labels"] = list(model.config.id2label.values())
     return {
         "general.architecture": name,
         "general.type": "model",

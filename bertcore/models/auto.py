@@ -5,11 +5,13 @@ Names, arguments and outputs are those of transformers. A class's `from_pretrain
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from bertcore import checkpoint
 from bertcore.heads import Classifier
 from bertcore.kernels import checks
 from bertcore.models import losses
@@ -18,11 +20,29 @@ from bertcore.models.generation import generate
 from bertcore.models.model import Model
 from bertcore.models.outputs import EncoderOutput, LogitsOutput, ModelOutput, QuestionAnsweringOutput
 from bertcore.models.registry import HeadSpec
-from bertcore.models.spec import ConfigReader
+from bertcore.models.spec import Config, ConfigReader
 from bertcore.models.with_heads import ModelWithHeads, head_specs, with_labels
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
 from bertcore.passes import Pass, Trace
+
+
+class AutoConfig:
+    """Reads a model's config without its weights; see `from_pretrained`."""
+
+    @staticmethod
+    def from_pretrained(name: str | os.PathLike, **hub: Any) -> Config:
+        """Return the config that the model of this folder, preset or id on the hub has.
+
+        A preset's name stands for the preset unless there is such a folder or an option of the hub is given
+        (revision, token, cache_dir, local_files_only). Errors are those of `AutoModel.from_pretrained`.
+        """
+        from bertcore.presets import PRESETS, preset_config
+
+        if name in PRESETS and not hub and not os.path.exists(name):
+            return Config(preset_config(str(name)))
+        folder = checkpoint.resolve(name, "tokenizer", **hub)
+        return Config(checkpoint.split_dtype(folder, checkpoint.read_config(folder))[0])
 
 
 class AutoModel(Model):
@@ -94,7 +114,7 @@ class _SequenceModel(ModelWithHeads):
         return Classifier(spec, self.spec, self._num_classes())
 
     def _num_classes(self) -> int:
-        return self._num_labels()
+        return self.config.num_labels
 
     def _output(self, encoded: Encoded, **targets: Any) -> LogitsOutput:
         logits, loss = self.heads[0](encoded), None
@@ -142,7 +162,7 @@ class AutoModelForSequenceClassification(_SequenceModel):
 
     def _loss(self, run: Pass, logits: Any, labels: Any, name: str) -> Any:
         kind = {"problem_type": self.config.get("problem_type"), "soft_labels": self.family.soft_labels}
-        return losses.classification_loss(run, logits, labels, self._num_labels(), **kind)
+        return losses.classification_loss(run, logits, labels, self.config.num_labels, **kind)
 
 
 class AutoModelForMultipleChoice(_SequenceModel):
@@ -196,12 +216,12 @@ class AutoModelForTokenClassification(ModelWithHeads):
         super().__init__(with_labels(config, num_labels))
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
-        return Classifier(spec, self.spec, self._num_labels())
+        return Classifier(spec, self.spec, self.config.num_labels)
 
     def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
         logits, loss = self.heads[0](encoded), None
         if labels is not None:
-            loss = losses.token_loss(encoded.run, logits, labels, encoded.packed, self._num_labels())
+            loss = losses.token_loss(encoded.run, logits, labels, encoded.packed, self.config.num_labels)
         return LogitsOutput(loss=loss, logits=encoded.packed.pad(encoded.run, logits), traced=encoded.traced)
 
 

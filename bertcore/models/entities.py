@@ -92,7 +92,7 @@ class AutoModelForEntityClassification(ModelWithHeads):
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
         assert isinstance(spec, ClassifierSpec)
-        return SpanClassifier(spec.output, self._parts, self.spec, self._num_labels(), self.spec.classifier_dropout)
+        return SpanClassifier(spec.output, self._parts, self.spec, self.config.num_labels, self.spec.classifier_dropout)
 
     def _output(self, encoded: Encoded, labels: Any = None, entity_start_positions: Any = None) -> LogitsOutput:
         """Classify the `_parts` of each sequence together."""
@@ -109,7 +109,7 @@ class AutoModelForEntityClassification(ModelWithHeads):
         loss = None
         if labels is not None:
             kind = losses.PROBLEM_TYPES[1 if losses.label_array("labels", labels).ndim == 1 else 2]
-            loss = losses.classification_loss(encoded.run, logits, labels, self._num_labels(), kind)
+            loss = losses.classification_loss(encoded.run, logits, labels, self.config.num_labels, kind)
         return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
 
 
@@ -139,7 +139,7 @@ class AutoModelForEntitySpanClassification(AutoModelForEntityClassification):
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
         assert isinstance(spec, ClassifierSpec)
-        sizes = self.spec, self._num_labels(), self.spec.classifier_dropout
+        sizes = self.spec, self.config.num_labels, self.spec.classifier_dropout
         return SpanClassifier(spec.output, self._parts, *sizes, widths=WIDTHS)
 
     def _output(
@@ -158,7 +158,7 @@ class AutoModelForEntitySpanClassification(AutoModelForEntityClassification):
         widths = run.to_backend(batch.strip(np.minimum(ends - starts, WIDTHS - 1)))
         logits, loss = self.heads[0](run, encoded.hidden, rows, widths), None
         if labels is not None:
-            loss = losses.token_loss(run, logits, labels, batch, self._num_labels(), kind="entity_")
+            loss = losses.token_loss(run, logits, labels, batch, self.config.num_labels, kind="entity_")
         return LogitsOutput(loss=loss, logits=batch.pad(run, logits), traced=encoded.traced)
 
 

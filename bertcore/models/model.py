@@ -72,6 +72,11 @@ class Model(NamedParameters):
         name = f"{type(self).__name__}: {self.family.model_type}, {self.dtype}"
         return f"<{name}, {layers} layers, hidden_size {width}, {numbers:,} parameters>"
 
+    @property
+    def base_model_prefix(self) -> str:
+        """The beginning of the encoder's parameters in a model with a head: "bert"."""
+        return self.family.name_rules.prefix.removesuffix(".")
+
     @classmethod
     def class_for_config(cls, config: Mapping[str, Any]) -> type[Self]:
         """The class that stands for this one in the family of `config`."""

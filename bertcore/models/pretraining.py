@@ -141,7 +141,7 @@ class _SentenceOrderPreTraining(_PairPreTraining):
     _label, _logits = "sentence_order_label", "sop_logits"
 
     def _pair_labels(self) -> int:
-        return self._num_labels()  # as transformers has it, though there are two orders
+        return self.config.num_labels  # as transformers has it, though there are two orders
 
 
 class Discriminator(AutoModelForPreTraining):

@@ -1,5 +1,7 @@
 """Checked reading of published configs: `ConfigReader`, and the specs of encoders and rotary positions."""
 
+import copy
+import difflib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -122,16 +124,50 @@ def _layer_spec(read: "ConfigReader", hidden_size: int, layer: Mapping[str, Any]
     return LayerSpec(**({name: value() for name, value in readers.items() if name not in values} | values))
 
 
+# A key of BERT's configs -> its names in those of other families.
+OTHER_NAMES = {
+    "hidden_size": ("dim", "d_model", "n_embd"),
+    "num_attention_heads": ("n_heads", "n_head", "num_heads"),
+    "num_hidden_layers": ("n_layers", "n_layer", "num_layers"),
+    "max_position_embeddings": ("n_positions",),
+}
+
+
 class Config(dict[str, Any]):
-    """A config as published; its keys are attributes, too, as transformers' configs have them."""
+    """A config as published; its keys are attributes, too, as transformers' configs have them.
+
+    The attributes `num_labels`, `id2label` and `label2id` are there without the keys.
+    """
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in self:
-            raise AttributeError(f"the config has no {name}; it has {', '.join(self)}")
-        return self[name]
+        found = [key for key in (name, *OTHER_NAMES.get(name, ())) if key in self and not key.startswith("__")]
+        if not found:
+            near = difflib.get_close_matches(name, self, 1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(self)}"
+            raise AttributeError(f"the config has no {name}; {hint}")
+        return self[found[0]]
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
+
+    @property
+    def num_labels(self) -> int:
+        """The number of classes."""
+        return ConfigReader(self).num_labels()
+
+    @property
+    def id2label(self) -> Mapping[int, str]:
+        """The names of the classes, read-only; assign others to change them."""
+        return MappingProxyType(dict(enumerate(ConfigReader(self).label_names())))
+
+    @property
+    def label2id(self) -> Mapping[str, int]:
+        """The numbers of the classes, read-only, as the config has them or by `id2label`."""
+        return MappingProxyType(self.get("label2id") or {name: index for index, name in self.id2label.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a copy."""
+        return copy.deepcopy(dict(self))
 
 
 class ConfigReader:

@@ -11,6 +11,7 @@ from bertcore.models.architectures import TASKS
 from bertcore.models.auto import AutoModel
 from bertcore.models.model import Model
 from bertcore.models.registry import family_of
+from bertcore.models.spec import Config
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
@@ -71,9 +72,9 @@ def student_from_teacher(
     return student
 
 
-def with_labels_of(teacher: Model, config: Mapping[str, Any]) -> dict[str, Any]:
+def with_labels_of(teacher: Model, config: Mapping[str, Any]) -> Config:
     others = {key: value for key, value in config.items() if key not in LABELS}
-    return others | {key: teacher.config[key] for key in LABELS if key in teacher.config}
+    return Config(others | {key: teacher.config[key] for key in LABELS if key in teacher.config})
 
 
 def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:

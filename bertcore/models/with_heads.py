@@ -104,6 +104,3 @@ class ModelWithHeads(Model):
     def _read(self, encoded: Encoded, rows: Any = None) -> Any:
         """Return the input of a language model's head, (tokens, hidden), of the tokens `rows` or of all."""
         return encoded.hidden if rows is None else functional.take_rows(encoded.run, encoded.hidden, rows=rows)
-
-    def _num_labels(self) -> int:
-        return ConfigReader(self.config).num_labels()

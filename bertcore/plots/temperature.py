@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number
 from bertcore.drawing import BLUE, listed, new_figure, shortened, style
-from bertcore.models.spec import ConfigReader
 from bertcore.plots.attention import output_for
 from bertcore.tasks.sequence_scores import softmax
 
@@ -67,7 +66,7 @@ def _classes(model: Any, output: Any) -> tuple[np.ndarray, list[str]]:
     if len(scores) < 2 or kind in ("regression", "multi_label_classification"):
         stated = f" and the problem_type {kind}" if kind else ""
         raise ValueError(f"model has {len(scores)} outputs{stated}, expected a classifier with one label for a text")
-    return scores, list(ConfigReader(model.config).label_names())
+    return scores, list(model.config.id2label.values())
 
 
 def _words(tokenizer: Any, ids: list[int], output: Any) -> tuple[np.ndarray, Any]:

@@ -15,7 +15,6 @@ from bertcore.arguments import DType, check_count, naming_nearest, older_names
 from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.checkpoint.files import CONFIG_NAME
 from bertcore.kernels import checks
-from bertcore.models.spec import ConfigReader
 from bertcore.tasks.encoders import (
     Encoder,
     EncoderOptions,
@@ -104,7 +103,7 @@ class CrossEncoder(Encoder):
         )
         self.model, self.tokenizer = self.scores.model, self.scores.tokenizer
         self.num_labels = self.scores.num_labels
-        self.labels = ConfigReader(self.model.config).label_names()
+        self.labels = list(self.model.config.id2label.values())
         if activation_fn is None:
             saved = opened / SETTINGS_NAME, read_saved_settings(opened)
             config = where / CONFIG_NAME, read_config(where)

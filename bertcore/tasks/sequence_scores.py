@@ -55,7 +55,7 @@ class SequenceScores(TextReader):
         self._load_trained(AutoModelForSequenceClassification, folder, dtype, "sequence classifier", num_labels)
         self._load_tokenizer(folder, max_seq_length, published_length, "pair")
         self.do_lower_case = do_lower_case
-        self.num_labels = self.model._num_labels()
+        self.num_labels = self.model.config.num_labels
 
     def logits(
         self, rows: Iterable[Sequence[str]], how: ReadOptions, advance: Callable[[int], object] = lambda count: None

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import (
+    AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
@@ -73,7 +74,26 @@ def test_configs_have_attributes():
     assert config.hidden_size == config["hidden_size"] == 16
     config.note = "kept"
     assert config["note"] == "kept" and dict(config) | {} == dict(config)
-    refuses(AttributeError, "the config has no hidden; it has model_type, vocab_size", getattr, config, "hidden")
+    refuses(AttributeError, "the config has no hidden; did you mean hidden_size?", getattr, config, "hidden")
+    refuses(AttributeError, "the config has no x; it has model_type, vocab_size", getattr, config, "x")
+    assert (config.num_labels, config.id2label) == (2, {0: "LABEL_0", 1: "LABEL_1"})
+    config.id2label = {"0": "no", "1": "perhaps", "2": "yes"}
+    assert config.id2label[2] == "yes" and config.label2id == {"no": 0, "perhaps": 1, "yes": 2}
+    with pytest.raises(TypeError, match="assignment"):
+        config.id2label[0] = "lost"  # in a copy
+    config.to_dict()["id2label"]["0"] = "other"
+    assert config.id2label[0] == "no" and type(config.to_dict()) is dict
+
+
+def test_a_config_is_read_alone(tmp_path):
+    """It is that of the model; a preset's keys have BERT's names, too."""
+    model = AutoModel.from_config(CONFIG)
+    model.save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert type(config) is type(model.config) and config == AutoModel.from_pretrained(tmp_path).config
+    assert AutoModel.from_config(config).base_model_prefix == "bert"
+    published = AutoConfig.from_pretrained("distilbert-base-uncased")
+    assert (published.hidden_size, published.num_hidden_layers, published.num_attention_heads) == (768, 6, 12)
 
 
 def test_added_tokens(tmp_path):

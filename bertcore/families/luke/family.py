@@ -144,7 +144,7 @@ class LukeForEntityClassification(AutoModelForEntityClassification):
     _targets = ("labels",)
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
-        return EntityClassifier(spec, self.spec, self._num_labels(), len(self._parts))
+        return EntityClassifier(spec, self.spec, self.config.num_labels, len(self._parts))
 
     def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
         """Classify the first entities of each sequence together, as many as there are `_parts`."""
@@ -182,7 +182,7 @@ class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
     _tasks = ("entity_span_classification",)
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
-        return EntityClassifier(spec, self.spec, self._num_labels(), 3)
+        return EntityClassifier(spec, self.spec, self.config.num_labels, 3)
 
     def _keeps_padding(self, targets: Mapping[str, Any]) -> bool:
         labels = targets.get("labels")
@@ -203,9 +203,9 @@ class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
     def _loss(self, run: Pass, logits: Any, labels: Any, entities: Entities) -> Any:
         flags, batch = losses.label_array("labels", labels), entities.batch
         if flags.ndim != 3:
-            return losses.token_loss(run, logits, labels, batch, self._num_labels(), kind="entity_")
-        if flags.shape != (*batch.shape, self._num_labels()):
-            raise ValueError(f"labels has shape {flags.shape}, expected {(*batch.shape, self._num_labels())}")
+            return losses.token_loss(run, logits, labels, batch, self.config.num_labels, kind="entity_")
+        if flags.shape != (*batch.shape, self.config.num_labels):
+            raise ValueError(f"labels has shape {flags.shape}, expected {(*batch.shape, self.config.num_labels)}")
         return losses.binary_loss(run, logits, batch.strip(flags))
 
 

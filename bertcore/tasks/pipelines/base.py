@@ -17,7 +17,6 @@ from bertcore.checkpoint import resolve
 from bertcore.kernels import checks
 from bertcore.models import auto
 from bertcore.models.model import Model, NewlyInitialisedWarning
-from bertcore.models.spec import ConfigReader
 from bertcore.tasks.long_texts import Cutting, Text, Window, first_windows, windows_of
 from bertcore.tasks.texts import (
     BATCH_TOKENS,
@@ -200,8 +199,8 @@ class Pipeline:
             raise TypeError(f"inputs is {type(inputs).__name__}, expected {self._expected()}, or several")
 
     @property
-    def id2label(self) -> dict[int, str]:
-        return dict(enumerate(ConfigReader(self.model.config).label_names()))
+    def id2label(self) -> Mapping[int, str]:
+        return self.model.config.id2label
 
     # Overridden by tasks.
 
