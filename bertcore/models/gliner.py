@@ -268,7 +268,7 @@ def spans_of(words: int, max_width: int) -> Iterator[tuple[np.ndarray, np.ndarra
 class Layout:
     """The words and labels of a batch on the packed axis.
 
-    `counts`, (texts, 1), are the words of each text: behind those of `words_mask` come ones that were not read.
+    `counts`, (texts, 1), has the number of words of each text. Words that `words_mask` lacks come last.
 
     Attributes:
         rows, label_rows: the packed tokens of the words that were read, and those before labels.
@@ -345,9 +345,9 @@ class GLiNERModel(WithEncoder):
     """A GLiNER model of the span or the token kind.
 
     Calls take `words_mask`, (texts, length) integers: 1, 2, ... at the token whose state is the first word, the second
-    word, ..., and 0 elsewhere; and `text_lengths`, (texts, 1), the words of each text with those that were not read.
-    The labels of a text are its tokens `class_token_index`. A GLiNEROutput is returned. `GLiNER`
-    (bertcore.tasks.gliner) makes these arrays of texts.
+    word, ..., and 0 elsewhere; and, optionally, `text_lengths`, (texts, 1), the number of words of each text: words
+    beyond those of `words_mask` have states of zeros. The labels of a text are its tokens `class_token_index`. A
+    GLiNEROutput is returned. `GLiNER` (bertcore.tasks.gliner) makes these arrays of texts.
 
     Attributes:
         gliner: the settings of its config beside those of the encoder.
