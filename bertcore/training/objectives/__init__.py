@@ -1,10 +1,10 @@
 """Objectives: what a model learns from, each a class with its loss, its examples and its weight.
 
-objective.py has the base, sums, labels, losses of the caller's own, and texts; language_modeling.py and
-sentence_pairs.py learn from raw texts, entities.py from texts with entities; embeddings.py, embedding_losses.py and
-batch_triplets.py make embeddings, cross_encoder.py scores of pairs, multi_vector.py scores by token vectors, sparse.py
-sparse embeddings; distillation.py learns from a teacher, by the terms of distillation_terms.py. preview.py shows what
-objectives ask of a model.
+objective.py has the base, sums, labels and losses of the caller's own, text_examples.py the way from texts to examples;
+language_modeling.py and sentence_pairs.py learn from raw texts, entities.py from texts with entities; embeddings.py,
+embedding_losses.py and batch_triplets.py make embeddings, cross_encoder.py scores of pairs, multi_vector.py scores by
+token vectors, sparse.py sparse embeddings; distillation.py learns from a teacher, by the terms of
+distillation_terms.py. preview.py shows what objectives ask of a model.
 """
 
 from bertcore.training.objectives import cross_encoder, multi_vector, sparse
