@@ -13,7 +13,7 @@ import numpy as np
 
 from bertcore.arguments import DType, check_count, naming_nearest, older_names
 from bertcore.checkpoint import CheckpointError, read_config
-from bertcore.checkpoint.files import CONFIG_NAME
+from bertcore.checkpoint.files import CONFIG_NAME, write_json
 from bertcore.kernels import checks
 from bertcore.tasks.encoders import (
     Encoder,
@@ -25,9 +25,11 @@ from bertcore.tasks.encoders import (
     update_json,
 )
 from bertcore.tasks.folder import (
+    MODELS,
     MODULES_NAME,
     SETTINGS_NAME,
     check_kinds,
+    module_entries,
     read_modules,
     read_saved_settings,
     read_transformer,
@@ -141,14 +143,18 @@ class CrossEncoder(Encoder):
     def _fill(self, target: Path, where: Path) -> None:
         super()._fill(target, Path() if self._is_new else where)
         if self._is_new:  # the folder that was read may be of another kind of model
-            (target / MODULES_NAME).unlink(missing_ok=True)
-            for file in target.glob("sentence_*_config.json"):
-                update_json(file, {"transformer_task": "sequence-classification"})
+            self._write_modules(target)
+
+    def _write_modules(self, target: Path) -> None:
+        write_json(target / MODULES_NAME, module_entries({"": f"{MODELS}.Transformer"}))
+        for file in target.glob("sentence_*_config.json"):
+            update_json(file, {"transformer_task": "sequence-classification"})
 
     def _saved_settings(self) -> dict[str, Any]:
         name = self._activation if isinstance(self._activation, str) else type(self._activation).__name__.lower()
         module = "linear" if name == "identity" else "activation"
-        return {"activation_fn": f"torch.nn.modules.{module}.{_class_name(name)}"} if name in ACTIVATIONS else {}
+        said = {"activation_fn": f"torch.nn.modules.{module}.{_class_name(name)}"} if name in ACTIVATIONS else {}
+        return {"model_type": "CrossEncoder"} | said
 
     @staticmethod
     def is_singular_input(inputs: Any) -> bool:
@@ -371,12 +377,20 @@ def chosen_activation(activation_fn: str | Activation) -> Activation:
         return ACTIVATIONS[activation_fn]
     if not callable(activation_fn):
         raise TypeError(f"activation_fn is {activation_fn!r}, expected a function or one of {_known()}")
-    if hasattr(activation_fn, "forward"):  # a module of PyTorch
-        import torch
+    function: Any = activation_fn
 
-        module: Any = activation_fn
-        return lambda logits: module(torch.from_numpy(logits)).detach().numpy()
-    return activation_fn
+    def of_tensors(logits: np.ndarray) -> np.ndarray:
+        return function(sys.modules["torch"].from_numpy(logits)).detach().numpy()
+
+    def of_either(logits: np.ndarray) -> np.ndarray:
+        try:
+            return function(logits)
+        except (AttributeError, TypeError):  # as of torch.sigmoid
+            if "torch" not in sys.modules:
+                raise
+            return of_tensors(logits)
+
+    return of_tensors if hasattr(activation_fn, "forward") else of_either
 
 
 def published_activation(

@@ -268,6 +268,11 @@ class Encoder:
         update_json(target / SETTINGS_NAME, said)
         lengths = next((name for name in TRANSFORMER_NAMES if (target / where / name).is_file()), TRANSFORMER_NAMES[0])
         update_json(target / where / lengths, {"max_seq_length": self.max_seq_length})
+        if not (target / MODULES_NAME).is_file():
+            self._write_modules(target)
+
+    def _write_modules(self, target: Path) -> None:
+        """Write modules.json for a plain model; without it sentence-transformers does not read the settings."""
 
     def _model_folder(self) -> Path:
         """Return the folder of config.json and the weights, within `folder`."""

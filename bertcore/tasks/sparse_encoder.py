@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from bertcore.arguments import DType, check_count, naming_nearest, older_names, required
-from bertcore.checkpoint.files import write_json
+from bertcore.checkpoint.files import CONFIG_NAME, write_json
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
 from bertcore.passes import Pass
-from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, reading_whole
+from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, reading_whole, update_json
 from bertcore.tasks.folder import (
     MODULES_NAME,
     ROUTER_NAME,
     SETTINGS_NAME,
+    TRANSFORMER_NAMES,
     Module,
     Routes,
     module_entries,
@@ -401,6 +402,14 @@ class SparseEncoder(PromptedReader):
                 )
                 write_json(target / MODULES_NAME, listed)
 
+    def _write_modules(self, target: Path) -> None:
+        if self.settings.is_static or self.settings.linear is not None or self.settings.dense is not None:
+            return
+        kinds = {"": TYPES["Transformer"], "1_SpladePooling": TYPES["Pooling"]}
+        write_json(target / MODULES_NAME, module_entries(kinds))
+        write_json(target / "1_SpladePooling" / CONFIG_NAME, _pooling_config(self.settings))
+        update_json(target / TRANSFORMER_NAMES[0], {"transformer_task": "fill-mask"})
+
     def _fill_router(self, target: Path) -> None:
         """Write the Router that sentence-transformers has in place of an idf.json."""
         ids = {"query_0_SparseStaticEmbedding": "Static", "document_0_Transformer": "Transformer"}
@@ -413,9 +422,7 @@ class SparseEncoder(PromptedReader):
             "document_0_Transformer/sentence_bert_config.json": {
                 "transformer_task": "fill-mask", "max_seq_length": self.readers["document"].max_seq_length,
             },
-            "document_1_SpladePooling/config.json": {
-                "pooling_strategy": settings.strategy, "activation_function": settings.activation,
-            },
+            "document_1_SpladePooling/config.json": _pooling_config(settings),
             ROUTER_NAME: {
                 "types": {name: TYPES[kind] for name, kind in ids.items()}, "structure": structure,
                 "parameters": {"default_route": "document", "allow_empty_key": True, "route_mappings": {}},
@@ -443,3 +450,7 @@ class SparseEncoder(PromptedReader):
         head = functools.partial(self.model.heads[0], Pass.begin(hidden))
         pooled = pooled_words(head, hidden, cu_seqlens, self.settings)
         return [sparse_row(weights, max_active_dims) for weights in pooled]
+
+
+def _pooling_config(settings: SparseSettings) -> dict[str, str]:
+    return {"pooling_strategy": settings.strategy, "activation_function": settings.activation}

@@ -1,5 +1,6 @@
 """sentence-transformers' interface of the three encoders: names, batches, devices, processes, saved folders."""
 
+import functools
 import importlib
 import sys
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from bertcore.tasks.encoder_pool import backend_of
 from tests.refusals import refuses
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
-from tests.tiny_bert import random_texts, save_tiny_encoder
+from tests.tiny_bert import random_texts, save_tiny_bert, save_tiny_encoder
 
 TEXTS = ["the cat sat", "a dog", "", "paris is a city", "the cat"]
 PAIRS = [("the cat", text) for text in TEXTS]
@@ -286,12 +287,45 @@ def test_tensors(made, kind):
 
 
 @pytest.mark.parity
+@pytest.mark.parametrize("kind", ["dense", "sparse", "pairs"])
+def test_settings_of_a_plain_model_are_saved_for_sentence_transformers(kind, tmp_path):
+    """It reads none from a folder without modules.json."""
+    import sentence_transformers as peer
+
+    settings = {"truncate_dim": 7, "similarity_fn_name": "dot"}
+    ours, theirs, save, own = {
+        "dense": (SentenceEncoder, peer.SentenceTransformer, save_tiny_bert, settings),
+        "sparse": (
+            SparseEncoder,
+            peer.SparseEncoder,
+            functools.partial(save_tiny_bert, head=True),
+            {"max_active_dims": 3},
+        ),
+        "pairs": (CrossEncoder, peer.CrossEncoder, save_tiny_classifier, {"activation_fn": "tanh"}),
+    }[kind]
+    length = "max_length" if kind == "pairs" else "max_seq_length"
+    encoder = ours(save(tmp_path / "old"), prompts={"a": "cat"}, **{length: 9}, **own)
+    encoder.save_pretrained(tmp_path / "new")
+    read = theirs(str(tmp_path / "new"), device="cpu")
+    assert read.prompts["a"] == "cat" and read.max_seq_length == 9
+    assert all(getattr(read, name) == value for name, value in own.items() if name != "activation_fn")
+    expected, again = read.predict(PAIRS) if kind == "pairs" else read.encode(TEXTS), ours(tmp_path / "new")
+    expected = expected.to_dense() if kind == "sparse" else expected
+    for each in (encoder, again):
+        found = dense(each.predict(PAIRS) if kind == "pairs" else each.encode(TEXTS))
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parity
 def test_activations_of_torch(made):
     import torch
 
     encoder, call, pairs = made["pairs"]
     expected = call(pairs, activation_fn="tanh")
-    np.testing.assert_allclose(call(pairs, activation_fn=torch.nn.Tanh()), expected, atol=1e-6)
+    for given in (torch.nn.Tanh(), torch.tanh, lambda logits: logits.tanh()):
+        np.testing.assert_allclose(call(pairs, activation_fn=given), expected, atol=1e-6)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        call(pairs, activation_fn=lambda logits: logits + "a")
     given = torch.from_numpy(np.float32([[3, 4], [0, 2]]))
     assert torch.equal(util.normalize_embeddings(given), torch.tensor([[0.6, 0.8], [0, 1]]))
     assert torch.equal(util.truncate_embeddings(given, 1), given[:, :1])

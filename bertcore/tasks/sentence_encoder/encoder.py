@@ -17,11 +17,12 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import DType, check_count, naming_nearest, older_names
 from bertcore.checkpoint import CheckpointError
+from bertcore.checkpoint.files import CONFIG_NAME, write_json
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models.auto import AutoModel
 from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, as_tensors, converted, reading_whole
-from bertcore.tasks.folder import Module
+from bertcore.tasks.folder import MODELS, MODULES_NAME, Module, module_entries
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.quantization import PRECISIONS, quantize_embeddings
 from bertcore.tasks.reading import PromptedReader, ReadOptions, by_route
@@ -332,6 +333,14 @@ class SentenceEncoder(PromptedReader):
 
     def _saved_settings(self) -> dict[str, Any]:
         return {"similarity_fn_name": self.similarity_fn_name, "truncate_dim": self.truncate_dim}
+
+    def _write_modules(self, target: Path) -> None:
+        if self.settings.is_static:
+            return
+        kinds = {"": f"{MODELS}.Transformer", "1_Pooling": f"{MODELS}.Pooling"}
+        write_json(target / MODULES_NAME, module_entries(kinds))
+        pooling = {"word_embedding_dimension": self.model.spec.hidden_size, "pooling_mode_mean_tokens": True}
+        write_json(target / "1_Pooling" / CONFIG_NAME, pooling)
 
     def _save_model(self, folder: Path) -> None:
         if self.settings.is_static:
