@@ -2,7 +2,7 @@
 
     from bertcore import AutoModel, AutoTokenizer, SentenceEncoder, use_backend
 
-Everything is loaded at first use: `import bertcore` costs neither NumPy nor Numba nor CuPy nor tokenizers.
+Everything is loaded at first use: `import bertcore` does not import NumPy, Numba, CuPy or tokenizers.
 """
 
 import importlib
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertcore.file_readers import FILE_READERS
 
-if TYPE_CHECKING:  # what type checkers read, in place of __getattr__: `as` says that the name is ours to give
+if TYPE_CHECKING:  # for type checkers, which do not see __getattr__; `as` marks a re-export
     from bertcore import kernels as kernels
     from bertcore import lora as lora
     from bertcore import training as training

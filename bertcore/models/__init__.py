@@ -1,1 +1,1 @@
-"""Models: what families share, and the classes that load and call them."""
+"""Models: the code that families share, and the classes that load and call models."""

@@ -1,7 +1,7 @@
-"""The adapter between a model's inputs and its layers: it packs the arguments of a call and restores what comes out.
+"""The adapter between a model's inputs and its layers: it packs the arguments of a call and restores the outputs.
 
-One Adapter serves all families that take ids, masks and positions alone; a family with inputs or outputs of its own has
-one in its folder.
+One Adapter serves all families that take only ids, masks and positions; a family with other inputs or outputs has its
+own adapter in its folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Encoded:
     Attributes:
         run: the pass.
         packed: the batch layout of `hidden`.
-        inputs: the packed batch that `hidden` is of.
+        inputs: the packed batch that `hidden` was computed from.
         hidden: the last hidden state, (tokens, hidden).
         traced: hidden_states, attentions, projections and the family's own outputs, as users see them.
         pooler: the encoder's pooler, if it has one.
@@ -53,10 +53,10 @@ class Encoded:
 
 
 class Adapter(Block):
-    """Packs the arguments of a call, starts the layers and restores their output; most families need no other.
+    """Packs the arguments of a call, starts the layers and restores their output; most families use this class.
 
     Attributes:
-        needs_whole_batch: whether the result of a sequence depends on the others of its batch.
+        needs_whole_batch: whether the result of a sequence depends on the other sequences of its batch.
     """
 
     needs_whole_batch = False
@@ -76,7 +76,7 @@ class Adapter(Block):
         *,
         keep_padding: bool = False,
     ) -> EncoderInput:
-        """Check and pack the arguments of a call; a family's own ones follow by keyword (`Family.inputs`)."""
+        """Check and pack the arguments of a call; the family's own inputs are passed by keyword (`Family.inputs`)."""
         given = input_ids, attention_mask, token_type_ids, position_ids
         return pack(self.spec, *given, keep_padding=keep_padding).to_backend(run)
 
@@ -87,12 +87,12 @@ class Adapter(Block):
         return pack_sequences(run, self.spec, input_ids, seen)
 
     def reads_on_host(self, run: Pass) -> Collection[str]:
-        """Return what the host reads of a plain batch beside its layout: "longest" and "token_type_ids", or neither."""
-        # Gradients of biases by distance take memory by the longest sequence.
+        """Return what the host reads of a plain batch besides its layout: "longest" and "token_type_ids", or ()."""
+        # The memory for gradients of distance biases grows with the longest sequence.
         return ("longest",) if self.spec.biases_scores and run.tape is not None else ()
 
     def ask(self, run: Pass, inputs: EncoderInput) -> None:
-        """Ask the trace for what `restore` needs beside the last hidden state: here nothing."""
+        """Ask the trace for what `restore` needs besides the last hidden state; nothing by default."""
 
     def begin(self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]) -> tuple[Tensor, LayerContext]:
         """Return the input of the first layer, and the context that all layers share."""

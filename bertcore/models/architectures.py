@@ -1,4 +1,4 @@
-"""The class of a checkpoint, by the `architectures` of its config."""
+"""Choose the class of a checkpoint from `architectures` in its config."""
 
 import os
 from collections.abc import Mapping
@@ -12,34 +12,34 @@ from bertcore.models.registry import family_of
 from bertcore.models.with_heads import head_specs
 
 TASKS = (
-    AutoModelForSpanBoundary,  # before AutoModelForMaskedLM, whose name in `architectures` it has
+    AutoModelForSpanBoundary,  # before AutoModelForMaskedLM, as both have the same name in `architectures`
     *(auto.AutoModelForMaskedLM, AutoModelForPreTraining, auto.AutoModelForNextSentencePrediction),
     *(auto.AutoModelForSequenceClassification, auto.AutoModelForTokenClassification),
     *(auto.AutoModelForQuestionAnswering, auto.AutoModelForMultipleChoice, auto.AutoModelForCausalLM),
     *(entities.AutoModelForEntityClassification, entities.AutoModelForEntityPairClassification),
     entities.AutoModelForEntitySpanClassification,
 )
-# Further endings of the names of transformers' classes.
+# Other endings of transformers' class names.
 OTHER_ENDINGS = {
     "ForQuestionAnsweringSimple": auto.AutoModelForQuestionAnswering,  # XLNet's
     "ForCausalLM": auto.AutoModelForCausalLM,
     "NeoBERTLMHead": auto.AutoModelForMaskedLM,
     "NeoBERT": auto.AutoModel,
     "Model": auto.AutoModel,
-    "HF_ColBERT": auto.AutoModel,  # its map is MultiVectorEncoder's
+    "HF_ColBERT": auto.AutoModel,  # MultiVectorEncoder reads its projection
 }
 
 
 def _classes(config: Mapping[str, Any]) -> tuple[type[Model], ...]:
-    """The classes with heads that users may ask for in the family of `config`."""
+    """The classes with heads that the family of `config` offers."""
     own = (kind for name, kind in family_of(config).models.items() if name == kind.__name__)
     return *TASKS, *own
 
 
 def class_for(config: Mapping[str, Any]) -> type[Model]:
-    """The class that the config's `architectures` names; AutoModel if there are none.
+    """Return the class that the config's `architectures` names; AutoModel if it is absent or empty.
 
-    ValueError where `architectures` names no class that is here.
+    Raises ValueError if bertcore has none of the named classes.
     """
     names = config.get("architectures") or []
     endings = {kind._architecture: kind for kind in _classes(config)} | OTHER_ENDINGS
@@ -56,9 +56,10 @@ def class_for(config: Mapping[str, Any]) -> type[Model]:
 
 
 def models_of(config: Mapping[str, Any]) -> dict[str, Model]:
-    """A model, without values, of every class that the family of `config` has, by the class's name; AutoModel first.
+    """Return a model without values for every class of the family of `config`, by class name; AutoModel first.
 
-    They have the names and shapes of what a checkpoint may hold. ValueError for what is wrong with the config.
+    The models have the names and shapes of the tensors that a checkpoint may hold. Raises ValueError for a wrong
+    config.
     """
     models = {"AutoModel": auto.AutoModel.class_for_config(config)(config)}
     specs = head_specs(config)
@@ -70,9 +71,9 @@ def models_of(config: Mapping[str, Any]) -> dict[str, Model]:
 
 
 def load_model(folder: str | os.PathLike, **options: Any) -> Model:
-    """Load a checkpoint as what it is: the head is the one that its config's `architectures` names.
+    """Load a checkpoint with the head that `architectures` in its config names.
 
-    Arguments and errors are those of `Model.from_pretrained`.
+    Arguments and errors are the same as for `Model.from_pretrained`.
     """
     hub = {name: options.pop(name) for name in HUB_OPTIONS if name in options}
     folder = checkpoint.resolve(folder, **hub)

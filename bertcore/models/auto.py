@@ -1,6 +1,6 @@
-"""The models that users load: an encoder of any family, alone or with the head of a task.
+"""The models that users load: an encoder of any family, with or without the head of a task.
 
-Names, arguments and outputs are those of transformers. A class's `from_pretrained` and `from_config` are Model's.
+Names, arguments and outputs follow transformers. All classes inherit `from_pretrained` and `from_config` from Model.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class AutoConfig:
 
     @staticmethod
     def from_pretrained(name: str | os.PathLike, **hub: Any) -> Config:
-        """Return the config that the model of this folder, preset or id on the hub has.
+        """Return the config of the model in a folder, of a preset, or of an id on the Hugging Face hub.
 
-        A preset's name stands for the preset unless there is such a folder or an option of the hub is given
-        (revision, token, cache_dir, local_files_only). Errors are those of `AutoModel.from_pretrained`.
+        A preset's name means the preset unless a folder of that name exists or a hub option (revision, token,
+        cache_dir, local_files_only) is given. Errors are the same as for `AutoModel.from_pretrained`.
         """
         from bertcore.presets import PRESETS, preset_config
 
@@ -46,7 +46,7 @@ class AutoConfig:
 
 
 class AutoModel(Model):
-    """An encoder without a head: texts' hidden states, and with add_pooling_layer a vector for each text.
+    """An encoder without a head: hidden states and, with add_pooling_layer, one vector per text.
 
     Calls return an EncoderOutput.
     """
@@ -64,9 +64,10 @@ class AutoModel(Model):
 
 
 class AutoModelForMaskedLM(ModelWithHeads):
-    """An encoder with the masked language model's head: a score for every word at every token.
+    """An encoder with a masked language modeling head: a score for every word of the vocabulary at every token.
 
-    Calls take `labels`, the right words, (sequences, length), -100 where there is no label, and return a LogitsOutput.
+    Calls take `labels`, the correct token ids, (sequences, length), -100 where there is no label, and return a
+    LogitsOutput.
     """
 
     _architecture = "ForMaskedLM"
@@ -93,9 +94,8 @@ class AutoModelForMaskedLM(ModelWithHeads):
     ) -> tuple[Any, Any]:
         """Return the scores of the labelled tokens, (labels, words), and their labels, in the order of the batch.
 
-        The loss is computed from these (under a tape a Variable and an array).
-
-        Arguments and errors are those of a call.
+        The loss is computed from them (under a tape the scores are a Variable). Arguments and errors are those of a
+        call.
         """
 
         def read(encoded: Encoded) -> tuple[Any, Any]:
@@ -130,7 +130,7 @@ class _SequenceModel(ModelWithHeads):
 
 
 class AutoModelForNextSentencePrediction(_SequenceModel):
-    """An encoder with BERT's head for pairs: scores for "is the next sentence" and "is not", (sequences, 2).
+    """An encoder with BERT's next sentence prediction head: scores for "is next" and "is not next", (sequences, 2).
 
     Calls take `labels`, (sequences,) of 0 (it is the next one) or 1, and return a LogitsOutput.
     """
@@ -143,12 +143,12 @@ class AutoModelForNextSentencePrediction(_SequenceModel):
 
 
 class AutoModelForSequenceClassification(_SequenceModel):
-    """An encoder with a classifier of sequences: scores, (sequences, num_labels), as many as the config's labels.
+    """An encoder with a sequence classification head: scores, (sequences, num_labels).
 
-    The options `num_labels` and `problem_type` replace what the config says of them, to start a new task.
+    The options `num_labels` and `problem_type` override the config, to start a new task.
 
-    Calls take `labels`, of the kind that the config's problem_type asks for (`losses.classification_loss`), and return
-    a LogitsOutput.
+    Calls take `labels`, whose form depends on the config's problem_type (`losses.classification_loss`), and return a
+    LogitsOutput.
     """
 
     _architecture = "ForSequenceClassification"
@@ -166,11 +166,11 @@ class AutoModelForSequenceClassification(_SequenceModel):
 
 
 class AutoModelForMultipleChoice(_SequenceModel):
-    """An encoder with a score for each of several texts to choose from.
+    """An encoder with a multiple choice head: one score for each candidate text.
 
-    Calls take ids and masks of (questions, choices, length), and `labels`, the right choice of each question,
-    (questions,); they return a LogitsOutput with logits (questions, choices). Hidden states and attentions are those of
-    all texts, (questions * choices, ...).
+    Calls take ids and masks of (questions, choices, length), and `labels`, the correct choice of each question,
+    (questions,); they return a LogitsOutput with logits (questions, choices). Hidden states and attentions cover all
+    texts, (questions * choices, ...).
     """
 
     _architecture = "ForMultipleChoice"
@@ -200,9 +200,9 @@ class AutoModelForMultipleChoice(_SequenceModel):
 
 
 class AutoModelForTokenClassification(ModelWithHeads):
-    """An encoder with a classifier of tokens: scores, (sequences, length, num_labels).
+    """An encoder with a token classification head: scores, (sequences, length, num_labels).
 
-    The option `num_labels` replaces what the config says of it, to start a new task.
+    The option `num_labels` overrides the config, to start a new task.
 
     Calls take `labels`, a class for each token, (sequences, length), -100 where there is no label, and return a
     LogitsOutput.
@@ -226,11 +226,11 @@ class AutoModelForTokenClassification(ModelWithHeads):
 
 
 class AutoModelForQuestionAnswering(ModelWithHeads):
-    """An encoder with scores for where an answer starts and ends.
+    """An encoder with a question answering head: scores for the start and the end of the answer.
 
     Calls take `start_positions` and `end_positions`, the columns of the answer's first and last token, (sequences,);
-    those from the length of the batch on are left out, as an answer that was truncated is. They return a
-    QuestionAnsweringOutput. As in transformers the loss is over all columns, padding included.
+    positions at or beyond the length of the batch are ignored, as for an answer that was truncated. They return a
+    QuestionAnsweringOutput. As in transformers, the loss covers all columns, including padding.
     """
 
     _architecture = "ForQuestionAnswering"
@@ -238,7 +238,7 @@ class AutoModelForQuestionAnswering(ModelWithHeads):
     _targets = ("start_positions", "end_positions")
 
     def __init__(self, config: Mapping[str, Any]):
-        # A checkpoint of another task may have other labels; transformers would then make as many scores.
+        # The config of another task may have other labels; transformers would then make as many scores.
         config = with_labels(config, None)
         super().__init__(config if ConfigReader(config).num_labels() == 2 else with_labels(config, 2))
 
@@ -265,7 +265,7 @@ class AutoModelForQuestionAnswering(ModelWithHeads):
 
 
 class AutoModelForCausalLM(ModelWithHeads):
-    """A model with a score for the next word at every token, or at the predicted ones (XLNet's target_mapping).
+    """A causal language model: scores for the next word at every token (or at XLNet's target_mapping).
 
     Calls take `labels` and return a LogitsOutput: for GPT-2 the words themselves, (sequences, length), which are
     compared with the scores of the token before; for XLNet the words at the predicted places; -100 for no label.
@@ -294,11 +294,11 @@ class AutoModelForCausalLM(ModelWithHeads):
 def _check_tokens(encoded: Encoded) -> None:
     if not encoded.packed.has_tokens.all():
         index = encoded.packed.has_tokens.argmin()
-        raise ValueError(f"input_ids[{index}] has no real token, so that its label has nothing to be compared with")
+        raise ValueError(f"input_ids[{index}] has no real token, so there is no score to compare its label with")
 
 
 def _flat_choices(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """The inputs with questions and choices on one axis, and how many choices there are."""
+    """Return the inputs with questions and choices on one axis, and the number of choices."""
     flat, first = {}, None
     for name, value in inputs.items():
         if value is None:

@@ -6,7 +6,7 @@ poolers, heads, norms and activations), per token:
     2 * W + the sum over layers of 2 * K * (A * (1 + R) + A)
 
 W: the size of the weights of linear layers that a token passes, shared layers as often as it passes them;
-K: the average number of tokens that it sees: a sequence of `length`, a window, or the tokens before it;
+K: the average number of tokens that a token attends to: a sequence of `length`, a window, or the tokens before it;
 A: the width of queries, keys and values; R: the terms of relative position (two in DeBERTa, one in XLNet).
 
 `pass_costs` measures each model in a process of its own, so that its memory is its own. The models pass in turns, so
@@ -50,19 +50,19 @@ class Figures:
         hidden_size, intermediate_size, embedding_size: widths, as `EncoderSpec` has them.
         attention_size: the width of all heads' queries.
         vocabulary, token_types: rows of the tables.
-        positions: how many tokens a sequence may have; None where there is no limit.
+        positions: the most tokens of a sequence; None without a limit.
         position_encoding: "learned absolute", "sinusoidal", "relative" (one + the other), "rotary", "ALiBi".
         parameters: of the base model, with its pooler where the family has one.
-        embeddings: those of them in tables that are looked up.
-        wide_embeddings: what the tables would have if they were as wide as the layers.
-        layer_parameters: those of the layers.
-        unshared_layer_parameters: what the layers would have if none shared another's.
-        length: of the sequences that the FLOPs are of.
+        embeddings: the parameters in embedding tables.
+        wide_embeddings: the parameters that the tables would have if they were as wide as the layers.
+        layer_parameters: the parameters of the layers.
+        unshared_layer_parameters: the parameters that the layers would have without sharing.
+        length: the sequence length that the FLOPs are computed for.
         weights_passed: W above.
         flops_per_token: see above.
-        megabytes: 10^6 bytes of the parameters by dtype: on a CPU bfloat16 and int8 leave vectors in float32, and int8
-            has the tables in bfloat16.
-        classes: the models of bertcore that the family has.
+        megabytes: size of the parameters by dtype, in 10^6 bytes: on a CPU, bfloat16 and int8 keep vectors in float32,
+            and int8 keeps the tables in bfloat16.
+        classes: bertcore's model classes for the family.
     """
 
     family: str
@@ -89,9 +89,9 @@ class Figures:
 
 
 def figures(config: Mapping[str, Any], length: int = 128) -> Figures:
-    """The figures of the model of a config; ValueError if it cannot be made.
+    """Return the figures of a config's model. Raises ValueError if the model cannot be constructed.
 
-    A `length` beyond the model's longest sequence counts as that.
+    A `length` beyond the model's longest sequence is reduced to that.
     """
     from bertcore.models.architectures import models_of
 
@@ -138,7 +138,7 @@ def _position_encoding(model: Model) -> str:
 
 
 def weights_passed(model: Model) -> int:
-    """Return the size of the linear maps' weights that each token passes on its way up; of experts, of those chosen."""
+    """Return the size of the linear weights that each token passes; of experts, only the chosen ones count."""
     blocks, total = [model.encoder.embeddings, *model.encoder.layers], 0
     for parameter in (each for block in blocks for each in block.token_weights()):
         chosen, count = parameter.chosen_of or (1, 1)
@@ -156,7 +156,7 @@ def flops_per_token(model: Model, length: int) -> int:
 
 
 def _keys(layer: LayerSpec, length: int) -> float:
-    """Return the average number of tokens that a token of a sequence of `length` sees."""
+    """Return the average number of tokens that a token attends to in a sequence of `length`."""
     before, after = layer.window or (length, length)
     if layer.is_causal:
         after = 0
@@ -191,8 +191,8 @@ def _low_bytes(parameter: Parameter, dtype: str) -> int:
 
 
 ROUNDS = 7
-TURN = 0.2  # seconds that a model passes for, at least, in a round
-WARM_UP = 2  # the first pass of a model prepares what the others use
+TURN = 0.2  # the least seconds for which a model runs in a round
+WARM_UP = 2  # the first pass of a model prepares data that later passes use
 
 
 @dataclass(frozen=True)
@@ -215,10 +215,10 @@ class PassCost:
     """The measured cost of a pass.
 
     Attributes:
-        seconds: of a pass, in each round.
+        seconds: the time of a pass, in each round.
         resident: megabytes (10^6 bytes) of the process after the passes, beyond Python with NumPy: weights, scratch
             memory, compiled kernels and the compiler's library.
-        on_disk: megabytes of the files of weights; of random ones, what they would take in float32.
+        on_disk: megabytes of the weight files; for random weights, their size in float32.
     """
 
     seconds: tuple[float, ...]
@@ -234,15 +234,15 @@ def pass_costs(members: Sequence[Member], batch: int, length: int, *, backend: s
     """Measure a pass through each model's encoder on this machine, with random tokens and no padding.
 
     Args:
-        members: the models; all are loaded at once.
-        batch: sequences of a pass.
-        length: tokens of each.
-        backend: what computes.
+        members: the models; all are loaded at the same time.
+        batch: sequences per pass.
+        length: tokens per sequence.
+        backend: the backend that computes.
 
     Raises:
-        ValueError: for a length beyond a model's longest.
-        OSError: where the system does not report the memory of a process (Linux does).
-        RuntimeError: if a model cannot be loaded or a pass failed, with the message.
+        ValueError: if the length is beyond a model's longest sequence.
+        OSError: if the system does not report the memory of a process (Linux does).
+        RuntimeError: if a model cannot be loaded or a pass fails, with the message.
     """
     check_resident_is_reported()
     on_disk = [_megabytes_on_disk(member, length) for member in members]
@@ -274,9 +274,9 @@ def _megabytes_on_disk(member: Member, length: int) -> float:
 
 @contextlib.contextmanager
 def _warm_worker(member: Member, asked: Mapping[str, Any]) -> Iterator[_Worker]:
-    """A process with the model, which has made its first passes.
+    """Start a process with the model and let it make its first passes.
 
-    One that compiled kernels takes what the compiler does (100 MB and more): another is then started in its place.
+    A process that compiled kernels also holds the compiler (100 MB and more), so it is replaced by a new one.
     """
     folder = member.folder and str(member.folder)
     asked = {**asked, "config": dict(member.config), "folder": folder}
@@ -301,18 +301,18 @@ def _started(name: str) -> Iterator[_Worker]:
 
 @dataclass(frozen=True)
 class _Worker:
-    """A process with one model, which passes when it is asked to."""
+    """A process with one model, which runs a pass on request."""
 
     name: str
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
 
     def turn(self) -> dict[str, float]:
-        """The seconds of a pass, and what is resident after it."""
+        """Return the seconds of a pass, and the resident memory after it."""
         return self.ask({})
 
     def ask(self, what: Mapping[str, Any]) -> dict[str, Any]:
-        """The process's answer; RuntimeError if it ended instead."""
+        """Return the process's answer. Raises RuntimeError if the process ended instead."""
         answer = b""
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(what).encode() + b"\n")
@@ -360,7 +360,7 @@ def _compilations(backend: str) -> contextlib.AbstractContextManager[list[str]]:
 
 
 def _seconds(model: Any, ids: np.ndarray) -> float:
-    _pass(model, ids)  # the other models had the caches, and the threads slept
+    _pass(model, ids)  # the other models filled the caches, and the threads slept
     count, started = 0, time.perf_counter()
     while count == 0 or time.perf_counter() - started < TURN:
         _pass(model, ids)
@@ -371,7 +371,7 @@ def _seconds(model: Any, ids: np.ndarray) -> float:
 def _pass(model: Any, ids: np.ndarray) -> np.ndarray:
     from bertcore import kernels
 
-    return kernels.to_host(model(ids).last_hidden_state)  # a GPU has computed them then
+    return kernels.to_host(model(ids).last_hidden_state)  # waits for a GPU
 
 
 if __name__ == "__main__":

@@ -19,14 +19,14 @@ from bertcore.tape import Tensor
 
 
 class Encoder(Block):
-    """Embeddings, layers, a last norm where the family has one and, if wanted, a pooler.
+    """Embeddings, layers, a final norm where the family has one and, optionally, a pooler.
 
-    What is a family's own stands in its blocks and in its adapter; nothing derives from this class.
+    Families differ in their blocks and their adapter; no class derives from this one.
 
     Attributes:
-        recomputes_layers: under a tape each layer keeps only its input and is run again in the backward: a third more
-            time, and the memory of one layer (`tape.checkpoint`). The gradients have the same bits. A pass that returns
-            attentions or projections keeps everything.
+        recomputes_layers: under a tape each layer keeps only its input and is run again in the backward pass: this
+            takes a third more time, but the memory of one layer (`tape.checkpoint`). The gradients are bit-identical. A
+            pass that returns attentions or projections keeps everything.
     """
 
     def __init__(self, family: Family, spec: EncoderSpec, *, prefix: str, pooler: bool):
@@ -51,7 +51,7 @@ class Encoder(Block):
         self._recorded, self._graphs = Recorded(), Graphs()
 
     def __call__(self, run: Pass, inputs: EncoderInput) -> Tensor:
-        """Run a batch: the last hidden state, (tokens, hidden), or the state that the family's own layers pass on."""
+        """Return the last hidden state of a batch, (tokens, hidden), or the state that a family's own layers return."""
         self.adapter.ask(run, inputs)
         if run.on_gpu and run.cache is None:
             return self._graphs.run(run, self, inputs)
@@ -63,9 +63,9 @@ class Encoder(Block):
         return self.run_layers(run, *self.adapter.begin(run, inputs, self.embeddings))
 
     def run_layers(self, run: Pass, state: Tensor, context: LayerContext) -> Tensor:
-        """Run the layers and the last norm: the state after them."""
+        """Run the layers and the final norm, and return the state after them."""
         trace = run.trace
-        # What a layer notes would be noted twice if it ran again.
+        # A layer that ran again would record its outputs twice.
         runs_again = self.recomputes_layers and run.tape and trace.attentions is None and trace.projections is None
         for number, layer in enumerate(self.layers[: trace.layers]):
             if trace.states is not None:

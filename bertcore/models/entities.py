@@ -1,6 +1,6 @@
 """Models that classify marked spans of a text: one, a pair, or each of many.
 
-Every family whose tokens can be classified has them. LUKE's, which read entities beside the words, derive from these.
+Every family with token classification has them. LUKE's models, which also read entities, derive from these.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass
 
-WIDTHS = 64  # rows of the table of widths; wider spans share the last
+WIDTHS = 64  # rows of the width table; wider spans share the last row
 
 
 class SpanClassifier(Block):
     """out_proj(relu(the sum of a linear map of each part, and of the width's embedding)).
 
-    A part is the hidden state of a token. For marked entities they are those of the marker before each, with a
-    projection and ReLU (Zhou and Chen 2022, arXiv:2102.01373); for spans those of the first and the last
-    token, with the width (Zhong and Chen 2021, arXiv:2010.12812, who have two such layers).
+    A part is the hidden state of a token. Marked entities use the marker before each, with a projection and ReLU (Zhou
+    and Chen 2022, arXiv:2102.01373); spans use the first and the last token, with the width (Zhong and Chen 2021,
+    arXiv:2010.12812, with two such layers).
 
     Args:
-        name: what the names of the tensors begin with.
+        name: the prefix of the tensors' names.
         parts: the names of the parts.
-        spec: of the encoder.
-        num_labels: how many scores it gives.
-        dropout: the rate at which, in training, what the last map is given is dropped.
-        widths: how many widths have an embedding.
+        spec: the encoder's spec.
+        num_labels: the number of scores.
+        dropout: the dropout rate of the last map's input in training.
+        widths: the number of widths that have an embedding.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SpanClassifier(Block):
         self.dropout = dropout
 
     def __call__(self, run: Pass, hidden: Any, rows: Sequence[Any], widths: Any = None) -> Any:
-        """Hidden states, (tokens, hidden), and the rows of each part, (spans,) -> logits, (spans, num_labels)."""
+        """Map hidden states, (tokens, hidden), and the rows of each part, (spans,), to logits, (spans, num_labels)."""
         total = None if self.widths is None else self.widths(run, widths)
         for part, where in zip(self.parts, rows, strict=True):
             taken = functional.take_rows(run, part(run, hidden), rows=where)
@@ -64,13 +64,14 @@ class SpanClassifier(Block):
 
 
 class AutoModelForEntityClassification(ModelWithHeads):
-    """An encoder with a classifier of one marked entity of each sequence: scores, (sequences, num_labels).
+    """An encoder that classifies one marked entity per sequence: scores, (sequences, num_labels).
 
-    The option `num_labels` replaces the config's, to start a new task.
+    The option `num_labels` overrides the config, to start a new task.
 
-    Calls take `entity_start_positions`, the column of the marker before the entity, (sequences, 1); LUKE's take the
-    entities instead (`family.inputs`). `labels` are classes, (sequences,), -100 for no label, for a mean cross entropy;
-    or 0 and 1 for each label, (sequences, num_labels), for a mean binary cross entropy. They return a LogitsOutput.
+    Calls take `entity_start_positions`, the column of the marker before the entity, (sequences, 1); LUKE's calls take
+    the entities instead (`family.inputs`). `labels` are either classes, (sequences,), with -100 for no label, and the
+    loss is the mean cross entropy; or 0 and 1 for each label, (sequences, num_labels), and the loss is the mean binary
+    cross entropy. They return a LogitsOutput.
     """
 
     _architecture = "ForEntityClassification"
@@ -87,7 +88,7 @@ class AutoModelForEntityClassification(ModelWithHeads):
 
     @property
     def takes_entities(self) -> bool:
-        """True if calls take entities beside the words."""
+        """True if calls take entities in addition to the words."""
         return "entity_ids" in self.arguments
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
@@ -114,10 +115,10 @@ class AutoModelForEntityClassification(ModelWithHeads):
 
 
 class AutoModelForEntityPairClassification(AutoModelForEntityClassification):
-    """An encoder with a classifier of two marked entities of each sequence: scores, (sequences, num_labels).
+    """An encoder that classifies a pair of marked entities per sequence: scores, (sequences, num_labels).
 
-    `entity_start_positions` are the columns of the markers before the head and the tail, (sequences, 2). The rest is
-    as for AutoModelForEntityClassification.
+    `entity_start_positions` are the columns of the markers before the head and the tail, (sequences, 2). Otherwise as
+    AutoModelForEntityClassification.
     """
 
     _architecture = "ForEntityPairClassification"
@@ -125,12 +126,12 @@ class AutoModelForEntityPairClassification(AutoModelForEntityClassification):
 
 
 class AutoModelForEntitySpanClassification(AutoModelForEntityClassification):
-    """An encoder with a classifier of spans: scores, (sequences, spans, num_labels).
+    """An encoder that classifies spans: scores, (sequences, spans, num_labels).
 
     Calls take `entity_start_positions` and `entity_end_positions`, the columns of the first and the last token of each
-    span, (sequences, spans), -1 where there are no more; and `labels`: classes, (sequences, spans), -100 for no label,
-    for a mean cross entropy. LUKE's take the entities, too (`family.inputs`), and labels of 0 and 1, (sequences,
-    entities, num_labels). They return a LogitsOutput.
+    span, (sequences, spans), padded with -1; and `labels`: classes, (sequences, spans), -100 for no label; the loss is
+    the mean cross entropy. LUKE's calls also take the entities (`family.inputs`), and accept labels of 0 and 1,
+    (sequences, entities, num_labels). They return a LogitsOutput.
     """
 
     _architecture = "ForEntitySpanClassification"
@@ -173,7 +174,7 @@ def _columns(encoded: Encoded, name: str, columns: Any) -> np.ndarray:
 
 
 def rows_of(encoded: Encoded, batch: PackedBatch, name: str, columns: np.ndarray) -> np.ndarray:
-    """Return the packed index of the token in each span's column, (spans,), for spans that stay in `batch`.
+    """Return the packed index of the token in each span's column, (spans,), for the spans in `batch`.
 
     Raises ValueError for a column that holds no real token.
     """

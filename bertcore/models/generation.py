@@ -1,4 +1,4 @@
-"""Generation: a causal model continues texts by the best words, by sampled ones, or by beam search."""
+"""Text generation with a causal model: greedy search, sampling and beam search."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,41 +34,39 @@ def generate(
     num_return_sequences: int = 1,
     seed: int | None = None,
 ) -> Any:
-    """Append words to each sequence until all have ended, as transformers' generate.
+    """Append words to each sequence until all have ended, as transformers' generate does.
 
     Each step takes the word with the highest score, a sampled word (do_sample), or the words of the best beams
-    (num_beams).
-
-    Keys and values of earlier tokens are kept, so that each step computes the new tokens alone.
+    (num_beams). Keys and values of earlier tokens are cached, so each step computes only the new tokens.
 
     Args:
         model: an AutoModelForCausalLM.
-        input_ids: (sequences, length) integers, each with a real token; those of different lengths padded on the left.
-            (Padded on the right, a text goes on from its last real token, and the new words stand after the padding.)
-        attention_mask: 1 for real tokens, 0 for padding. By default all are real but the call's or the config's
-            pad_token_id, unless that is a word that ends texts.
-        max_new_tokens: how many words to append at most.
-        eos_token_id: the word, or the words, that end a text; by default the config's eos_token_id. With an empty list
-            none does.
-        pad_token_id: the word for padding; by default the config's pad_token_id.
-        do_sample: whether words are drawn, by their probabilities.
-        temperature: what scores are divided by before; low ones draw likely words.
-        top_k: draw from so many of the likeliest words; None for all.
-        top_p: of these, from the fewest whose probabilities sum to at least this.
-        num_beams: how many continuations are followed at once; those with the highest sum of logarithms of
-            probabilities, divided by (new words) ** length_penalty, are returned.
-        length_penalty: see num_beams; above 0 it favours long texts.
-        num_return_sequences: how many continuations of each text, one after another: drawn ones, or the best beams.
-        seed: of what is drawn; by default it is another each time.
+        input_ids: (sequences, length) integers, at least one real token per sequence; pad shorter sequences on the
+            left. (With padding on the right, a text continues from its last real token, and the new words follow the
+            padding.)
+        attention_mask: 1 for real tokens, 0 for padding. By default every token is real except the pad_token_id of the
+            call or the config, unless that token also ends texts.
+        max_new_tokens: the maximum number of words to append.
+        eos_token_id: the token or tokens that end a text; by default the config's eos_token_id. An empty list means
+            that no token does.
+        pad_token_id: the padding token; by default the config's pad_token_id.
+        do_sample: whether to sample words by their probabilities.
+        temperature: divides the scores before sampling; a low temperature favours likely words.
+        top_k: sample only from this many of the likeliest words; None for all.
+        top_p: of these, sample from the smallest set whose probabilities sum to at least this.
+        num_beams: the number of beams. The continuations with the highest sum of log probabilities, divided by
+            (new words) ** length_penalty, are returned.
+        length_penalty: see num_beams; a value above 0 favours long texts.
+        num_return_sequences: the number of continuations of each text: samples, or the best beams.
+        seed: the seed for sampling; by default a new one for each call.
 
     Returns:
-        (sequences * num_return_sequences, length + new tokens), int64: the ids that were given, and the new ones. What
-        follows the end of a text is pad_token_id, or if there is none, the first word that ends texts.
+        (sequences * num_return_sequences, length + new tokens), int64: the given ids followed by the new ones. After
+        the end of a text comes pad_token_id or, without one, the first of eos_token_id.
 
     Raises:
-        TypeError: for a model whose tokens see later ones, or whose layers keep no keys and values.
-        TypeError, ValueError: which argument is wrong, where, and what was expected; if the model has fewer positions
-            than the tokens need.
+        TypeError: if the model's tokens attend to later ones, or its layers keep no keys and values.
+        TypeError, ValueError: for a wrong argument, or if the tokens need more positions than the model has.
     """
     _check_family(model)
     check_count("max_new_tokens", max_new_tokens)
@@ -131,7 +129,7 @@ def _check_family(model: ModelWithHeads) -> None:
     start = f"models of type {model.family.model_type!r} cannot generate"
     if not all(layer.is_causal for layer in model.spec.layers):
         raise TypeError(f"{start}: their tokens see later ones")
-    turns = any(layer.rotary is not None for layer in model.spec.layers)  # which the kept keys do not
+    turns = any(layer.rotary is not None for layer in model.spec.layers)  # the kept keys are not rotated
     if model.family.adapter is not Adapter or turns:
         raise TypeError(f"{start}: their layers keep no keys and values of single tokens")
 
@@ -160,8 +158,8 @@ class Steps:
     """The steps of one run of generation: scores of the next words, after the prompts and after each word.
 
     Attributes:
-        sequences: how many there are.
-        count: how many words are appended at most.
+        sequences: the number of sequences.
+        count: the maximum number of words to append.
     """
 
     def __init__(self, run: Pass, model: ModelWithHeads, ids: np.ndarray, attention_mask: Any, count: int):
@@ -172,18 +170,18 @@ class Steps:
         self._run = replace(run, cache=self._cache)
 
     def first(self) -> Any:
-        """The scores of the words after the prompts, (sequences, words), in the memory of the backend in force."""
+        """Return the scores of the words after the prompts, (sequences, words), in the active backend's memory."""
         return self._scores(self._inputs, self._packed.lengths)
 
     def following(self, words: np.ndarray, going: np.ndarray) -> Any:
-        """The scores after one word more of those sequences that are `going`, (going sequences, words)."""
+        """Return the scores after one more word of each sequence in `going`, (going sequences, words)."""
         rows = np.arange(going.sum())
         offsets = np.concatenate([[0], np.cumsum(going)]).astype(np.int32)
         inputs = EncoderInput(words[going], None, self._cache.lengths[going], offsets, rows, rows)
         return self._scores(inputs.to_backend(self._run), going.astype(np.int64))
 
     def reorder(self, order: np.ndarray) -> None:
-        """From now on sequence i goes on from what sequence order[i] is."""
+        """Let sequence i continue from the present sequence order[i]."""
         self._cache.reorder(self._run, order)
 
     def _scores(self, inputs: EncoderInput, counts: np.ndarray) -> Any:
@@ -193,7 +191,7 @@ class Steps:
 
 
 def _word_by_word(steps: Steps, choose: Callable[[Any], np.ndarray], ends: list[int], padding: int) -> np.ndarray:
-    """The new words, (sequences, count or less), each chosen by the scores at its place."""
+    """Return the new words, (sequences, count or less), each chosen by the scores at its position."""
     going, columns = np.ones(steps.sequences, bool), []
     while len(columns) < steps.count and going.any():
         scores = steps.following(columns[-1], going) if columns else steps.first()
@@ -213,13 +211,12 @@ def search_beams(
 ) -> np.ndarray:
     """Return the new words of the `returned` best continuations of each text, (texts * returned, words).
 
-    Finds them as transformers' beam search does, among the `beams` best.
-
-    A text is done when it has `beams` of them and none of those that go on has a higher score, for its length so far.
+    Like transformers' beam search, this keeps the `beams` best. A text is done when it has `beams` finished
+    continuations and no unfinished one has a higher score for its present length.
     """
     texts, kept = steps.sequences // beams, max(2, 1 + len(ends)) * beams
     running = np.full((texts, beams), -1e9)
-    running[:, 0] = 0.0  # all begin alike
+    running[:, 0] = 0.0  # all beams begin alike: only the first counts
     words = np.zeros((texts, beams, 0), np.int64)
     found: list[list[tuple[float, np.ndarray]]] = [[] for _ in range(texts)]
     is_done = np.zeros(texts, bool)
@@ -253,7 +250,7 @@ def search_beams(
 def _best_continuations(
     scores: np.ndarray, running: np.ndarray, kept: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The beams, the words and the sums of the `kept` best continuations of each text, (texts, kept) each."""
+    """Return the beams, words and sums of the `kept` best continuations of each text, (texts, kept) each."""
     scores = scores.astype(np.float64)
     highest = scores.max(axis=1, keepdims=True)
     logs = scores - highest - np.log(np.exp(scores - highest).sum(axis=1, keepdims=True))
@@ -270,11 +267,11 @@ def _best_continuations(
 def _prompts(
     run: Pass, model: ModelWithHeads, ids: np.ndarray, attention_mask: Any, steps: int
 ) -> tuple[PackedBatch, EncoderInput]:
-    """The given tokens, packed; positions count real tokens alone, as transformers' do here."""
+    """Pack the given tokens; positions count only real tokens, as in transformers' generate."""
     inputs = pack(model.spec, ids, attention_mask, position_ids=np.zeros_like(ids))
     packed = inputs.packed
     if not packed.has_tokens.all():
-        raise ValueError(f"input_ids[{packed.has_tokens.argmin()}] has no real token to go on from")
+        raise ValueError(f"input_ids[{packed.has_tokens.argmin()}] has no real token, expected at least one")
     needed = packed.lengths.max(initial=0) + steps - 1  # the last word is not read
     if needed > model.spec.max_positions:
         raise ValueError(
@@ -290,10 +287,11 @@ BLOCK = 256  # words whose probabilities are summed at once
 def sample_words(scores: Any, draws: np.ndarray) -> np.ndarray:
     """Return a sampled word for each row of `scores`, (rows, words): integers in host memory, (rows,).
 
-    The word is the first at which the running sum of the softmax passes the row's draw, a number in [0, 1), (rows,).
+    The word is the first at which the cumulative sum of the softmax exceeds the row's draw, a number in [0, 1),
+    (rows,).
 
-    The inverse of the distribution function takes one draw and one pass over the row, where the largest of scores with
-    Gumbel noise takes a draw and two logarithms for each word. A word's probability has to be above 0 to be drawn.
+    Inverting the distribution function takes one draw and one pass over the row; Gumbel noise would take a draw and two
+    logarithms per word. Only words with a probability above 0 are drawn.
     """
     probabilities = kernels.softmax(scores)
     if not isinstance(probabilities, np.ndarray):
@@ -310,7 +308,7 @@ def sample_words(scores: Any, draws: np.ndarray) -> np.ndarray:
 
 
 def _passed(shares: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each row the share (never an empty one) that its draw falls into, and how far, from 0 to below 1."""
+    """Return for each row the non-empty share that its draw falls into, and how far into it, from 0 to below 1."""
     sums = np.cumsum(shares, axis=1, dtype=np.float64)
     total = sums[:, -1:]
     target = draws[:, None] * total
@@ -323,10 +321,10 @@ def _passed(shares: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def restricted_scores(scores: np.ndarray, temperature: float, top_k: int | None, top_p: float) -> np.ndarray:
-    """Scores (rows, words), float64, divided by the temperature, and -inf for words that are not to be drawn.
+    """Return the scores (rows, words), float64, divided by the temperature, and -inf for words that are excluded.
 
-    top_k: the words with the highest scores, and those that equal the last of them; None for all. top_p: of these the
-    fewest whose probabilities sum to at least this (Holtzman et al. 2020, arXiv:1904.09751); at least one word.
+    top_k: keep the words with the highest scores, including ties with the last; None for all. top_p: of these, keep the
+    smallest set whose probabilities sum to at least this (Holtzman et al. 2020, arXiv:1904.09751), at least one word.
     """
     scores = scores.astype(np.float64) / temperature
     if top_k is not None and top_k < scores.shape[1]:

@@ -1,8 +1,8 @@
-"""GLiNER: entities of any labels, which the model reads beside the text (Zaratiana et al. 2023, arXiv:2311.08526).
+"""GLiNER: entities of any labels, which the model reads along with the text (Zaratiana et al. 2023, arXiv:2311.08526).
 
-The encoder reads "[ENT] label [ENT] label ... [SEP] word word ...". A label is the state of its [ENT], a word that of
-its first token after an LSTM over the text's words. The span kind compares spans of up to `max_width` words with the
-labels; the token kind scores each word as the start, the end and the inside of an entity.
+The encoder reads "[ENT] label [ENT] label ... [SEP] word word ...". A label is represented by the state of its [ENT], a
+word by the state of its first token after an LSTM over the text's words. The span kind compares spans of up to
+`max_width` words with the labels; the token kind scores each word as the start, the end and the inside of an entity.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ENCODER = "token_rep_layer.bert_layer.model."
 TABLES = (".word_embeddings.weight", ".tok_embeddings.weight", ".embed_tokens.weight")  # ends of their names
 SPANS = "span_rep_layer.span_rep_layer"
 KINDS = {"gliner_uni_encoder_span": "span", "gliner_uni_encoder_token": "token"}
-MOST_SPANS = 4096  # whose hidden states exist at once
+MOST_SPANS = 4096  # the most spans whose hidden states exist at the same time
 TOKEN_MODES = ("token_level", "token-level")
 ABSENT = (
     "labels_encoder", "labels_decoder", "relations_layer", "span_encoder_config", "fuse_layers", "post_fusion_schema",
@@ -48,21 +48,21 @@ ABSENT = (
 
 @dataclass(frozen=True)
 class GLiNERSpec:
-    """The settings of a gliner_config.json beside those of the encoder.
+    """The settings of a gliner_config.json other than the encoder's.
 
     Attributes:
         kind: "span" or "token".
         hidden_size: the width of words and labels.
         max_width: the most words of a span.
         max_len: the most words of a text.
-        rnn_layers: the number of LSTMs over the words, one after the other.
+        rnn_layers: the number of stacked LSTMs over the words.
         dropout: the rate in the layers above the encoder.
-        class_token: the id of the token before each label; -1 if the tokenizer's says.
+        class_token: the id of the token before each label; -1 to take it from the tokenizer.
         reads_label: whether a label is the state of the token after that one.
         pools_last: whether a word is the state of its last token.
         ent_token, sep_token: the tokens before each label and after the last one.
         max_types: the most labels of a text in training.
-        max_negatives: the most labels beside its own for each of its entities.
+        max_negatives: the most negative labels for each entity of a text.
     """
 
     kind: str
@@ -81,7 +81,7 @@ class GLiNERSpec:
 
 
 def read_spec(config: Mapping[str, Any]) -> GLiNERSpec:
-    """Return the spec of a gliner_config.json; ValueError for a kind of model that is not here."""
+    """Return the spec of a gliner_config.json. Raises ValueError for an unsupported kind of model."""
     read = ConfigReader(config)
     mode = read.choice("span_mode", "markerV0", "markerV0", *TOKEN_MODES)
     kind = KINDS[read.choice("model_type", list(KINDS)[mode in TOKEN_MODES], *KINDS)]
@@ -114,16 +114,16 @@ class GLiNEROutput(ModelOutput):
     """The output of a GLiNER model.
 
     Attributes:
-        logits: of the span kind (texts, words, max_width, labels): the span that begins at a word and has one word,
-            two words, ...; of the token kind (texts, words, labels, 3): start, end and inside. Zero where there is no
-            such word, span or label.
+        logits: of the span kind (texts, words, max_width, labels): the span that begins at a word and has one word, two
+            words, ...; of the token kind (texts, words, labels, 3): start, end and inside. Zero for missing words,
+            spans and labels.
     """
 
     logits: Any
 
 
 class MLP(Block):
-    """Two linear maps with a ReLU between them, of the widths in, between and out."""
+    """Two linear maps with a ReLU between them; the arguments are the input, hidden and output widths."""
 
     def __init__(
         self, name: str, widths: tuple[int, int, int], dropout: float, activation: str | None = None, *, last: int = 3
@@ -161,7 +161,8 @@ class Spans(Block):
     """The scores of spans by their first and last word.
 
     A span's vector is W2 relu(W1 [start, end] + b1) + b2, and a score its product with a label's p. W1 multiplies each
-    word as a start and as an end once, and p W2 each label once: a span costs a sum and a product by the labels alone.
+    word once as a start and once as an end, and p W2 is computed once per label, so a span costs only a sum and a
+    product with the labels.
     """
 
     def __init__(self, name: str, width: int, max_width: int, dropout: float):
@@ -236,13 +237,13 @@ class _Tokens(Block):
 
 @operation()
 def _product(run: Pass, left: Any, right: Any) -> Any:
-    """Left * right, of one shape."""
+    """The elementwise product of two arrays of the same shape."""
     return left * right, lambda grad: (grad * right, grad * left)
 
 
 @operation()
 def _scattered(run: Pass, *parts: Any, places: list[np.ndarray], shape: tuple[int, ...]) -> Any:
-    """Return an array of `shape` with each part at its places, by their flat numbers, and zeros elsewhere."""
+    """Return an array of `shape` with each part at its flat indices, and zeros elsewhere."""
     where = [run.to_backend(each.reshape(-1)) for each in places]
 
     def pullback(grad):
@@ -268,13 +269,13 @@ def spans_of(words: int, max_width: int) -> Iterator[tuple[np.ndarray, np.ndarra
 class Layout:
     """The words and labels of a batch on the packed axis.
 
-    `counts`, (texts, 1), has the number of words of each text. Words that `words_mask` lacks come last.
+    `counts`, (texts, 1), has the number of words of each text. Words that are missing from `words_mask` come last.
 
     Attributes:
-        rows, label_rows: the packed tokens of the words that were read, and those before labels.
+        rows, label_rows: the packed tokens of the words that were read, and the tokens before labels.
         cu_words: offsets of the texts among the words, (texts + 1,).
-        shape: (texts, words of the longest).
-        most_labels: of any text.
+        shape: (texts, words of the longest text).
+        most_labels: the largest number of labels of a text.
     """
 
     def __init__(self, label_rows: np.ndarray, packed: Any, words_mask: np.ndarray, counts: np.ndarray | None = None):
@@ -299,7 +300,7 @@ class Layout:
         self.shape = len(counts), int(counts.max(initial=0))
 
     def all_words(self, run: Pass, states: Tensor) -> Tensor:
-        """Return the states of all words, (words, width), from those that were read; the others are zero."""
+        """Return the states of all words, (words, width); words that were not read are zero."""
         count, width = int(self.cu_words[-1]), value_of(states).shape[1]
         if len(self.rows) == count:
             return states
@@ -310,22 +311,22 @@ class Layout:
         self._cu_labels, self.most_labels = offsets, int(np.diff(offsets).max(initial=0))
 
     def texts(self) -> list[tuple[slice, slice]]:
-        """Return the words and the labels of each text that has both; empty slices for the others."""
+        """Return slices of the words and labels of each text; empty slices for texts that lack either."""
         pairs = zip(pairwise(self.cu_words.tolist()), pairwise(self._cu_labels.tolist()), strict=True)
         return [(slice(*words), slice(*labels)) for words, labels in pairs]
 
 
 class WithEncoder(Model):
-    """A model with the config of its encoder in its own.
+    """A model whose config contains the config of its encoder.
 
     Attributes:
-        prefix: start of the names of the encoder's parameters.
+        prefix: the beginning of the names of the encoder's parameters.
     """
 
     prefix = ENCODER
 
     def set_encoder(self, config: Any) -> None:
-        """Make the encoder of its config."""
+        """Construct the encoder from its config."""
         if not isinstance(config, Mapping):
             raise ValueError(f"config: encoder_config is {config!r:.60}, expected the config of an encoder")
         family = family_of(config)
@@ -346,11 +347,11 @@ class GLiNERModel(WithEncoder):
 
     Calls take `words_mask`, (texts, length) integers: 1, 2, ... at the token whose state is the first word, the second
     word, ..., and 0 elsewhere; and, optionally, `text_lengths`, (texts, 1), the number of words of each text: words
-    beyond those of `words_mask` have states of zeros. The labels of a text are its tokens `class_token_index`. A
-    GLiNEROutput is returned. `GLiNER` (bertcore.tasks.gliner) makes these arrays of texts.
+    missing from `words_mask` have states of zeros. The labels of a text are its tokens `class_token_index`. They return
+    a GLiNEROutput. `GLiNER` (bertcore.tasks.gliner) makes these arrays from texts.
 
     Attributes:
-        gliner: the settings of its config beside those of the encoder.
+        gliner: the settings of its config other than the encoder's.
     """
 
     _targets = ("words_mask", "text_lengths")
@@ -374,13 +375,13 @@ class GLiNERModel(WithEncoder):
 
     @classmethod
     def _read_config(cls, folder: str | os.PathLike) -> dict[str, Any]:
-        """Return gliner_config.json, with the config of the encoder that it may name alone."""
+        """Return gliner_config.json including the encoder's config, which the file may only name."""
         config = checkpoint.read_config(folder, CONFIG_NAME)
         with naming_config(folder):
             return with_encoder(config, folder)
 
     def set_class_token(self, token: int) -> None:
-        """Take the id of the token before each label, where the config does not say it."""
+        """Set the id of the token before each label, if the config lacks it."""
         self.gliner = replace(self.gliner, class_token=token)
         self.config.update(class_token_index=token, vocab_size=self.spec.vocab_size)
 
@@ -411,7 +412,7 @@ class GLiNERModel(WithEncoder):
 
 
 def table_rows(folder: str | os.PathLike, prefix: str) -> int | None:
-    """Return the rows of the table of words in a file of weights."""
+    """Return the number of rows of the word embeddings in a weights file."""
     found = checkpoint.open_checkpoint(folder).info
     return next(
         (info.shape[0] for name, info in found.items() if name.startswith(prefix) and name.endswith(TABLES)), None
@@ -421,8 +422,8 @@ def table_rows(folder: str | os.PathLike, prefix: str) -> int | None:
 def with_encoder(config: Mapping[str, Any], folder: str | os.PathLike) -> dict[str, Any]:
     """Return the config of the GLiNER model in `folder` with the config of its encoder.
 
-    Where it lacks that, `model_name` is a preset, its id on the hub, a folder or another id; and where it says no
-    number of words, the file of weights does.
+    If it lacks that, `model_name` is a preset, a preset's id on the hub, a folder or another id; a missing vocabulary
+    size is read from the weights file.
     """
     encoder = config.get("encoder_config")
     if encoder is None:

@@ -1,9 +1,9 @@
 """GLiNER2: entities, relations, records and classes by a schema (Zaratiana et al. 2025, arXiv:2507.18546).
 
-The encoder reads "( [P] name ( [E] label [E] label ) ) [SEP_STRUCT] ... [SEP_TEXT] word word ...": a group of marks for
-each part of the schema, and the words. The state of [P] gives the number of a part's instances. A recurrent network
-unrolls the states of a group's other marks into a query for each instance and label, which spans of words are compared
-with. Classes are scored by the states of their marks alone.
+The encoder reads "( [P] name ( [E] label [E] label ) ) [SEP_STRUCT] ... [SEP_TEXT] word word ...": a group of marker
+tokens for each part of the schema, then the words. The state of [P] gives the number of a part's instances. A recurrent
+network unrolls the states of a group's other markers into a query for each instance and label, which is compared with
+spans of words. Classes are scored only by the states of their markers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GLiNER2Output(ModelOutput):
 
     Attributes:
         logits: for each text the logits of its groups, in host memory: of classes (labels,), of spans (instances,
-            labels, words, max_width), zero behind the last word.
+            labels, words, max_width), zero beyond the last word.
     """
 
     logits: list[list[np.ndarray]]
@@ -87,7 +87,7 @@ class _Counted(Block):
         return xp.stack([self._mixed(run, each + labels) for each in found])
 
     def _mixed(self, run: Pass, given: Any) -> Any:
-        """Let the labels of an instance see each other."""
+        """Let the labels of an instance attend to each other."""
         rows = self.narrow(run, given)
         for layer in self.layers:
             rows = layer(run, rows)
@@ -98,7 +98,7 @@ class _Counted(Block):
 
 
 class _Layer(Block):
-    """A layer of a transformer as PyTorch's own: attention and two linear maps, with norms behind both."""
+    """A transformer layer like PyTorch's: attention and two linear maps, each followed by a norm."""
 
     def __init__(self, name: str):
         self.joined = Parameter(f"{name}self_attn.in_proj_weight", shape=(3 * NARROW, NARROW), use="weight")
@@ -124,13 +124,13 @@ class GLiNER2Model(WithEncoder):
     """A GLiNER2 model, for inference.
 
     Calls take `words_mask`, (texts, length) integers: 1, 2, ... at the token whose state is the first word, the second
-    word, ...; and `groups_mask`, which is 3 * number + kind at the marks of a group, its first mark [P], the others of
-    its labels; numbers count from 1 and kinds are CLASSES, ONE and SEVERAL. Both are 0 elsewhere. A GLiNER2Output is
-    returned. `GLiNER2` (bertcore.tasks.gliner2) makes these arrays of texts.
+    word, ...; and `groups_mask`, which is 3 * number + kind at the markers of a group: first [P], then those before its
+    labels. Numbers count from 1; kinds are CLASSES, ONE and SEVERAL. Both masks are 0 elsewhere. Calls return a
+    GLiNER2Output. `GLiNER2` (bertcore.tasks.gliner2) makes these arrays from texts.
 
     Attributes:
         max_width: the most words of a span.
-        max_len: the most words of a text; None for any.
+        max_len: the most words of a text; None without a limit.
     """
 
     prefix = "encoder."
@@ -150,7 +150,7 @@ class GLiNER2Model(WithEncoder):
 
     @classmethod
     def _read_config(cls, folder: str | os.PathLike) -> dict[str, Any]:
-        """Return config.json with encoder_config/config.json in it."""
+        """Return config.json with encoder_config/config.json inside."""
         config = dict(checkpoint.read_config(folder))
         if os.path.isdir(os.path.join(folder, ENCODER_CONFIG)):
             config[ENCODER_CONFIG] = checkpoint.read_config(os.path.join(folder, ENCODER_CONFIG))

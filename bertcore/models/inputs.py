@@ -20,11 +20,11 @@ INTEGERS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "first_
 
 
 class Bounds(NamedTuple):
-    """Facts on the host that hold for all batches that one captured pass serves.
+    """Facts known on the host that hold for every batch a captured pass is replayed with.
 
     Attributes:
-        longest: no sequence has more tokens.
-        has_types: whether token types other than 0 may be there.
+        longest: the most tokens of a sequence.
+        has_types: whether token types other than 0 may occur.
     """
 
     longest: int
@@ -37,14 +37,16 @@ class EncoderInput:
 
     Attributes:
         input_ids: integers, (tokens,).
-        token_type_ids: the same; None if none are added.
-        position_ids: the same; None in a family without a position table where they count from each sequence's start.
+        token_type_ids: integers, (tokens,); None if none are added.
+        position_ids: integers, (tokens,); None in a family without a position table if they count from each sequence's
+            start.
         cu_seqlens: int32 offsets, (sequences + 1,).
-        first_tokens, last_tokens: the packed indices of the first and of the last token of each sequence that has one.
-        key_mask: booleans, (sequences, 1, 1, longest), False for tokens that are not to be seen; None if all are.
-        packed: the layout of the batch; None where texts came without padding.
-        on_gpu: the integers again, in one array on the GPU; None where they are in host memory.
-        before_upload: what `on_host` gives where the arrays are on the GPU.
+        first_tokens, last_tokens: the packed indices of the first and last token of each non-empty sequence.
+        key_mask: booleans, (sequences, 1, 1, longest), False for tokens that no token attends to; None if there are no
+            such tokens.
+        packed: the layout of the batch; None if texts came without padding.
+        on_gpu: the integers again, in one array on the GPU; None if they are in host memory.
+        before_upload: the value of `on_host` if the arrays are on the GPU.
     """
 
     input_ids: Any
@@ -60,12 +62,12 @@ class EncoderInput:
 
     @property
     def on_host(self) -> EncoderInput:
-        """The same batch in host memory, for what is decided there: reading the GPU's would be waiting for it."""
+        """The same batch in host memory, for decisions made there: reading from the GPU would wait for it."""
         return self if self.before_upload is None else self.before_upload
 
     @property
     def longest(self) -> int:
-        """No sequence has more tokens."""
+        """The most tokens of a sequence."""
         return int(np.diff(self.on_host.cu_seqlens).max(initial=0))
 
     @property
@@ -75,26 +77,26 @@ class EncoderInput:
 
     @property
     def is_plain(self) -> bool:
-        """True without masks and inputs of a family's own that the host reads."""
+        """True without masks and without family-specific inputs that the host reads."""
         return self.key_mask is None
 
     @property
     def capacity(self) -> int:
-        """The capacity for tokens of the layers on the GPU."""
+        """The number of tokens for which the layers on the GPU have capacity."""
         return dict(self.on_gpu.capacities)["input_ids"]
 
     def bounds(self, reads: Collection[str]) -> Bounds:
-        """Return what holds for batches like this one; `reads` is `Adapter.reads_on_host`."""
+        """Return the facts shared by batches like this one; `reads` is `Adapter.reads_on_host`."""
         longest = capacity_for(self.longest, FEWEST_TOKENS) if "longest" in reads else self.capacity
         types = self.on_host.token_type_ids
         has_types = "token_type_ids" not in reads or (types is not None and bool(types.any()))
         return Bounds(longest, has_types)
 
     def with_capacity(self, integers: Any, bounds: Bounds) -> EncoderInput:
-        """Return the batch of `integers`, laid out as those `on_gpu`, with all tokens and sequences of the capacity.
+        """Return the batch of `integers`, laid out as `on_gpu`, with all tokens and sequences of the capacity.
 
-        In inference tokens behind the last sequence belong to none. On the host, where such a batch is not known, it
-        counts as one sequence of the longest that there may be.
+        In inference, tokens behind the last sequence belong to no sequence. On the host, which does not know such a
+        batch's content, it counts as one sequence of the greatest possible length.
         """
         offsets, types = np.array([0, bounds.longest], np.int32), np.array([bounds.has_types])
         on_host = EncoderInput(None, types, None, offsets, None, None)
@@ -120,7 +122,7 @@ class EncoderInput:
         return EncoderInput(*tokens, offsets - start, *ends)
 
     def to_backend(self, run: Pass) -> EncoderInput:
-        """Return the batch, made in host memory, in that of the backend; all integers go to a GPU in one copy."""
+        """Move the batch from host memory to the backend's memory; all integers go to a GPU in one copy."""
         if not run.on_gpu:
             return self
         buffer = self._buffer(run)
@@ -137,7 +139,7 @@ class EncoderInput:
 
 
 def integer_batch(name: str, values: Any, axes: tuple[str, ...] = ("sequences", "length")) -> np.ndarray:
-    """`values` (lists, or a NumPy or CuPy array) as an integer array with these axes in host memory."""
+    """Return `values` (lists, or a NumPy or CuPy array) as an integer array with these axes in host memory."""
     array = _host_array(name, values)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} holds {array.dtype}, expected integers")
@@ -160,13 +162,13 @@ def _host_array(name: str, values: Any) -> np.ndarray:
     if kernels.array_module(values) is not np:
         return kernels.to_host(values)
     array = np.asarray(values)
-    if (array.dtype == object or not array.ndim) and not isinstance(values, np.ndarray):  # NumPy takes anything
+    if (array.dtype == object or not array.ndim) and not isinstance(values, np.ndarray):  # NumPy accepts anything
         raise TypeError(f"{name} is {type(values).__name__}, expected (sequences, length): lists or an array")
     return array
 
 
 def _check_no_flags(name: str, rows: Any) -> None:
-    """Among integers NumPy counts a Boolean as 0 or 1, without a word."""
+    """Reject Booleans among integers, which NumPy silently reads as 0 or 1."""
     for index, row in enumerate(rows):
         if _holds_flags(row):
             raise TypeError(f"{name}[{index}] holds bool, expected integers")
@@ -200,8 +202,8 @@ def pack(
 ) -> EncoderInput:
     """Check a batch against the spec and strip its padding; the arrays stay in host memory (`to_backend`).
 
-    Where distances between columns matter (spec.is_relative), padding within a sequence stays as tokens that nothing
-    sees; with `keep_padding` all padding does.
+    Where distances between columns matter (spec.is_relative), padding within a sequence stays, as tokens that no token
+    attends to; with `keep_padding` all padding stays.
     """
     ids = integer_batch("input_ids", input_ids)
     mask, types = mask_and_types(ids, attention_mask, token_type_ids)
@@ -213,7 +215,7 @@ def pack(
         check_range("position_ids", positions, kept, spec.max_positions or MOST_POSITIONS, "positions")
         positions = packed.strip(positions)
     elif keep_padding and not spec.max_positions:
-        positions = None  # all columns are there, and distances between them count, as in transformers
+        positions = None  # all columns are kept, and distances between them count, as in transformers
     else:
         positions = _positions(spec, words, packed.strip(mask), packed.cu_seqlens, packed.position_ids)
     check_range("input_ids", ids, kept, spec.vocab_size, "words")
@@ -226,13 +228,13 @@ def pack(
 
 
 def _without_holes(mask: np.ndarray) -> np.ndarray:
-    """True from the first to the last real token of each sequence."""
+    """Return True from the first to the last real token of each sequence."""
     return np.logical_or.accumulate(mask, 1) & np.logical_or.accumulate(mask[:, ::-1], 1)[:, ::-1]
 
 
 def places(cu_seqlens: np.ndarray) -> np.ndarray:
-    """The number of each packed token within its sequence, from 0 on, int32."""
-    if len(cu_seqlens) == 2:  # one text, where each call of NumPy counts
+    """Return the index of each packed token within its sequence, int32."""
+    if len(cu_seqlens) == 2:  # one text: here the overhead of NumPy's calls matters
         return np.arange(cu_seqlens[1], dtype=np.int32)
     starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
     return (np.arange(cu_seqlens[-1]) - starts).astype(np.int32)
@@ -241,9 +243,9 @@ def places(cu_seqlens: np.ndarray) -> np.ndarray:
 def _positions(
     spec: EncoderSpec, ids: np.ndarray, is_real: np.ndarray | bool, cu_seqlens: np.ndarray, columns: np.ndarray
 ) -> np.ndarray | None:
-    """The position of each packed token, counted as the family does; `columns` count from the first real token.
+    """Return the position of each packed token, counted as in the family; `columns` count from the first real token.
 
-    `is_real` is (tokens,), or True for all. None in a family without a position table, whose tokens follow one another.
+    `is_real` is (tokens,), or True for all. Returns None in a family without a position table if tokens are contiguous.
     """
     positions = columns
     if spec.positions_after_padding:
@@ -262,9 +264,9 @@ def _positions(
 def pack_sequences(
     run: Pass, spec: EncoderSpec, input_ids: Sequence[Any], seen: Sequence[Any] | None = None
 ) -> tuple[EncoderInput, np.ndarray]:
-    """Check sequences of ids (lists or 1-D integer arrays, of any lengths) and join them; no padding is ever made.
+    """Check sequences of ids (lists or 1-D integer arrays, of any lengths) and join them without padding.
 
-    `seen` are booleans of the same lengths: a token of False is computed, but no token attends to it.
+    `seen` are booleans of the same lengths: a token with False is computed, but no token attends to it.
 
     Returns the encoder's input, in the memory of the backend in force, and the offsets of the sequences in host memory.
     """
@@ -277,7 +279,7 @@ def pack_sequences(
     longest = max(lengths, default=0)
     if spec.max_positions and longest > spec.longest_sequence:
         raise _too_long(lengths.index(longest), longest, spec)
-    if ids.view(np.uint64).max(initial=0) >= spec.vocab_size:  # a negative id is a large one there
+    if ids.view(np.uint64).max(initial=0) >= spec.vocab_size:  # as an unsigned number, a negative id is large
         wrong = np.flatnonzero((ids < 0) | (ids >= spec.vocab_size))
         index = np.searchsorted(cu_seqlens, wrong[0], side="right") - 1
         raise ValueError(
@@ -299,7 +301,7 @@ def pack_sequences(
 
 
 def _with_unseen(seen: Sequence[Any], lengths: np.ndarray) -> PackedBatch:
-    """Return the layout of sequences with some tokens that are not seen."""
+    """Return the layout of sequences in which no token attends to some tokens."""
     rows = [np.asarray(row) for row in seen]
     if [row.shape for row in rows] != [(length,) for length in lengths] or any(row.dtype != bool for row in rows):
         raise ValueError(f"seen has other rows than {lengths.tolist()} booleans, expected one for each token")
@@ -331,7 +333,7 @@ def _too_long(sequence: int, tokens: int, spec: EncoderSpec) -> ValueError:
 
 
 def like(ids_name: str, ids: np.ndarray, name: str, values: Any) -> np.ndarray:
-    """`values` as an integer array of the shape of `ids`."""
+    """Return `values` as an integer array of the shape of `ids`."""
     array = integer_batch(name, values)
     if array.shape != ids.shape:
         raise ValueError(f"{name} has shape {array.shape}, expected {ids.shape} as {ids_name} has")
@@ -341,9 +343,9 @@ def like(ids_name: str, ids: np.ndarray, name: str, values: Any) -> np.ndarray:
 def mask_and_types(
     ids: np.ndarray, attention_mask: Any, token_type_ids: Any, *, kind: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return flags of the real `ids`, Booleans, and the token types: all and 0 by default.
+    """Return a Boolean mask of the real `ids`, and the token types: by default all are real, and types are 0.
 
-    `kind` is "entity_" for entities, with which the names of their inputs begin.
+    `kind` is "entity_" for entities, the prefix of their inputs' names.
     """
     mask, types, ids_name = np.ones(ids.shape, bool), np.zeros(ids.shape, np.int64), f"{kind or 'input_'}ids"
     if attention_mask is not None:
@@ -354,7 +356,7 @@ def mask_and_types(
 
 
 def mask_like(ids_name: str, ids: np.ndarray, name: str, values: Any) -> np.ndarray:
-    """`values`, integers, Booleans or floating-point numbers of 0 and 1, as Booleans of the shape of `ids`."""
+    """Return `values` (integers, Booleans, or floating-point 0 and 1) as Booleans of the shape of `ids`."""
     mask = _host_array(name, values)
     if mask.dtype.kind == "b" or (mask.dtype.kind == "f" and np.isin(mask, (0, 1)).all()):  # 0.0 and 1.0 are common
         mask = mask.astype(np.int64)
@@ -367,7 +369,7 @@ def mask_like(ids_name: str, ids: np.ndarray, name: str, values: Any) -> np.ndar
 
 
 def check_range(name: str, values: np.ndarray, mask: np.ndarray, size: int, what: str) -> None:
-    """Values of real tokens lie in [0, size); what stands under padding does not matter."""
+    """Raise ValueError if the value of a real token is not in [0, size); padding may hold anything."""
     wrong = mask & ((values < 0) | (values >= size))
     if wrong.any():
         where = tuple(np.argwhere(wrong)[0])

@@ -1,6 +1,6 @@
-"""The labels that a model's outputs are compared with, checked, and the losses they give.
+"""Losses of models, and the checks of their labels.
 
-Losses and the names of labels are those of transformers. A loss over no label at all is NaN, as there.
+Losses and the names of labels follow transformers: without any label, the loss is NaN.
 """
 
 import functools
@@ -20,7 +20,7 @@ PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_class
 
 
 def cross_entropy(run: Pass, logits: Any, labels: Any) -> Any:
-    """The mean cross entropy over the rows whose label is not -100, as the options in force say."""
+    """Return the mean cross entropy over the rows whose label is not -100, under the active options."""
     options = run.class_options
     if options is None:
         return functional.cross_entropy(run, logits, labels=labels)
@@ -29,7 +29,7 @@ def cross_entropy(run: Pass, logits: Any, labels: Any) -> Any:
 
 
 def total(run: Pass, *losses: Any) -> Any:
-    """The sum of losses, each times its factor in `run.loss_factors`."""
+    """Return the sum of losses, each times its factor in `run.loss_factors`."""
     if run.trace.losses is not None:
         run.trace.losses += map(value_of, losses)
     factors = run.loss_factors or [1] * len(losses)
@@ -44,14 +44,14 @@ def total(run: Pass, *losses: Any) -> Any:
 def token_loss(
     run: Pass, logits: Any, labels: Any, packed: PackedBatch, num_classes: int, *, name: str = "labels", kind: str = ""
 ) -> Any:
-    """The mean cross entropy over the tokens whose label, of (sequences, length), is not -100."""
+    """Return the mean cross entropy over the tokens whose label, (sequences, length), is not -100."""
     return cross_entropy(run, logits, run.to_backend(words(packed, labels, num_classes, name, kind)))
 
 
 def words(packed: PackedBatch, labels: Any, num_classes: int, name: str = "labels", kind: str = "") -> np.ndarray:
-    """Return the label of each packed token, in host memory; -100 for none.
+    """Return the label of each packed token, in host memory; -100 for no label.
 
-    `kind` is "entity_" for labels of entities, with which the names of their inputs begin.
+    `kind` is "entity_" for labels of entities, the prefix of their inputs' names.
     """
     array = integer_batch(name, labels)
     if array.shape != packed.shape:
@@ -64,7 +64,7 @@ def words(packed: PackedBatch, labels: Any, num_classes: int, name: str = "label
 
 
 def next_words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray:
-    """For each packed token the label of the one after it, which it predicts, in host memory; -100 for none."""
+    """Return for each packed token the label of the next one, which it predicts, in host memory; -100 for none."""
     own = words(packed, labels, num_classes)
     following = np.full(own.shape, IGNORED, np.int64)
     following[:-1] = own[1:]
@@ -73,7 +73,7 @@ def next_words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray
 
 
 def sequence_loss(run: Pass, logits: Any, labels: Any, num_classes: int, *, name: str = "labels") -> Any:
-    """The mean cross entropy over the sequences whose label, of (sequences,) or (sequences, 1), is not -100."""
+    """Return the mean cross entropy over the sequences whose label, (sequences,) or (sequences, 1), is not -100."""
     array = label_array(name, labels)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} holds {array.dtype}, expected integers")
@@ -85,14 +85,13 @@ def sequence_loss(run: Pass, logits: Any, labels: Any, num_classes: int, *, name
 def classification_loss(
     run: Pass, logits: Any, labels: Any, num_labels: int, problem_type: str | None, *, soft_labels: bool = False
 ) -> Any:
-    """The loss of a sequence classifier, by the config's problem_type.
+    """Return the loss of a sequence classifier, by the config's problem_type.
 
-    "single_label_classification": mean cross entropy, labels are classes, (sequences,), or the probabilities of classes
-    (a teacher's, say), floats of (sequences, num_labels). "regression": mean squared
-    error, labels are numbers, (sequences,) or (sequences, num_labels). "multi_label_classification": mean binary cross
-    entropy, labels are numbers from 0 to 1, (sequences, num_labels). Without a problem_type, regression for a single
-    label, else by the kind of the labels: classes if they are integers. With `soft_labels` (`Family.soft_labels`) those
-    of (sequences, num_labels) are then the probabilities of classes, too.
+    "single_label_classification": mean cross entropy; labels are classes, (sequences,), or class probabilities (from a
+    teacher, say), floats (sequences, num_labels). "regression": mean squared error; labels are numbers, (sequences,) or
+    (sequences, num_labels). "multi_label_classification": mean binary cross entropy; labels are numbers from 0 to 1,
+    (sequences, num_labels). Without a problem_type, one label means regression; otherwise integer labels are classes
+    and others multi-label targets, or with `soft_labels` (`Family.soft_labels`) class probabilities.
     """
     array = label_array("labels", labels)
     if problem_type is None:
@@ -117,7 +116,7 @@ def classification_loss(
 
 
 def soft_loss(run: Pass, logits: Any, labels: np.ndarray) -> Any:
-    """The mean cross entropy of the probabilities of classes, of the shape of `logits`."""
+    """Return the mean cross entropy with class probabilities of the shape of `logits`."""
     options, array = run.class_options, floating_labels(run, labels, logits)
     if not (labels >= 0).all():
         raise ValueError(f"labels holds {labels.min()}, expected probabilities of classes")
@@ -130,7 +129,7 @@ def soft_loss(run: Pass, logits: Any, labels: np.ndarray) -> Any:
 
 
 def binary_loss(run: Pass, logits: Any, labels: np.ndarray) -> Any:
-    """The mean binary cross entropy of labels from 0 to 1, of the shape of `logits`."""
+    """Return the mean binary cross entropy with labels from 0 to 1 of the shape of `logits`."""
     array = floating_labels(run, labels, logits)
     wrong = np.argwhere(~((labels >= 0) & (labels <= 1)))
     if len(wrong):
@@ -140,7 +139,7 @@ def binary_loss(run: Pass, logits: Any, labels: np.ndarray) -> Any:
 
 
 def position_loss(run: Pass, logits: Any, column: int, positions: Any, name: str, shape: tuple[int, int]) -> Any:
-    """The mean cross entropy of a column among those of its sequence; `logits` are of every column, (columns, 2)."""
+    """Return the mean cross entropy of a column among the columns of its sequence; `logits` are (columns, 2)."""
     array = label_array(name, positions)
     if array.dtype.kind not in "iu" or array.size != shape[0]:
         raise ValueError(f"{name} is {array.dtype} of shape {array.shape}, expected integers, ({shape[0]},)")
@@ -153,7 +152,7 @@ def position_loss(run: Pass, logits: Any, column: int, positions: Any, name: str
 
 
 def floating_labels(run: Pass, labels: np.ndarray, logits: Any) -> Any:
-    """Labels in the dtype, the shape and the memory of `logits`."""
+    """Return labels in the dtype, shape and memory of `logits`."""
     plain = value_of(logits)
     if labels.shape != plain.shape:
         raise ValueError(f"labels has shape {labels.shape}, expected {plain.shape}")
@@ -165,7 +164,7 @@ def floating_labels(run: Pass, labels: np.ndarray, logits: Any) -> Any:
 
 
 def label_array(name: str, labels: Any) -> np.ndarray:
-    """Labels of any shape as an array of numbers in host memory."""
+    """Return labels of any shape as an array of numbers in host memory."""
     try:
         array = kernels.to_host(labels)
     except ValueError as error:  # lists of different lengths

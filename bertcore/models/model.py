@@ -1,4 +1,4 @@
-"""Models: an encoder, with or without a head, from lists of ids to the named outputs."""
+"""Models: an encoder, with or without a head, that maps ids to named outputs."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Model(NamedParameters):
     """The base of all models: parameters, loading and saving, and the pass through the encoder.
 
     Attributes:
-        config: the config as published, without how the weights are stored; its keys are attributes, too.
-        spec: what it says of the encoder.
+        config: the config as published, without the storage format of the weights; its keys are also attributes.
+        spec: the encoder's spec, read from the config.
         dtype: one of DTYPES.
-        newly_initialised: the names of the parameters that the checkpoint did not hold (a head, the pooler).
+        newly_initialised: the names of the parameters that are not in the checkpoint (a head, the pooler).
         training: whether dropout is applied; see `train`.
-        passes: how many passes dropped since the seed was given; a pass that is to drop the same again is given the
-            same number.
-        is_part: whether it is a part of another model, by whose names its parameters go, and which saves it.
-        predicts_next_words: whether labels of tokens are compared with the scores of the token before.
+        passes: the number of passes with dropout since the seed was set; with the same number, a pass drops the same
+            elements.
+        is_part: whether the model is part of another one, which names its parameters and saves it.
+        predicts_next_words: whether the label of a token is compared with the scores of the previous token.
     """
 
     newly_initialised: Sequence[str] = ()
@@ -55,7 +55,7 @@ class Model(NamedParameters):
     is_part = False
     predicts_next_words = False
     _dropout_seed = 0
-    _architecture = ""  # how transformers' names of the class end
+    _architecture = ""  # the ending of transformers' class names
     _has_head = True
     _targets: Sequence[str] = ()
     _config_name = "config.json"
@@ -74,12 +74,12 @@ class Model(NamedParameters):
 
     @property
     def base_model_prefix(self) -> str:
-        """The beginning of the encoder's parameters in a model with a head: "bert"."""
+        """The prefix of the encoder's parameters in a model with a head: "bert"."""
         return self.family.name_rules.prefix.removesuffix(".")
 
     @classmethod
     def class_for_config(cls, config: Mapping[str, Any]) -> type[Self]:
-        """The class that stands for this one in the family of `config`."""
+        """Return the class that replaces this one in the family of `config`."""
         return family_of(config).models.get(cls.__name__, cls)
 
     @classmethod
@@ -98,30 +98,30 @@ class Model(NamedParameters):
         """Load a published checkpoint: config.json beside model.safetensors or pytorch_model.bin (or their shards).
 
         Args:
-            folder: where the files are, one file of weights with config.json beside it, or the model's id on the
-                Hugging Face hub ("ORGANISATION/NAME"). What exists here wins.
+            folder: the folder of the files, a weights file with config.json beside it, or the model's id on the Hugging
+                Face hub ("ORGANISATION/NAME"). An existing path takes precedence.
             dtype: "float32", "float64", "bfloat16", "int8" or "int8_weight_only" for the CPU; "float32", "float16" or
-                "bfloat16" for CUDA. On the CPU, low precision is for inference: the weights of linear maps are kept in
-                that form, prepared here for the backend in force, and the tables of embeddings in bfloat16; activations
-                and results are float32. int8_weight_only takes the memory of int8 and computes in float32. The default
-                is the checkpoint's for one written in low precision (`bertcore quantize`, `save_pretrained`), and
-                float32 for any other, whatever its file holds. Another dtype than the checkpoint's converts; int8
+                "bfloat16" for CUDA. On the CPU, low precision is for inference: linear weights are stored in that
+                dtype, prepared for the active backend, and embedding tables in bfloat16; activations and results are
+                float32. int8_weight_only takes as much memory as int8 and computes in float32. By default, checkpoints
+                written in low precision (`bertcore quantize`, `save_pretrained`) keep their dtype, and all others load
+                as float32, whatever the file holds. A dtype other than the checkpoint's converts the weights; int8
                 values are then multiplied by their scales.
-            task: the task whose adapter is added to the weights, in a checkpoint that has one for each of several
+            task: the task whose adapter is added to the weights, for a checkpoint with an adapter per task
                 (jina-embeddings-v3: "retrieval.query", ...); none by default, as in the published model.
-            revision, token, cache_dir, local_files_only: for an id on the hub, as for `checkpoint.resolve`.
-            options: those of the class (add_pooling_layer of AutoModel, num_labels of classifiers).
+            revision, token, cache_dir, local_files_only: for an id on the hub, as in `checkpoint.resolve`.
+            options: the options of the class (add_pooling_layer of AutoModel, num_labels of classifiers).
 
         Raises:
-            CheckpointError (a ValueError): what is wrong with which file, key of its config, or tensor.
-            TypeError, ValueError: a wrong option; an unknown task; int8 on CUDA; float16 on Numba.
-            BackendUnavailable: for low precision on the CPU, if the backend in force cannot run here.
+            CheckpointError (a ValueError): for a wrong file, config key or tensor, which the message names.
+            TypeError, ValueError: for a wrong option; an unknown task; int8 on CUDA; float16 on Numba.
+            BackendUnavailable: for low precision on the CPU, if the active backend cannot run here.
 
-        A head, or the pooler, that the checkpoint lacks altogether is newly initialised, with a warning that names it.
+        A head or pooler that is missing from the checkpoint is newly initialised, with a warning that names it.
         """
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         folder = checkpoint.resolve(folder, **hub)
-        with locked(checkpoint_folder(folder), shared=True):  # both files of one save
+        with locked(checkpoint_folder(folder), shared=True):  # so that both files are from the same save
             config, stored_dtype = checkpoint.split_dtype(folder, cls._read_config(folder))
             with checkpoint.naming_config(folder):
                 model = cls._made(config, options, Model.from_pretrained)
@@ -155,7 +155,7 @@ class Model(NamedParameters):
 
     @classmethod
     def _made(cls, config: Mapping[str, Any], options: Mapping[str, Any], method: Callable[..., Any]) -> Self:
-        """A model of the config, without values; TypeError for an option that neither its class nor `method` takes."""
+        """Return a model without values. Raises TypeError for an option that neither its class nor `method` takes."""
         kind = cls.class_for_config(config)
         known = _keywords(kind)
         for name in options:
@@ -165,10 +165,10 @@ class Model(NamedParameters):
         return kind(config, **options)
 
     def _with_adapter(self, opened: checkpoint.Checkpoint, task: str | None) -> checkpoint.Checkpoint:
-        """The checkpoint with the adapter for `task`, where its config tells of adapters."""
+        """Return the checkpoint with the adapter for `task`, if its config has adapters."""
         adapters = self.family.adapters(ConfigReader(self.config))
         if task is not None and task not in adapters.tasks:
-            known = ", ".join(adapters.tasks) or "none: there are no adapters for tasks"
+            known = ", ".join(adapters.tasks) or "none: the checkpoint has no task adapters"
             raise ValueError(f"task is {task!r}, known are {known}")
         if not adapters.tasks or (adapters.folder is not None and task is None):
             return opened
@@ -180,10 +180,10 @@ class Model(NamedParameters):
     def from_config(
         cls, config: Mapping[str, Any] | str, *, dtype: DType = "float32", seed: int = 0, **options: Any
     ) -> Self:
-        """A new model with random weights: normal with the config's initializer_range, biases 0, norms' weights 1.
+        """Create a model with random weights: normal with the config's initializer_range, biases 0, norm weights 1.
 
         `config` is a config as published, or the name of a preset (`bertcore info` lists them). `dtype` and errors are
-        those of `from_pretrained`.
+        as in `from_pretrained`.
         """
         if isinstance(config, str):
             from bertcore.presets import preset_config
@@ -202,7 +202,7 @@ class Model(NamedParameters):
                 fill(parameter, dtype)
 
     def _backend_to_fill_for(self) -> AbstractContextManager[None]:
-        """A context with the backend decided that low precision is prepared for; other dtypes need none yet."""
+        """Return a context with the backend that low precision is prepared for; other dtypes do not need one yet."""
         if self.dtype == "float16":
             _check_float16()
         if self.dtype not in LOW_PRECISION:
@@ -210,14 +210,14 @@ class Model(NamedParameters):
         backend = kernels.resolve_backend(None, on_gpu=False)
         if self.dtype in INT8 and backend == "cupy":
             raise ValueError(
-                f"dtype is {self.dtype!r}, which runs on the CPU alone (backends numpy and numba), not on 'cupy'"
+                f"dtype is {self.dtype!r}, which runs only on the CPU (backends numpy and numba), not on 'cupy'"
             )
         return kernels.use_backend(backend)
 
     def get_input_embeddings(self) -> Embedding:
-        """Return the table of the words' embeddings; its `weight` is (vocab_size, features).
+        """Return the table of word embeddings; its `weight` is (vocab_size, features).
 
-        Raises ValueError for Transformer-XL, whose words stand in several tables.
+        Raises ValueError for Transformer-XL, which has several tables of words.
         """
         words = getattr(self.encoder.embeddings, "words", None)
         if words is None:
@@ -227,15 +227,15 @@ class Model(NamedParameters):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> Embedding:
-        """Give the vocabulary `new_num_tokens` tokens, for a tokenizer with added ones; return the new embeddings.
+        """Resize the vocabulary to `new_num_tokens`, for a tokenizer with added tokens, and return the new embeddings.
 
         Args:
-            new_num_tokens: the new number, at least 1; as it is by default. Rows beyond it are dropped.
-            pad_to_multiple_of: round the number up to a multiple of this.
-            mean_resizing: new rows are the mean of the old ones; otherwise they are random as in a new model.
+            new_num_tokens: the new size, at least 1; by default the present one. Rows beyond it are dropped.
+            pad_to_multiple_of: round the size up to a multiple of this.
+            mean_resizing: set new rows to the mean of the old ones; otherwise they are random, as in a new model.
 
-        A decoder's weight and bias get the same number of rows. Optimisers made before must be made again. Raises
-        ValueError for a low precision, and for Transformer-XL, whose words stand in several tables.
+        A decoder's weight and bias get the same number of rows. Existing optimisers must be created again. Raises
+        ValueError for low precision, and for Transformer-XL, which has several tables of words.
         """
         self.get_input_embeddings()
         if self.dtype in LOW_PRECISION:
@@ -252,7 +252,7 @@ class Model(NamedParameters):
             if old[name].shape == initial.shape:
                 return np.array(old[name])
             rows, old_rows = initial, old[name]
-            if rows.shape[0] == old_rows.shape[0]:  # a part of MobileBERT's decoder has a column for each token
+            if rows.shape[0] == old_rows.shape[0]:  # part of MobileBERT's decoder has one column per token
                 rows, old_rows = rows.T, old_rows.T
             if mean_resizing:
                 rows[...] = old_rows.mean(axis=0, dtype=np.float64)
@@ -273,11 +273,11 @@ class Model(NamedParameters):
         return self.config | {"vocab_size": vocab_size}
 
     def train(self, seed: int | None = None) -> Self:
-        """From now on dropout is applied, at the rates of the config; returns the model.
+        """Switch dropout on, at the rates of the config, and return the model.
 
-        Dropped elements are a function of `seed` and of the number of passes since it was given; without a seed the
-        numbers go on. They do not depend on the number of threads. Raises TypeError or ValueError for a seed that is
-        not an integer of 64 bits.
+        Dropped elements are a function of `seed` and of the number of passes since it was set; without a seed the count
+        continues. They do not depend on the number of threads. Raises TypeError or ValueError for a seed that is not a
+        64-bit integer.
         """
         if seed is not None:
             self._dropout_seed, self.passes = checks.seed("seed", seed), 0
@@ -285,29 +285,29 @@ class Model(NamedParameters):
         return self
 
     def eval(self) -> Self:
-        """From now on nothing is dropped; returns the model."""
+        """Switch dropout off and return the model."""
         self.training = False
         return self
 
     def gradient_checkpointing_enable(self) -> None:
-        """Run each layer again in the backward instead of keeping its intermediate results.
+        """Run each layer again in the backward pass instead of keeping its intermediate results.
 
-        A third more time, and the memory of one layer instead of all (Chen et al. 2016, arXiv:1604.06174). The
-        gradients have the same bits.
+        This takes a third more time, but the memory of one layer instead of all (Chen et al. 2016, arXiv:1604.06174).
+        The gradients are bit-identical.
         """
         self.encoder.recomputes_layers = True
 
     def gradient_checkpointing_disable(self) -> None:
-        """From now on layers keep what their backward needs."""
+        """Let layers keep what their backward pass needs."""
         self.encoder.recomputes_layers = False
 
     @property
     def is_gradient_checkpointing(self) -> bool:
-        """True if layers run again in the backward."""
+        """True if layers run again in the backward pass."""
         return self.encoder.recomputes_layers
 
     def _with_seeds(self, run: Pass) -> Pass:
-        """Return the pass, which drops if the model is in training; one that is dropped is counted."""
+        """Return a new pass, with dropout if the model is in training; passes with dropout are counted."""
         if not self.training:
             return run
         self.passes += 1
@@ -316,10 +316,11 @@ class Model(NamedParameters):
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         """Write config.json and model.safetensors; bertcore and transformers load them back to the same outputs.
 
-        A config is spelled as transformers does today, whatever spelling was read; an adapter is in the weights.
+        The config uses transformers' present spelling, whatever spelling was read; an adapter is merged into the
+        weights.
 
-        The files of a bfloat16 or int8 model are as small as the model, and load without `dtype`; their format is in
-        `bertcore.checkpoint.config`.
+        The files of a bfloat16 or int8 model are as small as the model, and load without `dtype`;
+        `bertcore.checkpoint.config` describes their format.
         """
         if self.is_part:
             raise ValueError("this model is a part of another one: call save_pretrained of that")
@@ -329,7 +330,7 @@ class Model(NamedParameters):
         checkpoint.save_checkpoint(folder, self.config_to_save(), tensors, config_name=self._config_name)
 
     def config_to_save(self) -> dict[str, Any]:
-        """The config that stands beside its weights, with the dtype and the name of transformers' class."""
+        """Return the config to save beside the weights, with the dtype and the name of transformers' class."""
         ending = self.family.endings.get(self._architecture, self._architecture)
         config = {**self.family.config_to_save(self.config, self.spec)}
         config["architectures"] = [self.family.architecture + ending]
@@ -360,16 +361,16 @@ class Model(NamedParameters):
             attention_mask: 1 for real tokens, 0 for padding, (sequences, length); all real by default.
             token_type_ids: (sequences, length), zero by default.
             position_ids: (sequences, length); by default counted from each sequence's first real token.
-            output_hidden_states, output_attentions: whether to return those too; by default as the config's keys say.
-            output_projections: the same; True, or the numbers, from 1 on, of layers: the others have None.
-            targets: the head's labels, which each class documents, and the inputs of this family alone
-                (`family.inputs`).
+            output_hidden_states, output_attentions: whether to return these, too; by default the config's keys decide.
+            output_projections: the same; True for all layers, or a list of layer numbers, counted from 1: other layers
+                have None.
+            targets: the head's labels, which each class documents, and family-specific inputs (`family.inputs`).
 
         Returns:
-            The output of the class; what belongs to padding is zero.
+            The output of the class; values at padded positions are zero.
 
         Raises:
-            TypeError, ValueError: which argument is wrong, where, and what was expected.
+            TypeError, ValueError: for a wrong argument; the message names it, the place and what was expected.
         """
         own = {}
         for name in self.family.inputs:
@@ -387,7 +388,7 @@ class Model(NamedParameters):
         return self._pass(*given, read=lambda encoded: self._output(encoded, **targets), trace=trace, **own)
 
     def _pass(self, *given: Any, read: Callable[[Encoded], Any], trace: Trace, **options: Any) -> Any:
-        """Return read(encoded batch); the adapter packs `given` and `options`."""
+        """Return read(encoded batch), for a batch that the adapter packs from `given` and `options`."""
         adapter = self.encoder.adapter
         with kernels.on_device_of(given[0]):
             run = Pass.begin(given[0], trace=trace)
@@ -431,19 +432,19 @@ class Model(NamedParameters):
         raise NotImplementedError(f"{type(self).__name__} is not a model of its own")
 
     def encode_packed(self, input_ids: Sequence[Any], seen: Sequence[Any] | None = None) -> tuple[Any, np.ndarray]:
-        """Encode sequences of any lengths side by side, without padding on the way in or out.
+        """Encode sequences of any lengths side by side, without padding in the input or the output.
 
         Args:
             input_ids: the ids of each sequence, lists or 1-D integer arrays; token types are 0.
-            seen: booleans of each sequence, (tokens,): a token of False gets a hidden state of its own, but no token
-                attends to it, as to ColBERT's [MASK] tokens; all are seen by default.
+            seen: booleans for each sequence, (tokens,): a token with False gets a hidden state, but no token attends to
+                it, like ColBERT's [MASK] tokens; by default all are True.
 
         Returns:
-            The last hidden state, (tokens, hidden), in the memory of the backend in force, and the offsets of the
-            sequences in it, int32 (sequences + 1,), in host memory.
+            The last hidden state, (tokens, hidden), in the memory of the active backend, and the offsets of its
+            sequences, int32 (sequences + 1,), in host memory.
 
         Raises:
-            ValueError: which sequence is wrong, where, and what was expected.
+            ValueError: for a wrong sequence; the message names it, the place and what was expected.
         """
         hidden, cu_seqlens = self.packed_states(input_ids, seen)
         return value_of(hidden), cu_seqlens
@@ -457,13 +458,13 @@ class Model(NamedParameters):
 
 
 def _keywords(function: Callable[..., Any]) -> list[str]:
-    """The arguments that are given by their names alone."""
+    """Return the keyword-only arguments."""
     parameters = inspect.signature(function).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
 
 
 def _check_float16() -> None:
-    """ValueError where the backend in force, or the only one that "auto" can find here, does not compute in float16."""
+    """Raise ValueError if the active backend, or the only one that "auto" finds here, does not compute in float16."""
     backend, no_gpu = kernels.get_backend(), kernels.unavailable_reason("cupy")
     if backend == "numba" or (backend == "auto" and no_gpu):
         raise ValueError(

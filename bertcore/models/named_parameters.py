@@ -1,4 +1,4 @@
-"""Parameters by name: the values of a model out, and in again."""
+"""Parameters by name: read and replace the values of a model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from bertcore.nn.parameter import Block
 
 
 class NamedParameters(Block):
-    """A block whose parameters are read and replaced by their names in a checkpoint.
+    """A block whose parameters can be read and replaced by their names in a checkpoint.
 
     Attributes:
-        dtype: of the parameters, one of DTYPES.
+        dtype: the dtype of the parameters, one of DTYPES.
     """
 
     dtype = "float32"
@@ -28,15 +28,15 @@ class NamedParameters(Block):
         return {name: shape for parameter in self.parameters() for name, shape in parameter.expected.items()}
 
     def expected_scales(self, *, grouped: bool = False) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor's scales where a checkpoint stores it in int8, by the tensor's name."""
+        """The shape of each tensor's scales if a checkpoint stores it in int8, by the tensor's name."""
         found = (parameter.expected_scales(grouped=grouped) for parameter in self.parameters())
         return {name: shape for scales in found for name, shape in scales.items()}
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The parameters in host memory, by their names in a checkpoint; read-only, and where they can be, views.
+        """Return the parameters in host memory, by their names in a checkpoint; read-only, and views where possible.
 
-        They have the model's dtype, except that vectors (biases, layer norms) of a bfloat16 model are float32, in which
-        the CPU computes with them, and all of an int8 model's are float32, the integers times their scales.
+        They have the model's dtype, except that the vectors (biases, layer norms) of a bfloat16 model are float32, as
+        the CPU computes with them, and all parameters of an int8 model are float32: the integers times their scales.
         """
         arrays = {}
         for parameter in self.parameters():
@@ -55,12 +55,12 @@ class NamedParameters(Block):
 
         `arrays` maps names to arrays, as `state_dict` gives them.
 
-        A call of another thread meanwhile may see old and new values.
+        A call in another thread may see a mixture of old and new values meanwhile.
 
         Raises:
-            TypeError: which is not a NumPy array of real numbers; nothing is replaced then.
-            ValueError: names that are missing or unknown, which array has the wrong shape, or holds inf or NaN that
-                int8 cannot stand for; nothing is replaced then.
+            TypeError: if a value is not a NumPy array of real numbers; nothing is replaced then.
+            ValueError: if names are missing or unknown, or an array has the wrong shape, or holds inf or NaN, which
+                int8 cannot represent; nothing is replaced then.
         """
         expected = self.expected_tensors()
         if set(arrays) != set(expected):
@@ -74,13 +74,13 @@ class NamedParameters(Block):
             if arrays[name].dtype.kind not in "biufV":
                 raise TypeError(f"arrays[{name!r}] holds {arrays[name].dtype}, expected real numbers")
             if self.dtype in INT8 and not np.isfinite(arrays[name].astype(np.float32, copy=False)).all():
-                raise ValueError(f"arrays[{name!r}] holds inf or NaN, which int8 cannot stand for")
+                raise ValueError(f"arrays[{name!r}] holds inf or NaN, which int8 cannot represent")
         with self._backend_to_fill_for():
             for parameter in self.parameters():
                 parameter.fill({name: np.array(arrays[name]) for name in parameter.names}, parameter.precision)
 
     def load_weights(self, folder: str | os.PathLike) -> None:
-        """Replace the parameters' values by those that `save_pretrained` wrote into `folder`.
+        """Load the parameters' values that `save_pretrained` wrote into `folder`.
 
         Raises CheckpointError, a ValueError, for a folder of another model; nothing is replaced then.
         """
@@ -91,7 +91,7 @@ class NamedParameters(Block):
         self.load_state_dict({name: stored[name] for name in self.expected_tensors()})
 
     def _stored(self, folder: str | os.PathLike) -> Mapping[str, np.ndarray]:
-        """The tensors that `save_pretrained` wrote, by the names of the parameters."""
+        """Return the tensors that `save_pretrained` wrote, by the names of the parameters."""
         return checkpoint.open_checkpoint(folder)
 
     def num_parameters(self) -> int:

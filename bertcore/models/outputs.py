@@ -1,4 +1,4 @@
-"""Outputs of models: fields have the names and the order of transformers."""
+"""Outputs of models; fields have transformers' names and order."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, fields
@@ -6,16 +6,16 @@ from typing import Any, ClassVar
 
 
 class Later:
-    """A field that is computed when it is first read: what training seldom looks at, and takes long."""
+    """A field that is computed when first read: it is slow to compute, and seldom read in training."""
 
     def __init__(self, compute: Callable[[], Any]):
         self.compute = compute
 
 
 def _described(value: Any) -> str:
-    """Return an array's dtype and shape, or those of a tuple's first array, in place of its numbers."""
+    """Return the dtype and shape of an array, or of a tuple's first array, instead of its numbers."""
     if type(value) is Later:
-        return "computed when it is read"
+        return "computed when read"
     if isinstance(value, tuple):
         return f"{len(value)} of {_described(next((each for each in value if each is not None), None))}"
     return f"{value.dtype} {tuple(value.shape)}" if getattr(value, "shape", ()) else repr(value)
@@ -25,19 +25,19 @@ def _described(value: Any) -> str:
 class ModelOutput:
     """Fields by attribute, by name (`out["logits"]`) or, skipping absent ones, by position (`out[0]`).
 
-    A field that is given as `Later` is computed when it is first read.
+    A `Later` field is computed when it is first read.
 
     Args:
-        traced: the fields that follow a class's own: hidden_states, attentions, and those of the family alone, which
-            its adapter documents (`Encoded.traced`).
+        traced: the fields that follow a class's own: hidden_states, attentions, and family-specific ones, which the
+            adapter documents (`Encoded.traced`).
 
     Attributes:
-        loss: a scalar, where there is one: of a model with a head, given labels.
-        hidden_states: on request, the embeddings' and each layer's output, (sequences, length, hidden) each.
-        attentions: on request, each layer's probabilities, (sequences, heads, length, length) each.
-        projections: on request, each layer's (query, key, value) as attention multiplies them, after rotary,
-            (sequences, length, heads * head_dim) each, None of a layer not asked for; not of families whose attention
-            is their own (DeBERTa, XLNet, LUKE with entities, Transformer-XL).
+        loss: a scalar, if the model has a head and was given labels.
+        hidden_states: on request, the output of the embeddings and of each layer, (sequences, length, hidden) each.
+        attentions: on request, each layer's attention probabilities, (sequences, heads, length, length) each.
+        projections: on request, each layer's (query, key, value) as attention multiplies them, after rotary positions,
+            (sequences, length, heads * head_dim) each, or None for a layer not requested; not available in families
+            with attention of their own (DeBERTa, XLNet, LUKE with entities, Transformer-XL).
     """
 
     hidden_states: ClassVar[Any] = None
@@ -50,7 +50,7 @@ class ModelOutput:
         vars(self).update(traced or {})
 
     def __init_subclass__(cls) -> None:
-        cls.__repr__ = ModelOutput.__repr__  # type: ignore[method-assign]  # a dataclass would make its own
+        cls.__repr__ = ModelOutput.__repr__  # type: ignore[method-assign]  # a dataclass would generate its own
 
     def __repr__(self) -> str:
         given = (f"{name}: {_described(value)}" for name, value in vars(self).items() if value is not None)
@@ -64,7 +64,7 @@ class ModelOutput:
         return value
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in vars(self)}  # a copy for another process has all its fields
+        return {name: getattr(self, name) for name in vars(self)}  # a copy for another process has all fields
 
     def __getitem__(self, key: str | int | slice) -> Any:
         return dict(self.items())[key] if isinstance(key, str) else self.to_tuple()[key]
@@ -79,14 +79,14 @@ class ModelOutput:
         return [name for name, _ in self.items()]
 
     def items(self) -> list[tuple[str, Any]]:
-        """(name, value) of the fields that are there."""
+        """Return (name, value) of the fields that are not None."""
         return [(name, getattr(self, name)) for name in list(vars(self)) if getattr(self, name) is not None]
 
     def values(self) -> tuple[Any, ...]:
         return self.to_tuple()
 
     def predictions(self) -> tuple[Any, ...]:
-        """The scores of the heads (all fields that are logits), or of a model without a head its fields."""
+        """The logits of all heads; without a head, all fields."""
         logits = tuple(getattr(self, name) for name in self.keys() if name.endswith("logits"))
         own = {field.name for field in fields(self)} - {"loss"}
         return logits or tuple(value for name, value in self.items() if name in own)
@@ -100,7 +100,7 @@ class EncoderOutput(ModelOutput):
     """The output of an encoder.
 
     Attributes:
-        last_hidden_state: (sequences, length, hidden); pads are zero.
+        last_hidden_state: (sequences, length, hidden); zero at padding.
         pooler_output: (sequences, hidden), for encoders with a pooler.
     """
 
@@ -113,7 +113,7 @@ class LogitsOutput(ModelOutput):
     """The output of a model with one head.
 
     Attributes:
-        logits: of the head, zero where there is padding: (sequences, length, classes or words), (sequences, classes),
+        logits: the head's logits, zero at padding: (sequences, length, classes or words), (sequences, classes),
             (sequences, choices), or for replaced tokens (sequences, length).
     """
 
@@ -125,8 +125,8 @@ class SpanBoundaryOutput(ModelOutput):
     """The output of a model with a span boundary head.
 
     Attributes:
-        mlm_loss, sbo_loss: of the language model and of the words from their spans' boundaries, scalars.
-        logits: of the language model, (sequences, length, vocabulary); pads are zero.
+        mlm_loss, sbo_loss: the losses of the language model and of the span boundary head, scalars.
+        logits: of the language model, (sequences, length, vocabulary); zero at padding.
     """
 
     mlm_loss: Any = None
@@ -139,7 +139,7 @@ class PreTrainingOutput(ModelOutput):
     """The output of a model with its pretraining heads.
 
     Attributes:
-        prediction_logits: of the language model, (sequences, length, vocabulary); pads are zero.
+        prediction_logits: of the language model, (sequences, length, vocabulary); zero at padding.
         seq_relationship_logits, sop_logits: of next sentence (BERT) or sentence order (ALBERT), (sequences, 2).
     """
 
@@ -153,11 +153,11 @@ class ReplacedTokensOutput(ModelOutput):
     """The output of a generator and a discriminator.
 
     Attributes:
-        generator_loss, discriminator_loss: the parts of the loss, without weights; scalars.
-        generator_logits: of the generator, (sequences, length, vocabulary), where they were asked for.
-        logits: of the discriminator, (sequences, length); pads are zero.
-        given_ids: the words that the discriminator was given, (sequences, length).
-        replaced: 1 for those that are not the text's own, else 0, (sequences, length); -100 at padding.
+        generator_loss, discriminator_loss: the unweighted parts of the loss, scalars.
+        generator_logits: of the generator, (sequences, length, vocabulary), if requested.
+        logits: of the discriminator, (sequences, length); zero at padding.
+        given_ids: the input ids of the discriminator, (sequences, length).
+        replaced: 1 for replaced tokens, 0 for original ones, -100 at padding, (sequences, length).
     """
 
     generator_loss: Any = None
@@ -168,7 +168,7 @@ class ReplacedTokensOutput(ModelOutput):
     replaced: Any = None
 
     def predictions(self) -> tuple[Any, ...]:
-        """The scores of both, and what the discriminator was to tell."""
+        """The scores of both, and the discriminator's targets."""
         return self.generator_logits, self.logits, self.replaced
 
 
@@ -177,7 +177,7 @@ class QuestionAnsweringOutput(ModelOutput):
     """The output of a question answering model.
 
     Attributes:
-        start_logits, end_logits: (sequences, length); pads are zero.
+        start_logits, end_logits: (sequences, length); zero at padding.
     """
 
     start_logits: Any = None

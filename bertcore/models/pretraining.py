@@ -1,4 +1,4 @@
-"""Models with the heads that a family was pretrained with, the span boundary objective's included."""
+"""Models with the heads that a family was pretrained with, including the span boundary objective's."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
 
 
 class AutoModelForPreTraining(ModelWithHeads):
-    """An encoder with the heads it was pretrained with.
+    """An encoder with the heads that it was pretrained with.
 
-    If that is a single language model, a model of class AutoModelForMaskedLM or AutoModelForCausalLM.
+    If the only head is a language model's, the class is AutoModelForMaskedLM or AutoModelForCausalLM.
 
     BERT and MobileBERT: the masked language model and next sentence prediction; calls take `labels` and
-    `next_sentence_label`, (sequences,) of 0 (it is the next one) or 1. ALBERT: the masked language model and sentence
-    order; `labels` and `sentence_order_label`. Both return a PreTrainingOutput, with a loss if both labels are given.
-    ELECTRA, and of other families the presets that detect replaced tokens (DeBERTa-v3, CodeBERT) and the checkpoints
-    that hold that head: the Discriminator; `labels` is 1 for replaced tokens and 0 for others, (sequences, length), and
-    a LogitsOutput is returned. For SpanBERT's preset it is an AutoModelForSpanBoundary.
+    `next_sentence_label`, (sequences,) of 0 (is next) or 1. ALBERT: the masked language model and sentence order;
+    `labels` and `sentence_order_label`. Both return a PreTrainingOutput, with a loss if both labels are given. ELECTRA,
+    presets of other families that detect replaced tokens (DeBERTa-v3, CodeBERT) and checkpoints with that head: the
+    Discriminator; calls take `labels`, 1 for replaced tokens and 0 for others, (sequences, length), and return a
+    LogitsOutput. SpanBERT's preset: AutoModelForSpanBoundary.
 
-    ValueError for a preset, or its id on the hub, that was pretrained with other heads than those (what was distilled).
+    Raises ValueError for a preset, or its id on the hub, that was pretrained with other heads (distilled models).
     """
 
     _architecture = "ForPreTraining"
@@ -65,7 +65,7 @@ class AutoModelForPreTraining(ModelWithHeads):
 
     @classmethod
     def _checked(cls, known: Preset | None) -> type[Self]:
-        """This class; ValueError if a preset was pretrained with other heads than it has."""
+        """Return this class. Raises ValueError if a preset was pretrained with other heads."""
         if known is None:
             return cls
         built = cls.class_for_config(known.config)._tasks
@@ -74,14 +74,14 @@ class AutoModelForPreTraining(ModelWithHeads):
             other = "AutoModelForMaskedLM, or AutoModel" if "masked_lm" in here else "AutoModel"
             raise ValueError(
                 f"{known.name} was pretrained with {known.objective} (the heads {', '.join(known.pretraining_heads)}); "
-                f"of its family there are {', '.join(here) or 'none'} here: take {other}"
+                f"bertcore has {', '.join(here) or 'none'} for its family: take {other}"
             )
         return cls
 
     @classmethod
     def class_for_config(cls, config: Mapping[str, Any]) -> type[Model]:
         own = super().class_for_config(config)
-        if own is not AutoModelForPreTraining:  # of the family, or one of those below
+        if own is not AutoModelForPreTraining:  # the family's own class, or one below
             return own
         specs = head_specs(config)
         if "next_sentence" in specs:
@@ -141,7 +141,7 @@ class _SentenceOrderPreTraining(_PairPreTraining):
     _label, _logits = "sentence_order_label", "sop_logits"
 
     def _pair_labels(self) -> int:
-        return self.config.num_labels  # as transformers has it, though there are two orders
+        return self.config.num_labels  # as in transformers, although there are two orders
 
 
 class Discriminator(AutoModelForPreTraining):
@@ -169,15 +169,15 @@ class Discriminator(AutoModelForPreTraining):
 
 
 class AutoModelForSpanBoundary(AutoModelForMaskedLM):
-    """AutoModelForMaskedLM with a second head, which predicts masked spans from the two tokens beside them.
+    """AutoModelForMaskedLM with a second head, which predicts masked spans from the two tokens around them.
 
     Source: SpanBERT (Joshi et al. 2020, arXiv:1907.10529).
 
-    Calls take `labels`, as AutoModelForMaskedLM, and return a SpanBoundaryOutput. The spans are the labelled tokens
-    that stand side by side; the loss is the sum of both heads' means, or the language model's alone if no labelled
-    token has a boundary on both sides. For BERT and RoBERTa and what has their shape.
+    Calls take `labels`, like AutoModelForMaskedLM, and return a SpanBoundaryOutput. A span is a run of adjacent
+    labelled tokens; the loss is the sum of both heads' means, or only the language model's if no labelled token has a
+    boundary on both sides. Available for BERT, RoBERTa and families of the same architecture.
 
-    A saved model is a masked language model to transformers, which does not know the second head.
+    Transformers loads a saved model as a masked language model, as it does not know the second head.
     """
 
     _tasks = ("masked_lm", "span_boundary")
@@ -201,12 +201,12 @@ class AutoModelForSpanBoundary(AutoModelForMaskedLM):
         )
 
     def count_boundaries(self, labels: np.ndarray, is_real: np.ndarray) -> float:
-        """Return the number of labelled tokens that the second head predicts, of (sequences, length) tokens."""
+        """Return how many labelled tokens, of (sequences, length), the second head predicts."""
         cu_seqlens = np.concatenate([[0], np.cumsum(is_real.sum(axis=1))])
         return float(find_boundaries(labels[is_real], cu_seqlens, self.heads[1].most).rows.size)
 
     def _boundary_loss(self, encoded: Encoded, labels: Any) -> Any:
-        """The mean cross entropy of the second head; None if there is nothing to predict."""
+        """Return the mean cross entropy of the second head; None if there is nothing to predict."""
         head, run = self.heads[1], encoded.run
         found = find_boundaries(labels, encoded.packed.cu_seqlens, head.most)
         if not found.rows.size:

@@ -35,8 +35,7 @@ POOLED_HEADS = TOKEN_HEADS | dict.fromkeys(
 def summary_head(read: ConfigReader, output: str, *, source: str, activation: str) -> ClassifierSpec:
     """The classifier of a sequence's summary, which the summary_... keys of the config describe (ELECTRA, XLNet).
 
-    `output` names its last map; `source` and `activation` are what summary_type and summary_activation mean where they
-    are absent.
+    `output` names its last map; `source` and `activation` are the defaults of summary_type and summary_activation.
     """
     # Without a token to point at, transformers' "cls_index" is the last one.
     sources = {"first": "first", "last": "last", "mean": "mean", "cls_index": "last"}
@@ -77,40 +76,39 @@ def _as_it_is(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Family:
-    """A family is data: how to read its config, its names in a checkpoint, and which blocks it is made of.
+    """The record of a family: how to read its config, its names in a checkpoint, and its blocks.
 
-    Every family's module ends with such a record. What a family shares with another it takes from that one's record
-    (`dataclasses.replace`).
+    Every family's module ends with such a record. Families that resemble another one derive theirs from it with
+    `dataclasses.replace`.
 
     Attributes:
         model_type: as in config.json.
-        aliases: other model_types of configs that mean the same family.
-        architecture: how transformers' names of its classes begin ("Bert" of BertForMaskedLM).
+        aliases: other model_types that mean the same family.
+        architecture: the prefix of transformers' class names ("Bert" in BertForMaskedLM).
         spec_from_config: config -> EncoderSpec.
         heads: the spec of each head, by the task's name (`models.auto` has the tasks).
         name_rules: the prefix, heads and spellings of its checkpoints.
         encoder_names, layer_names: the part of the blocks -> the checkpoint's name of it without the prefix, where
             "{layer}" stands for the layer's number (and "{inner}" for that within it, of spec.inner_layers).
-        embeddings, attention: the blocks at the bottom and in each layer, where they are the family's own.
-        layer: the class of a layer, where that is the family's own; constructed and called as EncoderLayer is.
-        adapter: the block between the model's inputs and the layers, where the family has inputs or outputs of its own.
-        pooler: of the base model, called with its name and the spec; None for a family that has none.
-        inputs: names of the inputs of a call that are the family's own.
-        batch_inputs: those of them that belong to a whole batch and have no axis of choices (XLNet's memories).
+        embeddings, attention: the embedding block and each layer's attention, if specific to the family.
+        layer: the class of a layer, if specific to the family; constructed and called like EncoderLayer.
+        adapter: the block between the model's inputs and the layers, if the family has special inputs or outputs.
+        pooler: of the base model, called with its name and the spec; None for a family without one.
+        inputs: the names of family-specific inputs of a call.
+        batch_inputs: family-specific inputs of a whole batch, without an axis of choices (XLNet's memories).
         endings: the usual ending of a class's name -> transformers' own for this family.
         models: the family's own classes of models, by the name of the class in `models.auto` that they replace, or by
             their own name.
-        soft_labels: where the config has no problem_type, labels of (sequences, num_labels) are the probabilities of
-            one choice among classes (DeBERTa); elsewhere each class is chosen or not by itself.
-        code: modules of custom code that the family stands for, as auto_map names them: "REPOSITORY--module", or
-            "module" in the checkpoint's own folder; see `published_code`. They decide before the model_type, and none
-            is ever run.
-        end_of_text: the word that ends a generated text where the config has no eos_token_id; None for no such word.
-        adapters: what the config says of adapters of low rank in its checkpoint.
-        generator: the config of a discriminator -> that of the generator trained beside it, whose size is a share that
-            may follow; of families that have a head for replaced tokens.
-        config_to_save: (config, spec) -> the config as transformers spells it today, where published ones are spelled
-            in other ways.
+        soft_labels: whether labels of (sequences, num_labels), without a problem_type in the config, are probabilities
+            of mutually exclusive classes (DeBERTa); otherwise classes are independent.
+        code: modules of custom code that the family replaces, as auto_map names them: "REPOSITORY--module", or
+            "module" in the checkpoint's own folder; see `published_code`. They take precedence over the model_type, and
+            are never run.
+        end_of_text: the token that ends a generated text if the config has no eos_token_id; None for no such token.
+        adapters: reads the LoRA adapters of a checkpoint from its config.
+        generator: the config of a discriminator -> the config of its generator, optionally with a share of its size;
+            for families with a head for replaced tokens.
+        config_to_save: (config, spec) -> the config in transformers' present spelling, if published ones differ.
     """
 
     model_type: str
@@ -142,25 +140,25 @@ _families: dict[str, Family] = {}  # by model_type, aliases included
 
 
 def register(family: Family) -> Family:
-    """Make a family known, and return it; called by the family's own module."""
+    """Register a family and return it; called by the family's own module."""
     _families.update(dict.fromkeys((family.model_type, *family.aliases), family))
     return family
 
 
-@functools.cache  # looking through the folder takes 0.5 ms, and a model asks for its family four times
+@functools.cache  # listing the folder takes 0.5 ms, and a model looks up its family four times
 def _import_families() -> None:
     for module in pkgutil.iter_modules(bertcore.families.__path__):
         importlib.import_module(f"bertcore.families.{module.name}{'.family' if module.ispkg else ''}")
 
 
 def known_families() -> list[str]:
-    """The model_types that can be loaded, without aliases."""
+    """Return the model_types that can be loaded, without aliases."""
     _import_families()
     return sorted({family.model_type for family in _families.values()})
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a config; ValueError names the known ones, and the known code where auto_map names code."""
+    """Return the family of a config. The ValueError for unknown ones lists what is known."""
     if not isinstance(config, Mapping):
         raise TypeError(
             f"config is {type(config).__name__}, expected a mapping as in config.json, or for from_config a preset's "
@@ -175,7 +173,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 def _custom_code(config: Mapping[str, Any]) -> list[str] | None:
-    """The modules of custom code that the config names for models (or, with none, for configs); None without any."""
+    """Return the custom code modules that the config names for models (or else for configs); None without any."""
     auto_map = config.get("auto_map") or {}
     if not isinstance(auto_map, Mapping) or not all(isinstance(name, str | list) for name in auto_map.values()):
         raise ValueError(f"config: auto_map is {auto_map!r}, expected an object of names of classes")
@@ -187,14 +185,14 @@ def _custom_code(config: Mapping[str, Any]) -> list[str] | None:
 
 
 def _family_of_code(modules: list[str]) -> Family:
-    """The family that stands for these modules; ValueError names those that one stands for."""
+    """Return the family that replaces these modules. The ValueError for unknown ones lists the known modules."""
     stands_for = {module: family for family in _families.values() for module in family.code}
     families = [stands_for.get(module) for module in modules]
     found = {family.model_type: family for family in families if family is not None}
     if len(found) != 1 or None in families:
         raise ValueError(
             f"config: auto_map names code of its own, {', '.join(modules)}, which is never run; "
-            f"code that a family here stands for: {', '.join(sorted(stands_for)) or 'none'}"
+            f"code that bertcore replaces: {', '.join(sorted(stands_for)) or 'none'}"
         )
     (family,) = found.values()
     return family

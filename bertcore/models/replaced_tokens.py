@@ -41,13 +41,13 @@ DELTA_ENDING = "_delta"
 
 
 def generator_config(config: Mapping[str, Any] | str, share: float | None = None) -> dict[str, Any]:
-    """The config of the generator beside a discriminator of `config` (a mapping, or a preset's name).
+    """Return the config of the generator for a discriminator's `config` (a mapping, or a preset's name).
 
     Args:
-        config: of the discriminator.
-        share: of its size: in ELECTRA of the layers' widths, a quarter by default (Clark et al. 2020, section 3.2); in
-            DeBERTa and RoBERTa, whose embeddings are as wide as the layers, of their number, a half by default (He et
-            al. 2023, arXiv:2111.09543, section 4.1).
+        config: the discriminator's.
+        share: the generator's size relative to the discriminator's: in ELECTRA the width of its layers, a quarter by
+            default (Clark et al. 2020, section 3.2); in DeBERTa and RoBERTa, whose embeddings are as wide as the
+            layers, the number of layers, a half by default (He et al. 2023, arXiv:2111.09543, section 4.1).
 
     Raises:
         ValueError: for a family without a head for replaced tokens, or a share that is not above 0 and at most 1.
@@ -65,7 +65,7 @@ def generator_config(config: Mapping[str, Any] | str, share: float | None = None
 
 
 class DisentangledWords(Block):
-    """Word embeddings of another model, which get no gradient here, plus a table of their own.
+    """Word embeddings of another model, which get no gradient here, plus a trainable table.
 
     Source: He et al. 2023, arXiv:2111.09543, section 3.3: gradient-disentangled embedding sharing.
     """
@@ -80,7 +80,7 @@ class DisentangledWords(Block):
         self.delta.table.fill({name + DELTA_ENDING: difference}, own.table.precision)
 
     def __call__(self, run: Pass, ids: Any) -> Any:
-        """(tokens,) integers -> (tokens, features)."""
+        """Map (tokens,) integers to (tokens, features)."""
         return functional.add(
             run, functional.take_rows(run, value_of(self.shared.value(run)), rows=ids), self.delta(run, ids)
         )
@@ -89,7 +89,7 @@ class DisentangledWords(Block):
 class ReplacedTokenModel(NamedParameters):
     """A generator, which fills masks with words, and a discriminator, which detects the replaced words.
 
-    Both are trained together, and saved as two models.
+    They are trained together, and saved as two models.
 
     Args:
         generator: an AutoModelForMaskedLM.
@@ -98,11 +98,11 @@ class ReplacedTokenModel(NamedParameters):
             "separate"; or "gradient_disentangled": the discriminator's table of words is the generator's, through which
             no gradient flows, plus one of its own (DeBERTa-v3).
 
-    The models belong to this one from then on: their parameters' names begin with "generator." or "discriminator.", a
-    tied table's with "generator.".
+    The models then belong to this one: their parameters' names begin with "generator." or "discriminator.", and those
+        of tied tables with "generator.".
 
     Raises:
-        TypeError, ValueError: for models that do not go together.
+        TypeError, ValueError: for models that do not fit together.
     """
 
     def __init__(self, generator: Model, discriminator: Model, *, embeddings: str = "tied"):
@@ -146,9 +146,9 @@ class ReplacedTokenModel(NamedParameters):
         dtype: DType = "float32",
         seed: int = 0,
     ) -> Self:
-        """Return new models with random weights, of a config, or a preset's name, of the discriminator.
+        """Return new models with random weights, from the discriminator's config or a preset's name.
 
-        The generator's config is by default `generator_config`'s. Errors are those of `generator_config` and
+        The generator's config is by default that of `generator_config`. Errors are as in `generator_config` and
         `AutoModel.from_config`.
         """
         config = preset_config(config) if isinstance(config, str) else config
@@ -157,7 +157,7 @@ class ReplacedTokenModel(NamedParameters):
         second = Discriminator.from_config(config, dtype=dtype, seed=mixed_seed(seed, 1))
         tables = [model.encoder.embeddings.words.table for model in (first, second)]
         if embeddings != "separate" and tables[0].shape == tables[1].shape:
-            tables[1].update(tables[0].array().copy())  # what is added to it begins at 0
+            tables[1].update(tables[0].array().copy())  # the difference added to it begins at 0
         return cls(first, second, embeddings=embeddings)
 
     @classmethod
@@ -171,13 +171,13 @@ class ReplacedTokenModel(NamedParameters):
         generator = AutoModelForMaskedLM.from_pretrained(folder / "generator", dtype=dtype)
         discriminator = Discriminator.from_pretrained(folder / "discriminator", dtype=dtype)
         model = cls(generator, discriminator, embeddings=embeddings)
-        model.load_weights(folder)  # what a rounded difference has lost
+        model.load_weights(folder)  # restores the digits that the rounded difference lost
         return model
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         """Write generator/ and discriminator/, and the state needed to continue training.
 
-        bertcore and transformers load both folders as models of their own.
+        bertcore and transformers can load each folder as a separate model.
         """
         with replacing(made_folder(folder), SETTINGS) as new:
             for part in PARTS:
@@ -265,18 +265,18 @@ class ReplacedTokenModel(NamedParameters):
         """Replace labelled words by words that the generator draws, and mark those that differ.
 
         Args:
-            input_ids, attention_mask, token_type_ids, position_ids: of the text with masks, as for any model.
-            labels: the right words, (sequences, length), -100 where the text stays as it is.
-            draws: numbers from 0 to below 1, (sequences, length), that choose the generator's words: each word has its
-                probability's share of that range, in their order. Read where there are labels.
-            discriminator_weight: of the discriminator's loss.
+            input_ids, attention_mask, token_type_ids, position_ids: of the masked text, as for any model.
+            labels: the original words, (sequences, length), -100 where the text is unchanged.
+            draws: numbers in [0, 1), (sequences, length), that sample the generator's words by inverting the cumulative
+                distribution over the vocabulary. Only those at labels are read.
+            discriminator_weight: the weight of the discriminator's loss.
 
-        A word that is drawn and is the right one counts as not replaced. No gradient flows through the draw. The loss
-        is the generator's mean over labels plus, weighted, the discriminator's mean over all real tokens.
+        A sampled word that equals the original one counts as not replaced. No gradient flows through the sampling. The
+        loss is the generator's mean over labels plus the weighted mean of the discriminator's over all real tokens.
         """
         rest = {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "position_ids": position_ids}
         run = Pass.begin(input_ids)
-        with kernels.use_backend(run.backend), kernels.on_device_of(input_ids):  # of both models
+        with kernels.use_backend(run.backend), kernels.on_device_of(input_ids):  # for both models
             return self._run(run, input_ids, rest, labels, draws, discriminator_weight)
 
     def _run(
@@ -307,7 +307,7 @@ class ReplacedTokenModel(NamedParameters):
 
 
 def _read_embeddings(folder: Path, expected: tuple[str, ...]) -> str:
-    """Return how the models in a folder share embeddings; CheckpointError if not in an expected way."""
+    """Return how the models in a folder share embeddings. Raises CheckpointError if it is not an expected way."""
     embeddings = checkpoint.read_config(folder, SETTINGS).get("embeddings")
     if embeddings not in expected:
         known = ", ".join(expected)
@@ -316,7 +316,7 @@ def _read_embeddings(folder: Path, expected: tuple[str, ...]) -> str:
 
 
 def _own_name(name: str) -> str:
-    """The name that a parameter has in its own model."""
+    """Return the name of a parameter in its own model."""
     return name.partition(".")[2]
 
 
@@ -343,5 +343,5 @@ def _checked_draws(draws: Any, shape: tuple[int, ...]) -> np.ndarray:
     if array.shape != shape or array.dtype.kind != "f":
         raise ValueError(f"draws is {array.dtype} of shape {array.shape}, expected floating-point numbers, {shape}")
     if array.size and not (array.min() >= 0 and array.max() < 1):
-        raise ValueError("draws holds numbers outside of 0 to below 1, or NaN")
+        raise ValueError("draws holds numbers outside [0, 1) or NaN, expected numbers in [0, 1)")
     return array

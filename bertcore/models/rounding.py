@@ -1,9 +1,9 @@
-"""int8 weights rounded with regard to the inputs that a model gives them on sample texts.
+"""Round int8 weights by the inputs that they get from a model on sample texts.
 
-Two things cost int8 its digits, and both are seen in a layer's inputs. Columns of large numbers widen the steps of all
-others: they are divided by factors that the weight is multiplied by (SmoothQuant, Xiao et al. 2023, arXiv:2211.10438),
-where that helps this layer. And columns that go together let the error of one weight be made up for by the next ones
-(GPTQ, Frantar et al. 2022, arXiv:2210.17323). The kernels stay as they are.
+Two methods improve the precision of int8, and both use a layer's inputs. Columns of large numbers widen the rounding
+steps of all others: they are divided by factors that the weight is multiplied by (SmoothQuant, Xiao et al. 2023,
+arXiv:2211.10438), where that helps the layer. And if columns are correlated, later weights can compensate for the
+rounding error of earlier ones (GPTQ, Frantar et al. 2022, arXiv:2210.17323). The kernels do not change.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from bertcore import kernels
 from bertcore.nn.functional.dense import ObservedWeight
 from bertcore.nn.parameter import Block, Parameter
 
-# Of the inputs' part in a column's factor. Chosen for each weight from 0.5, 0.6 and 0.7 by the error of its outputs,
-# MiniLM's embeddings are further from float32: cosines of 0.99938 instead of 0.99951 (three samples of 50 texts).
+# The exponent of the inputs in a column's factor. Chosen for each weight from 0.5, 0.6 and 0.7 by the error of its
+# outputs, MiniLM's embeddings are further from float32: cosines of 0.99938 instead of 0.99951 (three samples of 50
+# texts).
 EXPONENT = 0.6
-WORTHWHILE = 0.9  # the error with factors over that without: they take some time
-DAMPING = 0.01  # of the mean second moment, added to each
+WORTHWHILE = 0.9  # use factors, which take some time, only below this ratio of errors with and without them
+DAMPING = 0.01  # share of the mean second moment that is added to each
 BLOCK = 64  # columns
 TINY = np.finfo(np.float32).tiny
 ROWS_PER_PASS, SAMPLE_ROWS = 16, 512
@@ -45,9 +46,9 @@ class InputStatistics:
     Attributes:
         moments: the sum of x x^T over all inputs x, (columns, columns).
         peaks: the greatest magnitude of each column.
-        rows: how many inputs there were.
+        rows: the number of inputs.
         sample: some of the inputs.
-        version: 0; a `Parameter` asks its adapter for it.
+        version: 0; a `Parameter` reads it from its adapter.
     """
 
     version = 0
@@ -60,14 +61,14 @@ class InputStatistics:
         self._sampled = 0
 
     def weight(self, run: Any, base: Any) -> ObservedWeight:
-        """The weight `base`, whose inputs are added to these."""
+        """Return the weight `base` after adding its inputs to the statistics."""
         return ObservedWeight(base, self.add)
 
     def add(self, inputs: np.ndarray) -> None:
         rows = inputs.reshape(-1, inputs.shape[-1])
         if not len(rows):
             return
-        with np.errstate(invalid="ignore", over="ignore"):  # inf and NaN are an error where the weight is rounded
+        with np.errstate(invalid="ignore", over="ignore"):  # inf and NaN raise an error when the weight is rounded
             self.moments += rows.T @ rows
         np.maximum(self.peaks, np.abs(rows).max(axis=0), out=self.peaks)
         self.rows += len(rows)
@@ -82,9 +83,9 @@ class InputStatistics:
 
 @contextmanager
 def observed_inputs(model: Block) -> Iterator[dict[Parameter, InputStatistics]]:
-    """Within the block, passes of `model` on the backend numpy add to the statistics of the weights that tokens pass.
+    """Within the block, let passes of `model` on backend numpy add to the statistics of the weights they use.
 
-    Raises ValueError for a model whose weights have adapters already.
+    Raises ValueError if the model's weights already have adapters.
     """
     weights = list(dict.fromkeys(weight for weight in model.token_weights() if weight.uses == {"weight"}))
     if any(weight.adapter is not None for weight in weights):
@@ -101,11 +102,11 @@ def observed_inputs(model: Block) -> Iterator[dict[Parameter, InputStatistics]]:
 
 
 def rounded_weight(weight: np.ndarray, statistics: InputStatistics, parts: int = 1) -> RoundedWeight:
-    """A float32 weight in int8, in the form of the least error of its outputs on the sample.
+    """Return a float32 weight in int8, in the form with the least output error on the sample.
 
-    Where it joins several weights of as many rows (query, key and value), their errors count relative to their outputs.
+    If it joins several weights with equally many rows (query, key and value), each error is relative to its outputs.
 
-    Raises ValueError where the weight or its inputs hold inf or NaN, or where there are no inputs.
+    Raises ValueError if the weight or its inputs hold inf or NaN, or if there are no inputs.
     """
     if not statistics.peaks.any() or not np.isfinite(statistics.moments).all():
         raise ValueError("the inputs of this weight are all 0, or hold inf or NaN")
@@ -137,7 +138,7 @@ def _factors(weight: np.ndarray, peaks: np.ndarray) -> np.ndarray:
 
 
 def _rounded(weight: np.ndarray, moments: np.ndarray, factors: np.ndarray | None) -> RoundedWeight:
-    """GPTQ: column after column is rounded, those of the greatest inputs first, and what comes is corrected."""
+    """GPTQ: round one column after another, those with the greatest inputs first, and correct the remaining ones."""
     wide = np.asarray(weight if factors is None else weight / factors, np.float64)
     _, scale = kernels.quantize_weight(wide.astype(np.float32))
     inputs = moments.astype(np.float64) if factors is None else moments * np.outer(factors, factors).astype(np.float64)
@@ -150,7 +151,7 @@ def _rounded(weight: np.ndarray, moments: np.ndarray, factors: np.ndarray | None
 
 
 def _rounded_columns(weight: np.ndarray, scale: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """The int8 values of the columns; `weight` is overwritten. `upper` is the factor of the inverse of the moments."""
+    """Return the columns' int8 values; overwrites `weight`. `upper` is the Cholesky factor of the inverse moments."""
     values = np.empty(weight.shape, np.int8)
     for first in range(0, weight.shape[1], BLOCK):
         last = min(first + BLOCK, weight.shape[1])

@@ -1,4 +1,4 @@
-"""Checked reading of published configs: `ConfigReader`, and the specs of encoders and rotary positions."""
+"""Read published configs with checks: `ConfigReader`, and the specs of encoders and rotary positions."""
 
 import copy
 import difflib
@@ -28,10 +28,10 @@ ACTIVATIONS = {
 # A config may come from anywhere: sizes beyond any real model's would fill the memory before a weight is read.
 MOST_LAYERS = 10_000
 MOST_POSITIONS = MOST_LABELS = 2**20
-MOST = 2**24  # of anything else: words, widths
+MOST = 2**24  # of other sizes: vocabulary, widths
 
 
-# What a config's key means where it is absent: BERT-base, as in transformers.
+# Defaults of absent config keys: BERT-base, as in transformers.
 DEFAULTS = MappingProxyType(
     {
         "vocab_size": 30522,
@@ -62,19 +62,19 @@ def standard_spec(
     position_embedding_type: str = "absolute",
     **choices: Any,
 ) -> EncoderSpec:
-    """The spec of a config that uses the keys BERT's does.
+    """Return the spec of a config that uses BERT's keys.
 
     Args:
         config: as in config.json.
-        keys: the family's own names of BERT's keys, as for ConfigReader.
-        defaults: what some of the keys of DEFAULTS mean where the config lacks them.
-        layer: choices of the LayerSpec in place of what the keys say.
-        each_layer: (index, the layers' common spec) -> that of one layer, where they differ.
-        position_embedding_type: what the key of this name says in the family, if it is there.
-        choices: attributes of the EncoderSpec in place of what the keys say; num_layers, and layers' hidden_size.
+        keys: the family's own names for BERT's keys, as in ConfigReader.
+        defaults: values for absent keys that override DEFAULTS.
+        layer: attributes of the LayerSpec that override the keys.
+        each_layer: (index, the layers' common spec) -> the spec of one layer, if layers differ.
+        position_embedding_type: the only value that the key of this name may have in the family.
+        choices: attributes of the EncoderSpec that override the keys; also num_layers, and the layers' hidden_size.
 
     Raises:
-        ValueError: which key of the config is wrong, and what was expected.
+        ValueError: for a wrong key of the config; the message names it and what was expected.
         TypeError: for an unknown default or choice.
     """
     unknown = set(defaults) - set(DEFAULTS)
@@ -124,7 +124,7 @@ def _layer_spec(read: "ConfigReader", hidden_size: int, layer: Mapping[str, Any]
     return LayerSpec(**({name: value() for name, value in readers.items() if name not in values} | values))
 
 
-# A key of BERT's configs -> its names in those of other families.
+# A key of BERT's configs -> its names in other families' configs.
 OTHER_NAMES = {
     "hidden_size": ("dim", "d_model", "n_embd"),
     "num_attention_heads": ("n_heads", "n_head", "num_heads"),
@@ -134,9 +134,9 @@ OTHER_NAMES = {
 
 
 class Config(dict[str, Any]):
-    """A config as published; its keys are attributes, too, as transformers' configs have them.
+    """A config as published; its keys are also attributes, as in transformers' configs.
 
-    The attributes `num_labels`, `id2label` and `label2id` are there without the keys.
+    The attributes `num_labels`, `id2label` and `label2id` exist even without the keys.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -162,7 +162,7 @@ class Config(dict[str, Any]):
 
     @property
     def label2id(self) -> Mapping[str, int]:
-        """The numbers of the classes, read-only, as the config has them or by `id2label`."""
+        """The numbers of the classes, read-only, from the config's label2id or else from `id2label`."""
         return MappingProxyType(self.get("label2id") or {name: index for index, name in self.id2label.items()})
 
     def to_dict(self) -> dict[str, Any]:
@@ -171,11 +171,10 @@ class Config(dict[str, Any]):
 
 
 class ConfigReader:
-    """Reads values of a config with checks; errors name the key, what stood there and what was expected.
+    """Reads values of a config with checks; errors name the key, its value and what was expected.
 
-    `defaults` are what keys mean where the config lacks them; a key that has none there needs one in the call. `keys`
-    maps a key to the family's own name of it; where the config lacks that, the key itself may stand there, as in
-    transformers.
+    `defaults` are the values of absent keys; a key without one there needs a default in the call. `keys` maps a key to
+    the family's own name for it; if the config lacks that name, the key itself is read, as in transformers.
     """
 
     def __init__(
@@ -189,7 +188,7 @@ class ConfigReader:
         self._config, self._defaults, self._keys, self._within = config, defaults, keys, within
 
     def section(self, *keys: str) -> "ConfigReader":
-        """A reader of the object under the first of `keys` that has one; an empty one where all are absent."""
+        """Return a reader of the object under the first of `keys` that has one; an empty reader if all are absent."""
         key = next((key for key in keys if self._get(key, None)), keys[-1])
         value = self._get(key, {})
         if not isinstance(value, Mapping):
@@ -206,7 +205,7 @@ class ConfigReader:
         return tuple(values)
 
     def names(self, key: str) -> tuple[str, ...]:
-        """Names that differ; none where the key is absent."""
+        """Return a list of distinct names; empty if the key is absent."""
         values = self._get(key, ())
         is_list = isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
         if not is_list or len(set(values)) != len(values):
@@ -214,7 +213,7 @@ class ConfigReader:
         return tuple(values)
 
     def numbers(self, key: str, count: int) -> tuple[float | None, ...]:
-        """A list of `count` numbers of at least 0, or nulls; an empty one where the key is absent."""
+        """Return a list of `count` numbers of at least 0, or nulls; empty if the key is absent."""
         values = self._get(key, ())
         is_list = isinstance(values, list | tuple) and len(values) in (0, count)
         if not is_list or not all(value is None or _is_bounded(value) for value in values):
@@ -224,7 +223,7 @@ class ConfigReader:
         return tuple(values)
 
     def size(self, key: str, default: int | None = None, *, most: int = MOST) -> int:
-        """A positive integer, at most `most`."""
+        """Return a positive integer, at most `most`."""
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"config: {self.name(key)} is {value!r}, expected a positive integer")
@@ -236,7 +235,7 @@ class ConfigReader:
         return 0 if self._get(key, default) == 0 else self.size(key, default)
 
     def index(self, key: str, default: int | None, size: int) -> int | None:
-        """An integer in [0, size), or null."""
+        """Return an integer in [0, size), or None."""
         value = self._config.get(self._key_in_config(key), self._defaults.get(key, default))
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size):
             raise ValueError(
@@ -251,14 +250,14 @@ class ConfigReader:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number, not negative."""
+        """Return a finite number that is not negative."""
         value = self._get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
             raise ValueError(f"config: {self.name(key)} is {value!r}, expected a finite number of at least 0")
         return float(value)
 
     def rate(self, key: str, default: float | None = None) -> float:
-        """A rate of dropout, at least 0 and below 1."""
+        """Return a dropout rate, at least 0 and below 1."""
         value = self.number(key, default)
         if value >= 1:
             raise ValueError(f"config: {self.name(key)} is {value}, expected at least 0 and below 1")
@@ -271,7 +270,7 @@ class ConfigReader:
         return value
 
     def activation(self, key: str, default: str | None = None) -> str:
-        """The kernels' name of a published activation name."""
+        """Return the kernels' name for a published activation name."""
         value = self._get(key, default)
         if not isinstance(value, str) or value not in ACTIVATIONS:
             raise ValueError(f"config: {self.name(key)} is {value!r}, known are {', '.join(sorted(ACTIVATIONS))}")
@@ -284,7 +283,7 @@ class ConfigReader:
         return value
 
     def require(self, **values: Any) -> None:
-        """Refuse other values of these keys, which would need what is not here; an absent key means the value."""
+        """Raise ValueError if one of these keys has another, unsupported value; an absent key means the value."""
         for key, value in values.items():
             self.choice(key, value, value)
 
@@ -308,7 +307,7 @@ class ConfigReader:
     def num_labels(self) -> int:
         """Return the number of classes: num_labels, or the length of id2label, 2 by default.
 
-        As in transformers num_labels wins where the two contradict each other.
+        As in transformers, num_labels takes precedence if the two contradict each other.
         """
         labels = self._config.get("id2label")
         if not isinstance(labels, Mapping | None):
@@ -318,7 +317,7 @@ class ConfigReader:
         return self.size("num_labels", len(labels or ()) or 2, most=MOST_LABELS)
 
     def label_names(self) -> list[str]:
-        """The names of those classes, LABEL_0 and so on where there is no id2label of as many."""
+        """Return the names of the classes: LABEL_0 and so on unless id2label has as many."""
         count, stated = self.num_labels(), self._config.get("id2label") or {}
         if len(stated) != count:
             stated = {}
@@ -333,15 +332,15 @@ def _is_bounded(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
 
 
-# rope_type of a published config -> the name that `kernels.rotary_tables` knows the scaling by.
+# rope_type of a published config -> the name of the scaling in `kernels.rotary_tables`.
 SCALINGS = {"default": None, "linear": "linear", "ntk": "ntk", "dynamic": "dynamic"}
 
 
 def rotary_spec(read: ConfigReader, *, head_dim: int, theta: float, trained_length: int) -> RotarySpec:
-    """Return the rotary positions of heads that turn in their whole width.
+    """Return the rotary positions of heads that are rotated in their whole width.
 
     Args:
-        read: of the object that holds the keys (rope_parameters, or one of its sections).
+        read: a reader of the object with the keys (rope_parameters, or one of its sections).
         head_dim: the width of a head.
         theta: the default of rope_theta.
         trained_length: the default of original_max_position_embeddings.
@@ -350,7 +349,7 @@ def rotary_spec(read: ConfigReader, *, head_dim: int, theta: float, trained_leng
         ValueError: for an unsupported value of a key, or an odd `head_dim`.
     """
     if head_dim % 2:
-        raise ValueError(f"config: heads are {head_dim} wide, expected an even width: rotary positions turn pairs")
+        raise ValueError(f"config: heads are {head_dim} wide, expected an even width: rotary positions rotate pairs")
     read.require(partial_rotary_factor=1.0, attention_factor=1.0, mixed_b=None)
     kind = read.choice("rope_type", read.choice("type", "default", *SCALINGS), *SCALINGS)
     theta = read.number("rope_theta", theta)
@@ -371,7 +370,7 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"  # in layer_types
 def by_kind(
     kinds: Sequence[str], ropes: Mapping[str, ConfigReader], thetas: Mapping[str, float], window: Any, longest: int
 ) -> Callable[[int, LayerSpec], LayerSpec]:
-    """Return `each_layer` of standard_spec: rotary positions by the kind of a layer, and the window of LOCAL ones."""
+    """Return `each_layer` of standard_spec: rotary positions by the kind of a layer, and the window of LOCAL layers."""
 
     def of_its_kind(index: int, layer: LayerSpec) -> LayerSpec:
         kind = kinds[index]
@@ -384,7 +383,7 @@ def by_kind(
 def rotary_of_all_layers(read: ConfigReader, head_dim: int, theta: float) -> RotarySpec:
     """Return the rotary positions that all layers of a config share.
 
-    They stand under rope_parameters or, before transformers 5, under rope_scaling and rope_theta. `theta` is the
+    They are read from rope_parameters or, before transformers 5, from rope_scaling and rope_theta. `theta` is the
     default of rope_theta.
     """
     theta = read.number("rope_theta", theta)
@@ -413,8 +412,8 @@ def without_older_keys(
 ) -> Mapping[str, Any]:
     """Return the config without the `older` keys, as `Family.config_to_save` does.
 
-    Transformers does not know these keys; `said` and rope_parameters replace them. A config without any is returned
-    as it is.
+    Transformers does not know these keys; `said` and rope_parameters replace them. A config without them is returned
+    unchanged.
     """
     if older.isdisjoint(config):
         return config

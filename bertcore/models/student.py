@@ -1,4 +1,4 @@
-"""A student that begins with layers of its teacher (Sanh et al. 2019, arXiv:1910.01108, section 2)."""
+"""Students initialised with layers of their teacher (Sanh et al. 2019, arXiv:1910.01108, section 2)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
 from bertcore.presets import preset_config
 
-# What two layers have in common if one is to begin with the parameters of the other.
+# Attributes that must agree if a layer is to be initialised with another one's parameters.
 SAME = (
     *("hidden_size", "intermediate_size", "num_heads", "num_key_value_heads", "head_dim", "activation", "gate"),
     *("norm", "norm_first", "rotary", "is_causal", "scale"),
 )
 LABELS = ("id2label", "label2id", "num_labels", "problem_type")
-LAYER_COUNTS = ("num_hidden_layers", "n_layers", "n_layer")  # what configs call the number of layers
+LAYER_COUNTS = ("num_hidden_layers", "n_layers", "n_layer")  # configs' keys for the number of layers
 
 
 def student_from_teacher(
@@ -34,25 +34,25 @@ def student_from_teacher(
     seed: int = 0,
     **options: Any,
 ) -> Model:
-    """A model of the teacher's class and of fewer layers, or of another family, that begins with its parameters.
+    """Return a model of the teacher's class, with fewer layers or of another family, initialised from the teacher.
 
-    All is copied that both have: layers, embeddings, the pooler, heads. What the teacher does not have is newly
-    initialised, as `newly_initialised` of the student tells (DistilBERT's pre_classifier); what the student does not
-    have is left out (token types and the pooler, in DistilBERT).
+    Copies everything that both have: layers, embeddings, the pooler, heads. Parts that only the student has are newly
+    initialised and listed in its `newly_initialised` (DistilBERT's pre_classifier); parts that only the teacher has are
+    dropped (token types and the pooler, in DistilBERT).
 
     Args:
-        config: the student's, as published, or the name of a preset; `with_layers` makes one of the teacher's. The
-            labels of its classes are the teacher's.
-        teacher: of any class.
-        layers: the teacher's layer that each of the student's begins with, from 0 on; by default evenly from the first
-            to the last (of 12 for 6: 0, 2, 4, 7, 9, 11).
-        seed: of what is newly initialised.
-        options: those of the class (add_pooling_layer).
+        config: the student's, as published, or the name of a preset; `with_layers` makes one from the teacher's. The
+            class labels are the teacher's.
+        teacher: a model of any class.
+        layers: for each layer of the student the index of the teacher's layer to copy; by default spaced evenly from
+            the first to the last (of 12 for 6: 0, 2, 4, 7, 9, 11).
+        seed: the seed for new parameters.
+        options: the options of the class (add_pooling_layer).
 
     Raises:
         TypeError: if the teacher is not a model.
-        ValueError: which of `layers` there is not; which size, kind or parameter of the student is another one than the
-            teacher's.
+        ValueError: for an index in `layers` that does not exist, or if a size, kind or parameter of the student differs
+            from the teacher's.
     """
     if not isinstance(teacher, Model):
         raise TypeError(f"teacher is {type(teacher).__name__}, expected a model")
@@ -64,7 +64,7 @@ def student_from_teacher(
     copied = dict(_pairs_of_layers(student, teacher, chosen))
     missing = [each for layer in student.encoder.layers for each in layer.parameters() if each not in copied]
     if missing:
-        raise ValueError(f"the teacher's layers have nothing that stands for {missing[0].names[0]}")
+        raise ValueError(f"the teacher's layers have no counterpart of {missing[0].names[0]}")
     copied |= dict(_pairs_around(student, teacher))
     for own, other in copied.items():
         own.update(_values(own, other, student, teacher))
@@ -78,7 +78,7 @@ def with_labels_of(teacher: Model, config: Mapping[str, Any]) -> Config:
 
 
 def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """The config with this many layers; ValueError if the family's configs do not name their number."""
+    """Return the config with this many layers. Raises ValueError if it has no key for their number."""
     family = family_of(config)
     for key in LAYER_COUNTS:
         changed = {**config, key: count}
@@ -138,7 +138,7 @@ def _pairs_around(student: Model, teacher: Model) -> Iterator[tuple[Parameter, P
 
 
 def _pairs(own: Any, other: Any) -> Iterator[tuple[Parameter, Parameter]]:
-    """(the student's, the teacher's) parameters of two blocks, by the names of their attributes."""
+    """Return (student's, teacher's) parameters of two blocks, matched by their attributes' names."""
     if isinstance(own, Parameter) and isinstance(other, Parameter):
         yield own, other
     elif isinstance(own, list) and isinstance(other, list) and len(own) == len(other):
@@ -146,7 +146,7 @@ def _pairs(own: Any, other: Any) -> Iterator[tuple[Parameter, Parameter]]:
             yield from _pairs(mine, theirs)
     elif isinstance(own, Block) and isinstance(other, Block):
         if isinstance(own, Linear) and isinstance(other, Linear) and own.activation != other.activation:
-            return  # it learned something else
+            return  # the teacher's was trained for another task
         for name, part in vars(own).items():
             yield from _pairs(part, vars(other).get(name))
 

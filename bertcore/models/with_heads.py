@@ -1,4 +1,4 @@
-"""Models with heads: what the classes of all tasks have in common."""
+"""Models with heads: the base of the classes of all tasks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from bertcore.tape import current_tape, value_of
 
 
 def head_specs(config: Mapping[str, Any]) -> Mapping[str, HeadSpec]:
-    """The heads that the family of `config` has, by task."""
+    """Return the heads of the family of `config`, by task."""
     return family_of(config).heads(ConfigReader(config))
 
 
 def with_labels(config: Mapping[str, Any], num_labels: int | None) -> dict[str, Any]:
-    """The config with this number of labels, named as transformers names new ones; None leaves it as it is."""
+    """Return the config with this number of labels, named as in transformers; None leaves it unchanged."""
     family_of(config)  # raises for anything but a config
     if num_labels is None:
         return dict(config)
@@ -62,11 +62,11 @@ class ModelWithHeads(Model):
         return LanguageModelHead(spec, self.spec, self.encoder.embeddings.words.table)
 
     def _words(self, head: LanguageModelHead, encoded: Encoded, labels: Any) -> tuple[Any, Any]:
-        """(loss, logits as users see them) of a language model's head; `labels` are packed, in host memory, or None.
+        """Return (loss, logits as users see them) of a language model's head; `labels` are packed on the host, or None.
 
-        With labels only labelled tokens are scored: a vocabulary's scores are most of a small model's work, and a
-        seventh of the tokens has a label. The logits of all are computed if they are read, and have gradients if that
-        is while the tape records.
+        With labels, only labelled tokens are scored: vocabulary scores are most of a small model's work, and a seventh
+        of the tokens have a label. The logits of all tokens are computed when they are read, with gradients if the tape
+        is still recording.
         """
         if labels is None:
             return None, encoded.packed.pad(encoded.run, head(encoded.run, self._read(encoded)))

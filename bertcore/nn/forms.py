@@ -258,7 +258,7 @@ class Forms:
     def _on_device(self, gpu: int) -> Any:
         if self.dtype == np.int8:
             raise ValueError(
-                f"this model was loaded with dtype={self.precision!r}, which runs on the CPU alone (backends "
+                f"this model was loaded with dtype={self.precision!r}, which runs only on the CPU (backends "
                 'numpy and numba): load it with dtype="float16" or "bfloat16" for the GPU'
             )
         array = self.on_gpus.get(gpu)
