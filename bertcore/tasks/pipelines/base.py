@@ -186,7 +186,7 @@ class Pipeline:
     def _call(self, inputs: Any, options: Any) -> Any:
         if isinstance(inputs, str | Mapping if self._keys else str):
             (answer,) = self._answers([inputs], options, total=1, one=True)
-            return self._answer_of_one(inputs, answer, options)
+            return answer
         self._check_several(inputs)
         if isinstance(inputs, Iterator) or not hasattr(inputs, "__len__"):
             return self._answers(inputs, options, total=None)
@@ -226,10 +226,6 @@ class Pipeline:
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
         """Return the answer from the kept results of each text's windows."""
         raise NotImplementedError
-
-    def _answer_of_one(self, item: Any, answer: Any, options: Any) -> Any:
-        """Return the answer to an input that is not in a list."""
-        return answer
 
     # From inputs to answers.
 

@@ -72,8 +72,8 @@ class ClassificationOptions(CallOptions):
 class TextClassificationPipeline(Pipeline):
     """Predict the class of each text: {"label", "score"}, or with `top_k` a list of them, best first.
 
-    An input is a string, or a pair of texts as {"text", "text_pair"}. As in transformers, the answer to a single string
-    is a list with its one class. Options: `ClassificationOptions`.
+    An input is a string, or a pair of texts as {"text", "text_pair"}. As in transformers, a call without `top_k` puts
+    the answer to a single string into a list. Options: `ClassificationOptions`.
     """
 
     task = "text-classification"
@@ -113,8 +113,9 @@ class TextClassificationPipeline(Pipeline):
         ranked = [{"label": names[index], "score": float(scores[index])} for index in order.tolist()]
         return ranked[0] if options.top_k is BEST_ALONE else ranked[: options.top_k]
 
-    def _answer_of_one(self, item: Any, answer: Any, options: Any) -> Any:
-        return [answer] if isinstance(item, str) and options.top_k is BEST_ALONE else answer
+    def __call__(self, inputs: Any, **options: Any) -> Any:
+        answer = super().__call__(inputs, **options)
+        return [answer] if isinstance(inputs, str) and "top_k" not in options else answer
 
 
 TEMPLATE = "This example is {}."

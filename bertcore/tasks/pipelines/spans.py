@@ -36,6 +36,8 @@ class TaggingOptions(CallOptions):
     is_split_into_words: bool = False
 
     def __post_init__(self) -> None:
+        if self.stride is not None and self.truncation == "warn":
+            object.__setattr__(self, "truncation", "chunk")
         super().__post_init__()
         checks.choice("aggregation_strategy", self.aggregation_strategy, STRATEGIES)
         check_words("ignore_labels", self.ignore_labels)
@@ -70,9 +72,9 @@ class TokenClassificationPipeline(Pipeline):
 
     With an aggregation strategy the answers are entities, {"entity_group", "score", "word", "start", "end"}.
 
-    start and end are characters: text[start:end] is the token or entity. In a text that is read in windows ("chunk")
-    each token is classified in the window in which it has more context; entities are built from the whole text.
-    Options: `TaggingOptions`.
+    start and end are characters: text[start:end] is the token or entity. In a text that is read in windows ("chunk", or
+    a stride as in transformers) each token is classified in the window in which it has more context; entities are built
+    from the whole text. Options: `TaggingOptions`.
     """
 
     task = "token-classification"

@@ -134,7 +134,10 @@ def test_a_pair_is_read_in_windows_of_its_longer_text(classify):
 def test_the_model_and_tokenizer_may_be_given(classifier_folder, classify):
     model = AutoModelForSequenceClassification.from_pretrained(classifier_folder)
     tokenizer = AutoTokenizer.from_pretrained(classifier_folder)
-    assert pipeline("text-classification", model, tokenizer, top_k=None)(TEXTS) == classify(TEXTS, top_k=None)
+    every = pipeline("text-classification", model, tokenizer, top_k=None)
+    assert every(TEXTS) == classify(TEXTS, top_k=None)
+    assert every(TEXTS[0]) == [classify(TEXTS[0], top_k=None)] == every(TEXTS[:1])  # as transformers nests them
+    assert every(TEXTS[0], top_k=2) == classify(TEXTS[0], top_k=2)
 
 
 class Table(list):

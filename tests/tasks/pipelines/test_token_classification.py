@@ -43,6 +43,8 @@ def test_every_token_of_a_long_text_once(tag, stride):
     step = room - (room // 4 if stride is None else stride)
     starts = list(range(0, len(ids) - (room - step), step))
     found = tag(LONG, truncation="chunk", stride=stride, max_length=20, **ALL)
+    if stride is not None:
+        assert tag(LONG, stride=stride, max_length=20, **ALL) == found
     assert [(each["start"], each["end"]) for each in found] == offsets
     assert [each["index"] for each in found] == list(range(1, len(ids) + 1))
     for number, each in enumerate(found):
