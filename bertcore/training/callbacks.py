@@ -23,8 +23,9 @@ class TrainerCallback:
     """Base class of callbacks; override the methods that you need.
 
     Each method gets the arguments, the state and the control, whose switches it may set, and by name `model`,
-    `optimizer`, `lr_scheduler` and the subject of the event: `logs` (on_log), `metrics` (on_evaluate), `folder`
-    (on_save). A callback with `state_dict` and `load_state_dict` (JSON values) continues when a run is resumed.
+    `optimizer`, `lr_scheduler`, `processing_class` and the subject of the event: `logs` (on_log), `metrics`
+    (on_evaluate), `folder` (on_save). A callback with `state_dict` and `load_state_dict` (JSON values) continues when a
+    run is resumed.
     """
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
@@ -358,8 +359,11 @@ class TrainerState:
         log_history: the lines of the log.
         loss_scale: the state of `LossScale` in float16; else None.
         callbacks: the states of callbacks with a `state_dict`, by class.
+        is_world_process_zero, is_local_process_zero: whether this is the first process; not in the JSON.
     """
 
+    is_world_process_zero = True
+    is_local_process_zero = True
     global_step: int = 0
     max_steps: int | None = None
     num_examples: int | None = None
@@ -416,9 +420,9 @@ def _is_of(value: Any, kind: str) -> bool:
     return isinstance(value, _KINDS[name]) and not isinstance(value, bool)
 
 
-@dataclass
+@dataclass(slots=True)
 class TrainerControl:
-    """Switches for the next actions of a run; callbacks may set them."""
+    """Switches for the next actions of a run; callbacks may turn them on and off."""
 
     should_training_stop: bool = False
     should_log: bool = False
@@ -428,5 +432,5 @@ class TrainerControl:
     def join(self, others: Iterable[TrainerControl]) -> None:
         """Set every switch that any of `others` sets."""
         for other in others:
-            for name, value in vars(other).items():
-                setattr(self, name, getattr(self, name) or value)
+            for each in fields(self):
+                setattr(self, each.name, getattr(self, each.name) or getattr(other, each.name))

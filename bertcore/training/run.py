@@ -107,6 +107,7 @@ class Run:
         """Train until the end, or until a signal is noted in `ending`; then a checkpoint is written first."""
         self._check_processes()
         self._started = time.monotonic() - self.state.seconds
+        self.state.is_world_process_zero = self.state.is_local_process_zero = self.processes.is_first
         self._call("on_train_begin")
         try:
             if self.args.eval_on_start and self.state.global_step == 0:
@@ -310,12 +311,12 @@ class Run:
 
     def _after(self, *, is_epoch_end: bool) -> None:
         args, state, control = self.args, self.state, self.control
-        self._call("on_epoch_end" if is_epoch_end else "on_step_end")
         if not is_epoch_end:
             is_first = args.logging_first_step and state.global_step == 1
             control.should_log |= is_first or state.global_step % args.logging_steps == 0
         control.should_evaluate |= self._is_due(args.eval_strategy, args.steps_between_evaluations, is_epoch_end)
         control.should_save |= self._is_due(args.save_strategy, args.save_steps, is_epoch_end)
+        self._call("on_epoch_end" if is_epoch_end else "on_step_end")  # may turn the switches off
         if control.should_log or control.should_evaluate or control.should_save:
             self._read()
         if control.should_log:
@@ -397,6 +398,7 @@ class Run:
 
     def _call(self, event: str, **details: Any) -> None:
         more = {"model": self.model, "optimizer": self.optimizer, "lr_scheduler": self.schedule}
+        more["processing_class"] = self.tokenizer
         self.callbacks.call(event, self.args, self.state, self.control, **more, **details)
         self.control.join(self.processes.gathered(self.control))
 

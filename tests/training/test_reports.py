@@ -183,6 +183,26 @@ def test_callbacks_come_and_go(tmp_path):
     trainer.train()
 
 
+def test_callbacks_turn_switches_off(tmp_path):
+    """They see the actions that are due, as in transformers."""
+    seen = []
+
+    class Quiet(TrainerCallback):
+        def on_step_end(self, args, state, control, processing_class, **event):
+            seen.append((control.should_log, control.should_save, state.is_world_process_zero))
+            control.should_log, control.should_save = False, state.global_step == 1
+            with pytest.raises(AttributeError, match="should_epoch_stop"):
+                control.should_epoch_stop = True
+
+    args = TrainingArguments(tmp_path, max_steps=4, logging_steps=1, save_strategy="steps", save_steps=3)
+    args.report_to, args.disable_tqdm = "none", True
+    trainer = Trainer(classifier(), args, collate, LABELLED, callbacks=[Quiet])
+    trainer.train()
+    assert seen == [(True, step == 3, True) for step in range(1, 5)]
+    assert [logs["step"] for logs in trainer.state.log_history] == [4]  # at the end
+    assert sorted(folder.name for folder in tmp_path.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-4"]
+
+
 def test_an_evaluation_before_the_first_step(tmp_path):
     args = TrainingArguments(
         tmp_path, max_steps=1, report_to="none", disable_tqdm=True, save_strategy="no", eval_on_start=True
