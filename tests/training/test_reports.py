@@ -184,7 +184,7 @@ def test_callbacks_come_and_go(tmp_path):
 
 
 def test_callbacks_turn_switches_off(tmp_path):
-    """They see the actions that are due, as in transformers."""
+    """Callbacks are called once the due actions are set."""
     seen = []
 
     class Quiet(TrainerCallback):
