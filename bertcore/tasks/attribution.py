@@ -60,7 +60,7 @@ def attention_rollout(classifier: Pipeline, inputs: Any, **options: Any) -> Attr
     for layer in out.attentions:
         mixed = 0.5 * (kernels.to_host(layer)[0].astype(np.float64).mean(axis=0) + np.eye(len(window)))
         rollout = mixed / mixed.sum(axis=1, keepdims=True) @ rollout
-    source = classifier.model.heads[0].source  # of the state that is classified
+    source = classifier.model.heads[0].source  # of the classified state
     scores = rollout.mean(axis=0) if source.startswith("mean") else rollout[-1 if source.startswith("last") else 0]
     return Attribution(list(window.encoding.tokens), list(window.encoding.offsets), scores)
 
@@ -72,7 +72,7 @@ def integrated_gradients(
 
     The gradient of the score is averaged over `steps` points between a baseline and the text's embeddings, and
     multiplied by their difference (Sundararajan et al. 2017, arXiv:1703.01365). The baseline has the padding token in
-    place of each token that is not special; positions and token types stay. Apart from `gap`, the scores sum to the
+    place of each non-special token; positions and token types are unchanged. Apart from `gap`, the scores sum to the
     class's score minus that of the baseline.
 
     Args:

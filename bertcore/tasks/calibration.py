@@ -1,4 +1,4 @@
-"""Calibration of a classifier's probabilities on held-out data, and how to measure it.
+"""Calibrate a classifier's probabilities on held-out data, and measure calibration.
 
 scikit-learn and SciPy are imported where they are used: `pip install "bertcore[training]"`.
 """
@@ -35,7 +35,7 @@ def _classes(labels: Any, texts: int, count: int) -> np.ndarray:
 def _table(name: str, values: Any) -> np.ndarray:
     array = check_numbers(name, values).astype(np.float64)
     if array.ndim != 2 or array.shape[1] < 2:
-        raise ValueError(f"{name} has shape {array.shape}, expected (texts, classes) with two classes at least")
+        raise ValueError(f"{name} has shape {array.shape}, expected (texts, classes) with at least two classes")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} holds inf or NaN, expected finite numbers")
     return array

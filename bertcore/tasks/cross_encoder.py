@@ -1,4 +1,4 @@
-"""CrossEncoder: scores of pairs of texts by a published reranker or another classifier of pairs."""
+"""CrossEncoder: score pairs of texts with a published reranker or another classifier of pairs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Pair = Sequence[str]
 
 
 class PairOptions(ReadingOptions, total=False):
-    """Arguments of `CrossEncoder.predict_stream` beside the pairs and their prompt."""
+    """Arguments of `CrossEncoder.predict_stream` other than the pairs and their prompt."""
 
     activation_fn: str | Activation | None
 
@@ -54,20 +54,20 @@ class CrossEncoder(Encoder):
     Args:
         model_name_or_path: a sequence classifier (config.json, weights, a tokenizer), or its id on the Hugging Face
             hub.
-        num_labels: number of scores of a pair. Where the checkpoint has no head, a new random one is made, to be
-            trained; by default the checkpoint must have one.
+        num_labels: number of scores per pair. If the checkpoint has no head, a new random one of this size is added, to
+            be trained; by default the checkpoint must have a head.
         dtype: dtype of weights and computation, as for AutoModel; scores are float32.
-        max_length: cut pairs to this many tokens, special ones included, from the longer text first; by default as
+        max_length: cut pairs to this many tokens, including special tokens, from the longer text first; by default as
             published.
         activation_fn: function applied to the logits: "identity", "sigmoid", "softmax", "relu", "tanh", or a function
-            of (pairs, labels) float32. By default as published, otherwise the sigmoid for one label and the identity
-            for several.
-        options: those of `Encoder`.
+            of (pairs, labels) float32. By default as published, or else the sigmoid for one label and the identity for
+            several.
+        options: see `Encoder`.
 
     Attributes:
         num_labels, labels: number of scores of a pair, and their names.
         max_length: length that pairs are cut to, in tokens.
-        activation_fn: the function in force.
+        activation_fn: the present function.
         model, tokenizer, scores: the parts; `scores` computes the logits of texts and pairs.
 
     Raises:
@@ -115,7 +115,7 @@ class CrossEncoder(Encoder):
 
     @property
     def activation_fn(self) -> Any:
-        """The function in force: as given; for a name PyTorch's module where PyTorch is loaded, else the name."""
+        """The present function as it was given; for a name, PyTorch's module if PyTorch is loaded, else the name."""
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(self._activation, str):
             return self._activation
@@ -142,7 +142,7 @@ class CrossEncoder(Encoder):
 
     def _fill(self, target: Path, where: Path) -> None:
         super()._fill(target, Path() if self._is_new else where)
-        if self._is_new:  # the folder that was read may be of another kind of model
+        if self._is_new:  # the folder may hold another kind of model
             self._write_modules(target)
 
     def _write_modules(self, target: Path) -> None:
@@ -158,7 +158,7 @@ class CrossEncoder(Encoder):
 
     @staticmethod
     def is_singular_input(inputs: Any) -> bool:
-        """Return whether `inputs` is one pair of texts, in place of several."""
+        """Return whether `inputs` is a single pair of texts."""
         is_row = isinstance(inputs, list | tuple) or (isinstance(inputs, np.ndarray) and inputs.ndim > 0)
         return is_row and len(inputs) > 0 and isinstance(inputs[0], str)
 
@@ -185,12 +185,12 @@ class CrossEncoder(Encoder):
             apply_softmax: whether to apply a softmax to the scores of several labels, after the activation.
             convert_to_numpy: False gives a list of PyTorch's tensors.
             convert_to_tensor: True gives a tensor of PyTorch.
-            pool: processes of `start_multi_process_pool` that compute; a list as `device` starts some.
-            chunk_size: pairs that a process of the pool is given at once.
+            pool: the processes of `start_multi_process_pool` to compute with; a list as `device` starts a pool.
+            chunk_size: number of pairs sent to a process of the pool at once.
 
         Returns:
-            float32 (pairs,) for a model of one label, else (pairs, labels), in the order of the pairs; for one pair a
-            scalar, or (labels,).
+            float32 (pairs,) for a model with one label, else (pairs, labels), in the order of the pairs; for a single
+            pair a scalar, or (labels,).
         """
         checks.boolean("apply_softmax", apply_softmax)
         is_one = self.is_singular_input(inputs)
@@ -222,24 +222,25 @@ class CrossEncoder(Encoder):
         show_progress_bar: bool | None = None,
         processing_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[np.ndarray]:
-        """Score pairs as they come: an iterator over their float32 scores, (labels,) or scalars, in their order.
+        """Return an iterator over the float32 scores of pairs, (labels,) or scalars, in order; pairs may be a stream.
 
-        Memory is bounded by `batch_tokens`, however many pairs there are. The backend is the one in force at this call.
+        Memory is bounded by `batch_tokens`, however many pairs there are. The backend is the one that is active at this
+        call.
 
         Args:
             inputs: pairs (text, text).
-            prompt, prompt_name: text to put before the first of each pair, or the name of one of the model's own; by
-                default the model's default prompt, if it has one.
-            batch_size: most pairs computed at once, beside `batch_tokens`; neither changes the result.
+            prompt, prompt_name: text to put before the first text of each pair, or the name of one of the model's
+                prompts; by default the model's default prompt, if it has one.
+            batch_size: maximum pairs computed at once, in addition to `batch_tokens`; neither changes the result.
             device: "cpu" or "cuda"; by default the encoder's.
-            activation_fn: replaces the model's, for this call.
-            truncation: treatment of pairs longer than `max_seq_length`: "warn" cuts them and warns once, with
-                counts; True cuts them; "error" refuses them; "chunk" reads the whole longer text of a pair, in
-                overlapping windows, each with the other text.
-            stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
-            merge: for "chunk", merge of the logits of a pair's windows: the "max" of each label (Dai and
+            activation_fn: replaces the model's activation for this call.
+            truncation: treatment of pairs longer than `max_seq_length`: "warn" cuts them and warns once, with counts;
+                True cuts them; "error" rejects them; "chunk" reads all of a pair's longer text, in overlapping windows,
+                each with the other text.
+            stride: for "chunk", the number of tokens that two windows share; by default a quarter of a window.
+            merge: for "chunk", how to merge the logits of a pair's windows: the "max" of each label (Dai and
                 Callan 2019, arXiv:1905.09217), or their "mean", weighted by tokens.
-            batch_tokens: most tokens computed at once; bounds memory.
+            batch_tokens: maximum number of tokens computed at once; bounds memory.
             show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
             processing_kwargs: {"text": {"max_length": 256}} cuts the inputs of this call to this many tokens.
 
@@ -265,7 +266,7 @@ class CrossEncoder(Encoder):
                     found = np.asarray(activation(logits[None]), np.float32)
                     if found.shape != (1, self.num_labels):
                         raise ValueError(
-                            f"activation_fn made the shape {found.shape} of {(1, self.num_labels)}, expected the same"
+                            f"activation_fn returned shape {found.shape} for {(1, self.num_labels)}, expected the same"
                         )
                     found = found[0]
                     yield found[0] if self.num_labels == 1 else found
@@ -286,7 +287,7 @@ class CrossEncoder(Encoder):
         chunk_size: int | None = None,
         **options: Unpack[PairOptions],
     ) -> list[dict[str, Any]]:
-        """Rank documents by how well they answer the query, best first; equal ones keep their order.
+        """Rank documents by how well they answer the query, best first; ties keep their order.
 
         Args:
             query: a text.
@@ -317,7 +318,7 @@ class CrossEncoder(Encoder):
 
 
 def _model_folder(folder: Path, is_start: bool) -> Path:
-    """Return the folder of config.json: `folder`, or that of its only module; of its first to start a new model."""
+    """Return the folder of config.json: `folder`, or that of its only module (its first, for a new model)."""
     modules = read_modules(folder)
     if modules is None:
         return folder
@@ -385,7 +386,7 @@ def chosen_activation(activation_fn: str | Activation) -> Activation:
     def of_either(logits: np.ndarray) -> np.ndarray:
         try:
             return function(logits)
-        except (AttributeError, TypeError):  # as of torch.sigmoid
+        except (AttributeError, TypeError):  # such as torch.sigmoid's
             if "torch" not in sys.modules:
                 raise
             return of_tensors(logits)

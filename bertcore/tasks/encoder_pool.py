@@ -36,7 +36,7 @@ class EncoderPool:
         self._executor = ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=given)
 
     def run(self, method: str, inputs: Sequence[Any], chunk_size: int | None, options: dict[str, Any]) -> list[Any]:
-        """Return what the encoders' `method` makes of each chunk of the inputs, in their order."""
+        """Return the results of the encoders' `method` for each chunk of the inputs, in order."""
         size = -(-len(inputs) // (10 * self.processes)) if chunk_size is None else check_count("chunk_size", chunk_size)
         size, rest = min(max(size, 1), 5000), iter(inputs)
         chunks = iter(lambda: list(islice(rest, size)), [])
@@ -48,7 +48,7 @@ class EncoderPool:
         self._executor.shutdown(cancel_futures=True)
 
 
-_encoder: Any = None  # of a process of a pool
+_encoder: Any = None  # in a process of a pool
 
 
 def _begin_process(kind: type[Any], arguments: dict[str, Any], devices: Any, threads: int) -> None:
@@ -62,7 +62,7 @@ def _of_chunk(method: str, chunk: list[Any], options: dict[str, Any]) -> Any:
 
 
 def backend_of(device: str | None) -> str:
-    """Return the backend that computes on `device`: for None the one in force, for "cpu" it unless that is a GPU's."""
+    """Return the backend for `device`: the active one for None, and for "cpu" unless it is a GPU's."""
     current = kernels.get_backend()
     if device is None:
         return current

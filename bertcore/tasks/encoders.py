@@ -1,4 +1,4 @@
-"""The interface that SentenceEncoder, CrossEncoder and SparseEncoder share: sentence-transformers' names."""
+"""The interface that all encoders share, with sentence-transformers' names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from bertcore.tasks.folder import (
 
 
 def reading_whole(init: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Decorate a constructor of an encoder: saves into the folder that it reads wait until it is done."""
+    """Decorate an encoder's constructor, so that saves into the folder that it reads wait until it has finished."""
 
     @functools.wraps(init)
     def call(*args: Arguments.args, **given: Arguments.kwargs) -> None:
@@ -49,7 +49,7 @@ def reading_whole(init: Callable[Arguments, None]) -> Callable[Arguments, None]:
 
 
 def _take_peers_arguments(args: tuple[Any, ...], given: dict[str, Any]) -> None:
-    """Replace sentence-transformers' arguments by ours: `model_kwargs` with a dtype, `modules` by a folder of them."""
+    """Translate sentence-transformers' arguments: `model_kwargs` with a dtype, and `modules` to a folder of them."""
     named = next((name for name in ("model_kwargs", "automodel_args") if name in given), None)
     kwargs = dict(given.pop(named) or {}) if named else {}
     dtypes = [kwargs.pop(name) for name in ("dtype", "torch_dtype") if name in kwargs]
@@ -117,18 +117,18 @@ class Encoder:
 
     The first call that cuts texts ends with a TextsCutWarning that counts them.
 
-    sentence-transformers' `modules=[...]`, its own module objects, are taken in place of `model_name_or_path`, and
-    `model_kwargs={"dtype": ...}` in place of `dtype`.
+    For compatibility with sentence-transformers, `modules=[...]` with its module objects is accepted in place of
+    `model_name_or_path`, and `model_kwargs={"dtype": ...}` in place of `dtype`.
 
     Args:
         model_name_or_path: folder of the model, or its id on the Hugging Face hub ("ORGANISATION/NAME").
-        kind: name of what the folder should hold, for errors.
+        kind: name of the expected content of the folder, for errors.
         options: device: "cpu" or "cuda", where calls compute; by default the backend in force.
             prompts: texts to put before an input, by name; by default as published.
-            default_prompt_name: the name of the prompt that is used when a call asks for none.
-            cache_folder, revision, token, local_files_only: for an id on the hub, as `checkpoint.resolve` has them.
-            trust_remote_code: accepted either way, for calls written for sentence-transformers. A checkpoint's own code
-            is never run.
+            default_prompt_name: the name of the prompt for calls that do not choose one.
+            cache_folder, revision, token, local_files_only: for an id on the hub, as in `checkpoint.resolve`.
+            trust_remote_code: ignored; accepted for compatibility with sentence-transformers. A checkpoint's own code
+                is never run.
 
     Attributes:
         folder: the folder that was read.
@@ -144,11 +144,11 @@ class Encoder:
 
     _prompts: Prompts
     _device: str | None
-    _arguments: dict[str, Any]  # that make the same encoder in another process
+    _arguments: dict[str, Any]  # to construct the same encoder in another process
     _method: ClassVar[str] = "encode"
 
     def _open(self, model_name_or_path: str | os.PathLike, kind: str, options: EncoderOptions, **own: Any) -> Path:
-        """Find the folder of a `kind` of encoder, and take `options`; `own` are the other arguments of the encoder."""
+        """Find the folder of a `kind` of encoder and apply `options`; `own` are the encoder's other arguments."""
         hub: dict[str, Any] = {
             name: options[name] for name in ("revision", "token", "local_files_only") if name in options
         }
@@ -201,7 +201,7 @@ class Encoder:
 
     @property
     def default_prompt_name(self) -> str | None:
-        """The name of the prompt that is used when a call asks for none."""
+        """The name of the prompt for calls that do not choose one."""
         return self._prompts.default
 
     @default_prompt_name.setter
@@ -210,7 +210,7 @@ class Encoder:
 
     @property
     def modules(self) -> list[SimpleNamespace]:
-        """The published modules: the kind and the settings of each; the first one has auto_model and tokenizer, too."""
+        """The published modules: each with its kind and settings; the first also has auto_model and tokenizer."""
         given = {"auto_model": self.model, "tokenizer": self.tokenizer, "max_seq_length": self.max_seq_length}
         published = read_modules(self.folder) or [Module("Transformer", "", self.folder)]
         others = [(each.kind, each.folder / CONFIG_NAME) for each in published[1:]]
@@ -228,18 +228,19 @@ class Encoder:
         return self.max_seq_length
 
     def evaluate(self, evaluator: Callable[..., Any], output_path: str | None = None) -> Any:
-        """Return evaluator(self, output_path); evaluators of sentence-transformers can be given.
+        """Return evaluator(self, output_path); evaluators of sentence-transformers are accepted, too.
 
-        They keep their figures in `model_card_data.metrics`, too.
+        They also store their figures in `model_card_data.metrics`.
         """
         if output_path is not None:
             Path(output_path).mkdir(parents=True, exist_ok=True)
         return evaluator(self, output_path)
 
     def save_pretrained(self, path: str | os.PathLike, *, safe_serialization: bool = True) -> None:
-        """Write the encoder into the folder `path`, as sentence-transformers and this class load it.
+        """Write the encoder into the folder `path`, in a form that sentence-transformers and this class load.
 
-        Published modules are copied; weights, tokenizer, prompts, lengths and dimensions are written as they are now.
+        Published modules are copied; weights, tokenizer, prompts, lengths and dimensions are written with their present
+        values.
         `safe_serialization` must be True: weights are written as safetensors.
         """
         if safe_serialization is not True:
@@ -283,7 +284,7 @@ class Encoder:
         return ()
 
     def _saved_settings(self) -> dict[str, Any]:
-        """Return what the settings of the whole model say of this encoder."""
+        """Return the entries for this encoder in the settings of the whole model."""
         return {}
 
     def _save_model(self, folder: Path) -> None:
@@ -303,14 +304,14 @@ class Encoder:
         revision: str | None = None,
         create_pr: bool = False,
     ) -> str:
-        """Upload what `save_pretrained` writes to a model of the Hugging Face hub.
+        """Save the encoder and upload it to a model repository of the Hugging Face hub.
 
         Args:
             repo_id: the model's id, which is created if it does not exist.
             token: the hub's access token.
             private: whether a new model is private.
             commit_message: message of the commit.
-            local_model_path: folder to upload in place of what `save_pretrained` writes.
+            local_model_path: folder to upload instead of the encoder's saved files.
             revision: branch to upload to, created if it does not exist.
             create_pr: whether to open a pull request.
 
@@ -337,8 +338,8 @@ class Encoder:
     def start_multi_process_pool(self, target_devices: Sequence[str] | None = None) -> EncoderPool:
         """Start a process for each of `target_devices`, "cpu" or "cuda"; by default up to 4 on the CPU.
 
-        Each reads the folder again and computes with its share of the threads. The result is the argument `pool` of
-        `encode` or `predict`, and of `stop_multi_process_pool`.
+        Each process reads the folder again and computes with its share of the threads. Pass the result as `pool` to
+        `encode` or `predict`, and to `stop_multi_process_pool`.
         """
         devices = ["cpu"] * min(4, os.cpu_count() or 1) if target_devices is None else target_devices
         return EncoderPool(type(self), self._arguments, devices)
@@ -351,14 +352,14 @@ class Encoder:
     def _in_processes(
         self, inputs: Sequence[Any], pool: EncoderPool | None, chunk_size: int | None, options: dict[str, Any]
     ) -> list[Any] | None:
-        """Return the results of the chunks of the inputs by a pool or one of this call's devices; None without both."""
+        """Return the results of chunks of the inputs from a pool, or one on this call's devices; None without both."""
         own, device = pool is None, options.get("device")
         if pool is None:
             if not isinstance(device, list | tuple):
                 return None
             pool = self.start_multi_process_pool(device)
         if not isinstance(pool, EncoderPool):
-            raise TypeError(f"pool is {type(pool).__name__}, expected what start_multi_process_pool returns")
+            raise TypeError(f"pool is {type(pool).__name__}, expected the result of start_multi_process_pool")
         try:
             return pool.run(self._method, inputs, chunk_size, options | {"device": None, "show_progress_bar": False})
         finally:
@@ -387,7 +388,7 @@ class Device(str):
 
 
 class ModelCardData:
-    """The figures of evaluations, which sentence-transformers' evaluators hand over.
+    """The figures of evaluations, as reported by sentence-transformers' evaluators.
 
     Attributes:
         metrics: the latest figures by name.
@@ -397,7 +398,7 @@ class ModelCardData:
         self.metrics: dict[str, float] = {}
 
     def set_evaluation_metrics(self, evaluator: Any, metrics: Mapping[str, float], *when: int, **steps: int) -> None:
-        """Keep the figures of an evaluator."""
+        """Store the figures of an evaluator."""
         self.metrics |= metrics
 
 
@@ -408,7 +409,7 @@ def update_json(file: Path, values: dict[str, Any]) -> None:
 
 
 def as_tensors(found: Any) -> Any:
-    """Return lists and dicts of arrays with PyTorch's tensors in place of the arrays."""
+    """Replace arrays in lists and dicts by PyTorch tensors."""
     if isinstance(found, list):
         return [as_tensors(each) for each in found]
     if isinstance(found, dict):
@@ -419,11 +420,9 @@ def as_tensors(found: Any) -> Any:
 
 
 def converted(rows: Any, convert_to_numpy: bool, convert_to_tensor: bool, is_one: bool = False) -> Any:
-    """Return an array as a call asks for it: as a tensor of PyTorch, as it is, or as a list of tensors.
+    """Return an array in the requested form: a PyTorch tensor, the array itself, or a list of tensors.
 
-    The first entry alone where the call has one input.
-
-    Raises ImportError for tensors where PyTorch is missing.
+    Returns only the first entry if the call has one input. Raises ImportError for tensors if PyTorch is missing.
     """
     checks.boolean("convert_to_numpy", convert_to_numpy)
     if convert_to_numpy and not checks.boolean("convert_to_tensor", convert_to_tensor):

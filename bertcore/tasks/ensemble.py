@@ -1,4 +1,4 @@
-"""Ensembles of text classifiers, and how far their members disagree."""
+"""Ensembles of text classifiers, and measures of their members' disagreement."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ TOGETHER = 64  # texts that each member classifies in turn
 
 
 class Ensemble:
-    """Several classifiers of the same classes (other seeds or other models) as one.
+    """Several classifiers with the same classes (different seeds or different models), used as one.
 
     Args:
         members: at least two text-classification pipelines whose models have the same classes. A member with a
             calibration votes with calibrated probabilities.
         vote: "soft" takes the mean of the members' probabilities, "hard" the share of members that predict a class
-            (of classes with equal votes the one whose mean probability is higher).
+            (ties go to the class with the higher mean probability).
         weights: a positive weight for each member; equal by default.
 
-    A call with a text, a pair {"text", "text_pair"}, a list or an iterator of them returns for each:
+    Call it with a text, a pair {"text", "text_pair"}, or a list or iterator of these. For each it returns:
 
     - "label", "score": the class and its share.
     - "scores": {label: share} of all classes, which sum to 1.
-    - "disagreement": the share of members that predict another class, from 0 to below 1.
+    - "disagreement": the share of members that predict a different class, in [0, 1).
     - "divergence": the entropy of the mean probabilities less the mean entropy, in nats (the generalised Jensen-Shannon
-      divergence, or mutual information; Houlsby et al. 2011, arXiv:1112.5745). It separates texts on which members
-      disagree from texts that all find unclear.
+      divergence, or mutual information; Houlsby et al. 2011, arXiv:1112.5745). It distinguishes texts on which
+      members disagree from texts that all members are unsure of.
 
     Source: Lakshminarayanan et al. 2017, arXiv:1612.01474. Raises ValueError for fewer than two members, different
     classes, an unknown vote, and invalid weights; TypeError for members that are not text-classification pipelines.
@@ -61,7 +61,7 @@ class Ensemble:
     @classmethod
     def from_pretrained(cls, folders: Sequence[str | os.PathLike], *, vote: str = "soft", weights: Any = None,
                         **options: Any) -> Self:  # fmt: skip
-        """Load an ensemble of checkpoints; `options` as for `pipeline`."""
+        """Load an ensemble from checkpoints; `options` as for `pipeline`."""
         return cls([pipeline("text-classification", each, **options) for each in folders], vote=vote, weights=weights)
 
     def __call__(self, inputs: Any, **options: Any) -> Any:
@@ -82,7 +82,7 @@ class Ensemble:
         return list(self._answers(rows, options))
 
     def _checked(self, inputs: Iterable[Any], options: Any) -> Iterator[Any]:
-        """Yield the inputs, checked here so that an error names the place among all of them."""
+        """Yield the inputs, checked here so that an error names the index among all inputs."""
         for number, row in enumerate(inputs):
             self.members[0]._texts(row, f"inputs[{number}]", options)
             yield row

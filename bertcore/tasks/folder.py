@@ -12,7 +12,7 @@ from bertcore.checkpoint.files import CONFIG_NAME, checkpoint_folder, read_compl
 from bertcore.tasks.similarity import SIMILARITIES
 
 MODULES_NAME = "modules.json"
-MODELS = "sentence_transformers.models"  # of its modules' classes before version 6, which it still knows
+MODELS = "sentence_transformers.models"  # the modules' classes before version 6, which it still accepts
 BGE_LINEARS = "colbert_linear.pt", "sparse_linear.pt"  # of BGE-M3: maps to token vectors and to their weights
 SETTINGS_NAME = "config_sentence_transformers.json"
 ROUTER_NAME = "router_config.json"
@@ -66,13 +66,13 @@ class Prompts:
         return "" if name is None else self.by_name[name]
 
     def first_of(self, *names: str) -> str | None:
-        """Return the first of these names that has a text; otherwise the first that is known, or None."""
+        """Return the first of these names with a non-empty text; otherwise the first known name, or None."""
         known = [name for name in names if name in self.by_name]
         return next((name for name in known if self.by_name[name]), known[0] if known else None)
 
 
 def with_prompt(options: dict[str, Any], prompt: str) -> dict[str, Any]:
-    """Return the options of a call with this prompt, unless they have one."""
+    """Return the options of a call with this prompt added, unless they have one."""
     asked = options.get("prompt"), options.get("prompt_name")
     return {**options, "prompt": prompt} if asked == (None, None) else options
 
@@ -122,11 +122,11 @@ def inside(file: Path, path: str) -> Path:
 
 @dataclass(frozen=True)
 class Routes:
-    """The ways of texts through the modules of a folder: one called "", or those of its Router by task.
+    """The routes of texts through the modules of a folder: one called "", or those of its Router by task.
 
     Attributes:
-        modules: the modules of each route by its name, those before and after the Router included.
-        default: the route of texts without a task; None if they have none.
+        modules: the modules of each route by its name, including those before and after the Router.
+        default: the route of texts without a task; None if there is no such route.
         mappings: routes by (task, modality), where None stands for any.
         file: the Router's config; None without one.
     """

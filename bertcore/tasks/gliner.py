@@ -1,4 +1,4 @@
-"""GLiNER: the entities of texts, of any labels, with the names and results of the package gliner."""
+"""GLiNER: find entities with any labels in texts, with the names and results of the package gliner."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ TOKENIZER_FILES = "tokenizer_config.json", "tokenizer.json"
 
 @dataclass(frozen=True)
 class Found:
-    """An entity by its words.
+    """An entity, located by its words.
 
     Attributes:
-        start, end: the numbers of its first and last word.
-        label: the number of its label.
+        start, end: the indices of its first and last word.
+        label: the index of its label.
         score: from 0 to 1.
     """
 
@@ -45,7 +45,7 @@ class Found:
 
 
 class Extractor(TextReader):
-    """The base of `GLiNER` and `GLiNER2`: how a model is loaded with its tokenizer, and saved."""
+    """The base of `GLiNER` and `GLiNER2`: loads a model with its tokenizer, and saves it."""
 
     _name = "texts"
 
@@ -58,12 +58,12 @@ class Extractor(TextReader):
 
         Args:
             model_id: the folder, or the model's id on the Hugging Face hub.
-            dtype: as for `AutoModel.from_pretrained`.
-            revision, token, cache_dir, local_files_only: for an id on the hub, as for `checkpoint.resolve`.
+            dtype: as in `AutoModel.from_pretrained`.
+            revision, token, cache_dir, local_files_only: for an id on the hub, as in `checkpoint.resolve`.
 
         Raises:
-            CheckpointError: a file is wrong, or the model is of a kind that is not here.
-            ValueError: the tokenizer or the dtype is wrong.
+            CheckpointError: a file is invalid, or the kind of model is unsupported.
+            ValueError: the tokenizer or the dtype is invalid.
         """
         hub: dict[str, Any] = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         folder = checkpoint_folder(resolve(model_id, "gliner", revision=revision, **hub))
@@ -91,19 +91,19 @@ class Extractor(TextReader):
 
 
 class GLiNER(Extractor):
-    """A model that finds the entities of any labels in texts. Several threads may use one at once.
+    """A model that finds entities with any labels in texts. Several threads may use one at once.
 
     Args:
-        model: of the span or the token kind.
+        model: a GLiNER model of the span or the token kind.
         tokenizer: its tokenizer.
 
     Attributes:
         model, tokenizer: the parts.
         has_warned: whether it has warned that texts were cut.
-        max_seq_length: length that labels and text are cut to together, in tokens.
+        max_seq_length: the length that labels and text together are cut to, in tokens.
 
     Raises:
-        ValueError: if the tokenizer lacks the model's marks, or the model a row for them.
+        ValueError: if the tokenizer lacks the model's marker tokens, or the model's embeddings lack a row for them.
     """
 
     def __init__(self, model: GLiNERModel, tokenizer: Any):
@@ -123,7 +123,7 @@ class GLiNER(Extractor):
         model = GLiNERModel.from_pretrained(folder, dtype=dtype)
         if any((folder / name).is_file() for name in TOKENIZER_FILES):
             tokenizer = AutoTokenizer.from_pretrained(folder)
-        else:  # the first models came without
+        else:  # the first models lack it
             tokenizer = AutoTokenizer.from_pretrained(model.config.get("model_name"), **hub)
         if -1 in (model.gliner.class_token, model.config.get("vocab_size", -1)):
             tokenizer.add_tokens([MARKS[0], model.gliner.ent_token, model.gliner.sep_token], special_tokens=True)
@@ -175,28 +175,29 @@ class GLiNER(Extractor):
         truncation: bool | str = "warn",
         show_progress_bar: bool | None = False,
     ) -> Iterator[list[dict[str, Any]]]:
-        """Find entities in texts as they come: an iterator over each text's, in the order of their first characters.
+        """Return an iterator over the entities of each text, sorted by their first characters; texts may be a stream.
 
         Args:
-            texts: strings. A text of more than the config's `max_len` words, or of more tokens than the model takes
-                with its labels, is cut.
+            texts: strings. A text with more than the config's `max_len` words, or with more tokens than fit into the
+                model beside the labels, is cut.
             labels: a list of names, {name: the description that the model reads}, or for a list of texts a list with
-                one of these for each.
-            flat_ner: whether no two entities may share a word. Otherwise one may lie within another.
+                one of these per text.
+            flat_ner: whether to return no two entities that share a word. Otherwise entities may be nested.
             threshold: entities have scores above this.
             multi_label: whether the same words may have several labels.
-            batch_size, batch_tokens: most texts, and most tokens, computed at once; they do not change the result.
-            truncation: treatment of texts that are too long: "warn" cuts them, and the first call that does ends with a
-                TextsCutWarning; True cuts them; "error" refuses them.
+            batch_size, batch_tokens: maximum texts and tokens computed at once; they do not change the result.
+            truncation: treatment of texts that are too long: "warn" cuts them, and the first call that cuts any ends
+                with a TextsCutWarning; True cuts them; "error" rejects them.
             show_progress_bar: whether to show a bar; None shows one on a terminal, if the work takes long.
 
         Returns:
-            {"start": the first character, "end": the last + 1, "text", "label", "score"} of each entity.
+            {"start": index of the first character, "end": of the last + 1, "text", "label", "score"} for each entity.
 
         Raises:
             TypeError: a text or a label is not a string.
-            ValueError: a text is not valid Unicode, or too long for truncation "error"; a label has one of the model's
-                marks; labels are too long, or their lists not as many as the texts; another argument is out of range.
+            ValueError: a text is not valid Unicode, or too long for truncation "error"; a label contains one of the
+                model's marker tokens; labels are too long, or their lists are not as many as the texts; another
+                argument is out of range.
         """
         sets = self._checked_labels(labels, len(texts) if isinstance(texts, Sized) else None)
         checked, threshold = checked_texts(texts), check_share("threshold", threshold)
@@ -222,8 +223,8 @@ class GLiNER(Extractor):
         return answers()
 
     def token_rows(self, pairs: Iterable[tuple[str, Mapping[str, str]]]) -> list[tuple[Asked, bool]]:
-        """Return the tokens of texts behind {label: what the model reads for it}, and whether each text was cut."""
-        most, rows = self.model.gliner.max_len + 1, []  # a word more shows that a text is cut
+        """Return the tokens of texts after {label: the text that stands for it}, and whether each text was cut."""
+        most, rows = self.model.gliner.max_len + 1, []  # one more word shows that a text is cut
         for text, names in pairs:
             words = list(islice(split_words(text), most)) if names else []
             rows.append(Asked(text, words, list(names), PromptedText([], [], [], False)))
@@ -243,7 +244,7 @@ class GLiNER(Extractor):
 
     @property
     def max_seq_length(self) -> int:
-        """Length that labels and text are cut to together, in tokens; None sets the model's."""
+        """The length that labels and text together are cut to, in tokens; None sets the model's."""
         return self._reader.max_tokens
 
     @max_seq_length.setter
@@ -274,7 +275,7 @@ class GLiNER(Extractor):
 
 @dataclass
 class Asked:
-    """A text with its words, the labels asked for, and its tokens: none if it lacks either."""
+    """A text with its words, its labels and its tokens; the tokens are empty if it lacks words or labels."""
 
     text: str
     words: list[tuple[int, int]]
@@ -286,7 +287,7 @@ class Asked:
 
 
 def entities(row: Asked, found: Sequence[Found], **fits: bool) -> list[dict[str, Any]]:
-    """Return the entities that go together, of the spans found in a text; `fits` is for `apart`."""
+    """Return the compatible entities among the spans found in a text; `fits` is for `apart`."""
     spans, scores, kept = [(each.start, each.end + 1) for each in found], [each.score for each in found], []
     for each in (found[place] for place in apart(spans, scores, **fits)):
         start, end = row.words[row.read.words[each.start]][0], row.words[row.read.words[each.end]][1]
@@ -301,7 +302,7 @@ def is_gliner(folder: Path) -> bool:
 
 
 def is_for_each(labels: Any) -> bool:
-    """Return whether labels are a list with those of each text."""
+    """Return whether labels are a list with one entry per text."""
     return (
         isinstance(labels, Sequence | np.ndarray)
         and not isinstance(labels, str)
@@ -310,7 +311,7 @@ def is_for_each(labels: Any) -> bool:
 
 
 def label_sets(labels: Any, texts: int | None) -> list[Mapping[str, str]]:
-    """Return {label: what the model reads for it} of all texts, or of each one."""
+    """Return {label: the text that stands for it} for all texts, or for each one."""
     if not is_for_each(labels):
         return [_label_set("labels", [labels] if isinstance(labels, str) else labels)]
     if len(labels) != texts:
@@ -329,7 +330,7 @@ def _label_set(name: str, labels: Any) -> Mapping[str, str]:
         if not prompt.strip():
             raise ValueError(f"{name} has an empty label, expected at least one character")
     if len(set(found.values())) < len(found):
-        raise ValueError(f"{name} has a description twice, expected another one for each label")
+        raise ValueError(f"{name} has a description twice, expected a different one for each label")
     return found
 
 

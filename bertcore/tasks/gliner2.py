@@ -1,4 +1,4 @@
-"""GLiNER2: entities, relations, records and classes of texts by a schema, as the package gliner2 has them."""
+"""GLiNER2: find entities, relations, records and classes by a schema, with the results of the package gliner2."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ WORD = re.compile(
 
 @dataclass
 class Asked:
-    """A text behind a schema.
+    """A text after its schema.
 
     Attributes:
-        text: as it is read, which ends with a mark.
+        text: the text as read, which ends with a punctuation mark.
         schema: the schema.
-        choices: the places of the choices of each record and field, among the words before the text.
-        words: the characters of the words of the text.
+        choices: the places of the choices of each record and field among the words before the text.
+        words: the character ranges of the text's words.
         arrays: input_ids, words_mask and groups_mask.
     """
 
@@ -57,7 +57,7 @@ class Asked:
 
 
 class GLiNER2(Extractor):
-    """A model that finds what a schema asks for. Several threads may use one at once.
+    """A model that extracts what a schema describes. Several threads may use one at once.
 
     Args:
         model: a `GLiNER2Model`.
@@ -66,7 +66,7 @@ class GLiNER2(Extractor):
     Attributes:
         model, tokenizer: the parts.
 
-    Raises ValueError for a tokenizer without the model's marks.
+    Raises ValueError for a tokenizer without the model's marker tokens.
     """
 
     def __init__(self, model: GLiNER2Model, tokenizer: Any):
@@ -97,7 +97,7 @@ class GLiNER2(Extractor):
         return Schema()
 
     def extract(self, text: str, schema: Schema, threshold: float = 0.5, **options: Any) -> dict[str, Any]:
-        """Return what a schema asks for in one text; see `batch_extract`."""
+        """Extract the parts of a schema from one text; see `batch_extract`."""
         return self.batch_extract([checked_text("text", text)], schema, threshold=threshold, **options)[0]
 
     def batch_extract(
@@ -113,25 +113,25 @@ class GLiNER2(Extractor):
         batch_tokens: int = BATCH_TOKENS,
         truncation: bool | str = "warn",
     ) -> list[dict[str, Any]]:
-        """Return what a schema asks for in each text.
+        """Extract the parts of a schema from each text.
 
         Args:
             texts: strings.
-            schemas: a schema, or one for each text.
-            batch_size, batch_tokens: most texts, and most tokens, computed at once; they do not change the result.
-            threshold: the least score of spans.
+            schemas: a schema, or a list with one per text.
+            batch_size, batch_tokens: maximum texts and tokens computed at once; they do not change the result.
+            threshold: the minimum score of spans.
             include_confidence: whether results have scores: {"text", "confidence"}, {"label", "confidence"}.
-            include_spans: whether they have the first character and the last + 1: {"text", "start", "end"}.
-            max_len: the most words of a text; by default the config's. The model's positions limit texts, too.
+            include_spans: whether results have their first character and last + 1: {"text", "start", "end"}.
+            max_len: the maximum number of words of a text, by default the config's; positions limit texts, too.
             truncation: treatment of texts that are too long: "warn" cuts them and warns once, True cuts them, "error"
-                refuses them.
+                rejects them.
 
         Returns:
             {"entities": {type: [text, ...]}, "relation_extraction": {type: [(head, tail), ...]}, record: [{field:
-            [text, ...] or text or None}, ...], task: label or [label, ...]}; only those that the schema has.
+            [text, ...] or text or None}, ...], task: label or [label, ...]}, with only the keys that the schema has.
 
         Raises:
-            TypeError: a text or a schema is none.
+            TypeError: a text is not a string, or a schema is not a Schema.
             ValueError: a number is out of range, or a text is too long for truncation "error".
         """
         some = list(checked_texts(texts))
@@ -164,7 +164,7 @@ class GLiNER2(Extractor):
         return [self._row(*each, how.cutting.max_length) for each in texts]
 
     def _row(self, text: str, schema: Schema, max_len: int | None) -> tuple[Asked, bool]:
-        """Return the tokens of a text behind its schema, and whether it was cut."""
+        """Return the tokens of a text after its schema, and whether it was cut."""
         text = text if text.endswith((".", "!", "?")) else f"{text}."
         words, (choices, of_fields) = [match.span() for match in WORD.finditer(text)], schema.prefix()
         was_cut, parts = max_len is not None and len(words) > max_len, [part.tokens() for part in schema.ordered()]
@@ -260,7 +260,7 @@ class GLiNER2(Extractor):
 
 
 def result(row: Asked, logits: Sequence[np.ndarray], threshold: float, confidence: bool, spans: bool) -> dict[str, Any]:
-    """Return what the schema of a text asks for, of the logits of its parts."""
+    """Return the results of a text's schema from the logits of its parts."""
     found: dict[str, Any] = {}
     reader = _Reader(row, threshold, confidence, spans)
     for part, values in zip(row.schema.ordered(), logits, strict=True):
@@ -286,7 +286,7 @@ def result(row: Asked, logits: Sequence[np.ndarray], threshold: float, confidenc
 
 @dataclass
 class _Reader:
-    """Reads scores of a text's words as results."""
+    """Converts scores of a text's words to results."""
 
     row: Asked
     threshold: float
@@ -313,7 +313,7 @@ class _Reader:
         return found if is_multiple else found[0]
 
     def record(self, part: Part, scores: np.ndarray) -> dict[str, Any]:
-        """Return the values of the fields of an instance, of scores (fields, words, max_width)."""
+        """Return the values of an instance's fields from scores (fields, words, max_width)."""
         ahead, found = len(scores[0]) - len(self.row.words), {}
         for (name, each), some in zip(part.fields.items(), scores, strict=True):
             least = self.threshold if each.threshold is None else each.threshold

@@ -1,4 +1,4 @@
-"""Schemas of GLiNER2: the parts that are asked for, and the words that stand for them before a text."""
+"""Schemas of GLiNER2: the requested parts, and the words that represent them before a text."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ACTIVATIONS = ("auto", "softmax", "sigmoid")
 
 @dataclass(frozen=True)
 class Field:
-    """A label that spans are looked for, or a choice of a record.
+    """A label to find spans for, or a choice of a record.
 
     Attributes:
         dtype: "list" for all spans, "str" for the best.
-        threshold: the least score; None for the call's.
+        threshold: the minimum score; None for the call's.
         choices: the values that a record's field may have; empty for spans of the text.
-        description: what the model reads beside the name.
+        description: a description that the model reads in addition to the name.
     """
 
     dtype: str = "list"
@@ -53,8 +53,8 @@ class Part:
         kind: a key of MARKS.
         name: its name in results.
         fields: its labels.
-        prompt: what the model reads beside the name.
-        options: of classes: multi_label, cls_threshold, class_act, top_k, examples.
+        prompt: a text that the model reads in addition to the name.
+        options: for classes: multi_label, cls_threshold, class_act, top_k, examples.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class Part:
     options: dict[str, Any] = field(default_factory=dict)
 
     def tokens(self) -> list[str]:
-        """Return the words that stand for the part before a text."""
+        """Return the words that represent the part before a text."""
         text = self.name if self.prompt is None else f"{self.name}: {self.prompt}"
         for name, each in self.fields.items():
             text += f" {DESCRIPTION} {name}: {each.description}" if each.description else ""
@@ -100,11 +100,11 @@ def _fields(name: str, given: Any, **defaults: Any) -> dict[str, Field]:
 
 
 def _check_marks(*texts: str) -> None:
-    """Raise ValueError for a text with one of the model's marks, which would be read as one."""
+    """Raise ValueError for a text with one of the model's marker tokens, which would be read as such."""
     for text in texts:
         for token in TOKENS:
             if token in text:
-                raise ValueError(f"{text!r:.60} has {token}, one of the model's marks, expected none")
+                raise ValueError(f"{text!r:.60} has {token}, one of the model's marker tokens, expected none")
 
 
 class Schema:
@@ -125,7 +125,7 @@ class Schema:
             taken[0].fields |= fields
             return self
         if taken or not name.strip() or (name == "entities") != (kind == "entities"):
-            raise ValueError(f"a part is called {name!r}, expected a name of its own beside entities")
+            raise ValueError(f"a part is called {name!r}, expected a unique name other than entities")
         self.parts.append(Part(kind, name, fields, **more))
         return self
 
@@ -134,8 +134,8 @@ class Schema:
 
         Args:
             entity_types: a list of names, or {name: a description, or a mapping of description, dtype and threshold}.
-            dtype: "list" for all, or "str" for the best.
-            threshold: the least score; by default the call's.
+            dtype: "list" for all spans, or "str" for the best.
+            threshold: the minimum score; by default the call's.
         """
         return self._add(
             "entities", "entities", _fields("entity_types", entity_types, dtype=dtype, threshold=threshold)
@@ -158,12 +158,13 @@ class Schema:
         Args:
             task: the name of the result.
             labels: a list of names, or {name: description}.
-            multi_label: whether several may be right: each with a score of `cls_threshold` or more, or the best.
+            multi_label: whether several labels may apply: all with a score of at least `cls_threshold`, or else the
+                best.
             cls_threshold: see multi_label.
-            top_k: the most labels of several; None for all.
-            class_act: "softmax" or "sigmoid"; "auto" is sigmoid for several labels.
-            prompt: what the model reads beside the name.
-            examples: texts with their labels, which the model reads, too.
+            top_k: the maximum number of labels with multi_label; None for all.
+            class_act: "softmax" or "sigmoid"; "auto" is sigmoid with multi_label.
+            prompt: a text that the model reads in addition to the name.
+            examples: texts with their labels, which the model also reads.
         """
         options = {"multi_label": checks.boolean("multi_label", multi_label), "examples": list(examples)}
         options["cls_threshold"] = check_share("cls_threshold", cls_threshold)
@@ -188,8 +189,8 @@ class Schema:
             name: its name.
             dtype: "list" for all spans or choices, "str" for the best.
             choices: the values that it may have; by default it is a span of the text.
-            description: what the model reads beside the name.
-            threshold: the least score; by default the call's.
+            description: a description that the model reads in addition to the name.
+            threshold: the minimum score; by default the call's.
         """
         if not self.parts or self.parts[-1].kind != "records":
             raise ValueError("field is called without a structure before it")
@@ -207,7 +208,7 @@ class Schema:
         return sorted(self.parts, key=lambda part: kinds.index(part.kind))
 
     def prefix(self) -> tuple[list[str], dict[tuple[str, str], range]]:
-        """Return the words of choices, which stand before a text, and the places of each record's and field's."""
+        """Return the words of choices, which precede a text, and their places by record and field."""
         found, places = [], {}
         for part in self.parts:
             inner: list[str] = []

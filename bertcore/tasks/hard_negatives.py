@@ -1,4 +1,4 @@
-"""Hard negatives for training: wrong documents that a model finds near a query."""
+"""Hard negatives for training: wrong documents that a model ranks close to a query."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -43,40 +43,40 @@ def mine_hard_negatives(
     verbose: bool = True,
     seed: int = 0,
 ) -> Any:
-    """Add documents that are near a query, but not its answers, to pairs of both, as sentence-transformers does.
+    """Add to (query, answer) pairs documents that are close to the query but not its answers, as sentence-transformers.
 
     Args:
         dataset: a Hugging Face dataset, or a list of mappings.
         model: a `SentenceEncoder`; its similarity of normalised embeddings ranks the documents.
         anchor_column_name, positive_column_name: the columns of queries and answers; by default the first two.
-        corpus: more documents; the answers of all queries are documents, too.
-        cross_encoder: a `CrossEncoder` that scores candidates and answers again before margins and limits are applied;
+        corpus: additional documents; the answers of all queries are also candidates.
+        cross_encoder: a `CrossEncoder` that rescores candidates and answers before margins and limits are applied;
             without these it has no effect.
-        range_min, range_max: ranks among the candidates of a query to begin and to end with; the last is by default as
-            many as needed, and ten times that if scores have limits.
+        range_min, range_max: the first and last rank of the candidates to consider; the last is by default as many as
+            needed, or ten times that if scores are limited.
         max_score, min_score: limits of a negative's score.
-        absolute_margin, relative_margin: how much lower than the lowest answer of its query a negative's score is:
-            by that, or by that fraction of the answer's score.
-        num_negatives: the number of negatives of a query.
+        absolute_margin, relative_margin: the least distance of a negative's score below its query's lowest answer: an
+            absolute value, or a fraction of the answer's score.
+        num_negatives: the number of negatives per query.
         sampling_strategy: "top", the best candidates, or "random" ones, by `seed`.
-        query_prompt_name, query_prompt, corpus_prompt_name, corpus_prompt: prompts, as for `encode`; by default those
-            of `encode_query` and `encode_document`.
-        include_positives: whether answers are candidates, too, for evaluation of rerankers; makes n-tuples.
+        query_prompt_name, query_prompt, corpus_prompt_name, corpus_prompt: prompts, as for `encode`; by default as in
+            `encode_query` and `encode_document`.
+        include_positives: whether answers are also candidates, to evaluate rerankers; the output is n-tuples.
         output_format: "triplet" (query, answer, negative); "n-tuple" (query, answer, negative_1, ...), without queries
             that have fewer negatives; "labeled-pair" (query, document, label 1 or 0); or "labeled-list" (query, list of
             documents, list of labels).
-        output_scores: whether the scores are given, in the place of labels.
+        output_scores: whether to return scores instead of labels.
         batch_size: as for `encode` and `predict`.
-        faiss_batch_size: queries compared at once.
-        use_faiss: has no effect: the search is exact without it.
+        faiss_batch_size: the number of queries compared at once.
+        use_faiss: has no effect: the search is exact.
         verbose: whether to print counts and mean scores.
-        seed: of random samples.
+        seed: the seed of random samples.
 
     Returns:
-        A dataset of the kind of `dataset`.
+        A dataset of the same kind as `dataset`.
 
     Raises:
-        TypeError, ValueError: naming the argument that is wrong.
+        TypeError, ValueError: for a wrong argument, which the message names.
     """
     checks.choice("sampling_strategy", sampling_strategy, ("top", "random"))
     checks.choice("output_format", output_format, FORMATS)
@@ -94,7 +94,7 @@ def mine_hard_negatives(
     limits = absolute_margin, relative_margin, max_score, min_score
     for name, limit in zip(("absolute_margin", "relative_margin", "max_score", "min_score"), limits, strict=True):
         if limit is not None:
-            checks.finite_number(name, limit)  # beyond NaN there is nothing: it would turn the limit off
+            checks.finite_number(name, limit)  # NaN would turn the limit off, as no number exceeds it
     rescoring = cross_encoder if any(limit is not None for limit in limits) else None
     is_wide = any(limit is not None for limit in (limits if rescoring is not None else limits[:3]))
     check_count("num_negatives", num_negatives)
@@ -131,7 +131,7 @@ def _pairs(dataset: Any, *given: str | None) -> tuple[list[str], list[tuple[str,
         if names[-1] not in known:
             raise ValueError(f"{label} is {name!r}, expected one of {', '.join(known)}")
     if names[0] == names[1]:
-        raise ValueError(f"positive_column_name is {names[1]!r}, expected another than anchor_column_name")
+        raise ValueError(f"positive_column_name is {names[1]!r}, expected a different column than anchor_column_name")
     for index, row in enumerate(() if is_table else dataset):
         if not {*names} <= {*row}:
             raise ValueError(f"dataset[{index}] has the columns {', '.join(row)}, expected {' and '.join(names)}")
@@ -149,7 +149,7 @@ def _embeddings(
 
 
 class _Candidates:
-    """The documents near each query, with their scores; `owners` and `positives` are the distinct pairs."""
+    """The documents closest to each query, with their scores; `owners` and `positives` are the distinct pairs."""
 
     def __init__(self, pairs: list[tuple[str, str]], corpus: list[str]):
         counts = Counter(query for query, _ in pairs)
@@ -183,7 +183,7 @@ class _Candidates:
     def remove_beyond(
         self, absolute: float | None, relative: float | None, max_score: float | None, min_score: float | None
     ) -> None:
-        """Remove what is too near, beside the lowest score of its query's answers, or too far."""
+        """Remove documents that are too close, relative to the query's lowest answer, or too far."""
         firsts = np.searchsorted(self.owners, np.arange(len(self.queries)))
         right, scores = np.minimum.reduceat(self.of_positives, firsts)[:, None], self.scores
         if absolute is not None:
@@ -200,7 +200,7 @@ class _Candidates:
         order = np.argsort(-self.scores, axis=1, kind="stable")[:, first:last]
         if seed is not None:
             draws = np.random.default_rng(seed).random(order.shape)
-            draws += np.isneginf(np.take_along_axis(self.scores, order, 1))  # what is removed comes last
+            draws += np.isneginf(np.take_along_axis(self.scores, order, 1))  # removed ones come last
             chosen = np.sort(np.argsort(draws, axis=1)[:, :count], axis=1)
             order = np.take_along_axis(order, chosen, 1)
         order, self.count = order[:, :count], count

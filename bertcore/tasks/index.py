@@ -1,8 +1,8 @@
-"""An index that is kept: vectors in files that are mapped, searched exactly or by codes and rescored.
+"""A persistent vector index: memory-mapped files, searched exactly or by codes with rescoring.
 
 A folder has index.json (version, dimension, precision, and the size and SHA-256 of every file) and, in parts/, arrays
-in NumPy's format. Building and each `add` make one part. Files appear together with the index.json that names them, or
-not at all, and none is ever changed.
+in NumPy's format. `build` and each `add` write one part. Files appear together with the index.json that names them, or
+not at all, and are never changed.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from bertcore.tasks.similarity import normalized
 
 NAME, PARTS, VERSION = "index.json", "parts", 1
 PRECISIONS = ("float32", "float16", "int8", "binary")
-SAMPLE = 1 << 14  # first rows, which the ranges and the center come from
+SAMPLE = 1 << 14  # first rows, from which the ranges and the center are computed
 BLOCK = 1 << 23  # numbers of rows that are multiplied at once
 FLOATS = {"float32": "<f4", "float16": "<f2"}
 
@@ -53,15 +53,15 @@ class VectorIndex:
 
     Attributes:
         folder: the folder.
-        dimension: numbers of a vector.
-        precision: "float32", "float16", "int8" or "binary": what is searched.
-        rescore_precision: "float32", "float16" or "int8": what the best are scored by again; None for the codes.
+        dimension: the length of a vector.
+        precision: "float32", "float16", "int8" or "binary": the form that is searched.
+        rescore_precision: "float32", "float16" or "int8": the form by which the best are rescored; None for the codes.
         similarity: "cosine" or "dot".
-        metadata: the mapping of texts that was given to `build`.
-        has_texts: whether the texts are kept, too.
+        metadata: the mapping of texts that was passed to `build`.
+        has_texts: whether the index also stores the texts.
 
-    Raises CheckpointError for a folder without an index, for files that are missing or of another size or form, and for
-    versions and settings that are not known. Nothing in the folder is run or unpickled.
+    Raises CheckpointError for a folder without an index, for files that are missing or have the wrong size or form, and
+    for unknown versions and settings. Nothing in the folder is run or unpickled.
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -144,22 +144,23 @@ class VectorIndex:
         """Build an index in a new or empty folder, in bounded memory, and open it. It appears whole or not at all.
 
         Args:
-            folder: where it is kept.
+            folder: the folder of the index.
             embeddings: an array (rows, dim), or an iterable of rows (dim,) or blocks of rows.
-            ids: an integer for each row, each once; by default their numbers from 0 on. Read as the rows come.
-            texts: a text for each row, which results then have. Read as the rows come.
+            ids: a unique integer for each row; by default counted from 0. An iterable is read along with the rows.
+            texts: a text for each row, which results then include. An iterable is read along with the rows.
             precision: the form that is searched: "float32" or "float16" numbers, which are multiplied exactly; "int8":
                 the range of each dimension in 256 steps; "binary": for each dimension whether it is above its mean.
-                Ranges and means come from the first 16,384 rows; of fewer than 100, one range serves all dimensions.
-            rescore_precision: the form that the best are scored by again: "float32", "float16" or "int8", or None to
-                keep nothing but the codes (default: "int8" beside "binary", else None).
+                Ranges and means come from the first 16,384 rows; with fewer than 100 rows, all dimensions share one
+                range.
+            rescore_precision: the form by which the best are rescored: "float32", "float16" or "int8", or None to store
+                only the codes (default: "int8" for "binary", else None).
             similarity: "cosine", for which rows are scaled to length 1, or "dot".
-            metadata: texts by name to keep in index.json, such as the model.
+            metadata: texts by name to store in index.json, such as the model.
 
         Raises:
-            ValueError: for a folder that is not empty, no rows, rows of other lengths, inf or NaN, ids that repeat, and
-                as many ids or texts as there are no rows.
-            TypeError: for non-numbers, and ids and texts of another type.
+            ValueError: for a folder that is not empty, no rows, rows of different lengths, inf or NaN, repeated ids,
+                and a number of ids or texts that differs from the number of rows.
+            TypeError: for non-numbers, and for ids and texts of another type.
             OSError: if the folder cannot be written.
         """
         checks.choice("precision", precision, PRECISIONS)
@@ -181,7 +182,7 @@ class VectorIndex:
                 raise ValueError("embeddings holds no rows, expected one or more")
             index.dimension, index._starts = first[0][0].shape[1], np.zeros(1, np.int64)
             sample = np.concatenate([index._scaled(rows) for rows, *_ in first])
-            axis = 0 if len(sample) >= FEW else None  # of few rows a dimension's range would not hold others
+            axis = 0 if len(sample) >= FEW else None  # a dimension's range from few rows would not cover others
             ranges, center = np.empty((2, index.dimension), np.float32), sample.mean(axis=0)
             ranges[0], ranges[1] = sample.min(axis=axis), sample.max(axis=axis)
             index._codes, index._parts = Codes(index.dimension, ranges=ranges, center=center), []
@@ -201,18 +202,18 @@ class VectorIndex:
     def add(
         self, embeddings: Any, *, ids: Iterable[int] | None = None, texts: Iterable[str] | None = None
     ) -> "VectorIndex":
-        """Add rows, in the order of the others after them; arguments and errors as those of `build`.
+        """Append rows; arguments and errors are as for `build`.
 
-        Processes that add at the same time wait for each other. An index that another process has opened stays as it
-        was there. Returns the index itself.
+        Processes that add at the same time wait for each other. An index that another process has opened does not
+        change there. Returns the index itself.
         """
         if (texts is not None) != self.has_texts:
-            which = "keeps texts" if self.has_texts else "keeps no texts"
+            which = "stores texts" if self.has_texts else "stores no texts"
             raise ValueError(
                 f"texts is {'given' if texts is not None else None}, expected otherwise: the index {which}"
             )
         with locked(self.folder / PARTS):
-            self._open(read_json_object(self.folder / NAME))  # others may have added
+            self._open(read_json_object(self.folder / NAME))  # other processes may have added rows
             blocks = row_blocks(embeddings, ids, texts, len(self))
             first = next(blocks, None)
             if first is None:
@@ -257,11 +258,11 @@ class VectorIndex:
         self._open(facts)
 
     def _scaled(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows, float32, as they are multiplied; float64 has the squares of all of them."""
+        """Return rows, float32, in the form that is multiplied; squares are computed in float64."""
         return normalized(rows.astype(np.float64)).astype(np.float32) if self.similarity == "cosine" else rows
 
     def _stored(self, kind: str, rows: np.ndarray) -> np.ndarray:
-        """Return rows in one of the forms they are kept in."""
+        """Return rows in one of the stored forms."""
         if kind in FLOATS:
             with np.errstate(over="ignore"):
                 made = rows.astype(FLOATS[kind])
@@ -281,20 +282,20 @@ class VectorIndex:
     ) -> list[list[dict[str, Any]]]:
         """Find the rows nearest to each query.
 
-        The CPU computes, in NumPy if that is the backend in force; the vectors are read as they are needed.
+        The search runs on the CPU, in NumPy if that is the active backend; vectors are read as they are needed.
 
         Args:
             queries: (queries, dim), or (dim,) for one.
-            top_k: number of results for each; all rows if there are fewer.
-            rescore: with codes, score the best by `rescore_precision` again, or by the codes if it is None.
-            rescore_multiplier: how many times `top_k` rows are scored again (default: 4, or 64 of bits).
-            query_chunk_size: queries compared at once; the result stays the same.
+            top_k: number of results per query; all rows if there are fewer.
+            rescore: with codes, rescore the best by `rescore_precision`, or by the codes if it is None.
+            rescore_multiplier: how many times `top_k` rows are rescored (default: 4, or 64 for bits).
+            query_chunk_size: queries compared at once; does not change the result.
 
         Returns:
-            For each query a list of {"corpus_id": id, "score": float}, best first, of equal ones the first; with
-            "text", too, if the index keeps texts. Without rescoring a score is an estimate of the similarity.
+            For each query a list of {"corpus_id": id, "score": float}, best first, ties by row; also with "text" if the
+            index stores texts. Without rescoring, a score is an estimate of the similarity.
 
-        Raises ValueError for another dimension, inf or NaN, and sizes that are not positive; TypeError for non-numbers.
+        Raises ValueError for a wrong dimension, inf or NaN, and sizes that are not positive; TypeError for non-numbers.
         """
         queries = as_float32("queries", check_table("queries", queries))
         if queries.shape[1] != self.dimension:
@@ -335,16 +336,16 @@ class VectorIndex:
         return made
 
     def vectors(self, rows: int = ROWS) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield blocks of ids, int64 (rows,), and vectors, float32 (rows, dim), in their order, as exact as kept."""
+        """Yield blocks of ids, int64 (rows,), and vectors, float32 (rows, dim), from the most exact stored form."""
         for number, start in enumerate(self._starts[:-1].tolist()):
             for first in range(0, len(self._parts[number]["ids"]), check_count("rows", rows)):
                 ids = self._parts[number]["ids"][first : first + rows]
                 yield np.array(ids), self._decoded(start + first + np.arange(len(ids)))
 
     def texts(self, rows: Sequence[int]) -> list[str]:
-        """Return the texts of rows by their places from 0 on. Raises ValueError if the index keeps none."""
+        """Return the texts of rows by their indices. Raises ValueError if the index stores no texts."""
         if not self.has_texts:
-            raise ValueError("the index keeps no texts, expected one that was built with texts")
+            raise ValueError("the index stores no texts, expected one that was built with texts")
         found = []
         for row in rows:
             row = check_count("row", row, 0, len(self) - 1)
@@ -369,7 +370,7 @@ class VectorIndex:
         return found
 
     def verify(self) -> None:
-        """Read every file. Raises CheckpointError for one that is not as it was written, by its SHA-256."""
+        """Read every file. Raises CheckpointError for a file whose SHA-256 differs from the one in index.json."""
         for number, part in enumerate(self._facts["parts"]):
             for kind, noted in part["files"].items():
                 if digest_of(file := self._file(number, kind)) != noted.get("sha256"):
@@ -377,7 +378,7 @@ class VectorIndex:
 
 
 def merged(found: Sequence[list[list[dict[str, Any]]]], top_k: int = 10) -> list[list[dict[str, Any]]]:
-    """Return the best results of several indices, shards of one corpus; each gave a list for each query."""
+    """Merge the results of several indices, shards of one corpus; each has a list for each query."""
     check_count("top_k", top_k)
     return [
         sorted(itertools.chain.from_iterable(each), key=lambda entry: -entry["score"])[:top_k]

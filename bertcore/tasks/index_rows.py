@@ -1,4 +1,4 @@
-"""The rows of an index on their way into it: vectors in blocks, with an id and, if wanted, a text for each."""
+"""Prepare the rows of an index: vectors in blocks, each with an id and, optionally, a text."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,13 +28,13 @@ def row_blocks(
         words = [] if lines is None else list(itertools.islice(lines, len(rows)))
         for name, found in (("ids", some), ("texts", words if lines is not None else some)):
             if len(found) != len(rows):
-                raise ValueError(f"{name} has {done + len(found)} entries, expected as many as there are rows")
+                raise ValueError(f"{name} has {done + len(found)} entries, expected one for each row")
         made = np.array([_id(done + at, each) for at, each in enumerate(some)], np.int64)
         yield rows, made, [checked_text(f"texts[{done + at}]", each).encode() for at, each in enumerate(words)]
         done += len(rows)
     for name, rest in (("ids", iter(()) if ids is None else numbers), ("texts", lines or iter(()))):
         if next(rest, None) is not None:
-            raise ValueError(f"{name} has more than {done} entries, expected as many as there are rows")
+            raise ValueError(f"{name} has more than {done} entries, expected one for each row")
 
 
 def _id(place: int, value: Any) -> int:

@@ -1,4 +1,4 @@
-"""The kinds of encoders, folders opened as the encoders they hold, and kernels compiled ahead of their first use."""
+"""The kinds of encoders, opening folders as the encoders they hold, and compiling kernels before their first use."""
 
 import os
 import warnings
@@ -59,9 +59,9 @@ def read_encoder_settings(folder: Any) -> Any:
 
 
 def load_encoder(folder: str | os.PathLike, **options: Any) -> Any:
-    """Open a folder as what it holds: a SentenceEncoder, MultiVectorEncoder, SparseEncoder or CrossEncoder.
+    """Open a folder as the encoder it holds: a SentenceEncoder, MultiVectorEncoder, SparseEncoder or CrossEncoder.
 
-    `options` are those of the class, whose errors this raises.
+    Options and errors are those of the class.
     """
     return ENCODERS[kind_of(folder)](Path(folder), **options)
 
@@ -74,7 +74,7 @@ RANDOM_BERT = {
 
 
 def models_of(source: Path | None, dtype: str | None) -> tuple[Any, Any]:
-    """Return a model with its pooler, and with its head (None without one); a small BERT for no folder."""
+    """Return a model with its pooler, and one with its head (None without a head); small BERTs without a folder."""
     if source is None:
         return tuple(
             kind.from_config(RANDOM_BERT, dtype=dtype or "float32") for kind in (AutoModel, AutoModelForMaskedLM)
@@ -90,7 +90,7 @@ def models_of(source: Path | None, dtype: str | None) -> tuple[Any, Any]:
 
 
 def _with_head(kind: type, folder: Path, encoder: Any) -> Any:
-    """Return the model with its own head if that takes a label for each token, else with a classifier."""
+    """Return the model with its own head if that takes token labels, else with a classifier."""
     if kind in (AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForTokenClassification):
         return kind.from_pretrained(folder, dtype=encoder.dtype)
     if "token_classification" in head_specs(encoder.config):

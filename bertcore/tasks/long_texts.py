@@ -1,4 +1,4 @@
-"""Texts longer than a model accepts: cut with a warning, refused, or read in overlapping windows.
+"""Texts longer than a model accepts: cut with a warning, rejected, or read in overlapping windows.
 
 A long text is tokenized piece by piece, so that memory depends on the window and not on the text.
 """
@@ -16,12 +16,12 @@ from bertcore.tasks.texts import grouped, in_batches, too_long
 TRUNCATIONS = (True, "warn", "error", "chunk")
 STRATEGIES = ("longest_first", "only_first", "only_second")
 PIECE = 1 << 16  # characters of a long text tokenized at once; more if a window needs more
-OVERLAP = 4  # by default windows share one part in this many
+OVERLAP = 4  # by default, windows share one token in this many
 
 
 @dataclass(frozen=True)
 class Text:
-    """One input sequence of a model: a text or a pair of texts, and which of the two may be cut."""
+    """One input sequence of a model: a text or a pair of texts, and the part that may be cut."""
 
     first: str
     second: str | None = None
@@ -48,10 +48,10 @@ class Cutting:
     """The treatment of texts that are too long.
 
     Attributes:
-        truncation: "warn" cuts them and warns once, True cuts them, "error" refuses them, "chunk" reads them whole in
+        truncation: "warn" cuts them and warns once, True cuts them, "error" rejects them, "chunk" reads them whole in
             windows.
-        max_length: tokens of a window, special tokens included; None for no limit.
-        stride: tokens shared by two neighbouring windows; None for a quarter of a window.
+        max_length: number of tokens of a window, including special tokens; None for no limit.
+        stride: number of tokens that neighbouring windows share; None for a quarter of a window.
         most_shared: upper limit of the default stride; None for no limit.
     """
 
@@ -84,7 +84,7 @@ class Window:
         encoding: the tokenizers library's Encoding.
         shift: position in the whole text of the first character of the encoded piece.
         part: 0 or 1, the text of a pair that is read in windows.
-        shared: number of its first tokens that the previous window contains, too.
+        shared: number of first tokens that are also in the previous window.
         text: the whole text; set by pipelines.
     """
 
@@ -194,7 +194,7 @@ def _beginning(window: Window) -> int:
 
 
 def _windows_of_pieces(tokenizer: Any, text: Text, cutting: Cutting) -> Iterator[Window]:
-    """Yield the windows of a text too long to be tokenized at once; a piece starts with the last one of that before."""
+    """Yield the windows of a text too long to tokenize at once; a piece starts with the previous one's last window."""
     whole, part = text.parts[text.windowed], text.windowed
     strategy, stride = _strategy(text, cutting), _stride(tokenizer, text, cutting)
     start, size, last = 0, PIECE, None
@@ -250,7 +250,7 @@ def owned(counts: Sequence[int], shared: Sequence[int]) -> list[slice]:
 
     Args:
         counts: number of tokens of each window, special tokens excluded.
-        shared: number of them that the previous window contains, too.
+        shared: number of those tokens that are also in the previous window.
 
     Returns:
         For each window the slice of its own tokens; together they are all tokens of the text, once each.
@@ -281,7 +281,7 @@ class MergedWindows:
             self._vector = vector if self._vector is None else np.maximum(self._vector, vector)
             return
         share = vector if self._vector is None else vector.astype(np.float64) * max(1, tokens)
-        if self._windows == 2:  # the first vector was kept unweighted, as a single window keeps its bits
+        if self._windows == 2:  # the first vector was kept unweighted, so that a single window is unchanged bit for bit
             self._vector = self._vector.astype(np.float64) * self._tokens
         self._vector = share if self._vector is None else self._vector + share
         self._tokens += max(1, tokens)

@@ -1,4 +1,4 @@
-"""Write models in low precision, and compare them with float32 on texts: sizes, speed, embeddings, words."""
+"""Write models in low precision, and compare them with float32 on texts: size, speed, embeddings, words."""
 
 import contextlib
 import functools
@@ -45,13 +45,13 @@ def quantize(
 
     Args:
         source: folder of the model, in float32, float16 or bfloat16.
-        target: folder to write, which appears complete; if it exists, it must be empty.
+        target: folder to write; it appears only when complete, and must be empty if it exists.
         dtype: "int8", "int8_weight_only" or "bfloat16".
-        texts: sample texts; int8 weights are rounded with regard to the encoder's inputs on these.
-        name: the name of the texts for error messages.
+        texts: sample texts; int8 weights are rounded to minimise the error on the encoder's inputs from these.
+        name: the name of the texts in error messages.
 
     Returns:
-        The bytes of the tensors before and after.
+        The total bytes of the tensors before and after.
 
     Raises:
         ValueError: for a model in low precision, a folder that holds files, links out of `source`, and missing texts.
@@ -87,7 +87,7 @@ def _calibrated(source: Path, opened: Any, texts: Iterable[str], name: str) -> d
         if not _encode_all(encoder, texts):
             raise ValueError(f"{name} holds no texts")
     for parameter, of_inputs in statistics.items():
-        if of_inputs.rows == 0:  # no text reached it
+        if of_inputs.rows == 0:  # not used by any text
             continue
         label = ", ".join(parameter.names)
         rounded = _named(
@@ -110,7 +110,7 @@ def _encode_all(encoder: Any, texts: Iterable[str]) -> int:
 
 
 def _stored_parts(parameter: Any, rounded: Any) -> dict[str, dict[str, Any]]:
-    """Return {tensor name: {ending: tensor}} with a parameter's int8 values, their scales and their input's."""
+    """Return {tensor name: {ending: tensor}} with a parameter's int8 values, their scales and its input scales."""
     values, scales = dict(parameter.parts(rounded.values)), dict(parameter.parts(rounded.scale[:, None]))
     of_input = {} if rounded.input_scale is None else {INPUT_SCALE: rounded.input_scale}
     return {name: {"": values[name], SCALE: scales[name]} | of_input for name in values}
@@ -119,9 +119,9 @@ def _stored_parts(parameter: Any, rounded: Any) -> dict[str, dict[str, Any]]:
 def converted(
     opened: Any, config: dict[str, Any], dtype: str, calibrated: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the new tensors under their old names, and the matrices of unknown heads, which stay as they were.
+    """Return the new tensors under their old names, and the matrices of unknown heads, which are unchanged.
 
-    `calibrated` holds tensors that are computed already, by the old name.
+    `calibrated` holds tensors that have already been computed, by their old names.
     """
     uses, layouts, copies = _uses(opened, config)
     tensors = {}
@@ -207,7 +207,7 @@ def _check_target(target: Path, sources: tuple[Path, ...]) -> None:
 
 @contextlib.contextmanager
 def written_beside(target: Path) -> Iterator[Path]:
-    """Return a block with a new folder beside `target`, which takes its place when the block ends well."""
+    """Return a context with a new folder beside `target`, which replaces it when the block succeeds."""
     place = target.resolve()
     with naming(target):
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -18,28 +18,28 @@ def quantize_embeddings(
     ranges: np.ndarray | None = None,
     calibration_embeddings: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return embeddings in fewer bits, for a smaller index and a faster search.
+    """Quantize embeddings to fewer bits, for a smaller index and faster search.
 
     Args:
         embeddings: (n, dim) or (dim,) floating point.
         precision: "float32"; "int8" or "uint8": the range of each dimension in 256 steps; "ubinary" or "binary": the
             sign of each dimension, eight in a byte, shifted by -128 for "binary".
         ranges: (2, dim), minimum and maximum of each dimension, for int8 and uint8.
-        calibration_embeddings: (m, dim), the source of ranges that are not given; by default the embeddings,
-            with a warning below 100: embeddings of other ranges are not comparable.
+        calibration_embeddings: (m, dim), from which ranges are computed if not given; by default the embeddings, with a
+            warning below 100: embeddings with different ranges are not comparable.
 
     Returns:
         float32, int8 or uint8 (n, dim); int8 ("binary") or uint8 ("ubinary") (n, ceil(dim / 8)).
 
     Raises:
         TypeError: the embeddings are integers.
-        ValueError: the precision is unknown, a shape does not fit, a value is inf or NaN, or ranges would come from
-            one embedding.
+        ValueError: the precision is unknown, a shape is wrong, a value is inf or NaN, or ranges would come from a
+            single embedding.
     """
     checks.choice("precision", precision, PRECISIONS)
     embeddings = check_numbers("embeddings", embeddings)
     if embeddings.dtype.kind != "f":
-        raise TypeError(f"embeddings has dtype {embeddings.dtype}, expected floating point: it is quantized already")
+        raise TypeError(f"embeddings has dtype {embeddings.dtype}, expected floating point: it is already quantized")
     if embeddings.ndim not in (1, 2):
         raise ValueError(f"embeddings has shape {embeddings.shape}, expected (n, dim) or (dim,)")
     if not np.isfinite(embeddings).all():
@@ -55,19 +55,19 @@ def quantize_embeddings(
 
 
 class Codes:
-    """Rows of `dimension` numbers as int8, by `ranges` (2, dim), or as bits: what is above `center` (dim,), or above 0.
+    """Rows of `dimension` numbers as int8, by `ranges` (2, dim), or as bits: whether above `center` (dim,), or above 0.
 
-    Both compare with queries in float32: `asked` makes codes of queries, and what turns integers into scores.
+    Both are compared with queries in float32: `asked` returns codes of queries, and factors from integers to scores.
     """
 
     def __init__(self, dimension: int, *, ranges: np.ndarray | None = None, center: np.ndarray | float = 0.0):
         self.dimension, self.ranges, self.center = dimension, ranges, center
         if ranges is not None:
             start, self.step = _steps(np.empty((0, dimension), np.float32), ranges, None)
-            self.middle = start + 128.5 * self.step  # of the numbers whose code is 0
+            self.middle = start + 128.5 * self.step  # the number whose code is 0
 
     def int8(self, rows: np.ndarray) -> np.ndarray:
-        """Return codes (n, dim); numbers beyond the ranges are cut."""
+        """Return codes (n, dim); numbers beyond the ranges are clipped."""
         return quantize_embeddings(rows, "int8", ranges=self.ranges)
 
     def bits(self, rows: np.ndarray) -> np.ndarray:
@@ -75,15 +75,15 @@ class Codes:
         return quantize_embeddings(rows - self.center, "ubinary")
 
     def decoded(self, codes: np.ndarray) -> np.ndarray:
-        """Return rows, float32, that the codes stand for; of bits 0 and 1."""
+        """Return the decoded rows, float32; for bits, zeros and ones."""
         if codes.dtype == np.uint8:
             return np.unpackbits(codes, axis=-1, count=self.dimension).astype(np.float32)
         return codes * self.step + self.middle
 
     def asked(self, queries: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return codes of queries, and `scale` and `shift` (n, 1): a score is an integer times the one plus the other.
+        """Return codes of queries, and `scale` and `shift` (n, 1): a score is an integer times `scale` plus `shift`.
 
-        int8 stand for queries times the step of each dimension, so that the products are those of decoded rows.
+        int8 codes represent queries times the step of each dimension, so that products equal those of decoded rows.
         """
         if dtype == np.uint8:
             ones = np.ones((len(queries), 1), np.float32)
@@ -118,8 +118,6 @@ def _steps(embeddings: np.ndarray, ranges: Any, calibration: Any) -> tuple[np.nd
     if ranges.shape != (2, width):
         raise ValueError(f"ranges has shape {ranges.shape}, expected (2, {width})")
     if not np.isfinite(ranges).all() or (ranges[0] > ranges[1]).any():
-        raise ValueError(
-            "ranges holds inf or NaN, or a least value above the greatest, expected finite numbers in their order"
-        )
+        raise ValueError("ranges holds inf or NaN, or a minimum above the maximum, expected finite numbers in order")
     steps = (ranges[1] - ranges[0]) / 255
     return ranges[0], np.where(steps == 0, 1, steps).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Readers of texts: cut to the model's length or read in windows, and computed in batches of tokens."""
+"""Readers of texts: cut texts to the model's length or read them in windows, in batches of tokens."""
 
 import copy
 import functools
@@ -29,14 +29,14 @@ DOCUMENTS = "document", "passage", "corpus"  # names of the prompt for documents
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """The checked options by which a call reads texts.
+    """The checked options of a call that reads texts.
 
     Attributes:
         cutting: treatment of texts that are too long.
-        backend: what computes.
+        backend: the backend that computes.
         prompt: text before each input.
         merge: merge of the vectors of a text's windows.
-        batch_tokens, batch_size: most tokens and texts computed at once.
+        batch_tokens, batch_size: maximum number of tokens and texts computed at once.
     """
 
     cutting: Cutting
@@ -75,7 +75,7 @@ class TextReader:
 
     model: Any
     tokenizer: Any
-    readers: Mapping[str, Any] = {}  # of the routes of a Router, by name
+    readers: Mapping[str, Any] = {}  # of a Router's routes, by name
     token_rows: Callable[..., Iterable[tuple[Any, bool]]]  # (texts, prompt, length) -> (tokens, was cut) of each
     has_warned = False
 
@@ -85,7 +85,7 @@ class TextReader:
     def _load_trained(
         self, model_class: Any, folder: Path, dtype: str | None, kind: str, num_labels: int | None = None
     ) -> None:
-        """Load a model whose head the checkpoint must have, unless `num_labels` asks for a head of that size."""
+        """Load a model. The checkpoint must have its head unless `num_labels` requests a head of that size."""
         if num_labels is not None:
             self.model = model_class.from_pretrained(folder, dtype=dtype, num_labels=num_labels)
             return
@@ -96,7 +96,7 @@ class TextReader:
             raise CheckpointError(f"{folder} does not hold {', '.join(missing)}: expected a {kind}")
 
     def _load_tokenizer(self, folder: Path, wanted: int | None, published: int | None, row: str = "text") -> None:
-        """Load the tokenizer and set `max_seq_length`: as wanted, else as published, else the tokenizer's.
+        """Load the tokenizer and set `max_seq_length`: as given, else as published, else the tokenizer's.
 
         A row is a "text" or a "pair" with special tokens, or "bare" without.
         """
@@ -108,7 +108,7 @@ class TextReader:
 
     @property
     def max_seq_length(self) -> int:
-        """Length that texts are cut to, in tokens, special ones included; None sets the published one."""
+        """The length that texts are cut to, in tokens, including special tokens; None sets the published one."""
         return self._length
 
     @max_seq_length.setter
@@ -117,7 +117,7 @@ class TextReader:
             reader._length = sequence_length(value, *reader._lengths)
 
     def cut_length(self, processing_kwargs: Mapping[str, Any] | None) -> int:
-        """Return the length that a call cuts texts to: "max_length" of its options of the tokenizer, or the reader's.
+        """Return the length that a call cuts texts to: "max_length" of its tokenizer options, or the reader's.
 
         Raises ValueError for other options than "max_length" and "truncation", which is True.
         """
@@ -185,7 +185,7 @@ class TextReader:
 
 
 def by_route(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a method that takes `task` by keyword: with a Router the reader of the task's route runs it."""
+    """Decorate a method with a keyword `task`: with a Router, the reader of the task's route runs it."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **given: Any) -> Any:
@@ -212,7 +212,7 @@ class PromptedReader(TextReader, Encoder):
     SUPPORTED_SIMILARITY_FN_NAMES: ClassVar[tuple[str, ...]] = tuple(SIMILARITIES)
 
     def _load_routes(self, load: Callable[[Any, list[Module] | None, dict[Path, Any]], None]) -> None:
-        """Call `load(reader, modules, models)` for each route, which shares `models` by folder; once without a Router.
+        """Call `load(reader, modules, models)` for each route, sharing `models` by folder; once without a Router.
 
         Raises CheckpointError if the routes make embeddings of different lengths.
         """
@@ -235,7 +235,7 @@ class PromptedReader(TextReader, Encoder):
         return read_routes(self.folder)
 
     def routed(self, task: str | None) -> Self:
-        """Return the encoder that reads texts with this task: that of a Router's route, otherwise this one.
+        """Return the encoder that reads texts with this task: the one of a Router's route, otherwise this one.
 
         Raises ValueError for a task without a route.
         """
@@ -274,7 +274,7 @@ class PromptedReader(TextReader, Encoder):
     def encode_query(
         self, inputs: Any, prompt_name: str | None = None, prompt: str | None = None, **options: Any
     ) -> Any:
-        """Encode with the model's prompt for queries ("query"), if any; `prompt` and `prompt_name` replace it."""
+        """Encode with the model's query prompt ("query"), if it has one; `prompt` and `prompt_name` override it."""
         if prompt_name is None and prompt is None:
             prompt_name = self._prompts.first_of("query")
         return self.encode(inputs=inputs, prompt_name=prompt_name, prompt=prompt, **{"task": "query"} | options)
@@ -283,16 +283,16 @@ class PromptedReader(TextReader, Encoder):
     def encode_document(
         self, inputs: Any, prompt_name: str | None = None, prompt: str | None = None, **options: Any
     ) -> Any:
-        """Encode with the model's prompt for documents ("document", "passage" or "corpus"), if it has one.
+        """Encode with the model's document prompt ("document", "passage" or "corpus"), if it has one.
 
-        `prompt` and `prompt_name` replace it.
+        `prompt` and `prompt_name` override it.
         """
         if prompt_name is None and prompt is None:
             prompt_name = self._prompts.first_of(*DOCUMENTS)
         return self.encode(inputs=inputs, prompt_name=prompt_name, prompt=prompt, **{"task": "document"} | options)
 
     def encode_document_stream(self, inputs: Iterable[str], **options: Any) -> Iterator[Any]:
-        """Encode documents as they come, with their prompt: an iterator over the embeddings, in their order."""
+        """Return an iterator over the embeddings of documents, with the document prompt; documents may be a stream."""
         return self.encode_stream(inputs, **{"task": "document"} | with_prompt(options, self.document_prompt))
 
     def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
@@ -331,9 +331,9 @@ class PromptedReader(TextReader, Encoder):
         *,
         task: str | None = None,
     ) -> BatchEncoding:
-        """Return the model's inputs, input_ids, attention_mask, ... by name, int64 (texts, tokens), as NumPy arrays.
+        """Return the model's inputs (input_ids, attention_mask, ...) by name, as NumPy arrays, int64 (texts, tokens).
 
-        Rows are cut to `max_seq_length` and padded to the longest, as by sentence-transformers' method of this name.
+        Rows are cut to `max_seq_length` and padded to the longest, as in sentence-transformers' method of this name.
 
         Args:
             inputs: texts, or pairs of texts.
@@ -342,7 +342,7 @@ class PromptedReader(TextReader, Encoder):
             task: chooses the route of a Router.
 
         Raises:
-            TypeError: an input is neither a text nor a pair, or there are both.
+            TypeError: an input is neither a text nor a pair, or texts and pairs are mixed.
             ValueError: `processing_kwargs` has other keys than "text" and "common".
         """
         call: dict[str, Any] = {"padding": True, "truncation": True, "max_length": self.max_seq_length}
@@ -353,7 +353,7 @@ class PromptedReader(TextReader, Encoder):
         rows = [list(each) if isinstance(each, list | tuple) else [each] for each in inputs]
         for number, row in enumerate(rows):
             if not len(row) == len(rows[0]) <= 2:
-                raise TypeError(f"inputs[{number}] has {len(row)} texts, expected one each, or two each")
+                raise TypeError(f"inputs[{number}] has {len(row)} texts, expected one in each, or two in each")
             for part, text in enumerate(row):
                 checked_text(f"inputs[{number}]", text, "a string or a pair of strings")
                 row[part] = self.prepared(text, "" if part or not prompt else prompt)

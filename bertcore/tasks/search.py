@@ -1,4 +1,4 @@
-"""Nearest embeddings: search, similar pairs, communities; computed in blocks, so that memory is bounded."""
+"""Nearest embeddings: search, similar pairs and communities, computed in blocks to bound memory."""
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
@@ -16,14 +16,14 @@ Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class BestRows:
-    """The best rows of a corpus for each query; the corpus is added block by block.
+    """Keeps the best rows of a corpus for each query; the corpus is added block by block.
 
     Args:
         queries: number of queries.
         top_k: number of rows kept for each.
 
     Attributes:
-        scores, indices: (queries, kept), best first; of equal rows the earlier one first.
+        scores, indices: (queries, kept), best first; among ties the earlier row first.
     """
 
     def __init__(self, queries: int, top_k: int):
@@ -41,7 +41,7 @@ class BestRows:
 
 
 def largest(scores: np.ndarray, count: int) -> np.ndarray:
-    """Return the columns (rows, count) of each row's `count` largest, largest first, of equal ones the first."""
+    """Return the columns (rows, count) of each row's `count` largest values, largest first, ties by column."""
     if count < scores.shape[1]:
         least = np.partition(scores, scores.shape[1] - count, axis=1)[:, -count][:, None]
         kept = [np.flatnonzero(row) for row in scores >= least]
@@ -68,25 +68,26 @@ def semantic_search(
     """Find the embeddings of a corpus that are nearest to each query.
 
     Args:
-        query_embeddings: (queries, dim), or (dim,) for one; sparse matrices of SciPy or tensors of PyTorch, too.
-        corpus_embeddings: (texts, dim), likewise; with `corpus_precision`, what `quantize_embeddings` made of it; or a
-            `VectorIndex`, which has a precision and a score of its own.
+        query_embeddings: (queries, dim), or (dim,) for one; SciPy sparse matrices and PyTorch tensors are accepted,
+            too.
+        corpus_embeddings: (texts, dim), of the same types; with `corpus_precision`, the codes that
+            `quantize_embeddings` returned; or a `VectorIndex`, which has its own precision and score.
         top_k: number of results for each query.
-        score_function: maps (n, dim) and (m, dim) to (n, m), greater for nearer ones; `cos_sim` or `dot_score` for
-            sparse embeddings, which an inverted index compares. Of codes and an index it is not called.
+        score_function: maps (n, dim) and (m, dim) to (n, m), greater for closer ones; `cos_sim` or `dot_score` for
+            sparse embeddings, which are compared by an inverted index. It is not called for codes or a `VectorIndex`.
         query_chunk_size, corpus_chunk_size: rows compared at once; they do not change the result.
         corpus_precision: "float32", "int8", "uint8", "binary" or "ubinary". Codes are compared with codes of the
-            queries, by integers.
-        rescore: score the best by the dot product of the query and what their codes stand for, as sentence-transformers
-            does; otherwise a score is an estimate of it, of bits the share that agrees minus the share that does not.
-        rescore_multiplier: how many times `top_k` rows are scored again (default: 4, or 64 of bits).
-        ranges: those that the corpus was quantized by to int8 or uint8.
+            queries, in integer arithmetic.
+        rescore: rescore the best by the dot product of the query and the decoded vectors, as sentence-transformers
+            does; otherwise a score is an estimate of it (for bits, the share that agrees minus the share that does
+            not).
+        rescore_multiplier: how many times `top_k` rows are rescored (default: 4, or 64 for bits).
+        ranges: the ranges with which the corpus was quantized to int8 or uint8.
 
     Returns:
-        For each query a list of {"corpus_id": index, "score": float}, best first, of equal ones the first.
+        For each query a list of {"corpus_id": index, "score": float}, best first, ties by index.
 
-    Raises ValueError for shapes that do not fit, inf or NaN, and sizes that are not positive; TypeError for
-    non-numbers.
+    Raises ValueError for mismatched shapes, inf or NaN, and sizes that are not positive; TypeError for non-numbers.
     """
     if hasattr(corpus_embeddings, "search"):
         again = {"rescore": rescore, "rescore_multiplier": rescore_multiplier, "query_chunk_size": query_chunk_size}
@@ -137,14 +138,14 @@ def _codes_of(corpus: Any, precision: str, dimension: int, ranges: Any) -> tuple
     if given.ndim != 2 or given.shape[1] != width:
         raise ValueError(f"corpus_embeddings has shape {given.shape}, expected (texts, {width}) for {precision}")
     if not is_bits and ranges is None:
-        raise ValueError(f"ranges is None, expected those that the corpus was quantized by to {precision}")
+        raise ValueError(f"ranges is None, expected the ranges with which the corpus was quantized to {precision}")
     if precision in ("binary", "uint8"):
         given = given.view(np.uint8) ^ 0x80
     return given.view(np.uint8 if is_bits else np.int8), Codes(dimension, ranges=None if is_bits else ranges)
 
 
 def multiplier(precision: str, given: int | None) -> int:
-    """Return how many times as many rows are scored again: bits need more of them for the same recall."""
+    """Return the default multiplier of rescored rows: bits need more of them for the same recall."""
     if given is None:
         return 64 if precision in ("binary", "ubinary") else 4  # 64: recall 0.97 of 50,000 texts, 16: 0.89
     return check_count("rescore_multiplier", given)
@@ -169,7 +170,7 @@ def best_codes(
 def rescored(
     queries: np.ndarray, rows: np.ndarray, decoded: Callable[[np.ndarray], np.ndarray], top_k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores and rows (queries, top_k) of the best of `rows` by dot products with what `decoded` returns."""
+    """Return scores and rows (queries, top_k) of the best of `rows` by dot products with their decoded vectors."""
     rows = np.sort(rows, axis=1)
     found = [decoded(some) @ query for some, query in zip(rows, queries, strict=True)]
     scores = np.array(found, np.float32).reshape(rows.shape)
@@ -194,10 +195,10 @@ BLOCK_DOCUMENTS = 1 << 14  # whose scores stay in the first- or second-level cac
 
 
 class SparseIndex:
-    """An inverted index of sparse embeddings: for each token the documents that have it, with their weights.
+    """An inverted index of sparse embeddings: for each token the documents that contain it, with their weights.
 
     Args:
-        documents: a sparse matrix (documents, tokens) of SciPy, of any format.
+        documents: a sparse matrix (documents, tokens) of SciPy, in any format.
 
     Attributes:
         shape: (documents, tokens).
@@ -252,8 +253,8 @@ def sparse_scores(
         queries: offsets of the queries in `tokens` and `values`, (queries + 1,).
         tokens, values: the tokens of all queries, and their weights.
         offsets: offsets of each token of each block of documents in `rows` and `weights`, (blocks * width + 1,).
-        rows, weights: the documents that have the token, and their weights.
-        width: number of tokens of the vocabulary.
+        rows, weights: the documents that contain the token, and their weights.
+        width: number of tokens in the vocabulary.
         scores: float32.
     """
     for query, (first, last) in enumerate(zip(queries[:-1].tolist(), queries[1:].tolist(), strict=True)):
@@ -285,7 +286,7 @@ def _best_sparse(
 ) -> Iterator[list[tuple[int, float]]]:
     """Yield (index, score) of the best rows of a sparse corpus for each query, some queries at a time."""
     if score_function not in (cos_sim, dot_score):
-        raise ValueError("score_function is another one, expected cos_sim or dot_score: the embeddings are sparse")
+        raise ValueError("score_function is custom, expected cos_sim or dot_score: the embeddings are sparse")
     if score_function is cos_sim:
         queries, corpus = (_of_length_1(each) for each in (queries, corpus))
     index = SparseIndex(corpus)
@@ -326,7 +327,7 @@ def paraphrase_mining_embeddings(
     Args:
         embeddings: (texts, dim).
         top_k: number of candidates for each embedding, before the best pairs are chosen.
-        max_pairs: most pairs that are returned.
+        max_pairs: maximum number of pairs to return.
         score_function: maps (n, dim) and (m, dim) to (n, m); must be symmetric.
         query_chunk_size, corpus_chunk_size: rows compared at once; they do not change the result.
 
@@ -377,12 +378,12 @@ def community_detection(
     Args:
         embeddings: (texts, dim).
         threshold: the least cosine.
-        min_community_size: least number of texts in a group.
+        min_community_size: minimum number of texts in a group.
         batch_size: rows compared with all others at once; does not change the result.
 
     Returns:
         The indices of each group, the central one first, then by similarity. No text is in two groups: larger groups
-        choose first.
+        take precedence.
 
     Raises ValueError for another shape, and sizes that are not positive.
     """

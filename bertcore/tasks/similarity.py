@@ -21,7 +21,7 @@ def normalized(rows: Any) -> Any:
 
 
 def _like_given(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a function of arrays, or lists of them, to return a tensor of PyTorch where one of them is a tensor."""
+    """Decorate a function of arrays, or lists of them, to return a PyTorch tensor if one of them is a tensor."""
 
     @functools.wraps(function)
     def call(*args: Any, **given: Any) -> Any:
@@ -53,8 +53,8 @@ def truncate_embeddings(embeddings: np.ndarray, truncate_dim: int | None) -> np.
 def cos_sim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the cosines (n, m) of the rows of `a` (n, dim) and `b` (m, dim).
 
-    A vector (dim,) is one row; for tensors of PyTorch the result is one. Raises ValueError for other shapes, as all
-    functions here do.
+    A vector (dim,) counts as one row; PyTorch tensors give a tensor. Like all functions here, raises ValueError for
+    other shapes.
     """
     a, b = _tables(a, b)
     return normalized(a) @ normalized(b).T
@@ -125,13 +125,13 @@ AT_ONCE = 1 << 24  # query tokens times documents that are scored at once
 def maxsim(a: Any, b: Any, *, length_normalize: bool = False) -> Any:
     """Return the late-interaction scores (n, m) of queries and documents, float32.
 
-    A score is the sum over the query's vectors of the highest dot product with a vector of the document. The backend in
-    force computes it; for tensors of PyTorch the result is one.
+    A score is the sum over the query's vectors of the highest dot product with a vector of the document. The active
+    backend computes it; PyTorch tensors give a tensor.
 
     Args:
-        a: the queries: a list of (tokens, dim), a padded array (n, tokens, dim), whose rows of zeros do not count, or
-            one (tokens, dim).
-        b: the documents, likewise.
+        a: the queries: a list of (tokens, dim), a padded array (n, tokens, dim), in which rows of zeros are
+            ignored, or one (tokens, dim).
+        b: the documents, in the same forms.
         length_normalize: divide each score by the number of the query's vectors.
 
     Raises TypeError or ValueError for anything else.
@@ -175,7 +175,7 @@ def token_vectors(name: str, embeddings: Any) -> list[np.ndarray]:
 
 
 def _scores(queries: list[np.ndarray], documents: list[np.ndarray]) -> np.ndarray:
-    """Return the scores of some documents; the kernel does not take none of either."""
+    """Return the scores of some documents; the kernel needs at least one query and one document."""
     if not queries or not documents:
         return np.zeros((len(queries), len(documents)), np.float32)
     if queries[0].shape[1] != documents[0].shape[1]:

@@ -1,4 +1,4 @@
-"""SparseEncoder: sparse embeddings of texts by published models: SPLADE, inference-free SPLADE, and CSR."""
+"""SparseEncoder: sparse embeddings of texts from published models: SPLADE, inference-free SPLADE, and CSR."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ if TYPE_CHECKING:
 
 
 class TextOptions(ReadingOptions, total=False):
-    """Arguments of `SparseEncoder.encode_stream` beside the texts and their prompt."""
+    """Arguments of `SparseEncoder.encode_stream` other than the texts and their prompt."""
 
     max_active_dims: int | None
     task: str | None
 
 
 class SparseEncoder(PromptedReader):
-    """Turn each text into a sparse vector: a weight for each token of the vocabulary, most of them zero (SPLADE).
+    """Turn each text into a sparse vector: one weight per token of the vocabulary, mostly zero (SPLADE).
 
     The weight of a vocabulary token is the maximum over the text of the masked language model's log(1 + relu(logit))
     (Formal et al. 2021, arXiv:2109.10086), or their sum (arXiv:2107.05720). Memory holds the logits of a few texts at a
-    time, never those of a batch. In place of the model a table may have the weights of tokens, with which queries need
-    no pass (arXiv:2411.04403); or an autoencoder makes a sentence encoder's vectors sparse (CSR, arXiv:2503.01776).
+    time, never those of a batch. Instead of a model, a table may hold the weights of tokens, so that queries need no
+    pass (arXiv:2411.04403); or an autoencoder makes a sentence encoder's vectors sparse (CSR, arXiv:2503.01776).
 
     Args:
         model_name_or_path: a model as sentence-transformers publishes it: MLMTransformer and SpladePooling,
@@ -76,10 +76,10 @@ class SparseEncoder(PromptedReader):
             where that is missing), or a Router of these; a plain masked language model's folder, where an idf.json has
             the weights of queries; BGE-M3 (its sparse_linear.pt); or its id on the Hugging Face hub.
         dtype: dtype of weights and computation, as for AutoModel; embeddings are float32.
-        max_seq_length: cut texts to this many tokens, special ones included; by default as published.
+        max_seq_length: cut texts to this many tokens, including special tokens; by default as published.
         similarity_fn_name: "dot", "cosine", "euclidean" or "manhattan"; by default as published, or "dot".
         max_active_dims: keep this many of the greatest weights of each text; by default as published, or all.
-        options: those of `Encoder`.
+        options: see `Encoder`.
 
     Attributes:
         settings: settings of the folder.
@@ -127,7 +127,7 @@ class SparseEncoder(PromptedReader):
     def _load_parts(
         self, settings: SparseSettings, dtype: str | None, max_seq_length: int | None, models: dict[Path, Any]
     ) -> None:
-        """Load the model, the tokenizer and the head; `models` has those that are loaded, by folder."""
+        """Load the model, the tokenizer and the head; `models` has those already loaded, by folder."""
         self.settings, self.head, where = settings, None, settings.model_folder
         of_head = "float64" if dtype == "float64" else "float32"
         if settings.dense is not None:
@@ -180,21 +180,21 @@ class SparseEncoder(PromptedReader):
         save_to_cpu: bool = True,
         **options: Unpack[TextOptions],
     ) -> csr_array:
-        """Embed texts into a sparse matrix (texts, vocabulary), float32; one text into a row, (vocabulary,).
+        """Embed texts as a sparse matrix (texts, vocabulary), float32; one text as a row, (vocabulary,).
 
         Args:
             inputs: one string or several.
-            prompt_name, prompt, options: as for `encode_stream`, whose errors this raises, too.
-            convert_to_tensor: True gives a tensor of PyTorch, as `convert_to_sparse_tensor` does if it is given; False
-                a list of tensors.
-            convert_to_sparse_tensor: whether that tensor is sparse, which it is by default.
-            pool: processes of `start_multi_process_pool` that compute; a list as `device` starts some.
-            chunk_size: texts that a process of the pool is given at once.
-            save_to_cpu: accepted either way; embeddings are in host memory always.
+            prompt_name, prompt, options: as for `encode_stream`, also for errors.
+            convert_to_tensor: True gives a PyTorch tensor, as does any `convert_to_sparse_tensor`; False a list of
+                tensors.
+            convert_to_sparse_tensor: whether that tensor is sparse (default).
+            pool: the processes of `start_multi_process_pool` to compute with; a list as `device` starts a pool.
+            chunk_size: number of texts sent to a process of the pool at once.
+            save_to_cpu: ignored; embeddings are always in host memory.
 
         Raises ImportError if SciPy is missing, or PyTorch for a tensor.
         """
-        sparse = required("scipy.sparse")  # fail before the work
+        sparse = required("scipy.sparse")  # fail before any work
         many, is_one = listed_texts(inputs), isinstance(inputs, str)
         given: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, **options}
         parts = self._in_processes(many, pool, chunk_size, given)
@@ -214,9 +214,9 @@ class SparseEncoder(PromptedReader):
         return list(tensor) if convert_to_tensor is False and tensor.ndim == 2 else tensor
 
     def _short(self, text: str, given: Mapping[str, Any]) -> list[SparseRow] | None:
-        """Return the row of a text whose weights are looked up, as `encode_stream` does in twice the time.
+        """Return the row of a text with looked-up weights, in half the time of `encode_stream`.
 
-        None for other models, for options, and for a text that is too long.
+        Returns None for other models, for options, and for a text that is too long.
         """
         prompts = {"prompt": given["prompt"], "prompt_name": given["prompt_name"]}
         if not self.settings.is_static or given.keys() - prompts.keys() - {"task"}:
@@ -244,25 +244,25 @@ class SparseEncoder(PromptedReader):
         show_progress_bar: bool | None = None,
         processing_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[SparseRow]:
-        """Embed texts as they come: an iterator over their `SparseRow`s, in their order.
+        """Return an iterator over the `SparseRow`s of texts, in their order; texts may be a stream.
 
-        Memory is bounded, however many texts there are. The backend is the one in force at this call.
+        Memory is bounded, however many texts there are. The backend is the one that is active at this call.
 
         Args:
             inputs: strings; an empty one is allowed.
             prompt, prompt_name: text to put before each, or the name of one of the model's prompts; by default the
                 model's default prompt, if it has one.
-            batch_size: most texts computed at once, beside `batch_tokens`; neither changes the result.
+            batch_size: maximum number of texts computed at once, in addition to `batch_tokens`; neither changes the
+                result.
             device: "cpu" or "cuda"; by default the encoder's.
             max_active_dims: replaces the encoder's value for this call.
-            task: "query" or "document", as `encode_query` and `encode_document` say; with a Router the name of a route.
-                Without one texts of both are read alike.
-            truncation: treatment of texts longer than `max_seq_length`: "warn" cuts them and warns once, with
-                counts; True cuts them; "error" refuses them; "chunk" reads them whole, in overlapping windows.
+            task: "query" or "document", as passed by `encode_query` and `encode_document`; with a Router, the name of a
+                route. Without a Router, both are read alike.
+            truncation: treatment of texts longer than `max_seq_length`: "warn" cuts them and warns once, with counts;
+                True cuts them; "error" rejects them; "chunk" reads them whole, in overlapping windows.
             stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
-            merge: for "chunk", merge of the weights of a text's windows: their "max", or their "mean", weighted by
-                tokens.
-            batch_tokens: most tokens computed at once; bounds memory.
+            merge: for "chunk", how to merge the weights of a text's windows: "max", or "mean", weighted by tokens.
+            batch_tokens: maximum number of tokens computed at once; bounds memory.
             show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
             processing_kwargs: {"text": {"max_length": 256}} cuts the inputs of this call to this many tokens.
 
@@ -285,7 +285,7 @@ class SparseEncoder(PromptedReader):
         skipped = 0 if dense is None or dense.include_prompt else prompt_tokens(self, how.prompt)
         most = self.max_active_dims if max_active_dims is None else check_count("max_active_dims", max_active_dims)
         whole = MergedWords(merge, self.embedding_dimension, most)
-        kept = None if how.cutting.reads_all else most  # of a text in windows all weights are merged first
+        kept = None if how.cutting.reads_all else most  # with windows, all weights are merged first
 
         def rows() -> Iterator[SparseRow]:
             with progress_bar(None, show_progress_bar) as advance:
@@ -298,8 +298,8 @@ class SparseEncoder(PromptedReader):
         """Return the vocabulary tokens of embeddings with their weights, greatest first.
 
         Args:
-            embeddings: a `SparseRow`, a sparse matrix as `encode` returns it, or a row of one; also as tensors of
-                PyTorch, dense ones, too.
+            embeddings: a `SparseRow`, a sparse matrix as returned by `encode`, or a row of one; also as sparse or dense
+                PyTorch tensors.
             top_k: number of tokens; all by default.
 
         Returns:
@@ -328,9 +328,8 @@ class SparseEncoder(PromptedReader):
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
         """Return the similarity (n, m) of the rows of two sparse matrices, (n, vocabulary) and (m, vocabulary).
 
-        They are as `encode` returns them: of SciPy, or tensors of PyTorch, for which the result is one; or lists of
-        `SparseRow`s. `similarity_fn_name` selects the function; but for "dot", memory holds the matrices with their
-        zeros.
+        The matrices are as returned by `encode`: SciPy matrices, PyTorch tensors (the result is then a tensor) or lists
+            of `SparseRow`s. `similarity_fn_name` selects the function; except for "dot", memory holds dense matrices.
         """
         width = self.embedding_dimension
         left, right = as_table(embeddings1, width), as_table(embeddings2, width)
@@ -350,17 +349,17 @@ class SparseEncoder(PromptedReader):
 
     @staticmethod
     def intersection(embeddings_1: Any, embeddings_2: Any) -> Any:
-        """Return the products of the weights that two embeddings share: of a row, or of each row of a matrix."""
+        """Return the products of the weights that two embeddings share, for a row or for each row of a matrix."""
         found = as_table(embeddings_1).multiply(as_table(embeddings_2)).tocsr()
         found = found if embeddings_1.ndim == embeddings_2.ndim == 2 or found.shape[0] > 1 else found[0]
         return as_tensor(found, True) if hasattr(embeddings_1, "is_sparse") else found
 
     @staticmethod
     def sparsity(embeddings: Any) -> dict[str, float]:
-        """Return the mean number of weights that are not zero, "active_dims", and the "sparsity_ratio" of the zeros."""
+        """Return the mean number of non-zero weights, "active_dims", and the share of zeros, "sparsity_ratio"."""
         table = as_table(embeddings)
         if not all(table.shape):
-            raise ValueError(f"embeddings has shape {table.shape}, expected one row at least")
+            raise ValueError(f"embeddings has shape {table.shape}, expected at least one row")
         active = table.nnz / table.shape[0]
         return {"active_dims": active, "sparsity_ratio": 1 - active / table.shape[1]}
 
@@ -411,7 +410,7 @@ class SparseEncoder(PromptedReader):
         update_json(target / TRANSFORMER_NAMES[0], {"transformer_task": "fill-mask"})
 
     def _fill_router(self, target: Path) -> None:
-        """Write the Router that sentence-transformers has in place of an idf.json."""
+        """Write the Router that sentence-transformers uses instead of an idf.json."""
         ids = {"query_0_SparseStaticEmbedding": "Static", "document_0_Transformer": "Transformer"}
         ids |= {"document_1_SpladePooling": "Pooling"}
         for name, reader in zip(ids, (self.readers["query"], self.readers["document"]), strict=False):

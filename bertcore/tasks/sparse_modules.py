@@ -1,4 +1,4 @@
-"""The parts of sparse encoders beside the model: sparse rows, weights of tokens, the autoencoder of CSR."""
+"""The parts of sparse encoders other than the model: sparse rows, token weights, the autoencoder of CSR."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SparseRow(NamedTuple):
 
 
 def sparse_row(weights: np.ndarray, most: int | None) -> SparseRow:
-    """Return the non-zero weights, at most the `most` greatest by amount; of equal ones the first."""
+    """Return the non-zero weights, at most the `most` greatest by magnitude; ties keep the first."""
     indices = np.flatnonzero(weights)
     if most is not None and len(indices) > most:
         indices = np.sort(indices[np.argsort(-np.abs(weights[indices]), kind="stable")[:most]])
@@ -66,7 +66,7 @@ class MergedWords(MergedWindows):
 
 
 def as_table(embeddings: Any, width: int | None = None) -> csr_array:
-    """Return sparse embeddings of SciPy or PyTorch, dense ones, or a list of SparseRows as a table of rows.
+    """Return sparse or dense embeddings, SciPy's, PyTorch's or a list of SparseRows, as a table of rows.
 
     Raises ValueError for rows of another width, if that is given.
     """
@@ -98,7 +98,7 @@ def _empty_vector(width: int) -> coo_array:
 
 
 def as_vector(row: SparseRow, width: int) -> coo_array:
-    """Return a row as a sparse vector (width,), in a fifth of the time that SciPy takes to check what is right here."""
+    """Return a row as a sparse vector (width,) without SciPy's checks, in a fifth of the time."""
     found = copy.copy(_empty_vector(width))
     found.data, found.coords = row.values, (row.indices,)
     return found
@@ -120,10 +120,11 @@ def find_idf(folder: Path, root: Path) -> Path | None:
 
 
 class TokenWeights(Block):
-    """A weight for each token of the vocabulary: the weights of a text are those of its different tokens.
+    """A weight for each token of the vocabulary: a text has the weights of its distinct tokens.
 
     Args:
-        folder: of the module, with model.safetensors or, as OpenSearch has it, an idf.json of tokens and weights.
+        folder: the module's folder, with model.safetensors or, as in OpenSearch's models, an idf.json of tokens and
+            weights.
         root: the folder of the whole model.
         vocabulary: ids of tokens.
         dtype: "float32" or "float64".
@@ -165,7 +166,7 @@ class TokenWeights(Block):
 
     def row(self, ids: np.ndarray, most: int | None) -> SparseRow:
         """Return the weights of a text's token ids, at most `most`."""
-        found = np.array(sorted(set(ids.tolist())), np.int32)  # of a query ten times faster than np.unique
+        found = np.array(sorted(set(ids.tolist())), np.int32)  # for a query, ten times faster than np.unique
         weights = self.table[found]
         if most is None and weights.all():
             return SparseRow(found, weights.astype(np.float32, copy=False))
@@ -178,14 +179,14 @@ class TokenWeights(Block):
 
 
 class LearnedWeights:
-    """The weight of a token by its state: relu(a linear map), the maximum over a text (BGE-M3's lexical weights).
+    """The weight of a token from its state: relu(a linear map), the maximum over a text (BGE-M3's lexical weights).
 
     Args:
         file: sparse_linear.pt.
-        width: of a state.
-        tokenizer: whose special tokens have no weight.
+        width: the width of a state.
+        tokenizer: the tokenizer; its special tokens have no weight.
 
-    Raises CheckpointError for a file of other arrays.
+    Raises CheckpointError for a file with other arrays.
     """
 
     def __init__(self, file: Path, width: int, tokenizer: Any):
@@ -212,13 +213,13 @@ class AutoEncoder(Block):
     """A sparse autoencoder: the k greatest of relu(W (x - b) + c) (Wen et al. 2025, arXiv:2503.01776).
 
     Args:
-        folder: of the module; None for a new one of random weights, with a warning.
-        width: length of the vectors that it reads.
+        folder: the module's folder; None for a new one with random weights, with a warning.
+        width: length of the input vectors.
         dtype: "float32" or "float64".
 
     Attributes:
         hidden_dim: length of the code.
-        k, k_aux: entries of the code that are kept, and those that a loss keeps of unused ones.
+        k, k_aux: number of code entries that are kept, and of unused entries that a loss keeps.
         normalize: whether vectors are scaled to mean 0 and deviation 1.
         dead_threshold: passes in training after which an entry counts as unused.
         unused: passes since an entry was used, int64 (hidden_dim,).
@@ -256,7 +257,7 @@ class AutoEncoder(Block):
             fill_block(self, opened, dtype)
             if not all(np.isfinite(parameter.array()).all() for parameter in self.parameters()):
                 raise CheckpointError(f"{opened.source} holds inf or NaN, expected finite numbers")
-        self.unused = np.zeros(self.hidden_dim, np.int64)  # whose size the file has shown to be right
+        self.unused = np.zeros(self.hidden_dim, np.int64)  # the file has shown that this size is right
         stats = "stats_last_nonzero"
         if opened is not None and stats in opened and opened.info[stats].shape == self.unused.shape:
             self.unused[:] = opened[stats]
@@ -286,8 +287,8 @@ def pooled_words(
 ) -> Iterator[np.ndarray]:
     """Yield the weights of the vocabulary, (vocabulary,) float32 or float64 in host memory, for each packed text.
 
-    Texts are scored in groups of at most GROUP_TOKENS tokens, longer ones in pieces from their own start, so that the
-    order of a sum does not depend on the text's neighbours.
+    Texts are scored in groups of at most GROUP_TOKENS tokens, longer ones in pieces from their start, so that the order
+    of summation does not depend on neighbouring texts.
 
     Args:
         head: (tokens, hidden) -> logits (tokens, vocabulary).
@@ -315,7 +316,7 @@ def _weights(pieces: Any, settings: SparseSettings) -> np.ndarray:
     """Return the weights of one text from its logits (tokens, vocabulary) in pieces."""
     total = None
     for logits in pieces:
-        if settings.strategy == "max":  # of the logits, since the activation is monotonic
+        if settings.strategy == "max":  # on the logits, since the activation is monotonic
             part = logits.max(axis=0)
             total = part if total is None else kernels.array_module(part).maximum(total, part)
         else:
@@ -332,7 +333,7 @@ def _activated(logits: Any, activation: str) -> Any:
 
 
 def as_tensor(embeddings: csr_array, is_sparse: bool) -> Any:
-    """Return a tensor of PyTorch of a sparse array: sparse in coordinates, or dense."""
+    """Convert a sparse array to a PyTorch tensor: sparse (COO), or dense."""
     torch = required("torch")
     if not is_sparse:
         return torch.from_numpy(embeddings.toarray())

@@ -45,9 +45,9 @@ class SparseSettings:
     Attributes:
         model_folder: folder of config.json, the weights and the tokenizer.
         folders: the folder that was read and those of its modules.
-        is_static: whether a weight of each token, without a model, stands for the texts (inference-free SPLADE).
+        is_static: whether texts are represented by a fixed weight per token, without a model (inference-free SPLADE).
         dense: the settings of the sentence encoder under a SparseAutoEncoder (CSR); None without one.
-        head_folder: that of the SparseAutoEncoder; None for a new one.
+        head_folder: the folder of the SparseAutoEncoder; None for a new one.
         linear: BGE-M3's map from a token's state to its weight; None for other models.
         strategy: "max" or "sum" over the tokens of a text.
         activation: "relu", log(1 + relu(logit)), or "log1p_relu", the logarithm twice.

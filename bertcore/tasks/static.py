@@ -1,4 +1,4 @@
-"""Static embeddings made of an encoder: a vector for each token, whose mean is a text's (Model2Vec).
+"""Static embeddings distilled from an encoder: one vector per token, averaged over a text (Model2Vec).
 
 Tulkens and van Dongen, "Model2Vec: Fast State-of-the-Art Static Embeddings", 2024.
 """
@@ -39,26 +39,26 @@ def distill_static(
     quantize_to: str = "float16",
     pooling: str = "mean",
 ) -> SentenceEncoder:
-    """Make static embeddings of an encoder, write them as Model2Vec does, and open them.
+    """Distill an encoder into static embeddings, write them in Model2Vec's format, and open them.
 
-    Each token of the vocabulary goes through the encoder by itself, between the special tokens; the vectors are reduced
-    by a principal component analysis and weighted by the smooth inverse frequency (Arora et al., 2017) of their rank in
-    the vocabulary, which stands for a frequency by Zipf's law.
+    Each token of the vocabulary passes the encoder by itself, between the special tokens; the vectors are reduced by
+    principal component analysis and weighted by smooth inverse frequency (Arora et al., 2017), with frequencies
+    estimated from the ranks in the vocabulary by Zipf's law.
 
     Args:
-        model: a `SentenceEncoder`, or a folder or hub id that one reads; its own pooling and modules are not used.
+        model: a `SentenceEncoder`, or the folder or hub id of one; its own pooling and modules are not used.
         folder: where to write config.json, model.safetensors, tokenizer.json and modules.json, which Model2Vec,
             sentence-transformers and `SentenceEncoder` load.
-        vocabulary: words to add to the vocabulary, of a WordPiece tokenizer; of several words, a phrase.
+        vocabulary: words or phrases to add to the vocabulary of a WordPiece tokenizer.
         pca_dims: the number of dimensions; a float for that share of the variance; "auto" for as many as the encoder
-            has; None for no analysis. There is none either with fewer tokens than dimensions.
-        sif_coefficient: between 0 and 1, less for a stronger weighting; None for none.
-        token_remove_pattern: tokens to leave out: a regular expression that their beginning matches.
+            has; None for no analysis. With fewer tokens than dimensions there is no analysis either.
+        sif_coefficient: between 0 and 1, smaller for a stronger weighting; None for no weighting.
+        token_remove_pattern: a regular expression that matches the beginning of tokens to leave out.
         quantize_to: dtype of the file: "float32", "float16" or "int8".
         pooling: "mean" over a token and the special ones, "first" or "last".
 
     Raises:
-        ValueError: for a value outside of these, and if no token is left.
+        ValueError: for any other value, and if no token is left.
         TypeError: for a value of another type.
     """
     checks.choice("quantize_to", quantize_to, DTYPES)
@@ -111,7 +111,7 @@ def _dimensions(pca_dims: Any) -> Any:
 def _vocabulary(tokenizer: Any, words: list[str], removed: re.Pattern[str] | None) -> tuple[str, list[list[int]]]:
     """Return tokenizer.json of the kept tokens, numbered anew, and the original ids of each, with special ones.
 
-    Special tokens go, but for those of padding and of unknown words; no special token is added to a text.
+    Special tokens are removed, except the padding and unknown tokens; no special tokens are added to texts.
     """
     parts = json.loads(tokenizer._backend.to_str())
     own, kind = parts["model"], parts["model"]["type"]
@@ -144,7 +144,7 @@ def _vocabulary(tokenizer: Any, words: list[str], removed: re.Pattern[str] | Non
     pre_tokenizers = parts["pre_tokenizer"] or {}
     for each in pre_tokenizers.get("pretokenizers", [pre_tokenizers]):
         if "add_prefix_space" in each:
-            each["add_prefix_space"] = True  # a text's first word is one like others
+            each["add_prefix_space"] = True  # a text's first word is like the others
     rows += _add(words, parts, tokenizer, new)
     return json.dumps(parts, ensure_ascii=False), rows
 

@@ -1,4 +1,4 @@
-"""Texts on their way to a model: checks, truncation and its warning, batches, and progress."""
+"""Prepare texts for a model: checks, truncation and its warning, batches, and progress."""
 
 import codecs
 import sys
@@ -22,7 +22,7 @@ class TextsCutWarning(UserWarning):
 
 
 class CutTexts:
-    """Count the texts of a call and the cut ones among them, for one warning per owner.
+    """Counts the texts of a call and how many were cut, for one warning per owner.
 
     Args:
         owner: the reader of the texts; its `has_warned` says whether it has already warned.
@@ -97,7 +97,7 @@ def sequence_length(wanted: int | None, published: int, positions: int | None, s
         ValueError: `wanted` is out of range.
         CheckpointError: the published length is too short for the special tokens.
     """
-    least, most = max(1, special), positions or MOST_TOKENS  # an empty text has its special tokens
+    least, most = max(1, special), positions or MOST_TOKENS  # an empty text consists of special tokens
     expected = f"expected {least} (the special tokens of a text) to {most}, the model's positions"
     if wanted is None:
         if min(published, most) < least:

@@ -138,7 +138,7 @@ FAILURES = {
     "explain classifier --text a --label other": "label is 'other', expected one of CONTRADICTION",
     "tag reader --text a": "has no classifier of tokens, so it cannot do token-classification",
     "answer reader why --text ''": "context",
-    "fill-mask encoder --text [MASK]": "has no masked language model's head",
+    "fill-mask encoder --text [MASK]": "has no masked language modeling head",
     "rerank classifier query texts.txt": "the model has 3 labels, expected one, by which to order",
     "calibrate classifier a.jsonl --out out --held-out 0": "no texts are held out, expected some",
     "warmup --backend numpy": "the backend is numpy, expected numba, which keeps compiled kernels",

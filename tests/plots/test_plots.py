@@ -253,7 +253,7 @@ def test_reliability(texts):
     check_layout(figure)
     check_layout(reliability_diagram(probabilities, labels, bins=100))
     refuses(ValueError, "bins is 101, expected at most 100", reliability_diagram, probabilities, labels, bins=101)
-    refuses(ValueError, "two classes at least", reliability_diagram, np.ones((3, 1)), [0, 0, 0])
+    refuses(ValueError, "at least two classes", reliability_diagram, np.ones((3, 1)), [0, 0, 0])
 
 
 def test_curves(tmp_path):

@@ -55,7 +55,7 @@ def test_inputs_and_outputs_are_theirs(model, folder):
 
 @pytest.mark.parametrize(("inputs", "options", "error", "message"), [
     ([None], {}, TypeError, r"inputs\[0\] is NoneType, expected a string or a pair of strings"),
-    ([["a", "b"], "c"], {}, TypeError, r"inputs\[\d\] has . texts, expected one each, or two each"),
+    ([["a", "b"], "c"], {}, TypeError, r"inputs\[\d\] has . texts, expected one in each, or two in each"),
     ([["a", "b", "c"]], {}, TypeError, r"inputs\[0\] has 3 texts"),
     (["a"], {"processing_kwargs": {"image": {}}}, ValueError, "a key of processing_kwargs is 'image', expected"),
     (["a"], {"processing_kwargs": {"text": {"longest": 3}}}, TypeError, "longest"),

@@ -113,7 +113,7 @@ def test_the_length_of_one_call(made, kind):
 
 def test_a_pool_of_another_kind(made):
     for _, call, inputs in made.values():
-        refuses(TypeError, "pool is int, expected what start_multi_process_pool returns", call, inputs, pool=5)
+        refuses(TypeError, "pool is int, expected the result of start_multi_process_pool", call, inputs, pool=5)
 
 
 def test_values_of_tokens(made):
@@ -233,7 +233,7 @@ def test_sparse_embeddings(made):
     said = encoder.sparsity(rows)
     assert said["active_dims"] == pytest.approx(rows.nnz / len(texts))
     assert said["sparsity_ratio"] == pytest.approx(1 - said["active_dims"] / rows.shape[1])
-    refuses(ValueError, r"embeddings has shape \(0, \d+\), expected one row at least", encoder.sparsity, rows[:0])
+    refuses(ValueError, r"embeddings has shape \(0, \d+\), expected at least one row", encoder.sparsity, rows[:0])
 
 
 @pytest.mark.parametrize("kind", [SentenceEncoder, SparseEncoder, CrossEncoder])

@@ -215,7 +215,7 @@ TWO = ["a", "b"]
     (ValueError, "anchors has 0", "Triplet", ([], [], []), {}),
     (ValueError, "margin has cosin", "Triplet", (TWO, TWO, TWO), {"margin": {"cosin": 1}}),
     (ValueError, r"samples\[0\] is .*expected query, positive and negative", "Reranking", ([{"query": "a"}],), {}),
-    (ValueError, "samples has none", "Reranking", ([],), {}),
+    (ValueError, "samples has no entry", "Reranking", ([],), {}),
     (ValueError, "at_k is 0", "Reranking", (SAMPLES,), {"at_k": 0}),
     (TypeError, "sentences_map is list", "ParaphraseMining", (TWO,), {}),
     (ValueError, "batch_size is 0", "Triplet", (TWO, TWO, TWO), {"batch_size": 0}),

@@ -112,7 +112,7 @@ def test_prompts_and_options_without_effect():
     (ROWS, {"sampling_strategy": "best"}, "sampling_strategy is 'best', expected one of 'top', 'random'"),
     (ROWS, {"positive_column_name": "text"}, "positive_column_name is 'text', expected one of query, answer"),
     ([{"query": "q1"}], {}, "positive_column_name is None, expected one of query"),
-    (ROWS, {"positive_column_name": "query"}, "positive_column_name is 'query', expected another than anchor"),
+    (ROWS, {"positive_column_name": "query"}, "positive_column_name is 'query', expected a different column"),
     ([*ROWS, {"text": "q1"}], {}, r"dataset\[\d+\] has the columns text, expected query and answer"),
     (ROWS, {"max_score": np.nan}, "max_score is nan, expected a finite number"),
     (ROWS, {"num_negatives": 0}, "num_negatives is 0, expected a positive integer"),

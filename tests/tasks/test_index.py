@@ -189,7 +189,7 @@ NAN = np.where(np.arange(301)[:, None] == 300, np.nan, ROWS)
     (ROWS[0], {}, ValueError, r"embeddings\[0\] is one number, expected a row"),
     (ROWS[:3], {"texts": "abc"}, TypeError, "texts is str, expected one for each row"),
     (ROWS[:3], {"ids": 3}, TypeError, "ids is int, expected one for each row"),
-    (ROWS, {"ids": range(300)}, ValueError, "ids has 300 entries, expected as many"),
+    (ROWS, {"ids": range(300)}, ValueError, "ids has 300 entries, expected one for each row"),
     (ROWS, {"ids": range(302)}, ValueError, "ids has more than 301 entries"),
     (ROWS, {"ids": [*range(300), 7]}, ValueError, "ids has 7 2 times, expected each once"),
     (ROWS[:1], {"ids": ["a"]}, TypeError, r"ids\[0\] is 'a', expected an integer"),
@@ -220,7 +220,7 @@ def test_wrong_additions_and_queries(folder):
     refuses(ValueError, "top_k is 0", index.search, QUERIES, 0)
     refuses(TypeError, "rescore_multiplier is 'a'", index.search, QUERIES, rescore_multiplier="a")
     refuses(ValueError, "which holds index.json, parts, expected a new or empty", VectorIndex.build, folder, ROWS)
-    refuses(ValueError, "the index keeps no texts", index.texts, [0])
+    refuses(ValueError, "the index stores no texts", index.texts, [0])
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
     assert len(index.search(QUERIES, 999)[0]) == 301 and index.search(QUERIES[:0]) == []
 

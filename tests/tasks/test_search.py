@@ -155,7 +155,7 @@ def test_what_is_not_finite_or_no_number():
     ):
         refuses(ValueError, f"{name} holds numbers beyond the range of float32", call, *arguments, **options)
     for ranges in (wrong[2:4], [[1] * 5, [0] * 5]):
-        with pytest.raises(ValueError, match="ranges holds inf or NaN, or a least value above"):
+        with pytest.raises(ValueError, match="ranges holds inf or NaN, or a minimum above"):
             quantize_embeddings(ROWS, "uint8", ranges=ranges)
 
 

@@ -1,7 +1,7 @@
-"""Evaluators: how well an encoder retrieves, orders and separates texts, by sentence-transformers' names.
+"""Evaluators of how well an encoder retrieves, ranks and separates texts, with sentence-transformers' names.
 
-An evaluator is made with its data and called with encoders: `evaluator(encoder)`, or `encoder.evaluate(evaluator)`. It
-asks an encoder for `encode_query`, `encode_document`, `encode`, `similarity` and `similarity_pairwise` alone.
+Construct an evaluator with its data and call it with encoders: `evaluator(encoder)`, or `encoder.evaluate(evaluator)`.
+It uses only an encoder's `encode_query`, `encode_document`, `encode`, `similarity` and `similarity_pairwise`.
 """
 
 from bertcore.tasks.evaluation.evaluator import Evaluator

@@ -1,4 +1,4 @@
-"""The base of all evaluators, and metrics of scores beside the right answers."""
+"""The base of all evaluators, and metrics of scores given the correct answers."""
 
 import csv
 import os
@@ -19,10 +19,10 @@ class Evaluator:
 
     Args:
         name: name of the data; the metrics' names begin with it.
-        batch_size: texts that are computed at once.
+        batch_size: number of texts computed at once.
         show_progress_bar: show progress while texts are embedded.
-        write_csv: append the metrics to a table, NAME_results.csv, where a call is given an `output_path`.
-        truncate_dim: compare the first dimensions of embeddings alone.
+        write_csv: append the metrics to a table, NAME_results.csv, if a call has an `output_path`.
+        truncate_dim: compare only the first dimensions of embeddings.
 
     Attributes:
         primary_metric: the name of the metric that ranks models, known after a call.
@@ -48,12 +48,12 @@ class Evaluator:
     def __call__(
         self, model: Any, output_path: str | os.PathLike | None = None, epoch: int = -1, steps: int = -1
     ) -> Metrics:
-        """Return the metrics of an encoder by their names.
+        """Return the metrics of an encoder by name.
 
         Args:
             model: the encoder.
             output_path: folder of the table of results; a row is appended.
-            epoch, steps: where a training stands, for the table.
+            epoch, steps: the progress of training, for the table.
         """
         found, primary = self.metrics(model)
         start = f"{self.name}_" if self.name else ""
@@ -74,7 +74,7 @@ class Evaluator:
         return metrics
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
-        """Return the metrics without the data's name, and the primary one of them."""
+        """Return the metrics without the data's name, and the primary metric."""
         raise NotImplementedError
 
     def _embedded(self, encode: Callable[..., Any], texts: Sequence[str], **options: Any) -> Any:
@@ -89,7 +89,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def of_dense(score: Score) -> Score:
-    """Return a similarity that takes sparse matrices, too."""
+    """Return a similarity that also accepts sparse matrices."""
     return lambda *rows: score(*(each.toarray() if hasattr(each, "toarray") else each for each in rows))
 
 
@@ -99,9 +99,9 @@ def ideal_gains(count: int) -> np.ndarray:
 
 
 def by_threshold(scores: np.ndarray, is_right: np.ndarray, total: int) -> tuple[Any, ...]:
-    """Return for each threshold, from the highest score on: the last place above it, answers, precision, F1.
+    """Return for each threshold, from the highest score down: the last rank above it, answers, precision, F1.
 
-    The last entry is the average precision. Scores come in descending order; equal ones share a threshold.
+    The last entry is the average precision. Scores must be in descending order; ties share a threshold.
     """
     ends = np.flatnonzero(np.append(scores[1:] != scores[:-1], True))
     right = np.cumsum(is_right)[ends]
@@ -116,7 +116,7 @@ def average_precision(is_right: np.ndarray, scores: np.ndarray) -> float:
 
 
 def ndcg(is_right: np.ndarray, scores: np.ndarray, k: int) -> float:
-    """Return the normalised discounted gain of the first k; equal scores share the mean of their gains."""
+    """Return the normalised discounted gain of the first k; ties share the mean of their gains."""
     order = np.argsort(-scores, kind="stable")
     discounts = np.where(np.arange(len(scores)) < k, 1 / np.log2(np.arange(len(scores)) + 2), 0.0)
     starts = np.flatnonzero(np.append(True, np.diff(scores[order]) != 0))
@@ -126,13 +126,15 @@ def ndcg(is_right: np.ndarray, scores: np.ndarray, k: int) -> float:
 
 
 def of_thresholds(scores: np.ndarray, labels: np.ndarray) -> Metrics:
-    """Return the metrics of telling pairs apart by thresholds of their scores, the best one for accuracy and for F1."""
+    """Return the metrics of classifying pairs by a threshold of their scores: the best one for accuracy and F1."""
     order = np.argsort(-scores, kind="stable")
     scores, is_right = scores[order], labels[order]
     ends, right, precision, f1, average = by_threshold(scores, is_right, max(int(labels.sum()), 1))
     accuracy = (right + (~labels).sum() - (ends + 1 - right)) / len(labels)
     found: Metrics = {"accuracy": float((~labels).mean()), "f1": 0.0, "precision": 0.0, "recall": 0.0, "mcc": 0.0}
-    found["accuracy_threshold"] = float(np.nextafter(scores[0], scores.dtype.type(np.inf)))  # none is alike
+    found["accuracy_threshold"] = float(
+        np.nextafter(scores[0], scores.dtype.type(np.inf))
+    )  # no pair is predicted similar
     found["f1_threshold"] = 0.0
     best = int(np.argmax(accuracy))
     if accuracy[best] > found["accuracy"]:

@@ -12,17 +12,17 @@ from bertcore.tasks.texts import checked_texts
 
 
 class EmbeddingSimilarityEvaluator(Evaluator):
-    """Compare the similarity of pairs of texts with scores that people gave: Pearson's and Spearman's correlation.
+    """Compare the similarity of pairs of texts with human scores, by Pearson's and Spearman's correlation.
 
-    The metrics are `pearson_SIMILARITY` and `spearman_SIMILARITY`, of several similarities the largest as `_max`.
+    The metrics are `pearson_SIMILARITY` and `spearman_SIMILARITY`, and with several similarities their maximum, `_max`.
 
     Args:
         sentences1, sentences2: the pairs.
         scores: a number for each pair.
         main_similarity: the similarity whose Spearman correlation is the primary metric.
         similarity_fn_names: "cosine", "dot", "euclidean", "manhattan"; by default the main one, or the encoder's own.
-        precision: compare embeddings in this precision, as `encode` gives them, normalised.
-        options: those of `Evaluator`.
+        precision: compare normalised embeddings in this precision of `encode`.
+        options: see `Evaluator`.
 
     Raises ValueError for lists of different lengths and unknown names.
     """
@@ -47,7 +47,7 @@ class EmbeddingSimilarityEvaluator(Evaluator):
         self.precision = precision
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
-        """Return the correlations of an encoder's similarities; NaN for constant ones. ImportError without SciPy."""
+        """Return the correlations of similarities, NaN for constant ones. Raises ImportError without SciPy."""
         stats = required("scipy.stats")
         options: dict[str, Any] = given(precision=self.precision)
         if self.precision is not None:
@@ -73,14 +73,14 @@ class EmbeddingSimilarityEvaluator(Evaluator):
 
 
 class TripletEvaluator(Evaluator):
-    """Measure how often a text is nearer to its positive than to its negative: `SIMILARITY_accuracy`.
+    """Measure how often a text is closer to its positive than to its negative: `SIMILARITY_accuracy`.
 
     Args:
         anchors, positives, negatives: the texts of the triplets; anchors are encoded as queries, others as documents.
         main_similarity_function: the similarity of the primary metric.
-        margin: by how much the positive must be nearer: a number, or one by similarity.
+        margin: how much closer the positive must be: a number, or a mapping with one per similarity.
         similarity_fn_names: as for `EmbeddingSimilarityEvaluator`.
-        options: those of `Evaluator`.
+        options: see `Evaluator`.
     """
 
     def __init__(
@@ -122,17 +122,17 @@ class TripletEvaluator(Evaluator):
 
 
 class BinaryClassificationEvaluator(Evaluator):
-    """Tell pairs of alike texts from others by a threshold of their similarity.
+    """Distinguish similar pairs of texts from dissimilar ones by a threshold of their similarity.
 
-    The metrics are `SIMILARITY_` accuracy and its best threshold accuracy_threshold, f1, precision, recall and their
-    f1_threshold, mcc at that threshold, and ap, the average precision. The thresholds of "euclidean" and "manhattan"
-    are distances.
+    The metrics, with the prefix `SIMILARITY_`, are accuracy at its best threshold, accuracy_threshold; f1, precision,
+    recall and mcc at the best threshold for F1, f1_threshold; and ap, the average precision. The thresholds of
+    "euclidean" and "manhattan" are distances.
 
     Args:
         sentences1, sentences2: the pairs.
-        labels: 1 for alike, 0 for others.
+        labels: 1 for similar pairs, 0 for others.
         similarity_fn_names: as for `EmbeddingSimilarityEvaluator`.
-        options: those of `Evaluator`.
+        options: see `Evaluator`.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class BinaryClassificationEvaluator(Evaluator):
         self.sentences1, self.sentences2 = _columns(sentences1=sentences1, sentences2=sentences2)
         numbers = _numbers("labels", labels, len(self.sentences1))
         if not np.isin(numbers, (0, 1)).all():
-            raise ValueError("labels has other numbers than 0 and 1, expected 1 for alike pairs and 0 for others")
+            raise ValueError("labels has other numbers than 0 and 1, expected 1 for similar pairs and 0 for others")
         self.labels = numbers.astype(bool)
         self.similarity_fn_names = _similarities(similarity_fn_names, None)
 
@@ -168,12 +168,12 @@ class BinaryClassificationEvaluator(Evaluator):
 
 
 def _columns(**columns: Sequence[str]) -> list[list[str]]:
-    """Return the texts of each column; ValueError unless all have the same number, one at least."""
+    """Return the texts of each column. Raises ValueError unless all have the same number, at least one."""
     checked = {name: list(checked_texts(texts, name)) for name, texts in columns.items()}
     counts = {name: len(texts) for name, texts in checked.items()}
     if len(set(counts.values())) > 1 or not all(counts.values()):
         found = ", ".join(f"{name} has {count}" for name, count in counts.items())
-        raise ValueError(f"{found}, expected the same number of texts in each, one at least")
+        raise ValueError(f"{found}, expected the same number of texts in each, at least one")
     return list(checked.values())
 
 
@@ -188,7 +188,7 @@ def _numbers(name: str, values: Any, count: int) -> np.ndarray:
 
 
 def _similarities(names: Sequence[str] | None, main: str | None) -> list[str]:
-    """Return the names of the similarities to compare, none for the encoder's own."""
+    """Return the names of the similarities to compare; empty for the encoder's own."""
     chosen = check_strings("similarity_fn_names", names or ([] if main is None else [main]))
     for name in chosen if main is None else [*chosen, main]:
         if name not in SIMILARITIES or (main is not None and main not in chosen):
@@ -205,7 +205,7 @@ def _pair_scores(model: Any, names: Sequence[str]) -> dict[str, Score]:
 
 
 def _with_best(found: dict[str, Metrics], main: str | None) -> str:
-    """Add the largest of each metric over several similarities as that of "max"; return the primary similarity."""
+    """Add each metric's maximum over several similarities as "max"; return the primary similarity."""
     if len(found) > 1:
         first = next(iter(found.values()))
         found["max"] = {metric: max(each[metric] for each in found.values()) for metric in first}

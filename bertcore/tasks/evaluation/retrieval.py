@@ -1,4 +1,4 @@
-"""Evaluators of ranked texts: retrieval, reranking and mining of paraphrases."""
+"""Evaluators of rankings: retrieval, reranking and paraphrase mining."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,21 +26,21 @@ QUERIES = 128  # compared with the corpus at once
 
 
 class InformationRetrievalEvaluator(Evaluator):
-    """Search a corpus with each query, and compare what is found with the documents known to answer it.
+    """Search a corpus with each query, and compare the results with the documents known to answer it.
 
     The metrics, each a mean over the queries, are `SCORE_METRIC@K`: accuracy (whether an answer is among the first K
     documents), precision and recall, mrr (the reciprocal rank of the first answer), ndcg (Järvelin and Kekäläinen,
-    2002; an answer counts 1) and map. Documents of equal scores are ordered by their ids.
+    2002; each answer has gain 1) and map. Documents with equal scores are ordered by their ids.
 
     Args:
-        queries, corpus: id -> text. Queries without an answer are left out.
+        queries, corpus: id -> text. Queries without an answer are ignored.
         relevant_docs: id of a query -> ids of the documents that answer it.
-        corpus_chunk_size: documents embedded at once.
+        corpus_chunk_size: number of documents embedded at once.
         mrr_at_k, ndcg_at_k, accuracy_at_k, precision_recall_at_k, map_at_k: the numbers of documents considered.
-        score_functions: name -> function of two sets of embeddings, as `similarity`; by default the encoder's own.
-        main_score_function: the name of the one whose ndcg is the primary metric; by default the best.
+        score_functions: name -> function of two sets of embeddings, like `similarity`; by default the encoder's own.
+        main_score_function: the name of the function whose ndcg is the primary metric; by default the best.
         query_prompt, query_prompt_name, corpus_prompt, corpus_prompt_name: as for `encode`.
-        options: those of `Evaluator`.
+        options: see `Evaluator`.
     """
 
     def __init__(
@@ -76,17 +76,17 @@ class InformationRetrievalEvaluator(Evaluator):
         if not self.queries_ids or not corpus:
             raise ValueError(
                 f"relevant_docs answers {len(self.queries_ids)} of {len(queries)} queries, corpus has {len(corpus)} "
-                "documents, expected one of each at least"
+                "documents, expected at least one of each"
             )
         self.queries = list(checked_texts([queries[query] for query in self.queries_ids], "queries"))
-        self.corpus_ids = sorted(corpus)  # of equal scores the first is found
+        self.corpus_ids = sorted(corpus)  # ties are ordered by id
         self.corpus = list(checked_texts([corpus[document] for document in self.corpus_ids], "corpus"))
         self.corpus_chunk_size = check_count("corpus_chunk_size", corpus_chunk_size)
         at = {"accuracy": accuracy_at_k, "precision": precision_recall_at_k, "recall": precision_recall_at_k}
         at |= {"ndcg": ndcg_at_k, "mrr": mrr_at_k, "map": map_at_k}
         self.at_k = {metric: [check_count(f"{metric}_at_k", each) for each in depths] for metric, depths in at.items()}
         if not self.at_k["ndcg"]:
-            raise ValueError("ndcg_at_k is empty, expected a number at least: the primary metric's")
+            raise ValueError("ndcg_at_k is empty, expected at least one number, for the primary metric")
         self.score_functions, self.main_score_function = score_functions, main_score_function
         self._query_options = given(prompt=query_prompt, prompt_name=query_prompt_name)
         self._corpus_options = given(prompt=corpus_prompt, prompt_name=corpus_prompt_name)
@@ -106,7 +106,7 @@ class InformationRetrievalEvaluator(Evaluator):
         return found, f"{best}_{ndcg}"
 
     def _hits(self, model: Any, corpus_model: Any, functions: Mapping[str, Score]) -> dict[str, np.ndarray]:
-        """Return by score whether the document at each rank answers the query, (queries, ranks)."""
+        """Return for each score function whether the document at each rank answers the query, (queries, ranks)."""
         depth = max(max(depths, default=1) for depths in self.at_k.values())
         asked = self._embedded(model.encode_query, self.queries, **self._query_options)
         starts = range(0, len(self.queries), QUERIES)
@@ -150,15 +150,15 @@ class InformationRetrievalEvaluator(Evaluator):
 
 
 class RerankingEvaluator(Evaluator):
-    """Order the documents of each query: map, mrr@K and ndcg@K over the queries.
+    """Rank the documents of each query: map, mrr@K and ndcg@K over the queries.
 
     Args:
         samples: {"query": text, "positive": text or texts, "negative": text or texts} each; those without a positive or
-            a negative are left out. A mapping's values are taken.
+            a negative are ignored. Of a mapping, the values are used.
         at_k: the number of documents that mrr and ndcg consider.
-        similarity_fct: the score of two sets of embeddings; by default cosine, of a `MultiVectorEncoder` its own
-            similarity. A `CrossEncoder` scores by itself.
-        options: those of `Evaluator`.
+        similarity_fct: the score of two sets of embeddings; by default the cosine, or a `MultiVectorEncoder`'s own
+            similarity. A `CrossEncoder` computes its own scores.
+        options: see `Evaluator`.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class RerankingEvaluator(Evaluator):
     ):
         super().__init__(batch_size=batch_size, **options)
         self.at_k, self.similarity_fct = check_count("at_k", at_k), similarity_fct
-        self.samples: list[tuple[str, list[str], int]] = []  # query, documents, how many of them answer
+        self.samples: list[tuple[str, list[str], int]] = []  # query, documents, number of answers
         for number, sample in enumerate(samples.values() if isinstance(samples, Mapping) else samples):
             if not isinstance(sample, Mapping) or not {"query", "positive", "negative"} <= set(sample):
                 raise ValueError(f"samples[{number}] is {sample!r:.100}, expected query, positive and negative by name")
@@ -183,7 +183,7 @@ class RerankingEvaluator(Evaluator):
                 query = checked_text(f"samples[{number}]['query']", sample["query"])
                 self.samples.append((query, [*right, *wrong], len(right)))
         if not self.samples:
-            raise ValueError("samples has none with a positive and a negative, expected one at least")
+            raise ValueError("samples has no entry with a positive and a negative, expected at least one")
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
         """Return the metrics of an encoder or a cross-encoder."""
@@ -215,17 +215,17 @@ class RerankingEvaluator(Evaluator):
 
 
 class ParaphraseMiningEvaluator(Evaluator):
-    """Mine the pairs of a list of texts that say the same, and compare them with the pairs known to.
+    """Mine pairs of texts with the same meaning, and compare them with the known pairs.
 
     The metrics are average_precision, and f1, precision and recall at the best threshold.
 
     Args:
         sentences_map: id -> text.
-        duplicates_list: pairs of ids; those with unknown ids are left out.
-        duplicates_dict: id -> ids of the same meaning (or id -> whether it has that meaning).
-        add_transitive_closure: what is the same as the same is the same.
+        duplicates_list: pairs of ids; those with unknown ids are ignored.
+        duplicates_dict: id -> ids with the same meaning (or id -> whether the meaning is the same).
+        add_transitive_closure: add pairs that are connected by other pairs.
         query_chunk_size, corpus_chunk_size, max_pairs, top_k: as for `paraphrase_mining`.
-        options: those of `Evaluator`.
+        options: see `Evaluator`.
     """
 
     def __init__(

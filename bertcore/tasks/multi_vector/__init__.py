@@ -1,4 +1,4 @@
-"""Late interaction: a vector for each token of a text, and scores by the best match of each query token."""
+"""Late interaction: one vector per token of a text, and scores from the best match of each query token."""
 
 from .encoder import MultiVectorEncoder
 from .modules import pool_tokens

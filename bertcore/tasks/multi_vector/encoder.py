@@ -1,4 +1,4 @@
-"""MultiVectorEncoder: a vector for each token of a text, by a published late-interaction encoder (ColBERT)."""
+"""MultiVectorEncoder: one vector per token of a text, from a published late-interaction encoder (ColBERT)."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from bertcore.tasks.texts import (
     progress_bar,
 )
 
-AT_ONCE = 256  # documents that are scored at once
+AT_ONCE = 256  # documents scored at once
 
 
 class LateOptions(TypedDict, total=False):
-    """Arguments of `MultiVectorEncoder.encode` that it hands to `encode_stream`."""
+    """Arguments of `MultiVectorEncoder.encode` that it passes to `encode_stream`."""
 
     pool_factor: float
     protected_tokens: int
@@ -69,24 +69,25 @@ class MultiVectorEncoder(PromptedReader):
 
     The score of a query and a document is the sum over the query's vectors of the highest dot product with a vector of
     the document (Khattab and Zaharia 2020, arXiv:2004.12832). Queries and documents differ in the token before the
-    text, in length, in [MASK] tokens that fill queries up, and in tokens without a vector (punctuation in documents).
+    text, in length, in the [MASK] tokens that fill up queries, and in the tokens without a vector (punctuation in
+    documents).
 
     Args:
         model_name_or_path: a model as sentence-transformers 6, PyLate or Stanford's ColBERT publish it, BGE-M3 (its
             colbert_linear.pt), or any encoder, which gets a new map to token vectors, to be trained. Or its id on the
             Hugging Face hub ("ORGANISATION/NAME").
         dtype: dtype of weights and computation, as for AutoModel; vectors are float32.
-        max_seq_length: cut texts to this many tokens, special ones included, where the task has no length of its own.
+        max_seq_length: cut texts to this many tokens, including special tokens, if the task has no length of its own.
         query_length, document_length: the same for queries and for documents; by default as published.
-        query_expansion: tokens that fill queries up: {"strategy": "fixed" or "min", "length": 32, "attend": whether
+        query_expansion: the tokens that fill up queries: {"strategy": "fixed" or "min", "length": 32, "attend": whether
             other tokens attend to them, "token": by default the mask token}; False for none; True or by default as
             published.
-        skiplist_words: tokens that have no vector in documents; by default as published. Those that are not tokens of
-            the vocabulary are left out.
+        skiplist_words: tokens without a vector in documents; by default as published. Words that are not tokens of the
+            vocabulary are ignored.
         embedding_dimension: length of the vectors of a new map.
         similarity_fn_name: "maxsim", or "meanmaxsim", which divides it by the number of the query's vectors; by default
             as published, or "maxsim".
-        options: those of `Encoder`.
+        options: see `Encoder`.
 
     Attributes:
         settings: settings of the folder.
@@ -139,7 +140,7 @@ class MultiVectorEncoder(PromptedReader):
         if document_length is not None:
             self.document_length = check_count("document_length", document_length)
         if query_expansion is True and settings.expansion is None:
-            raise ValueError("query_expansion is True, expected a mapping or False: the model has none of its own")
+            raise ValueError("query_expansion is True, expected a mapping or False: the model does not define one")
         self.query_expansion = (
             settings.expansion if query_expansion in (None, True) else checked_expansion(query_expansion)
         )
@@ -157,7 +158,7 @@ class MultiVectorEncoder(PromptedReader):
         self.head = TokenHead(settings, self.model.spec.hidden_size, of_maps, new)
 
     def _keep_prefixes_whole(self) -> None:
-        """Have the tokenizer find the tokens before texts ("[unused0]", "[Q] ") as they stand in its vocabulary."""
+        """Let the tokenizer recognise the tokens before texts ("[unused0]", "[Q] ") as entries of its vocabulary."""
         from tokenizers import AddedToken
 
         known = self.tokenizer.get_vocab()
@@ -167,7 +168,7 @@ class MultiVectorEncoder(PromptedReader):
                 self.tokenizer.add_tokens([AddedToken(token, normalized=False, special=True)], special_tokens=True)
 
     def _check_expansion(self) -> None:
-        """Check that queries can be filled up, and note the token that does."""
+        """Check that queries can be filled up, and store the filling token."""
         expansion, positions = self.query_expansion, self.model.spec.longest_sequence
         if expansion is None:
             return
@@ -222,17 +223,18 @@ class MultiVectorEncoder(PromptedReader):
             inputs: one string or several; an empty string is allowed.
             prompt_name: name of one of `prompts`; by default the model's default prompt, if it has one.
             prompt: text to put before each.
-            batch_size: most texts computed at once, beside `batch_tokens`; neither changes the result.
+            batch_size: maximum number of texts computed at once, in addition to `batch_tokens`; neither changes the
+                result.
             show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
             convert_to_numpy: False gives tensors of PyTorch.
             device: "cpu" or "cuda"; by default the encoder's. A list of them starts a process for each.
-            normalize_embeddings: whether to scale vectors to length 1, also where that was not published.
-            pool: processes of `start_multi_process_pool` that compute.
-            chunk_size: texts that a process of the pool is given at once.
+            normalize_embeddings: whether to scale vectors to length 1, even if the published model does not.
+            pool: the processes of `start_multi_process_pool` to compute with.
+            chunk_size: number of texts sent to a process of the pool at once.
             task: "query", "document" or None.
-            options: `pool_factor`, which keeps about one vector in so many of a document (see `pool_tokens`), with
-                `protected_tokens` first ones as they are; `truncation`, "warn", True or "error", the treatment of
-                texts that are too long; `batch_tokens`, most tokens computed at once.
+            options: `pool_factor`, which keeps about one in `pool_factor` vectors of a document (see `pool_tokens`),
+                and the first `protected_tokens` unchanged; `truncation`, "warn", True or "error", the treatment of
+                texts that are too long; `batch_tokens`, the maximum number of tokens computed at once.
 
         Returns:
             For each text float32 (tokens, dim): a list of arrays, or one array for one string.
@@ -272,17 +274,17 @@ class MultiVectorEncoder(PromptedReader):
         batch_tokens: int = BATCH_TOKENS,
         show_progress_bar: bool | None = None,
     ) -> Iterator[np.ndarray]:
-        """Embed texts as they come: an iterator over their float32 (tokens, dim) vectors, in their order.
+        """Return an iterator over the float32 (tokens, dim) vectors of texts, in their order; texts may be a stream.
 
-        Memory is bounded by `batch_tokens`. The backend is the one in force at this call. Arguments and errors as for
-        `encode`.
+        Memory is bounded by `batch_tokens`. The backend is the one that is active at this call. Arguments and errors
+        are as for `encode`.
         """
         checked = checked_texts(inputs, "inputs")
         if task is not None:
             checks.choice("task", task, TASKS)
         cutting = Cutting(truncation, self.length_of(task))
         if cutting.reads_all:
-            raise ValueError("truncation is 'chunk', expected 'warn', True or 'error': there are no windows here")
+            raise ValueError("truncation is 'chunk', expected 'warn', True or 'error': windows are not supported")
         if check_number("pool_factor", pool_factor) < 1:
             raise ValueError(f"pool_factor is {pool_factor}, expected at least 1")
         pooling = TokenPooling(pool_factor, check_count("protected_tokens", protected_tokens, 0), True)
@@ -350,8 +352,8 @@ class MultiVectorEncoder(PromptedReader):
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Return the scores (n, m) of every query with every document, by `similarity_fn_name`.
 
-        Both are lists of (tokens, dim), as `encode` returns them, a padded array (texts, tokens, dim), whose rows of
-        zeros do not count, or one text's (tokens, dim). A document without vectors scores -1e9.
+        Both are lists of (tokens, dim), as `encode` returns them, a padded array (texts, tokens, dim), in which rows of
+        zeros are ignored, or one text's (tokens, dim). A document without vectors scores -1e9.
         """
         return maxsim(embeddings1, embeddings2, length_normalize=self.similarity_fn_name == "meanmaxsim")
 
@@ -360,7 +362,7 @@ class MultiVectorEncoder(PromptedReader):
         return maxsim_pairwise(embeddings1, embeddings2, length_normalize=self.similarity_fn_name == "meanmaxsim")
 
     def score_stream(self, query: str, documents: Iterable[str], **options: Any) -> Iterator[float]:
-        """Yield the score of a query with each document, in their order; memory holds the vectors of a few."""
+        """Yield the score of a query with each document, in order; memory holds only a few documents' vectors."""
         asked = self.encode_query(query, **options)
         found = self.encode_document_stream(documents, **options)
         while block := list(islice(found, AT_ONCE)):
@@ -370,7 +372,7 @@ class MultiVectorEncoder(PromptedReader):
         self, query: str, documents: Sequence[str], top_k: int | None = None, return_documents: bool = False,
         **options: Any,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """Rank documents by how well they answer the query, best first; equal ones keep their order.
+        """Rank documents by how well they answer the query, best first; ties keep their order.
 
         Args:
             query: a text.
@@ -395,7 +397,7 @@ class MultiVectorEncoder(PromptedReader):
         return CutTexts(self, max_length, self.model.spec.longest_sequence, argument="query_length, document_length")
 
     def _fill(self, target: Path, where: Path) -> None:
-        """Write what sentence-transformers 6 loads, whatever format was read."""
+        """Write the format of sentence-transformers 6, whatever format was read."""
         base, own, settings = (
             "sentence_transformers.base.modules",
             "sentence_transformers.multi_vector_encoder.modules",

@@ -107,12 +107,12 @@ class TokenRow:
 def pool_tokens(
     vectors: Array, pool_factor: float, *, protected_tokens: int = 1, normalize_embeddings: bool = True
 ) -> np.ndarray:
-    """Return fewer vectors for a text: the means of clusters of near ones, by Ward's method on cosine distances.
+    """Reduce a text's vectors to the means of clusters, by Ward's method on cosine distances.
 
     Args:
         vectors: (tokens, dim), of length 1.
         pool_factor: about tokens / pool_factor vectors are kept; 1 keeps all.
-        protected_tokens: first vectors that are kept as they are.
+        protected_tokens: number of first vectors that are kept unchanged.
         normalize_embeddings: whether to scale the result to length 1.
 
     Raises ValueError for a `pool_factor` below 1 and negative `protected_tokens`, ImportError if SciPy is missing.

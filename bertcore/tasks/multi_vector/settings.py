@@ -37,7 +37,7 @@ PYLATE = (
     "query_length", "document_length", "query_expansion", "do_query_expansion", "attend_to_expansion_tokens",
     "attend_to_mask_tokens", "query_prefix", "document_prefix", "skiplist_words",
 )  # fmt: skip
-LONGEST = 1 << 16  # tokens of a query that is filled up: every query takes as many
+LONGEST = 1 << 16  # tokens of a filled-up query: every query takes as many
 PUNCTUATION = tuple(string.punctuation)
 
 
@@ -48,8 +48,8 @@ class Expansion:
     Attributes:
         length: a shorter query is filled up to this many tokens.
         strategy: "fixed" cuts longer queries to `length`, "min" leaves them longer.
-        attend: whether other tokens attend to the filling; its own vectors count either way.
-        token: the filling; None for the mask token.
+        attend: whether other tokens attend to the filling tokens; their own vectors count either way.
+        token: the filling token; None for the mask token.
     """
 
     length: int
@@ -98,14 +98,14 @@ class LateSettings:
         model_folder: folder of config.json, the weights and the tokenizer.
         folders: the folder that was read and those of its modules.
         maps: the linear maps of token vectors.
-        projection: weights and the start of their names where the only map is not a module; None otherwise.
-        is_new: whether there is no map yet, and one is to be initialised.
+        projection: weights and the prefix of their names if the only map is not a module; None otherwise.
+        is_new: whether there is no map yet, so that one must be initialised.
         normalize: whether vectors are scaled to length 1.
         skiplist_words: tokens whose vectors do not count in texts of `skiplist_tasks`.
-        skips_first: whether the first special token is the only one of that list.
+        skips_first: whether only the first special token is in that list.
         keep_only_token_ids: the only tokens of a document that count; None for all.
-        query_length, document_length, max_seq_length: texts are cut to so many tokens; None leaves it to the next.
-        expansion: tokens that fill queries up; None for no filling.
+        query_length, document_length, max_seq_length: texts are cut to this many tokens; None defers to the next one.
+        expansion: the tokens that fill up queries; None for no filling.
         pooling: pooling of the vectors of a text; None for no pooling.
         similarity: "maxsim" or "meanmaxsim".
         prefixes: tokens before a text that the tokenizer must not split, by task.
@@ -165,7 +165,7 @@ def read_late_settings(folder: Any) -> LateSettings:
 
 
 def _read_modules(folder: Path, modules: list[Module]) -> LateSettings:
-    """Read a folder with modules of sentence-transformers or PyLate, or a model to which token vectors are new."""
+    """Read a folder with modules of sentence-transformers or PyLate, or a model without token vectors."""
     check_kinds(folder, modules, ("Transformer", "Pooling", "Dense", *LAST))
     order = ("Transformer", "Pooling", "Dense", LAST)
     kinds = [module.kind for module in modules]
@@ -208,7 +208,7 @@ def _read_modules(folder: Path, modules: list[Module]) -> LateSettings:
 
 
 def _read_lengths(where: Path, file: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return lengths and expansion: as the Transformer's file has them, else the settings of the whole model."""
+    """Return lengths and expansion from the Transformer's file, or else from the settings of the whole model."""
     own = next((where / name for name in TRANSFORMER_NAMES if (where / name).is_file()), None)
     config = {} if own is None else read_json_object(own)
     found: dict[str, Any] = read_transformer(where, "feature-extraction")

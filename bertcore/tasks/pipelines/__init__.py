@@ -32,7 +32,7 @@ def pipeline(
     revision: str | None = None, token: str | bool | None = None, cache_dir: str | os.PathLike | None = None,
     local_files_only: bool = False, **options: Any,
 ) -> Pipeline:  # fmt: skip
-    """Return a pipeline for a task; called with texts, it answers as transformers' pipelines do.
+    """Return a pipeline for a task; call it with texts for answers in the form of transformers' pipelines.
 
     Args:
         task: one of TASKS, or one of transformers' other names "ner" and "sentiment-analysis".

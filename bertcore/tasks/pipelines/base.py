@@ -1,4 +1,4 @@
-"""The base of all pipelines: loading, texts in windows, batches by tokens, answers in the order of the inputs."""
+"""The base of all pipelines: loading, windows of texts, batches by tokens, answers in the order of the inputs."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class CallOptions:
 
     Attributes:
         truncation: treatment of texts longer than the model accepts: "warn" cuts them and warns once, with counts;
-            True cuts them; "error" refuses them; "chunk" reads them whole, in overlapping windows.
-        max_length: tokens of a row, special tokens included; by default the model's maximum.
-        stride: for "chunk", tokens shared by two neighbouring windows; by default a quarter of a window.
+            True cuts them; "error" rejects them; "chunk" reads them whole, in overlapping windows.
+        max_length: number of tokens of a row, including special tokens; by default the model's maximum.
+        stride: for "chunk", the number of tokens that neighbouring windows share; by default a quarter of a window.
         padding: "max_length" pads rows to `max_length`; otherwise they are padded to the longest of their batch.
-        batch_tokens, batch_size: most tokens, and most rows, computed at once; they do not change the result.
+        batch_tokens, batch_size: maximum number of tokens and rows computed at once; they do not change the result.
         show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
 
     As in transformers, `tokenizer_kwargs` (or `tokenize_kwargs`) is a dictionary of such options.
@@ -109,13 +109,13 @@ class _ItemText:
 
 
 class Pipeline:
-    """A model, a tokenizer, and one task: from inputs to answers; created by `bertcore.pipeline`.
+    """A model, a tokenizer and one task, from inputs to answers; created by `bertcore.pipeline`.
 
-    A call with one input (a string, or as the task documents) returns its answer, with a list the list of their
-    answers, and with an iterator a generator of answers in the same order that reads a few batches ahead: memory does
-    not grow with the number of inputs.
+    A call with one input (a string, or the form that the task documents) returns its answer; with a list, a list of
+    answers; and with an iterator, a generator of answers in the same order that reads a few batches ahead, so that
+    memory does not grow with the number of inputs.
 
-    The options of a call, documented by each task, may be given to `pipeline` as defaults.
+    The options of a call, documented by each task, may be passed to `pipeline` as defaults.
 
     Attributes:
         model, tokenizer: the parts.
@@ -146,7 +146,7 @@ class Pipeline:
                         hub: Mapping[str, Any] | None = None, **options: Any) -> Self:  # fmt: skip
         """Load the pipeline of a checkpoint.
 
-        Raises ValueError for a checkpoint without the task's head; CheckpointError as `Model.from_pretrained`.
+        Raises ValueError for a checkpoint without the task's head, and CheckpointError like `Model.from_pretrained`.
         """
         folder = resolve(folder, "sentence_encoder", **(hub or {}))  # weights and tokenizer
         model_class = cls.model_class()
@@ -161,7 +161,7 @@ class Pipeline:
 
     @classmethod
     def _is_of_another_task(cls, model: Model) -> bool:
-        """Return whether the config names another task's classifier; in BERT's files their weights have equal names."""
+        """Return whether the config names another task's classifier; in BERT's files, weight names are the same."""
         others = set(CLASSIFIERS) - {cls._model_class.removeprefix("AutoModel")}
         stated = model.config.get("architectures")
         names = stated if isinstance(stated, list) else []
@@ -194,7 +194,7 @@ class Pipeline:
 
     def _check_several(self, inputs: Any) -> None:
         is_table = hasattr(inputs, "columns")  # iterating over it yields column names
-        has_no_axis = isinstance(inputs, np.ndarray) and not inputs.ndim  # isinstance says that it is iterable
+        has_no_axis = isinstance(inputs, np.ndarray) and not inputs.ndim  # isinstance counts it as iterable
         if isinstance(inputs, bytes | Mapping) or not isinstance(inputs, Iterable) or has_no_axis or is_table:
             raise TypeError(f"inputs is {type(inputs).__name__}, expected {self._expected()}, or several")
 

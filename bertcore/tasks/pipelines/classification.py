@@ -1,4 +1,4 @@
-"""Classification of texts and pairs of texts, by the model's classes or by given ones (zero-shot)."""
+"""Classify texts and pairs of texts, with the model's classes or given ones (zero-shot)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bertcore.tasks.texts import BATCH_TOKENS, check_words, checked_text
 
 
 class _BestAlone:
-    """The default of top_k: the best class, not in a list."""
+    """The default of top_k: the best class, without a list."""
 
     def __repr__(self) -> str:
         return "the best class"
@@ -41,13 +41,13 @@ class ClassificationOptions(CallOptions):
     """Options of a call, in addition to `CallOptions`.
 
     Attributes:
-        top_k: number of classes, best first; None for all. By default the best class, not in a list.
+        top_k: number of classes to return, best first; None for all. By default the best class, without a list.
         function_to_apply: maps scores to probabilities: "softmax", "sigmoid" or "none"; by default as the config says:
             "none" for regression, "sigmoid" for one class or several at once, otherwise "softmax".
         calibration: maps scores to probabilities instead: a `TemperatureScaling` or `IsotonicCalibration` of
             `bertcore.tasks.calibration`, fitted to this model's scores on held-out texts.
-        merge: for truncation="chunk", merge of the scores of a text's windows: their "mean", weighted by tokens, or
-            the "max" of each class.
+        merge: for truncation="chunk", how to merge the scores of a text's windows: "mean", weighted by tokens, or the
+            "max" of each class.
     """
 
     top_k: Any = BEST_ALONE
@@ -128,10 +128,10 @@ class ZeroShotOptions(CallOptions):
     Attributes:
         candidate_labels: the classes: a list, or a comma-separated string.
         hypothesis_template: the sentence that assigns a class to a text, with {} in place of the class.
-        multi_label: whether several classes may be right: each is then judged separately, entailed or contradicted;
-            otherwise the scores of all sum to 1.
-        merge: for truncation="chunk", merge of the scores of a text's windows: "mean", weighted by tokens, or "max";
-            of probabilities with multi_label, otherwise of entailment scores.
+        multi_label: whether several classes may apply: each is then scored separately, as entailed or contradicted;
+            otherwise the scores of all classes sum to 1.
+        merge: for truncation="chunk", how to merge the scores of a text's windows: "mean", weighted by tokens, or
+            "max"; of probabilities with multi_label, otherwise of entailment scores.
     """
 
     candidate_labels: str | Sequence[str] = ()
@@ -155,7 +155,7 @@ class ZeroShotOptions(CallOptions):
 
 
 def _with_place(template: Any) -> str:
-    with suppress(IndexError, KeyError, ValueError, AttributeError):  # not a template with one place
+    with suppress(IndexError, KeyError, ValueError, AttributeError):  # not a template with one placeholder
         if isinstance(template, str) and template.format("x") != template:
             return template
     raise ValueError(f"hypothesis_template is {template!r}, expected a text with {{}} in place of the class")
@@ -164,8 +164,8 @@ def _with_place(template: Any) -> str:
 class ZeroShotClassificationPipeline(Pipeline):
     """Score given classes for each text: {"sequence", "labels", "scores"}, best first.
 
-    The score of a class is that of the text entailing "This example is CLASS." (Yin et al. 2019, arXiv:1909.00161), by
-    any model of natural language inference: one class of its config must be called entailment. Options:
+    The score of a class is how strongly the text entails "This example is CLASS." (Yin et al. 2019, arXiv:1909.00161),
+    according to a model for natural language inference: one class of its config must be called entailment. Options:
     `ZeroShotOptions`.
     """
 
@@ -215,11 +215,11 @@ class ZeroShotClassificationPipeline(Pipeline):
 
 @dataclass(frozen=True)
 class ZeroShotNerOptions:
-    """Options of a call; those of `GLiNER.inference`, which documents them.
+    """Options of a call, as documented by `GLiNER.inference`.
 
     Attributes:
         labels: the kinds of entities: a list, or a comma-separated string.
-        flat_ner, threshold, multi_label, batch_size, batch_tokens, truncation: as there.
+        flat_ner, threshold, multi_label, batch_size, batch_tokens, truncation: as in `GLiNER.inference`.
         show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
     """
 
@@ -234,7 +234,7 @@ class ZeroShotNerOptions:
 
 
 class ZeroShotNerPipeline(Pipeline):
-    """Find the entities of given kinds in each text, by a GLiNER model: a list of them, as `GLiNER.inference` has it.
+    """Find entities of given kinds in each text with a GLiNER model; answers are as in `GLiNER.inference`.
 
     Options: `ZeroShotNerOptions`.
 

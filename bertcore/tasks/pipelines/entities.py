@@ -1,4 +1,4 @@
-"""Marked entities: their types, the relation of two, and the named entities of a text, found span by span."""
+"""Marked entities: their types, the relation of a pair, and the named entities of a text, found span by span."""
 
 from __future__ import annotations
 
@@ -47,9 +47,8 @@ class MentionOptions(ClassificationOptions):
     """Options of a call, in addition to `ClassificationOptions`, without those of windows and calibration.
 
     Attributes:
-        threshold: for a model of several labels at once, the least probability of a label; by default 0.5, unless
-            `top_k` is given.
-        truncation: as in `CallOptions`, but for "chunk"; a text whose spans are cut off is refused.
+        threshold: for a multi-label model, the minimum probability of a label; by default 0.5, unless `top_k` is given.
+        truncation: as in `CallOptions`, except "chunk"; a text whose spans are cut off is rejected.
     """
 
     threshold: float | None = None
@@ -72,8 +71,8 @@ class _Mention(Text):
 class EntityClassificationPipeline(_EntityPipeline):
     """Predict the type of an entity in a text: {"label", "score"}, or with `top_k` a list of them, best first.
 
-    An input is {"text", "spans": [[first, last + 1]]}, in characters; other keys are ignored. A model of several labels
-    at once (problem_type "multi_label_classification") answers with the list of those above the `threshold`. Options:
+    An input is {"text", "spans": [[first, last + 1]]}, in characters; other keys are ignored. A multi-label model
+    (problem_type "multi_label_classification") answers with the list of labels above the `threshold`. Options:
     `MentionOptions`.
     """
 
@@ -163,7 +162,7 @@ class EntityClassificationPipeline(_EntityPipeline):
 class RelationExtractionPipeline(EntityClassificationPipeline):
     """Predict the relation of two entities in a text: {"label", "score"}, or with `top_k` a list of them, best first.
 
-    An input is {"text", "spans": [head, tail]}, [first, last + 1] characters each; the rest is as for
+    An input is {"text", "spans": [head, tail]}, [first, last + 1] characters each; otherwise as for
     `EntityClassificationPipeline`.
     """
 
@@ -178,8 +177,8 @@ class SpanNerOptions(CallOptions):
     """Options of a call, in addition to `CallOptions`; every span of a few words is scored, so batches are smaller.
 
     Attributes:
-        threshold: the least probability of an entity.
-        max_span_width: the most words of an entity; by default the config's, else 8 (16 for LUKE).
+        threshold: the minimum probability of an entity.
+        max_span_width: the maximum number of words of an entity; by default the config's, else 8 (16 for LUKE).
         batch_tokens: 1024 by default.
     """
 
@@ -197,9 +196,9 @@ class SpanNerOptions(CallOptions):
 class SpanNerPipeline(_EntityPipeline):
     """Find the entities of each text: {"entity_group", "score", "word", "start", "end"} each, in their order.
 
-    The form is that of token classification. Every span of at most `max_span_width` words is scored; of overlapping
-    ones the highest logit wins, as in LUKE's evaluation (Yamada et al. 2020, section 4.3). A text in
-    windows ("chunk") has the entities of all of them. Options: `SpanNerOptions`.
+    Answers have the form of token classification. Every span of at most `max_span_width` words is scored; among
+    overlapping spans the highest logit wins, as in LUKE's evaluation (Yamada et al. 2020, section 4.3). A text that is
+    read in windows ("chunk") has the entities of all windows. Options: `SpanNerOptions`.
     """
 
     task = "span-ner"

@@ -1,4 +1,4 @@
-"""Pipelines of pretrained models: masked words, generated text, hidden states, next sentences."""
+"""Pipelines of pretrained models: masked words, text generation, hidden states, next sentences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FillMaskOptions(CallOptions):
     """Options of a call, in addition to `CallOptions`.
 
     Attributes:
-        top_k: number of words for each mask.
+        top_k: number of words to return for each mask.
         targets: the words to choose from, each a single token; by default the whole vocabulary.
     """
 
@@ -37,7 +37,7 @@ class FillMaskOptions(CallOptions):
 
 @dataclass(frozen=True)
 class _Masks:
-    """The masks of a window: their columns, their places in the text, and the best words of each."""
+    """The masks of a window: their columns, their positions in the text, and the best words of each."""
 
     ids: list[int]
     columns: list[int]
@@ -50,15 +50,15 @@ class FillMaskPipeline(Pipeline):
     """Predict the words of each mask: [{"score", "token", "token_str", "sequence"}], most probable first.
 
     A text with several masks gets one such list per mask, from left to right; each mask is predicted separately, with
-    the others masked. A list of one text is answered like the text, as in transformers. score is the probability over
-    the model's whole vocabulary; sequence is the text with the word inserted (with truncation "chunk", the window that
-    the mask is read in). Options: `FillMaskOptions`.
+    the others masked. As in transformers, a list of one text is answered like the text itself. score is the probability
+    over the model's whole vocabulary; sequence is the text with the word inserted (with truncation "chunk", the window
+    that the mask is read in). Options: `FillMaskOptions`.
     """
 
     task = "fill-mask"
     options_class = FillMaskOptions
     _model_class = "AutoModelForMaskedLM"
-    _head = "masked language model's head"
+    _head = "masked language modeling head"
 
     def __init__(self, model: Any, tokenizer: Any, **options: Any):
         if tokenizer.mask_token is None:
@@ -151,10 +151,10 @@ class GenerationOptions(CallOptions):
 
     Attributes:
         truncation: "error" by default; "chunk" is not supported.
-        max_new_tokens: most tokens that are appended; by default 256, or the model's remaining positions.
-        do_sample: whether tokens are sampled; by default they are, except with beams.
+        max_new_tokens: maximum number of new tokens; by default 256, or the model's remaining positions.
+        do_sample: whether to sample tokens; the default is True, except with beams.
         temperature, top_k, top_p, num_beams, length_penalty, num_return_sequences, seed: as for
-            `AutoModelForCausalLM.generate`; a temperature of 0.7 by default.
+            `AutoModelForCausalLM.generate`; the default temperature is 0.7.
         return_full_text: whether answers begin with the given text.
     """
 
@@ -183,9 +183,9 @@ class GenerationOptions(CallOptions):
 
 
 class TextGenerationPipeline(Pipeline):
-    """Continue each text: [{"generated_text"}], `num_return_sequences` of them.
+    """Continue each text: returns [{"generated_text"}, ...] with `num_return_sequences` entries.
 
-    With a `seed` the same inputs in the same batches produce the same texts. Options: `GenerationOptions`.
+    With a `seed`, the same inputs in the same batches produce the same texts. Options: `GenerationOptions`.
     """
 
     task = "text-generation"
@@ -249,7 +249,7 @@ class FeatureOptions(CallOptions):
 
 
 class FeatureExtractionPipeline(Pipeline):
-    """Return the last hidden state of each text, (1, tokens, hidden), special tokens included, as lists or an array.
+    """Return the last hidden state of each text, (1, tokens, hidden), including special tokens, as lists or an array.
 
     In a text that is read in windows ("chunk") each token comes from the window in which it has more context.
     Options: `FeatureOptions`.
@@ -294,7 +294,7 @@ class NextSentencePredictionPipeline(Pipeline):
 
     task = "next-sentence-prediction"
     _model_class = "AutoModelForNextSentencePrediction"
-    _head = "next sentence prediction's head"
+    _head = "next sentence prediction head"
     _keys = "text", "text_pair"
 
     def _texts(self, item: Any, name: str, options: Any) -> list[Text]:

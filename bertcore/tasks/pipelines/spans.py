@@ -27,7 +27,7 @@ class TaggingOptions(CallOptions):
         aggregation_strategy: "none" answers token by token; "simple" joins neighbouring tokens of one class, by the
             prefixes B- and I- of class names; "first", "average" and "max" join whole words, classified by their first
             token, by their tokens' mean probabilities, or by their most probable token.
-        ignore_labels: classes that are left out of the answer.
+        ignore_labels: classes to leave out of the answer.
         is_split_into_words: an input is a list of words, and characters are those of the words joined by spaces.
     """
 
@@ -52,7 +52,7 @@ class _Scored:
     offsets: np.ndarray
     probabilities: np.ndarray
     shared: int
-    before: int  # special tokens before them
+    before: int  # number of special tokens before them
 
 
 @dataclass(frozen=True)
@@ -194,10 +194,10 @@ class AnsweringOptions(CallOptions):
 
     Attributes:
         truncation: "chunk" by default.
-        max_length: tokens of a window, 384 by default.
-        stride: tokens shared by two windows, by default 128, or half a window.
-        top_k: number of answers; a single one is not in a list.
-        max_answer_len: most tokens of an answer.
+        max_length: number of tokens of a window, 384 by default.
+        stride: number of tokens that two windows share, by default 128, or half a window.
+        top_k: number of answers; a single answer is returned without a list.
+        max_answer_len: maximum number of tokens of an answer.
         handle_impossible_answer: whether "" may be the answer.
         align_to_words: whether answers consist of whole words.
     """
@@ -234,14 +234,14 @@ class QuestionAnsweringPipeline(Pipeline):
     characters of the context. A span's score is the probability of its start times that of its end, over all tokens of
     the context and the no-answer token [CLS], in all windows of the context: windows without the answer do not compete
     with the one that has it. (transformers normalises each window separately; with one window the scores are equal.)
-    Scores of spans with the same text are added. The answer "" has the least score of [CLS] in any window (Devlin et
+    Scores of spans with the same text are added. The answer "" has the lowest score of [CLS] in any window (Devlin et
     al. 2019, arXiv:1810.04805). Options: `AnsweringOptions`.
     """
 
     task = "question-answering"
     options_class = AnsweringOptions
     _model_class = "AutoModelForQuestionAnswering"
-    _head = "question answering's head"
+    _head = "question answering head"
     _most_shared = 128
     _keys = "question", "context"
 

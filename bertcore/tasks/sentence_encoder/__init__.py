@@ -1,4 +1,4 @@
-"""Sentence embeddings: text in, one vector a text out."""
+"""Sentence embeddings: one vector per text."""
 
 from bertcore.tasks.texts import TextsCutWarning
 

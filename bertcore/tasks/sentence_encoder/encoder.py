@@ -1,4 +1,4 @@
-"""SentenceEncoder: embeddings of texts by a published sentence encoder."""
+"""SentenceEncoder: embed texts with a published sentence encoder."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ class SentenceEncoder(PromptedReader):
     Args:
         model_name_or_path: a model as sentence-transformers publishes it (modules.json: Transformer and Pooling, or a
             StaticEmbedding, then any of Dense, LayerNorm and Normalize). A plain model's folder, without modules.json,
-            gets mean pooling and no normalisation, as it does in sentence-transformers. A Router reads queries and
-            documents by modules of their own. Or its id on the Hugging Face hub ("ORGANISATION/NAME").
-        dtype: dtype of weights and computation, as for AutoModel ("float32", "bfloat16", "int8", ...; by default that
-            of a low-precision checkpoint, otherwise float32); embeddings are float32.
-        task: the task whose adapter is added to the weights, as for AutoModel. An encoder has at most one, so that
-            queries and passages may need two encoders. The text that a task puts before its inputs is a `prompt`.
-        max_seq_length: cut texts to this many tokens, special ones included; by default as published. At least the
-            number of special tokens, at most the model's positions.
+            gets mean pooling and no normalisation, as in sentence-transformers. A Router has separate modules for
+            queries and documents. Or the model's id on the Hugging Face hub ("ORGANISATION/NAME").
+        dtype: dtype of weights and computation, as for AutoModel ("float32", "bfloat16", "int8", ...; by default a
+            low-precision checkpoint's own, otherwise float32); embeddings are float32.
+        task: the task whose adapter is added to the weights, as for AutoModel. An encoder has at most one, so queries
+            and passages may need two encoders. The text that a task puts before its inputs is a `prompt`.
+        max_seq_length: cut texts to this many tokens, including special tokens; by default as published. At least the
+            number of special tokens, at most the number of the model's positions.
         truncate_dim: keep only the first dimensions (Matryoshka embeddings); by default as published, or all.
         similarity_fn_name: "cosine", "dot", "euclidean" or "manhattan"; by default as published, or "cosine".
-        unknown: for static embeddings, "drop" leaves unknown words out, "mean" pools their vector as others; by default
-            "drop" for Model2Vec's files, "mean" for sentence-transformers', as each does.
-        options: those of `Encoder`.
+        unknown: for static embeddings, "drop" leaves out unknown words, "mean" pools their vector like the others; by
+            default "drop" for Model2Vec's files and "mean" for sentence-transformers', as in these libraries.
+        options: see `Encoder`.
 
     Attributes:
         settings: settings of the folder (pooling, normalize, ...).
@@ -120,9 +120,9 @@ class SentenceEncoder(PromptedReader):
         unknown: str | None = None,
         models: dict[Path, Any] | None = None,
     ) -> None:
-        """Load the model, the tokenizer and the maps; `models` has those that are loaded, by folder."""
+        """Load the model, the tokenizer and the maps; `models` has those already loaded, by folder."""
         self.settings, models, folder = settings, {} if models is None else models, settings.model_folder
-        if self.routes is not None:  # the options are for the routes that have them
+        if self.routes is not None:  # the options apply to the routes that have them
             dtype, unknown = (None, unknown) if settings.is_static else (dtype, None)
         if folder not in models:
             models[folder] = self._load_model(dtype)
@@ -184,33 +184,34 @@ class SentenceEncoder(PromptedReader):
             inputs: one string or several; an empty string is allowed.
             prompt_name: name of one of `prompts`; by default the model's default prompt, if it has one.
             prompt: text to put before each.
-            batch_size: most texts computed at once, beside `batch_tokens`; neither changes the result.
+            batch_size: maximum number of texts computed at once, in addition to `batch_tokens`; neither changes the
+                result.
             show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
-            output_value: "sentence_embedding"; "token_embeddings" for the hidden states of a text's tokens, special
-                ones included, (tokens, hidden); None for both and the model's inputs, in a dict for each text.
+            output_value: "sentence_embedding"; "token_embeddings" for the hidden states of a text's tokens, including
+                special tokens, (tokens, hidden); None for both and the model's inputs, in a dict for each text.
             precision: "float32", "int8", "uint8", "binary" or "ubinary"; see `quantize_embeddings`.
             convert_to_numpy: False gives a list of PyTorch's tensors.
             convert_to_tensor: True gives one tensor of PyTorch.
             device: "cpu" or "cuda"; by default the encoder's. A list of them starts a process for each.
-            normalize_embeddings: whether to scale embeddings to length 1, also where that was not published.
+            normalize_embeddings: whether to scale embeddings to length 1, even if the published model does not.
             truncate_dim: keep only the first dimensions; by default the encoder's value. Published scaling to length 1
                 happens before the cut; `normalize_embeddings=True` scales again.
-            pool: processes of `start_multi_process_pool` that compute.
-            chunk_size: texts that a process of the pool is given at once.
-            ranges: (2, dim), minimum and maximum of each dimension, for int8 and uint8; by default those of this call's
-                embeddings.
-            task: the task of the texts, which must be the encoder's; or "query" or "document", as `encode_query` and
-                `encode_document` say, which all encoders take. With a Router the name of a route.
-            truncation: treatment of texts longer than `max_seq_length`: "warn" cuts them and warns once, with
-                counts; True cuts them; "error" refuses them; "chunk" reads them whole, in overlapping windows.
-            stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
-            merge: for "chunk", merge of the vectors of a text's windows: their "mean", weighted by tokens, or the
+            pool: the processes of `start_multi_process_pool` to compute with.
+            chunk_size: number of texts sent to a process of the pool at once.
+            ranges: (2, dim), minimum and maximum of each dimension, for int8 and uint8; by default computed from this
+                call's embeddings.
+            task: the task of the texts, which must be the encoder's; or "query" or "document", as passed by
+                `encode_query` and `encode_document`, which all encoders accept. With a Router, the name of a route.
+            truncation: treatment of texts longer than `max_seq_length`: "warn" cuts them and warns once, with counts;
+                True cuts them; "error" rejects them; "chunk" reads them whole, in overlapping windows.
+            stride: for "chunk", the number of tokens that two windows share; by default a quarter of a window.
+            merge: for "chunk", how to merge the vectors of a text's windows: their "mean", weighted by tokens, or the
                 "max" of each dimension.
-            batch_tokens: most tokens computed at once; bounds memory.
+            batch_tokens: maximum number of tokens computed at once; bounds memory.
             processing_kwargs: {"text": {"max_length": 256}} cuts the texts of this call to this many tokens.
 
         Returns:
-            float32 (dim,) for one string, (texts, dim) for several, in their order; int8 or uint8 in another precision,
+            float32 (dim,) for one string, (texts, dim) for several, in their order; int8 or uint8 for other precisions,
             with ceil(dim / 8) columns for "binary" and "ubinary". A list of hidden states or of dicts for several texts
             with another `output_value`.
 
@@ -256,11 +257,11 @@ class SentenceEncoder(PromptedReader):
     @by_route
     @naming_nearest(*StreamOptions.__annotations__)
     def encode_stream(self, inputs: Iterable[str], **options: Unpack[StreamOptions]) -> Iterator[np.ndarray]:
-        """Embed texts as they come: an iterator over their float32 (dim,) embeddings, in their order.
+        """Return an iterator over the float32 (dim,) embeddings of texts, in their order; texts may be a stream.
 
         Memory is bounded by `batch_tokens`, however many texts there are: a few batches are read, sorted by length,
-        computed and returned before the next are read. The backend is the current one at this call. Arguments and
-        errors as for `encode`, except that int8 and uint8 need `ranges`.
+        computed and returned before the next are read. The backend is the one that is active at this call. Arguments
+        and errors are as for `encode`, except that int8 and uint8 need `ranges`.
         """
         bar = options.pop("show_progress_bar", None)
         given, checked = checked_texts(inputs, "inputs"), checked_options(self, **options)
@@ -276,7 +277,7 @@ class SentenceEncoder(PromptedReader):
         return embeddings()
 
     def _token_embeddings(self, texts: list[str], with_all: bool, options: dict[str, Any]) -> list[Any]:
-        """Return the hidden states of each text, or a dict of them, the embedding and the model's inputs."""
+        """Return each text's hidden states, or a dict of hidden states, embedding and model inputs."""
         checked = checked_options(self, **options)
         whole = MergedWindows(checked.merge)
         found = list(chain.from_iterable(self._read(texts, self.hidden_states, whole, checked, lambda count: None)))
@@ -302,7 +303,7 @@ class SentenceEncoder(PromptedReader):
         return SIMILARITIES[self.similarity_fn_name].of_all(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: np.ndarray, embeddings2: np.ndarray) -> np.ndarray:
-        """Return the similarity (n,) of the rows at the same index, both (n, dim); ValueError for other shapes."""
+        """Return the similarity (n,) of rows at the same index, both (n, dim). Raises ValueError for other shapes."""
         return SIMILARITIES[self.similarity_fn_name].of_pairs(embeddings1, embeddings2)
 
     def set_pooling_include_prompt(self, include_prompt: bool) -> None:
@@ -365,14 +366,14 @@ class SentenceEncoder(PromptedReader):
         return self.pooled_states(hidden, cu_seqlens, skipped)
 
     def pooled_states(self, hidden: Array, cu_seqlens: np.ndarray, skipped: int) -> np.ndarray:
-        """Return the vectors that `pooled` makes of packed hidden states, (tokens, hidden), and their offsets."""
+        """Return the vectors pooled from packed hidden states, (tokens, hidden), with these offsets."""
         rows = pool(hidden, cu_seqlens, self.settings.pooling, skipped)
         for apply in self._maps:
             rows = apply(rows)
         return kernels.to_host(rows)
 
     def finished(self, rows: np.ndarray, normalize: bool | None, dimensions: int | None) -> np.ndarray:
-        """Return pooled vectors as embeddings, (texts, dim) float32: scaled as published, cut, scaled if asked for."""
+        """Return pooled vectors as embeddings, (texts, dim) float32: scaled as published, cut, scaled on request."""
         if self.settings.normalize and (normalize is None or normalize):
             rows = normalized(rows)
         rows = rows[:, :dimensions]
@@ -435,12 +436,12 @@ def checked_options(
 ) -> Options:
     """Check the options of a call of `encoder`, a SentenceEncoder; raises as its `encode` does.
 
-    `others` are fields of Options that need nothing of the encoder.
+    `others` are fields of Options that do not depend on the encoder.
     """
     if encoder.routes is None and task not in (None, encoder.task, "query", "document"):
         has = "no task's adapter" if encoder.task is None else f"the adapter for {encoder.task!r}"
         raise ValueError(
-            f"task is {task!r}, but this encoder has {has} in its weights: make another one, "
+            f"task is {task!r}, but this encoder has {has} in its weights: create another one, "
             f"SentenceEncoder(folder, task={task!r})"
         )
     before, settings = encoder.prompt(prompt, prompt_name), encoder.settings

@@ -136,7 +136,7 @@ __all__ = ["POOLING", "pool"]
 
 
 def pool(hidden: Any, cu_seqlens: np.ndarray, modes: Sequence[str], skipped: int = 0) -> Any:
-    """The pooled vectors of packed texts, several modes side by side; zeros for a text without tokens.
+    """Return the pooled vectors of packed texts, several modes side by side; zeros for a text without tokens.
 
     Args:
         hidden: (tokens, hidden), any floating dtype; half precision is pooled in float32.
@@ -166,14 +166,14 @@ class StaticSpec:
 
 
 class StaticModel:
-    """A table of token vectors in place of a model (sentence-transformers' StaticEmbedding, model2vec).
+    """A table of token vectors instead of a model (sentence-transformers' StaticEmbedding, model2vec).
 
     Args:
         folder: contains the table "embedding.weight", or model2vec's "embeddings", optionally with a row number
             ("mapping") and a weight ("weights") for each token.
 
     Attributes:
-        table: float32 (rows, dim): one for each token, unless model2vec's file says which row a token has.
+        table: float32 (rows, dim): one per token, unless model2vec's file maps tokens to rows.
         tokens: size of the vocabulary.
 
     Raises CheckpointError for a file without such a table.

@@ -56,8 +56,8 @@ class Settings:
         model_folder: folder of config.json, the weights and the tokenizer.
         folders: the folder that was read and those of its modules.
         is_static: whether the model is a table with one vector per token, whose mean is pooled.
-        unknown: "drop" to leave unknown words of static embeddings out, as Model2Vec, whose files this is for; "mean"
-            to pool their vector as others.
+        unknown: "drop" to leave out unknown words of static embeddings, as Model2Vec does, for its files; "mean" to
+            pool their vector like the others.
         pooling_file: the pooling's config; None for a plain model.
         width: key and value of the stated width of the pooled hidden states; None if it is not stated.
         pooling: modes of POOLING; the vectors of several are joined.
@@ -90,7 +90,7 @@ def read_settings(folder: Any, modules: list[Module] | None = None) -> Settings:
     """Read the settings of a sentence encoder's folder, or of one of its routes, which has these `modules`.
 
     A folder without modules.json is a plain model: mean pooling and no normalisation, as in sentence-transformers. By
-    default they are those of a Router's default route.
+    default `modules` are those of a Router's default route.
 
     Raises CheckpointError for an invalid file or an unsupported module.
     """
@@ -105,7 +105,7 @@ def read_settings(folder: Any, modules: list[Module] | None = None) -> Settings:
         return Settings(folder, (folder,), **of_model, **options)
     config = read_json_object(folder / CONFIG_NAME) if (folder / CONFIG_NAME).is_file() else {}
     if [module.type for module in modules] == ["custom_st.Transformer"] and config.get("model_type") == JINA_V5:
-        how = {"pooling": ("lasttoken",), "normalize": True}  # as the code does that is named there, and never run
+        how = {"pooling": ("lasttoken",), "normalize": True}  # like the code named there, which is never run
         return Settings(folder, (folder,), **read_transformer(folder, "feature-extraction"), **options, **how)
     is_static = _check_order(folder, modules)
     maps = modules[1 if is_static else 2 :]

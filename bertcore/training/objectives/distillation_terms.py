@@ -86,7 +86,7 @@ class Outputs:
             student, teacher = (self._rows(name, getattr(out, name)) for out in (self.student, self.teacher))
             shape = value_of(student).shape
             if shape != teacher.shape or shape[1] < 2:
-                expected = "(rows, classes), expected the same shape and two classes at least"
+                expected = "(rows, classes), expected the same shape and at least two classes"
                 raise ValueError(f"SoftTargets: {name} of both are {shape} and {teacher.shape}, {expected}")
             yield student, _target(student, teacher)
 

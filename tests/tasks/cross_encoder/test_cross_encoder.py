@@ -172,7 +172,7 @@ def test_a_model_without_a_classifier_is_refused(tmp_path):
 def test_activations_of_another_shape(reranker, tmp_path):
     several = CrossEncoder(save_tiny_classifier(tmp_path, labels=3))
     for encoder, wrong in ((several, lambda logits: logits[:, 0]), (reranker, lambda logits: logits[:0])):
-        refuses(ValueError, "activation_fn made the shape", encoder.predict, [("a", "b")], activation_fn=wrong)
+        refuses(ValueError, "activation_fn returned shape", encoder.predict, [("a", "b")], activation_fn=wrong)
     with pytest.raises(TypeError, match="apply_softmax is 'no', expected True or False"):
         several.predict([("a", "b")], apply_softmax="no")
     assert len(reranker.rank("a", ["b", "c"], top_k=np.int64(1))) == 1

@@ -178,7 +178,7 @@ def test_what_cannot_be_filled(fill, masked_folder, classifier_folder):
     refuses(ValueError, r"inputs\[1\] has no \[MASK\]", fill, [ONE, "paris"])
     with pytest.raises(ValueError, match=r"inputs has \[MASK\] beyond the 20 tokens that are read: truncation='chunk'"):
         fill("paris " * 30 + "[MASK]", max_length=20, truncation=True)
-    refuses(ValueError, "has no masked language model's head", pipeline, "fill-mask", classifier_folder)
+    refuses(ValueError, "has no masked language modeling head", pipeline, "fill-mask", classifier_folder)
     refuses(ValueError, "top_k is 0", fill, ONE, top_k=0)
 
 
