@@ -92,6 +92,9 @@ class DataCollatorWithPadding:
         return padded
 
 
+DataCollatorForTokenClassification = DataCollatorWithPadding  # pads labels of tokens, too
+
+
 class DataCollatorForLanguageModeling(DataCollatorWithPadding):
     """Padded batches for masked or causal language models, with labels made from the input ids.
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from bertcore import AutoTokenizer
+from bertcore import AutoTokenizer, DataCollatorForTokenClassification
 from bertcore.training import DataCollatorForLanguageModeling, DataCollatorWithPadding, Masking, TrainingArguments
 from bertcore.training.collators import NumberedCollator
 from bertcore.training.masking import IGNORED, Words
@@ -271,6 +271,9 @@ def test_padding_of_transformers(bert_folder, side):
     peer = transformers.DataCollatorWithPadding(theirs, return_tensors="np", **options)
     expected = peer([{**theirs(text), "label": 1} for text in texts])
     assert_same_arrays(found, expected)
+    rows = [{**theirs(text), "labels": [IGNORED, *range(text.count(" ") + 1), IGNORED]} for text in texts]
+    peer = transformers.DataCollatorForTokenClassification(theirs, return_tensors="np", **options)
+    assert_same_arrays(DataCollatorForTokenClassification(ours, **options)(rows), dict(peer(rows)))
 
 
 def test_settings_of_numpy_are_pythons():
