@@ -15,7 +15,11 @@ from bertcore.training import objectives
 from bertcore.training.arguments import TrainingArguments
 from bertcore.training.callbacks import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 from bertcore.training.checkpoints import NotSaved
-from bertcore.training.collators import DataCollatorForLanguageModeling, DataCollatorWithPadding
+from bertcore.training.collators import (
+    DataCollatorForLanguageModeling,
+    DataCollatorForTokenClassification,
+    DataCollatorWithPadding,
+)
 from bertcore.training.eight_bits import AdamW8bit
 from bertcore.training.evaluation import EvalPrediction, PredictionOutput
 from bertcore.training.masking import Masking
@@ -25,7 +29,8 @@ from bertcore.training.schedules import Schedule, get_scheduler
 from bertcore.training.trainer import Trainer, TrainOutput
 
 __all__ = [
-    "LAMB", "AdamW", "AdamW8bit", "DataCollatorForLanguageModeling", "DataCollatorWithPadding", "EarlyStoppingCallback",
+    "LAMB", "AdamW", "AdamW8bit", "DataCollatorForLanguageModeling",
+    "DataCollatorForTokenClassification", "DataCollatorWithPadding", "EarlyStoppingCallback",
     "EvalPrediction", "Masking", "Muon", "NotSaved", "Optimizer", "PredictionOutput", "Schedule", "StableAdamW",
     "TrainOutput", "Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments",
     "TrainingDiverged", "clip_grad_norm", "get_scheduler", "objectives",

@@ -92,7 +92,8 @@ class DataCollatorWithPadding:
         return padded
 
 
-DataCollatorForTokenClassification = DataCollatorWithPadding  # pads labels of tokens, too
+class DataCollatorForTokenClassification(DataCollatorWithPadding):
+    """The same by transformers' name: labels of tokens are padded with -100."""
 
 
 class DataCollatorForLanguageModeling(DataCollatorWithPadding):
