@@ -5,7 +5,7 @@ definition), cpu.py (Numba) and cuda.py (raw CUDA through CuPy). The folder uses
 another project, under any name, and it works. `torch.py` has the operations with PyTorch's gradients.
 """
 
-# The public functions are imported here, eagerly: an operation's folder bears its function's name, and a later
+# The public functions are imported here, eagerly: an operation's folder has its function's name, and a later
 # `import bertcore.kernels.softmax.cpu` must not put the module in the function's place.
 from .activation import ActivationSaved, GELUSaved, activation, activation_backward, gelu, gelu_backward
 from .adam_update import adam_update

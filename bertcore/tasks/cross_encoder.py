@@ -57,7 +57,7 @@ class CrossEncoder(Encoder):
         num_labels: number of scores per pair. If the checkpoint has no head, a new random one of this size is added, to
             be trained; by default the checkpoint must have a head.
         dtype: dtype of weights and computation, as for AutoModel; scores are float32.
-        max_length: cut pairs to this many tokens, including special tokens, from the longer text first; by default as
+        max_length: cut pairs to this many tokens, special ones included, from the longer text first; by default as
             published.
         activation_fn: function applied to the logits: "identity", "sigmoid", "softmax", "relu", "tanh", or a function
             of (pairs, labels) float32. By default as published, or else the sigmoid for one label and the identity for
@@ -224,8 +224,7 @@ class CrossEncoder(Encoder):
     ) -> Iterator[np.ndarray]:
         """Return an iterator over the float32 scores of pairs, (labels,) or scalars, in order; pairs may be a stream.
 
-        Memory is bounded by `batch_tokens`, however many pairs there are. The backend is the one that is active at this
-        call.
+        Memory is bounded by `batch_tokens`, however many pairs there are. The backend is the one active at this call.
 
         Args:
             inputs: pairs (text, text).

@@ -127,8 +127,8 @@ class Encoder:
             prompts: texts to put before an input, by name; by default as published.
             default_prompt_name: the name of the prompt for calls that do not choose one.
             cache_folder, revision, token, local_files_only: for an id on the hub, as in `checkpoint.resolve`.
-            trust_remote_code: ignored; accepted for compatibility with sentence-transformers. A checkpoint's own code
-                is never run.
+            trust_remote_code: ignored, for compatibility with sentence-transformers. A checkpoint's own code is never
+                run.
 
     Attributes:
         folder: the folder that was read.
@@ -239,8 +239,7 @@ class Encoder:
     def save_pretrained(self, path: str | os.PathLike, *, safe_serialization: bool = True) -> None:
         """Write the encoder into the folder `path`, in a form that sentence-transformers and this class load.
 
-        Published modules are copied; weights, tokenizer, prompts, lengths and dimensions are written with their present
-        values.
+        Published modules are copied; weights, tokenizer, prompts, lengths and dimensions are written as they are now.
         `safe_serialization` must be True: weights are written as safetensors.
         """
         if safe_serialization is not True:

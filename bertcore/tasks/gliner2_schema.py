@@ -158,8 +158,7 @@ class Schema:
         Args:
             task: the name of the result.
             labels: a list of names, or {name: description}.
-            multi_label: whether several labels may apply: all with a score of at least `cls_threshold`, or else the
-                best.
+            multi_label: whether several labels may apply: all with a score of at least `cls_threshold`, else the best.
             cls_threshold: see multi_label.
             top_k: the maximum number of labels with multi_label; None for all.
             class_act: "softmax" or "sigmoid"; "auto" is sigmoid with multi_label.

@@ -150,8 +150,7 @@ class VectorIndex:
             texts: a text for each row, which results then include. An iterable is read along with the rows.
             precision: the form that is searched: "float32" or "float16" numbers, which are multiplied exactly; "int8":
                 the range of each dimension in 256 steps; "binary": for each dimension whether it is above its mean.
-                Ranges and means come from the first 16,384 rows; with fewer than 100 rows, all dimensions share one
-                range.
+                Ranges and means come from the first 16,384 rows; with fewer than 100, all dimensions share one range.
             rescore_precision: the form by which the best are rescored: "float32", "float16" or "int8", or None to store
                 only the codes (default: "int8" for "binary", else None).
             similarity: "cosine", for which rows are scaled to length 1, or "dot".

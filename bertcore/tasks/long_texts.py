@@ -48,8 +48,7 @@ class Cutting:
     """The treatment of texts that are too long.
 
     Attributes:
-        truncation: "warn" cuts them and warns once, True cuts them, "error" rejects them, "chunk" reads them whole in
-            windows.
+        truncation: "warn" cuts them and warns once, True cuts them, "error" rejects them, "chunk" reads all in windows.
         max_length: number of tokens of a window, including special tokens; None for no limit.
         stride: number of tokens that neighbouring windows share; None for a quarter of a window.
         most_shared: upper limit of the default stride; None for no limit.

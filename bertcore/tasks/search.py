@@ -68,8 +68,7 @@ def semantic_search(
     """Find the embeddings of a corpus that are nearest to each query.
 
     Args:
-        query_embeddings: (queries, dim), or (dim,) for one; SciPy sparse matrices and PyTorch tensors are accepted,
-            too.
+        query_embeddings: (queries, dim), or (dim,) for one; SciPy sparse matrices or PyTorch tensors, too.
         corpus_embeddings: (texts, dim), of the same types; with `corpus_precision`, the codes that
             `quantize_embeddings` returned; or a `VectorIndex`, which has its own precision and score.
         top_k: number of results for each query.

@@ -185,8 +185,7 @@ class SparseEncoder(PromptedReader):
         Args:
             inputs: one string or several.
             prompt_name, prompt, options: as for `encode_stream`, also for errors.
-            convert_to_tensor: True gives a PyTorch tensor, as does any `convert_to_sparse_tensor`; False a list of
-                tensors.
+            convert_to_tensor: True gives a PyTorch tensor, as does `convert_to_sparse_tensor`; False a list of tensors.
             convert_to_sparse_tensor: whether that tensor is sparse (default).
             pool: the processes of `start_multi_process_pool` to compute with; a list as `device` starts a pool.
             chunk_size: number of texts sent to a process of the pool at once.
@@ -252,8 +251,7 @@ class SparseEncoder(PromptedReader):
             inputs: strings; an empty one is allowed.
             prompt, prompt_name: text to put before each, or the name of one of the model's prompts; by default the
                 model's default prompt, if it has one.
-            batch_size: maximum number of texts computed at once, in addition to `batch_tokens`; neither changes the
-                result.
+            batch_size: maximum texts computed at once, in addition to `batch_tokens`; neither changes the result.
             device: "cpu" or "cuda"; by default the encoder's.
             max_active_dims: replaces the encoder's value for this call.
             task: "query" or "document", as passed by `encode_query` and `encode_document`; with a Router, the name of a

@@ -123,8 +123,7 @@ class TokenWeights(Block):
     """A weight for each token of the vocabulary: a text has the weights of its distinct tokens.
 
     Args:
-        folder: the module's folder, with model.safetensors or, as in OpenSearch's models, an idf.json of tokens and
-            weights.
+        folder: the module's folder, with model.safetensors or, as from OpenSearch, an idf.json of tokens and weights.
         root: the folder of the whole model.
         vocabulary: ids of tokens.
         dtype: "float32" or "float64".

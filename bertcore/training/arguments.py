@@ -21,64 +21,64 @@ SPELLINGS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"}  # of transfo
 SPELLINGS |= {"adamw_torch_8bit": "adamw_8bit", "adamw_bnb_8bit": "adamw_8bit"}
 STRATEGIES = "no", "steps", "epoch"
 REPORTS = "plot", "tensorboard", "wandb", "mlflow"
-LOCAL_REPORTS = REPORTS[:2]  # "all" of them: the others may ask for a login
+LOCAL_REPORTS = REPORTS[:2]  # those of "all": the others may ask for a login
 MOST_SEED = 2**32 - 1
 
 
 @dataclass
 class TrainingArguments:
-    """Settings of a `Trainer`; an unknown name is a TypeError.
+    """Settings of a `Trainer`; an unknown name raises TypeError.
 
     Attributes:
         output_dir: the folder of checkpoints and logs; created if missing.
-        per_device_train_batch_size, per_device_eval_batch_size: the most examples of a batch.
-        max_tokens_per_batch: the most tokens of a batch; no limit by default.
-        gradient_accumulation_steps: batches that make one step, equal to one batch of all their examples: the summands
-            of a loss are each weighted by their own number of labels.
-        learning_rate, weight_decay, adam_beta1, adam_beta2, adam_epsilon: of the optimiser.
+        per_device_train_batch_size, per_device_eval_batch_size: the maximum number of examples per batch.
+        max_tokens_per_batch: the maximum number of tokens per batch; no limit by default.
+        gradient_accumulation_steps: the number of batches per step. The result equals one batch of all their examples:
+            each summand of a loss is weighted by its own number of labels.
+        learning_rate, weight_decay, adam_beta1, adam_beta2, adam_epsilon: options of the optimiser.
         optim: "adamw", "adamw_8bit", "stable_adamw", "lamb" or "muon".
         optim_in_backward: update each parameter in the backward pass, once its gradient is complete, and free the
-            gradient: the gradients of a whole model are never in memory together. Their joint norm is not known then:
-            `max_grad_norm` clips by the norm of the step before, and does not clip a run's first step, or a step whose
-            gradients are suddenly large. Without `max_grad_norm` the steps have the same bits as otherwise. If a step
-            diverges, some parameters have changed already. On the CPU, in one process, for one batch a step, and for
-            objectives of one pass (no sums, no embeddings).
-        max_grad_norm: the most that the joint norm of all gradients may be; 0 for no limit.
+            gradient, so that the gradients of the whole model are never in memory together. Their joint norm is then
+            unknown: `max_grad_norm` clips by the norm of the previous step, and does not clip the first step of a run,
+            or a step with suddenly large gradients. Without `max_grad_norm`, steps are bit-identical to the default. If
+            a step diverges, some parameters have already changed. Only on the CPU, in one process, with one batch per
+            step, and for objectives with one pass (no sums, no embeddings).
+        max_grad_norm: the maximum joint norm of all gradients; 0 for no limit.
         num_train_epochs: the number of passes over the dataset.
-        max_steps: the number of steps, in place of epochs; -1 for none.
-        max_seconds: in place of epochs: the run, its schedule included, ends after this many seconds, with evaluations
+        max_steps: the number of steps, instead of epochs; -1 for no limit.
+        max_seconds: instead of epochs, end the run (and its schedule) after this many seconds, including evaluations
             and checkpoints; `max_steps` may end it earlier.
         lr_scheduler_type, lr_scheduler_kwargs: the schedule and its options, see `get_scheduler`;
             "reduce_lr_on_plateau" and "greedy" follow `metric_for_best_model` at each evaluation.
         warmup_steps: the steps of the warm-up; a number below 1 is a fraction of the run, rounded up to whole steps.
-            With `max_seconds` only a fraction.
-        label_smoothing_factor: the probability that labels spread evenly over all classes.
-        eval_on_start: evaluate before the first step, too.
+            With `max_seconds`, only a fraction is allowed.
+        label_smoothing_factor: the probability that is spread evenly over all classes.
+        eval_on_start: also evaluate before the first step.
         eval_strategy, eval_steps: "no", "steps" or "epoch": when to evaluate; every `eval_steps` (by default
             `logging_steps`).
-        save_strategy, save_steps: when to write a checkpoint, likewise.
-        save_total_limit: the number of checkpoints that are kept: the latest and the best; all by default.
+        save_strategy, save_steps: when to write a checkpoint, with the same values.
+        save_total_limit: the number of checkpoints to keep, including the latest and the best; all by default.
         load_best_model_at_end: load the weights of the best evaluation at the end.
         metric_for_best_model: the metric that decides, "loss" by default; any metric of the evaluation.
         greater_is_better: whether a greater value is better; by default true unless the metric's name ends with "loss".
-        logging_steps: the steps between two lines of the log.
-        logging_first_step: log the first step, too.
-        report_to: "plot" (loss.png, by matplotlib), "tensorboard", "wandb", "mlflow", a list of them, "none", or "all":
-            of the first two those that are installed.
+        logging_steps: the number of steps between two log entries.
+        logging_first_step: also log the first step.
+        report_to: "plot" (loss.png, by matplotlib), "tensorboard", "wandb", "mlflow", a list of these, "none", or "all"
+            for the installed ones of the first two.
         disable_tqdm: show no progress bar; None shows one on a terminal.
-        seed: of dropout, of masking and, unless `data_seed` is given, of the order of the examples.
-        data_seed: of the order of the examples; by default `seed`.
-        bf16: multiply by weights in bfloat16, forward and backward, with all else in float32; on a GPU all but
-            parameters and losses is in bfloat16. See `bertcore.autocast`, which also says on which CPUs it is faster.
-        fp16: likewise in float16, on GPUs alone. Losses are scaled (`LossScale`) so that gradients do not vanish; a
+        seed: the seed of dropout, masking and, without `data_seed`, of the order of examples.
+        data_seed: the seed of the order of examples; by default `seed`.
+        bf16: multiply by weights in bfloat16, forward and backward, and compute the rest in float32; on a GPU,
+            everything except parameters and losses is in bfloat16. `bertcore.autocast` says on which CPUs it is faster.
+        fp16: the same in float16, only on GPUs. Losses are scaled (`LossScale`) so that gradients do not vanish; a
             step whose gradients overflow is skipped, and the log counts them.
-        gradient_checkpointing: compute layers again in the backward, which takes less memory and more time.
+        gradient_checkpointing: recompute layers in the backward pass, which takes less memory and more time.
         group_by_length: make batches of examples of similar lengths.
         dataloader_drop_last: leave out an epoch's last batch if it is not full.
         remove_unused_columns: leave out columns of a dataset that neither model nor objective takes.
 
     Raises:
-        TypeError, ValueError: naming the setting that is wrong, and the values expected.
+        TypeError, ValueError: for a wrong setting; the message names it and the expected values.
     """
 
     output_dir: str | os.PathLike
@@ -211,7 +211,7 @@ class TrainingArguments:
             )
 
     def precision(self) -> AbstractContextManager[None]:
-        """Return the autocast block that `bf16` and `fp16` ask for."""
+        """Return the autocast context for `bf16` and `fp16`."""
         return autocast("bfloat16" if self.bf16 else "float16") if self.bf16 or self.fp16 else nullcontext()
 
     @property
@@ -221,12 +221,12 @@ class TrainingArguments:
 
     @property
     def steps_between_evaluations(self) -> int:
-        """`eval_steps`, or the steps between two lines of the log."""
+        """`eval_steps`, or else `logging_steps`."""
         return self.eval_steps or self.logging_steps
 
     @property
     def rates_depend_on_length(self) -> bool:
-        """Return whether the learning rate of a step depends on the number of all steps."""
+        """Return whether the learning rate of a step depends on the total number of steps."""
         has_share = 0 < self.warmup_steps < 1 and self.lr_scheduler_type not in ("constant", *BY_METRICS)
         return has_share or self.lr_scheduler_type not in ENDLESS
 

@@ -1,4 +1,4 @@
-"""Callbacks of a run, the state and control that they see, and the reports built on them."""
+"""Callbacks of a run, the state and control that they receive, and the reports built on them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from bertcore.training.arguments import LOCAL_REPORTS, TrainingArguments
 class TrainerCallback:
     """Base class of callbacks; override the methods that you need.
 
-    Each method gets the arguments, the state and the control, whose switches it may set, and by name `model`,
+    Each method receives the arguments, the state and the control, whose switches it may set, and by name `model`,
     `optimizer`, `lr_scheduler`, `processing_class` and the subject of the event: `logs` (on_log), `metrics`
-    (on_evaluate), `folder` (on_save). A callback with `state_dict` and `load_state_dict` (JSON values) continues when a
-    run is resumed.
+    (on_evaluate), `folder` (on_save). A callback with `state_dict` and `load_state_dict` (JSON values) keeps its state
+    when a run is resumed.
     """
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
@@ -38,7 +38,7 @@ class TrainerCallback:
         """Run after each step of the optimiser."""
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Run after a line of the log, `logs`."""
+        """Run after a log entry, `logs`."""
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         """Run after an evaluation, which gave `metrics`."""
@@ -50,7 +50,7 @@ class TrainerCallback:
         """Run after the last step of an epoch."""
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Run after the last step, also of an interrupted run."""
+        """Run after the last step, also if the run was interrupted."""
 
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
@@ -98,7 +98,7 @@ class Callbacks:
             self.add(callback, "callbacks")
 
     def add(self, callback: TrainerCallback | type[TrainerCallback], name: str = "callback") -> None:
-        """Call this one, too, after the others. Raises TypeError for another object, or a method without an event."""
+        """Add a callback after the others. Raises TypeError for another object, or a method without an event."""
         made = callback() if isinstance(callback, type) else callback
         if not isinstance(made, TrainerCallback):
             raise TypeError(f"{name} is {type(made).__name__}, expected TrainerCallbacks")
@@ -182,8 +182,8 @@ def _check_alone(file: IO[str], path: Path) -> None:
         lock(file.fileno(), wait=False)
     except BlockingIOError:
         file.close()
-        raise ValueError(f"{path} is the log of a run that goes on, expected another folder for this one") from None
-    except OSError:  # of file systems without locks (some of NFS)
+        raise ValueError(f"{path} is the log of a run in progress, expected another folder for this one") from None
+    except OSError:  # file systems without locks (some NFS)
         return
 
 
@@ -314,7 +314,7 @@ _OPTIONAL: dict[str, tuple[str, Callable[[], TrainerCallback]]] = {
 
 
 def reports_of(args: TrainingArguments) -> list[TrainerCallback]:
-    """Return the callbacks that the arguments ask for.
+    """Return the callbacks that the arguments request.
 
     Raises:
         ImportError: for a report whose package is not installed; "all" takes the installed ones.
@@ -336,28 +336,28 @@ MOST_BATCHES = 2**48  # beyond any run
 
 @dataclass
 class TrainerState:
-    """Progress of a run; a checkpoint holds it as JSON.
+    """Progress of a run; a checkpoint stores it as JSON.
 
     Attributes:
-        global_step: the steps made.
-        max_steps: all steps of the run; None if only seconds end it.
-        num_examples: of the dataset; None for a stream.
-        num_processes: the processes that make the steps together.
+        global_step: the number of steps made.
+        max_steps: the total number of steps; None if the run is limited only by time.
+        num_examples: the number of examples of the dataset; None for a stream.
+        num_processes: the number of processes that train together.
         data: a fingerprint of the dataset; None without a length or if it changes between reads.
-        masking: the settings of masking; None without.
-        frozen: a fingerprint of the weights beside adapters, which a checkpoint does not hold; None without adapters.
-        teacher: a fingerprint of the weights of the objective's teacher; None without.
-        epoch: epochs made, with the fraction of the current one where its number of batches is known.
+        masking: the settings of masking; None without masking.
+        frozen: a fingerprint of the frozen weights that a checkpoint of adapters lacks; None without adapters.
+        teacher: a fingerprint of the weights of the objective's teacher; None without a teacher.
+        epoch: the number of epochs made, with the fraction of the current one if its number of batches is known.
         epochs_done, batches_of_epoch: the position in the data: whole epochs, and batches of the next one.
-        batches_done: all batches taken; they number the random choices.
-        seconds: of training, over all parts of a resumed run.
-        num_input_tokens_seen: tokens without padding.
+        batches_done: the number of all batches so far; they number the random choices.
+        seconds: the training time, over all parts of a resumed run.
+        num_input_tokens_seen: the number of tokens without padding.
         total_loss: the sum of the losses of all steps.
-        unlogged_loss, unlogged_steps: the sum and number of the losses since the last line of the log.
+        unlogged_loss, unlogged_steps: the sum and number of the losses since the last log entry.
         grad_norm: the norm of the last step's gradients; None before the first.
         best_metric, best_global_step, best_model_checkpoint: of the best evaluation.
-        log_history: the lines of the log.
-        loss_scale: the state of `LossScale` in float16; else None.
+        log_history: the log entries.
+        loss_scale: the state of `LossScale` in float16; otherwise None.
         callbacks: the states of callbacks with a `state_dict`, by class.
         is_world_process_zero, is_local_process_zero: whether this is the first process; not in the JSON.
     """
@@ -405,7 +405,7 @@ class TrainerState:
         for index, line in enumerate(values["log_history"]):
             if not isinstance(line, dict) or not _is_of(line.get("step"), "int"):
                 raise ValueError(f"{file}: log_history[{index}] is {line!r:.80}, expected an object with a step")
-        limits = {"batches_done": MOST_BATCHES, "global_step": values["batches_done"]}  # a step takes a batch at least
+        limits = {"batches_done": MOST_BATCHES, "global_step": values["batches_done"]}  # a step takes a batch
         for name, limit in limits.items():
             if not 0 <= values[name] <= limit:
                 raise ValueError(f"{file}: {name} is {values[name]}, expected a number from 0 to {limit}")

@@ -1,4 +1,4 @@
-"""Collators: they turn a list of tokenized examples into one batch of arrays."""
+"""Collators, which turn a list of tokenized examples into one batch of arrays."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class DataCollatorWithPadding:
 
     Examples are mappings of input_ids, other per-token inputs of the model (token labels too, padded with -100), and
     label (or label_ids, labels): a number, or a list of one length in all examples. "label" and "label_ids" become
-    "labels" in the batch. Left out are special_tokens_mask, offset_mapping, length, overflow_to_sample_mapping, and
-    keys whose values are all None.
+    "labels" in the batch. special_tokens_mask, offset_mapping, length, overflow_to_sample_mapping, and keys whose
+    values are all None are left out.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class DataCollatorWithPadding:
         if not (padding is True or padding in ("longest", "max_length")):
             raise ValueError(f"padding is {padding!r}, expected True, 'longest' or 'max_length'")
         if padding == "max_length" and max_length is None:
-            raise ValueError("max_length is missing, to which padding='max_length' pads")
+            raise ValueError("max_length is missing, expected a length for padding='max_length'")
         self.tokenizer, self.padding = tokenizer, padding
         self.max_length = None if max_length is None else check_count("max_length", max_length)
         multiple = 1 if pad_to_multiple_of is None else pad_to_multiple_of
@@ -52,7 +52,7 @@ class DataCollatorWithPadding:
         """Return the batch: arrays with one row per example.
 
         Raises:
-            ValueError: naming the example that lacks a key or differs in length from its input_ids.
+            ValueError: for an example that lacks a key, or has values of another length than its input_ids.
         """
         names = _names(examples)
         lengths = [len(ids_of(example, index)) for index, example in enumerate(examples)]
@@ -100,18 +100,18 @@ class DataCollatorForLanguageModeling(DataCollatorWithPadding):
     """Padded batches for masked or causal language models, with labels made from the input ids.
 
     Args:
-        tokenizer: of the texts.
+        tokenizer: the tokenizer of the texts.
         mlm: mask tokens; otherwise labels are the ids (a causal model shifts them), -100 at padding.
-        mlm_probability: the fraction of a text's tokens that is chosen to be predicted.
+        mlm_probability: the fraction of a text's tokens to predict.
         whole_word_mask: mask all tokens of a word together.
         mask_replace_prob, random_replace_prob: the fractions of the chosen tokens that become the mask or a random
-            token; the others stay.
+            token; the others are unchanged.
         pad_to_multiple_of: rounds the padded length up.
-        seed: of the random choices.
-        span_mask: mask spans of words together, as SpanBERT does.
-        static: mask a text alike every time.
+        seed: the seed of the random choices.
+        span_mask: mask spans of words together, like SpanBERT.
+        static: mask a text in the same way every time.
 
-    The first eight are those of transformers; see `Masking` for how tokens are chosen.
+    The first eight are the same as in transformers; see `Masking` for how tokens are chosen.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class DataCollatorForLanguageModeling(DataCollatorWithPadding):
         for name, flag in flags.items():
             checks.boolean(name, flag)
         if (whole_word_mask or span_mask or static) and not mlm:
-            raise ValueError("whole_word_mask, span_mask and static are about masks, which mlm=False does without")
+            raise ValueError("whole_word_mask, span_mask or static is set with mlm=False, expected mlm=True for masks")
         unit = "span" if span_mask else "word" if whole_word_mask else "token"
         self.masking = Masking(mlm_probability, mask_replace_prob, random_replace_prob, unit, static)
         self.words = Words.of(tokenizer) if mlm else None
@@ -152,7 +152,7 @@ class DataCollatorForLanguageModeling(DataCollatorWithPadding):
         return super().__call__(made)
 
     def masking_settings(self) -> dict[str, Any]:
-        """Return the settings that a resumed run has to keep."""
+        """Return the settings that a resumed run must keep."""
         return asdict(self.masking)
 
 
@@ -181,13 +181,13 @@ def _names(examples: Sequence[Mapping[str, Any]]) -> list[str]:
         missing = [name for name in ("input_ids", *names) if name not in example]
         unknown = [name for name in example if name not in (*names, *LEFT_OUT)]
         if missing or unknown:
-            problem = f"has no {missing[0]}" if missing else f"has {unknown[0]}, which examples[0] has not"
+            problem = f"has no {missing[0]}" if missing else f"has {unknown[0]}, which examples[0] lacks"
             raise ValueError(f"examples[{index}] {problem}")
     return names
 
 
 def _on_host(value: Any) -> Any:
-    """Return other libraries' arrays, as rows of datasets.with_format("torch") hold them, as NumPy's."""
+    """Convert other libraries' arrays, as in rows of datasets.with_format("torch"), to NumPy arrays."""
     return np.asarray(value) if hasattr(value, "__array__") else value
 
 
@@ -212,15 +212,15 @@ def _stacked(name: str, column: Sequence[Any]) -> np.ndarray:
 
 
 class NumberedCollator:
-    """A collator whose random choices depend on a seed and the number of the batch alone.
+    """A collator whose random choices depend only on a seed and the number of the batch.
 
-    A resumed run therefore sees the batches of an uninterrupted one, and two evaluations see the same.
+    A resumed run therefore sees the same batches as an uninterrupted one, and so do two evaluations.
 
     Args:
         collator: makes a batch of examples. Its attribute `rng`, if any, is the source of its random choices; its
-            method `masking_settings`, if any, returns JSON settings that a resumed run has to keep.
-        seed: of the run.
-        columns: the keys of examples that are kept; None for all.
+            method `masking_settings`, if any, returns JSON settings that a resumed run must keep.
+        seed: the seed of the run.
+        columns: the keys of examples to keep; None for all.
     """
 
     def __init__(self, collator: Callable[[Sequence[Any]], Any], seed: int, columns: Collection[str] | None = None):

@@ -19,7 +19,7 @@ class EvalPrediction(NamedTuple):
     Attributes:
         predictions: the logits of all examples (or the results of `preprocess_logits_for_metrics`): an array, or a
             tuple if the model has several; shorter rows are filled with -100.
-        label_ids: the labels likewise; None without labels.
+        label_ids: the labels, in the same form; None without labels.
     """
 
     predictions: Any
@@ -48,11 +48,12 @@ def run_through(
     """Run `model` on all batches.
 
     Args:
-        objective: gives the loss; the mean, of each summand, is over labels, whichever batch they are in.
-        model: of any class.
-        batches: its inputs.
-        keep: whether the predictions and labels of all examples are kept.
-        reduce: of (logits, labels) of a batch, returns what is kept instead of the logits, such as the predicted words.
+        objective: computes the loss; each summand's mean is over all labels, whichever batch they are in.
+        model: a model of any class.
+        batches: the model's inputs.
+        keep: whether to keep the predictions and labels of all examples.
+        reduce: a function of (logits, labels) of a batch that returns what to keep of the logits, such as the predicted
+            words.
     """
     sums: dict[int, tuple[float, float]] = {}  # of each summand's losses and of its counts
     examples = 0

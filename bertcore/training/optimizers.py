@@ -1,4 +1,4 @@
-"""Optimisers: each step changes a model's parameters in place, by gradients under their checkpoint names."""
+"""Optimisers: each step updates a model's parameters in place, from gradients by checkpoint name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bertcore.kernels.arrays import Array
 from bertcore.nn.parameter import Parameter, change_together
 
 MOMENTS = "first_moment", "second_moment"
-Part = tuple[Parameter, Array, Array]  # with its values and its gradient
+Part = tuple[Parameter, Array, Array]  # a parameter with its values and its gradient
 
 
 @dataclass
@@ -25,11 +25,11 @@ class Group:
     """Parameters that share a learning rate and weight decay.
 
     Attributes:
-        parameters: of the group.
+        parameters: the parameters of the group.
         lr: the learning rate of the next step, set by a schedule.
         initial_lr: the rate that a schedule's factors multiply.
         weight_decay: the weight of the parameter itself in its update.
-        is_excluded: from weight decay, as biases and norms are; LAMB does not scale its rate by the norms then.
+        is_excluded: whether it is excluded from weight decay, like biases and norms; LAMB then does not scale its rate.
     """
 
     parameters: list[Parameter] = field(repr=False)
@@ -46,12 +46,12 @@ class Optimizer:
     """Base of AdamW, StableAdamW, LAMB and Muon: groups, moments, one step (see `kernels.adam_update`).
 
     Args:
-        model: its parameters, float32 or float64, are trained, except frozen ones.
+        model: the model; its parameters, float32 or float64, are trained, except frozen ones.
         lr: the learning rate.
         betas: the fraction of the first and second moment kept at each step.
         eps: added to the root of the second moment.
-        weight_decay: of matrices and tables; biases and norms have none.
-        groups: exceptions; the first match wins. Each is a mapping of "names", shell patterns ("*.layer.0.*") of
+        weight_decay: the weight decay of matrices and tables; biases and norms have none.
+        groups: exceptions; the first match wins. Each is a mapping with "names", shell patterns ("*.layer.0.*") of
             checkpoint names, and "lr", "weight_decay" or both.
 
     Attributes:
@@ -87,7 +87,7 @@ class Optimizer:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the last group, which has most parameters."""
+        """The learning rate of the last group, which has the most parameters."""
         return self.groups[-1].lr
 
     @property
@@ -96,15 +96,15 @@ class Optimizer:
         return self._steps - int(self._skipped)
 
     def step(self, grads: Mapping[str, Array], scale: Array | None = None) -> None:
-        """Update every parameter that is not frozen by its gradient in `grads` (of `value_and_grad`).
+        """Update every parameter that is not frozen with its gradient in `grads` (from `value_and_grad`).
 
         Args:
-            grads: by name; read only.
+            grads: the gradients by name; only read.
             scale: a 0-d array, in the memory of the gradients, that multiplies them (`clip_factor`); if it is inf or
-                NaN there is no step, and the host does not wait to learn that.
+                NaN, no step is made, and the host does not wait for it.
 
         Raises:
-            TypeError, ValueError: naming the missing gradient, or the wrong shape or dtype; nothing is changed then.
+            TypeError, ValueError: for a missing gradient, or a wrong shape or dtype; nothing is changed then.
         """
         _check_gradients(grads)
         parameters = [parameter for group in self.groups for parameter in group.parameters if not parameter.is_frozen]
@@ -132,13 +132,13 @@ class Optimizer:
         return update
 
     def _count(self, scale: Array | None) -> Any:
-        """Return the number of this step, from 1; None if the host knows that there is none."""
+        """Return the number of this step, from 1; None if the host knows that no step is made."""
         if scale is not None and kernels.array_module(scale) is np and not np.isfinite(scale):
             return None
         self._steps += 1
         if scale is None or kernels.array_module(scale) is np:
             return self.step_count
-        self._skipped = self._skipped + ~kernels.array_module(scale).isfinite(scale)  # the device alone knows it
+        self._skipped = self._skipped + ~kernels.array_module(scale).isfinite(scale)  # only the device knows it
         return self._steps - self._skipped
 
     def _change(self, group: Group, parts: list[Part], number: Any, scale: Array | None) -> None:
@@ -149,7 +149,7 @@ class Optimizer:
             whole = array, grad, *(self._moments.get(parameter) or self._moments_of(parameter, array))
             if rule == "adamw":  # element by element
                 sets.append(whole)
-            else:  # by the norms of the tensors
+            else:  # depends on the norms of the tensors
                 sets += zip(*map(parameter.pieces, whole), strict=True)
         if sets:
             options = {"lr": group.lr, "weight_decay": group.weight_decay, "step": number, "rule": rule}
@@ -168,7 +168,7 @@ class Optimizer:
         return self._moments[parameter]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs; the arrays are views, which the next step changes.
+        """Return the state to resume a run from; the arrays are views, which the next step changes.
 
         It has "step_count", and for each parameter "first_moment.NAME" and "second_moment.NAME" (or "momentum.NAME" in
         `Muon`).
@@ -184,10 +184,10 @@ class Optimizer:
         """Restore what `state_dict` returned; the arrays are copied.
 
         Raises:
-            ValueError: naming the array that is missing, unknown or of a wrong shape; nothing is restored then.
+            ValueError: for an array that is missing, unknown or of a wrong shape; nothing is restored then.
         """
         if not isinstance(state, Mapping):
-            raise TypeError(f"state is {type(state).__name__}, expected what state_dict gives")
+            raise TypeError(f"state is {type(state).__name__}, expected the result of state_dict")
         parameters = [parameter for group in self.groups for parameter in group.parameters]
         moments, known = {}, {"step_count"}
         for parameter in parameters:
@@ -200,7 +200,7 @@ class Optimizer:
             known.update(*names)
             arrays = [{name: state[f"{kind}.{name}"] for name in parameter.names} for kind in kinds]
             copies = [np.array(parameter.joined(part)[0], parameter.dtype, order="C") for part in arrays]
-            moments[parameter] = tuple(map(kernels.to_backend, copies))  # where the backend in force trains it
+            moments[parameter] = tuple(map(kernels.to_backend, copies))  # where the active backend trains it
         unknown = sorted(set(state) - known)
         if unknown or "step_count" not in state:
             raise ValueError(f"state: {'unknown are ' + ', '.join(unknown) if unknown else 'step_count is missing'}")
@@ -209,13 +209,13 @@ class Optimizer:
 
 
 class StepInBackward:
-    """One step of an optimiser, made as the backward pass completes gradients, which are freed at once.
+    """One step of an optimiser, made while the backward pass completes gradients, which are freed at once.
 
     Args:
-        optimizer: makes the step.
+        optimizer: the optimiser that makes the step.
         max_norm: 0 for no limit; else all gradients are multiplied by max_norm / `norm_before` if that is below 1.
-        norm_before: the joint norm of the gradients of the step before; None without one, when nothing is clipped.
-        at_once: the elements that are updated together: a call for each parameter takes 0.2 ms of Python.
+        norm_before: the joint norm of the previous step's gradients; None without one: then nothing is clipped.
+        at_once: the number of elements updated together: a call for each parameter takes 0.2 ms of Python.
     """
 
     def __init__(self, optimizer: Optimizer, max_norm: float, norm_before: float | None, at_once: int = 1 << 20):
@@ -227,19 +227,19 @@ class StepInBackward:
         self._at_once, self._size, self._squares = at_once, 0, 0.0
 
     def take(self, parameter: Parameter, gradient: Array) -> None:
-        """Take the gradient of a parameter that the backward pass has no more use for."""
+        """Take a parameter's gradient once the backward pass no longer needs it."""
         self._waiting.append((parameter, gradient))
         self._size += gradient.size
         if self._size >= self._at_once:
             self._make()
 
     def finish(self) -> Array:
-        """Update what is left; return the joint norm of all gradients, a 0-d array."""
+        """Update the remaining parameters; return the joint norm of all gradients, a 0-d array."""
         self._make()
         return np.asarray(self._squares**0.5)
 
     def _make(self) -> None:
-        """Update the parameters that wait, unless a gradient so far is inf or NaN."""
+        """Update the waiting parameters, unless a gradient so far is inf or NaN."""
         if self._waiting:
             parameters, gradients = zip(*self._waiting, strict=True)
             self._waiting, self._size = [], 0
@@ -272,7 +272,7 @@ class LAMB(Optimizer):
 
 
 def clip_grad_norm(grads: Mapping[str, Array], max_norm: float) -> float:
-    """Scale all gradients in place so that their joint norm is at most `max_norm`; return the norm before.
+    """Scale all gradients in place so that their joint norm is at most `max_norm`; return the norm before scaling.
 
     The bits do not depend on the number of threads. If the norm is inf or NaN, no gradient is changed.
 
@@ -283,7 +283,7 @@ def clip_grad_norm(grads: Mapping[str, Array], max_norm: float) -> float:
 
 
 def grad_norm(grads: Mapping[str, Array]) -> Array:
-    """Return the joint norm of all gradients, a 0-d float64 array in their memory: nothing waits for it.
+    """Return the joint norm of all gradients, a 0-d float64 array in their memory; the host does not wait for it.
 
     Its bits do not depend on the number of threads.
     """
@@ -292,7 +292,7 @@ def grad_norm(grads: Mapping[str, Array]) -> Array:
 
 def _check_gradients(grads: Any) -> None:
     if not isinstance(grads, Mapping):
-        raise TypeError(f"grads is {type(grads).__name__}, expected what value_and_grad gives: arrays by name")
+        raise TypeError(f"grads is {type(grads).__name__}, expected the gradients of value_and_grad: arrays by name")
 
 
 def _arrays(grads: Mapping[str, Array]) -> list[Array]:
@@ -339,7 +339,7 @@ def _make_groups(
 
 
 def _with_decay(parameters: list[Parameter], lr: float, decay: float | None, default: float) -> list[Group]:
-    """Make one group if `decay` is given; else biases and norms without decay, and the rest with the default."""
+    """Return one group if `decay` is given; else biases and norms without decay, and the others with the default."""
     if decay is not None:
         return [Group(parameters, lr, decay, is_excluded=decay == 0)]
     vectors = [parameter for parameter in parameters if parameter.uses == {"vector"}]
@@ -356,7 +356,7 @@ def _check_group(label: str, given: Mapping[str, Any]) -> None:
     if unknown or "names" not in given:
         raise ValueError(f'{label} has {", ".join(given)}, expected "names", and "lr" or "weight_decay"')
     if not check_strings(f"{label}: names", given["names"]):
-        raise ValueError(f"{label}: names is empty, expected one pattern at least")
+        raise ValueError(f"{label}: names is empty, expected at least one pattern")
     for key in given.keys() - {"names"}:
         check_number(f"{label}: {key}", given[key])
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules under transformers' names: a factor on the optimiser's rates for each step."""
+"""Learning-rate schedules with transformers' names: a factor on the optimiser's rates for each step."""
 
 from __future__ import annotations
 
@@ -221,9 +221,9 @@ _MOST = {"min_lr_rate": 1, "warmup_lr_rate": 1, "min_lr_ratio": 1, "factor": 1, 
 
 
 class Schedule:
-    """Sets the rate of each group of an optimiser: its initial rate times a factor of the steps made.
+    """Sets the rate of each group of an optimiser: its initial rate times a factor that depends on the steps made.
 
-    The first step has the factor of 0 steps: 0 with a warm-up.
+    The first step has the factor for 0 steps, which is 0 with a warm-up.
 
     Args:
         optimizer: its groups' `lr` are set at once and at every `step`.
@@ -241,7 +241,7 @@ class Schedule:
         self.move_to(0)
 
     def step(self, metrics: float | None = None) -> None:
-        """Set the rates of the next step, after the optimiser's; or, `by_metrics`, those after another metric."""
+        """Set the rates of the next step, after the optimiser's step; or, `by_metrics`, after another metric."""
         if self.metrics is not None and metrics is not None:
             self.metrics.append(float(metrics))
             self.move_to(self.position)
@@ -249,14 +249,14 @@ class Schedule:
             self.move_to(self.position + 1)
 
     def move_to(self, position: float) -> None:
-        """Set the rates of this position."""
+        """Set the rates for this position."""
         self.position = position
         factor = self.factor(position if self.metrics is None else self.metrics)
         for group in self.optimizer.groups:
             group.lr = group.initial_lr * factor
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
+        """Return the state to resume a run from."""
         return {"position": self.position} | ({} if self.metrics is None else {"metrics": self.metrics})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -281,24 +281,21 @@ def get_scheduler(
     """Return a schedule by name, after a linear warm-up from 0. Names, options and defaults are transformers'.
 
     Args:
-        name: one of these; options in brackets.
-            "constant", which has no warm-up; "constant_with_warmup".
-            "linear", down to 0; "polynomial", down to the rate lr_end (lr_end, power).
-            "cosine", down to 0 (num_cycles); "cosine_with_restarts" (num_cycles); "cosine_with_min_lr", down to a rate
-            or a fraction (min_lr or min_lr_rate, num_cycles); "cosine_warmup_with_min_lr" likewise, with a warm-up from
-            the fraction warmup_lr_rate, by default that of one step.
-            "inverse_sqrt" (timescale).
-            "warmup_stable_decay", full until the last num_decay_steps, then down to a fraction (num_decay_steps,
-            num_stable_steps, warmup_type, decay_type, min_lr_ratio, num_cycles). A number of steps below 1 is a
-            fraction of all; num_decay_steps is 0.1 by default, which transformers demands.
-            "reduce_lr_on_plateau", lower after metrics, given to `Schedule.step`, without improvement (mode, factor,
-            patience, threshold, threshold_mode, cooldown, min_lr, eps), no warm-up; "greedy", also higher after
-            improvements (these, warmup, max_lr, smooth, window_size, reset_start). Its min_lr of 0.001 and max_lr of 1
-            are transformers', too high for most runs of encoders.
-        optimizer: its rates are set. Rates among the options are compared with that of its last group; the other
-            groups keep their proportion to it.
-        num_warmup_steps: the steps of the warm-up.
-        num_training_steps: all steps, the warm-up included; schedules without an end need none.
+        name: one of these; options in brackets. "constant", which has no warm-up; "constant_with_warmup". "linear",
+            down to 0; "polynomial", down to the rate lr_end (lr_end, power). "cosine", down to 0 (num_cycles);
+            "cosine_with_restarts" (num_cycles); "cosine_with_min_lr", down to a rate or a fraction (min_lr or
+            min_lr_rate, num_cycles); "cosine_warmup_with_min_lr" likewise, with a warm-up from the fraction
+            warmup_lr_rate, by default that of one step. "inverse_sqrt" (timescale). "warmup_stable_decay", full until
+            the last num_decay_steps, then down to a fraction (num_decay_steps, num_stable_steps, warmup_type,
+            decay_type, min_lr_ratio, num_cycles). A number of steps below 1 is a fraction of all; num_decay_steps is
+            0.1 by default, while transformers requires it. "reduce_lr_on_plateau", lower after metrics, given to
+            `Schedule.step`, without improvement (mode, factor, patience, threshold, threshold_mode, cooldown, min_lr,
+            eps), no warm-up; "greedy", also higher after improvements (these, warmup, max_lr, smooth, window_size,
+            reset_start). Its min_lr of 0.001 and max_lr of 1 are transformers', too high for most runs of encoders.
+        optimizer: the optimiser whose rates are set. Rates among the options refer to its last group; the other groups
+            keep their proportion to it.
+        num_warmup_steps: the number of steps of the warm-up.
+        num_training_steps: the total number of steps, including the warm-up; not needed for schedules without an end.
         scheduler_specific_kwargs: the options as a mapping.
         options: the options by name.
 

@@ -1,4 +1,4 @@
-"""The Trainer, for code that comes from transformers: a model, arguments and datasets in, a trained model out."""
+"""The Trainer, with the interface of transformers: trains a model with arguments and datasets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bertcore.training.schedules import BY_METRICS, Schedule, make_schedule, ste
 
 
 class TrainOutput(NamedTuple):
-    """The result of `Trainer.train`: the steps made, their mean loss, and the times."""
+    """The result of `Trainer.train`: the number of steps, their mean loss, and timings."""
 
     global_step: int
     training_loss: float
@@ -37,20 +37,21 @@ class TrainOutput(NamedTuple):
 
 
 class Trainer:
-    """Trains a model, evaluates it, and keeps checkpoints from which a run resumes with the same bits.
+    """Trains a model, evaluates it, and writes checkpoints from which a run resumes bit for bit.
 
     Args:
-        model: with the head that the objective needs.
+        model: a model with the head that the objective needs.
         args: the settings.
-        data_collator: makes a batch of a list of examples; by default the objective's, else padding to the longest.
+        data_collator: turns a list of examples into a batch; by default the objective's, else padding to the longest.
         train_dataset: a sequence of examples (a list, a Hugging Face Dataset) or an iterable of them.
-        eval_dataset: likewise, or a mapping of names to datasets.
+        eval_dataset: a dataset of the same kinds, or a mapping of names to datasets.
         processing_class: the tokenizer, which is saved beside the model.
-        compute_metrics: from an `EvalPrediction` to {name: number}.
+        compute_metrics: a function from an `EvalPrediction` to {name: number}.
         callbacks: TrainerCallbacks.
-        optimizers: (an optimiser, a schedule) in place of those that `args` describe; each may be None.
-        preprocess_logits_for_metrics: of (logits, labels) of a batch, returns what is kept for `compute_metrics`.
-        objective: what the model learns from; by default its own loss for the labels of the batch.
+        optimizers: (an optimiser, a schedule) instead of those described by `args`; each may be None.
+        preprocess_logits_for_metrics: a function of (logits, labels) of a batch that returns the predictions to keep
+            for `compute_metrics`.
+        objective: the training objective; by default the model's own loss for the labels of the batch.
 
     Attributes:
         state: the progress of the run.
@@ -106,19 +107,19 @@ class Trainer:
         self.state = TrainerState()
 
     def train(self, resume_from_checkpoint: bool | str | os.PathLike | None = None) -> TrainOutput:
-        """Train until the epochs, steps or seconds of the arguments are done.
+        """Train for the epochs, steps or seconds of the arguments.
 
         Ctrl-C and SIGTERM take effect after the current step, once a checkpoint is written; a second one at once.
 
         Args:
-            resume_from_checkpoint: True for the latest checkpoint in `output_dir` whose files are as they were saved,
-                with a warning if there are damaged later ones (a new run if there is none), or a checkpoint's folder.
+            resume_from_checkpoint: True for the latest undamaged checkpoint in `output_dir` (a new run without any;
+                with a warning if later ones are damaged), or a checkpoint's folder.
 
         Raises:
-            TrainingDiverged: if the loss or a gradient is inf or NaN; the step's batches and model are kept.
-            NotSaved: if a checkpoint cannot be written; the one before stays.
+            TrainingDiverged: if the loss or a gradient is inf or NaN; the step's batches and model are saved.
+            NotSaved: if a checkpoint cannot be written; the previous one remains.
             ValueError: without data or an end of the run; for an `output_dir` with checkpoints unless the run is
-                resumed; for a checkpoint of other data or another model, or a damaged one.
+                resumed; for a damaged checkpoint, or one of other data or another model.
         """
         if self.train_dataset is None:
             raise ValueError("train_dataset is missing")
@@ -164,7 +165,7 @@ class Trainer:
         return metrics
 
     def predict(self, test_dataset: Any, metric_key_prefix: str = "test") -> PredictionOutput:
-        """Return the predictions on a dataset, and its labels and metrics if it has labels."""
+        """Return the predictions on a dataset, and the labels and metrics if it has labels."""
         metrics, kept = self._evaluated(test_dataset, metric_key_prefix, keep=True)
         return PredictionOutput(*(kept or (None, None)), metrics)
 
@@ -185,7 +186,7 @@ class Trainer:
         return self.processes.is_first
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
-        """Call this callback, too, after the others; a class is made first."""
+        """Add a callback after the others; a class is instantiated."""
         self.callbacks.add(callback)
 
     def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback | None:
@@ -206,7 +207,7 @@ class Trainer:
         out = (own.source if isinstance(own, OwnLoss) else own).loss(model, inputs)
         return (out.loss, out) if return_outputs else out.loss
 
-    # --- what a run is made of ------------------------------------------------------------------------
+    # --- the parts of a run ---------------------------------------------------------------------------
 
     def _default_collator(self) -> Callable[[list[Any]], Mapping[str, Any]]:
         if self.processing_class is None:
@@ -224,7 +225,7 @@ class Trainer:
         found = checkpoints_in(self.args.output_dir)
         if found and not resume:
             raise ValueError(
-                f"output_dir has {found[-1].name} already: go on with resume_from_checkpoint=True, or choose another "
+                f"output_dir has {found[-1].name} already: resume with resume_from_checkpoint=True, or choose another "
                 "folder"
             )
         return latest_whole(self.args.output_dir)
@@ -274,7 +275,7 @@ class Trainer:
         return make_schedule(args.lr_scheduler_type, optimizer, steps_of(args.warmup_steps, total), total, options)
 
     def _length(self, batches: Batches) -> int | None:
-        """Return the number of steps of a run; None if only time ends it."""
+        """Return the number of steps of a run; None if it is limited only by time."""
         if self.args.max_steps != -1:
             return self.args.max_steps
         if self.args.max_seconds is not None:
@@ -290,7 +291,7 @@ class Trainer:
         return max(1, math.ceil(self.args.num_train_epochs * steps))
 
     def _numbered_collator(self) -> NumberedCollator:
-        """Return the collator; one of ours does not see columns that neither model nor objective takes."""
+        """Return the collator; bertcore's own do not see columns that neither model nor objective takes."""
         is_ours = self.args.remove_unused_columns and isinstance(self.data_collator, DataCollatorWithPadding)
         columns = {*self.model.arguments, *self.objective.targets, *LABELS, *LEFT_OUT} if is_ours else None
         return NumberedCollator(self.data_collator, self.args.seed, columns)

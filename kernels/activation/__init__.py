@@ -73,18 +73,18 @@ GELU = Operation(
 
 
 def activation(input: ArrayT, activation: str, *, save: bool = False, backend: str | None = None) -> Any:
-    """The activation function of that name, elementwise.
+    """Apply the activation function of that name, elementwise.
 
     Args:
         input: an array of any shape; float32 or float64 on Numba, float32, float16 or bfloat16 on CUDA, any floating
             dtype on NumPy.
         activation: "relu", max(x, 0); "tanh"; "silu", x / (1 + exp(-x)); "gelu", the exact form; "gelu_tanh", its
             approximation by tanh.
-        save: also return what `activation_backward` needs.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        save: also return the state that `activation_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`; with `save` a pair of it and an `ActivationSaved`.
+        An array of the kind, shape and dtype of `input`; with `save`, a tuple of it and an `ActivationSaved`.
 
     Raises:
         TypeError: for a wrong kind of array or dtype.
@@ -95,12 +95,12 @@ def activation(input: ArrayT, activation: str, *, save: bool = False, backend: s
 
 
 def activation_backward(grad_output: ArrayT, saved: ActivationSaved, *, backend: str | None = None) -> ArrayT:
-    """grad_output times the derivative of the activation at the input (that of relu is 0 at 0 and 1 at NaN).
+    """Return grad_output times the derivative of the activation at the input (relu's is 0 at 0 and 1 at NaN).
 
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
-        saved: what `activation` returned beside the output.
-        backend: as for `activation`; errors likewise.
+        saved: the state that `activation` returned with `save=True`.
+        backend: as for `activation`; errors are the same.
 
     Returns:
         The gradient with respect to the input, of the same shape and dtype.
@@ -126,11 +126,11 @@ def gelu(
             dtype on NumPy.
         approximate: "none" or "tanh".
         bias: (width,), added along the last axis of (..., width), or None.
-        save: also return what `gelu_backward` needs.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        save: also return the state that `gelu_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`; with `save` a pair of it and a `GELUSaved`.
+        An array of the kind, shape and dtype of `input`; with `save`, a tuple of it and a `GELUSaved`.
 
     Raises:
         TypeError: for a wrong kind of array or dtype.
@@ -144,15 +144,15 @@ def gelu(
 
 
 def gelu_backward(grad_output: ArrayT, saved: GELUSaved, *, backend: str | None = None) -> tuple[ArrayT, ArrayT | None]:
-    """The gradients of `gelu`.
+    """Return the gradients of `gelu`.
 
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
-        saved: what `gelu` returned beside the output.
-        backend: as for `gelu`; errors likewise.
+        saved: the state that `gelu` returned with `save=True`.
+        backend: as for `gelu`; errors are the same.
 
     Returns:
-        (grad_input, grad_bias); grad_bias is (width,), or None if the bias is.
+        (grad_input, grad_bias); grad_bias is (width,), or None without a bias.
     """
     call = GELU.open_backward(backend, grad_output, saved)
     _check_bias("saved.bias", call.saved.input, call.saved.bias)
@@ -162,5 +162,5 @@ def gelu_backward(grad_output: ArrayT, saved: GELUSaved, *, backend: str | None 
 def _check_bias(name: str, input: Any, bias: Any) -> None:
     if bias is not None:
         if not input.ndim:
-            raise ValueError("input has shape (), expected (..., width) beside a bias")
+            raise ValueError("input has shape (), expected (..., width) with a bias")
         checks.shape(input.shape[-1:], **{name: bias})

@@ -36,22 +36,22 @@ def adam_update(
     arXiv:2304.13013): lr / max(1, root mean of g^2 / max(v', eps^2)): small steps where gradients exceed their mean.
     "lamb" (You et al. 2020, arXiv:1904.00962): lr |parameter| / |u|, or lr where either norm is 0.
 
-    The sums of the last two have the same bits with any number of threads.
+    The sums of the last two rules have the same bits with any number of threads.
 
     Args:
-        parameter, first_moment, second_moment: of one shape, C-contiguous and writable; float32 or float64 on Numba and
-            NumPy, float32 on CUDA. Moments are zeros before the first step.
-        grad: of the same shape and dtype; it is read only. All four may be lists, as long as each other, of the arrays
-            of several parameters of one dtype, which are updated one by one: the result is that of as many calls.
+        parameter, first_moment, second_moment: arrays of one shape, C-contiguous and writable; float32 or float64 on
+            Numba and NumPy, float32 on CUDA. Moments are zeros before the first step.
+        grad: of the same shape and dtype; it is only read. All four may be lists of equal length, with the arrays of
+            several parameters of one dtype; the result equals that of one call per parameter.
         lr: the learning rate, not negative.
-        betas: how much of each moment is kept, each at least 0 and below 1.
+        betas: the share of each moment that is kept, each at least 0 and below 1.
         eps: added to the root of the second moment, not negative.
-        weight_decay: how much of the parameter itself is in the update, not negative.
-        step: the number of this step, from 1 on; on CUDA also an integer array without axes, which is not checked.
+        weight_decay: the weight of the parameter itself in the update, not negative.
+        step: the number of this step, counted from 1; on CUDA also a 0-d integer array, which is not checked.
         rule: one of RULES.
-        grad_scale: an array without axes, of the dtype of the others, that `grad` is multiplied by (to clip it, say);
-            where it is inf or NaN nothing is changed. None for 1.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        grad_scale: a 0-d array of the dtype of the others that multiplies `grad` (for example to clip it); if it is inf
+            or NaN, nothing is changed. None for 1.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Raises:
         TypeError, ValueError: for a wrong kind of array, dtype, shape or number; nothing is changed then.

@@ -41,20 +41,20 @@ def affine(
     save: bool = False,
     backend: str | None = None,
 ) -> Any:
-    """(input + residual) * weight + bias, along the last axis.
+    """Compute (input + residual) * weight + bias along the last axis.
 
-    MobileBERT has it in place of layer norms (Sun et al. 2020, arXiv:2004.02984, section 4.2).
+    MobileBERT uses it instead of layer norms (Sun et al. 2020, arXiv:2004.02984, section 4.2).
 
     Args:
         input: (..., width); float32 or float64 on Numba, float32, float16 or bfloat16 on CUDA, any floating dtype on
             NumPy. All arrays share one dtype.
         weight, bias: (width,).
         residual: of the input's shape, or None.
-        save: also return what `affine_backward` needs.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        save: also return the state that `affine_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`; with `save` a pair of it and an `AffineSaved`.
+        An array of the kind, shape and dtype of `input`; with `save`, a tuple of it and an `AffineSaved`.
 
     Raises:
         TypeError: for a wrong kind of array or dtype.
@@ -67,12 +67,12 @@ def affine(
 def affine_backward(
     grad_output: ArrayT, saved: AffineSaved, *, backend: str | None = None
 ) -> tuple[ArrayT, ArrayT, ArrayT]:
-    """The gradients of `affine`.
+    """Return the gradients of `affine`.
 
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
-        saved: what `affine` returned beside the output.
-        backend: as for `affine`; errors likewise.
+        saved: the state that `affine` returned with `save=True`.
+        backend: as for `affine`; errors are the same.
 
     Returns:
         (grad_input, grad_weight, grad_bias) of shapes (..., width), (width,) and (width,). The gradient of the residual

@@ -1,6 +1,6 @@
 """Scaled dot-product attention, dense or over packed sequences, with relative positions; forward and backward.
 
-What the backends implement, with `scoring` as arguments.py describes it:
+Backends implement these functions, with `scoring` as described in arguments.py:
 
     attention(query, key, value, scoring, return_probs, return_components, compute_dtype)
         -> (output, lse, probabilities or None, components or None)
@@ -8,9 +8,9 @@ What the backends implement, with `scoring` as arguments.py describes it:
     attention_backward(grad_output, query, key, value, output, lse, scoring, out)
         -> (grad_query, grad_key, grad_value, grad_bias or None, RelativePositions of gradients or None)
 
-All arrays of tokens are (batch, heads, length, head_dim) with contiguous rows; packed ones are views of that form whose
-batch is 1. grad_bias may have size 1 along axes on which bias has a stride of 0. `out` is None or where the first three
-gradients go.
+All arrays of tokens are (batch, heads, length, head_dim) with contiguous rows; packed arrays are views of that form
+with a batch of 1. grad_bias may have size 1 along axes on which bias has a stride of 0. `out` is None, or the arrays to
+write the first three gradients to.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ _TARGETS = ("out[0]", "out[1]", "out[2]")
 
 
 class Gradients(NamedTuple):
-    """The gradients of `attention`, each of its array's shape and dtype; None where the array is None."""
+    """The gradients of `attention`, each with its array's shape and dtype; None if the array is None."""
 
     query: Any
     key: Any
@@ -123,7 +123,7 @@ _KEPT = tuple(name for name in AttentionArguments._fields if name in AttentionSa
 
 
 class _Window(Argument):
-    """The number of keys a query sees before and after its own position: a pair, one integer for both, or None."""
+    """The number of keys before and after its position that a query sees: a pair, one integer for both, or None."""
 
     schema = "SymInt[]"
 
@@ -196,9 +196,10 @@ def attention(
     save: bool = False,
     backend: str | None = None,
 ) -> Any:
-    """softmax(scale * query @ key.T + relative terms + bias + mask) @ value for each sequence and head.
+    """Compute softmax(scale * query @ key.T + relative terms + bias + mask) @ value for each sequence and head.
 
-    A query that sees no key gives zeros; it and hidden keys must be finite. Source: Vaswani et al., arXiv:1706.03762.
+    The output of a query that sees no key is zero; they and masked keys must be finite. Source: Vaswani et al.,
+    arXiv:1706.03762.
 
     Args:
         query: dense, (batch, heads, length, head_dim), or packed, (tokens, heads, head_dim). float32 or float64 on
@@ -207,41 +208,41 @@ def attention(
         key, value: as the query, possibly of another length. Their number of heads may divide the query's (grouped
             queries, Ainslie et al. 2023, arXiv:2305.13245): query head h has their head h * key heads // heads.
         cu_seqlens: for packed arrays the offsets of the sequences, (sequences + 1,) integers from 0 to the number of
-            tokens: sequence s begins at cu_seqlens[s]. On a GPU their values are not checked, and of tokens that are
-            in no sequence nothing is written.
+            tokens: sequence s begins at cu_seqlens[s]. On a GPU their values are not checked, and nothing is written
+                for tokens outside of all sequences.
         cu_seqlens_k: the same for key and value; by default cu_seqlens.
         attn_mask: boolean, True where a query may see a key, or of the query's dtype and added to the scores. It
-            broadcasts to (sequences, heads, longest query, longest key); what lies beyond a sequence is not read.
-            With cu_seqlens on a GPU it is not checked to be as long as the longest sequence: memory behind it is read.
-        bias: added to the scores, of the query's dtype and broadcasting as attn_mask does; has a gradient.
-        is_causal: query i sees the keys j <= i of its sequence, as in PyTorch. After a memory window=(None, 0) does it.
-        window: (left, right), or one integer for both: query i, which stands at the key position p = i + keys -
-            queries, sees the keys from p - left to p + right only; None is no limit. As in flash-attention; costs
-            O(length * window). Beltagy et al. 2020, arXiv:2004.05150.
+            broadcasts to (sequences, heads, longest query, longest key); values beyond a sequence are not read. With
+            cu_seqlens on a GPU, it is not checked that it covers the longest sequence: a shorter mask is read out of
+            bounds.
+        bias: added to the scores; of the query's dtype, broadcasts like attn_mask, and has a gradient.
+        is_causal: query i sees the keys j <= i of its sequence, as in PyTorch. With a memory use window=(None, 0).
+        window: (left, right), or one integer for both: query i, at the key position p = i + keys - queries, sees only
+            the keys from p - left to p + right; None means no limit. As in flash-attention; costs O(length * window).
+            Beltagy et al. 2020, arXiv:2004.05150.
         relative: terms of relative position and of segments.
         scale: 1 / sqrt(head_dim) by default.
-        dropout_p: the probability that a weight of the softmax is 0, while the others are divided by 1 - dropout_p.
-            Which weights these are is a function of dropout_seed, the query's number among all tokens, its head and
-            the key's place in its sequence (see `dropout`). Not with a compute_dtype.
-        dropout_seed: as `dropout` takes it, an integer of 64 bits or on CUDA an array of one.
-        compute_dtype: "bfloat16" rounds what is multiplied, all of it float32, to bfloat16; sums and softmax stay
-            float32. Numba does so on CPUs that multiply bfloat16 faster than float32, with exponentials that are
-            2^-18 off before they are rounded (2^-9), and computes in float32 on others. Not on CUDA. By default the
-            arrays' dtype.
+        dropout_p: the probability that a softmax weight is set to 0; the others are divided by 1 - dropout_p. The
+            choice is a function of dropout_seed, the query's index among all tokens, its head and the key's index in
+            its sequence (see `dropout`). Not with a compute_dtype.
+        dropout_seed: as in `dropout`: a 64-bit integer, or on CUDA also an array of one.
+        compute_dtype: "bfloat16" rounds the float32 factors of products to bfloat16; sums and softmax stay float32.
+            Numba does so on CPUs that multiply bfloat16 faster than float32, with exponentials that are 2^-18 off
+            before rounding (2^-9), and computes in float32 on others. Not on CUDA. By default the arrays' dtype.
         return_lse: also return the log-sum-exp of the scores.
         return_probs: also return the probabilities, before any dropout.
-        return_components: also return the three scaled products that scores are the sum of. Not on CUDA.
-        save: also return what `attention_backward` needs.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        return_components: also return the three scaled products whose sum is the scores. Not on CUDA.
+        save: also return the state that `attention_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
-        output, of the query's shape and dtype, or a tuple of it and what was asked for, in this order: lse (batch,
+        output, of the query's shape and dtype, or a tuple of it and the requested results, in this order: lse (batch,
         heads, length, 2), packed (heads, tokens, 2), in float32 (float64 for float64): the highest score, and the
         logarithm of the sum of exp(score - highest). Their sum is the log-sum-exp, but as one number it would lose
         digits: -1e9 + log(n) is -1e9. (-inf, 0) where a query sees no key. Probabilities (sequences, heads, longest
         query, longest key) in the query's dtype, zeros beyond a sequence. The tuple (content to content, content to
-        position, position to content), each like the probabilities, None where the table is None.
-        With `save` a pair of that and an `AttentionSaved`.
+        position, position to content), each like the probabilities, None where the table is None. With `save`, a tuple
+        of that and an `AttentionSaved`.
 
     Raises:
         TypeError: for a wrong kind of array or dtype.
@@ -265,17 +266,17 @@ def attention_backward(
     out: tuple[ArrayT, ArrayT, ArrayT] | None = None,
     backend: str | None = None,
 ) -> Gradients:
-    """The gradients of `attention`; the probabilities are computed again from lse (Dao et al. 2022, arXiv:2205.14135).
+    """Return the gradients of `attention`, recomputing probabilities from lse (Dao et al. 2022, arXiv:2205.14135).
 
     Args:
         grad_output: the gradient with respect to the output, of its shape and dtype.
-        saved: what `attention` returned with save=True.
+        saved: the state that `attention` returned with `save=True`.
         out: arrays for the gradients of query, key and value, of their shapes and dtype, with contiguous rows and
-            writable; none overlaps another array of the call. They may be views of one array. By default new ones.
-        backend: as for `attention`; errors likewise.
+            writable, not overlapping any other array of the call. They may be views of one array. By default new ones.
+        backend: as for `attention`; errors are the same.
 
     Returns:
-        A named tuple (query, key, value, bias, relative), each of the shape and dtype of its array, None where that is
+        A named tuple (query, key, value, bias, relative), each with the shape and dtype of its array, None if that is
         None; relative is a `RelativePositions` of the gradients of its floating arrays. Without query_for_position the
         query's gradient holds both of its parts. attn_mask has no gradient.
     """
@@ -294,7 +295,7 @@ def attention_backward(
 
 
 def _checked(backend: str, saved: AttentionSaved) -> AttentionSaved:
-    """Check what was kept as `attention` checks its arguments."""
+    """Check the saved state as `attention` checks its arguments."""
     query, is_packed = saved.query, saved.cu_seqlens is not None
     given = AttentionArguments(**{name: getattr(saved, name) for name in _KEPT})
     given = check_arguments(backend, given, save=True)
@@ -310,7 +311,7 @@ def _packed(array: Any) -> Any:
 
 
 def _check_targets(call: BackwardCall) -> None:
-    """Check where the gradients of query, key and value go: of their shapes, and apart from all other arrays."""
+    """Check the arrays for the gradients of query, key and value: their shapes, and that they overlap no others."""
     named = {"grad_output": call.grad_output, **call.saved._asdict(), **call.options}
     for name, array in zip(_TARGETS, call.saved[:3], strict=True):
         target = named[name]

@@ -1,4 +1,4 @@
-"""Arrays rounded to another dtype, into arrays that are there."""
+"""Round arrays to another dtype, into existing arrays."""
 
 from typing import Any
 
@@ -7,15 +7,15 @@ from ..lists import open_lists
 
 
 def cast(arrays: list[Any], outputs: list[Any], *, backend: str | None = None) -> None:
-    """Write each of `arrays` into the one of `outputs` in its place, converted to the dtype of that, to nearest even.
+    """Convert each of `arrays` to the dtype of the output at the same index, to nearest even, and write it there.
 
-    What reads the outputs finds them where they were: on a GPU all of them are written by one launch.
+    The outputs keep their addresses; on a GPU one launch writes all of them.
 
     Args:
-        arrays: of one dtype; float32 or float64 on Numba, float32 on CUDA, any floating dtype on NumPy; read only.
+        arrays: of one dtype; float32 or float64 on Numba, float32 on CUDA, any floating dtype on NumPy; only read.
         outputs: as many, of the shapes of `arrays` and one floating dtype, float16 or bfloat16 on CUDA, C-contiguous,
             writable.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Raises:
         TypeError, ValueError: for a wrong kind of array, dtype or shape; nothing is changed then.

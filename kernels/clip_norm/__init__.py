@@ -1,4 +1,4 @@
-"""The joint norm of arrays, and scaling them so that it has a limit."""
+"""The joint norm of arrays, and scaling them to limit it."""
 
 from typing import Any
 
@@ -12,20 +12,21 @@ def clip_norm(arrays: list[Any], max_norm: float, *, backend: str | None = None)
     """Scale all arrays in place by one number, so that the root of the sum of all squares is at most `max_norm`.
 
     The squares are summed in runs of fixed length, so that the bits do not depend on the number of threads. Squares
-    that overflow or vanish in the arrays' dtype count. Source: Pascanu, Mikolov and Bengio 2013, arXiv:1211.5063.
+    that overflow or underflow in the arrays' dtype still count. Source: Pascanu, Mikolov and Bengio 2013,
+    arXiv:1211.5063.
 
     Args:
         arrays: of any shapes and strides and one dtype, writable; float32 or float64 on Numba, float32, float16 or
             bfloat16 on CUDA, any floating dtype on NumPy.
-        max_norm: greater than 0; inf to know the norm alone.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        max_norm: greater than 0; inf to compute only the norm.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
-        The norm before. If it is inf or NaN, nothing is changed.
+        The norm before scaling. If it is inf or NaN, nothing is changed.
 
     Raises:
-        TypeError, ValueError: for a wrong kind of array or dtype, an array that cannot be written, and a limit that is
-            no positive number; nothing is changed then.
+        TypeError, ValueError: for a wrong kind of array or dtype, a read-only array, and a limit that is not a positive
+            number; nothing is changed then.
         BackendUnavailable: if the backend cannot run here.
     """
     if not (isinstance(max_norm, float | np.floating) and max_norm == np.inf):
@@ -42,19 +43,19 @@ def clip_norm(arrays: list[Any], max_norm: float, *, backend: str | None = None)
 
 
 def joint_norm(arrays: list[Any], *, backend: str | None = None) -> Any:
-    """The root of the sum of the squares of all arrays, which `clip_norm` compares with its limit.
+    """Return the root of the sum of the squares of all arrays, which `clip_norm` compares with its limit.
 
-    On a GPU nothing waits for it: what it decides can be decided there (`grad_scale` of `adam_update`). Its bits depend
-    on the arrays alone.
+    On a GPU the host does not wait for it: the result can be used there (`grad_scale` of `adam_update`). Its bits
+    depend only on the arrays.
 
     Args:
-        arrays: one at least, as for `clip_norm`; they may be read-only.
-        backend: as for `clip_norm`; errors likewise.
+        arrays: at least one, as for `clip_norm`; they may be read-only.
+        backend: as for `clip_norm`; errors are the same.
 
     Returns:
-        An array without axes, float64, of the kind of `arrays`.
+        A 0-d float64 array of the kind of `arrays`.
     """
     if not checks.of_one_length(arrays=arrays):
-        raise ValueError("arrays is empty, expected one array at least")
+        raise ValueError("arrays is empty, expected at least one array")
     call, _ = open_lists(__package__, backend, {"arrays": arrays}, passing=["arrays"])
     return call.run("joint_norm", call.arrays)

@@ -78,9 +78,9 @@ def cross_entropy(
     save: bool = False,
     backend: str | None = None,
 ) -> Any:
-    """log(sum(exp(input))) - input[target] for each row, and their mean or sum.
+    """Compute log(sum(exp(input))) - input[target] for each row, and their mean or sum.
 
-    Rows whose target is ignore_index have loss 0 and do not count in the mean. The mean over no row at all is NaN.
+    Rows with target ignore_index have loss 0 and do not count in the mean. The mean over no rows is NaN.
 
     Args:
         input: logits, (rows, classes); float32 or float64 on Numba, float32, float16 or bfloat16 on CUDA, any floating
@@ -90,13 +90,13 @@ def cross_entropy(
         ignore_index: the target of rows that do not count; need not be a class.
         reduction: "mean" over the rows that count, "sum", or "none".
         return_lse: also return lse.
-        save: also return what `cross_entropy_backward` needs.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        save: also return the state that `cross_entropy_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
-        An array of no axes, or for "none" the losses, (rows,); of the kind of `input`, in float32 (float64 for
-        float64). With `return_lse` a tuple of it and lse, (rows, 2), of the same dtype: of each row its peak and
-        log(sum(exp(input - peak))). With `save` a pair of that and a `CrossEntropySaved`.
+        A 0-d array, or for "none" the losses, (rows,); of the kind of `input`, in float32 (float64 for float64). With
+        `return_lse`, a tuple of it and lse, (rows, 2), of the same dtype: each row's peak and log(sum(exp(input -
+        peak))). With `save`, a tuple of that and a `CrossEntropySaved`.
 
     Raises:
         TypeError: for a wrong kind of array or dtype.
@@ -118,11 +118,11 @@ def cross_entropy_backward(
     zeros for rows that do not count.
 
     Args:
-        grad_output: the gradient with respect to the output, of its dtype: an array of no axes, or (rows,) for "none".
-        saved: what `cross_entropy` returned beside the output.
+        grad_output: the gradient with respect to the output, of its dtype: a 0-d array, or (rows,) for "none".
+        saved: the state that `cross_entropy` returned with `save=True`.
         out: an array for the gradient, of the shape and dtype of `input`, with contiguous rows (on Numba C-contiguous);
-            it may be `input` itself, but overlap it in no other way.
-        backend: as for `cross_entropy`; errors likewise.
+            it may be `input` itself, but not overlap it otherwise.
+        backend: as for `cross_entropy`; errors are the same.
 
     Returns:
         (rows, classes), of the kind and dtype of `input`; or `out`.
@@ -145,7 +145,7 @@ def cross_entropy_backward(
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two host arrays have the same memory for the same elements."""
+    """Return whether two host arrays are the same elements in memory."""
     if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
         return one is other
     return one is other or (one.ctypes.data == other.ctypes.data and one.strides == other.strides)
@@ -153,7 +153,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 @ieee_arithmetic
 def _reduced(losses: Any, target: Any, ignore_index: int, reduction: str) -> Any:
-    """Return the sum or the mean, an array of no axes."""
+    """Return the sum or the mean, a 0-d array."""
     total = losses.sum(dtype=np.float64, keepdims=True)
     if reduction == "mean":
         total = _divided(total, target, ignore_index)

@@ -9,7 +9,7 @@ from ..operation import Operation
 
 
 class DropoutSaved(NamedTuple):
-    """The arrays and numbers that `dropout` keeps for its backward: no array but, on a GPU, the seed."""
+    """The numbers that `dropout` keeps for its backward; the only array is, on a GPU, the seed."""
 
     p: float
     seed: int | Array
@@ -50,24 +50,24 @@ def dropout(
     save: bool = False,
     backend: str | None = None,
 ) -> Any:
-    """Each element of `input` is 0 with probability p, else divided by 1 - p; then `residual` is added.
+    """Set each element of `input` to 0 with probability p, else divide it by 1 - p; then add `residual`.
 
-    Which elements are dropped is a function of their place (their number in C order) and of `seed` alone: the same on
-    every backend, with any number of threads. So no array is kept for the backward.
+    The dropped elements depend only on their index in C order and on `seed`: they are the same on every backend, with
+    any number of threads, so that no array is kept for the backward.
     Sources: Srivastava et al. 2014; the random bits are those of Philox 4x32-10, Salmon et al. 2011.
 
     Args:
         input: an array of any shape; float32 or float64 on Numba, float32, float16 or
             bfloat16 on CUDA, any floating dtype on NumPy.
         p: the probability that an element is dropped, at least 0 and below 1.
-        seed: an integer of 64 bits, at least 0; on CUDA also an array of one uint64, () or (1,), which the kernel reads
-            when it runs: each launch of a CUDA graph draws by what is there then.
+        seed: a 64-bit integer, at least 0; on CUDA also an array of one uint64, () or (1,), which the kernel reads when
+            it runs, so that each launch of a CUDA graph uses its present value.
         residual: of the shape and dtype of `input`, or None.
-        save: also return what `dropout_backward` needs.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        save: also return the state that `dropout_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`; with `save` a pair of it and a `DropoutSaved`.
+        An array of the kind, shape and dtype of `input`; with `save`, a tuple of it and a `DropoutSaved`.
 
     Raises:
         TypeError: for a wrong kind of array, dtype or seed.
@@ -78,14 +78,15 @@ def dropout(
 
 
 def dropout_backward(grad_output: ArrayT, saved: DropoutSaved, *, backend: str | None = None) -> ArrayT:
-    """The gradient of `dropout` with respect to its input: dropout of the gradient of its output.
+    """Return the gradient of `dropout` with respect to its input: dropout of the gradient of its output.
 
     Args:
         grad_output: the gradient with respect to the output.
-        saved: what `dropout` returned beside the output.
-        backend: as for `dropout`; errors likewise.
+        saved: the state that `dropout` returned with `save=True`.
+        backend: as for `dropout`; errors are the same.
 
     Returns:
-        The gradient with respect to the input, of the same shape and dtype. That of the residual is grad_output.
+        The gradient with respect to the input, of the same shape and dtype. The gradient of the residual is
+        grad_output.
     """
     return DROPOUT.call_backward(backend, grad_output, saved)

@@ -1,4 +1,4 @@
-"""Dropout, the residual added, layer normalisation over the last axis, forward and backward: how a layer ends."""
+"""Dropout, residual addition and layer normalisation over the last axis, as at the end of a layer; with backward."""
 
 from typing import Any, NamedTuple
 
@@ -50,10 +50,10 @@ def dropout_layer_norm(
     save: bool = False,
     backend: str | None = None,
 ) -> Any:
-    """layer_norm(dropout(input, p, seed) + residual, weight, bias, eps), in one pass over memory.
+    """Compute layer_norm(dropout(input, p, seed) + residual, weight, bias, eps) in one pass over memory.
 
-    What is dropped is what `dropout` drops; the sum is not rounded in between. Sources: those of `dropout` and
-    `layer_norm`; the order of the three is that of Vaswani et al. 2017, arXiv:1706.03762, section 5.4.
+    It drops the same elements as `dropout`; the sum is not rounded in between. Sources: as for `dropout` and
+    `layer_norm`; the order of the three follows Vaswani et al. 2017, arXiv:1706.03762, section 5.4.
 
     Args:
         input: (..., width); float32 or float64 on Numba, float32, float16 or bfloat16 on CUDA, any floating dtype on
@@ -62,13 +62,13 @@ def dropout_layer_norm(
         weight, bias: (width,), or None for 1 and 0.
         eps: added to the variance; not negative.
         p: the probability that an element of `input` is dropped, at least 0 and below 1.
-        seed: an integer of 64 bits, at least 0; on CUDA also an array of one uint64, () or (1,), which the kernel reads
-            when it runs: each launch of a CUDA graph draws by what is there then.
-        save: also return what `dropout_layer_norm_backward` needs.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        seed: a 64-bit integer, at least 0; on CUDA also an array of one uint64, () or (1,), which the kernel reads when
+            it runs, so that each launch of a CUDA graph uses its present value.
+        save: also return the state that `dropout_layer_norm_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`; with `save` a pair of it and a `DropoutLayerNormSaved`.
+        An array of the kind, shape and dtype of `input`; with `save`, a tuple of it and a `DropoutLayerNormSaved`.
 
     Raises:
         TypeError: for a wrong kind of array, dtype or seed.
@@ -81,14 +81,13 @@ def dropout_layer_norm(
 def dropout_layer_norm_backward(
     grad_output: ArrayT, saved: DropoutLayerNormSaved, *, dtype: Any = None, backend: str | None = None
 ) -> tuple[ArrayT, ArrayT, ArrayT | None, ArrayT | None]:
-    """The gradients of `dropout_layer_norm`; what was dropped, the sum and its statistics are computed again.
+    """Return the gradients of `dropout_layer_norm`, recomputing dropout, the sum and its statistics.
 
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
-        saved: what `dropout_layer_norm` returned beside the output.
-        dtype: of the gradients of weight and bias: that of `input`, by default, or float32 for an input of lower
-            precision.
-        backend: as for `dropout_layer_norm`; errors likewise.
+        saved: the state that `dropout_layer_norm` returned with `save=True`.
+        dtype: of the gradients of weight and bias: by default the input's, or float32 for inputs of lower precision.
+        backend: as for `dropout_layer_norm`; errors are the same.
 
     Returns:
         (grad_input, grad_residual, grad_weight, grad_bias), of the shapes of input, residual, weight and bias; the

@@ -1,4 +1,4 @@
-"""Rows of a table by their numbers, forward and backward."""
+"""Look up rows of a table by their ids, forward and backward."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -34,18 +34,18 @@ EMBEDDING = Operation(
 
 
 def embedding(input: Array, weight: ArrayT, *, save: bool = False, backend: str | None = None) -> Any:
-    """weight[input]: the row of the table for every id.
+    """Return weight[input]: the row of the table for each id.
 
     Args:
         input: integer ids from 0 to num_embeddings - 1, of any shape. On a GPU their values are not checked.
         weight: the table, (num_embeddings, dim); float32, float64 or bfloat16 on Numba, float32, float16 or bfloat16
             on CUDA, any floating dtype on NumPy.
-        save: also return what `embedding_backward` needs.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        save: also return the state that `embedding_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
         (*shape of input, dim), of the kind and dtype of `weight`; on NumPy and Numba float32 from a bfloat16 table.
-        With `save` a pair of it and an `EmbeddingSaved`.
+        With `save`, a tuple of it and an `EmbeddingSaved`.
 
     Raises:
         TypeError: for a wrong kind of array or dtype.
@@ -61,14 +61,14 @@ def embedding(input: Array, weight: ArrayT, *, save: bool = False, backend: str 
 def embedding_backward(
     grad_output: ArrayT, saved: EmbeddingSaved, *, add_to: ArrayT | None = None, backend: str | None = None
 ) -> ArrayT:
-    """The gradient of the table: each row is the sum of the gradients where its id stands, or zeros.
+    """Return the gradient of the table: each row is the sum of the gradients at its id's positions, or zero.
 
     Args:
         grad_output: the gradient with respect to the output, (*shape of input, dim).
-        saved: what `embedding` returned beside the output.
+        saved: the state that `embedding` returned with `save=True`.
         add_to: an array of the result's shape and dtype, C-contiguous, writable and apart from the others, or None. The
-            gradient is added to it in place, in the rows that occur alone, and it is returned.
-        backend: as for `embedding`; errors likewise.
+            gradient is added to it in place, only in rows whose ids occur, and it is returned.
+        backend: as for `embedding`; errors are the same.
 
     Returns:
         (num_embeddings, dim), of the kind and dtype of `grad_output`.

@@ -36,20 +36,20 @@ GATED_ACTIVATION = Operation(
 def gated_activation(
     input: ArrayT, activation: str, *, gate: str = "first", save: bool = False, backend: str | None = None
 ) -> Any:
-    """activation(gate) * value, the two halves of the last axis: GeGLU with "gelu", SwiGLU with "silu".
+    """Compute activation(gate) * value of the two halves of the last axis: GeGLU with "gelu", SwiGLU with "silu".
 
     Source: Shazeer 2020, arXiv:2002.05202.
 
     Args:
         input: (..., 2 * width); float32 or float64 on Numba, float32, float16 or bfloat16 on CUDA, any floating dtype
             on NumPy.
-        activation: a name that `activation` knows.
-        gate: which half the activation is applied to, "first" or "second".
-        save: also return what `gated_activation_backward` needs.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        activation: a name as in `activation`.
+        gate: the half to which the activation is applied, "first" or "second".
+        save: also return the state that `gated_activation_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
-        (..., width), of the kind and dtype of `input`; with `save` a pair of it and a `GatedActivationSaved`.
+        (..., width), of the kind and dtype of `input`; with `save`, a tuple of it and a `GatedActivationSaved`.
 
     Raises:
         TypeError: for a wrong kind of array or dtype.
@@ -66,12 +66,12 @@ def gated_activation(
 def gated_activation_backward(
     grad_output: ArrayT, saved: GatedActivationSaved, *, backend: str | None = None
 ) -> ArrayT:
-    """The gradient of `gated_activation` with respect to its input.
+    """Return the gradient of `gated_activation` with respect to its input.
 
     Args:
         grad_output: the gradient with respect to the output, (..., width), of the input's dtype.
-        saved: what `gated_activation` returned beside the output.
-        backend: as for `gated_activation`; errors likewise.
+        saved: the state that `gated_activation` returned with `save=True`.
+        backend: as for `gated_activation`; errors are the same.
 
     Returns:
         An array of the kind, shape and dtype of `input`.

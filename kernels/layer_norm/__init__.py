@@ -45,7 +45,7 @@ def layer_norm(
     save: bool = False,
     backend: str | None = None,
 ) -> Any:
-    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last axis, with x = input + residual.
+    """Compute (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last axis, with x = input + residual.
 
     The variance is the population's (divided by the width). The sum with the residual is not rounded in between.
     Source: Ba, Kiros and Hinton 2016, arXiv:1607.06450.
@@ -55,12 +55,12 @@ def layer_norm(
             NumPy. All arrays share one dtype.
         weight, bias: (width,), or None for 1 and 0.
         eps: added to the variance; not negative.
-        residual: added to the input before it is normalised, of the input's shape, or None.
-        save: also return what `layer_norm_backward` needs.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        residual: added to the input before normalisation, of the input's shape, or None.
+        save: also return the state that `layer_norm_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`; with `save` a pair of it and a `LayerNormSaved`.
+        An array of the kind, shape and dtype of `input`; with `save`, a tuple of it and a `LayerNormSaved`.
 
     Raises:
         TypeError: for a wrong kind of array or dtype.
@@ -73,14 +73,13 @@ def layer_norm(
 def layer_norm_backward(
     grad_output: ArrayT, saved: LayerNormSaved, *, dtype: Any = None, backend: str | None = None
 ) -> tuple[ArrayT, ArrayT | None, ArrayT | None]:
-    """The gradients of `layer_norm`; mean and variance are computed again from the input.
+    """Return the gradients of `layer_norm`; mean and variance are recomputed from the input.
 
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
-        saved: what `layer_norm` returned beside the output.
-        dtype: of the gradients of weight and bias: that of `input`, by default, or float32 for an input of lower
-            precision.
-        backend: as for `layer_norm`; errors likewise.
+        saved: the state that `layer_norm` returned with `save=True`.
+        dtype: of the gradients of weight and bias: by default the input's, or float32 for inputs of lower precision.
+        backend: as for `layer_norm`; errors are the same.
 
     Returns:
         (grad_input, grad_weight, grad_bias) of shapes (..., width), (width,) and (width,); the gradient of an absent

@@ -1,4 +1,4 @@
-"""Affine map with a weight prepared once and optional bias, activation and residual, forward and backward."""
+"""Affine map with a weight prepared once, and optional bias, activation and residual; forward and backward."""
 
 import math
 from collections.abc import Callable
@@ -102,11 +102,11 @@ def quantize_weight(weight: Any, *, per_group: bool = False) -> tuple[np.ndarray
 
     Args:
         weight: (out_features, in_features), a floating array in host memory, finite.
-        per_group: whether there is a scale for each 32 neighbours of a channel, as "int8_weight_only" has them.
+        per_group: whether to use one scale per 32 neighbouring weights of a channel, as in "int8_weight_only".
 
     Returns:
         values, int8 (out_features, in_features) from -127 to 127, and scale, float32 (out_features,): the channel's
-        greatest magnitude over 127, so that a channel's scale depends on nothing but itself; or, of groups, bfloat16
+        greatest magnitude over 127, so that a channel's scale depends only on itself; or, with groups, bfloat16
         (out_features, ceil(in_features / 32)).
 
     Raises:
@@ -119,7 +119,7 @@ def quantize_weight(weight: Any, *, per_group: bool = False) -> tuple[np.ndarray
     per_group = checks.boolean("per_group", per_group)
     wrong = ~np.isfinite(weight.astype(np.float32)).all(axis=1)
     if wrong.any():
-        raise ValueError(f"weight[{wrong.argmax()}] holds inf or NaN (in float32), which int8 cannot stand for")
+        raise ValueError(f"weight[{wrong.argmax()}] holds inf or NaN (in float32), which int8 cannot represent")
     reference = dispatch.implementation(__package__, "numpy")
     return (reference.quantize_groups if per_group else reference.quantize_weight)(weight)
 
@@ -129,20 +129,20 @@ def prepare_weight(
 ) -> PreparedWeight:
     """Convert a weight to its backend's form once, instead of at every call of `linear`; the array can then be freed.
 
-    On the GPU an array whose rows are whole 16-byte vectors has that form already and is kept, not copied: it must not
+    On the GPU, an array whose rows are whole 16-byte vectors already has that form and is not copied: it must not
     change while the prepared weight is in use.
 
     Args:
         weight: (out_features, in_features), as checkpoints store it; dtypes as for `linear`, and on the CPU bfloat16,
             or int8 together with `scale`.
-        scale: what `quantize_weight` returns beside the int8 values: float32 (out_features,), or of groups bfloat16
-            (out_features, groups), whose weight only takes memory as int8: inputs are not rounded.
-        input_scale: float32 (in_features,), of an int8 weight: what each column of the input is multiplied by before it
-            is rounded, in order that columns of large numbers do not cost the others their digits. The weight is then
+        scale: the scale returned by `quantize_weight` for int8 values: float32 (out_features,); or for groups, bfloat16
+            (out_features, groups), in which case inputs are not rounded and int8 only saves memory.
+        input_scale: float32 (in_features,), for an int8 weight: multiplies each column of the input before rounding,
+            so that columns of large numbers do not cost the others precision. The weight is then
             values * scale[:, None] * input_scale (Xiao et al. 2023, arXiv:2211.10438).
         dtype: "bfloat16", "int8" or "int8_weight_only" converts a floating weight to that form (on the CPU), which
-            halves or quarters its memory and takes float32 inputs; by default the weight's own.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+            halves or quarters its memory and takes float32 inputs; by default the weight's own dtype.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Raises:
         TypeError, ValueError: for a wrong kind of array, dtype or shape.
@@ -169,7 +169,7 @@ def _check_input_scale(weight: Any, scale: Any, input_scale: Any) -> None:
     if input_scale is None:
         return
     if is_grouped(scale):
-        raise ValueError("input_scale belongs to rounded inputs, but scale is of groups, beside which they are not")
+        raise ValueError("input_scale belongs to rounded inputs, but with scales of groups they are not rounded")
     if input_scale.dtype != np.float32:
         raise TypeError(f"input_scale has dtype {input_scale.dtype}, expected float32")
     checks.shape((weight.shape[1],), input_scale=input_scale)
@@ -186,7 +186,7 @@ def _check_int8(weight: Any, scale: Any, dtype: str | None) -> None:
     if scale is None or not (grouped or scale.dtype == np.float32):
         found = "None" if scale is None else str(scale.dtype)
         raise TypeError(
-            f"scale is {found}, expected a float32 array (out_features,) beside an int8 weight, or of groups bfloat16"
+            f"scale is {found}, expected a float32 array (out_features,) with an int8 weight, or bfloat16 for groups"
         )
     checks.shape((weight.shape[0], group_count(weight.shape[1])) if grouped else (weight.shape[0],), scale=scale)
     found = scale.astype(np.float32)
@@ -228,24 +228,24 @@ def linear(
     save: bool = False,
     backend: str | None = None,
 ) -> Any:
-    """activation(input @ weight.T + bias) + residual.
+    """Compute activation(input @ weight.T + bias) + residual.
 
     Args:
         input: (..., in_features); float32 or float64 on Numba, float32, float16 or bfloat16 on CUDA, any floating dtype
-            on NumPy. All arrays share one dtype, but for a weight prepared in low precision, which takes float32: it
-            rounds each row of the input to its own form, whatever the other rows are (reference.py has the formulas;
-            to bfloat16 Numba does so on CPUs that multiply it faster than float32; int8_weight_only rounds none).
-        weight: (out_features, in_features), an array or what `prepare_weight` made of it.
+            on NumPy. All arrays share one dtype, except that a weight prepared in low precision takes float32 inputs
+            and rounds each row by itself (reference.py has the formulas; Numba rounds to bfloat16 only on CPUs that
+            multiply it faster than float32; int8_weight_only does not round inputs).
+        weight: (out_features, in_features), an array or a weight from `prepare_weight`.
         bias: (out_features,) or None.
-        activation: a name that `activation` knows, or None.
+        activation: a name as in `activation`, or None.
         residual: (..., out_features), added last, or None.
-        save: also return what `linear_backward` needs; the activation and the residual then are not fused.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`), and if that is "auto"
-            the one a prepared weight belongs to.
+        save: also return the state that `linear_backward` needs; the activation and the residual are then not fused.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`), and if that is "auto", the
+            one that a prepared weight belongs to.
 
     Returns:
-        (..., out_features), of the kind and dtype of `input`. On CUDA rows of 4,096 numbers or more begin on 16-byte
-        boundaries, so that they may lie apart. With `save` a pair of it and a `LinearSaved`.
+        (..., out_features), of the kind and dtype of `input`. On CUDA, rows of 4,096 numbers or more begin on 16-byte
+        boundaries, so there may be gaps between them. With `save`, a tuple of it and a `LinearSaved`.
 
     Raises:
         TypeError: for a wrong kind of array or dtype.
@@ -258,21 +258,20 @@ def linear(
 def linear_backward(
     grad_output: ArrayT, saved: LinearSaved, *, needs_weight: bool = True, dtype: Any = None, backend: str | None = None
 ) -> tuple[ArrayT, ArrayT | None, ArrayT | None]:
-    """The gradients of `linear`.
+    """Return the gradients of `linear`.
 
     Args:
         grad_output: the gradient with respect to the output, (..., out_features), of the input's dtype.
-        saved: what `linear` returned beside the output. A prepared weight is also prepared for this direction at the
-            first call, and keeps that form: it is packed once for any number of forwards and backwards. Beside one in
-            bfloat16 the factors of both products are rounded as in `linear`; the gradients are float32. int8 has none.
-        needs_weight: whether grad_weight, half of the work, is computed: not for a weight that is not trained.
-        dtype: of the gradients of weight and bias: that of `input`, by default, or float32 for an input of lower
-            precision.
-        backend: as for `linear`; errors likewise.
+        saved: the state that `linear` returned with `save=True`. A prepared weight is also packed for this direction at
+            the first call, once for any number of calls. With one in bfloat16, the factors of both products are rounded
+            as in `linear`; the gradients are float32. int8 weights have no gradients.
+        needs_weight: whether to compute grad_weight, half of the work; unnecessary for a frozen weight.
+        dtype: of the gradients of weight and bias: by default the input's, or float32 for inputs of lower precision.
+        backend: as for `linear`; errors are the same.
 
     Returns:
         (grad_input, grad_weight, grad_bias) of shapes (..., in_features), (out_features, in_features) and
-        (out_features,); grad_bias is None if the bias is, grad_weight if it is not needed. The gradient of the residual
+        (out_features,); grad_bias is None without a bias, grad_weight if it is not needed. The gradient of the residual
         is grad_output.
     """
     if type(saved) is LinearSaved:
@@ -287,15 +286,14 @@ def linear_weight_gradient(
 ) -> ArrayT:
     """Compute grad_output.T @ input, the gradient of a weight of `linear`.
 
-    It is summed in float32 (float64 for float64) and rounded once; for float32 parameters beside 16-bit arrays it is
-    not rounded.
+    It is summed in float32 (float64 for float64) and rounded once; for float32 parameters of 16-bit arrays not at all.
 
     Args:
         grad_output: the gradient with respect to the output, (..., out_features), of the input's dtype.
-        input, backend: as for `linear`; errors likewise.
-        dtype: of the result: that of `input`, by default, or float32 for an input of lower precision.
-        add_to: an array that the gradient is added to, in place; it is then the result. C-contiguous, (out_features,
-            in_features), of one of those dtypes, apart from the others.
+        input, backend: as for `linear`; errors are the same.
+        dtype: of the result: by default the input's, or float32 for inputs of lower precision.
+        add_to: an array to add the gradient to, in place, and to return. C-contiguous, (out_features, in_features), of
+            one of those dtypes, not overlapping the others.
 
     Returns:
         (out_features, in_features), of the kind of `input`.
@@ -317,7 +315,7 @@ def linear_weight_gradient(
 
 
 def _backend_of(weight: Any, backend: str | None) -> str | None:
-    """Return the backend of the call: the one that a prepared weight belongs to; ValueError for another choice."""
+    """Return the backend of the call, a prepared weight's own. Raises ValueError for another choice."""
     if not isinstance(weight, PreparedWeight):
         return backend
     chosen = backend or dispatch.get_backend()

@@ -1,4 +1,4 @@
-"""A long short-term memory (LSTM) over packed sequences, in one direction or in both, forward and backward."""
+"""A long short-term memory (LSTM) over packed sequences, in one direction or both; forward and backward."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -51,7 +51,7 @@ LSTM = Operation(
 def lstm(
     input: ArrayT, weight: ArrayT, cu_seqlens: Array, *, save: bool = False, backend: str | None = None
 ) -> Any:  # fmt: skip
-    """The hidden states of an LSTM: what torch.nn.LSTM makes of packed sequences, without its first product.
+    """Return the hidden states of an LSTM over packed sequences, like torch.nn.LSTM without its first product.
 
     Source: Hochreiter and Schmidhuber 1997, Long short-term memory.
 
@@ -63,11 +63,11 @@ def lstm(
             a second direction runs from the last token of a sequence to its first.
         cu_seqlens: integer offsets of the sequences, (sequences + 1,), from 0 to the number of tokens. On a GPU their
             values are not checked.
-        save: also return what `lstm_backward` needs.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        save: also return the state that `lstm_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
-        (tokens, directions * hidden), of the kind and dtype of `input`; with `save` a pair of it and an `LSTMSaved`.
+        (tokens, directions * hidden), of the kind and dtype of `input`; with `save`, a tuple of it and an `LSTMSaved`.
 
     Raises:
         TypeError: for a wrong kind of array or dtype.
@@ -82,12 +82,12 @@ def lstm(
 
 
 def lstm_backward(grad_output: ArrayT, saved: LSTMSaved, *, backend: str | None = None) -> tuple[ArrayT, ArrayT]:
-    """The gradients of `lstm`.
+    """Return the gradients of `lstm`.
 
     Args:
         grad_output: the gradient with respect to the output, (tokens, directions * hidden), of its dtype.
-        saved: what `lstm` returned beside the output.
-        backend: as for `lstm`; errors likewise.
+        saved: the state that `lstm` returned with `save=True`.
+        backend: as for `lstm`; errors are the same.
 
     Returns:
         (grad_input, grad_weight), of the shapes and dtype of input and weight.

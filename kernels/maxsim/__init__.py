@@ -79,9 +79,9 @@ def maxsim(
     save: bool = False,
     backend: str | None = None,
 ) -> Any:
-    """The sum over the tokens of a query of the highest dot product with a token of a document, for each pair.
+    """Sum over the tokens of a query the highest dot product with a token of a document, for each pair.
 
-    A document without tokens scores 0. Of equal products the first token counts. Source: Khattab and Zaharia 2020,
+    A document without tokens scores 0. Among equal products, the first token counts. Source: Khattab and Zaharia 2020,
     ColBERT, arXiv:2004.12832.
 
     Args:
@@ -91,11 +91,11 @@ def maxsim(
         cu_seqlens: integer offsets of the documents, (documents + 1,), from 0 to the number of tokens. On a GPU their
             values are not checked.
         cu_seqlens_q: the same for packed queries.
-        save: also return what `maxsim_backward` needs.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        save: also return the state that `maxsim_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
-        (queries, documents), of the kind and dtype of `query`; with `save` a pair of it and a `MaxsimSaved`.
+        (queries, documents), of the kind and dtype of `query`; with `save`, a tuple of it and a `MaxsimSaved`.
 
     Raises:
         TypeError: for a wrong kind of array or dtype.
@@ -108,12 +108,12 @@ def maxsim(
 
 
 def maxsim_backward(grad_output: ArrayT, saved: MaxsimSaved, *, backend: str | None = None) -> tuple[ArrayT, ArrayT]:
-    """The gradients of `maxsim`: each query token and its best match get each other's vector.
+    """Return the gradients of `maxsim`: each query token and its best match receive each other's vector.
 
     Args:
         grad_output: the gradient with respect to the output, (queries, documents), of its dtype.
-        saved: what `maxsim` returned beside the output.
-        backend: as for `maxsim`; errors likewise.
+        saved: the state that `maxsim` returned with `save=True`.
+        backend: as for `maxsim`; errors are the same.
 
     Returns:
         (grad_query, grad_document), of the shapes and dtype of query and document.

@@ -1,4 +1,4 @@
-"""One step of Muon, in place: momentum whose singular values are made alike."""
+"""One step of Muon, in place: momentum with equalised singular values."""
 
 from typing import Any
 
@@ -24,21 +24,21 @@ def muon_update(
         parameter = (1 - lr weight_decay) parameter - 0.2 lr sqrt(max(rows, columns)) orthogonalized(d)
 
     An orthogonalized matrix has the singular vectors of the matrix, and singular values near 1 (about 0.7 to 1.2): five
-    steps take x to a x + b (x x') x + c (x x')^2 x, beginning with d / |d|. Singular values that are tiny beside |d|,
-    or beside 1e-7 if that is larger, stay smaller. Sources: Jordan et al. 2024,
+    steps map x to a x + b (x x') x + c (x x')^2 x, beginning with d / |d|. Singular values that are tiny relative to
+    |d|, or to 1e-7 if that is larger, stay smaller. Sources: Jordan et al. 2024,
     https://kellerjordan.github.io/posts/muon/; the factor 0.2 sqrt(...): Liu et al. 2025, arXiv:2502.16982.
 
     Args:
         parameter, momentum: lists of matrices, C-contiguous and writable; float32 or float64 on Numba and NumPy,
             float32 on CUDA, where matrices of one shape are multiplied together. Momenta are zeros before the first
             step.
-        grad: a list of arrays of the same shapes and dtype; they are read only.
+        grad: a list of arrays of the same shapes and dtype; they are only read.
         lr: the learning rate, not negative.
-        beta: how much of the momentum is kept, at least 0 and below 1.
-        weight_decay: how much of the parameter itself is in the update, not negative.
-        grad_scale: an array without axes, of the dtype of the others, that gradients are multiplied by (to clip them,
-            say); where it is inf or NaN nothing is changed. None for 1.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        beta: the share of the momentum that is kept, at least 0 and below 1.
+        weight_decay: the weight of the parameter itself in the update, not negative.
+        grad_scale: a 0-d array of the dtype of the others that multiplies gradients (for example to clip them); if it
+            is inf or NaN, nothing is changed. None for 1.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Raises:
         TypeError, ValueError: for a wrong kind of array, dtype, shape or number; nothing is changed then.

@@ -1,4 +1,4 @@
-"""The nearest of a corpus of codes: bits by the number that differ, int8 by the dot product."""
+"""Search a corpus of codes: bits by Hamming distance, int8 by dot product."""
 
 from typing import NamedTuple
 
@@ -10,10 +10,10 @@ MOST_ROWS = 1 << 32
 
 
 class Nearest(NamedTuple):
-    """The nearest codes of each query, the best first, of equal ones the first.
+    """The nearest codes of each query, best first, ties by row.
 
     Attributes:
-        scores: int32 (queries, kept): numbers of bits that differ, or dot products.
+        scores: int32 (queries, kept): Hamming distances, or dot products.
         rows: int64 (queries, kept): their rows in the corpus.
     """
 
@@ -29,16 +29,16 @@ NEAREST_CODES = Operation(
 
 
 def nearest_codes(query: Array, corpus: Array, top_k: int, *, backend: str | None = None) -> Nearest:
-    """Find the codes of a corpus that are nearest to each query, by comparison with all of them.
+    """Find the codes of a corpus that are nearest to each query, by comparing with all of them.
 
-    Codes of uint8 are bits, eight in a byte: the nearest have the fewest bits that differ (the Hamming distance). Codes
-    of int8 are numbers: the nearest have the greatest dot products, which are exact.
+    uint8 codes are bits, eight in a byte: the nearest have the smallest Hamming distance. int8 codes are numbers: the
+    nearest have the greatest dot products, which are exact.
 
     Args:
-        query: (queries, width) uint8 or int8, on the host: CUDA has no implementation.
-        corpus: (rows, width), of the dtype of `query`; it may be mapped memory.
-        top_k: number of rows that are kept for each query; all of the corpus if it has fewer.
-        backend: "numpy" or "numba"; by default the one in force (see `use_backend`).
+        query: (queries, width) uint8 or int8, on the host: there is no CUDA implementation.
+        corpus: (rows, width), of the dtype of `query`; it may be memory-mapped.
+        top_k: number of rows to return for each query; all rows if the corpus has fewer.
+        backend: "numpy" or "numba"; by default the active one (see `use_backend`).
 
     Returns:
         A `Nearest`: scores and rows, (queries, min(top_k, rows)).

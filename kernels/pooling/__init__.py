@@ -44,25 +44,25 @@ def pooling(
     save: bool = False,
     backend: str | None = None,
 ) -> Any:
-    """A vector for each sequence: the mean of its tokens, or another mode; zeros for one without tokens.
+    """Pool each sequence into one vector: the mean of its tokens, or another mode; zeros without tokens.
 
     "mean_sqrt_len_tokens" divides the sum by the square root of the number of tokens, "weightedmean" gives the n-th
     token of a sequence the weight n (Muennighoff 2022, arXiv:2202.08904), "cls" takes the first token and "lasttoken"
-    the last. The order of a sum depends on its sequence alone: neighbours cannot change its bits.
+    the last. The order of a sum depends only on its sequence, so other sequences cannot change its bits.
 
     Args:
         input: packed tokens, (tokens, width); float32 or float64 on Numba, float32, float16 or bfloat16 on CUDA, any
             floating dtype on NumPy.
         cu_seqlens: integer offsets of the sequences, (sequences + 1,), from 0 to the number of tokens. On a GPU their
             values are not checked.
-        mode: one of MODES, as sentence-transformers calls them.
-        skipped: how many of the first tokens of each sequence do not count, at least 0.
-        dtype: of the result, which is computed in float32 from half precision; by default that of `input`.
-        save: also return what `pooling_backward` needs.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        mode: one of MODES, with sentence-transformers' names.
+        skipped: number of first tokens of each sequence to ignore, at least 0.
+        dtype: dtype of the result, by default the input's; half precision is computed in float32.
+        save: also return the state that `pooling_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
-        (sequences, width), of the kind of `input`; with `save` a pair of it and a `PoolingSaved`.
+        (sequences, width), of the kind of `input`; with `save`, a tuple of it and a `PoolingSaved`.
 
     Raises:
         TypeError: for a wrong kind of array or dtype.
@@ -73,12 +73,12 @@ def pooling(
 
 
 def pooling_backward(grad_output: ArrayT, saved: PoolingSaved, *, backend: str | None = None) -> ArrayT:
-    """The gradient of the tokens; for "max" the first of the largest gets it.
+    """Return the gradient of the tokens; for "max" the first of the largest receives it.
 
     Args:
         grad_output: the gradient with respect to the output, (sequences, width), of the dtype of `input`.
-        saved: what `pooling` returned beside the output.
-        backend: as for `pooling`; errors likewise.
+        saved: the state that `pooling` returned with `save=True`.
+        backend: as for `pooling`; errors are the same.
 
     Returns:
         (tokens, width), of the kind and dtype of `input`.

@@ -50,12 +50,12 @@ def rms_norm(
             NumPy. All arrays share one dtype.
         weight: (width,), or None for 1.
         eps: added to the mean square; not negative.
-        residual: added to the input before it is normalised, of the input's shape, or None.
-        save: also return what `rms_norm_backward` needs.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        residual: added to the input before normalisation, of the input's shape, or None.
+        save: also return the state that `rms_norm_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`; with `save` a pair of it and an `RMSNormSaved`.
+        An array of the kind, shape and dtype of `input`; with `save`, a tuple of it and an `RMSNormSaved`.
 
     Raises:
         TypeError: for a wrong kind of array or dtype.
@@ -68,15 +68,15 @@ def rms_norm(
 def rms_norm_backward(
     grad_output: ArrayT, saved: RMSNormSaved, *, backend: str | None = None
 ) -> tuple[ArrayT, ArrayT | None]:
-    """The gradients of `rms_norm`; the mean square is computed again from the input.
+    """Return the gradients of `rms_norm`; the mean square is recomputed from the input.
 
     Args:
         grad_output: the gradient with respect to the output, of the input's shape and dtype.
-        saved: what `rms_norm` returned beside the output.
-        backend: as for `rms_norm`; errors likewise.
+        saved: the state that `rms_norm` returned with `save=True`.
+        backend: as for `rms_norm`; errors are the same.
 
     Returns:
-        (grad_input, grad_weight) of shapes (..., width) and (width,); grad_weight is None if the weight is. The
+        (grad_input, grad_weight) of shapes (..., width) and (width,); grad_weight is None without a weight. The
         gradient of the residual equals grad_input.
     """
     return RMS_NORM.call_backward(backend, grad_output, saved)

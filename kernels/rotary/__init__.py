@@ -68,28 +68,28 @@ def rotary(
     save: bool = False,
     backend: str | None = None,
 ) -> Any:
-    """Each token's heads, turned pair by pair by the angles of the token's position.
+    """Rotate each token's heads, pair by pair, by the angles of the token's position.
 
-    Of the first rotary_dim = 2 * cos.shape[1] elements of a head, the pair (a, b) becomes
-    (a cos - b sin, a sin + b cos); the others stay as they are. Pair i is (i, i + rotary_dim / 2), or (2 i, 2 i + 1) if
-    `interleaved`. Source: Su et al. 2021, arXiv:2104.09864.
+    Of the first rotary_dim = 2 * cos.shape[1] elements of a head, the pair (a, b) becomes (a cos - b sin, a sin + b
+    cos); the others are unchanged. Pair i is (i, i + rotary_dim / 2), or (2 i, 2 i + 1) if `interleaved`. Source: Su et
+    al. 2021, arXiv:2104.09864.
 
     Args:
         input: (tokens, heads, head_dim) or (tokens, parts, heads, head_dim): query and key of a joined projection are
-            turned in one call; float32 or float64 on Numba, float32, float16 or bfloat16 on CUDA, any floating dtype on
-            NumPy. Views are taken as they are when head_dim is contiguous.
+            rotated in one call; float32 or float64 on Numba, float32, float16 or bfloat16 on CUDA, any floating dtype
+            on NumPy. Views are taken as they are when head_dim is contiguous.
         cos, sin: (rows, rotary_dim / 2), a row for each position (see `rotary_tables`); float64 for float64 input,
             else float32.
         cu_seqlens: integer offsets of the sequences, (sequences + 1,): the positions count from each sequence's start.
             Without it all tokens are one sequence.
         positions: integers, (tokens,), rows of the tables; instead of cu_seqlens. On a GPU neither is checked.
-        interleaved: which elements are a pair.
-        inplace: write to `input`, which is then returned, and not to a new array.
-        save: also return what `rotary_backward` needs.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        interleaved: which elements form a pair; see above.
+        inplace: write to `input` and return it, instead of a new array.
+        save: also return the state that `rotary_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`; with `save` a pair of it and a `RotarySaved`.
+        An array of the kind, shape and dtype of `input`; with `save`, a tuple of it and a `RotarySaved`.
 
     Raises:
         TypeError: for a wrong kind of array or dtype.
@@ -105,13 +105,13 @@ def rotary(
 def rotary_backward(
     grad_output: ArrayT, saved: RotarySaved, *, inplace: bool = False, backend: str | None = None
 ) -> ArrayT:
-    """The gradient of `rotary` with respect to its input: the gradient of the output, turned back.
+    """Return the gradient of `rotary` with respect to its input: the gradient of the output, rotated back.
 
     Args:
         grad_output: the gradient with respect to the output, of its shape and dtype.
-        saved: what `rotary` returned beside the output.
+        saved: the state that `rotary` returned with `save=True`.
         inplace: write to `grad_output`.
-        backend: as for `rotary`; errors likewise.
+        backend: as for `rotary`; errors are the same.
 
     Returns:
         An array of the kind, shape and dtype of `grad_output`.
@@ -126,7 +126,7 @@ def rotary_backward(
 def _check(
     input: Any, cos: Any, sin: Any, cu_seqlens: Any, positions: Any, interleaved: bool, inplace: bool = False
 ) -> None:
-    """Check what tables, positions and the shape of the input say together."""
+    """Check that tables, positions and the shape of the input are consistent."""
     if input.ndim not in (3, 4):
         raise ValueError(f"input has shape {input.shape}, expected (tokens, heads, head_dim) or one axis more")
     if 2 * cos.shape[1] > input.shape[-1]:

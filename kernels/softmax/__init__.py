@@ -26,19 +26,19 @@ SOFTMAX = Operation(
 
 
 def softmax(input: ArrayT, dim: int = -1, *, save: bool = False, backend: str | None = None) -> Any:
-    """exp(input - m) / sum(exp(input - m)) along the axis `dim`, with m the largest value along it.
+    """Compute exp(input - m) / sum(exp(input - m)) along the axis `dim`, with m the largest value along it.
 
-    A line whose entries are all -inf (an attention row with every key masked, say) gives zeros, not NaN; NaN gives NaN.
+    A line of -inf (for example an attention row with every key masked) gives zeros, not NaN; NaN gives NaN.
 
     Args:
         input: an array of any shape with at least one axis; float32 or float64 on Numba, float32, float16 or
             bfloat16 on CUDA, any floating dtype on NumPy.
         dim: the axis to normalise.
-        save: also return what `softmax_backward` needs.
-        backend: "numpy", "numba" or "cupy"; by default the one in force (see `use_backend`).
+        save: also return the state that `softmax_backward` needs.
+        backend: "numpy", "numba" or "cupy"; by default the active one (see `use_backend`).
 
     Returns:
-        An array of the kind, shape and dtype of `input`; with `save` a pair of it and a `SoftmaxSaved`.
+        An array of the kind, shape and dtype of `input`; with `save`, a tuple of it and a `SoftmaxSaved`.
 
     Raises:
         TypeError: for a wrong kind of array or dtype.
@@ -49,12 +49,12 @@ def softmax(input: ArrayT, dim: int = -1, *, save: bool = False, backend: str | 
 
 
 def softmax_backward(grad_output: ArrayT, saved: SoftmaxSaved, *, backend: str | None = None) -> ArrayT:
-    """The gradient of `softmax` with respect to its input: output * (grad_output - sum(grad_output * output)).
+    """Return the gradient of `softmax` with respect to its input: output * (grad_output - sum(grad_output * output)).
 
     Args:
         grad_output: the gradient with respect to the output, of the output's shape and dtype.
-        saved: what `softmax` returned beside the output.
-        backend: as for `softmax`; errors likewise.
+        saved: the state that `softmax` returned with `save=True`.
+        backend: as for `softmax`; errors are the same.
 
     Returns:
         The gradient with respect to the input, of the same shape and dtype.

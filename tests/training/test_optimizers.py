@@ -195,8 +195,8 @@ def test_wrong_types_of_model_and_gradients():
     model = new_model()
     refuses(TypeError, r"model is .*, expected a model of bertcore, not its parameters", AdamW, model.parameters())
     for use in (AdamW(model).step, lambda grads: clip_grad_norm(grads, 1.0)):
-        refuses(TypeError, "grads is list, expected what value_and_grad gives", use, [np.zeros(3)])
-    refuses(TypeError, "state is NoneType, expected what state_dict gives", AdamW(model).load_state_dict, None)
+        refuses(TypeError, "grads is list, expected the gradients of value_and_grad", use, [np.zeros(3)])
+    refuses(TypeError, "state is NoneType, expected the result of state_dict", AdamW(model).load_state_dict, None)
 
 
 @pytest.mark.parametrize("damage", ["missing", "shape", "dtype", "list"])

@@ -48,7 +48,7 @@ def test_a_log_on_a_full_disk_is_named(tmp_path):
 def test_two_runs_do_not_write_one_log(tmp_path):
     first, second, args = callbacks.JsonLog(), callbacks.JsonLog(), TrainingArguments(tmp_path)
     first.on_train_begin(args, TrainerState(log_history=[{"loss": 1.0}]), None)
-    with pytest.raises(ValueError, match=r"log\.jsonl is the log of a run that goes on"):
+    with pytest.raises(ValueError, match=r"log\.jsonl is the log of a run in progress"):
         second.on_train_begin(args, TrainerState(), None)
     first.on_log(args, None, None, logs={"loss": 2.0})
     first.on_train_end(args, None, None)

@@ -69,7 +69,7 @@ class MultiVectorEncoder(PromptedReader):
 
     The score of a query and a document is the sum over the query's vectors of the highest dot product with a vector of
     the document (Khattab and Zaharia 2020, arXiv:2004.12832). Queries and documents differ in the token before the
-    text, in length, in the [MASK] tokens that fill up queries, and in the tokens without a vector (punctuation in
+    text, in length, in the [MASK] tokens that fill up queries, and in tokens without a vector (punctuation in
     documents).
 
     Args:
@@ -223,8 +223,7 @@ class MultiVectorEncoder(PromptedReader):
             inputs: one string or several; an empty string is allowed.
             prompt_name: name of one of `prompts`; by default the model's default prompt, if it has one.
             prompt: text to put before each.
-            batch_size: maximum number of texts computed at once, in addition to `batch_tokens`; neither changes the
-                result.
+            batch_size: maximum texts computed at once, in addition to `batch_tokens`; neither changes the result.
             show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
             convert_to_numpy: False gives tensors of PyTorch.
             device: "cpu" or "cuda"; by default the encoder's. A list of them starts a process for each.

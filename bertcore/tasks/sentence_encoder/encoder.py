@@ -184,8 +184,7 @@ class SentenceEncoder(PromptedReader):
             inputs: one string or several; an empty string is allowed.
             prompt_name: name of one of `prompts`; by default the model's default prompt, if it has one.
             prompt: text to put before each.
-            batch_size: maximum number of texts computed at once, in addition to `batch_tokens`; neither changes the
-                result.
+            batch_size: maximum texts computed at once, in addition to `batch_tokens`; neither changes the result.
             show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
             output_value: "sentence_embedding"; "token_embeddings" for the hidden states of a text's tokens, including
                 special tokens, (tokens, hidden); None for both and the model's inputs, in a dict for each text.

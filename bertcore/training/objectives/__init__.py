@@ -1,10 +1,10 @@
-"""Objectives: what a model learns from, each a class with its loss, its examples and its weight.
+"""Training objectives: each class has a loss, examples and a weight.
 
-objective.py has the base, sums, labels and losses of the caller's own, text_examples.py the way from texts to examples;
+objective.py has the base class, sums, and supervised and custom losses; text_examples.py turns texts into examples;
 language_modeling.py and sentence_pairs.py learn from raw texts, entities.py from texts with entities; embeddings.py,
-embedding_losses.py and batch_triplets.py make embeddings, cross_encoder.py scores of pairs, multi_vector.py scores by
-token vectors, sparse.py sparse embeddings; distillation.py learns from a teacher, by the terms of
-distillation_terms.py. preview.py shows what objectives ask of a model.
+embedding_losses.py and batch_triplets.py train embeddings, cross_encoder.py scores of pairs, multi_vector.py scores
+from token vectors, sparse.py sparse embeddings; distillation.py learns from a teacher with the terms of
+distillation_terms.py. preview.py shows the examples that objectives present to a model.
 """
 
 from bertcore.training.objectives import cross_encoder, multi_vector, sparse

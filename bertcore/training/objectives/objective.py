@@ -1,4 +1,4 @@
-"""The base of objectives, sums, labels and losses of the caller's own."""
+"""The base of objectives, sums of objectives, and supervised and custom losses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Collator = Callable[..., dict[str, Any]]
 
 
 class Trained:
-    """A model and the parameters that are trained `beside` it."""
+    """A model and the parameters trained along with it, `beside`."""
 
     def __init__(self, model: Any, beside: Sequence[Parameter]):
         self._model, self.beside = model, beside
@@ -40,11 +40,11 @@ class Objective:
     gradients of its own (bertcore.value_and_grad); and its data in `examples` and `collator`.
 
     Attributes:
-        model_class: the name in `bertcore` of the class with the head it needs; None for any that has a loss.
-        targets: the names of batch entries that the loss takes and the model does not.
-        teacher: a model that the loss compares with, and that a resumed run has to keep; or None.
+        model_class: the name in `bertcore` of the class with the required head; None for any class with a loss.
+        targets: the names of batch entries that are for the loss and not for the model.
+        teacher: a model that the loss compares with, and that a resumed run must keep; or None.
         pairing: the objective of pairs of segments that it is or includes; or None.
-        source: the objective that makes its examples and collator and gives the weight, unless it does; or None.
+        source: the objective that provides examples, collator and weight instead of this one; or None.
     """
 
     model_class: str | None = None
@@ -57,10 +57,10 @@ class Objective:
         """Yield examples made from raw texts: mappings of input_ids and other inputs.
 
         Args:
-            documents: each an iterable of its sentences (or lines).
-            tokenizer: of the texts.
-            max_length: the most tokens of an example, special ones included.
-            seed: of random choices.
+            documents: iterables of sentences (or lines), one per document.
+            tokenizer: the tokenizer of the texts.
+            max_length: the maximum number of tokens of an example, including special tokens.
+            seed: the seed of random choices.
         """
         if self.source is None:
             raise NotImplementedError(f"{type(self).__name__} learns from labelled examples, not from raw texts")
@@ -75,7 +75,7 @@ class Objective:
         raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
 
     def forward(self, model: Any, batch: Batch) -> Any:
-        """Return the model's output with the loss, without gradients. Dropout stays as the model has it."""
+        """Return the model's output with the loss, without gradients. Dropout follows the model's mode."""
         return self.loss(model, batch)
 
     def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
@@ -85,7 +85,7 @@ class Objective:
     def parameters(self, model: Any) -> Sequence[Parameter]:
         """Return the parameters trained beside the model's own and kept only in checkpoints of a run; none by default.
 
-        They are the same at every call for one model.
+        Every call for the same model returns the same parameters.
         """
         return ()
 
@@ -149,12 +149,12 @@ class Objective:
 
 
 class Sum(Objective):
-    """The sum of two losses of one batch, each with a pass of its own. Examples, collator and weight are the first's.
+    """The sum of two losses of one batch, with a pass for each. Examples, collator and weight are the first's.
 
-    If a step has several batches, each of the two losses is weighed by its own counts.
+    If a step has several batches, each loss is weighted by its own counts.
 
-    An objective for any model, such as `CustomLoss`, combines with every other; put it second. Neither gets targets of
-    the other alone, unless the model takes them.
+    An objective for any model, such as `CustomLoss`, combines with every other; put it second. Neither receives targets
+    that only the other one uses, unless the model takes them.
 
     Raises ValueError for objectives that need different models, or both learn from pairs of segments: each makes
     its own examples, and no family has the heads of both.
@@ -190,7 +190,7 @@ class Sum(Objective):
         return out, grads
 
     def counts(self, model: Any, batch: Batch) -> tuple[float, ...]:
-        """Return those of both; for a summand that does not say what it is a mean over, the weight of the sum."""
+        """Return the counts of both; for a summand that does not define its count, the weight of the sum."""
         return tuple(count for _, _, counts in self._counted(model, batch) for count in counts)
 
     def evaluated(self, model: Any, batch: Batch) -> tuple[Any, list[tuple[Any, float]]]:
@@ -203,7 +203,7 @@ class Sum(Objective):
     def _evaluated(self, each: Objective, model: Any, part: Batch, batch: Batch) -> tuple[Any, list[tuple[Any, float]]]:
         try:
             return each.evaluated(model, part)
-        except NotImplementedError:  # it does not say what it is a mean over
+        except NotImplementedError:  # it does not define its count
             out = each.forward(model, part)
             return out, [(out.loss, self.weight(batch))]
 
@@ -233,12 +233,12 @@ class Sum(Objective):
 
 
 class CustomLoss(Objective):
-    """A loss of the caller's own over a model's outputs, taken as a mean over the examples of a batch.
+    """A custom loss over a model's outputs, treated as a mean over the examples of a batch.
 
     Args:
         loss: `loss(out, **targets)` returns the loss and its gradients, as for `bertcore.value_and_grad`.
-        targets: the names of batch entries for the loss and not for the model.
-        outputs: further arguments of the model: output_hidden_states=True, ...
+        targets: the names of batch entries that are for the loss and not for the model.
+        outputs: additional arguments of the model: output_hidden_states=True, ...
     """
 
     def __init__(self, loss: Callable[..., Any], targets: Sequence[str] = (), **outputs: Any):
@@ -292,7 +292,7 @@ class Supervised(Objective):
     Args:
         label_smoothing: the probability of a label that is spread over all classes, from 0 to 1, for labels that are
             classes, of tokens or sequences, or probabilities of classes; as in torch.nn.functional.cross_entropy.
-        class_weights: the factor on the loss of each class, (classes,), as there: the mean is over the labels' weights.
+        class_weights: the factor on the loss of each class, (classes,), as in torch: the mean is weighted by these.
 
     Probabilities of classes are labels of AutoModelForSequenceClassification with
     problem_type="single_label_classification". A loss without classes raises ValueError for these options.
