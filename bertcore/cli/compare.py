@@ -89,11 +89,11 @@ class Compare(Command):
     here; --json, --csv and `bertcore info NAME` name the source.
 
     --training estimates the memory and time of training on this machine: some steps of two and of four layers are
-    measured (in seconds to minutes), and their difference counts for each further layer. Memory is the most that the
-    process takes beyond Python with NumPy.
+    measured (in seconds to minutes), and their difference is the cost of each further layer. Memory is the peak of the
+    process beyond Python with NumPy.
 
-    --measure measures a pass on this machine. The models, each in a process of its own, pass in turns; latency is the
-    median of the rounds, with the fastest and the slowest beside it. Presets, and folders without weights, have random
+    --measure measures a pass on this machine. The models, each in its own process, run in turns; latency is the median
+    of the rounds, with the fastest and the slowest beside it. Presets, and folders without weights, have random
     weights; ids on the hub are fetched. Memory is what is resident beyond Python with NumPy; on disk are the files of
     the weights, or the size of random ones in float32.
 
@@ -113,7 +113,7 @@ class Compare(Command):
         json: print one JSON array.
         plot: draw parameters, FLOPs and MNLI-m, or what --training or --measure measures, to a file named *.png or
             *.svg (needs matplotlib).
-        log: draw dots on logarithmic axes in place of bars (--plot).
+        log: draw dots on logarithmic axes instead of bars (--plot).
     """
 
     positions = ("names",)

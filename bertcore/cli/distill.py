@@ -53,8 +53,8 @@ class Distill(Labels, training.Training):
 
     The teacher is a checkpoint of the --task: a classifier of texts (sequence) or of words (token) on labelled DATA, as
     `bertcore finetune` takes it; or a masked language model (mlm) on files or folders of texts, as `bertcore pretrain`
-    takes them. The student is the teacher with fewer --layers; or --student, a preset or a config file (.json), which
-    begins with layers of the teacher (--take), or a checkpoint. It has the teacher's tokenizer.
+    takes them. The student is the teacher with fewer --layers; or --student, a preset or a config file (.json),
+    initialised with layers of the teacher (--take), or a checkpoint. It uses the teacher's tokenizer.
 
     The student learns from DATA and from --terms, each NAME or NAME=WEIGHT:
 
@@ -65,10 +65,10 @@ class Distill(Labels, training.Training):
       attention  probabilities of the last layer's attention (MiniLM)
       relations  relations of its queries, keys and values (MiniLMv2)
 
-    Ctrl-C ends a run when its checkpoint is written; the same command with --resume goes on to the same result.
+    Ctrl-C ends a run when its checkpoint is written; the same command with --resume continues to the same result.
 
-    With --static nothing is trained and no DATA read: the student is a table of a vector for each token, as Model2Vec
-    makes it of an encoder of sentences. It embeds texts some hundred times as fast, by meaning less well.
+    With --static nothing is trained and no DATA is read: the student is a table with one vector per token, as Model2Vec
+    distils it from a sentence encoder. It embeds texts some hundred times as fast, but less accurately.
 
     Examples:
         bertcore distill reviews.csv --teacher my-classifier/ --layers 3 --task sequence --out my-fast-classifier/
@@ -84,13 +84,13 @@ class Distill(Labels, training.Training):
         dims: dimensions of static embeddings (default: 256).
         teacher: folder of the teacher, its id on the Hugging Face hub, or demo.
         student: a preset, config file or checkpoint; see above.
-        layers: layers of a student that is otherwise as the teacher.
+        layers: number of layers of a student that otherwise equals the teacher.
         task: the task; see above.
-        take: the teacher's layers that a new student begins with, from 0 on, such as 0,2,4 (default: evenly spaced), or
+        take: the teacher's layers that initialise a new student, from 0, such as 0,2,4 (default: evenly spaced), or
             none.
         terms: the terms of the loss; see above (default: soft).
         temperature: temperature of the term soft (default: 2).
-        labelled_only: apply the term soft to masked tokens alone, for mlm.
+        labelled_only: apply the term soft only to masked tokens, for mlm.
         label_weight: weight of DATA's own labels.
         column: column of the texts in JSON or tables, for mlm.
     """

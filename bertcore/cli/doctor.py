@@ -29,9 +29,9 @@ Rows = list[tuple[str, str]]
 class Doctor(Command):
     """Report which backends can run here, and if one cannot, why and what to install.
 
-    Each backend is tried with a small softmax, a GPU with a product, too. The report also has the CPU, the threads, the
-    folder of compiled kernels, the GPU and the versions of the packages that bertcore builds on. The exit code is 1 if
-    the backend in force cannot run.
+    Each backend is tested with a small softmax, a GPU also with a matrix product. The report also has the CPU, the
+    threads, the folder of compiled kernels, the GPU and the versions of the packages that bertcore depends on. The exit
+    code is 1 if the active backend cannot run.
 
     Examples:
         bertcore doctor
@@ -181,12 +181,12 @@ def _versions() -> Rows:
 class Warmup(Command):
     """Compile every kernel that a model needs ahead of its first use, into the folder of compiled kernels.
 
-    For container images: set BERTCORE_CACHE_DIR to a folder of the image, run this when the image is built and keep the
-    variable set in it. The folder may be read-only when the container runs, and belong to root. Compiled
+    For container images: set BERTCORE_CACHE_DIR to a folder of the image, run this while building the image, and keep
+    the variable set. The folder may be read-only when the container runs, and belong to root. Compiled
     kernels are for one kind of CPU: on another they are compiled again, in each process if the folder is read-only.
 
     Without MODEL a small BERT with random weights is run: the same kernels serve models of all sizes. Models with
-    relative positions (DeBERTa, XLNet) have some of their own: give such a MODEL.
+    relative positions (DeBERTa, XLNet) have additional kernels: pass such a MODEL.
 
     Examples:
         bertcore warmup
@@ -196,7 +196,7 @@ class Warmup(Command):
     Attributes:
         model: folder of a model, its id on the Hugging Face hub, or demo.
         dtype: dtype of the weights (default: the dtype of a quantized checkpoint, else float32).
-        gradients: the kernels of training, too; for a model with a head and a loss.
+        gradients: also compile the kernels of training; for a model with a head and a loss.
     """
 
     positions = ("model",)

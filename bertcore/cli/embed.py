@@ -41,7 +41,7 @@ class Embed(Texts, Reading):
     With --ray (pip install "bertcore[ray]") a corpus is embedded by several workers. FILE is a file or a folder of
     files: of text (.txt, .text, .md), of JSON lines (.jsonl, .json), each also with .gz, or Parquet. --output is a
     folder: each part of the corpus becomes a file of it, part-000000.npy and so on, in the order of the corpus, with
-    the bits that one process gives. The same command again makes only the missing parts. The workers run on the
+    the bits that one process gives. Run the same command again to make only the missing parts. The workers run on the
     cluster of RAY_ADDRESS, or on this machine; every worker must find the files under the same names.
 
     Examples:
@@ -53,10 +53,10 @@ class Embed(Texts, Reading):
     Attributes:
         output: the file to write, or - for standard output; with --ray a folder.
         format: format of the output (default: by the ending of --output, else jsonl).
-        normalize: scale embeddings to length 1, also where the model was published without.
+        normalize: scale embeddings to length 1, even if the published model does not.
         prompt: text to put before every line.
         prompt_name: name of one of the model's own prompts.
-        progress: show progress, or do not (default: on a terminal, when it takes long).
+        progress: show progress or not (default: on a terminal, if it takes long).
         ray: embed a corpus of files on this many workers of Ray.
         column: column of the texts in JSON lines and Parquet, with --ray (default: text).
         part_rows: rows of a part, with --ray (default: 65536).

@@ -21,8 +21,8 @@ class Evaluate(WithModel):
     come from a table with the columns query-id, corpus-id and score (above 0 for an answer), or from lines without a
     header: a query's id, a document's id, a score, or TREC's form, which has a 0 after the query's id.
 
-    The metrics are means over the queries that have an answer; ndcg@10 is the one that models are compared by. Every
-    answer counts the same.
+    The metrics are means over the queries that have an answer; models are usually compared by ndcg@10. All answers have
+    equal weight.
 
     Examples:
         bertcore evaluate demo --queries queries.jsonl --corpus corpus.jsonl --qrels qrels/test.tsv
@@ -33,7 +33,7 @@ class Evaluate(WithModel):
         corpus: file or folder of documents.
         qrels: file of the documents that answer each query.
         max_length: tokens of a text that are read (default: as published).
-        truncate_dim: compare the first dimensions of embeddings alone.
+        truncate_dim: compare only the first dimensions of embeddings.
         results: a folder; the metrics are appended to a table in it.
         json: print one JSON object.
     """

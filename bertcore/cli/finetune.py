@@ -137,8 +137,8 @@ class Labels(LabelledData):
 class Finetune(Labels, Adapters):
     """Fine-tune a checkpoint on labelled data.
 
-    DATA is files or folders of JSON lines (.jsonl, .json) or tables (.csv, .tsv), each also with .gz. The --task says
-    what is learned:
+    DATA is files or folders of JSON lines (.jsonl, .json) or tables (.csv, .tsv), each also with .gz. The --task is one
+    of:
 
       sequence               the label of a text (--text), or of two (--text-pair): classes, lists of them, or numbers
       token                  the tag of each word: columns of words and tags, or lines (.txt) of a word and its tag
@@ -146,17 +146,17 @@ class Finetune(Labels, Adapters):
       relation-extraction    the relation of two entities: {"text", "spans": [head, tail], "label"} a line
       entity-classification  the type of an entity, or a list of types: {"text", "spans": [entity], "label"} a line
       span-ner               the entities of a text: {"text", "spans": [[first, last + 1, label], ...]} a line
-      zero-shot-ner          the same for a GLiNER model, which goes on to take any labels
+      zero-shot-ner          the same for a GLiNER model, which still accepts any labels
       similarity             the similarity of two texts (--text, --text-pair), a number (--label), by CoSENT
-      pair                   texts that belong together: each first one is to find its second one in the batch
+      pair                   texts that belong together: each first text should find its second one in the batch
 
-      late-interaction       the same for vectors of tokens (ColBERT); a list "negatives" has texts that do not belong
+      late-interaction       the same with token vectors (ColBERT); a list "negatives" has texts that do not belong
       late-distillation      a teacher's scores (--label) of the second text and of each of its "negatives"
 
-    An entity is [first, last + 1], characters of the text. BERT and its kin read it between marks, LUKE as an entity.
+    An entity is [first, last + 1], characters of the text. BERT reads it between markers, LUKE as an entity.
     The last four tasks give a sentence encoder or a late-interaction encoder. Labels are found in the data. A tenth of
     it is held out to measure the model, unless --eval is given. Ctrl-C ends a run when its checkpoint is written; the
-    same command with --resume goes on to the same result.
+    same command with --resume continues to the same result.
 
     Examples:
         bertcore finetune reviews.csv --model bert-base-uncased/ --task sequence --text review --out my-classifier/
@@ -169,9 +169,9 @@ class Finetune(Labels, Adapters):
     Attributes:
         model: folder of a model, its id on the Hugging Face hub, or demo.
         task: the task; see above.
-        class_weights: weights of the classes in the loss, in the order of the labels, or balanced, which is one over
-            their counts (default: all the same).
-        negative_label: label of no relation, or of no type, which F1 leaves out (default: no_relation if it occurs).
+        class_weights: weights of the classes in the loss, in the order of the labels, or balanced, the inverse of their
+            counts (default: all equal).
+        negative_label: label for no relation or no type, which F1 ignores (default: no_relation if it occurs).
         max_span_width: words of the longest entity, for span-ner (default: 8).
         keep_checkpoints: keep the checkpoints of a finished run beside the model, for a longer --resume.
     """
@@ -356,16 +356,16 @@ def with_new_head(kind: Any, source: Any, **options: Any) -> Any:
 
 
 class Calibrate(LabelledData, WithModel):
-    """Calibrate a classifier's probabilities, so that they are the shares of texts for which it is right.
+    """Calibrate a classifier's probabilities, so that they match its accuracy.
 
-    DATA is texts with labels that the model was not trained on, as `bertcore finetune --task sequence` takes them. The
+    DATA is labelled texts that the model was not trained on, in the form of `bertcore finetune --task sequence`. The
     --method is fitted to a part of them; the others, or --eval, measure the expected calibration error before and
-    after: the distance between the probability of the best class and the share of right texts, over 15 bins.
+    after: the distance between the probability of the best class and the accuracy, over 15 bins.
 
       temperature  divides the scores by a number; the best class stays the same
       isotonic     a rising function of each class's probability; needs many texts, and may change the best class
 
-    `bertcore classify --calibration` uses the file that is written.
+    Pass the file to `bertcore classify --calibration`.
 
     Examples:
         bertcore calibrate sentiment/ held-out.csv --text review --out sentiment.json
@@ -374,7 +374,7 @@ class Calibrate(LabelledData, WithModel):
 
     Attributes:
         out: the file to write the calibration to.
-        method: way to calibrate.
+        method: method of calibration.
         max_length: tokens of a text (default: the model's).
         seed: seed of the choice of texts that are held out.
         json: print one JSON object.

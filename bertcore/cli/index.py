@@ -1,4 +1,4 @@
-"""The command index: embed a corpus, and keep its vectors and texts in a folder that search opens."""
+"""The command index: embed a corpus, and store its vectors and texts in a folder for search."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ class Corpus(Reading):
 
     Attributes:
         corpus: file of texts, one a line, or - for standard input; left out with --text.
-        text: a literal text in place of CORPUS; may be repeated.
+        text: a literal text instead of CORPUS; may be repeated.
     """
 
     title = Reading.title
@@ -39,13 +39,13 @@ class Corpus(Reading):
 
 
 class Index(Corpus):
-    """Embed a corpus with a sentence encoder, and keep its vectors and texts in a folder for search --index.
+    """Embed a corpus with a sentence encoder, and store its vectors and texts in a folder for search --index.
 
     The corpus is UTF-8, one text a line, and is embedded as it is read, in bounded memory. The folder appears whole or
-    not at all. With --add the texts are added to an index that the same model has made.
+    not at all. With --add the texts are added to an index made by the same model.
 
-    float32 takes 4 bytes a number, float16 2, int8 1; binary an eighth, and beside it what the best are scored by
-    again. The page "Search and evaluation" of the documentation has the recall of each.
+    float32 takes 4 bytes per number, float16 2, int8 1; binary an eighth, plus the form for rescoring the best. The
+    page "Search and evaluation" of the documentation has the recall of each.
 
     Examples:
         bertcore index demo corpus.txt -o notes/
@@ -56,8 +56,7 @@ class Index(Corpus):
     Attributes:
         output: the folder.
         precision: form of the vectors that are searched (default: float32).
-        rescore_precision: form of the vectors that the best are scored by again (default: int8 beside binary, else
-            none).
+        rescore_precision: form of the vectors that rescore the best (default: int8 for binary, else none).
         add: add to the index in the folder.
     """
 

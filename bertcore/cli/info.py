@@ -24,8 +24,8 @@ class Info(Command):
     """Print the sizes of a model: parameters, FLOPs, memory, and its published facts.
 
     NAME is a preset, a config file (.json), the folder of a model, a .gguf file, or an id on the Hugging Face hub, from
-    which only the config is read. Without NAME the presets are listed; `AutoModel.from_config(NAME)` makes a new model
-    of one.
+    which only the config is read. Without NAME the presets are listed; `AutoModel.from_config(NAME)` creates a new
+    model from a preset.
 
     FLOPs are those of the products in the encoder, for each token of a sequence of --length: twice the weights that the
     token passes, and for each layer 4 x the tokens it sees x the width of attention (6 x in XLNet, 8 x in DeBERTa,

@@ -26,8 +26,8 @@ class WithModel(Command):
     Attributes:
         model: folder of a model (config.json, *.safetensors, a tokenizer), its id on the Hugging Face hub, or demo for
             all-MiniLM-L6-v2.
-        dtype: dtype of the weights; bfloat16 and int8 are smaller, faster and less exact (`bertcore precision` measures
-            by how much) (default: the dtype of a checkpoint that `bertcore quantize` wrote, else float32).
+        dtype: dtype of the weights; bfloat16 and int8 are smaller, faster and less exact (see `bertcore precision`)
+            (default: the dtype of a checkpoint that `bertcore quantize` wrote, else float32).
     """
 
     positions = ("model",)
@@ -38,12 +38,12 @@ class WithModel(Command):
 
 
 class Reading(WithModel):
-    """A command that brings texts to a model.
+    """A command that passes texts to a model.
 
     Attributes:
         max_length: tokens of a text, or of a window (default: as published).
-        truncation: treatment of texts that are longer than the model takes: warn cuts them and says so, error refuses
-            them, chunk reads them whole in overlapping windows, cut cuts them silently.
+        truncation: treatment of texts that are longer than the model accepts: warn cuts them with a warning, error
+            rejects them, chunk reads them whole in overlapping windows, cut cuts them silently.
         batch_tokens: tokens computed at once; bounds the memory.
     """
 
@@ -69,7 +69,7 @@ class Texts(Command):
 
     Attributes:
         file: file of texts, one a line, or - for standard input, which is also read if nothing else is given.
-        text: a literal text in place of FILE; may be repeated.
+        text: a literal text instead of FILE; may be repeated.
     """
 
     positions = ("model", "file")

@@ -1,4 +1,4 @@
-"""The commands that answer texts by a pipeline: answer, classify, explain, fill-mask, generate and tag."""
+"""The commands that run a pipeline: answer, classify, explain, fill-mask, generate and tag."""
 
 import contextlib
 import functools
@@ -33,7 +33,7 @@ class Pipeline(Texts, Reading, Output):
     stride: Seed | None = None
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Return the arguments of the pipeline's calls that the command line gives."""
+        """Return the arguments of the pipeline's calls from the command line."""
         found = {name: getattr(self, name) for name in (*names, "max_length", "stride")}
         return {name: value for name, value in found.items() if value is not None} | self.reading_options()
 
@@ -43,7 +43,7 @@ class Pipeline(Texts, Reading, Output):
         return pipeline(task, folder, dtype=self.dtype, show_progress_bar=False)
 
     def answer(self, task: str, show: Callable[[Any], str], **options: Any) -> None:
-        """Answer the inputs by the pipeline of a task; the rest is as for `write_answers`."""
+        """Answer the inputs with the pipeline of a task; other arguments are as for `write_answers`."""
         folder = model_folder(self.model)
         self.write_answers(lambda: self.loaded(task, folder), show, **options)
 
@@ -101,7 +101,7 @@ class Answer(Pipeline):
         file: file of one text, or - for standard input, which is also read if nothing else is given.
         top_k: number of answers.
         max_answer_len: tokens of an answer (default: 15).
-        no_answer: there may be no answer, which is then empty.
+        no_answer: allow an empty answer, if the text has none.
     """
 
     positions = ("model", "question", "file")
@@ -144,11 +144,10 @@ def _place(found: Any) -> tuple[str, str]:
 class Classify(Pairs, Pipeline):
     """Classify texts, or pairs of texts.
 
-    With --labels the classes are your own (zero-shot classification), for which a model of natural language inference
-    is needed.
+    With --labels the classes are your own (zero-shot classification); this needs a model of natural language inference.
 
-    With --ensemble several models of the same classes vote: soft by the mean of their probabilities, hard by the share
-    of the models whose best class it is. Disagreement is the share of the models whose own best class is another one.
+    With --ensemble several models with the same classes vote: soft by the mean of their probabilities, hard by the
+    share of models that predict a class. Disagreement is the share of models that predict a different class.
 
     A model of relations or of types of entities (`bertcore finetune --task relation-extraction`) takes JSON lines:
     {"text": "Ada was born in London", "spans": [[0, 3], [16, 22]]}.
@@ -168,10 +167,10 @@ class Classify(Pairs, Pipeline):
         labels: the classes, with commas between them, for a model of natural language inference.
         template: the sentence for a class of --labels (default: "This example is {}.").
         multi_label: several of --labels may be right.
-        calibration: file of `bertcore calibrate` by which probabilities are corrected.
+        calibration: file of `bertcore calibrate` that corrects the probabilities.
         ensemble: another model that votes; may be repeated.
         vote: way to vote with --ensemble (default: soft).
-        merge: way to merge the windows of a text for --truncation chunk (default: mean).
+        merge: how to merge the windows of a text with --truncation chunk (default: mean).
     """
 
     apart = ("ensemble top_k calibration", "labels pairs text_pair top_k ensemble calibration")
@@ -236,9 +235,9 @@ def _zero_shot(answer: Any) -> str:
 
 
 class FillMask(Pipeline):
-    """Predict the words that belong in place of the mask in a text: [MASK], or <mask> where a model spells it so.
+    """Predict the words for the mask in a text: [MASK], or <mask> in models that spell it that way.
 
-    Several masks are predicted each on its own, the others staying masked. --json has transformers' form.
+    Several masks are predicted separately, each with the others masked. --json has transformers' form.
 
     Examples:
         bertcore fill-mask bert-base-uncased/ --text "Paris is the [MASK] of France."
@@ -286,7 +285,7 @@ class Generate(Pipeline):
         top_k: draw from the N likeliest tokens.
         top_p: draw from the fewest tokens whose probabilities sum to P.
         count: continuations of each text (default: 1).
-        seed: seed of the random choices (default: another one each time).
+        seed: seed of the random choices (default: a new one each time).
     """
 
     apart = ("greedy beams",)
@@ -315,7 +314,7 @@ class Tag(Pipeline):
     """Find the entities in texts (names of people, places, ...), or the class of each token.
 
     The model classifies tokens, or spans (`bertcore finetune --task span-ner`), for which a FILE that ends with .jsonl
-    has JSON lines with text. With --labels the kinds of entities are your own, for which a GLiNER model is needed.
+    has JSON lines with text. With --labels the kinds of entities are your own; this needs a GLiNER model.
 
     Each entity is a line: its class, its probability, its first and last + 1 character, and its text; an empty line
     ends a text. --json has transformers' form, a text a line.
@@ -326,10 +325,10 @@ class Tag(Pipeline):
         bertcore tag urchade/gliner_small-v2.1 articles.txt --labels "person, city, work of art"
 
     Attributes:
-        aggregation: way in which tokens make entities; none gives the class of each token.
+        aggregation: how tokens are joined to entities; none gives the class of each token.
         labels: the kinds of entities, with commas between them, for a GLiNER model.
         threshold: entities of --labels have higher scores (default: 0.5).
-        nested: entities of --labels may lie within others.
+        nested: entities of --labels may be nested.
         multi_label: entities may have several of --labels.
     """
 
@@ -390,7 +389,7 @@ class Explain(Pairs):
 
     Attributes:
         model: folder or id of a model with a classifier of texts.
-        method: way to attribute.
+        method: method of attribution.
         label: the class, for gradients (default: the predicted class).
         steps: steps of the integral, for gradients (default: 50).
         max_length: tokens that are read (default: the model's).

@@ -26,10 +26,10 @@ ROWS = {
 
 
 class Precision(Texts):
-    """Measure the cost of low precision on texts of your own.
+    """Measure the cost of low precision on your own texts.
 
     The report has the distance of embeddings and hidden states from float32, the share of nearest texts and predicted
-    words that stay the same, and the gain in size and speed. Repeated texts count once. The cosine is that of a text's
+    words that stay the same, and the gain in size and speed. Repeated texts count once. The cosine compares a text's
     embedding in low precision with its embedding in float32. Speed is the median, over groups of texts, of the time in
     float32 over the time in low precision, measured in turns.
 
@@ -83,9 +83,9 @@ class Quantize(Command):
                         nearer to float32, and about as fast as that
       bfloat16          weights and tables; half the size; transformers reads it like any other model
 
-    Heads that bertcore has no class for stay as they are. The tokenizer and the settings of a sentence encoder are
-    copied. With --calibrate or --text the encoder's int8 weights are rounded with regard to its inputs on sample texts,
-    which brings results nearer to float32: some hundred texts like yours, one a line. It runs them in float32 and takes
+    Heads without a class in bertcore are unchanged. The tokenizer and the settings of a sentence encoder are copied.
+    With --calibrate or --text the encoder's int8 weights are rounded to fit its inputs on sample texts, which brings
+    results closer to float32: use some hundred texts like yours, one per line. They run in float32, which takes
     minutes. `bertcore precision` measures the cost on your texts.
 
     Examples:
@@ -98,7 +98,7 @@ class Quantize(Command):
         folder: the folder to write: a new or an empty one.
         dtype: the dtype to write.
         calibrate: file of sample texts, one a line, or - for standard input.
-        text: a literal sample text in place of --calibrate; may be repeated.
+        text: a literal sample text instead of --calibrate; may be repeated.
     """
 
     positions = ("model", "folder")

@@ -35,28 +35,28 @@ ONLY_FOR = {  # the objectives that use an option
 
 
 class Pretrain(training.Data, training.Adapters):
-    """Pretrain a model on raw texts: from random weights, or on from the weights of a checkpoint.
+    """Pretrain a model on raw texts, from random weights or from the weights of a checkpoint.
 
     CORPUS is files or folders of text (.txt, .md: an empty line ends a document), JSON lines (.jsonl, .json) or tables
-    (.csv, .tsv), whose documents stand in a column, each also with .gz; or - for lines of text on standard input. It is
-    read as a stream and kept as tokens in FOLDER/examples, which may be deleted afterwards. A part of it is held out to
+    (.csv, .tsv), with documents in a column, each also with .gz; or - for lines of text on standard input. It is read
+    as a stream and stored as tokens in FOLDER/examples, which may be deleted afterwards. A part of it is held out to
     measure the model.
 
     MODEL is a preset (`bertcore info` lists them) or a config file (.json), with random weights; or a checkpoint's
-    folder or id on the hub, whose weights and tokenizer are trained on. A model with random weights gets the
+    folder or id on the hub, whose weights are trained further with its tokenizer. A model with random weights gets the
     --tokenizer, or one learned from CORPUS. The objectives:
 
       mlm           masked words
-      mlm+sbo       masked words, and masked spans from the tokens beside them (SpanBERT)
+      mlm+sbo       masked words, and masked spans from the tokens around them (SpanBERT)
       mlm+entities  masked words and masked entities (LUKE), from JSON lines with text, entity_spans and entities
-      mlm+nsp       masked words, and if one segment follows another (BERT)
+      mlm+nsp       masked words, and whether one segment follows another (BERT)
       mlm+sop       masked words, and the order of two segments (ALBERT)
       tlm           masked words of texts and their translations, in two columns of JSON or tables (XLM)
-      rtd           the words that another model replaced, which learns masked words meanwhile (ELECTRA)
+      rtd           words replaced by another model, which learns masked words meanwhile (ELECTRA)
       clm           the next word
       plm           the last words of a random order (XLNet)
 
-    Ctrl-C ends a run when its checkpoint is written; the same command with --resume goes on to the same result.
+    Ctrl-C ends a run when its checkpoint is written; the same command with --resume continues to the same result.
     `mpirun -n 2 bertcore pretrain ...` trains in two processes (needs mpi4py): each has a batch in a step.
 
     Examples:
@@ -68,12 +68,12 @@ class Pretrain(training.Data, training.Adapters):
         corpus: files or folders of texts, or - for standard input.
         model: a preset, config file or checkpoint; see above.
         objective: the objective; see above.
-        mask: the unit that is masked as one (default: token; span for mlm+sbo).
+        mask: the unit that is masked together (default: token; span for mlm+sbo).
         mask_share: share of tokens to mask (default: 0.15; for plm a sixth, which are predicted).
         generator_size: size of the generator for rtd, as a share of the model's widths (ELECTRA, default: 0.25) or
             of its layers (other families, default: 0.5).
         embeddings: embeddings of both models for rtd (default: tied).
-        generator: folder of a published generator to go on with beside MODEL, its discriminator, for rtd.
+        generator: folder of a published generator to train on with MODEL, its discriminator, for rtd.
         column: column of the texts in JSON or tables.
         pair_column: column of the translations for tlm (default: text_pair).
         language: language code of the sentences for mlm+nsp and mlm+sop (default: en).

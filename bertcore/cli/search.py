@@ -25,7 +25,7 @@ class Search(Corpus):
     from 1 on, and the text, with tabs between them; with --queries the number of the query comes first. With --json a
     line is an object with query, corpus_id (from 0 on), score and text.
 
-    With --index nothing but the queries is embedded: the corpus is in folders that `bertcore index` has made.
+    With --index only the queries are embedded: the corpus is in folders made by `bertcore index`.
 
     Examples:
         bertcore search demo corpus.txt "how do cats sleep" --top-k 3
@@ -38,12 +38,12 @@ class Search(Corpus):
     Attributes:
         query: the text to search for; left out with --queries.
         queries: file of texts to search for, or - for standard input.
-        index: folder of an index in place of CORPUS; may be repeated for the shards of one corpus.
-        rescore_multiplier: how many times --top-k texts are scored again, with an index of int8 or
-            binary (default: 4, or 64 of binary).
+        index: folder of an index instead of CORPUS; may be repeated for the shards of one corpus.
+        rescore_multiplier: how many times --top-k texts are rescored, with an index of int8 or binary (default: 4, or
+            64 for binary).
         top_k: lines for each query.
-        late: score by the vectors of tokens, also with a model that is a sentence encoder first (BGE-M3).
-        sparse: score by sparse vectors, also with a plain masked language model (SPLADE).
+        late: score by token vectors, even if the model is primarily a sentence encoder (BGE-M3).
+        sparse: score by sparse vectors, even with a plain masked language model (SPLADE).
         json: print JSON lines.
     """
 
@@ -142,7 +142,7 @@ class Rerank(Texts, Reading):
         bertcore rerank reranker/ "what is a cat" --json < texts.txt
 
     Attributes:
-        query: the text that the others are to answer.
+        query: the text that the others should answer.
         top_k: number of texts to show (default: all).
         json: print JSON lines.
     """

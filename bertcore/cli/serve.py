@@ -40,14 +40,14 @@ class Serve(Command):
 
     Attributes:
         models: folders of models, their ids on the Hugging Face hub, or demo.
-        host: address to listen at.
-        port: port to listen at; 0 is any free one.
+        host: address to listen on.
+        port: port to listen on; 0 is any free one.
         dtype: dtype of the weights (default: the dtype of a quantized checkpoint, else float32).
-        graceful_timeout: seconds that requests have to end when the server is stopped.
-        allowed_host: name that the header Host may have, beside localhost, or "*" for any; may be repeated (default:
+        graceful_timeout: seconds that requests have to finish when the server is stopped.
+        allowed_host: allowed value of the header Host, besides localhost, or "*" for any; may be repeated (default:
             any, unless host is a loopback address).
         cors_origin: origin whose pages may call the server, such as https://example.com, or "*"; may be repeated.
-        log_level: least level of what is logged; info has a line for each request.
+        log_level: minimum level of log messages; info logs each request.
         log_format: format of the log, lines of text or JSON. Texts and keys are never logged.
     """
 

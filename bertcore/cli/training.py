@@ -71,8 +71,8 @@ class Training(Command):
     Attributes:
         out: the folder to write the model to: a new or an empty one.
         max_length: tokens of an example (default: the model's, but not more than is usual for the task).
-        early_stopping: measure the loss at each checkpoint, end when N were no better, and keep the best model.
-        resume: go on from the last checkpoint in the --out folder.
+        early_stopping: measure the loss at each checkpoint, stop after N without improvement, and keep the best model.
+        resume: continue from the last checkpoint in the --out folder.
     """
 
     title = "Training"
@@ -245,7 +245,7 @@ class Adapters(Training):
     """A command that trains a model or its adapters.
 
     Attributes:
-        lora: train adapters of this rank, and a new head; FOLDER/adapter has them, the model is merged with them.
+        lora: train adapters of this rank, and a new head; they are saved in FOLDER/adapter and merged into the model.
         lora_targets: the linear layers that get an adapter, such as query value (default: all linear layers).
     """
 

@@ -201,7 +201,7 @@ class Memory:
 
     @contextlib.contextmanager
     def of_request(self) -> Iterator[None]:
-        """Let go of all that is held in the context, at its end."""
+        """Release everything held in the context at its end."""
         request = _Held(self)
         token = _request.set(request)
         try:

@@ -169,7 +169,7 @@ def _check_input_scale(weight: Any, scale: Any, input_scale: Any) -> None:
     if input_scale is None:
         return
     if is_grouped(scale):
-        raise ValueError("input_scale belongs to rounded inputs, but with scales of groups they are not rounded")
+        raise ValueError("input_scale belongs to rounded inputs, but scale is of groups, so they are not rounded")
     if input_scale.dtype != np.float32:
         raise TypeError(f"input_scale has dtype {input_scale.dtype}, expected float32")
     checks.shape((weight.shape[1],), input_scale=input_scale)
