@@ -1,4 +1,4 @@
-"""Parameters: a model's arrays, under the names they have in a checkpoint, in the forms that computing reads."""
+"""Parameters: a model's arrays by their names in a checkpoint, in the forms used for computing."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _moment = object()  # replaced at each change of any parameter of this process
 class Parameter(JoinedTensors):
     """One array of a model; it may join several tensors of a checkpoint.
 
-    Its values may change: `update` replaces them, and `version` grows. What was made from them (prepared weights,
-    recorded programs, tables of positions) is kept for one version.
+    Its values may change: `update` replaces them, and `version` grows. Objects derived from them (prepared weights,
+    recorded programs, tables of positions) are kept for one version.
 
     Args:
         names, shape, layout: as in `JoinedTensors`.
@@ -34,8 +34,8 @@ class Parameter(JoinedTensors):
     Attributes:
         uses: all its uses; see `used_as`.
         adapter: the `LowRankAdapter` that is added to the map whose weight this is, or None; see `adapt`.
-        precision: what the model was loaded as, one of `bertcore.arguments.DTYPES`; dtype: NumPy's for it.
-        is_frozen: whether it gets no gradient: under a tape, too, it is a plain array then.
+        precision: the dtype that the model was loaded with, one of `bertcore.arguments.DTYPES`; dtype: NumPy's for it.
+        is_frozen: whether it gets no gradient; it is then a plain array even under a tape.
         chosen_of: of experts' weights, one below the other: (how many of them a token passes, how many there are).
         trained_names: the tensors whose gradient is not set to 0; None for all.
     """
@@ -63,7 +63,7 @@ class Parameter(JoinedTensors):
         return f"<Parameter {' + '.join(self.names)}: {self.precision} {self.shape}>"
 
     def used_as(self, use: str) -> Self:
-        """This parameter, declared to have one more use: a table that is also a decoder's weight.
+        """Return this parameter with one more declared use: a table that is also a decoder's weight.
 
         Raises RuntimeError once it has values, whose forms depend on their uses.
         """
@@ -88,8 +88,8 @@ class Parameter(JoinedTensors):
 
         An array of the right dtype is not copied: it is the parameter's from then on. A CuPy array stays on its device.
 
-        Raises TypeError for what is not an array, ValueError for another shape and for inf or NaN that int8 cannot
-        stand for; nothing is replaced then.
+        Raises TypeError for anything but an array, ValueError for another shape and for inf or NaN, which int8 cannot
+        represent; nothing is replaced then.
         """
         if not hasattr(array, "shape"):
             raise TypeError(f"array is {type(array).__qualname__}, expected a NumPy or CuPy array")
@@ -103,12 +103,12 @@ class Parameter(JoinedTensors):
         The array has the parameter's `shape` and the model's dtype, is contiguous, and stays the parameter's own from
         one change to the next: nothing is copied but the first time. Views of it that `state_dict` gave follow.
 
-        Raises ValueError for a model in bfloat16 or int8 on the CPU, which is for inference alone.
+        Raises ValueError for a model in bfloat16 or int8 on the CPU, which is only for inference.
         """
         change_together([self], lambda arrays: change(*arrays))
 
     def initialise(self, rng: np.random.Generator, spread: float, precision: str) -> None:
-        """Take the values that a new model has; `spread` is the standard deviation of random ones."""
+        """Set the values of a new model; `spread` is the standard deviation of random ones."""
         self.fill(self.initial_tensors(self.names, rng, spread, precision), precision)
 
     def initial_tensors(
@@ -137,7 +137,7 @@ class Parameter(JoinedTensors):
         _moment = object()
 
     def adapt(self, adapter: Any) -> None:
-        """From now on `weight` is this one with the `LowRankAdapter` `adapter`; None: this one alone."""
+        """Add the `LowRankAdapter` `adapter` to `weight`; None removes it."""
         global _moment
         self._changes, self.adapter = self.version + 1, adapter
         _moment = object()
@@ -317,10 +317,10 @@ Made = TypeVar("Made")
 
 
 class PerVersion(Generic[Made]):
-    """A cache of values computed from parameters: one for each `Pass.place`, made anew for another version.
+    """A cache of values computed from parameters: one for each `Pass.place`, recomputed for another version.
 
     Attributes:
-        kept: (the version, what is kept for it).
+        kept: (the version, the cached value).
     """
 
     def __init__(self) -> None:
@@ -330,7 +330,7 @@ class PerVersion(Generic[Made]):
         return PerVersion, ()  # a copy of a block makes its own
 
     def get(self, run: Pass, version: Any, make: Callable[[], Made]) -> Made:
-        """Return what is kept for this version at the place of the pass; `make` makes it if there is none yet."""
+        """Return the cached value for this version at the pass's place; `make` computes a missing one."""
         known, made = self.kept
         if known != version:
             made = {}

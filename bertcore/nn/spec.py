@@ -10,7 +10,7 @@ from bertcore.nn.layers import LayerNorm
 from bertcore.nn.parameter import Block
 from bertcore.nn.rotary import RotarySpec
 
-# The parts that a LayerSpec may lack, or that may have no bias.
+# Parts that may be absent from a layer or lack a bias.
 PARTS = frozenset(
     (
         *("qkv", "query", "key", "value", "attention_output", "attention_norm"),
@@ -27,36 +27,38 @@ class LayerSpec:
     Its parts are called "query", "key" and "value" (or "qkv", where a checkpoint stores the three as one map),
     "attention_output", "attention_norm", "expand" (and "gate", where a gated feed-forward stores two maps), "contract"
     and "feed_forward_norm"; a family's `layer_names` say what checkpoints call them. Only some families name
-    "plain_expand" (the first map of a feed-forward without a gate), "query_norm" and "key_norm" (norms before positions
-    turn queries and keys), "attention_output_norm" and "feed_forward_output_norm" (norms before the residual is added).
+    "plain_expand" (the first map of a feed-forward without a gate), "query_norm" and "key_norm" (norms before the
+    rotation of queries and keys), "attention_output_norm" and "feed_forward_output_norm" (norms before the residual is
+    added).
 
     Attributes:
         hidden_size, intermediate_size: widths of the layer and of its feed-forward.
-        num_heads: of the queries.
-        num_key_value_heads: of keys and values, each for an equal share of the queries' heads; num_heads by default.
+        num_heads: the number of query heads.
+        num_key_value_heads: the number of key and value heads, each shared by equally many query heads; num_heads by
+            default.
         head_dim: width of a head; hidden_size / num_heads by default.
-        activation: of the feed-forward, as `kernels.activation` names it.
+        activation: the feed-forward's activation, a name of `kernels.activation`.
         gate: of a gated feed-forward (Shazeer 2020, arXiv:2002.05202) the half of `expand` that passes the activation
             before it multiplies the other, "first" or "second"; None for a plain one.
         norm: the block of the norms, called with a name, features, eps and bias.
-        norm_eps: what norms add to the variance.
-        norm_first: norms stand before attention and feed-forward, instead of after their residuals.
+        norm_eps: the number that norms add to the variance.
+        norm_first: norms come before attention and feed-forward, instead of after their residuals.
         query_norm_size: the width over which queries and keys are normalised; head_dim by default.
         absent: parts that the layer lacks ("attention_norm" of ModernBERT's first).
-        without_bias: parts that have no bias.
+        without_bias: parts without a bias.
         is_transposed: maps are stored as (inputs, outputs).
         qkv_by_head: the joined map is stored with query, key and value of each head in turn.
         rotary: the rotation of queries and keys by their position, or None.
-        window: the number of tokens before and after itself that a token sees; None for all.
-        is_causal: a token sees no later token.
-        scale: of the scores; None for 1 / sqrt(head_dim).
-        dropout, attention_dropout: the rates at which, in training, what attention and feed-forward give is dropped
-            before their residuals, and attention's probabilities.
-        attention_output_dropout: that of what attention gives, where it is another; None for `dropout`.
-        inner_dropout: that of what the feed-forward's last map is given.
+        window: the number of tokens before and after itself that a token attends to; None for all.
+        is_causal: a token does not attend to later tokens.
+        scale: the factor of the scores; None for 1 / sqrt(head_dim).
+        dropout, attention_dropout: the dropout rates, in training, of the outputs of attention and feed-forward before
+            their residuals, and of attention probabilities.
+        attention_output_dropout: the rate of attention's output, if it differs; None for `dropout`.
+        inner_dropout: the rate of the input of the feed-forward's last map.
 
     Raises:
-        ValueError: which attribute is wrong, and what was expected.
+        ValueError: for a wrong attribute; the message names it and what was expected.
     """
 
     hidden_size: int
@@ -121,7 +123,7 @@ class LayerSpec:
 
 
 def check_parts(name: str, parts: frozenset[str], known: frozenset[str]) -> None:
-    """Refuse parts that are not `known` in the attribute `name` of a spec."""
+    """Raise ValueError for parts in the attribute `name` of a spec that are not `known`."""
     unknown = parts - known
     if unknown:
         raise ValueError(f"{name} has {', '.join(sorted(unknown))}, known parts are {', '.join(sorted(known))}")
@@ -139,27 +141,25 @@ class EncoderSpec:
         layers: the spec of each layer.
         layer_norm_eps: added to the variance in the norms outside of layers.
         initializer_range: standard deviation of the weights of a new model.
-        pad_token_id: the word that stands for padding; its embedding learns nothing from being looked up, unless
-            `padding_learns` (GPT-2).
+        pad_token_id: the padding token; looking it up gives its embedding no gradient, unless `padding_learns` (GPT-2).
         tied_decoder: whether a language model's decoder shares the word embeddings.
         positions_after_padding: RoBERTa's position ids: words that are not padding count from pad_token_id + 1 on,
             words that are have position pad_token_id.
-        longest_text: the most tokens of a text in a family without a position table; None for any number.
+        longest_text: the most tokens of a text in a family without a position table; None without a limit.
         shared_layers: for each layer the index of the parameters it has (ALBERT's layers share them); by default its
             own.
         inner_layers: the number of layers under one number in the checkpoint's names, with a number of their own
             within it (ALBERT's inner groups).
         embedding_scale: the factor of word embeddings (Gemma).
         projects_embeddings: embeddings are projected even where they are as wide as the hidden size (ALBERT).
-        projects_words: the projection is of words alone, before the other embeddings are added (BERT Hash).
-        words_as_types: token types are looked up in the table of words, and none are added where a call gives none
-            (GPT-2).
+        projects_words: only word embeddings are projected, before the others are added (BERT Hash).
+        words_as_types: token types are looked up in the table of words, and not added by default (GPT-2).
         without_bias: norms outside of layers that have no bias ("embeddings_norm", "final_norm").
-        embedding_dropout, final_dropout, classifier_dropout: the rates at which, in training, embeddings are dropped,
-            the last hidden state, and what heads classify.
-        is_relative: attention depends on how far apart two columns of a batch are.
+        embedding_dropout, final_dropout, classifier_dropout: the dropout rates, in training, of embeddings, the last
+            hidden state, and the input of heads.
+        is_relative: attention depends on the distance between columns of a batch.
         biases_scores: a bias by that distance is added to the scores of attention.
-        details: the choices of one family alone, a dataclass of its own.
+        details: family-specific choices, in a dataclass of their own.
     """
 
     vocab_size: int
