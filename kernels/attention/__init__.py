@@ -198,7 +198,7 @@ def attention(
 ) -> Any:
     """Compute softmax(scale * query @ key.T + relative terms + bias + mask) @ value for each sequence and head.
 
-    The output of a query that sees no key is zero; they and masked keys must be finite. Source: Vaswani et al.,
+    The output of a query that sees no key is zero; such queries and masked keys must be finite. Source: Vaswani et al.,
     arXiv:1706.03762.
 
     Args:
@@ -209,7 +209,7 @@ def attention(
             queries, Ainslie et al. 2023, arXiv:2305.13245): query head h has their head h * key heads // heads.
         cu_seqlens: for packed arrays the offsets of the sequences, (sequences + 1,) integers from 0 to the number of
             tokens: sequence s begins at cu_seqlens[s]. On a GPU their values are not checked, and nothing is written
-                for tokens outside of all sequences.
+            for tokens outside of all sequences.
         cu_seqlens_k: the same for key and value; by default cu_seqlens.
         attn_mask: boolean, True where a query may see a key, or of the query's dtype and added to the scores. It
             broadcasts to (sequences, heads, longest query, longest key); values beyond a sequence are not read. With
