@@ -47,7 +47,7 @@ def test_every_operation_is_public_in_both_directions():
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_function(name):
-    """Its backend is the last argument and by keyword alone; its docstring speaks of every argument and of errors."""
+    """Its backend is the last argument and by keyword alone; its docstring names every argument and the errors."""
     given = parameters(name)
     documentation = inspect.getdoc(getattr(kernels, name))
     if name not in NEVER_COMPUTE:
@@ -55,7 +55,7 @@ def test_a_public_function(name):
         assert given["backend"].kind is inspect.Parameter.KEYWORD_ONLY
     arguments = re.search(r"^Args:\n(.*?)^(?:Returns|Raises|\S)", documentation, re.M | re.S).group(1)
     assert not [each for each in given if not re.search(rf"\b{each}\b", arguments)]
-    assert "Raises:" in documentation or "; errors likewise." in arguments
+    assert "Raises:" in documentation or "; errors are the same." in arguments
 
 
 @pytest.mark.parametrize("name", RECORDS)
