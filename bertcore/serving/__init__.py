@@ -1,4 +1,4 @@
-"""An HTTP server for encoders: the interfaces of OpenAI's embeddings and of text-embeddings-inference.
+"""An HTTP server for encoders, with the interfaces of OpenAI's embeddings and text-embeddings-inference.
 
     uvicorn.run(create_app([folder], ServerSettings()))
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["ServerSettings", "create_app"]
 
 
-def __getattr__(name: str) -> Any:  # the command line reads the settings without the packages that a server needs
+def __getattr__(name: str) -> Any:  # the command line reads the settings without the server's packages
     if name != "create_app":
         raise AttributeError(f"module 'bertcore.serving' has no attribute {name!r}")
     from bertcore.serving.app import create_app

@@ -29,10 +29,10 @@ from bertcore.serving.page import Metrics
 from bertcore.serving.settings import BODY, ServerSettings
 from bertcore.system import step_back
 
-# Of a body: making a million of each takes the event loop's time (0.2 s), and 70 MB for lists.
+# Limits of a body: parsing a million of either blocks the event loop for 0.2 s, and lists take 70 MB.
 MOST = {"lists and objects": (b"[{", 1 << 16), "values": (b",", 300_000)}
 
-# POST, which takes an object. "/" is added, for the first model's kind.
+# POST, with an object as body. "/" is added for the first model's kind.
 ENDPOINTS: dict[str, rq.Endpoint] = {
     "/embed": embeddings.embed,
     "/similarity": scores.similarity,
@@ -64,7 +64,7 @@ ROOTS: dict[str, rq.Endpoint] = {
     "entity-classification": words.entity_classification,
     "relation-extraction": words.entity_classification,
 }
-# GET: the answer is given the fields of the query and the named parts of the path as its body; all are texts.
+# GET: the body is made of the query's fields and the path's named parts, all strings.
 LISTS: dict[str, rq.Endpoint] = {
     "/info": information.info,
     "/v1/models": information.openai_models,
@@ -75,15 +75,15 @@ LISTS: dict[str, rq.Endpoint] = {
 def create_app(
     models: Sequence[str | os.PathLike], settings: ServerSettings | None = None, *, dtype: str | None = None
 ) -> Starlette:
-    """Make a server of these models, an ASGI application, with weights of this dtype.
+    """Make an ASGI application that serves these models, with weights of this dtype.
 
-    `models` are folders, ids on the Hugging Face hub, or the word demo for all-MiniLM-L6-v2: sentence encoders,
+    `models` are folders, ids on the Hugging Face hub, or "demo" for all-MiniLM-L6-v2: sentence encoders,
     late-interaction and sparse encoders, classifiers of texts, tokens or marked entities, GLiNER, masked language
-    models. Requests call them by the last part of these names.
+    models. Requests name a model by the last part of its path or id.
 
     Raises:
         CheckpointError: if a model cannot be loaded, or two have the same name.
-        ValueError: if there is no model, or a classifier of tokens lacks its head.
+        ValueError: if `models` is empty, or a token classifier lacks its head.
     """
     settings = settings or ServerSettings()
     if not models:
@@ -112,13 +112,13 @@ def create_app(
         short = ThreadPoolExecutor(1, "bertcore-short")
         nicer: Any = {"initializer": step_back, "initargs": (NICER,)}
         long = ThreadPoolExecutor(1, "bertcore-long", **nicer)
-        read = ThreadPoolExecutor(2, "bertcore-read", **nicer)  # of long texts: each may take 50 MB
+        read = ThreadPoolExecutor(2, "bertcore-read", **nicer)  # reading a long text may take 50 MB
         with short, long:
             lanes = Lanes(short, long)
             asyncio.get_running_loop().set_default_executor(read)
             for model in loaded.all:
                 model.start(lanes, settings, metrics.batch)
-                await asyncio.get_running_loop().run_in_executor(short, model.warm_up)  # starts the threads of kernels
+                await asyncio.get_running_loop().run_in_executor(short, model.warm_up)  # starts the kernels' threads
             yield
 
     paths = {route.endpoint: route.path for route in routes}
@@ -127,8 +127,8 @@ def create_app(
         allowed: Any = {"allow_origins": settings.cors_origins, "allow_methods": "*", "allow_headers": "*"}
         middleware.append(Middleware(CORSMiddleware, **allowed))
     app = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=HANDLERS)
-    app.state.metrics = metrics  # for what is answered before it reaches the application
-    app.router.redirect_slashes = False  # a redirect from "/embed/" would lead out of TLS behind a proxy that ends it
+    app.state.metrics = metrics  # for requests answered before they reach the application
+    app.router.redirect_slashes = False  # behind a proxy that ends TLS, a redirect from "/embed/" would leave TLS
     return app
 
 
@@ -141,7 +141,7 @@ def _load(name: str | os.PathLike, dtype: str | None) -> ServedModel:
 def _handler(
     models: Models, settings: ServerSettings, endpoint: rq.Endpoint | None, page: Callable[[], Response] | None
 ) -> Any:
-    """Make a route that answers GET with a page that needs no key, and other requests by the endpoint."""
+    """Make a handler that answers GET with `page`, without a key, and other requests by the endpoint."""
 
     async def handle(request: Request) -> Response:
         is_post = request.method == "POST"
@@ -170,12 +170,12 @@ def _check_key(request: Request, key: str | None) -> None:
 async def _read_body(request: Request, settings: ServerSettings) -> dict[str, Any]:
     """Return the JSON object of a request; no more than the limit is ever in memory."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise rq.encoded("the header Content-Type is missing or another, expected application/json")
+        raise rq.encoded("the header Content-Type is missing or not JSON, expected application/json")
     most, stated = settings.max_body_bytes, request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > most:
         raise rq.too_large(f"the body has {stated} bytes, the limit is {most}")
     if (encoding := request.headers.get("content-encoding", "identity")).lower() != "identity":
-        raise rq.encoded(f"content-encoding is {encoding!r:.60}, expected a body that is not compressed")
+        raise rq.encoded(f"content-encoding is {encoding!r:.60}, expected an uncompressed body")
     parts, size = [], 0
     try:
         async with asyncio.timeout(settings.body_timeout):
@@ -212,7 +212,7 @@ def _check_values(content: bytes) -> None:
 
 
 async def _answered(request: Request, work: Any, timeout: float) -> Any:
-    """Return the result of `work`, which is cancelled when its time is over or its client has gone."""
+    """Return the result of `work`, which is cancelled after `timeout` seconds or when the client disconnects."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(disconnected(request.receive))
     try:
@@ -221,7 +221,7 @@ async def _answered(request: Request, work: Any, timeout: float) -> Any:
             return task.result()
         if gone.done():
             raise ClientDisconnect
-        raise rq.timed_out(f"the request was not done within {timeout:g} s")
+        raise rq.timed_out(f"the request did not finish within {timeout:g} s")
     finally:
         task.cancel()
         gone.cancel()

@@ -1,4 +1,4 @@
-"""Connections of `bertcore serve`: how many there are, and how long a client may take to send a head and to read."""
+"""Connections of `bertcore serve`: their number, and time limits for sending a request's head and for reading."""
 
 from typing import Any
 
@@ -10,30 +10,30 @@ from bertcore.system import open_files
 
 BACKLOG = 128  # connections that wait to be accepted
 MOST_CONNECTIONS = 1024
-SPARE_FILES = 12  # descriptors that the process opens later: of the event loop, of files
-SPARE_CONNECTIONS = 8  # those beyond the requests in work: for what is refused, and for new clients
+SPARE_FILES = 12  # descriptors that the process opens later, for the event loop and files
+SPARE_CONNECTIONS = 8  # beyond the running requests: for refusals and new clients
 HEAD_SECONDS = 10.0  # for the head of a request
-READ_SECONDS = 10.0  # for a client to read what is to be sent: 64 kB
+READ_SECONDS = 10.0  # for a client to read a part of an answer, 64 kB
 
 
 class Connection(H11Protocol):
-    """A connection of HTTP/1.1, whose client cannot hold it or its memory by doing nothing.
+    """An HTTP/1.1 connection that an inactive client cannot keep open.
 
     It is closed if a head is not complete within HEAD_SECONDS, and if a part of an answer is not sent within
-    READ_SECONDS. A new connection beyond uvicorn's `limit_concurrency` ends the one that has been without a request for
-    the longest time. Bytes that are not HTTP are answered with JSON, too.
+    READ_SECONDS. A new connection beyond uvicorn's `limit_concurrency` closes the one that has been idle the longest.
+    Bytes that are not HTTP are also answered with JSON.
     """
 
     def __init__(self, *given: Any, **options: Any):
         super().__init__(*given, **options)
-        self._most, self.limit_concurrency = self.limit_concurrency, None  # whose answer would be plain text
+        self._most, self.limit_concurrency = self.limit_concurrency, None  # uvicorn's own answer would be plain text
         self._head_ends: float | None = None
         self._reading_ends: Any = None
         self.idle_since = 0.0
 
     @property
     def is_idle(self) -> bool:
-        """True while no request is in work."""
+        """True while no request is running."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: Any) -> None:
@@ -79,7 +79,7 @@ class Connection(H11Protocol):
             self._reading_ends.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are not HTTP, unless an answer has begun, count them, and close the connection."""
+        """Answer bytes that are not HTTP, unless an answer has begun; count the request and close the connection."""
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -94,9 +94,9 @@ class Connection(H11Protocol):
 
 
 def connection_limits() -> tuple[int, int]:
-    """Return how many connections may wait and how many may be open, so that the files that may be open suffice.
+    """Return how many connections may wait and how many may be open, within the limit of open files.
 
-    The event loop accepts as many connections at once as may wait, and closes what is too much three rounds later.
+    The event loop accepts as many connections at once as may wait, and closes excess ones three iterations later.
     """
     if (limit := open_files()) is None:
         return BACKLOG, MOST_CONNECTIONS

@@ -32,9 +32,9 @@ async def embed(body: dict[str, Any], models: Models, settings: ServerSettings) 
 
 @rq.endpoint(kind=("dense", "late"), example={"inputs": "the cat"}, result=rq.many(rq.many(rq.many(NUMBER))), **READ)
 async def embed_all(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the hidden states of the tokens of each text of `inputs`, without pooling.
+    """Return the hidden states of each text's tokens, without pooling.
 
-    Of a late-interaction model they are its vectors of documents, or of queries with the `prompt_name` "query".
+    A late-interaction model returns its document vectors, or query vectors for the `prompt_name` "query".
     """
     model, rows, route = await _read(("dense", "late"), body, models, settings)
     what = "vectors" if model.kind == "late" else "tokens"
@@ -48,9 +48,9 @@ async def embed_all(body: dict[str, Any], models: Models, settings: ServerSettin
     **READ,
 )
 async def embed_sparse(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the tokens of the vocabulary that have a weight for each text of `inputs`, and their weights.
+    """Return the vocabulary's tokens with a nonzero weight for each text of `inputs`, and their weights.
 
-    Where queries are read in another way than documents, they are given by the `prompt_name` "query".
+    If the model reads queries differently from documents, mark them by the `prompt_name` "query".
     """
     model, rows, route = await _read("sparse", body, models, settings)
     found = await model.compute(of_route("words", route), rows)
@@ -74,7 +74,7 @@ async def embed_sparse(body: dict[str, Any], models: Models, settings: ServerSet
     user=rq.optional(rq.TEXT),
 )
 async def openai_embeddings(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the embedding of each text of `input`, of length 1; in base64 the bytes of little-endian float32.
+    """Return the embedding of each text of `input`, of length 1; base64 holds little-endian float32.
 
     `model` names a served model (404 for any other); the first one answers by default.
     """
@@ -95,7 +95,7 @@ def usage(rows: list[Any]) -> dict[str, int]:
 
 
 def listed(inputs: Any) -> list[Any]:
-    """Return a text, the token ids of a text, or a list of these as a list."""
+    """Return a list of texts or token-id lists; a single one becomes a list of one."""
     return [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else inputs
 
 
@@ -114,7 +114,7 @@ def prompt_of(model: ServedModel, name: str | None) -> str:
 async def pooled_embeddings(
     model: ServedModel, rows: list[Any], *, normalize: bool | None, dimensions: int | None, route: str | None = None
 ) -> np.ndarray:
-    """Return the embeddings of rows of tokens, (rows, dim) float32."""
+    """Return the embeddings of rows of tokens, float32 (rows, dim)."""
     width = model.engine.embedding_dimension
     if dimensions is not None and dimensions > width:
         raise rq.invalid(f"dimensions is {dimensions}, the model has {width}")
@@ -123,12 +123,12 @@ async def pooled_embeddings(
 
 
 def of_route(what: str, route: str | None) -> str:
-    """Return the name of what `ServedModel.compute` computes, by a route of a Router."""
+    """Return the name that `ServedModel.compute` takes for a result, by a route of a Router if there is a route."""
     return what if route is None else f"{what} of {route}"
 
 
 def side_of(model: ServedModel, name: str | None) -> dict[str, Any]:
-    """Return the prompt of this name, and the side of a late-interaction model, or the route, that it stands for."""
+    """Return the prompt of this name, with the late-interaction side or the Router's route that it stands for."""
     if model.kind != "late":
         prompt, routes = prompt_of(model, name), getattr(model.engine, "routes", None)
         try:

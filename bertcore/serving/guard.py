@@ -1,4 +1,4 @@
-"""The outermost layer of a server: hosts and origins are checked, every request ends in one counted answer."""
+"""The outermost layer of a server: it checks hosts and origins, and counts one answer for each request."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from bertcore.serving.requests import Memory, RequestError, failed, forbidden, o
 from bertcore.serving.settings import ServerSettings
 
 CLIENT_GONE = 499  # nginx's status for a client that closed the connection
-PART = 1 << 16  # bytes of an answer that are made and sent at once
+PART = 1 << 16  # bytes of an answer that are encoded and sent at once
 LINGER = 2.0  # seconds for a client to finish sending a body that is not read
 OPENAI_PATHS = ("/v1/", "/v2/", "/embeddings")
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
@@ -29,19 +29,19 @@ access_log = logging.getLogger("bertcore.access")
 
 
 class Guard:
-    """ASGI middleware that checks hosts and origins, answers what the application raises, and counts and logs requests.
+    """ASGI middleware that checks hosts and origins, answers exceptions, and counts and logs requests.
 
-    The Host of a request must be allowed, or a web page whose name is made to lead to this machine (DNS rebinding)
-    could read answers; so must the Origin, which browsers add to requests of other sites' pages.
+    The Host of a request must be allowed: otherwise a web page whose name resolves to this machine (DNS rebinding)
+    could read answers. So must the Origin, which browsers add to requests from other sites' pages.
 
-    An unexpected exception becomes a 500, a request that is cancelled because the server stops a 503. The log names the
+    An unexpected exception becomes a 500; a request cancelled because the server stops, a 503. The log names the
     exception's type and place but not its message, which may quote a text.
 
-    An answer to a client that is still sending closes the connection, once the rest of the body has been read and
-    dropped or LINGER is over: closing a connection with unread bytes resets it, and the client would lose the answer.
+    An answer to a client that is still sending closes the connection, after the rest of the body was read and dropped
+    or LINGER has passed: closing a connection with unread bytes resets it, and the client would lose the answer.
 
-    `paths` has the path of each endpoint's route; other requests are counted and logged as "other", which bounds the
-    counters and keeps what clients write in a path out of the log.
+    `paths` maps each route's endpoint to its path. Other requests are counted and logged as "other", which bounds the
+    number of counters and keeps clients' paths out of the log.
     """
 
     def __init__(self, app: Any, settings: ServerSettings, metrics: Metrics, paths: Mapping[Any, str]):
@@ -57,18 +57,18 @@ class Guard:
         try:
             self._check_sender(scope)
             if self._in_work > self._settings.max_concurrent_requests:
-                raise overloaded(f"{self._in_work - 1} requests are in work, the limit: try again")
+                raise overloaded(f"{self._in_work - 1} requests are running, the limit: try again")
             with self._memory.of_request():
                 await self._app(scope, exchange.receive, exchange.send)
         except RequestError as error:
             await exchange.answer(error)
-        except asyncio.CancelledError:  # uvicorn's, when the time to end is over
+        except asyncio.CancelledError:  # raised by uvicorn when its shutdown timeout ends
             await exchange.answer(stopped("the server is stopping"))
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             described = f"{type(error).__name__} at {place.filename}:{place.lineno}"
             log.error("%.20s %s: %s", scope["method"], self._path(scope), described)
-            await exchange.answer(failed(f"the server failed ({type(error).__name__}), which its log describes"))
+            await exchange.answer(failed(f"the server failed ({type(error).__name__}), see its log"))
         finally:
             self._in_work -= 1
             seconds = time.perf_counter() - start
@@ -82,7 +82,7 @@ class Guard:
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
         hosts, origins = self._settings.allowed_hosts, self._settings.cors_origins
         if hosts is not None and _name_of(f"//{host}") not in hosts:
-            raise forbidden(f"the header Host is {host!r:.100}, expected a name that is allowed (--allowed-host)")
+            raise forbidden(f"the header Host is {host!r:.100}, expected an allowed name (--allowed-host)")
         if origin is None or scope["method"] in ("GET", "HEAD") or not {"*", origin}.isdisjoint(origins):
             return
         if origin.partition("://")[2] != host:
@@ -93,7 +93,7 @@ class Guard:
 
 
 def _name_of(address: str) -> str | None:
-    """Return the name in "//NAME" or "//NAME:PORT", without the brackets of IPv6; None if there is none."""
+    """Return the name in "//NAME" or "//NAME:PORT", without IPv6's brackets; None for an invalid address."""
     try:
         return urlsplit(address).hostname
     except ValueError:
@@ -101,7 +101,7 @@ def _name_of(address: str) -> str | None:
 
 
 class Exchange:
-    """One request and its answer, whose status is CLIENT_GONE until it begins."""
+    """One request and its answer; the status is CLIENT_GONE until the answer begins."""
 
     def __init__(self, scope: Any, receive: Any, send: Any):
         self._scope, self._receive, self._send = scope, receive, send
@@ -129,7 +129,7 @@ class Exchange:
         await self._send(message)
 
     async def answer(self, error: RequestError) -> None:
-        """Send an error, unless an answer has begun: then the connection is closed in the middle of it."""
+        """Send an error, unless an answer has begun: the connection then closes before the answer ends."""
         if self.status == CLIENT_GONE:
             await error_response(error, self._scope["path"])(self._scope, self.receive, self.send)
 
@@ -139,14 +139,14 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 
 def long_json_response(value: Any) -> Response:
-    """Return a value, which may have arrays in it, as JSON; beyond PART bytes it is made while it is sent."""
+    """Return a value, which may contain arrays, as JSON; one of more than PART bytes is encoded while it is sent."""
     parts = _in_parts(value)
     first, second = next(parts), next(parts, None)
     return Response(first, media_type="application/json") if second is None else Parts(first + second, parts)
 
 
 class Parts(Response):
-    """An answer that is made while it is sent: neither its memory nor the event loop's time is taken at once."""
+    """An answer encoded while it is sent, so that it neither fills memory nor blocks the event loop."""
 
     def __init__(self, first: bytes, others: Iterator[bytes]):
         super().__init__(media_type="application/json")
@@ -159,7 +159,7 @@ class Parts(Response):
         try:
             await send({"type": "http.response.body", "body": self._first, "more_body": True})
             for part in self._others:
-                await asyncio.sleep(0)  # sending waits only for a client that is slow
+                await asyncio.sleep(0)  # `send` itself yields only for a slow client
                 if gone.done():
                     return
                 await send({"type": "http.response.body", "body": part, "more_body": True})
@@ -169,13 +169,13 @@ class Parts(Response):
 
 
 async def disconnected(receive: Any) -> None:
-    """Return when the client has closed the connection; nothing else may be read meanwhile."""
+    """Return when the client has closed the connection; nothing else may call `receive` meanwhile."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def _in_parts(value: Any) -> Iterator[bytes]:
-    """Yield a value as JSON, in parts of PART bytes or a little more; one at least."""
+    """Yield a value as JSON, in parts of PART bytes or a little more, at least one."""
     part = bytearray()
     for piece in _pieces(value, 0):
         part += piece
@@ -209,7 +209,7 @@ def error_response(error: RequestError, path: str) -> Response:
         kind = "invalid_request_error" if status < 500 else "server_error"
         described = {"message": error.message, "type": kind, "param": None, "code": error.code}
         value: Any = {"error": described, "message": error.message, "code": status}
-        value |= {"type": error.kind, "error_type": error.kind}  # its server has the one, its schema the other
+        value |= {"type": error.kind, "error_type": error.kind}  # the server has the one, its schema the other
     else:
         value = {"error": error.message, "error_type": error.kind}
     response = json_response(value, status)

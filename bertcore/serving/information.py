@@ -1,4 +1,4 @@
-"""Endpoints about the served models: text-embeddings-inference's /info, /tokenize and /decode, OpenAI's list."""
+"""Endpoints about the served models: text-embeddings-inference's /info, /tokenize and /decode; OpenAI's list."""
 
 import asyncio
 import os
@@ -29,10 +29,10 @@ TOKENS = rq.many(rq.record(id=INTEGER, text=rq.TEXT, special=rq.FLAG, start=PLAC
     **rq.MODEL,
 )
 async def tokenize(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the tokens of each text of `inputs`, uncut, with the bytes that they stand for."""
+    """Return all tokens of each text of `inputs`, with the bytes that they stand for."""
     model = models.of_kind(None, body["model"])
     texts = model.prepared(listed(body["inputs"]), prompt_of(model, body["prompt_name"]))
-    model.check_answer(TOKEN * sum(len(text.encode()) for text in texts))  # a token has a byte or more
+    model.check_answer(TOKEN * sum(len(text.encode()) for text in texts))  # a token has at least one byte
     options = {"add_special_tokens": body["add_special_tokens"]}
     found = await asyncio.to_thread(model.tokenizer, texts, **options)
     return [described(text, encoding) for text, encoding in zip(texts, found.encodings, strict=True)]
@@ -101,7 +101,7 @@ UNKNOWN = ("model_sha", "max_batch_requests", "sha", "docker_label")
     **rq.MODEL,
 )
 async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the kind and the sizes of the model that `model` names, or of the first, and the limits of the server."""
+    """Return the kind and sizes of the model named `model` (the first by default), and the server's limits."""
     model = models.of_kind(None, body["model"])
     kind = task_of(model)
     if kind == "fill-mask":
@@ -151,9 +151,9 @@ ONE = rq.record(
 
 
 async def _openai_models(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the served models, or the one that `model` names (404 for any other).
+    """Return the served models, or the one named `model` (404 if there is no such model).
 
-    Beside OpenAI's members: its task, its number of layers and of heads in a layer, and its mask token.
+    Beside OpenAI's members: a model's task, its numbers of layers and of heads in a layer, and its mask token.
     """
     found = models.all if "model" not in body else [models.of_kind(None, body["model"])]
     data = []

@@ -1,4 +1,4 @@
-"""Texts for pipelines, and texts whose attention is asked for: how they are read, computed and measured."""
+"""Jobs: texts for pipelines or for attention, tokenized, computed, and their answers' sizes estimated."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ import numpy as np
 from bertcore import kernels
 from bertcore.serving.requests import invalid, too_long, unsupported
 
-MASK = 32  # tokens that a mask counts as in a batch: its scores of the vocabulary take their memory
-SCORE = 330  # bytes that a label and its score, or a word and its probability, take in an answer, at most
+MASK = 32  # tokens that a mask counts as in a batch: its scores of the vocabulary take as much memory
+SCORE = 330  # most bytes of a label and its score, or a word and its probability, in an answer
 
 
 @dataclass(frozen=True)
 class Job:
-    """A text of so many tokens, the options of its call, and the words that its answer has for masks.
+    """A text, the number of its tokens, the options of its call, and the number of words in its answer.
 
-    Its length is the number of tokens that it counts as in a batch.
+    Its len is the number of tokens that it counts as in a batch.
     """
 
     text: str
@@ -47,7 +47,7 @@ def read_jobs(
     """Return the texts as jobs of a `ServedModel` with these options.
 
     Raises RequestError: 413 for a text of more than `most` tokens (by default the model's limit), unless `truncate`,
-        and as `ServedModel.check_read` does; 422 for a text without a mask where `top_k` words are asked for.
+        and as `ServedModel.check_read` does; 422 for a text without a mask if `top_k` words are requested.
     """
     jobs, most = [], most or model.max_seq_length
     texts = [model.shortened(text, "right", names(index)) for index, text in enumerate(texts)]
@@ -71,7 +71,7 @@ def read_jobs(
 
 
 def labelled_ids(model: Any, text: str, labels: Sequence[str]) -> tuple[list[int], bool]:
-    """Return the token ids of a text behind labels, and whether it is cut. Raises RequestError for too long labels."""
+    """Return the token ids of labels and a text, and whether it is cut. Raises RequestError for too long labels."""
     try:
         ((row, was_cut),) = model.engine.gliner.token_rows([(text, {label: label for label in labels})])
     except ValueError as error:
@@ -96,18 +96,18 @@ def read_marked(model: Any, inputs: Sequence[Any], *, names: Callable[[int], str
 
 
 def answers(model: Any, jobs: Sequence[Job]) -> list[Any]:
-    """Return the answers of the model's pipeline; jobs of the same options are computed together."""
+    """Return the answers of the model's pipeline; jobs with equal options are computed together."""
     found: dict[int, Any] = {}
     for options in dict.fromkeys(job.options for job in jobs):
         places = [place for place, job in enumerate(jobs) if job.options == options]
-        texts = (jobs[place].given for place in places)  # an iterator: a list of one is answered like its text
+        texts = (jobs[place].given for place in places)  # an iterator, as a list of one is answered like its text
         answered = model.pipeline(texts, truncation=True, show_progress_bar=False, **dict(options))
         found |= zip(places, answered, strict=True)
     return [found[place] for place in range(len(jobs))]
 
 
 def attentions(model: Any, jobs: Sequence[Job]) -> list[Any]:
-    """Return (tokens, tokens) probabilities of a layer's head, or the mean of its heads, for each job, or an error."""
+    """Return (tokens, tokens) attention probabilities of a head, or the mean of heads, or an error, for each job."""
     found: list[Any] = []
     for job in jobs:
         encoded, options = model.tokenizer(job.text), dict(job.options)
@@ -123,10 +123,10 @@ def attentions(model: Any, jobs: Sequence[Job]) -> list[Any]:
 
 
 def answer_bytes(model: Any, job: Job) -> int:
-    """Return the bytes that a pipeline's answer takes, at most: entities, or words of masks, each with the text."""
+    """Return the most bytes that a pipeline's answer takes: entities, or masks' words, each with the text."""
     if model.kind == "marked":
         return sum(SCORE + 6 * len(label.encode()) for label in model.labels)
-    text = 6 * len(job.text.encode())  # of JSON's escapes
+    text = 6 * len(job.text.encode())  # with JSON's escapes
     if model.kind == "gliner":
         options, spec = dict(job.options), model.engine.model.gliner
         depth = 1 if options["flat_ner"] else spec.max_width if spec.kind == "span" else spec.max_len

@@ -26,18 +26,18 @@ from bertcore.tasks.pipelines.pretrained import FillMaskPipeline
 from bertcore.tasks.pipelines.spans import TokenClassificationPipeline
 from bertcore.tasks.texts import MOST_TOKENS, by_halves, grouped, lower_cased
 
-# Characters tokenized on the event loop: a thread makes a short request 0.4 ms longer (2.0 ms beyond `encode`).
+# Characters tokenized on the event loop: a thread would add 0.4 ms to a short request (2.0 ms with `encode`).
 SHORT = 2000
-LONG = 1 << 13  # characters that are tokenized even if the model reads fewer: each takes 170 bytes
-LONGEST = 1 << 18  # characters of a text that are searched for as many tokens as the model reads
+LONG = 1 << 13  # characters that are tokenized even if the model reads fewer; each takes 170 bytes
+LONGEST = 1 << 18  # characters of a text that are tokenized to find as many tokens as the model reads
 LONGEST_LABELLED = 4096  # tokens of labels and text of a GLiNER model
-WIDEST = 32  # characters of a token, of a text that is longer
+WIDEST = 32  # characters for each token that the model reads, in longer texts
 # On a CPU larger batches are not faster, and requests wait for them.
 LARGEST_ON_CPU = 1024
-# Requests of at most this part of a batch's tokens are computed beside the longer ones, in a second thread: waiting for
-# the batch that computes would take many times as long as they do.
+# Requests of at most 1 / SHARE of a batch's tokens are computed in a second thread, beside longer ones: waiting for the
+# current batch would take many times as long as they do.
 SHARE = 4
-# Bytes that an answer takes, at most: for a float32 (of JSON), a word and its weight, a label and its score, a token.
+# Most bytes in a JSON answer for a float32, for a word and its weight or a label and its score, and for a token.
 NUMBER, WORD, TOKEN = 17, 330, 600
 WHAT = {
     "dense": "embeds texts",
@@ -49,14 +49,14 @@ WHAT = {
     "masked": "predicts masked words",
     "marked": "classifies marked entities",
 }
-Kinds = str | tuple[str, ...] | None  # of a request: one, several, or any
+Kinds = str | tuple[str, ...] | None  # for a request: one, several, or any
 PIPELINES: dict[str, Any] = {
     "tagger": TokenClassificationPipeline.from_pretrained,
     "gliner": ZeroShotNerPipeline.from_pretrained,
     "masked": FillMaskPipeline.from_pretrained,
     "marked": lambda folder, dtype: pipeline(_marked_task(folder), folder, dtype=dtype),
 }
-METHODS = {  # the results of models, and the methods that compute them; others are pipelines
+METHODS = {  # results of models and the methods that compute them; other kinds are pipelines
     "dense": {"pooled": "pooled", "tokens": "hidden_states"}, "late": {"vectors": "vectors"},
     "sparse": {"words": "words"}, "classifier": {"logits": "scored"},
 }  # fmt: skip
@@ -69,16 +69,16 @@ ARCHITECTURES = {
 
 
 class ServedModel:
-    """A loaded model and its queues.
+    """A loaded model with its queues.
 
     Attributes:
         kind: a key of `WHAT`.
-        kinds: what requests may ask it for: its kind; a masked language model embeds, too.
-        longest_token: the bytes that a token may add to a text.
+        kinds: the kinds that requests may use it as: its own; a masked language model also embeds.
+        longest_token: the most bytes that a token adds to a text.
         engine: the SentenceEncoder, MultiVectorEncoder, SparseEncoder, CrossEncoder or Pipeline.
-        pipeline: the Pipeline of a tagger, of a masked language model or of marked entities, otherwise None.
+        pipeline: the Pipeline of a tagger, GLiNER, a masked language model or marked entities, otherwise None.
         layers: the specs of its layers.
-        max_seq_length: tokens that it reads of a text.
+        max_seq_length: the most tokens that it reads of a text.
         loaded_at: the time of loading, in whole seconds since 1970.
     """
 
@@ -92,18 +92,18 @@ class ServedModel:
         except ValueError:
             if self.kind != "masked":
                 raise
-            self.kind, self.pipeline = "dense", None  # saved without the head or the mask token: it embeds
+            self.kind, self.pipeline = "dense", None  # without the head or a mask token it only embeds
         self.kinds: tuple[str, ...] = ("masked", "dense") if self.kind == "masked" else (self.kind,)
         is_pipeline = self.pipeline is not None and self.kind != "masked"
         self.engine: Any = self.pipeline if is_pipeline else ENCODERS[self.kinds[-1]](folder, dtype=dtype)
         if self.kind == "masked":
             self.engine.model = self.pipeline.model  # one encoder in memory
         self.tokenizer = self.pipeline.plain_tokenizer if self.kind == "marked" else self._part.tokenizer
-        # A table of vectors has no layers, and GLiNER and models of marked entities do not return attention.
+        # A table of vectors has no layers; GLiNER and models of marked entities do not return attention.
         has_attention = self.kind not in ("gliner", "marked")
         self.layers = getattr(self.engine.model.spec, "layers", ()) if has_attention else ()
         positions = self.engine.model.spec.longest_sequence or MOST_TOKENS
-        if self.kind == "gliner":  # a file may state no limit: no request is to have a row of any length
+        if self.kind == "gliner":  # a config may have no limit, but a request's row must
             reader = self.engine.gliner
             self.max_seq_length = reader.max_seq_length = min(reader.max_seq_length, LONGEST_LABELLED)
         elif is_pipeline:
@@ -123,7 +123,7 @@ class ServedModel:
         self._batchers: dict[str, tuple[Batcher, Batcher]] = {}  # of short and of long requests
 
     def start(self, lanes: Lanes, settings: ServerSettings, observe: Callable[[int, int], None]) -> None:
-        """Make the queues; their batches run in `lanes`."""
+        """Make the queues, whose batches run in `lanes`."""
         computed: dict[str, Callable[[list[Any]], Any]] = {"attention": partial(attentions, self)}
         if self.kind not in METHODS:
             computed["answers"] = partial(answers, self)
@@ -160,7 +160,7 @@ class ServedModel:
         return await self._aside(partial(read_jobs, self), texts, options)
 
     async def _aside(self, read: Callable[..., list[Any]], texts: Sequence[Any], options: dict[str, Any]) -> list[Any]:
-        """Tokenize, long texts in a thread of their own, so that they do not hold up other requests."""
+        """Tokenize; long texts in a thread, so that they do not block other requests."""
         if sum(map(_size, texts)) + len(texts) * sum(map(len, options.get("labels", ()))) <= SHORT:
             return read(texts, **options)
         return await asyncio.to_thread(read, texts, **options)
@@ -177,10 +177,10 @@ class ServedModel:
         names: Callable[[int], str] = "inputs[{}]".format,
         advice: str = "; truncate cuts it",
     ) -> list[Any]:
-        """Return the tokens of texts, or of rows of one or two texts for a classifier.
+        """Return the tokens of texts; a classifier's texts are tuples of one or two.
 
-        A text may be a list of token ids, special ones included; with a prompt it is decoded first. `names` names each
-        text in errors, `task` is the side of a late-interaction encoder that reads them, `route` that of a Router.
+        A text may be a list of token ids, with special tokens; with a prompt it is decoded first. `names` names each
+        text in errors; `task` is a late-interaction encoder's side, `route` a Router's route.
 
         Raises RequestError: 413 for a text that is too long, unless `truncate`, and as `check_read` does; 422 for an
             unknown token id.
@@ -217,7 +217,7 @@ class ServedModel:
         return rows
 
     def shortened(self, text: str, side: str, name: str) -> str:
-        """Return enough of a text whose end on `side` is cut: 4 MB would take 700 MB."""
+        """Cut a long text on `side`, leaving more tokens than are read: tokenizing 4 MB would take 700 MB."""
         size = LONG
         while size < len(text):
             part = text[-size:] if side == "left" else text[:size]
@@ -243,9 +243,9 @@ class ServedModel:
         return texts if self.engine is self.pipeline else [self.engine.prepared(text, prompt) for text in texts]
 
     async def compute(self, name: str, rows: list[Any]) -> list[Any]:
-        """Return what is called `name` for rows of tokens: a name of `start`, or of jobs "attention" or "answers".
+        """Return the result `name` (a queue's name, see `start`) for rows of tokens, or for jobs.
 
-        Raises RequestError: 413 if the answer is too long, 429 if too much is held or waits.
+        Raises RequestError: 413 if the answer is too long, 429 if memory or the queue is full.
         """
         what = name.partition(" of ")[0]
         tokens = sum(map(len, rows))
@@ -267,12 +267,12 @@ class ServedModel:
         return found
 
     def similarity(self, query: np.ndarray, documents: list[np.ndarray]) -> np.ndarray:
-        """Return the scores of a late-interaction encoder's vectors of a query and of documents."""
+        """Return a late-interaction encoder's scores of documents' vectors for a query's vectors."""
         with kernels.use_backend(self._backend):
             return self.engine.similarity([query], documents)[0]
 
     def check_answer(self, count: int) -> None:
-        """Hold the memory of an answer. Raises RequestError: 413 if it is too long, 429 if there is no room for it."""
+        """Reserve memory for an answer. Raises RequestError: 413 if it is too long, 429 if memory is full."""
         if count > self._most_bytes:
             limit = f"the limit is {self._most_bytes}: send shorter texts"
             raise too_large(f"the answer takes up to {count} bytes, {limit}")
@@ -295,23 +295,23 @@ class ServedModel:
             elif what == "answers":
                 options: Any = {"masked": {"top_k": 1}, "gliner": {"labels": ("warm",)}}.get(self.kind, {})
                 batcher._compute(read_jobs(self, [f"warm {self.tokenizer.mask_token} up"], truncate=True, **options))
-            elif what != "attention":  # on request, and seldom
+            elif what != "attention":  # rarely requested
                 text = ("warm", "up") if self.kind == "classifier" else "warm up"
                 batcher._compute(self.read([text], truncate=True, route=what.partition(" of ")[2] or None))
 
 
 class Models:
-    """The models of a server. Raises CheckpointError for two of the same name."""
+    """The models of a server. Raises CheckpointError if two have the same name."""
 
     def __init__(self, models: Sequence[ServedModel]):
         self.all = list(models)
         names = [model.name for model in self.all]
         for name in names:
             if names.count(name) > 1:
-                raise CheckpointError(f"two models are called {name!r}, expected different names of folders")
+                raise CheckpointError(f"two models are called {name!r}, expected folders with different names")
 
     def of_kind(self, kind: Kinds, name: str | None = None) -> ServedModel:
-        """Return the model of these kinds (None for any) and this name, or the first; RequestError (424, 404)."""
+        """Return the model of these kinds (None for any) and this name, or the first. RequestError: 424 or 404."""
         found = {model.name: model for model in self.all if is_of(kind, model)}
         what = "" if kind is None else " or ".join(WHAT[each] for each in ([kind] if isinstance(kind, str) else kind))
         if not found:
@@ -330,17 +330,17 @@ def _marked_task(folder: Path) -> str:
 
 
 def _size(text: Any) -> int:
-    """Return the characters of a text or a pair, or the ids of a list."""
+    """Return the number of characters of a text or a pair, or of ids in a list."""
     return sum(map(len, text)) if isinstance(text, tuple) else len(text)
 
 
 def is_of(kinds: Kinds, model: ServedModel) -> bool:
-    """Return whether a model's kinds have one of a request's."""
+    """Return whether a model has one of a request's kinds."""
     return kinds is None or not set(model.kinds).isdisjoint([kinds] if isinstance(kinds, str) else kinds)
 
 
 def finite(values: np.ndarray) -> np.ndarray:
-    """Return `values`. Raises RequestError (424) if JSON cannot hold them."""
+    """Return `values`. Raises RequestError (424) for inf and NaN, which JSON cannot represent."""
     if not np.isfinite(values).all():
-        raise unsupported("the result is not finite, which JSON cannot hold")
+        raise unsupported("the result has inf or NaN, which JSON cannot represent")
     return values

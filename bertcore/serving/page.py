@@ -1,4 +1,4 @@
-"""Pages that need no key: / to use the models in a browser, /docs and /metrics."""
+"""Pages that need no API key: / to use the models in a browser, /docs and /metrics."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -50,7 +50,7 @@ DOCS = """<!doctype html>
 <link rel="stylesheet" href="page.css">
 <main class="docs">
 <h1>Requests</h1>
-<p><a href="./">Try them</a>. As a document for programs: <a href="openapi.json">openapi.json</a></p>
+<p><a href="./">Try them</a>. For programs: <a href="openapi.json">openapi.json</a></p>
 {parts}
 </main>
 """

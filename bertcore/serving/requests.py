@@ -1,4 +1,4 @@
-"""Declarations of endpoints, which check requests; and the errors that answer them, in the clients' formats."""
+"""Declarations of endpoints, which check requests, and the errors that answer requests."""
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 Schema = dict[str, Any]  # JSON Schema
-BATCH = "x-batch"  # mark of the lists whose length the server's settings bound
+BATCH = "x-batch"  # marks lists whose length the server's settings limit
 LONGEST = 400
 KINDS = ("Backend", "Empty", "Overloaded", "Tokenizer", "Unhealthy", "Validation")
 
@@ -17,8 +17,8 @@ KINDS = ("Backend", "Empty", "Overloaded", "Tokenizer", "Unhealthy", "Validation
 class RequestError(Exception):
     """An error that answers a request.
 
-    `kind` is text-embeddings-inference's error_type, `code` OpenAI's, `openai_status` that of HTTP on OpenAI's paths if
-    it is another than `status`. The message is cut to LONGEST characters, as it may quote the request.
+    `kind` is text-embeddings-inference's error_type, `code` OpenAI's, `openai_status` the HTTP status on OpenAI's paths
+    if it differs from `status`. The message, which may quote the request, is cut to LONGEST characters.
     """
 
     status: int
@@ -39,12 +39,12 @@ def _error(status: int, kind: str, code: str | None = None, openai_status: int |
     return partial(RequestError, status, kind, code=code, openai_status=openai_status)
 
 
-Make = Callable[[str], RequestError]  # of the message
+Make = Callable[[str], RequestError]  # takes the message
 malformed: Make = _error(400, "Validation")  # a body that is not a JSON object
 empty: Make = _error(400, "Empty")  # no text, or a text without characters
 invalid: Make = _error(422, "Validation", openai_status=400)  # a missing or wrong field
 unknown_token: Make = _error(422, "Tokenizer", openai_status=400)
-encoded: Make = _error(415, "Validation")  # a compressed body, or another type of content than JSON
+encoded: Make = _error(415, "Validation")  # a compressed body, or content that is not JSON
 unauthorized: Make = _error(401, "Validation", "invalid_api_key")
 forbidden: Make = _error(403, "Validation")  # a host or an origin that is not allowed
 too_large: Make = _error(413, "Validation")  # a body beyond the limit
@@ -52,8 +52,8 @@ too_many: Make = _error(413, "Validation", openai_status=400)  # more texts than
 too_long: Make = _error(413, "Validation", "context_length_exceeded", 400)  # a text beyond the limit
 body_too_slow: Make = _error(408, "Validation")
 overloaded: Make = _error(429, "Overloaded", "rate_limit_exceeded")  # more work than the queue holds
-unsupported: Make = _error(424, "Backend")  # something that no served model can do
-no_model: Make = _error(404, "Validation", "model_not_found")  # a model that is not served
+unsupported: Make = _error(424, "Backend")  # no served model can do this
+no_model: Make = _error(404, "Validation", "model_not_found")  # no such model is served
 timed_out: Make = _error(504, "Backend")  # work that took too long
 failed: Make = _error(500, "Backend")  # an unexpected exception
 stopped: Make = _error(503, "Unhealthy")  # the server stops
@@ -61,10 +61,10 @@ stopped: Make = _error(503, "Unhealthy")  # the server stops
 
 @dataclass(frozen=True, eq=False)
 class Endpoint:
-    """A request that takes an object, declared once: for its checks, its errors and /openapi.json.
+    """A request with an object as its body, declared once for checks, errors and /openapi.json.
 
-    `answer` gets (body, models, settings), the body with every field, and returns JSON; `kind` is that of the model, or
-    several kinds, or None for any.
+    `answer` takes (body, models, settings), the body with every field, and returns a value for JSON; `kind` is the
+    model's kind, a tuple of kinds, or None for any.
     """
 
     answer: Callable[[dict[str, Any], Any, Any], Awaitable[Any]]
@@ -75,36 +75,36 @@ class Endpoint:
 
 
 def endpoint(kind: str | tuple[str, ...] | None, result: Schema, example: dict[str, Any], **fields: Schema) -> Any:
-    """Make an `Endpoint` of a function; a field without a default is required."""
+    """Return a decorator that makes an `Endpoint` of a function; a field without a default is required."""
     return partial(Endpoint, kind=kind, body=record(**fields), result=result, example=example)
 
 
 def record(**fields: Schema) -> Schema:
-    """Return the schema of an object with these fields, and any others."""
+    """Return the schema of an object with these fields; others are allowed."""
     required = [name for name, schema in fields.items() if "default" not in schema]
     description = f"an object of {', '.join(fields)}"
     return {"type": "object", "properties": fields, "required": required, "description": description}
 
 
 def optional(schema: Schema, default: Any = None) -> Schema:
-    """Return the schema of a field that may be absent or null, which mean `default`."""
+    """Return the schema of a field that may be absent or null, both meaning `default`."""
     made = {**schema, "type": [schema["type"], "null"], "default": default}
     return made | ({"enum": [*schema["enum"], None]} if "enum" in schema else {})
 
 
 def options(**fields: Schema) -> Schema:
-    """Return the schema of an object that may be absent, and so may each of its fields."""
+    """Return the schema of an object that may be absent."""
     return optional(record(**fields), {})
 
 
 def many(items: Schema, description: str = "", **more: Any) -> Schema:
-    """Return the schema of a list, of at least one entry where `description` is given: a list in a request."""
+    """Return the schema of a list; with a `description` (in a request) it has at least one entry."""
     asked = {"minItems": 1, "description": description} if description else {}
     return {"type": "array", "items": items} | asked | more
 
 
 def batch(items: Schema, description: str) -> Schema:
-    """Return the schema of a list of at least one entry, and at most as many as a client's batch may have."""
+    """Return the schema of a list of at least one entry and at most `max_client_batch_size`."""
     return many(items, description) | {BATCH: True}
 
 
@@ -124,7 +124,7 @@ INPUT: Schema = {
     "anyOf": [FILLED, batch({"anyOf": [FILLED, IDS], "description": "a string"}, "a list of strings"), IDS],
     "description": "a string, a list of token ids, or a list of these",
 }
-# Fields of text-embeddings-inference's requests. It serves one model; `model` chooses among several.
+# Fields of text-embeddings-inference's requests; `model` is added, to choose among several.
 MODEL = {"model": optional(TEXT)}
 CUT = {"truncate": optional(FLAG), "truncation_direction": optional(choice("Right", "Left", "right", "left"), "right")}
 PROMPT = {"prompt_name": optional(TEXT)}
@@ -136,9 +136,10 @@ TYPES: dict[str, Any] = {
 
 
 def checked(schema: Schema, value: Any, name: str, most: int) -> Any:
-    """Return a value, `name` in errors, that fits its schema, with absent fields' defaults and without unknown fields.
+    """Return a value checked by its schema, with defaults for absent fields and without unknown fields.
 
-    Raises RequestError: 400 for an empty text or list, 413 for a batch beyond `most`, 422 for any other mismatch.
+    `name` names it in errors. Raises RequestError: 400 for an empty text or list, 413 for a
+    batch beyond `most`, 422 for any other mismatch.
     """
     found = _option(schema, value)
     most_of = None if found is None else found.get("maxItems", found.get("maxLength"))
@@ -167,7 +168,7 @@ def checked(schema: Schema, value: Any, name: str, most: int) -> Any:
 
 
 def _option(schema: Schema, value: Any) -> Schema | None:
-    """Return the schema, or its alternative, that the value fits best; None if not even its type fits."""
+    """Return the schema or alternative that the value fits best, or None if no type fits."""
     fitting = [option for option in schema.get("anyOf", [schema]) if _fits(option, value)]
     if len(fitting) > 1 and value:  # lists: their first entries decide
         fitting.sort(key=lambda option: _option(option["items"], value[0]) is None)
@@ -183,7 +184,7 @@ def _fits(schema: Schema, value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Describe a value briefly: lists and objects by type, as they may be huge or deeply nested."""
+    """Describe a value briefly; lists and objects only by type, as they may be huge or deeply nested."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, dict):
@@ -194,14 +195,14 @@ def _shown(value: Any) -> str:
 
 @dataclass
 class Memory:
-    """The bytes that the requests of a server hold, and the most that they may hold together."""
+    """The bytes reserved by all requests of a server, and the most that they may reserve."""
 
     most: int
     held: int = 0
 
     @contextlib.contextmanager
     def of_request(self) -> Iterator[None]:
-        """Release everything held in the context at its end."""
+        """Release everything reserved in the context at its end."""
         request = _Held(self)
         token = _request.set(request)
         try:
@@ -221,12 +222,12 @@ _request: ContextVar[_Held | None] = ContextVar("request", default=None)
 
 
 def hold(count: int) -> None:
-    """Hold so many bytes until the current request has ended. Raises RequestError (429) if there is no room."""
+    """Reserve `count` bytes until the current request ends. Raises RequestError (429) if memory is full."""
     request = _request.get()
     if request is None:
         return
     memory = request.memory
     if memory.held + count > memory.most:
-        raise overloaded(f"requests hold {memory.held} of {memory.most} bytes, no room for {count} more: try again")
+        raise overloaded(f"requests hold {memory.held} of {memory.most} bytes, too many for {count} more: try again")
     memory.held += count
     request.count += count

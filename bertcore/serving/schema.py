@@ -9,19 +9,19 @@ from bertcore.serving.requests import BATCH, KINDS, TEXT, Endpoint, Schema, choi
 from bertcore.serving.settings import ServerSettings
 
 STATUSES = {
-    400: "The body is not JSON, or has no text; on OpenAI's paths, a field is wrong or a text too long",
+    400: "The body is not JSON or has no text; on OpenAI's paths, a field is wrong or a text is too long",
     401: "The key is missing or wrong",
     403: "The host or the origin is not allowed",
     404: "No such model is served",
     408: "The body arrived too slowly",
-    413: "The body, the batch, a text or the answer is beyond the limits",
-    415: "The body is not declared as JSON, or compressed",
+    413: "The body, the batch, a text or the answer is too large",
+    415: "The body is not declared as JSON, or is compressed",
     422: "A field is wrong",
     424: "No served model can do this",
-    429: "The server has as much work as it takes",
+    429: "The server is busy",
     500: "The server failed",
     503: "The server is stopping",
-    504: "The time is over",
+    504: "The request timed out",
 }
 OF_LISTS = (401, 403, 404, 429, 500, 503, 504)
 OF_PAGES = (403, 429, 500, 503)
@@ -36,18 +36,18 @@ OPENAI_ERROR = record(
 )
 PAGES = {
     "/": ("A page to use the models in a browser", "text/html"),
-    "/page.css": ("The style of the pages", "text/css"),
-    "/page.js": ("The script of the page", "text/javascript"),
+    "/page.css": ("The pages' style sheet", "text/css"),
+    "/page.js": ("The page's script", "text/javascript"),
     "/docs": ("A page about all requests", "text/html"),
-    "/health": ("Answer 200 while the server takes requests", None),
-    "/ping": ("Answer 200 while the server takes requests", None),
+    "/health": ("Answer 200 while the server accepts requests", None),
+    "/ping": ("Answer 200 while the server accepts requests", None),
     "/metrics": ("The counters, for Prometheus", "text/plain"),
     "/openapi.json": ("This document", "application/json"),
 }
 
 
 def openapi(endpoints: Mapping[str, Endpoint], lists: Mapping[str, Endpoint], settings: ServerSettings) -> Schema:
-    """Return the OpenAPI 3.1 document of these endpoints, POST and GET, and of the pages."""
+    """Return the OpenAPI 3.1 document of these POST and GET endpoints, and of the pages."""
     has_key = settings.api_key is not None
     paths: dict[str, dict[str, Any]] = {}
     for group, method in ((endpoints, "post"), (lists, "get")):
@@ -82,7 +82,7 @@ def openapi(endpoints: Mapping[str, Endpoint], lists: Mapping[str, Endpoint], se
 
 
 def _bounded(schema: Any, most: int) -> Any:
-    """Return a schema with the limit of a client's batch in it."""
+    """Return a schema whose batches state the limit `most`."""
     if isinstance(schema, list):
         return [_bounded(part, most) for part in schema]
     if not isinstance(schema, dict):

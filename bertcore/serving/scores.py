@@ -1,4 +1,4 @@
-"""Endpoints of scores: text-embeddings-inference's /predict, /rerank, /similarity, and rerank as Jina and Cohere."""
+"""Endpoints of scores: text-embeddings-inference's /predict, /rerank and /similarity; Jina's and Cohere's rerank."""
 
 import uuid
 from typing import Any
@@ -28,10 +28,10 @@ LABELS = rq.many(rq.record(score=NUMBER, label=rq.TEXT))
     raw_scores=rq.optional(rq.FLAG, False),
 )
 async def predict(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the labels of a text, of a pair ([text, text]), or of each of several ([[text], [text, text]]).
+    """Return the labels of a text, a pair ([text, text]), or each of several ([[text], [text, text]]).
 
-    The most probable is the first. Scores are probabilities, as the model's config says (`published_function`): the
-    softmax of the logits, the sigmoid for one label or for texts with several labels, the number itself for regression.
+    The most probable label comes first. The model's config decides how scores follow from logits
+    (`published_function`): softmax, sigmoid for one label or for texts with several labels, none for regression.
     With `raw_scores` they are the logits.
     """
     model, inputs = models.of_kind("classifier", body["model"]), body["inputs"]
@@ -60,9 +60,9 @@ RERANKERS = ("classifier", "late")
     return_text=rq.optional(rq.FLAG, False),
 )
 async def rerank(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the texts by how well they answer the query; scores are the sigmoid of the logits unless `raw_scores`.
+    """Return the texts ordered by relevance to the query; scores are the sigmoid of logits unless `raw_scores`.
 
-    Scores of a late-interaction model are its similarities.
+    A late-interaction model's scores are its similarities.
     """
     model, texts, cut = _reranker(models, body["model"]), body["texts"], settings.cutting(body)
     _, scores = await _relevance(model, body["query"], texts, "texts[{}]", cut, is_raw=body["raw_scores"])
@@ -71,8 +71,8 @@ async def rerank(body: dict[str, Any], models: Models, settings: ServerSettings)
 
 
 def _documents(return_documents: bool) -> Any:
-    """Declare Jina's and Cohere's interface: they differ in whether documents are returned by default."""
-    document = {"anyOf": [rq.TEXT, rq.record(text=rq.TEXT)], "description": "a string or an object of text"}
+    """Declare Jina's or Cohere's interface, which differ in whether documents are returned by default."""
+    document = {"anyOf": [rq.TEXT, rq.record(text=rq.TEXT)], "description": "a string or an object with text"}
     return rq.endpoint(
         kind=RERANKERS,
         example={"query": "what is a cat", "documents": ["an animal", "a train"], "top_n": 1},
@@ -86,7 +86,7 @@ def _documents(return_documents: bool) -> Any:
             meta=rq.record(tokens=rq.record(input_tokens=INTEGER)),
         ),
         query=rq.FILLED,
-        documents=rq.batch(document, "a list of strings or of objects of text"),
+        documents=rq.batch(document, "a list of strings or of objects with text"),
         **rq.MODEL,
         top_n=rq.optional(rq.COUNT),
         return_documents=rq.optional(rq.FLAG, return_documents),
@@ -94,7 +94,7 @@ def _documents(return_documents: bool) -> Any:
 
 
 async def _ranked_documents(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the documents by how well they answer the query, the `top_n` best; long ones are cut."""
+    """Return the `top_n` documents most relevant to the query, best first; long ones are cut."""
     model = _reranker(models, body["model"])
     texts = [document if isinstance(document, str) else document["text"] for document in body["documents"]]
     rows, scores = await _relevance(model, body["query"], texts, "documents[{}]", {"truncate": True})
@@ -120,7 +120,7 @@ cohere_rerank = _documents(return_documents=False)(_ranked_documents)
     **rq.MODEL,
 )
 async def similarity(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the cosine of the source sentence with each of the sentences."""
+    """Return the cosine similarity of the source sentence to each of the sentences."""
     model, inputs, parameters = models.of_kind("dense", body["model"]), body["inputs"], body["parameters"]
     cut, prompt = settings.cutting(parameters), prompt_of(model, parameters["prompt_name"])
     names = ["inputs.source_sentence", *(f"inputs.sentences[{index}]" for index in range(len(inputs["sentences"])))]
@@ -140,7 +140,7 @@ def _reranker(models: Models, name: str | None) -> ServedModel:
 async def _relevance(
     model: ServedModel, query: str, texts: list[str], name: str, cut: dict[str, Any], *, is_raw: bool = False
 ) -> tuple[list[Any], np.ndarray]:
-    """Return the tokens that were read for texts and a query, and the score of each text."""
+    """Return the tokens of query and texts, and the score of each text."""
     if model.kind == "classifier":
         rows, logits = await _logits(model, [(query, text) for text in texts], name, cut)
         return rows, logits[:, 0] if is_raw else sigmoid(logits[:, 0])

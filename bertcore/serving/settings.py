@@ -7,7 +7,7 @@ from typing import Any
 
 from bertcore.arguments import check_strings
 
-BODY = 9  # bytes of memory for one of a body: token ids of three digits and a comma take 36
+BODY = 9  # bytes of memory for a byte of a body: token ids of three digits and a comma take 36
 
 
 @dataclass(frozen=True)
@@ -15,25 +15,23 @@ class ServerSettings:
     """Limits of a server.
 
     Attributes:
-        max_batch_tokens: tokens computed at once, on a CPU at most 1024; a longer text is computed alone.
-        max_queue_tokens: tokens that may wait, of short requests and of long ones each; beyond, requests are refused
-            with 429.
-        max_client_batch_size: texts of a request; beyond, it is refused with 413.
-        max_concurrent_requests: requests in work; beyond, they are refused with 429 (default: 512, or what the limit
-            of open files allows).
-        max_body_bytes: bytes of a request; beyond, it is refused with 413.
-        max_response_bytes: bytes of an answer; beyond, its request is refused with 413. They are estimated from its
-            numbers, words, labels or tokens before it is computed, but for sparse embeddings.
-        body_timeout: seconds in which a request's body has to arrive; beyond, it is refused with 408.
-        timeout: seconds that a request may take; beyond, it is refused with 504.
+        max_batch_tokens: tokens computed at once (at most 1024 on a CPU); a longer text is computed alone.
+        max_queue_tokens: tokens that may wait, for short and for long requests each; further ones are refused with 429.
+        max_client_batch_size: texts of a request; one with more is refused with 413.
+        max_concurrent_requests: requests that run at once; further ones are refused with 429.
+        max_body_bytes: bytes of a request's body; a larger one is refused with 413.
+        max_response_bytes: bytes of an answer; a request for a larger one is refused with 413. They are estimated from
+            its numbers, words, labels or tokens before it is computed (after, for sparse embeddings).
+        body_timeout: seconds in which a request's body must arrive; it is refused with 408 otherwise.
+        timeout: seconds that a request may take; a longer one is answered with 504.
         auto_truncate: cut texts that are too long, instead of refusing them.
-        api_key: the key that requests must bring as `Authorization: Bearer KEY` (401 without), printable ASCII
-            without spaces; None for no key.
-        allowed_hosts: names, in lower case and without ports, that the header Host may have (403 beyond); None for any.
+        api_key: the key that requests must send as `Authorization: Bearer KEY` (401 otherwise), printable ASCII without
+            spaces; None for no key.
+        allowed_hosts: names, in lower case and without ports, allowed as header Host (403 for others); None for any.
         cors_origins: origins whose pages may call the server from a browser, such as https://example.com, or "*".
 
     Raises:
-        ValueError: a limit that is not positive, and a key or an origin that no request could have.
+        ValueError: for a limit that is not positive, and for a key or an origin that no request could have.
     """
 
     max_batch_tokens: int = 4096
@@ -51,7 +49,7 @@ class ServerSettings:
 
     @property
     def max_memory(self) -> int:
-        """The bytes that requests may hold together (429 beyond): the answers and bodies of four of the largest."""
+        """The bytes that all requests together may reserve (429 beyond): the largest answer and body, times four."""
         return 4 * (self.max_response_bytes + BODY * self.max_body_bytes)
 
     def __post_init__(self) -> None:
@@ -65,9 +63,9 @@ class ServerSettings:
                 raise ValueError(f"cors_origins has {origin!r}, expected SCHEME://HOST in lower case, or *")
         if self.api_key is not None and not re.fullmatch("[!-~]+", self.api_key):
             wrong = "has other characters" if self.api_key else "is empty"
-            raise ValueError(f"api_key {wrong}, expected printable ASCII without spaces, or no key at all")
+            raise ValueError(f"api_key {wrong}, expected printable ASCII without spaces, or None")
 
     def cutting(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return whether and on which side long texts are cut, as `ServedModel.read` takes it."""
+        """Return `ServedModel.read`'s options `truncate` and `side` for a request."""
         truncate = self.auto_truncate if body["truncate"] is None else body["truncate"]
         return {"truncate": truncate, "side": body["truncation_direction"].lower()}

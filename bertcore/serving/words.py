@@ -1,4 +1,4 @@
-"""Endpoints of words in their text: Hugging Face's token-classification and fill-mask, and attention."""
+"""Endpoints of entities, masked words and attention, with Hugging Face's token-classification and fill-mask."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,7 @@ from bertcore.serving.scores import LABELS as SCORED_LABELS
 from bertcore.serving.settings import ServerSettings
 from bertcore.tasks.pipelines.spans import STRATEGIES
 
-MOST_TOKENS = 128  # of a text whose attention is asked for: the answer grows with their square
+MOST_TOKENS = 128  # of a text for /attention, whose answer grows with their square
 INPUTS = {"anyOf": [rq.FILLED, rq.FILLED_TEXTS], "description": "a string or a list of strings"}
 NAMES = rq.many(rq.TEXT, maxItems=1000) | {"description": "a list of at most 1000 strings"}
 PLACE = {"score": NUMBER, "word": rq.TEXT, "start": INTEGER, "end": INTEGER}
@@ -27,14 +27,14 @@ WORDS = rq.many(rq.record(score=NUMBER, token=INTEGER, token_str=rq.TEXT, sequen
 async def _piped(
     kind: str, body: dict[str, Any], models: Models, settings: ServerSettings, options: dict[str, Any]
 ) -> Any:
-    """Return the answers of the pipeline of this kind to the texts of `inputs`; options are those of its call."""
+    """Return the answers of this kind's pipeline to the texts of `inputs`, called with these options."""
     model, inputs, options = models.of_kind(kind, body["model"]), body["inputs"], dict(options)
     truncate = settings.auto_truncate if options["truncate"] is None else options["truncate"]
     del options["truncate"]
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
     model.check_read(sum(map(len, options.get("targets") or ())), "characters")
     try:
-        await asyncio.to_thread(model.pipeline, iter(()), **options)  # which checks the options
+        await asyncio.to_thread(model.pipeline, iter(()), **options)  # checks the options
     except ValueError as error:
         raise rq.invalid(f"parameters: {error}" if "parameters" in body else str(error)) from error
     texts = [inputs] if isinstance(inputs, str) else inputs
@@ -58,8 +58,8 @@ async def _piped(
 async def token_classification(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
     """Return the entities of each text of `inputs`, with the characters at which they start and end.
 
-    As Hugging Face's inference API: with the aggregation strategy "none" tokens (`entity`) instead of entities
-    (`entity_group`), without the labels `ignore_labels`.
+    As in Hugging Face's inference API, the aggregation strategy "none" returns tokens (`entity`) instead of entities
+    (`entity_group`), and labels in `ignore_labels` are left out.
     """
     return await _piped("tagger", body, models, settings, body["parameters"])
 
@@ -77,10 +77,10 @@ async def token_classification(body: dict[str, Any], models: Models, settings: S
     **rq.MODEL,
 )
 async def predict_entities(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the entities of the kinds `labels` in each text of `inputs`, with their first characters and last + 1.
+    """Return the entities with these labels in each text of `inputs`, with their first characters and last + 1.
 
-    As GLiNER's `predict_entities`: scores are above `threshold`; `flat_ner` false lets an entity lie within another,
-    and `multi_label` lets one have several labels.
+    As in GLiNER's `predict_entities`, scores are above `threshold`; without `flat_ner` an entity may lie within
+    another, and with `multi_label` one may have several labels.
     """
     names = ("labels", "threshold", "flat_ner", "multi_label", "truncate")
     return await _piped("gliner", body, models, settings, {name: body[name] for name in names})
@@ -97,15 +97,15 @@ async def predict_entities(body: dict[str, Any], models: Models, settings: Serve
     **rq.MODEL,
 )
 async def fill_mask(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the `top_k` most probable words for the mask of each text of `inputs`, and the text with each.
+    """Return the `top_k` most probable words for the mask in each text of `inputs`, and the text with each.
 
-    As Hugging Face's inference API: a text with several masks gets a list for each; `targets` are the words to choose
-    from.
+    As in Hugging Face's inference API, a text with several masks gets a list for each; `targets` are the words to
+    choose from.
     """
     return await _piped("masked", body, models, settings, body["parameters"])
 
 
-PLACES = rq.many(INTEGER | {"description": "the number of a character"}, "the first and the last + 1 character")
+PLACES = rq.many(INTEGER | {"description": "the index of a character"}, "the first and the last + 1 character")
 MARKED = rq.record(text=rq.FILLED, spans=rq.many(PLACES, "a list of [first, last + 1] characters"))
 
 
@@ -113,15 +113,15 @@ MARKED = rq.record(text=rq.FILLED, spans=rq.many(PLACES, "a list of [first, last
     kind="marked",
     example={"inputs": {"text": "Ada Lovelace lived in London", "spans": [[0, 12], [22, 28]]}},
     result={"anyOf": [SCORED_LABELS, rq.many(SCORED_LABELS)]},
-    inputs={"anyOf": [MARKED, rq.batch(MARKED, "a list of objects of text and spans")],
-            "description": "an object of text and spans, or a list of them"},
+    inputs={"anyOf": [MARKED, rq.batch(MARKED, "a list of objects with text and spans")],
+            "description": "an object with text and spans, or a list of them"},
     parameters=rq.options(top_k=rq.optional(rq.COUNT)),
     **rq.MODEL,
 )  # fmt: skip
 async def entity_classification(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return the types of the entity at the span of a text, or the relations of the two at its spans, best first.
+    """Return the types of the entity at a text's span, or the relations of the two at its spans, best first.
 
-    The spans of a relation are the head and the tail, in characters. `top_k` are the most labels; all by default.
+    A relation's spans are the head and the tail, in characters. `top_k` is the most labels returned; all by default.
     """
     model, inputs = models.of_kind("marked", body["model"]), body["inputs"]
     given = [inputs] if isinstance(inputs, dict) else inputs
@@ -146,9 +146,9 @@ async def entity_classification(body: dict[str, Any], models: Models, settings: 
     **rq.MODEL,
 )
 async def attention(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
-    """Return how much each token of a short text attends to each: a row of probabilities for each token.
+    """Return the attention probabilities of a short text: for each token a row of probabilities.
 
-    Layers and heads are counted from 1: by default the last layer, and the mean of its heads.
+    Layers and heads are counted from 1; the default is the last layer and the mean of its heads.
     """
     model, head = models.of_kind(None, body["model"]), body["head"]
     layers = model.layers

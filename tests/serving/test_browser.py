@@ -349,7 +349,7 @@ def test_the_key(browser, folders, monkeypatch):
     monkeypatch.setenv("BERTCORE_API_KEY", "secret-key")
     with served(folders["encoder"], options=("--log-level", "warning")) as (_, port), opened(browser, port) as page:
         page.wait_for_selector("#unlock:not([hidden])")
-        assert page.is_hidden("#main") and "asks for an API key" in page.inner_text("#notice")
+        assert page.is_hidden("#main") and "requires an API key" in page.inner_text("#notice")
         assert page.get_attribute("#key", "type") == "password" and not page.inner_text("#key-error")
         page.fill("#key", "wrong-key")
         page.press("#key", "Enter")
@@ -366,7 +366,7 @@ def test_the_key(browser, folders, monkeypatch):
                              " JSON.stringify(localStorage), JSON.stringify(sessionStorage)].join()")  # fmt: skip
         assert "secret-key" not in kept
         page.fill("#key", "wrong-key")
-        assert run(page, "similarity") == "The server asks for its API key."
+        assert run(page, "similarity") == "The server requires an API key."
         assert page.get_attribute("#key", "aria-invalid") == "true"
         page.reload()
         page.wait_for_selector("#unlock:not([hidden])")
@@ -378,5 +378,5 @@ def test_a_server_that_has_ended(browser, folders):
         page.wait_for_selector("#main:not([hidden])")
         process.kill()
         process.wait()
-        assert run(page, "similarity").startswith("The server does not answer: ")
+        assert run(page, "similarity").startswith("The server did not answer: ")
         assert page.failures.pop().endswith("ERR_CONNECTION_REFUSED")

@@ -226,10 +226,10 @@ def test_marked_entities(task, family, tmp_path):
             ([{"text": "cat", "spans": []}], 400, "inputs[0].spans is empty"),
             ([{"text": "cat", "spans": [[0, 1]] * 3}], 422, "inputs[0]: spans has 3 spans"),
             ([{"text": "cat", "spans": [[0, 1, 2]]}], 422, "inputs[0]: spans[0] is [0, 1, 2]"),
-            ({"text": "cat", "spans": [["a", 2]]}, 422, "inputs.spans[0][0] is 'a', expected the number"),
+            ({"text": "cat", "spans": [["a", 2]]}, 422, "inputs.spans[0][0] is 'a', expected the index"),
             ({"text": "cat"}, 422, "inputs.spans is missing, expected a list of [first, last + 1]"),
             ({"text": "cat " * 200, "spans": spans}, 413, "inputs has more than"),
-            ("cat", 422, "inputs is 'cat', expected an object of text and spans"),
+            ("cat", 422, "inputs is 'cat', expected an object with text and spans"),
         ):
             assert message in post(client, "/entity_classification", status, inputs=inputs)["error"]
 

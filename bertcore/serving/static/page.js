@@ -1,6 +1,6 @@
 "use strict";
 
-// Everything on this page is made of text nodes and attributes: what a model or a text says is never read as HTML.
+// Everything on this page is made of text nodes and attributes, so that no text is ever parsed as HTML.
 
 const at = id => document.getElementById(id);
 const element = (name, properties = {}, ...children) => {
@@ -48,8 +48,8 @@ async function ask(path, body, signal) {
 function heatMap(names, rows, {small = false, most = 1, places = 2} = {}) {
   const label = (name, index, kind) => element("th", {scope: kind, title: name},
     ...(small ? [] : [element("span", {className: "number"}, String(index + 1))]), element("span", {className: "name"}, name));
-  const readout = element("p", {className: "readout"}, "Point at a cell, or move with the arrow keys, to read it in full.",
-    small ? ` Colours end at ${most.toFixed(2)}.` : "");
+  const readout = element("p", {className: "readout"}, "Point at a cell or move with the arrow keys to see its value.",
+    small ? ` The colour scale ends at ${most.toFixed(2)}.` : "");
   const body = rows.map((row, down) => element("tr", {}, label(names[down], down, "row"), ...row.map((value, across) => {
     const share = value / most;
     const cell = shared(element("td", {tabIndex: down || across ? -1 : 0}, value.toFixed(places)), Math.abs(share),
@@ -89,7 +89,7 @@ function bar(name, share, value, made = element("li")) {
 const hueOf = label => [...label].reduce((sum, letter) => (sum * 31 + letter.codePointAt(0)) % 997, 7) * 137.5 % 360;
 
 function marked(text, entities) {
-  const characters = [...text], parts = [], labels = new Map();  // places count code points
+  const characters = [...text], parts = [], labels = new Map();  // offsets count code points
   let end = 0;
   for (const entity of entities) {
     const label = entity.entity_group ?? entity.label;
@@ -135,7 +135,7 @@ function bracketed(text) {
   const spans = [];
   let plain = "";
   for (const part of text.split(/(\[[^[\]]+\])/)) {
-    const isMarked = /^\[.+\]$/s.test(part), start = [...plain].length;  // places count code points
+    const isMarked = /^\[.+\]$/s.test(part), start = [...plain].length;  // offsets count code points
     plain += isMarked ? part.slice(1, -1) : part;
     if (isMarked) spans.push([start, [...plain].length]);
   }
@@ -150,14 +150,14 @@ async function chips(answer, sent, form, signal) {
     const ids = words.map(word => [word.index]);
     const names = !ids.length ? [] : await ask("decode", JSON.stringify({ids, ...named()}), signal).catch(error => {
       if (signal.aborted) throw error;
-      return ids.map(([id]) => `token ${id}`);  // beyond the tokenizer's: of a vocabulary that is rounded up
+      return ids.map(([id]) => `token ${id}`);  // beyond the tokenizer: the model's vocabulary is rounded up
     });
     made.push(element("h2", {}, sent.inputs[index]), element("ul", {className: "chips"}, ...words.map((word, place) => {
       const share = word.value / words[0].value;
       const chip = shared(element("li", {title: `token ${word.index}`}, names[place], element("small", {}, word.value.toFixed(2))), share);
       chip.classList.toggle("strong", share > 0.7);
       return chip;
-    })), element("p", {className: "legend"}, more ? `and ${more.toLocaleString("en")} more of less weight` : words.length ? "" : "No word has a weight."));
+    })), element("p", {className: "legend"}, more ? `and ${more.toLocaleString("en")} more with less weight` : words.length ? "" : "No word has a weight."));
   }
   return made;
 }
@@ -168,7 +168,7 @@ function attentionMap({tokens, weights}, sent, form) {
   return heatMap(shown.map(index => tokens[index].text), rows, {small: true, most: Math.max(...rows.flat(), 1e-9)});
 }
 
-// Tasks: the request of a tab's form, and how its answer is shown
+// Tasks: the request that a tab's form makes, and the display of its answer
 
 const named = () => models.length > 1 ? {model: chosen().id} : {};
 const cosines = rows => rows.map(row => rows.map(other => row.reduce((sum, value, index) => sum + value * other[index], 0)));
@@ -236,7 +236,7 @@ function curlOf([path, body]) {
   return `curl ${quoted(new URL(path, location.href.split("#")[0]).href)}${key} \\\n  --json ${quoted(bodyOf(body))}`;
 }
 
-// The form of a tab: run, cancel, errors, curl
+// A tab's form: run, cancel, errors, curl
 
 function prepare(section) {
   const task = TASKS[section.id], form = section.querySelector("form");
@@ -250,7 +250,7 @@ function prepare(section) {
     field.closest("label").after(element("p", {className: "error", id}));
   }
   const isBrief = form.querySelector("textarea").dataset.enter !== undefined;
-  find(".hint").textContent = isBrief ? "Enter runs it, Shift+Enter starts a line." : "Ctrl+Enter runs it.";
+  find(".hint").textContent = isBrief ? "Enter to run, Shift+Enter for a new line." : "Ctrl+Enter to run.";
 
   let running = null;
   const say = (text, isWrong = false) => {
@@ -267,9 +267,9 @@ function prepare(section) {
   };
   const refuse = error => {
     if (error.name === "AbortError") return say("Cancelled.");
-    if (!(error instanceof Refusal)) return say(`The server does not answer: ${error.message}`, true);
+    if (!(error instanceof Refusal)) return say(`The server did not answer: ${error.message}`, true);
     if (error.status === 401) {
-      say("The server asks for its API key.", true);
+      say("The server requires an API key.", true);
       return lock();
     }
     const stated = error.message.match(/^[\w.: ]*?(\w+)(\[\d+\])?(?= (is|has)\b)/)?.[1];
@@ -320,7 +320,7 @@ function prepare(section) {
     getSelection().selectAllChildren(curl);
     try {
       await navigator.clipboard.writeText(curl.textContent);
-    } catch {  // no clipboard outside localhost and TLS
+    } catch {  // the clipboard needs localhost or TLS
       document.execCommand("copy");
     }
     button.textContent = "Copied";
@@ -405,7 +405,7 @@ function lock() {
   at("unlock").hidden = false;
   at("key").setAttribute("aria-invalid", String(Boolean(at("key").value)));
   at("key-error").textContent = at("key").value ? "This is not the server's key." : "";
-  at("notice").textContent = "This server asks for an API key. It is kept in this page until you close it.";
+  at("notice").textContent = "This server requires an API key. The page keeps it until you close it.";
   at("key").focus();
 }
 
@@ -418,7 +418,7 @@ async function connect() {
     examples = Object.fromEntries(posts.map(([path, {post}]) => [path, post.requestBody.content["application/json"].example]));
   } catch (error) {
     if (error.status === 401) return lock();
-    at("notice").textContent = `The server does not answer as expected: ${error.message}`;
+    at("notice").textContent = `The server did not answer as expected: ${error.message}`;
     return;
   }
   at("key").removeAttribute("aria-invalid");
