@@ -1,4 +1,4 @@
-"""bertcore inside other libraries: one module per library, imported by its name; it needs that library.
+"""bertcore inside other libraries: one module per library, imported by its name; each needs that library.
 
 | module | provides |
 | --- | --- |
@@ -10,12 +10,12 @@
 | `plugins.haystack` | `BertcoreTextEmbedder`, `BertcoreDocumentEmbedder` |
 | `plugins.chroma` | `BertcoreEmbeddingFunction` |
 | `plugins.mteb` | `MTEBEncoder`, for `mteb.evaluate` |
-| `plugins.vector_search` | `to_usearch`, `to_hnswlib`, `to_faiss`, `to_sqlite`, of a kept index |
+| `plugins.vector_search` | `to_usearch`, `to_hnswlib`, `to_faiss`, `to_sqlite`, for a `VectorIndex` |
 | `plugins.spacy` | the pipeline component `bertcore` |
 | `plugins.ray` | `TextEmbedder`, for `Dataset.map_batches` (extra `ray`) |
-| `plugins.spark` | `embedding_udf`, a function of a column (extra `spark`) |
+| `plugins.spark` | `embedding_udf`, a column function (extra `spark`) |
 
-PyTorch's autograd has the kernels from `bertcore.kernels.torch`. Tables of pandas, Polars and DuckDB need no module:
+For PyTorch's autograd, the kernels are in `bertcore.kernels.torch`. pandas, Polars and DuckDB need no module:
 docs/clusters.md has a recipe for each.
 """
 

@@ -7,7 +7,7 @@
     collection.add(ids=["1", "2"], documents=["Cats sleep sixteen hours a day.", "Berlin has 3.7 million people."])
     collection.query(query_texts=["how do cats rest"], n_results=1)
 
-Chroma stores the name of a collection's function; import this module before opening the collection again.
+Chroma stores the name of a collection's function: import this module before reopening the collection.
 """
 
 import os
@@ -43,7 +43,7 @@ class BertcoreEmbeddingFunction(EmbeddingFunction[Documents]):
         return "bertcore"
 
     def default_space(self) -> str:
-        """Return Chroma's name of the model's similarity; cosine by default."""
+        """Return Chroma's name for the model's similarity; cosine by default."""
         return {"dot": "ip", "euclidean": "l2"}.get(self._encoder.similarity_fn_name, "cosine")
 
     def get_config(self) -> dict[str, Any]:
@@ -51,15 +51,15 @@ class BertcoreEmbeddingFunction(EmbeddingFunction[Documents]):
 
     @staticmethod
     def validate_config(config: dict[str, Any]) -> None:
-        """Raise ValueError unless the config has a model, and nothing but the arguments of the class."""
+        """Raise ValueError unless the config has a model and only the class's arguments."""
         wrong = set(config) - {"model", "truncation"}
         if wrong or not isinstance(config.get("model"), str):
             keys = ", ".join(sorted(map(repr, config))) or "nothing"
-            raise ValueError(f"config has {keys}, expected 'model', the name of a model, and possibly 'truncation'")
+            raise ValueError(f"config has {keys}, expected 'model', a model's name, and optionally 'truncation'")
         Cutting(config.get("truncation", "warn"))
 
     @staticmethod
     def build_from_config(config: dict[str, Any]) -> "BertcoreEmbeddingFunction":
-        """Return the function of a config that `get_config` returned; raises as `validate_config` does."""
+        """Return the function for a config from `get_config`; raises as `validate_config` does."""
         BertcoreEmbeddingFunction.validate_config(config)
         return BertcoreEmbeddingFunction(**config)

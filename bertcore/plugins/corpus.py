@@ -1,4 +1,4 @@
-"""The parts of a corpus of files, each read alone, in bounded memory: the work of `bertcore embed --ray`."""
+"""Split a corpus of files into parts that are read separately, in bounded memory, for `bertcore embed --ray`."""
 
 import gzip
 import zlib
@@ -16,9 +16,9 @@ READ_AT_ONCE = 1024  # rows of a Parquet file
 
 
 class Part(NamedTuple):
-    """Neighbouring rows of a file, lines or rows of a table: the rows and uncompressed bytes before them, their number.
+    """Consecutive rows of a file (lines, or rows of a table).
 
-    The offset is 0 for Parquet.
+    `first` and `offset` are the numbers of rows and of uncompressed bytes before them; the offset is 0 for Parquet.
     """
 
     file: Path
@@ -28,15 +28,15 @@ class Part(NamedTuple):
 
 
 def corpus_files(root: Path) -> list[Path]:
-    """Return a file, or all readable files of a folder, in the order of their names.
+    """Return a file, or all readable files of a folder sorted by name.
 
     Raises ValueError for a path that does not exist, an unknown ending, and a folder with nothing to read.
     """
-    known = f"known are {', '.join(KNOWN)}, and .gz after those of lines"
+    known = f"known are {', '.join(KNOWN)}, and .gz after any but .parquet"
     if root.is_dir():
         found = sorted(file for file in root.rglob("*") if file.is_file() and _ending(file) in KNOWN)
         if not found:
-            raise ValueError(f"{root} holds no file to read; endings that are {known}")
+            raise ValueError(f"{root} has no file with a known ending; {known}")
         return found
     if not root.is_file():
         raise ValueError(f"{root} does not exist, expected a file or a folder")
@@ -46,9 +46,9 @@ def corpus_files(root: Path) -> list[Path]:
 
 
 def parts_of(file: Path, rows: int, column: str) -> Iterator[Part]:
-    """Return the parts of a file: each has `rows` rows but the last; a file without rows is one empty part.
+    """Yield the parts of a file, with `rows` rows each except the last; an empty file is one empty part.
 
-    Lines are counted, and not read; a Parquet file states its rows. Raises ValueError for a Parquet file without the
+    Lines are counted but not decoded; a Parquet file states its rows. Raises ValueError for a Parquet file without the
     column, and for damaged compression.
     """
     if _ending(file) in PARQUET:
@@ -67,9 +67,10 @@ def parts_of(file: Path, rows: int, column: str) -> Iterator[Part]:
 
 
 def texts_of(part: Part, column: str) -> Iterator[str]:
-    """Return the texts of a part: its lines, or the values of `column`; blank lines of JSON lines are skipped.
+    """Yield the texts of a part: its lines, or the values of `column`; blank lines of a JSON lines file are skipped.
 
-    Raises ValueError for wrong bytes or damaged compression, MalformedRecord for what is not a text of `column`.
+    Raises ValueError for wrong bytes or damaged compression, MalformedRecord for a value of `column` that is not a
+    text.
     """
     if _ending(part.file) in TEXT:
         yield from _lines(part)
@@ -92,12 +93,12 @@ def _ending(file: Path) -> str:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[BinaryIO]:
-    """Return a block with the bytes of a file of lines; ValueError if its compression is damaged."""
+    """Return a context with the bytes of a file of lines. Raises ValueError if its compression is damaged."""
     try:
         with cast(BinaryIO, gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")) as stream:
             yield stream
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{file} has a damaged compression: {error}") from error
+        raise ValueError(f"the compression of {file} is damaged: {error}") from error
 
 
 def _lines(part: Part) -> Iterator[str]:

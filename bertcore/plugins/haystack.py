@@ -5,7 +5,7 @@
     documents = BertcoreDocumentEmbedder("all-MiniLM-L6-v2/").run(documents=[Document(content="Cats sleep.")])
     embedding = BertcoreTextEmbedder("all-MiniLM-L6-v2/").run(text="how do cats rest")["embedding"]
 
-A pipeline's file is read by `Pipeline.loads(text, allowed_modules=["bertcore.plugins.haystack"])`.
+Load a saved pipeline with `Pipeline.loads(text, allowed_modules=["bertcore.plugins.haystack"])`.
 """
 
 import asyncio
@@ -23,21 +23,21 @@ from bertcore.tasks.texts import checked_text
 
 
 class _Embedder:
-    """Serialisable settings, and an encoder that is loaded at first use."""
+    """Serialisable settings, and an encoder loaded at first use."""
 
     def _keep(self, model: str | os.PathLike, prefix: str, suffix: str, **settings: Any) -> None:
         self._settings: dict[str, Any] = {"model": os.fspath(model), "prefix": prefix, "suffix": suffix, **settings}
         self._encoder: SentenceEncoder | None = None
 
     def _embedded(self, encode: str, texts: list[str]) -> list[list[float]]:
-        """Return the embeddings that the encoder's method of this name makes of texts."""
+        """Return the embeddings of texts by the encoder's method `encode`."""
         self.warm_up()
         settings, prompt = self._settings, self._settings["prefix"] or None
         whole = [text + settings["suffix"] for text in texts]
         return getattr(self._encoder, encode)(whole, prompt=prompt, truncation=settings["truncation"]).tolist()
 
     def warm_up(self) -> None:
-        """Load the model, unless it is loaded; `run` does so, too."""
+        """Load the model if it is not loaded yet; `run` also does this."""
         if self._encoder is None:
             self._encoder = opened(self._settings["model"])
 
@@ -53,8 +53,8 @@ class _Embedder:
 class BertcoreTextEmbedder(_Embedder):
     """Embed a query, with the model's own prompt for queries.
 
-    `model` is a folder, or an id on the Hugging Face hub; `truncation` is as for `SentenceEncoder.encode`. `prefix` is
-    put before the query, in place of the model's prompt, `suffix` after it.
+    `model` is a folder, or an id on the Hugging Face hub; `truncation` is as for `SentenceEncoder.encode`. `prefix`
+    comes before the query, in place of the model's prompt, and `suffix` after it.
     """
 
     def __init__(self, model: str | os.PathLike, truncation: str | bool = "warn", prefix: str = "", suffix: str = ""):
@@ -74,8 +74,8 @@ class BertcoreTextEmbedder(_Embedder):
 class BertcoreDocumentEmbedder(_Embedder):
     """Embed documents, with the model's own prompt for them.
 
-    `meta_fields_to_embed` are fields of the documents' meta that are put before their content, with
-    `embedding_separator` between the parts. The other arguments are those of `BertcoreTextEmbedder`.
+    `meta_fields_to_embed` are fields of the documents' meta to put before their content, with `embedding_separator`
+    between the parts. The other arguments are as for `BertcoreTextEmbedder`.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ class BertcoreEmbeddings(Embeddings):
     """Embeddings of a sentence encoder, for LangChain's stores and retrievers.
 
     Documents and queries get the model's own prompts for them. `model` is a folder, an id on the Hugging Face hub, or a
-    SentenceEncoder; `options` are those of `SentenceEncoder.encode`: normalize_embeddings, truncation, ...
+    SentenceEncoder; `options` are options of `SentenceEncoder.encode`: normalize_embeddings, truncation, ...
     """
 
     def __init__(self, model: str | os.PathLike | SentenceEncoder, **options: Any):

@@ -4,7 +4,7 @@
 
     index = VectorStoreIndex.from_documents(documents, embed_model=BertcoreEmbedding("all-MiniLM-L6-v2/"))
 
-It works as embed_model of indices, retrievers and ingestion pipelines.
+It works as the embed_model of indices, retrievers and ingestion pipelines.
 """
 
 import asyncio

@@ -5,7 +5,7 @@
 
     mteb.evaluate(MTEBEncoder("all-MiniLM-L6-v2/"), tasks=mteb.get_tasks(tasks=["NanoNQRetrieval"]))
 
-It has what mteb's EncoderProtocol asks for.
+It implements mteb's EncoderProtocol.
 """
 
 import os
@@ -25,11 +25,11 @@ from bertcore.tasks.long_texts import Cutting
 class MTEBEncoder:
     """Embeddings of a sentence encoder, for mteb's tasks.
 
-    The prompt of a text is the model's own, in mteb's order: that of the task and the kind of text ("NFCorpus-query"),
-    of the task, of the task's type and the kind, of the type, of the kind; else queries and documents get the model's
-    prompts for them.
+    A text gets the first of the model's prompts named after, in mteb's order: the task and the kind of text
+    ("NFCorpus-query"), the task, the task's type and the kind, the type, the kind; otherwise the model's prompt for
+    queries or documents.
 
-    `model` is a folder, or an id on the Hugging Face hub; `truncation` is as for `SentenceEncoder.encode`, all other
+    `model` is a folder, or an id on the Hugging Face hub; `truncation` is as for `SentenceEncoder.encode`, other
     arguments are as for `SentenceEncoder`.
     """
 
@@ -44,9 +44,9 @@ class MTEBEncoder:
         self, inputs: Any, *, task_metadata: Any, hf_split: str, hf_subset: str, prompt_type: PromptType | None = None,
         batch_size: int = 32, show_progress_bar: bool = False, **options: Any,
     ) -> np.ndarray:  # fmt: skip
-        """Return the embeddings (texts, dim), float32, of the column "text" of mteb's batches.
+        """Return the embeddings, float32 (texts, dim), of the column "text" of mteb's batches.
 
-        `options` are those of `SentenceEncoder.encode`.
+        `options` are further options of `SentenceEncoder.encode`.
         """
         name = get_prompt_name(dict(self.encoder.prompts), task_metadata, prompt_type)
         encoders = {None: self.encoder.encode, "query": self.encoder.encode_query}
@@ -59,12 +59,12 @@ class MTEBEncoder:
         return self.encoder.similarity(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: np.ndarray, embeddings2: np.ndarray) -> np.ndarray:
-        """Return the model's similarities of rows with the same place, (texts,)."""
+        """Return the model's similarities of corresponding rows, (texts,)."""
         return self.encoder.similarity_pairwise(embeddings1, embeddings2)
 
     @property
     def mteb_model_meta(self) -> ModelMeta:
-        """The model as mteb describes it, by its name on the hub, or "bertcore/" and the folder's."""
+        """The model's description for mteb, named by its id on the hub, or "bertcore/" and the folder's name."""
         is_folder = Path(self._name).is_dir() or self._name.count("/") != 1
         name = f"bertcore/{Path(self._name).resolve().name}" if is_folder else self._name
         facts = {"name": name, "revision": self._revision or "no_revision", "max_tokens": self.encoder.max_seq_length}

@@ -21,13 +21,13 @@ from bertcore.tasks.texts import checked_texts
 
 
 class TextEmbedder:
-    """Add embeddings to batches of rows of `ray.data.Dataset.map_batches`.
+    """Add embeddings to the batches of `ray.data.Dataset.map_batches`.
 
     On the numba backend a text has the same embedding, bit for bit, in every batch, actor and process.
 
     Args:
         model: a folder that exists on every node, or an id on the Hugging Face hub.
-        text_column: name of the column of texts.
+        text_column: name of the text column.
         embedding_column: name of the added column.
         options: options of `SentenceEncoder.encode`: prompt_name, normalize_embeddings, truncate_dim, truncation, ...
 
@@ -48,12 +48,12 @@ class TextEmbedder:
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the columns of a batch and the embeddings, (rows, dim) float32.
 
-        Raises ValueError if the column of texts is missing or that of embeddings exists, TypeError for a null.
+        Raises ValueError if the text column is missing or the embedding column exists, TypeError for a null.
         """
         columns = ", ".join(batch)
         if self._text_column not in batch:
             raise ValueError(f"text_column is {self._text_column!r}, expected one of the dataset's columns: {columns}")
         if self._embedding_column in batch:
-            raise ValueError(f"embedding_column is {self._embedding_column!r}, which the dataset has: {columns}")
+            raise ValueError(f"embedding_column is {self._embedding_column!r}, which exists in the dataset: {columns}")
         texts = checked_texts(batch[self._text_column], self._text_column)
         return {**batch, self._embedding_column: self._encoder.encode(texts, **self._options)}

@@ -47,14 +47,14 @@ def _encoder(model: str, dtype: str | None, files: tuple[Any, ...]) -> SentenceE
 
 
 def _files(model: Any) -> tuple[Any, ...]:
-    """Return the files of a folder with their times of writing; empty for an id on the hub."""
+    """Return the files of a folder with their modification times; empty for an id on the hub."""
     if not isinstance(model, str | os.PathLike) or not os.path.isdir(model):
         return ()
     return tuple(sorted((str(file), file.stat().st_mtime_ns) for file in Path(model).rglob("*")))
 
 
 class _OfTexts:
-    """Tags of estimators whose input is a sequence of strings."""
+    """Scikit-learn's tags for estimators whose input is a sequence of strings."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -63,7 +63,7 @@ class _OfTexts:
 
 
 class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Turn each text into its embedding; there is nothing to fit.
+    """Turn each text into its embedding; no fitting is needed.
 
     Args:
         model: folder of a sentence encoder, or its id on the Hugging Face hub.
@@ -71,7 +71,7 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         prompt_name: name of one of the model's prompts.
         normalize_embeddings, truncate_dim, truncation, batch_tokens: as for `SentenceEncoder.encode`.
 
-    Pickling stores these settings, not the model.
+    Pickling stores only these settings, not the model.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         return self
 
     def transform(self, X: Any) -> np.ndarray:
-        """Return the embeddings of texts (a list, an array or a column of strings), (texts, dim) float32."""
+        """Return the embeddings of texts (a list, array or column of strings), float32 (texts, dim)."""
         names = ("prompt_name", "normalize_embeddings", "truncate_dim", "truncation", "batch_tokens")
         texts = list(checked_texts(X, "X"))
         return self._opened.encode(texts, **{name: getattr(self, name) for name in names})
@@ -122,16 +122,16 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
 
 class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
-    """Fine-tune an encoder on labelled texts, and classify other texts.
+    """Fine-tune an encoder on labelled texts, then classify other texts.
 
     Args:
         model: folder of a model and its tokenizer, or its id on the Hugging Face hub.
         epochs: number of passes over the texts.
-        batch_size: texts of a step.
+        batch_size: texts per training step.
         learning_rate: initial value; falls linearly to 0.
-        max_length: most tokens of a text, at most those of the model.
+        max_length: most tokens of a text, capped by the model's limit.
         truncation: treatment of longer texts in `predict`, see `SentenceEncoder.encode`; `fit` cuts them.
-        random_state: seed of dropout and of the order of texts; None or a RandomState draws one.
+        random_state: seed of dropout and of the order of texts; drawn at random for None or a RandomState.
 
     Attributes:
         classes_: the labels, sorted.
@@ -153,18 +153,18 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
         self.max_length, self.truncation, self.random_state = max_length, truncation, random_state
 
     def fit(self, X: Any, y: Any) -> "TextClassifier":
-        """Train on texts and a label for each.
+        """Train on texts with a label each.
 
-        Raises ValueError for other numbers of texts than of labels, for fewer than two labels, and for labels that are
-        no classes: NaN, None, fractions, several for a text; and for a `max_length` without room for a text.
+        Raises ValueError if the numbers of texts and labels differ, for fewer than two classes, for labels that are not
+        classes (NaN, None, fractions, several per text), and for a `max_length` too small for any text.
         """
         texts, labels = list(checked_texts(X, "X")), column_or_1d(y)
         try:
             check_classification_targets(labels)
             classes, numbers = np.unique(labels, return_inverse=True)
-        except TypeError as error:  # they cannot be sorted: None or NaN where one lacks, or several kinds
+        except TypeError as error:  # labels that cannot be sorted: None for a missing one, or several types
             kinds = ", ".join(sorted({type(label).__name__ for label in labels}))
-            raise ValueError(f"y has labels of the types {kinds}, expected one type") from error
+            raise ValueError(f"y has labels of types {kinds}, expected one type") from error
         if len(numbers) != len(texts) or len(classes) < 2:
             raise ValueError(f"y has {len(numbers)} labels of {len(classes)} classes for {len(texts)} texts")
         with tempfile.TemporaryDirectory() as folder:
@@ -183,7 +183,7 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
         tokenizer = AutoTokenizer.from_pretrained(source)
         wanted = check_count("max_length", self.max_length, max(1, tokenizer.num_special_tokens_to_add(pair=True)))
         length = min(wanted, model.spec.longest_sequence or wanted)
-        Cutting(self.truncation, length)  # fail now for options that `predict` would refuse
+        Cutting(self.truncation, length)  # reject now options that `predict` would reject
         rows = tokenizer(texts, truncation=True, max_length=length)
         columns = {**rows, "labels": labels.tolist()}
         examples = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -195,23 +195,23 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
         tokenizer.save_pretrained(Path(folder) / "model")
 
     def _seed(self) -> int:
-        """Return `random_state` if it is a number, otherwise a number drawn from it."""
+        """Return `random_state` if it is an integer, otherwise an integer drawn from it."""
         if isinstance(self.random_state, int | np.integer):
             return check_count("random_state", self.random_state, 0)
         return int(check_random_state(self.random_state).randint(MOST_SEED))
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Return scores, (texts, classes) float32; for two classes the second minus the first, (texts,)."""
+        """Return scores, float32 (texts, classes); for two classes the second minus the first, (texts,)."""
         scores = self._logits(X)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Return the probabilities of the classes, (texts, classes) float64."""
+        """Return the probabilities of the classes, float64 (texts, classes)."""
         return softmax(self._logits(X))
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each text."""
-        best = self._logits(X).argmax(axis=1)  # raises, if it is not fitted, before classes_ is read
+        best = self._logits(X).argmax(axis=1)  # raises if not fitted, before classes_ is read
         return self.classes_[best]
 
     def _logits(self, X: Any) -> np.ndarray:

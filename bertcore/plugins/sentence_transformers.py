@@ -7,7 +7,7 @@
     model.encode(["Cats sleep sixteen hours a day."])
     model.save_pretrained("folder")  # loaded by SentenceTransformer("folder", trust_remote_code=True)
 
-It is for inference: its tensors have no gradient.
+It is for inference only: its tensors have no gradient.
 """
 
 import os
@@ -43,7 +43,7 @@ class EncoderModule(InputModule):
 
     @property
     def max_seq_length(self) -> int:
-        """Length that texts are cut to, in tokens."""
+        """The most tokens of a text; longer ones are cut."""
         return self.encoder.max_seq_length
 
     @max_seq_length.setter
@@ -60,7 +60,7 @@ class EncoderModule(InputModule):
     def preprocess(
         self, inputs: Sequence[Any], prompt: str | None = None, processing_kwargs: Any = None, **options: Any
     ) -> dict[str, Any]:
-        """Return the model's inputs, see `SentenceEncoder.preprocess`, and the number of first tokens not pooled."""
+        """Return the model's inputs (see `SentenceEncoder.preprocess`) and the number of first tokens not pooled."""
         found = self.encoder.preprocess(inputs, prompt, processing_kwargs)
         features = {name: torch.from_numpy(column) for name, column in found.items()}
         skipped = checked_options(self.encoder, prompt or "").skipped

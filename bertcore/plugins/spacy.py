@@ -7,8 +7,8 @@
     first, second = nlp.pipe(["Cats sleep sixteen hours a day.", "how do cats rest"])
     first.similarity(second)
 
-`doc._.embedding` is the embedding, float32 (dim,), which `DocBin` and `to_bytes` keep; `doc.vector`, and with it
-`doc.similarity`, and the vectors of spans and tokens (embeddings of their texts alone) follow the model as well.
+`doc._.embedding` is the embedding, float32 (dim,); `DocBin` and `to_bytes` store it. `doc.vector`, `doc.similarity` and
+the vectors of spans and tokens (each the embedding of its own text) also come from the model.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ Doc.set_extension("embedding", default=None, force=True)
     "bertcore", assigns=["doc._.embedding"], default_config={"truncation": "warn"}, requires=[], retokenizes=False
 )
 def make_component(nlp: Language, name: str, model: str, truncation: str | bool) -> "Component":
-    """Return the component of a folder, or an id on the hub; `truncation` is as for `SentenceEncoder.encode`."""
+    """Return the component for a folder or hub id; `truncation` is as for `SentenceEncoder.encode`."""
     return Component(opened(model), truncation)
 
 

@@ -1,4 +1,4 @@
-"""Spark's function of a column: `embedding_udf` (needs pyspark, extra `spark`).
+"""Spark's column function: `embedding_udf` (needs pyspark, extra `spark`).
 
     from bertcore.plugins.spark import embedding_udf
 
@@ -48,5 +48,5 @@ def embedding_udf(model: str | os.PathLike, *, batch_size: int = 1024, **options
 
 def _texts(values: np.ndarray) -> Iterator[str]:
     if isna(values).any():
-        raise ValueError("the column of texts has a null, expected a text in each row: fill them, or leave them out")
+        raise ValueError("the column of texts has a null, expected a text in each row: fill or drop nulls")
     return checked_texts(values, "the column of texts")

@@ -21,7 +21,7 @@ MOST_SEED = 2**63 - 1
 
 
 def register_attention(name: str = "bertcore") -> None:
-    """Register the kernels' attention as `attn_implementation=name`, for all models with a choice of attention."""
+    """Register the kernels' attention as `attn_implementation=name`, for all models with selectable attention."""
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, sdpa_mask)  # boolean, or None without masked tokens
 
@@ -53,7 +53,7 @@ def attention_forward(
         (batch, length, heads, head_dim), and None in place of the weights.
 
     Raises:
-        ValueError: softcap is given, which the kernels do not support.
+        ValueError: if softcap is given, which the kernels do not support.
     """
     if options.get("softcap") is not None:
         raise ValueError(f"softcap is {options['softcap']}, expected None: this attention does not support it")

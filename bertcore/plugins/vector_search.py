@@ -1,4 +1,4 @@
-"""A kept index in the form of other search libraries: usearch, hnswlib, FAISS, and SQLite with sqlite-vec.
+"""Convert a `VectorIndex` for other search libraries: usearch, hnswlib, FAISS, and SQLite with sqlite-vec.
 
     from bertcore import VectorIndex
     from bertcore.plugins.vector_search import to_hnswlib
@@ -6,9 +6,9 @@
     graph = to_hnswlib(VectorIndex("notes/"))
     rows, distances = graph.knn_query(encoder.encode_query(["how do cats rest"], normalize_embeddings=True), k=3)
 
-Each function needs its library alone (usearch, hnswlib, faiss-cpu, sqlite-vec). Vectors are read in blocks, as exact as
-the index keeps them; those of bits alone are 0 and 1. The result is the library's own object, whose keys are the ids of
-the index. An index of cosines keeps vectors of length 1: inner products are cosines of queries of length 1.
+Each function needs only its library (usearch, hnswlib, faiss-cpu, sqlite-vec). Vectors are read in blocks, as exact as
+the index stores them (0 and 1 if it stores only bits). The result is the library's own object, whose keys are the ids
+of the index. A cosine index stores vectors of length 1, so inner products with queries of length 1 are cosines.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def to_usearch(index: VectorIndex, **options: Any) -> Any:
-    """Return an approximate `usearch.index.Index` by inner products (distance: 1 minus the product).
+    """Return an approximate `usearch.index.Index` on inner products (distance: 1 minus the product).
 
-    `options` are those of `usearch.index.Index`: dtype ("f32" by default), connectivity, expansion_add,
+    `options` are options of `usearch.index.Index`: dtype ("f32" by default), connectivity, expansion_add,
     expansion_search. Raises ValueError for negative ids.
     """
     from usearch.index import Index
@@ -40,9 +40,9 @@ def to_usearch(index: VectorIndex, **options: Any) -> Any:
 
 
 def to_hnswlib(index: VectorIndex, *, room: int = 0, **options: Any) -> Any:
-    """Return an approximate `hnswlib.Index` by inner products (distance: 1 minus the product).
+    """Return an approximate `hnswlib.Index` on inner products (distance: 1 minus the product).
 
-    `room` is the number of vectors that can be added later, `options` are those of `init_index`: M, ef_construction,
+    `room` is the number of vectors that can be added later; `options` are options of `init_index`: M, ef_construction,
     random_seed. Raises ValueError for negative ids.
     """
     import hnswlib
@@ -55,10 +55,10 @@ def to_hnswlib(index: VectorIndex, *, room: int = 0, **options: Any) -> Any:
 
 
 def to_faiss(index: VectorIndex, factory: str = "Flat") -> Any:
-    """Return a `faiss.Index` by inner products, with ids.
+    """Return a `faiss.Index` on inner products, with ids.
 
-    `factory` is the description that `faiss.index_factory` takes: "Flat" (exact), "HNSW32", "IVF256,PQ48", ... One that
-    is trained learns from all vectors, in memory.
+    `factory` is a description for `faiss.index_factory`: "Flat" (exact), "HNSW32", "IVF256,PQ48", ... An index that
+    needs training is trained on all vectors, in memory.
     """
     import faiss
 
@@ -72,20 +72,21 @@ def to_faiss(index: VectorIndex, factory: str = "Flat") -> Any:
 
 
 def to_sqlite(index: VectorIndex, connection: sqlite3.Connection, table: str = "vectors") -> sqlite3.Connection:
-    """Write an index of cosines into a new virtual table of sqlite-vec, in one transaction, and return the connection.
+    """Write a cosine index into a new virtual table of sqlite-vec, in one transaction, and return the connection.
 
-    The table has rowid (the id), embedding and, where the index keeps texts, text:
+    The table has rowid (the id), embedding and, if the index stores texts, text:
 
         select rowid, distance, text from vectors where embedding match ? and k = 3 order by distance
 
     with a query's float32 bytes; distance is 1 minus the cosine.
 
     Args:
-        index: an index of cosines.
-        connection: a connection that may load extensions: of a Python whose sqlite3 allows it, or of pysqlite3.
+        index: a cosine index.
+        connection: a connection that can load extensions, from a Python whose sqlite3 allows it or from pysqlite3.
         table: name of the table.
 
-    Raises ValueError for an index by dot products or a name that is not an identifier.
+    Raises ValueError for an index of another similarity, a connection that cannot load extensions, or a table name that
+    is not an ASCII identifier.
     """
     import sqlite_vec
 
@@ -94,7 +95,7 @@ def to_sqlite(index: VectorIndex, connection: sqlite3.Connection, table: str = "
     if not isinstance(table, str) or not table.isidentifier() or not table.isascii():
         raise ValueError(f"table is {table!r:.80}, expected letters, digits and _")
     if not hasattr(connection, "enable_load_extension"):
-        raise ValueError("connection cannot load extensions, expected one of another Python, or of pysqlite3")
+        raise ValueError("connection cannot load extensions, expected one from another Python build or pysqlite3")
     connection.enable_load_extension(True)
     sqlite_vec.load(connection)
     connection.enable_load_extension(False)

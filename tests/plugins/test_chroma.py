@@ -25,7 +25,7 @@ def test_embeddings(folder, encoder):
 
 @pytest.mark.parametrize(("config", "error", "message"), [
     ({}, ValueError, "config has nothing, expected 'model'"),
-    ({"model": 3}, ValueError, "config has 'model', expected 'model', the name"),
+    ({"model": 3}, ValueError, "config has 'model', expected 'model', a model's name"),
     ({"model": "demo", "dtype": "int8"}, ValueError, "config has 'dtype', 'model', expected"),
     ({"model": "demo", "truncation": "no"}, ValueError, "truncation is 'no', expected one of"),
 ])  # fmt: skip

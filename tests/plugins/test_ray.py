@@ -58,7 +58,7 @@ def test_an_empty_dataset(folder):
 
 @pytest.mark.parametrize(("items", "options", "message"), [
     ([{"body": "a", "id": 1}], {}, "text_column is 'text', expected one of the dataset's columns: body, id"),
-    ([{"text": "a", "embedding": 1}], {}, "embedding_column is 'embedding', which the dataset has: text"),
+    ([{"text": "a", "embedding": 1}], {}, "embedding_column is 'embedding', which exists in the dataset: text"),
     ([{"text": "a"}, {"text": None}], {}, r"text\[\d\] is NoneType, expected str"),
     ([{"text": 1.5}], {}, r"text\[0\] is float64, expected str"),
     ([{"text": "a"}], {"prompt_name": "no"}, "prompt_name is 'no'"),
