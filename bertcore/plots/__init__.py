@@ -1,4 +1,4 @@
-"""Pictures of models: one module per picture; its function returns a matplotlib figure.
+"""Figures about models: one module per figure, whose function returns a matplotlib figure.
 
-`bertcore.drawing.save_figure(figure, "picture.svg")` writes one. The curves of a run are in `bertcore.training.curves`.
+`bertcore.drawing.save_figure(figure, "picture.svg")` writes one. A run's curves are in `bertcore.training.curves`.
 """

@@ -12,7 +12,7 @@ from bertcore.drawing import label_ticks, new_figure, shortened, style
 from bertcore.kernels import checks
 
 TERMS = ("content to content", "content to position", "position to content", "sum of the terms")
-MOST_TOKENS = 512  # a picture of more cannot be read
+MOST_TOKENS = 512  # a figure of more is unreadable
 
 
 @style()
@@ -25,22 +25,22 @@ def attention_maps(
     head: int | None = None,
     special_tokens: bool = True,
 ) -> Figure:
-    """Draw attention probabilities: of one head, or of several as small maps on one colour scale.
+    """Draw the attention probabilities of one head, or of several as small maps with one colour scale.
 
-    The scale ends at the greatest probability of a key that is not a special token: those often get nearly all.
+    The scale ends at the largest probability of a key that is not a special token, as these often get almost all of it.
 
     Args:
-        model: with attention over all pairs of tokens.
+        model: a model with attention over all pairs of tokens.
         tokenizer: the model's.
-        text: of at most 512 tokens.
+        text: at most 512 tokens.
         layer: one layer, counted from 1; by default all.
         head: one head, counted from 1; by default all.
-        special_tokens: whether to show special tokens such as [CLS]; probabilities stay as they are without them.
+        special_tokens: whether to show special tokens such as [CLS]; the other probabilities do not change.
 
     Raises:
-        TypeError: layer or head is not an integer.
-        ValueError: there is no such layer or head, the model does not return one probability for each pair of tokens,
-            or the text has too many or no tokens.
+        TypeError: if text is not a string, or layer or head not an integer.
+        ValueError: if there is no such layer or head, if the model does not return a probability for each pair of
+            tokens, or if the text has too many tokens or none to show.
     """
     ids, output = output_for(model, tokenizer, text, output_attentions=True)
     attentions, count = output.attentions, len(ids)
@@ -70,10 +70,10 @@ def attention_components(
 ) -> Figure:
     """Draw the terms of DeBERTa's attention scores in a layer, and their sum, with the mean absolute value of each.
 
-    The maps have the values of one head, or by default their absolute values averaged over all heads. The colours end
-    at the greatest value between words.
+    The maps show one head's values, or by default the absolute values averaged over all heads. The colours end at the
+    largest value between words.
 
-    Arguments and errors as for `attention_maps`; ValueError also unless the model is a DeBERTa with relative positions.
+    Arguments and errors as for `attention_maps`; also ValueError if the model is not a DeBERTa.
     """
     if not model.family.model_type.startswith("deberta"):
         raise ValueError(f"model is of type {model.family.model_type!r}, expected a DeBERTa")
@@ -102,7 +102,7 @@ def attention_components(
 
 
 def _chosen(name: str, number: int | None, count: int) -> list[int]:
-    """Return the index of a layer or head that is counted from 1, or all of them."""
+    """Return the indices of the chosen layers or heads: of one counted from 1, or of all."""
     if number is None:
         return list(range(count))
     if not 1 <= check_count(name, number) <= count:
@@ -111,10 +111,10 @@ def _chosen(name: str, number: int | None, count: int) -> list[int]:
 
 
 def _shown(tokenizer: Any, ids: Sequence[int], special_tokens: bool) -> np.ndarray:
-    """Return the places of the tokens to show."""
+    """Return the indices of the tokens to show."""
     found = np.flatnonzero(checks.boolean("special_tokens", special_tokens) | ~np.isin(ids, tokenizer.all_special_ids))
     if not len(found):
-        raise ValueError("text has no tokens but special ones, expected some to show")
+        raise ValueError("text has only special tokens, expected others to show")
     return found
 
 
@@ -122,7 +122,7 @@ def _maps(
     panels: Sequence[np.ndarray], titles: Sequence[str], tokens: Sequence[str], look: Any, bar: Any, columns: int = 4
 ) -> Figure:
     rows = -(-len(panels) // columns)
-    columns = -(-len(panels) // rows)  # 6 are two rows of 3, not 4 and 2
+    columns = -(-len(panels) // rows)  # 6 panels make two rows of 3, not 4 and 2
     least, most = ((3.0, 7.5), (2.6, 4.5), (1.9, 3.2))[0 if columns == 1 else 1 if columns == 2 else 2]
     side = min(max(least, 0.16 * len(tokens)), most)
     figure = new_figure(side * columns + 2.0, (side + 0.35) * rows + 0.9)
@@ -180,6 +180,6 @@ def tokens_of(tokenizer: Any, text: str, longest: int | None = None) -> dict[str
 
 
 def output_for(model: Any, tokenizer: Any, text: str, **options: Any) -> tuple[list[int], Any]:
-    """Return the token ids of a text and the model's output; raises as `tokens_of`."""
+    """Return a text's token ids and the model's output; raises as `tokens_of`."""
     encoded = tokens_of(tokenizer, text, model.spec.longest_sequence)
     return encoded["input_ids"], model(**{name: [row] for name, row in encoded.items()}, **options)

@@ -1,4 +1,4 @@
-"""Reliability diagrams: the accuracy of a classifier by its probability."""
+"""Reliability diagrams: a classifier's accuracy by its predicted probability."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from bertcore.tasks.calibration import reliability
 
 @style()
 def reliability_diagram(probabilities: Any, labels: Any, *, bins: int = 15) -> Figure:
-    """Draw accuracy by probability beside the diagonal of perfect calibration, and below it the texts of each bin.
+    """Draw accuracy by predicted probability with the diagonal of perfect calibration, and the texts of each bin below.
 
-    The title has the expected calibration error. Arguments and errors as for `reliability`; at most 100 bins.
+    The title gives the expected calibration error. Arguments and errors as for `reliability`; at most 100 bins.
     """
     found = reliability(probabilities, labels, bins=check_count("bins", bins, most=100))
     figure = new_figure(4.6, 5.2)

@@ -14,10 +14,10 @@ from bertcore.arguments import check_count, check_numbers, required
 from bertcore.drawing import BLUE, COLORS, GREY, SMALL, listed, new_figure, shortened, style
 
 METHODS = ("pca", "umap", "tsne")
-LABELLED = 40  # texts; labels of more would hide the points
-GROUPS = 18  # with a colour and a marker of their own; the others share one
+LABELLED = 40  # most texts to label: more would hide the points
+GROUPS = 18  # most groups with a colour and marker of their own; the others share one
 MARKERS = "os^DvPX*"
-# Where a text may stand beside its point: offset in points, alignment.
+# Positions of a text beside its point: offset in points, alignment.
 PLACES = (
     *((5, 0, "left", "center"), (-5, 0, "right", "center"), (0, 5, "center", "bottom"), (0, -5, "center", "top")),
     *((4, 4, "left", "bottom"), (4, -4, "left", "top"), (-4, 4, "right", "bottom"), (-4, -4, "right", "top")),
@@ -34,20 +34,20 @@ def embeddings_in_two_dimensions(
     method: str = "pca",
     seed: int = 0,
 ) -> Figure:
-    """Draw texts as points, coloured by label or by cluster, with as many of 40 texts as fit beside them.
+    """Draw texts as points, coloured by label or cluster; up to 40 are labelled with their text where it fits.
 
     Args:
         texts: at least three.
         embeddings: (texts, dim).
-        labels: a label for each text; the legend counts each. From the 18th on, the rarest share a colour.
-        clusters: in place of labels, the number of clusters that k-means makes (needs scikit-learn).
+        labels: a label for each text; the legend has their counts. Beyond 18 labels, the rarest share a colour.
+        clusters: in place of labels, the number of k-means clusters (needs scikit-learn).
         method: "pca", the first two principal components; "umap" (needs umap-learn) or "tsne" (needs scikit-learn),
-            which keep neighbours together, while their distances and axes mean nothing.
-        seed: of k-means, UMAP and t-SNE.
+            which keep neighbours together but whose distances and axes have no meaning.
+        seed: the seed of k-means, UMAP and t-SNE.
 
     Raises:
-        ImportError: a package is missing; the message names it.
-        TypeError, ValueError: other arguments, lengths that differ, or embeddings with inf or NaN.
+        ImportError: if a package is missing; the message names it.
+        TypeError, ValueError: for other arguments, lengths that differ, or embeddings with inf or NaN.
     """
     texts, rows = listed("texts", texts), check_numbers("embeddings", embeddings).astype(np.float64)
     if len(texts) < 3:
@@ -87,7 +87,7 @@ def _clusters(rows: np.ndarray, count: int, seed: int) -> list[str]:
 
 
 def _projected(rows: np.ndarray, method: str, seed: int) -> tuple[np.ndarray, tuple[str, str]]:
-    """Return points (texts, 2), and names of the axes."""
+    """Return points, (texts, 2), and the names of the axes."""
     if method == "pca":
         left, sizes, _ = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
         points, shares = np.zeros((len(rows), 2)), np.zeros(2)
@@ -107,7 +107,7 @@ def _projected(rows: np.ndarray, method: str, seed: int) -> tuple[np.ndarray, tu
 
 
 def _scatter(figure: Figure, place: Any, points: np.ndarray, groups: Sequence[Any] | None, title: str) -> None:
-    """Draw the points, those of a group alike, and a legend of the groups."""
+    """Draw the points, each group in its colour and marker, with a legend."""
     if groups is None:
         place.scatter(*points.T, s=24, color=BLUE, linewidth=0)
         return
@@ -124,7 +124,7 @@ def _scatter(figure: Figure, place: Any, points: np.ndarray, groups: Sequence[An
 
 
 def _annotate(figure: Figure, place: Any, points: np.ndarray, texts: Sequence[str]) -> None:
-    """Write texts beside their points, the most distant points first, wherever a text hides no other text or point."""
+    """Write texts beside points far from each other first, where they hide no other text or point."""
     pixels, box = place.transData.transform(points), place.get_window_extent()
     half = 3 * figure.dpi / 72
     markers = [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in pixels]

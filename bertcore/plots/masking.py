@@ -1,4 +1,4 @@
-"""Masked tokens in each epoch, with static and with dynamic masking."""
+"""Masked tokens in each epoch, for static and for dynamic masking."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ KINDS = {"not predicted": "#e8e8e8", "the mask": BLUE, "a random word": ORANGE, 
 
 @style()
 def masking(tokenizer: Any, text: str, *, epochs: int, seed: int = 0) -> Figure:
-    """Draw a row per epoch and a column per token: static masking above, dynamic below.
+    """Draw static masking above and dynamic masking below, with a row per epoch and a column per token.
 
-    Raises TypeError for `epochs` or `seed` that is not an integer, ValueError for more than 100 epochs, a seed below 0,
-    and a text that is too long.
+    Raises TypeError if `epochs` or `seed` is not an integer or `text` not a string, ValueError for more than 100
+    epochs, a seed below 0, and a text of more than 512 tokens.
     """
     numbers = [str(epoch) for epoch in range(1, check_count("epochs", epochs, most=100) + 1)]
     check_count("seed", seed, least=0)
@@ -35,7 +35,7 @@ def masking(tokenizer: Any, text: str, *, epochs: int, seed: int = 0) -> Figure:
         place.pcolormesh(np.array(rows), linewidth=min(1.5, 40 / len(ids)), **look)
         place.invert_yaxis()
         place.set_ylabel("epoch")
-        place.set_title("static: the same every time" if is_static else "dynamic: drawn anew every time")
+        place.set_title("static: the same every time" if is_static else "dynamic: redrawn every time")
         place.tick_params(length=0)
         place.spines[:].set_visible(False)
     handles = [Patch(color=color, label=kind) for kind, color in KINDS.items()]

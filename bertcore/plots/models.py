@@ -1,4 +1,4 @@
-"""Models side by side: sizes, work, measurements and published quality."""
+"""Models side by side: sizes, FLOPs, measurements and published accuracy."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +15,9 @@ Row = Mapping[str, Any]
 
 
 class Panel(NamedTuple):
-    """A figure of each model, as a bar from zero, or (is_dot) a dot on an axis that need not begin there.
+    """A number for each model, drawn as a bar from zero or (is_dot) a dot on an axis that may start elsewhere.
 
-    `parts` are functions of a model's row, by name; a bar is their sum. None is an unknown value, without a bar.
+    `parts` are functions of a model's row, by name; a bar is their sum. An unknown value, None, has no bar.
     """
 
     name: str
@@ -41,21 +41,21 @@ MEASURED = (
 )
 TRAINED = (
     Panel("peak memory of a training step, MB", {"peak": lambda row: row["peak"]}),
-    Panel("with layers run again, MB", {"peak": lambda row: row["checkpointed_peak"]}),
+    Panel("with gradient checkpointing, MB", {"peak": lambda row: row["checkpointed_peak"]}),
     Panel("training speed, tokens/s", {"speed": lambda row: row["tokens_per_second"]}),
 )
 
 
 @style()
 def models_side_by_side(rows: Sequence[Row], panels: Sequence[Panel] = SIZES, *, log: bool = False) -> Figure:
-    """Draw a line for each model: bars from zero in each panel, or dots on logarithmic axes.
+    """Draw a row for each model: bars from zero in each panel, or dots on logarithmic axes.
 
     Args:
-        rows: for each model its "name" and what the panels read: as `bertcore compare --json` prints them.
-        panels: SIZES, MEASURED or TRAINED, or others.
-        log: whether to draw dots on logarithmic axes in place of bars; published accuracy stays as it is.
+        rows: for each model its "name" and the keys that the panels read, as `bertcore compare --json` prints them.
+        panels: SIZES, MEASURED, TRAINED, or your own.
+        log: whether to draw dots on logarithmic axes in place of bars; published accuracy does not change.
 
-    Raises ValueError without models, and for a value that is not a finite number of at least 0.
+    Raises ValueError if `rows` is empty or a value is not a finite number of at least 0.
     """
     rows = listed("rows", rows)
     if not rows:

@@ -1,4 +1,4 @@
-"""Predictions at several temperatures of distillation: of a classifier, or for a masked word."""
+"""Predictions at several distillation temperatures, of a classifier or for a masked word."""
 
 import math
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ def distillation_temperature(
     The answers are a sequence classifier's classes, or a masked language model's words for the first mask in the text.
 
     Args:
-        model: with a trained head; a classifier has one label for a text and at least two classes.
+        model: a masked language model, or a classifier with one label per text and at least two classes.
         tokenizer: the model's.
-        text: of at most 512 tokens, with a mask token for a language model.
+        text: at most 512 tokens, with a mask token for a language model.
         temperatures: 1 to 12 numbers above 0.
-        words: how many of the words or classes to draw, at most 40.
+        words: the number of words or classes to draw, at most 40.
 
     Raises TypeError or ValueError for other arguments.
     """
@@ -70,7 +70,7 @@ def _classes(model: Any, output: Any) -> tuple[np.ndarray, list[str]]:
 
 
 def _words(tokenizer: Any, ids: list[int], output: Any) -> tuple[np.ndarray, Any]:
-    """Return the logits at the first mask, and the words by their ids."""
+    """Return the logits at the first mask, and the tokens in the order of their ids."""
     if tokenizer.mask_token_id not in ids:
         raise ValueError(f"text has no {tokenizer.mask_token} token, so there is nothing to predict")
     logits = kernels.to_host(output.logits)[0, ids.index(tokenizer.mask_token_id), : len(tokenizer)]

@@ -125,7 +125,7 @@ def test_refused_attention(folder, deberta):
         (attention_maps, bert, TEXT, {"layer": 0}, ValueError, "layer is 0, expected a positive integer"),
         (attention_maps, bert, TEXT, {"layer": 1.0}, TypeError, "layer is 1.0, expected a positive integer"),
         (attention_maps, bert, TEXT, {"head": 4}, ValueError, "head is 4, expected 1 to 3"),
-        (attention_maps, bert, "", {"special_tokens": False}, ValueError, "text has no tokens but special ones"),
+        (attention_maps, bert, "", {"special_tokens": False}, ValueError, "text has only special tokens"),
         (attention_maps, bert, [TEXT], {}, TypeError, "text is list, expected a string"),
         (attention_maps, bert, TEXT, {"special_tokens": 1}, TypeError, "special_tokens is 1, expected True or False"),
         (attention_components, relative, TEXT, {"head": 4}, ValueError, "head is 4, expected 1 to 3"),
