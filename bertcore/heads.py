@@ -1,4 +1,4 @@
-"""Heads: the language model's, the span boundary objective's, and classifiers of sequences, tokens and choices."""
+"""Heads for language models, span boundaries, and classification of sequences, tokens and choices."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
@@ -20,19 +20,19 @@ SOURCES = ("pooler", "first", "last", "last_word", "mean", "mean_of_dense", "tok
 
 @dataclass(frozen=True)
 class ClassifierSpec:
-    """The parts of a family's classifier, by their names in a checkpoint without ".weight" and ".bias".
+    """A family's classifier; parts have their names in checkpoints, without ".weight" and ".bias".
 
     Attributes:
-        output: the last map.
-        source: the encoder's "pooler"; the hidden state of the "first" or "last" token, of the "last_word", which is
-            not the word that pads, or their "mean"; "mean_of_dense", the mean of what `dense` makes of each token; each
-            of the "tokens", or of these plus the first one ("tokens_and_first"); "entities" (a family's own head).
-        dense: a map before the last one, of the hidden size.
-        activation: after `dense`, or on the source itself without one.
-        norm: a layer norm after the activation, or (norm_first) of the source.
-        without_bias: the parts of "dense", "norm" and "output" that have no bias.
-        dropout, dense_dropout: rates of the inputs of the last map, and of `dense`; None for that of the config's
-            classifiers, and for 0 where there is no `dense`.
+        output: the last linear map.
+        source: the encoder's "pooler"; the hidden state of the "first" or "last" token, or of the "last_word" (the last
+            token except padding); the "mean" of all tokens; "mean_of_dense", the mean after `dense`; each of the
+            "tokens", or each plus the first one ("tokens_and_first"); "entities" (a family's own head).
+        dense: a linear map before `output`, of the hidden size.
+        activation: applied after `dense`, or to the source if there is no `dense`.
+        norm: a layer norm after the activation, or with norm_first before `dense`.
+        without_bias: those of "dense", "norm" and "output" that have no bias.
+        dropout, dense_dropout: dropout rates of the inputs of `output` and `dense`; None for the config's classifier
+            dropout (0 for dense_dropout if there is no `dense`).
     """
 
     output: str
@@ -54,7 +54,7 @@ class ClassifierSpec:
 class Classifier(Block):
     """output(norm(activation(dense(source)))), or output(activation(dense(norm(source)))), with `num_labels` scores.
 
-    Parts that the spec lacks are left out.
+    Missing parts are left out.
     """
 
     def __init__(self, head_spec: ClassifierSpec, spec: EncoderSpec, num_labels: int):
@@ -74,7 +74,7 @@ class Classifier(Block):
         self.output = Linear(head_spec.output, in_features=width, out_features=num_labels, bias="output" in biased)
 
     def __call__(self, encoded: Any) -> Any:
-        """An `Encoded` batch -> logits, (tokens, num_labels), or (sequences that have tokens, num_labels)."""
+        """Return logits of an `Encoded` batch: (tokens, num_labels), or (sequences that have tokens, num_labels)."""
         features, run = self._features(encoded), encoded.run
         if self.norm_first:
             features = self.norm(run, features)
@@ -101,7 +101,7 @@ class Classifier(Block):
         if self.source == "mean":
             return _mean(run, encoded.hidden, encoded.packed)
         if self.source == "tokens_and_first":
-            packed = encoded.packed  # for each token, the index of its sequence's first one
+            packed = encoded.packed  # for each token, the index of its sequence's first token
             rows = run.to_backend(np.repeat(packed.first_tokens(), packed.lengths[packed.has_tokens]))
             return functional.add(run, encoded.hidden, functional.take_rows(run, encoded.hidden, rows=rows))
         return encoded.hidden
@@ -126,19 +126,19 @@ def _last_words(inputs: Any, padding: int | None) -> Any:
 
 @dataclass(frozen=True)
 class LanguageModelSpec:
-    """A family's names of the head's parts, without ".weight" and ".bias", and its variations; None for missing parts.
+    """A family's language-model head; parts have their names without ".weight" and ".bias", None if missing.
 
     Attributes:
-        decoder: the map onto the vocabulary.
-        tied_bias: the full name of the decoder's bias where the decoder is tied to the word embeddings. None for a
-            decoder without a bias.
+        decoder: the linear map to the vocabulary.
+        tied_bias: the full name of the decoder's bias if the decoder is tied to the word embeddings; None for a decoder
+            without a bias.
         untied_bias: the full name of an untied decoder's bias; `decoder` and ".bias" by default.
-        transform, transform_norm, activation: the map before it, its layer norm and its activation.
-        before, before_size: a map before the transform, with the same activation, and its width.
-        rest: a second map onto the vocabulary, stored (features, vocabulary), where the word embeddings are narrower
-            than the transform: of its features beyond theirs (MobileBERT).
-        without_bias: the parts of "transform" (and `before` with it) and "transform_norm" that have no bias.
-        predicts_next: the scores of a token are those of the word after it (GPT-2), not of its own.
+        transform, transform_norm, activation: the linear map before the decoder, its layer norm and its activation.
+        before, before_size: a linear map before the transform, with the same activation, and its width.
+        rest: a second map to the vocabulary, stored as (features, vocabulary), for the transform's features beyond the
+            width of the word embeddings (MobileBERT).
+        without_bias: those of "transform" (which includes `before`) and "transform_norm" that have no bias.
+        predicts_next: a token's scores predict the next token (GPT-2), not the token itself.
     """
 
     decoder: str
@@ -157,8 +157,8 @@ class LanguageModelSpec:
 class LanguageModelHead(Block):
     """decoder(LayerNorm(activation(linear(hidden)))) (Devlin et al. 2018, section 3.1), or the decoder alone.
 
-    The decoder's weight is the table of word embeddings, unless the config unties them; the decoder then has a name,
-    and a bias, of its own, as in transformers.
+    The decoder's weight is the word-embedding table, unless the config unties them; an untied decoder has its own name
+    and bias, as in transformers.
     """
 
     def __init__(self, head_spec: LanguageModelSpec, spec: EncoderSpec, word_embeddings: Parameter):
@@ -188,7 +188,7 @@ class LanguageModelHead(Block):
             self.rest = Linear(head_spec.rest, **sizes, bias=False, is_transposed=True)
 
     def __call__(self, run: Pass, hidden: Any) -> Any:
-        """(tokens, hidden) -> logits (tokens, vocabulary)."""
+        """Return logits, (tokens, vocabulary), of hidden states, (tokens, hidden)."""
         hidden, rest = self._transformed(run, hidden), None
         if self.rest is not None:
             beyond = value_of(hidden).shape[1]
@@ -199,7 +199,7 @@ class LanguageModelHead(Block):
         return functional.linear(run, hidden, self.decoder.weight(run), bias, rest)
 
     def among(self, run: Pass, hidden: Any, words: Any) -> Any:
-        """Return the logits of the words of these ids alone, (tokens, words)."""
+        """Return the logits of only the words with these ids, (tokens, words)."""
         weight = functional.take_rows(run, self.decoder.value(run), rows=words)
         bias = self.bias and functional.reshape(run, self.bias.value(run), shape=(-1, 1))
         bias = bias if bias is None else functional.take_rows(run, bias, rows=words)
@@ -207,9 +207,9 @@ class LanguageModelHead(Block):
         return functional.linear(run, self._transformed(run, hidden), weight, bias)
 
     def loss_in_chunks(self, run: Pass, hidden: Any, labels: Any) -> Any:
-        """Return the mean cross entropy of the logits of (tokens, hidden), computed chunk by chunk.
+        """Return the mean cross entropy of the logits of hidden states, (tokens, hidden), computed in chunks.
 
-        All tokens have a label.
+        Every token has a label.
         """
         weight, bias = self.decoder.weight(run), None if self.bias is None else self.bias.value(run)
         options = {"labels": labels, "needs_weight": type(weight) is Variable}
@@ -217,7 +217,7 @@ class LanguageModelHead(Block):
 
     @property
     def can_go_in_chunks(self) -> bool:
-        """True if `loss_in_chunks` can be called: the decoder is one map, without an adapter."""
+        """True if `loss_in_chunks` can be used: the decoder is one linear map without an adapter."""
         return self.rest is None and self.decoder.adapter is None
 
     def _transformed(self, run: Pass, hidden: Any) -> Any:
@@ -229,10 +229,10 @@ class LanguageModelHead(Block):
 
 @dataclass(frozen=True)
 class SpanBoundarySpec:
-    """The beginning of the parameters' names (transformers has no such head), and the sizes.
+    """The prefix of the parameters' names (transformers has no such head), and the sizes.
 
-    The defaults are those of the authors' code (facebookresearch/SpanBERT, fairseq/models/pair_bert.py): the places in
-    a span that have an embedding (later ones are not predicted), and the width of these embeddings.
+    The defaults are from the authors' code (facebookresearch/SpanBERT, fairseq/models/pair_bert.py). `positions` is the
+    number of positions in a span that have an embedding (later tokens are not predicted), `position_size` its width.
     """
 
     name: str = "span_boundary"
@@ -241,9 +241,9 @@ class SpanBoundarySpec:
 
 
 class Boundaries(NamedTuple):
-    """Masked tokens that are predicted, the last token before their span, the first after it, and their places in it.
+    """Predicted masked tokens, the last token before their span, the first after it, and their positions in it.
 
-    All are integers (predictions,) in host memory; places count from 0.
+    All are integers (predictions,) in host memory; positions count from 0.
     """
 
     rows: np.ndarray
@@ -253,10 +253,11 @@ class Boundaries(NamedTuple):
 
 
 def find_boundaries(labels: np.ndarray, cu_seqlens: np.ndarray, most: int) -> Boundaries:
-    """Return the boundaries of the spans of labelled tokens that stand side by side.
+    """Return the boundaries of spans of consecutive labelled tokens.
 
-    Spans that touch are one: a boundary is a token that is not masked. A span at the end of its sequence lacks one and
-    is left out, and so are the tokens of a span beyond the first `most`. `labels` are (tokens,), -100 for no label.
+    Adjacent spans count as one, as a boundary is a token without a label. A span at the start or end of its sequence
+    lacks a boundary and is left out, and so are tokens beyond a span's first `most`. `labels` are (tokens,), -100 for
+    no label.
     """
     is_masked, tokens = labels != IGNORED, np.arange(len(labels))
     left = np.maximum.accumulate(np.where(is_masked, -1, tokens))
@@ -271,7 +272,7 @@ class SpanBoundaryHead(Block):
     """Scores of the words of masked spans (Joshi et al. 2020, arXiv:1907.10529, section 3.2).
 
     h0 = [x_(s-1); x_(e+1); p_(i-s+1)], h1 = LayerNorm(GELU(linear(h0))), h2 = LayerNorm(GELU(linear(h1))), and the
-    scores are the products of h2 with the word embeddings, plus a bias.
+    scores are h2 times the transposed word embeddings, plus a bias.
     """
 
     def __init__(self, head_spec: SpanBoundarySpec, spec: EncoderSpec, word_embeddings: Parameter):
@@ -286,7 +287,7 @@ class SpanBoundaryHead(Block):
         self.bias = Parameter(f"{name}.bias", shape=(spec.vocab_size,), initial="zeros")
 
     def __call__(self, run: Pass, hidden: Any, left: Any, right: Any, places: Any) -> Any:
-        """Hidden states, (tokens, hidden), and `Boundaries` in their memory -> logits, (predictions, vocabulary)."""
+        """Return logits, (predictions, vocabulary), of hidden states and of `Boundaries` on the same device."""
         beside = (functional.take_rows(run, hidden, rows=rows) for rows in (left, right))
         features = functional.concatenate(run, *beside, self.places(run, places), axis=1)
         for dense, norm in zip(self.dense, self.norms, strict=True):
