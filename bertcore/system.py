@@ -63,27 +63,6 @@ def locked(folder: Path, *, shared: bool = False, wait: bool = True) -> Iterator
                 _remove_unless_open(file)
 
 
-_stderr = threading.Lock()  # of two threads the second would keep, and later restore, what the first one had put there
-
-
-@contextlib.contextmanager
-def without_stderr() -> Iterator[None]:
-    """Discard what this process writes to standard error within, compiled code and other threads included."""
-    with _stderr:
-        try:
-            kept = os.dup(2)
-        except OSError:  # it is closed
-            yield
-            return
-        with open(os.devnull, "wb") as null:
-            os.dup2(null.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-
-
 def _locked_file(file: Path, shared: bool, wait: bool) -> int:
     while True:
         descriptor = os.open(file, os.O_RDONLY) if OPENS_FOLDERS else _created(file)

@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "training": {"arguments", "checkpoint", "drawing", "gradients", "kernels", "models", "nn", "passes", "tape"}
     | {"system", "tokenization"},
     "lora": {"arguments", "checkpoint", "kernels", "models", "nn"},
-    "tokenization": {"arguments", "checkpoint", "kernels", "system"},
+    "tokenization": {"arguments", "checkpoint", "kernels"},
     "demo_model": {"checkpoint", "kernels"},
     "drawing": {"arguments"},
     "plots": {"arguments", "drawing", "kernels", "models", "tasks", "training"},

@@ -4,7 +4,6 @@ import io
 import os
 import re
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -167,23 +166,6 @@ def test_without_proc(monkeypatch):
     monkeypatch.setattr(system, "STATUS", Path("/missing"))
     assert system.process_age() > 0 and system.cpu_info("flags") == ""
     refuses(OSError, "the memory of a process is read from /missing", system.check_resident_is_reported)
-
-
-def test_standard_error_comes_back_after_threads_that_discard_it_at_once():
-    before, inside, leave = os.fstat(2), threading.Event(), threading.Event()
-
-    def discard():
-        with system.without_stderr():
-            inside.set()
-            leave.wait()
-
-    thread = threading.Thread(target=discard)
-    with system.without_stderr():
-        thread.start()
-        inside.wait(0.2)
-    leave.set()
-    thread.join()
-    assert os.path.samestat(os.fstat(2), before)
 
 
 # kernels/ can be copied alone: it asks by `hasattr`, and these files are about one system's own.

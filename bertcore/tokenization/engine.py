@@ -9,6 +9,7 @@ threads. So the variable is set to false in a child whose parent has used the po
 """
 
 import os
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ class Engine:
         """Encode each input, a tuple of one text or two; with `split`, texts are lists of words."""
         tokenizer = self._truncating(truncation)
         options = {"is_pretokenized": split, "add_special_tokens": add_special_tokens}
-        with library_errors():
+        with library_errors(tokenizer):
             size = sum(len(text) for texts in inputs for text in texts)
             if len(inputs) < PARALLEL_TEXTS and size <= PARALLEL_SIZE:
                 return [tokenizer.encode(*texts, **options) for texts in inputs]
@@ -69,7 +70,7 @@ class Engine:
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         """Return the text of token ids that are in the vocabulary."""
-        with library_errors():
+        with library_errors(self.plain):
             if len(ids) <= PARALLEL_SIZE:
                 return self.plain.decode(ids, skip_special_tokens=skip_special_tokens)
             _note_pool()
@@ -127,11 +128,14 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 class library_errors:  # a function of contextlib costs three times as much, once for each text
-    """Turn the library's unspecific errors in the block into RuntimeError.
+    """Turn the library's unspecific errors in the block into RuntimeError, or ValueError for a text beyond its limits.
 
     A panic of its Rust code has a class that passes every `except Exception`; other failures are of the class Exception
     itself. A tokenizer.json that contradicts itself, or lacks the unknown token that it names, can cause both.
     """
+
+    def __init__(self, tokenizer: "tokenizers.Tokenizer | None" = None):
+        self._tokenizer = tokenizer
 
     def __enter__(self) -> None:
         pass
@@ -139,7 +143,18 @@ class library_errors:  # a function of contextlib costs three times as much, onc
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
         if kind is Exception or (kind is not None and kind.__name__ == "PanicException"):
             said = printable(str(error))
+            if kind is not Exception and "limit" in said:
+                problem = f"takes too many steps of a regular expression of the tokenizer: {said}"
+                raise ValueError(f"a text {problem}{_expressions(self._tokenizer)}") from error
             raise RuntimeError(f"the tokenizers library failed, as it does on a broken tokenizer: {said}") from error
+
+
+def _expressions(tokenizer: "tokenizers.Tokenizer | None") -> str:
+    """Return those of the tokenizer's file, in JSON."""
+    parts = [getattr(tokenizer, name, None) for name in ("normalizer", "pre_tokenizer", "decoder")]
+    states = "".join(part.__getstate__().decode() for part in parts if part is not None)
+    found = re.findall(r'"Regex":("(?:[^"\\]|\\.)*")', states)
+    return f"; it has {', '.join(found):.200}" if found else ""
 
 
 def _copy(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":

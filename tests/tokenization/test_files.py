@@ -186,7 +186,8 @@ BROKEN = [
             ({"normalizer": [{"type": "Prepend", "prepend": "a" * 300}] * 4}, "normalizer puts 1200 characters before"),
             *[
                 ({part: {"type": "Split", "pattern": {"Regex": regex}}}, f"{part} has the expression .*expon")
-                for part in ("pre_tokenizer", "normalizer") for regex in (r"(a+)+$", r"(\s|\s)*\S\d", r"(\w*\w*)*[^\w]")
+                for part, regex in [("pre_tokenizer", r"(a+)+$"), ("normalizer", r"(\s|\s)*\S\d"),
+                                    ("pre_tokenizer", "(a|a)*b"), ("decoder", "(é|é)*y"), ("normalizer", "(ab|ab)*c")]
             ],
             ({"normalizer": [{"type": "NFC"}] * 5000}, "normalizer has 5000 objects, expected at most 4096"),
             (
@@ -234,12 +235,13 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "content", "message"), BROKEN)
-def test_broken_files(folder, name, content, message):
+def test_broken_files(folder, name, content, message, capfd):
     if isinstance(content, bytes):
         (folder / name).write_bytes(content)
     else:
         write_json(folder / name, content)
     refuses(CheckpointError, message, load, folder)
+    assert not capfd.readouterr().err  # such as a panic of the library
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "vocab.txt", "spiece.model", "merges.txt"])
@@ -289,6 +291,18 @@ def test_missing_files_and_folders(tmp_path):
 def test_control_characters_in_a_warning_are_escaped():
     with pytest.warns(UserWarning, match=r"^a \\x1b\[31m\n\\u202e b$"):
         warn_caller("a \x1b[31m\n\u202e b")
+
+
+def test_a_text_beyond_the_steps_of_an_expression(tmp_path):
+    """Such as one whose letters the file does not show: the trial at loading has none of them."""
+    slow = {"type": "Split", "pattern": {"Regex": r"(?:\p{Cyrillic}|\p{L})*!"}, "behavior": "Isolated", "invert": False}
+    model = {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0}}
+    write_json(tmp_path / "tokenizer.json", tokenizer_json(model) | {"pre_tokenizer": slow})
+    tokenizer = load(tmp_path)
+    message = r'a text takes too many steps of a regular expression .*; it has "\(\?:\\\\p{Cyrillic}'
+    for texts in ("я" * 40 + "0!", ["я" * 40 + "0!"] * 20):
+        refuses(ValueError, message, tokenizer, texts)
+    assert tokenizer("a!")["input_ids"] == [0]
 
 
 def test_unknown_piece_without_a_token(tmp_path):
