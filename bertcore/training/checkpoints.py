@@ -53,8 +53,9 @@ def check_whole(folder: Path) -> None:
     """Raise CheckpointError, naming the file, unless all files of a checkpoint are as they were saved."""
     if not (folder / DIGESTS).is_file():
         raise CheckpointError(f"{folder} is not a checkpoint of a run: it lacks {DIGESTS}")
-    digests, weights = read_json_object(folder / DIGESTS), (file.name for file in folder.glob("*.safetensors"))
-    if missing := sorted({OPTIMIZER, SCHEDULE, STATE, ARGUMENTS, *weights} - digests.keys()):
+    digests = read_json_object(folder / DIGESTS)
+    models = [file.relative_to(folder).as_posix() for kind in _OF_MODELS for file in folder.rglob(kind)]
+    if missing := sorted({OPTIMIZER, SCHEDULE, STATE, ARGUMENTS, *models} - digests.keys()):
         raise CheckpointError(f"{folder / DIGESTS} lacks {', '.join(missing)}")
     for name, expected in digests.items():
         file = folder / name
@@ -174,6 +175,7 @@ OPTIMIZER, OBJECTIVE, SCHEDULE, STATE, ARGUMENTS, DIGESTS = (
     "training_args.json",
     "digests.json",
 )
+_OF_MODELS = ("*.safetensors", "*config.json")
 
 # Settings without which a position in the data, or what the optimiser keeps, means nothing, and those that would make
 # the steps to come others than they would have been.

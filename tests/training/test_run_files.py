@@ -268,7 +268,9 @@ DAMAGE = [
     ("trainer_state.json", lambda file: file.write_text(""), "trainer_state.json is damaged"),
     ("digests.json", lambda file: file.unlink(), "checkpoint-7 is not a checkpoint of a run: it lacks digests.json"),
     ("digests.json", lambda file: file.write_text("[]"), "digests.json holds a JSON list, expected an object"),
-    ("digests.json", lambda file: file.write_text("{}"), "digests.json lacks model.safetensors, optimizer"),
+    ("digests.json", lambda file: file.write_text("{}"), "digests.json lacks config.json, model.safetensors, opt"),
+    ("config.json", flip, "config.json is damaged"),
+    ("config.json", lambda file: changed(file.with_name("digests.json"), without=file.name), "json lacks config"),
     ("digests.json", lambda file: changed(file, **{"/dev/zero": ""}), "names '/dev/zero', expected a file inside"),
     ("model.safetensors", lambda file: changed(file.with_name("digests.json"), without=file.name), "json lacks model"),
 ]
