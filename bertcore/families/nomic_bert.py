@@ -1,10 +1,10 @@
 """NomicBERT (Nussbaum et al. 2024, arXiv:2402.01613): nomic-embed-text v1, v1.5 and v2, arctic-embed-m-long.
 
-BERT with rotary positions, gated feed-forwards and maps without biases; v2 has plain feed-forwards, with biases, and
-mixtures of experts. Published configs have the keys of GPT-2, transformers has BERT's; both are read.
+BERT with rotary positions, gated feed-forwards and linear maps without biases; v2 has plain feed-forwards, with biases,
+and mixtures of experts. Published configs have GPT-2's keys, transformers' have BERT's; both are read.
 
-Beyond the trained length a config may stretch the positions: by the length of each text, not of the longest one of its
-batch, so that a text's embedding does not change with its neighbours.
+Beyond the trained length a config may stretch positions, here by the length of each text, not of the longest text in
+its batch, so that a text's embedding does not depend on its neighbours.
 """
 
 import itertools
@@ -46,8 +46,8 @@ class MixtureSpec:
 
     Attributes:
         every: layer i has a mixture if i % every is 1.
-        experts: how many feed-forwards a mixture has.
-        chosen: how many of them a token passes.
+        experts: the number of feed-forwards in a mixture.
+        chosen: the number of feed-forwards that a token passes.
     """
 
     every: int
@@ -56,13 +56,12 @@ class MixtureSpec:
 
 
 class MixtureOfExperts(Sublayer):
-    """A mixture of experts: the sum of the feed-forwards that a router finds most probable for a token.
+    """A mixture of experts: the weighted sum of the feed-forwards that a router finds most probable for a token.
 
-    The sum is weighted by these probabilities, which are not scaled to a sum of 1 (Shazeer et al. 2017,
-    arXiv:1701.06538, section 2; Nussbaum and Duderstadt 2025, arXiv:2502.07972); then follow a bias that all experts
-    share, the residual and the norm.
+    The weights are their probabilities, not rescaled to a sum of 1 (Shazeer et al. 2017, arXiv:1701.06538, section 2;
+    Nussbaum and Duderstadt 2025, arXiv:2502.07972). A bias that all experts share, the residual and the norm follow.
 
-    An expert computes the tokens alone that chose it, gathered from the batch. A checkpoint has all experts in one
+    An expert computes only the tokens that chose it, gathered from the batch. A checkpoint stores all experts in one
     tensor, one below the other.
     """
 
@@ -80,13 +79,13 @@ class MixtureOfExperts(Sublayer):
         self.norm = make_norm(names, "feed_forward_norm", layer)
 
     def mix(self, run: Pass, source: Any, context: LayerContext | None = None) -> Any:
-        """(tokens, hidden) -> the sum of the chosen experts' outputs, (tokens, hidden)."""
+        """Map (tokens, hidden) to the weighted sum of the chosen experts' outputs, (tokens, hidden)."""
         scores = self.router(run, source)
-        values = computed(value_of(scores))  # the choice depends on them
+        values = computed(value_of(scores))  # a recorder must compute them before the choice
         xp = kernels.array_module(values)
         chosen = xp.sort(xp.argsort(-values, axis=1, kind="stable")[:, : self.chosen], axis=1)
         factors = chosen_probabilities(run, scores, chosen=chosen)
-        order = xp.argsort(chosen.reshape(-1), kind="stable")  # of (token, expert): by expert, then by token
+        order = xp.argsort(chosen.reshape(-1), kind="stable")  # sorts pairs of (token, expert) by expert, then by token
         counts = xp.bincount(chosen.reshape(-1), minlength=self.experts).tolist()
         offsets = [0, *itertools.accumulate(counts)]
         gathered = functional.take_rows(run, source, rows=order // self.chosen)
@@ -97,14 +96,14 @@ class MixtureOfExperts(Sublayer):
         return weighted_sums(run, outputs, factors, order=order)
 
     def close(self, run: Pass, mixed: Any, residual: Any) -> Any:
-        """`mixed` plus the bias and the residual; then the norm."""
+        """Return the norm, if it comes last, of `mixed` plus the bias and the residual."""
         total = functional.add(run, mixed, self.bias.value(run))
         total = functional.add(run, drop(run, total, self.dropout), residual)
         return total if self.norm_first or self.norm is None else self.norm(run, total)
 
 
 class NomicLayer(EncoderLayer):
-    """An encoder's layer, whose feed-forward may be a mixture."""
+    """An encoder layer whose feed-forward may be a mixture of experts."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int, attention: type[Block] = SelfAttention):
         layer, mixture = spec.layers[index], spec.details
@@ -116,7 +115,7 @@ class NomicLayer(EncoderLayer):
 
 @operation()
 def chosen_probabilities(run: Pass, scores: Any, *, chosen: Any) -> Any:
-    """The softmax of `scores`, (tokens, classes), at the classes `chosen`, (tokens, choices)."""
+    """Return the softmax of `scores`, (tokens, classes), at the classes `chosen`, (tokens, choices)."""
     probabilities = kernels.softmax(scores, backend=run.backend)
     tokens = kernels.array_module(scores).arange(len(scores))[:, None]
 
@@ -130,9 +129,9 @@ def chosen_probabilities(run: Pass, scores: Any, *, chosen: Any) -> Any:
 
 @operation()
 def weighted_sums(run: Pass, rows: Any, factors: Any, *, order: Any) -> Any:
-    """The sum of each token's rows times their factors, (tokens, features).
+    """Return the sum of each token's rows times their factors, (tokens, features).
 
-    The factors are (tokens, choices); `order` are the places among them, counted row by row, of `rows`.
+    The factors are (tokens, choices); `order` are the flat indices of `rows` among them.
     """
     by_token = kernels.array_module(rows).empty_like(rows)
     by_token[order] = rows
@@ -159,7 +158,7 @@ DEFAULTS = {"vocab_size": 30528, "hidden_dropout_prob": 0.0, "attention_probs_dr
 GATED = {"swiglu": "silu", "geglu": "gelu"}  # activation_function -> hidden_act
 PLAIN = "gelu"  # an activation_function without a gate
 MOST_EXPERTS = 1024
-# Choices of the published code that no published checkpoint makes: key -> the value that all have.
+# Keys that have the same value in all published checkpoints; others are not supported.
 FIXED = {
     **dict.fromkeys(("prenorm", "parallel_block", "parallel_block_tied_norm", "use_rms_norm", "causal"), False),
     **dict.fromkeys(("expert_choice_router", "moe_normalize_expert_weights"), False),
@@ -183,7 +182,7 @@ def _activation(read: ConfigReader) -> str:
 
 
 def _without_bias(read: ConfigReader) -> frozenset[str]:
-    """The maps without a bias: all of them in published configs."""
+    """Return the linear maps without a bias: all of them in published configs."""
     keys = {"qkv_proj_bias": ("qkv", "attention_output"), "mlp_fc1_bias": ("expand",), "mlp_fc2_bias": ("contract",)}
     return frozenset(part for key, parts in keys.items() if not read.flag(key, False) for part in parts)
 
@@ -199,10 +198,10 @@ def _mixture(read: ConfigReader) -> MixtureSpec | None:
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a NomicBERT config, with published keys or those of transformers.
+    """Return the spec of a NomicBERT config, with published or transformers' keys.
 
-    A published one has a text's most positions (n_positions) apart from the number trained on
-    (max_trained_positions); for transformers max_position_embeddings is both, and dynamic scaling goes beyond it.
+    Published configs have the most positions of a text (n_positions) and the trained length (max_trained_positions); in
+    transformers max_position_embeddings is both, and dynamic scaling goes beyond it.
     """
     read = ConfigReader(config)
     read.require(**FIXED)
@@ -236,15 +235,15 @@ def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str,
     if spec.layers[0].gate is None:
         return config
     renamed = {key: config[own] for key, own in KEYS.items() if own in config}
-    said = renamed | {
+    new = renamed | {
         "hidden_act": GATED.get(config.get("activation_function"), config.get("hidden_act", "silu")),
         "max_position_embeddings": spec.layers[0].rotary.trained_length or spec.longest_text,
     }
-    return without_older_keys(config, spec, OLDER, **said)
+    return without_older_keys(config, spec, OLDER, **new)
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of a NomicBERT config; only classifiers of sequences have a pooler."""
+    """Return the heads of a NomicBERT config; only sequence classifiers have a pooler."""
     return {
         "masked_lm": LanguageModelSpec(
             decoder="cls.predictions.decoder",

@@ -92,7 +92,7 @@ class Adapter(Block):
         return ("longest",) if self.spec.biases_scores and run.tape is not None else ()
 
     def ask(self, run: Pass, inputs: EncoderInput) -> None:
-        """Ask the trace for what `restore` needs besides the last hidden state; nothing by default."""
+        """Request the values that `restore` needs besides the last hidden state from the trace; none by default."""
 
     def begin(self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]) -> tuple[Tensor, LayerContext]:
         """Return the input of the first layer, and the context that all layers share."""

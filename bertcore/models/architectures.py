@@ -31,7 +31,7 @@ OTHER_ENDINGS = {
 
 
 def _classes(config: Mapping[str, Any]) -> tuple[type[Model], ...]:
-    """The classes with heads that the family of `config` offers."""
+    """Return the classes with heads that the family of `config` offers."""
     own = (kind for name, kind in family_of(config).models.items() if name == kind.__name__)
     return *TASKS, *own
 
@@ -39,7 +39,7 @@ def _classes(config: Mapping[str, Any]) -> tuple[type[Model], ...]:
 def class_for(config: Mapping[str, Any]) -> type[Model]:
     """Return the class that the config's `architectures` names; AutoModel if it is absent or empty.
 
-    Raises ValueError if bertcore has none of the named classes.
+    Raises ValueError if bertcore lacks all named classes.
     """
     names = config.get("architectures") or []
     endings = {kind._architecture: kind for kind in _classes(config)} | OTHER_ENDINGS

@@ -267,8 +267,8 @@ class AutoModelForQuestionAnswering(ModelWithHeads):
 class AutoModelForCausalLM(ModelWithHeads):
     """A causal language model: scores for the next word at every token (or at XLNet's target_mapping).
 
-    Calls take `labels` and return a LogitsOutput: for GPT-2 the words themselves, (sequences, length), which are
-    compared with the scores of the token before; for XLNet the words at the predicted places; -100 for no label.
+    Calls take `labels` and return a LogitsOutput: for GPT-2 the words themselves, (sequences, length), each compared
+    with the previous token's scores; for XLNet the words at the predicted positions; -100 for no label.
     """
 
     _architecture = "LMHeadModel"

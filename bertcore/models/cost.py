@@ -9,8 +9,8 @@ W: the size of the weights of linear layers that a token passes, shared layers a
 K: the average number of tokens that a token attends to: a sequence of `length`, a window, or the tokens before it;
 A: the width of queries, keys and values; R: the terms of relative position (two in DeBERTa, one in XLNet).
 
-`pass_costs` measures each model in a process of its own, so that its memory is its own. The models pass in turns, so
-that other load on the machine affects all of them alike.
+`pass_costs` measures each model in its own process, to attribute memory to it. The models take turns, so that other
+load on the machine affects all of them equally.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Figures:
         attention_size: the width of all heads' queries.
         vocabulary, token_types: rows of the tables.
         positions: the most tokens of a sequence; None without a limit.
-        position_encoding: "learned absolute", "sinusoidal", "relative" (one + the other), "rotary", "ALiBi".
+        position_encoding: "learned absolute", "sinusoidal", "relative", "rotary", "ALiBi" or "none"; "learned absolute
+            + relative" for both.
         parameters: of the base model, with its pooler where the family has one.
         embeddings: the parameters in embedding tables.
         wide_embeddings: the parameters that the tables would have if they were as wide as the layers.
@@ -147,7 +148,7 @@ def weights_passed(model: Model) -> int:
 
 
 def flops_per_token(model: Model, length: int) -> int:
-    """The FLOPs of the encoder's products for one token of a sequence of `length`; see the top."""
+    """Return the FLOPs of the encoder's products for one token of a sequence of `length`, by the formula at the top."""
     attention = sum(
         2 * _keys(layer, length) * layer.attention_size * (2 + block.attention.position_terms)
         for layer, block in zip(model.spec.layers, model.encoder.layers, strict=True)
@@ -179,7 +180,7 @@ def _bytes(model: Model, dtype: str) -> int:
 
 
 def _low_bytes(parameter: Parameter, dtype: str) -> int:
-    """The bytes of a parameter in low precision on a CPU: weights in it, tables in bfloat16, vectors in float32."""
+    """Return a parameter's bytes in low precision on a CPU: tables are in bfloat16, vectors in float32."""
     size, found = _size(parameter), 0
     if "weight" in parameter.uses:
         rows, columns = parameter.shape
@@ -191,7 +192,7 @@ def _low_bytes(parameter: Parameter, dtype: str) -> int:
 
 
 ROUNDS = 7
-TURN = 0.2  # the least seconds for which a model runs in a round
+TURN = 0.2  # least seconds for which a model runs in a round
 WARM_UP = 2  # the first pass of a model prepares data that later passes use
 
 
@@ -265,7 +266,7 @@ def _megabytes_on_disk(member: Member, length: int) -> float:
         model = AutoModel.class_for_config(member.config)(member.config)
     longest = model.spec.longest_sequence
     if longest is not None and length > longest:
-        raise ValueError(f"length is {length}, and {member.name} takes {longest} tokens")
+        raise ValueError(f"length is {length}, expected at most {longest}, the limit of {member.name}")
     if member.folder is None:
         return model.num_parameters() * 4 / 1e6
     files = {info.file for info in open_checkpoint(member.folder).info.values()}
@@ -360,7 +361,7 @@ def _compilations(backend: str) -> contextlib.AbstractContextManager[list[str]]:
 
 
 def _seconds(model: Any, ids: np.ndarray) -> float:
-    _pass(model, ids)  # the other models filled the caches, and the threads slept
+    _pass(model, ids)  # other models have filled the caches, and the threads sleep
     count, started = 0, time.perf_counter()
     while count == 0 or time.perf_counter() - started < TURN:
         _pass(model, ids)

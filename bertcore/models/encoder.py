@@ -79,12 +79,12 @@ class Encoder(Block):
         if trace.states is not None:
             trace.states.append(state)
         if trace.projections is not None and len(trace.projections) != len(self.layers):
-            raise ValueError("output_projections: layers of this family do not give query, key and value")
+            raise ValueError("output_projections: layers of this family do not return query, key and value")
         return state
 
 
 def _call_of(layer: Block, number: int, run: Pass, state: Tensor, context: LayerContext) -> Any:
-    """Return a call of a layer that draws the same seeds each time."""
+    """Return a function that runs a layer with the same dropout seeds each time."""
     return lambda: layer(run.at_site(number), state, context)
 
 

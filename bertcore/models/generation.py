@@ -65,7 +65,7 @@ def generate(
         the end of a text comes pad_token_id or, without one, the first of eos_token_id.
 
     Raises:
-        TypeError: if the model's tokens attend to later ones, or its layers keep no keys and values.
+        TypeError: if the model's tokens attend to later ones, or its layers cannot cache keys and values.
         TypeError, ValueError: for a wrong argument, or if the tokens need more positions than the model has.
     """
     _check_family(model)
@@ -121,17 +121,17 @@ def _check_choice(
         raise ValueError(f"num_beams is {num_beams} and do_sample True, expected one of them")
     if not do_sample and returned > num_beams:
         raise ValueError(
-            f"num_return_sequences is {returned}, expected at most num_beams ({num_beams}) where words are not drawn"
+            f"num_return_sequences is {returned}, expected at most num_beams ({num_beams}) without sampling"
         )
 
 
 def _check_family(model: ModelWithHeads) -> None:
     start = f"models of type {model.family.model_type!r} cannot generate"
     if not all(layer.is_causal for layer in model.spec.layers):
-        raise TypeError(f"{start}: their tokens see later ones")
-    turns = any(layer.rotary is not None for layer in model.spec.layers)  # the kept keys are not rotated
+        raise TypeError(f"{start}: their tokens attend to later ones")
+    turns = any(layer.rotary is not None for layer in model.spec.layers)  # cached keys are not rotated
     if model.family.adapter is not Adapter or turns:
-        raise TypeError(f"{start}: their layers keep no keys and values of single tokens")
+        raise TypeError(f"{start}: their layers cannot cache keys and values of single tokens")
 
 
 def _ends(model: ModelWithHeads, eos_token_id: Any) -> list[int]:
@@ -144,7 +144,7 @@ def _ends(model: ModelWithHeads, eos_token_id: Any) -> list[int]:
         raise TypeError(f"eos_token_id holds {wrong[0]!r}, expected integers")
     wrong = [end for end in ends if not -(2**63) <= end < 2**63]
     if wrong:
-        raise ValueError(f"eos_token_id holds {wrong[0]}, expected words")
+        raise ValueError(f"eos_token_id holds {wrong[0]}, expected token ids")
     return ends
 
 
@@ -181,7 +181,7 @@ class Steps:
         return self._scores(inputs.to_backend(self._run), going.astype(np.int64))
 
     def reorder(self, order: np.ndarray) -> None:
-        """Let sequence i continue from the present sequence order[i]."""
+        """Let sequence i continue from the current sequence order[i]."""
         self._cache.reorder(self._run, order)
 
     def _scores(self, inputs: EncoderInput, counts: np.ndarray) -> Any:
@@ -191,7 +191,7 @@ class Steps:
 
 
 def _word_by_word(steps: Steps, choose: Callable[[Any], np.ndarray], ends: list[int], padding: int) -> np.ndarray:
-    """Return the new words, (sequences, count or less), each chosen by the scores at its position."""
+    """Return the new words, (sequences, at most count), each chosen by the scores at its position."""
     going, columns = np.ones(steps.sequences, bool), []
     while len(columns) < steps.count and going.any():
         scores = steps.following(columns[-1], going) if columns else steps.first()
@@ -212,11 +212,11 @@ def search_beams(
     """Return the new words of the `returned` best continuations of each text, (texts * returned, words).
 
     Like transformers' beam search, this keeps the `beams` best. A text is done when it has `beams` finished
-    continuations and no unfinished one has a higher score for its present length.
+    continuations and no unfinished one has a higher score for its current length.
     """
     texts, kept = steps.sequences // beams, max(2, 1 + len(ends)) * beams
     running = np.full((texts, beams), -1e9)
-    running[:, 0] = 0.0  # all beams begin alike: only the first counts
+    running[:, 0] = 0.0  # all beams start equal: only the first counts
     words = np.zeros((texts, beams, 0), np.int64)
     found: list[list[tuple[float, np.ndarray]]] = [[] for _ in range(texts)]
     is_done = np.zeros(texts, bool)
@@ -308,14 +308,14 @@ def sample_words(scores: Any, draws: np.ndarray) -> np.ndarray:
 
 
 def _passed(shares: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each row the non-empty share that its draw falls into, and how far into it, from 0 to below 1."""
+    """Return for each row the non-empty share that its draw falls into, and the position within it, in [0, 1)."""
     sums = np.cumsum(shares, axis=1, dtype=np.float64)
     total = sums[:, -1:]
     target = draws[:, None] * total
     found = np.minimum((sums <= target).sum(axis=1), (sums < total).sum(axis=1))
     before = np.take_along_axis(np.pad(sums, [(0, 0), (1, 0)]), found[:, None], axis=1)
     size = np.take_along_axis(sums, found[:, None], axis=1) - before
-    with np.errstate(invalid="ignore"):  # scores that are NaN have no word
+    with np.errstate(invalid="ignore"):  # NaN scores yield no word
         into = np.clip((target - before) / size, 0, np.nextafter(1, 0))
     return found, into[:, 0]
 
@@ -334,7 +334,7 @@ def restricted_scores(scores: np.ndarray, temperature: float, top_k: int | None,
         order = np.argsort(-scores, axis=1, kind="stable")
         weights = np.exp(np.take_along_axis(scores, order, axis=1) - scores.max(axis=1, keepdims=True))
         probabilities = weights / weights.sum(axis=1, keepdims=True)
-        is_beyond = np.cumsum(probabilities, axis=1) - probabilities >= top_p  # those before it are enough
+        is_beyond = np.cumsum(probabilities, axis=1) - probabilities >= top_p  # the words before it suffice
         is_beyond[:, 0] = False
         np.put_along_axis(
             scores, order, np.where(is_beyond, -np.inf, np.take_along_axis(scores, order, axis=1)), axis=1

@@ -58,8 +58,8 @@ class GLiNERSpec:
         rnn_layers: the number of stacked LSTMs over the words.
         dropout: the rate in the layers above the encoder.
         class_token: the id of the token before each label; -1 to take it from the tokenizer.
-        reads_label: whether a label is the state of the token after that one.
-        pools_last: whether a word is the state of its last token.
+        reads_label: whether a label is represented by the state of the token after the class token.
+        pools_last: whether a word is represented by the state of its last token.
         ent_token, sep_token: the tokens before each label and after the last one.
         max_types: the most labels of a text in training.
         max_negatives: the most negative labels for each entity of a text.
@@ -87,7 +87,7 @@ def read_spec(config: Mapping[str, Any]) -> GLiNERSpec:
     kind = KINDS[read.choice("model_type", list(KINDS)[mode in TOKEN_MODES], *KINDS)]
     for key in ABSENT:
         if config.get(key) not in (None, False, ""):
-            raise ValueError(f"config: {key} is {config[key]!r:.60}, supported is a model without one")
+            raise ValueError(f"config: {key} is {config[key]!r:.60}, expected none: it is not supported")
     read.require(words_splitter_type="whitespace")
     tokens = [config.get(key, default) for key, default in (("ent_token", "<<ENT>>"), ("sep_token", "<<SEP>>"))]
     for key, token in zip(("ent_token", "sep_token"), tokens, strict=True):
@@ -149,7 +149,7 @@ class _LSTM(Block):
         self.biases = [Parameter(*names[part], shape=(2 * width,), initial="zeros") for part in ("bias_ih", "bias_hh")]
 
     def __call__(self, run: Pass, words: Tensor, cu_seqlens: Any) -> Tensor:
-        """(words, width) -> (words, width)."""
+        """Map word states, (words, width), to new ones of the same shape."""
         bias = functional.add(run, *(bias.value(run) for bias in self.biases))
         known = functional.linear(run, words, self.weight.weight(run), bias)
         units, hidden = self.recurrent.part_shape
@@ -174,7 +174,7 @@ class Spans(Block):
         self.output_bias = Parameter(f"{name}.out_project.3.bias", shape=(width,), initial="zeros")
 
     def __call__(self, run: Pass, words: Tensor, labels: Tensor, layout: Layout) -> Tensor:
-        """(words, width) and (labels, width) of all texts -> (texts, words, max_width, labels)."""
+        """Map (words, width) and (labels, width) of all texts to scores, (texts, words, max_width, labels)."""
         count, width = int(layout.cu_words[-1]), self.joint.weight.shape[1] // 2
         sides = self.start(run, words), self.end(run, words)
         xp, dtype = kernels.array_module(value_of(sides[0])), value_of(sides[0]).dtype
@@ -215,7 +215,7 @@ class _Tokens(Block):
         self.output = Linear("scorer.out_mlp.3", in_features=4 * self.width, out_features=3)
 
     def __call__(self, run: Pass, words: Tensor, labels: Tensor, layout: Layout) -> Tensor:
-        """(words, width) and (labels, width) of all texts -> (texts, words, labels, 3)."""
+        """Map (words, width) and (labels, width) of all texts to scores, (texts, words, labels, 3)."""
         sides, scores, places = (self.word(run, words), self.label(run, labels)), [], []
         shape = (*layout.shape, layout.most_labels, 3)
         for text, (words_of, labels_of) in enumerate(layout.texts()):
@@ -237,7 +237,7 @@ class _Tokens(Block):
 
 @operation()
 def _product(run: Pass, left: Any, right: Any) -> Any:
-    """The elementwise product of two arrays of the same shape."""
+    """Return the elementwise product of two arrays of the same shape."""
     return left * right, lambda grad: (grad * right, grad * left)
 
 
@@ -294,7 +294,7 @@ class Layout:
         self.cu_words = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         self._places = np.repeat(self.cu_words[:-1], read) + numbers[self.rows] - 1  # of read words among all
         if (numbers[self.rows] != np.arange(len(self.rows)) - np.repeat(cu_read[:-1], read) + 1).any():
-            raise ValueError("words_mask has other numbers than 1, 2, ... for the words of a text in their order")
+            raise ValueError("words_mask does not number the words of each text 1, 2, ... in order")
         if np.count_nonzero(words_mask) != len(self.rows):
             raise ValueError("words_mask has a word at a padded position (attention_mask 0): set it to 0")
         self.shape = len(counts), int(counts.max(initial=0))
@@ -307,7 +307,7 @@ class Layout:
         return _scattered(run, states, places=[self._places[:, None] * width + np.arange(width)], shape=(count, width))
 
     def set_labels(self, offsets: np.ndarray) -> None:
-        """Take the offsets of the texts among the labels, (texts + 1,)."""
+        """Set the offsets of the texts among the labels, (texts + 1,)."""
         self._cu_labels, self.most_labels = offsets, int(np.diff(offsets).max(initial=0))
 
     def texts(self) -> list[tuple[slice, slice]]:
@@ -362,7 +362,7 @@ class GLiNERModel(WithEncoder):
         self.set_encoder(config.get("encoder_config"))
         width, of_encoder = self.gliner.hidden_size, self.spec.hidden_size
         if width % 2 and self.gliner.rnn_layers:
-            raise ValueError(f"config: hidden_size is {width}, expected an even number beside num_rnn_layers")
+            raise ValueError(f"config: hidden_size is {width}, expected an even number with num_rnn_layers")
         self.projection = None
         if width != of_encoder:
             self.projection = Linear("token_rep_layer.projection", in_features=of_encoder, out_features=width)
@@ -422,7 +422,7 @@ def table_rows(folder: str | os.PathLike, prefix: str) -> int | None:
 def with_encoder(config: Mapping[str, Any], folder: str | os.PathLike) -> dict[str, Any]:
     """Return the config of the GLiNER model in `folder` with the config of its encoder.
 
-    If it lacks that, `model_name` is a preset, a preset's id on the hub, a folder or another id; a missing vocabulary
+    If it is missing, `model_name` is a preset, a preset's id on the hub, a folder or another id; a missing vocabulary
     size is read from the weights file.
     """
     encoder = config.get("encoder_config")

@@ -28,10 +28,10 @@ from bertcore.nn.parameter import Block, Parameter
 from bertcore.passes import Pass
 
 MOST_INSTANCES = 20
-CLASSES, ONE, SEVERAL = range(3)  # kinds of groups: of classes, of spans of one instance, of spans of several
+CLASSES, ONE, SEVERAL = range(3)  # kinds of groups: classes, spans of one instance, spans of several instances
 COUNTING = "count_lstm", "count_lstm_v2"
 ENCODER_CONFIG = "encoder_config"
-NARROW, HEADS = 128, 4  # of the transformer of count_lstm_v2
+NARROW, HEADS = 128, 4  # width and heads of count_lstm_v2's transformer
 
 
 @dataclass(eq=False, kw_only=True)
@@ -39,8 +39,8 @@ class GLiNER2Output(ModelOutput):
     """The output of a GLiNER2 model.
 
     Attributes:
-        logits: for each text the logits of its groups, in host memory: of classes (labels,), of spans (instances,
-            labels, words, max_width), zero beyond the last word.
+        logits: for each text the logits of its groups, in host memory: (labels,) for classes, (instances, labels,
+            words, max_width) for spans, zero beyond the last word.
     """
 
     logits: list[list[np.ndarray]]
@@ -162,7 +162,7 @@ class GLiNER2Model(WithEncoder):
     def _output(self, encoded: Encoded, words_mask: Any = None, groups_mask: Any = None) -> GLiNER2Output:
         run, masks = encoded.run, {}
         if run.tape is not None:
-            raise ValueError("a GLiNER2Model is for inference: it has no gradients")
+            raise ValueError("a GLiNER2Model is for inference only: it has no gradients")
         for name, given in (("words_mask", words_mask), ("groups_mask", groups_mask)):
             if given is None or np.shape(given) != encoded.packed.shape:
                 shape = "None" if given is None else f"of shape {np.shape(given)}"
@@ -206,7 +206,7 @@ class GLiNER2Model(WithEncoder):
         return GLiNER2Output(logits=logits, traced=encoded.traced)
 
     def _instances(self, run: Pass, states: Any, groups: list[tuple[int, int, int]]) -> dict[int, int]:
-        """Return how many instances each group of spans has, by the row of its first mark."""
+        """Return the number of instances of each group of spans, by the row of its first mark."""
         spans = [(kind, first) for kind, first, _ in groups if kind != CLASSES]
         if not spans:
             return {}

@@ -304,7 +304,7 @@ def _with_unseen(seen: Sequence[Any], lengths: np.ndarray) -> PackedBatch:
     """Return the layout of sequences in which no token attends to some tokens."""
     rows = [np.asarray(row) for row in seen]
     if [row.shape for row in rows] != [(length,) for length in lengths] or any(row.dtype != bool for row in rows):
-        raise ValueError(f"seen has other rows than {lengths.tolist()} booleans, expected one for each token")
+        raise ValueError(f"seen does not have rows of {lengths.tolist()} booleans, expected one for each token")
     stays = np.arange(lengths.max(initial=0)) < lengths[:, None]
     is_real = np.zeros_like(stays)
     is_real[stays] = np.concatenate([np.zeros(0, bool), *rows])
@@ -317,7 +317,7 @@ def _ids(index: int, sequence: Any) -> np.ndarray:
         raise TypeError(f"input_ids[{index}] is {type(sequence).__name__}, expected a list of integers or an array")
     if isinstance(sequence, list | tuple) and _holds_flags(sequence):
         raise TypeError(f"input_ids[{index}] holds bool, expected integers")
-    if array.shape == (0,):  # an empty list is floating point to NumPy
+    if array.shape == (0,):  # NumPy makes an empty list floating point
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         error = ValueError if array.dtype.kind in "iu" and array.ndim else TypeError

@@ -121,7 +121,7 @@ class Model(NamedParameters):
         """
         hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         folder = checkpoint.resolve(folder, **hub)
-        with locked(checkpoint_folder(folder), shared=True):  # so that both files are from the same save
+        with locked(checkpoint_folder(folder), shared=True):  # so that config and weights are from the same save
             config, stored_dtype = checkpoint.split_dtype(folder, cls._read_config(folder))
             with checkpoint.naming_config(folder):
                 model = cls._made(config, options, Model.from_pretrained)
@@ -323,7 +323,7 @@ class Model(NamedParameters):
         `bertcore.checkpoint.config` describes their format.
         """
         if self.is_part:
-            raise ValueError("this model is a part of another one: call save_pretrained of that")
+            raise ValueError("this model is part of another one: call that model's save_pretrained")
         tensors = self.state_dict()
         if self.dtype in INT8:
             tensors = {name: array for parameter in self.parameters() for name, array in parameter.tensors()}
@@ -450,7 +450,7 @@ class Model(NamedParameters):
         return value_of(hidden), cu_seqlens
 
     def packed_states(self, input_ids: Sequence[Any], seen: Sequence[Any] | None = None) -> tuple[Tensor, np.ndarray]:
-        """Return what `encode_packed` returns; under a tape the hidden state is a Variable."""
+        """Return the results of `encode_packed`; under a tape the hidden state is a Variable."""
         with kernels.on_device_of(input_ids):
             run = Pass.begin(input_ids)
             inputs, cu_seqlens = self.encoder.adapter.pack_sequences(run, input_ids, seen)
@@ -468,6 +468,6 @@ def _check_float16() -> None:
     backend, no_gpu = kernels.get_backend(), kernels.unavailable_reason("cupy")
     if backend == "numba" or (backend == "auto" and no_gpu):
         raise ValueError(
-            "dtype is 'float16', in which backend 'numba' does not compute: load the model with dtype='float32' or "
+            "dtype is 'float16', which backend 'numba' does not support: load the model with dtype='float32' or "
             "'bfloat16'" + (f" (float16 is for CUDA, which cannot run here: {no_gpu})" if no_gpu else "")
         )

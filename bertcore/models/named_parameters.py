@@ -24,11 +24,11 @@ class NamedParameters(Block):
     dtype = "float32"
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor of a checkpoint of this model, by name."""
+        """Return the shape of every tensor in a checkpoint of this model, by name."""
         return {name: shape for parameter in self.parameters() for name, shape in parameter.expected.items()}
 
     def expected_scales(self, *, grouped: bool = False) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor's scales if a checkpoint stores it in int8, by the tensor's name."""
+        """Return the shape of the scales of each tensor that a checkpoint may store in int8, by the tensor's name."""
         found = (parameter.expected_scales(grouped=grouped) for parameter in self.parameters())
         return {name: shape for scales in found for name, shape in scales.items()}
 
@@ -80,14 +80,14 @@ class NamedParameters(Block):
                 parameter.fill({name: np.array(arrays[name]) for name in parameter.names}, parameter.precision)
 
     def load_weights(self, folder: str | os.PathLike) -> None:
-        """Load the parameters' values that `save_pretrained` wrote into `folder`.
+        """Load the parameter values that `save_pretrained` wrote into `folder`.
 
-        Raises CheckpointError, a ValueError, for a folder of another model; nothing is replaced then.
+        Raises CheckpointError, a ValueError, if they belong to another model; nothing is replaced then.
         """
         stored = self._stored(folder)
         missing = [name for name in self.expected_tensors() if name not in stored]
         if missing:
-            raise checkpoint.CheckpointError(f"{folder} is of another model: it has no {missing[0]}")
+            raise checkpoint.CheckpointError(f"{folder} belongs to another model: it has no {missing[0]}")
         self.load_state_dict({name: stored[name] for name in self.expected_tensors()})
 
     def _stored(self, folder: str | os.PathLike) -> Mapping[str, np.ndarray]:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 
 class Later:
-    """A field that is computed when first read: it is slow to compute, and seldom read in training."""
+    """A field that is computed when first read, because it is slow to compute and rarely read in training."""
 
     def __init__(self, compute: Callable[[], Any]):
         self.compute = compute
@@ -86,7 +86,7 @@ class ModelOutput:
         return self.to_tuple()
 
     def predictions(self) -> tuple[Any, ...]:
-        """The logits of all heads; without a head, all fields."""
+        """Return the logits of all heads; without a head, all fields."""
         logits = tuple(getattr(self, name) for name in self.keys() if name.endswith("logits"))
         own = {field.name for field in fields(self)} - {"loss"}
         return logits or tuple(value for name, value in self.items() if name in own)
@@ -168,7 +168,7 @@ class ReplacedTokensOutput(ModelOutput):
     replaced: Any = None
 
     def predictions(self) -> tuple[Any, ...]:
-        """The scores of both, and the discriminator's targets."""
+        """Return the scores of both models, and the discriminator's targets."""
         return self.generator_logits, self.logits, self.replaced
 
 

@@ -74,7 +74,7 @@ class AutoModelForPreTraining(ModelWithHeads):
             other = "AutoModelForMaskedLM, or AutoModel" if "masked_lm" in here else "AutoModel"
             raise ValueError(
                 f"{known.name} was pretrained with {known.objective} (the heads {', '.join(known.pretraining_heads)}); "
-                f"bertcore has {', '.join(here) or 'none'} for its family: take {other}"
+                f"bertcore has {', '.join(here) or 'none'} for its family: use {other}"
             )
         return cls
 
@@ -201,7 +201,7 @@ class AutoModelForSpanBoundary(AutoModelForMaskedLM):
         )
 
     def count_boundaries(self, labels: np.ndarray, is_real: np.ndarray) -> float:
-        """Return how many labelled tokens, of (sequences, length), the second head predicts."""
+        """Return the number of labelled tokens, of (sequences, length), that the second head predicts."""
         cu_seqlens = np.concatenate([[0], np.cumsum(is_real.sum(axis=1))])
         return float(find_boundaries(labels[is_real], cu_seqlens, self.heads[1].most).rows.size)
 

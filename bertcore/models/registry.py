@@ -19,25 +19,26 @@ from bertcore.nn.spec import EncoderSpec
 
 HeadSpec = ClassifierSpec | LanguageModelSpec | SpanBoundarySpec
 
-# What the tasks' heads are called in nearly every family.
+# The tasks' heads by their names in nearly every family.
 TOKEN_HEADS = {
     "token_classification": ClassifierSpec("classifier", "tokens"),
     "question_answering": ClassifierSpec("qa_outputs", "tokens", dropout=0.0),
 }
 
 
-# The same with those of families that classify the pooler's output by one map.
+# The same, and heads that classify the pooler's output with one linear map.
 POOLED_HEADS = TOKEN_HEADS | dict.fromkeys(
     ("sequence_classification", "multiple_choice"), ClassifierSpec("classifier", "pooler")
 )
 
 
 def summary_head(read: ConfigReader, output: str, *, source: str, activation: str) -> ClassifierSpec:
-    """The classifier of a sequence's summary, which the summary_... keys of the config describe (ELECTRA, XLNet).
+    """Return the classifier of a sequence's summary, as the config's summary_... keys describe it (ELECTRA, XLNet).
 
-    `output` names its last map; `source` and `activation` are the defaults of summary_type and summary_activation.
+    `output` names its last linear map; `source` and `activation` are the defaults of summary_type and
+    summary_activation.
     """
-    # Without a token to point at, transformers' "cls_index" is the last one.
+    # Without the argument cls_index, transformers' "cls_index" takes the last token.
     sources = {"first": "first", "last": "last", "mean": "mean", "cls_index": "last"}
     read.require(summary_proj_to_labels=False)
     return ClassifierSpec(
@@ -51,18 +52,18 @@ def summary_head(read: ConfigReader, output: str, *, source: str, activation: st
 
 
 def fewer_layers(config: Mapping[str, Any], share: float = 0.5) -> dict[str, Any]:
-    """`Family.generator` of families whose embeddings are as wide as their layers: a share of the layers."""
+    """Return a generator's config with a share of the layers, for families without narrower embeddings."""
     layers = ConfigReader(config).size("num_hidden_layers", 12)
     return {**config, "num_hidden_layers": max(1, round(share * layers))}
 
 
 def in_each_layer(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
-    """`Family.layer_names` that all begin with `prefix`, which has the layer's number."""
+    """Return `Family.layer_names` that all begin with `prefix`, which contains the layer's number."""
     return {part: prefix + name for part, name in names.items()}
 
 
 def published_code(*modules: str, repositories: Sequence[str]) -> tuple[str, ...]:
-    """`Family.code` of modules in a checkpoint's own folder, or where they were published: in these repositories."""
+    """Return `Family.code` for modules in a checkpoint's own folder or in the repositories that published them."""
     return *modules, *(f"{repository}--{module}" for repository in repositories for module in modules)
 
 
@@ -70,7 +71,7 @@ def _no_adapters(read: ConfigReader) -> Adapters:
     return Adapters()
 
 
-def _as_it_is(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str, Any]:
+def _unchanged(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str, Any]:
     return config
 
 
@@ -88,12 +89,12 @@ class Family:
         spec_from_config: config -> EncoderSpec.
         heads: the spec of each head, by the task's name (`models.auto` has the tasks).
         name_rules: the prefix, heads and spellings of its checkpoints.
-        encoder_names, layer_names: the part of the blocks -> the checkpoint's name of it without the prefix, where
-            "{layer}" stands for the layer's number (and "{inner}" for that within it, of spec.inner_layers).
+        encoder_names, layer_names: a block's part -> its name in the checkpoint without the prefix, where "{layer}"
+            stands for the layer's number (and "{inner}" for the number within it, see spec.inner_layers).
         embeddings, attention: the embedding block and each layer's attention, if specific to the family.
         layer: the class of a layer, if specific to the family; constructed and called like EncoderLayer.
         adapter: the block between the model's inputs and the layers, if the family has special inputs or outputs.
-        pooler: of the base model, called with its name and the spec; None for a family without one.
+        pooler: the base model's pooler, called with its name and the spec; None for a family without one.
         inputs: the names of family-specific inputs of a call.
         batch_inputs: family-specific inputs of a whole batch, without an axis of choices (XLNet's memories).
         endings: the usual ending of a class's name -> transformers' own for this family.
@@ -108,7 +109,7 @@ class Family:
         adapters: reads the LoRA adapters of a checkpoint from its config.
         generator: the config of a discriminator -> the config of its generator, optionally with a share of its size;
             for families with a head for replaced tokens.
-        config_to_save: (config, spec) -> the config in transformers' present spelling, if published ones differ.
+        config_to_save: (config, spec) -> the config in transformers' current spelling, if published ones differ.
     """
 
     model_type: str
@@ -133,7 +134,7 @@ class Family:
     end_of_text: int | None = None
     adapters: Callable[[ConfigReader], Adapters] = _no_adapters
     generator: Callable[..., Mapping[str, Any]] | None = None
-    config_to_save: Callable[[Mapping[str, Any], EncoderSpec], Mapping[str, Any]] = _as_it_is
+    config_to_save: Callable[[Mapping[str, Any], EncoderSpec], Mapping[str, Any]] = _unchanged
 
 
 _families: dict[str, Family] = {}  # by model_type, aliases included
@@ -158,7 +159,7 @@ def known_families() -> list[str]:
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """Return the family of a config. The ValueError for unknown ones lists what is known."""
+    """Return the family of a config. Raises ValueError, listing the known families, for an unknown one."""
     if not isinstance(config, Mapping):
         raise TypeError(
             f"config is {type(config).__name__}, expected a mapping as in config.json, or for from_config a preset's "
@@ -185,13 +186,13 @@ def _custom_code(config: Mapping[str, Any]) -> list[str] | None:
 
 
 def _family_of_code(modules: list[str]) -> Family:
-    """Return the family that replaces these modules. The ValueError for unknown ones lists the known modules."""
+    """Return the family that replaces these modules. Raises ValueError, listing the known ones, for others."""
     stands_for = {module: family for family in _families.values() for module in family.code}
     families = [stands_for.get(module) for module in modules]
     found = {family.model_type: family for family in families if family is not None}
     if len(found) != 1 or None in families:
         raise ValueError(
-            f"config: auto_map names code of its own, {', '.join(modules)}, which is never run; "
+            f"config: auto_map names custom code, {', '.join(modules)}, which is never run; "
             f"code that bertcore replaces: {', '.join(sorted(stands_for)) or 'none'}"
         )
     (family,) = found.values()

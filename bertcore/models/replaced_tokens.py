@@ -44,7 +44,7 @@ def generator_config(config: Mapping[str, Any] | str, share: float | None = None
     """Return the config of the generator for a discriminator's `config` (a mapping, or a preset's name).
 
     Args:
-        config: the discriminator's.
+        config: the discriminator's config.
         share: the generator's size relative to the discriminator's: in ELECTRA the width of its layers, a quarter by
             default (Clark et al. 2020, section 3.2); in DeBERTa and RoBERTa, whose embeddings are as wide as the
             layers, the number of layers, a half by default (He et al. 2023, arXiv:2111.09543, section 4.1).
@@ -98,8 +98,8 @@ class ReplacedTokenModel(NamedParameters):
             "separate"; or "gradient_disentangled": the discriminator's table of words is the generator's, through which
             no gradient flows, plus one of its own (DeBERTa-v3).
 
-    The models then belong to this one: their parameters' names begin with "generator." or "discriminator.", and those
-        of tied tables with "generator.".
+    Both models then belong to this one: their parameters' names begin with "generator." (also those of tied tables) or
+    "discriminator.".
 
     Raises:
         TypeError, ValueError: for models that do not fit together.
@@ -148,7 +148,7 @@ class ReplacedTokenModel(NamedParameters):
     ) -> Self:
         """Return new models with random weights, from the discriminator's config or a preset's name.
 
-        The generator's config is by default that of `generator_config`. Errors are as in `generator_config` and
+        By default, `generator_config` makes the generator's config. Errors are as in `generator_config` and
         `AutoModel.from_config`.
         """
         config = preset_config(config) if isinstance(config, str) else config
@@ -162,16 +162,16 @@ class ReplacedTokenModel(NamedParameters):
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike, *, dtype: DType = "float32") -> Self:
-        """Load what `save_pretrained` wrote.
+        """Load a model that `save_pretrained` wrote.
 
-        Raises CheckpointError (a ValueError) for what is missing or wrong in the folder.
+        Raises CheckpointError (a ValueError) if something in the folder is missing or wrong.
         """
         folder = Path(folder)
         embeddings = _read_embeddings(folder, EMBEDDINGS)
         generator = AutoModelForMaskedLM.from_pretrained(folder / "generator", dtype=dtype)
         discriminator = Discriminator.from_pretrained(folder / "discriminator", dtype=dtype)
         model = cls(generator, discriminator, embeddings=embeddings)
-        model.load_weights(folder)  # restores the digits that the rounded difference lost
+        model.load_weights(folder)  # restores digits lost by rounding the difference
         return model
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
@@ -307,7 +307,7 @@ class ReplacedTokenModel(NamedParameters):
 
 
 def _read_embeddings(folder: Path, expected: tuple[str, ...]) -> str:
-    """Return how the models in a folder share embeddings. Raises CheckpointError if it is not an expected way."""
+    """Return the kind of embedding sharing in a folder. Raises CheckpointError for one that is not expected."""
     embeddings = checkpoint.read_config(folder, SETTINGS).get("embeddings")
     if embeddings not in expected:
         known = ", ".join(expected)

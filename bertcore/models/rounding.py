@@ -1,8 +1,8 @@
-"""Round int8 weights by the inputs that they get from a model on sample texts.
+"""Round weights to int8 with the help of their inputs on sample texts.
 
-Two methods improve the precision of int8, and both use a layer's inputs. Columns of large numbers widen the rounding
-steps of all others: they are divided by factors that the weight is multiplied by (SmoothQuant, Xiao et al. 2023,
-arXiv:2211.10438), where that helps the layer. And if columns are correlated, later weights can compensate for the
+Two methods improve the precision of int8, and both use a layer's inputs. Input columns of large numbers widen the
+rounding steps of all others: if that helps the layer, they are divided by factors by which the weight is multiplied
+(SmoothQuant, Xiao et al. 2023, arXiv:2211.10438). And if columns are correlated, later weights can compensate for the
 rounding error of earlier ones (GPTQ, Frantar et al. 2022, arXiv:2210.17323). The kernels do not change.
 """
 
@@ -18,11 +18,11 @@ from bertcore import kernels
 from bertcore.nn.functional.dense import ObservedWeight
 from bertcore.nn.parameter import Block, Parameter
 
-# The exponent of the inputs in a column's factor. Chosen for each weight from 0.5, 0.6 and 0.7 by the error of its
-# outputs, MiniLM's embeddings are further from float32: cosines of 0.99938 instead of 0.99951 (three samples of 50
+# The exponent of the inputs in a column's factor. Choosing it for each weight among 0.5, 0.6 and 0.7 by the error of
+# its outputs moved MiniLM's embeddings further from float32: cosines of 0.99938 instead of 0.99951 (three samples of 50
 # texts).
 EXPONENT = 0.6
-WORTHWHILE = 0.9  # use factors, which take some time, only below this ratio of errors with and without them
+WORTHWHILE = 0.9  # use factors, which cost time, only below this ratio of the error with them to the error without
 DAMPING = 0.01  # share of the mean second moment that is added to each
 BLOCK = 64  # columns
 TINY = np.finfo(np.float32).tiny
@@ -138,7 +138,7 @@ def _factors(weight: np.ndarray, peaks: np.ndarray) -> np.ndarray:
 
 
 def _rounded(weight: np.ndarray, moments: np.ndarray, factors: np.ndarray | None) -> RoundedWeight:
-    """GPTQ: round one column after another, those with the greatest inputs first, and correct the remaining ones."""
+    """Round column by column (GPTQ), those with the largest inputs first, and correct the remaining ones."""
     wide = np.asarray(weight if factors is None else weight / factors, np.float64)
     _, scale = kernels.quantize_weight(wide.astype(np.float32))
     inputs = moments.astype(np.float64) if factors is None else moments * np.outer(factors, factors).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Read published configs with checks: `ConfigReader`, and the specs of encoders and rotary positions."""
+"""Read published configs with checks: `ConfigReader`, and functions that return specs."""
 
 import copy
 import difflib
@@ -13,7 +13,7 @@ import numpy as np
 from bertcore.nn.rotary import RotarySpec
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 
-# hidden_act of a published config -> the name bertcore.kernels knows it by.
+# hidden_act of a published config -> its name in bertcore.kernels.
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -25,10 +25,10 @@ ACTIVATIONS = {
     "tanh": "tanh",
 }
 
-# A config may come from anywhere: sizes beyond any real model's would fill the memory before a weight is read.
+# A config may come from anywhere: sizes beyond those of real models would fill the memory before a weight is read.
 MOST_LAYERS = 10_000
 MOST_POSITIONS = MOST_LABELS = 2**20
-MOST = 2**24  # of other sizes: vocabulary, widths
+MOST = 2**24  # for other sizes: vocabulary, widths
 
 
 # Defaults of absent config keys: BERT-base, as in transformers.
@@ -157,7 +157,7 @@ class Config(dict[str, Any]):
 
     @property
     def id2label(self) -> Mapping[int, str]:
-        """The names of the classes, read-only; assign others to change them."""
+        """The names of the classes, read-only; assign a new mapping to change them."""
         return MappingProxyType(dict(enumerate(ConfigReader(self).label_names())))
 
     @property
@@ -337,7 +337,7 @@ SCALINGS = {"default": None, "linear": "linear", "ntk": "ntk", "dynamic": "dynam
 
 
 def rotary_spec(read: ConfigReader, *, head_dim: int, theta: float, trained_length: int) -> RotarySpec:
-    """Return the rotary positions of heads that are rotated in their whole width.
+    """Return the rotary positions of heads that are rotated over their whole width.
 
     Args:
         read: a reader of the object with the keys (rope_parameters, or one of its sections).
@@ -393,7 +393,7 @@ def rotary_of_all_layers(read: ConfigReader, head_dim: int, theta: float) -> Rot
 
 
 def rope_parameters(rotary: RotarySpec) -> dict[str, Any]:
-    """Return rotary positions as transformers writes them.
+    """Return rotary positions in transformers' spelling.
 
     NTK's static rule is its "linear" with a larger theta: theta times the factor, and every angle divided by
     factor^(2 / rotary_dim).
@@ -408,14 +408,14 @@ def rope_parameters(rotary: RotarySpec) -> dict[str, Any]:
 
 
 def without_older_keys(
-    config: Mapping[str, Any], spec: EncoderSpec, older: frozenset[str], **said: Any
+    config: Mapping[str, Any], spec: EncoderSpec, older: frozenset[str], **new: Any
 ) -> Mapping[str, Any]:
     """Return the config without the `older` keys, as `Family.config_to_save` does.
 
-    Transformers does not know these keys; `said` and rope_parameters replace them. A config without them is returned
+    Transformers does not know these keys; `new` and rope_parameters replace them. A config without them is returned
     unchanged.
     """
     if older.isdisjoint(config):
         return config
     kept = {key: value for key, value in config.items() if key not in older}
-    return kept | said | {"rope_parameters": rope_parameters(spec.layers[0].rotary)}
+    return kept | new | {"rope_parameters": rope_parameters(spec.layers[0].rotary)}

@@ -17,7 +17,7 @@ from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
 from bertcore.presets import preset_config
 
-# Attributes that must agree if a layer is to be initialised with another one's parameters.
+# Attributes that must be equal for a layer to be initialised with another one's parameters.
 SAME = (
     *("hidden_size", "intermediate_size", "num_heads", "num_key_value_heads", "head_dim", "activation", "gate"),
     *("norm", "norm_first", "rotary", "is_causal", "scale"),
@@ -108,7 +108,9 @@ def _pairs_of_layers(student: Model, teacher: Model, chosen: list[int]) -> Itera
         _check_layer(student, teacher, index, place)
         own, other = student.encoder.layers[index], teacher.encoder.layers[place]
         if known.setdefault(id(own), id(other)) != id(other):
-            raise ValueError(f"layers has {place} for layer {index}, which the student shares with one of another")
+            raise ValueError(
+                f"layers has {place} for layer {index}, expected the one of the layers that share its parameters"
+            )
         yield from _pairs(own, other)
 
 
@@ -116,12 +118,12 @@ def _check_layer(student: Model, teacher: Model, index: int, place: int) -> None
     own, other = student.encoder.layers[index], teacher.encoder.layers[place]
     if type(own) is not type(other) or type(own.attention) is not type(other.attention):
         kinds = student.family.model_type, teacher.family.model_type
-        raise ValueError(f"layers of the student ({kinds[0]}) are of another kind than the teacher's ({kinds[1]})")
+        raise ValueError(f"the student's layers ({kinds[0]}) are of a different kind from the teacher's ({kinds[1]})")
     for name in SAME:
         mine, theirs = getattr(student.spec.layers[index], name), getattr(teacher.spec.layers[place], name)
         if mine != theirs:
             raise ValueError(
-                f"{name} of the student's layer {index} is {mine}, of the teacher's layer {place} {theirs}"
+                f"{name} is {mine} in the student's layer {index} but {theirs} in the teacher's layer {place}"
             )
 
 
@@ -138,7 +140,7 @@ def _pairs_around(student: Model, teacher: Model) -> Iterator[tuple[Parameter, P
 
 
 def _pairs(own: Any, other: Any) -> Iterator[tuple[Parameter, Parameter]]:
-    """Return (student's, teacher's) parameters of two blocks, matched by their attributes' names."""
+    """Yield (student's, teacher's) parameters of two blocks, matched by their attributes' names."""
     if isinstance(own, Parameter) and isinstance(other, Parameter):
         yield own, other
     elif isinstance(own, list) and isinstance(other, list) and len(own) == len(other):
@@ -146,19 +148,19 @@ def _pairs(own: Any, other: Any) -> Iterator[tuple[Parameter, Parameter]]:
             yield from _pairs(mine, theirs)
     elif isinstance(own, Block) and isinstance(other, Block):
         if isinstance(own, Linear) and isinstance(other, Linear) and own.activation != other.activation:
-            return  # the teacher's was trained for another task
+            return  # the teacher's map was trained for another task
         for name, part in vars(own).items():
             yield from _pairs(part, vars(other).get(name))
 
 
 def _values(own: Parameter, other: Parameter, student: Model, teacher: Model) -> np.ndarray:
-    """Return the initial values of a student's parameter; ValueError if the teacher's has another shape."""
+    """Return a student parameter's initial values. Raises ValueError if the teacher's has another shape."""
     values, positions = np.array(other.array()), getattr(student.encoder.embeddings, "positions", None)
     if positions is not None and own is positions.table:  # RoBERTa's first token has another position than BERT's
         first, its = student.spec.position_offset, teacher.spec.position_offset
         values = values if first == its else np.concatenate([own.array()[:first], values[its:]])
     if values.shape != own.shape:
         raise ValueError(
-            f"{own.names[0]} has shape {own.shape}, expected {values.shape}, that of the teacher's {other.names[0]}"
+            f"{own.names[0]} has shape {own.shape}, expected {values.shape}, as the teacher's {other.names[0]} has"
         )
     return values

@@ -221,13 +221,13 @@ def test_generation_that_is_refused(options, message):
     ("config", "message"),
     [
         ({"model_type": "xlnet", "vocab_size": 40, "d_model": 12, "n_head": 3, "n_layer": 1, "d_inner": 8,
-          "attn_type": "uni"}, "'xlnet' cannot generate: their layers keep no keys"),
+          "attn_type": "uni"}, "'xlnet' cannot generate: their layers cannot cache"),
         ({"model_type": "xlnet", "vocab_size": 40, "d_model": 12, "n_head": 3, "n_layer": 1, "d_inner": 8},
-         "'xlnet' cannot generate: their tokens see later ones"),
+         "'xlnet' cannot generate: their tokens attend to later ones"),
         ({"model_type": "transfo-xl", "vocab_size": 40, "cutoffs": [20], "d_model": 12, "d_embed": 12, "n_head": 3,
-          "d_head": 4, "n_layer": 1, "d_inner": 8}, "'transfo-xl' cannot generate: their layers keep no keys"),
-        (GEMMA3, "'gemma3_text' cannot generate: their tokens see later ones"),
-        (GEMMA3 | {"use_bidirectional_attention": False}, "'gemma3_text' cannot generate: their layers keep no keys"),
+          "d_head": 4, "n_layer": 1, "d_inner": 8}, "'transfo-xl' cannot generate: their layers cannot cache"),
+        (GEMMA3, "'gemma3_text' cannot generate: their tokens attend to later ones"),
+        (GEMMA3 | {"use_bidirectional_attention": False}, "'gemma3_text' cannot generate: their layers cannot cache"),
     ],
 )  # fmt: skip
 def test_families_that_cannot_generate(config, message):

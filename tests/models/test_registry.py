@@ -58,7 +58,7 @@ JINA = "jinaai/a-bert-of-its-own--modeling_bert"
 def test_custom_code_is_refused_whatever_the_model_type(monkeypatch, auto_map):
     stands = dataclasses.replace(registry.family_of({"model_type": "bert"}), code=("known--modeling",))
     monkeypatch.setitem(registry._families, "bert", stands)
-    with pytest.raises(ValueError, match=r"auto_map names code of its own, .*, which is never run; .* known--modeling"):
+    with pytest.raises(ValueError, match=r"auto_map names custom code, .*, which is never run; .* known--modeling"):
         registry.family_of({"model_type": "bert", "auto_map": auto_map})
 
 

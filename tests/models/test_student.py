@@ -109,7 +109,7 @@ def test_albert_has_one_layer_many_times():
     config = tiny_config("albert-base-v2")
     teacher = drawn(AutoModel, config)
     assert student_from_teacher(with_layers(config, 1), teacher).newly_initialised == []
-    with pytest.raises(ValueError, match="which the student shares with one of another"):
+    with pytest.raises(ValueError, match="expected the one of the layers that share"):
         student_from_teacher(config, drawn(AutoModel, {**config, "num_hidden_groups": 2}), layers=[0, 1])
 
 
@@ -131,12 +131,12 @@ def test_configs_with_other_names_of_the_number_of_layers(name, key):
     (CONFIG, [0], "layers has 1 entries, expected one for each of the student's 2"),
     (CONFIG, [0, 12], "layers has 12, the teacher's are 0 to 11"),
     (CONFIG, [-1, 0], "layers has -1"),
-    ({**CONFIG, "hidden_size": 30}, None, "hidden_size of the student's layer 0 is 30, of the teacher's layer 0 39"),
-    ({**CONFIG, "num_attention_heads": 13}, None, "num_heads of the student's layer 0 is 13"),
-    ({**CONFIG, "hidden_act": "relu"}, None, "activation of the student's layer 0 is relu"),
+    ({**CONFIG, "hidden_size": 30}, None, "hidden_size is 30 in the student's layer 0 but 39 in the teacher's layer 0"),
+    ({**CONFIG, "num_attention_heads": 13}, None, "num_heads is 13 in the student's layer 0"),
+    ({**CONFIG, "hidden_act": "relu"}, None, "activation is relu in the student's layer 0"),
     ({**CONFIG, "vocab_size": 76}, None, r"word_embeddings.weight has shape \(76, 39\), expected \(75, 39\)"),
     ({**CONFIG, "max_position_embeddings": 30}, None, r"position_embeddings.weight has shape \(30, 39\)"),
-    (tiny_config("deberta-base"), None, r"layers of the student \(deberta\) are of another kind"),
+    (tiny_config("deberta-base"), None, r"the student's layers \(deberta\) are of a different kind"),
 ])  # fmt: skip
 def test_what_does_not_fit(config, layers, message):
     refuses(ValueError, message, student_from_teacher, config, AutoModel.from_config(TWELVE), layers)

@@ -157,7 +157,7 @@ def test_wrong_arguments_are_refused(model, arguments, error, message):
 
 
 @pytest.mark.parametrize("changed, message", [
-    ({"labels_encoder": "x"}, "labels_encoder is 'x', supported is a model without one"),
+    ({"labels_encoder": "x"}, "labels_encoder is 'x', expected none"),
     ({"post_fusion_schema": "l2l"}, "post_fusion_schema is 'l2l'"),
     ({"span_mode": "conv_max"}, "span_mode is 'conv_max', supported is 'markerV0'"),
     ({"subtoken_pooling": "mean"}, "subtoken_pooling is 'mean'"),
@@ -186,7 +186,7 @@ def test_folders_of_other_models_are_refused(tmp_path):
 @pytest.mark.parametrize("mask, message", [
     (None, "words_mask is None"),
     ([[1, 2]], r"words_mask has shape \(1, 2\), expected \(1, 4\) as input_ids has"),
-    ([[0, 0, 2, 1]], "words_mask has other numbers than 1, 2, ..."),
+    ([[0, 0, 2, 1]], "words_mask does not number the words"),
     ([[0, 0, 1, 2]], "words_mask has a word at a padded position"),
 ])  # fmt: skip
 def test_wrong_masks_of_words_are_refused(model, mask, message):

@@ -298,7 +298,7 @@ def test_hidden_states_of_tokens_that_are_not_seen(encoder):
     np.testing.assert_allclose(np.delete(hidden, 2, axis=0), alone, atol=2e-6)
     assert offsets.tolist() == [0, 3, 4]
     for wrong in ([[True]], [seen[0], np.array([1])], [seen[1], seen[0]], seen * 2):
-        refuses(ValueError, "seen has other rows than", encoder.model.encode_packed, ids, wrong)
+        refuses(ValueError, "seen does not have rows of", encoder.model.encode_packed, ids, wrong)
 
 
 @pytest.mark.parametrize("save", [save_tiny_late, save_tiny_pylate, save_tiny_stanford])

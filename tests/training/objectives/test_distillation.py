@@ -314,7 +314,7 @@ def test_wrong_settings(make, message):
     (AttentionScores(), {**WIDE, "num_attention_heads": 4}, r"of queries and of keys are \(3, 3\) and \(4, 4\)"),
     (AttentionDistributions(), {**tiny_config("mpnet-base"), "vocab_size": 75}, "attention of the teacher is not"),
     (Relations(heads=13), WIDE, "heads is 13, expected a divisor of the teacher's 48"),
-    (Relations(heads=3), {**tiny_config("deberta-base"), "vocab_size": 75}, "do not give query, key and value"),
+    (Relations(heads=3), {**tiny_config("deberta-base"), "vocab_size": 75}, "do not return query, key and value"),
     (SoftTargets(), {**CONFIG, "problem_type": "regression"}, "the teacher is for regression"),
 ])  # fmt: skip
 def test_models_that_cannot_be_compared(term, config, message):

@@ -219,7 +219,7 @@ def test_models_that_do_not_go_together_are_refused():
 
 def test_a_part_is_not_saved_alone(tmp_path):
     model = ReplacedTokenModel.from_config(TINY)
-    refuses(ValueError, "call save_pretrained of that", model.generator.save_pretrained, tmp_path / "a")
+    refuses(ValueError, "call that model's save_pretrained", model.generator.save_pretrained, tmp_path / "a")
     assert not (tmp_path / "a").exists()
     refuses(CheckpointError, r"replaced_tokens\.json", ReplacedTokenModel.from_pretrained, tmp_path)
     (tmp_path / "replaced_tokens.json").write_text("{}")
