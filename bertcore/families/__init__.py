@@ -1,1 +1,1 @@
-"""The families: a module or a folder each, named after its model_type, with _ for -; variants stand beside it."""
+"""The families: a module or folder for each, named after its model_type, with _ for -; variants share its module."""

@@ -13,7 +13,7 @@ from bertcore.nn.spec import EncoderSpec
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of an ALBERT config; absent keys mean those of ALBERT-xxlarge."""
+    """Return the spec of an ALBERT config; absent keys have ALBERT-xxlarge's values."""
     read = ConfigReader(config)
     shared = _shared_layers(read)
     return standard_spec(
@@ -40,19 +40,19 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 def _shared_layers(read: ConfigReader) -> tuple[int, ...]:
     """Return, for each layer of a pass, the number of the layer whose parameters it uses.
 
-    A token passes num_hidden_layers groups, each of the num_hidden_groups as often as
-    the others, or nearly; a group is inner_group_num layers with parameters of their own.
+    A token passes num_hidden_layers groups, each of the num_hidden_groups about equally often; a group is
+    inner_group_num layers with their own parameters.
     """
     inner = read.size("inner_group_num", 1, most=MOST_LAYERS)
     passes = read.size("num_hidden_layers", 12, most=MOST_LAYERS // inner)
     groups = read.size("num_hidden_groups", 1, most=passes)
-    # In floating point, as in transformers: integers are off by one group where it rounds (18 layers in 14 groups).
+    # In floating point, as in transformers: integer division would differ by one group for 18 layers in 14 groups.
     group_of = [int(index / (passes / groups)) for index in range(passes)]
     return tuple(group * inner + layer for group in group_of for layer in range(inner))
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of an ALBERT config."""
+    """Return the heads of an ALBERT config."""
     parts = (f"predictions.{part}" for part in ("decoder", "bias", "dense", "LayerNorm"))
     return POOLED_HEADS | {
         "masked_lm": LanguageModelSpec(*parts, activation=read.activation("hidden_act", "gelu_new")),

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018, arXiv:1810.04805) and every checkpoint of its shape: mBERT, MiniLM, SciBERT, ..."""
+"""BERT (Devlin et al. 2018, arXiv:1810.04805) and models of the same architecture: mBERT, MiniLM, SciBERT, ..."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from bertcore.models.spec import ConfigReader, standard_spec
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of a BERT config."""
+    """Return the heads of a BERT config."""
     language_model = LanguageModelSpec(
         decoder="cls.predictions.decoder",
         tied_bias="cls.predictions.bias",
@@ -34,7 +34,7 @@ BERT = register(
             prefix="bert.",
             heads=(
                 "pooler.",
-                "linear.",  # of ColBERT
+                "linear.",  # ColBERT's
                 "cls.predictions.",
                 "cls.seq_relationship.",
                 "span_boundary.",

@@ -1,6 +1,6 @@
-"""BERT Hash (NeuML's bert-hash-nano, -pico and -femto): BERT with narrow embeddings of words, mapped to its width.
+"""BERT Hash (NeuML's bert-hash-nano, -pico and -femto): BERT with narrow word embeddings, projected to its width.
 
-The map comes before token types and positions are added; the decoder is not tied to the table.
+The projection comes before token types and positions are added; the decoder is not tied to the word embeddings.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from bertcore.nn.spec import EncoderSpec
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a BERT Hash config."""
+    """Return the spec of a BERT Hash config."""
     size = ConfigReader(config).size("projections", 5)
     return standard_spec(config, embedding_size=size, projects_words=True, tied_decoder=False)
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """BERT's, but for next sentences."""
+    """Return BERT's heads except next-sentence prediction."""
     return {task: head for task, head in bert.heads(read).items() if task != "next_sentence"}
 
 

@@ -22,10 +22,10 @@ from bertcore.passes import Pass
 
 @dataclass(frozen=True)
 class ConvolutionSpec:
-    """Settings of the convolution beside the first layer.
+    """Settings of the convolution parallel to the first layer.
 
     Attributes:
-        size: the number of neighbouring tokens that it reads, odd.
+        size: the number of neighbouring tokens that it reads, an odd number.
         groups: the number of groups of channels, which do not mix.
         activation: the activation after it.
     """
@@ -37,10 +37,10 @@ class ConvolutionSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketedDisentanglement(Disentanglement):
-    """Settings of DeBERTa v2 and v3 beside DeBERTa's.
+    """Settings of DeBERTa v2 and v3 in addition to DeBERTa's.
 
     Attributes:
-        convolution: beside the first layer, or None.
+        convolution: the convolution parallel to the first layer, or None.
     """
 
     convolution: ConvolutionSpec | None
@@ -49,7 +49,7 @@ class BucketedDisentanglement(Disentanglement):
 class Convolution(Block):
     """LayerNorm(residual + activation(convolution(hidden))) along each sequence, with zeros beyond its ends.
 
-    In training what the activation is given is dropped.
+    In training, dropout applies to the input of the activation.
     """
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
@@ -57,14 +57,14 @@ class Convolution(Block):
         self.dropout = spec.layers[0].dropout
         inputs = width // self.details.groups
         layout = Layout((width, inputs, self.details.size), axes=(0, 2, 1), row_axes=1)
-        # One group is a linear map of neighbouring tokens side by side; no published model has several.
+        # A single group is a linear map of concatenated neighbouring tokens; no published model has several.
         use = "weight" if self.details.groups == 1 else "vector"
         self.weight = Parameter(f"{names['convolution']}.weight", use=use, layout=layout)
         self.bias = Parameter(f"{names['convolution']}.bias", shape=(width,), initial="zeros")
         self.norm = LayerNorm(names["convolution_norm"], features=width, eps=spec.layer_norm_eps)
 
     def __call__(self, run: Pass, hidden: Any, residual: Any, cu_seqlens: Any, is_real: Any = None) -> Any:
-        """(tokens, hidden) twice -> (tokens, hidden), zero for tokens that are not `is_real`, (tokens,) booleans."""
+        """Map two (tokens, hidden) to one, zero where `is_real`, booleans (tokens,), is False."""
         size, groups = self.details.size, self.details.groups
         near = functional.take_neighbours(
             run, hidden, cu_seqlens=cu_seqlens, distances=range(-(size // 2), size // 2 + 1)
@@ -85,14 +85,14 @@ class Convolution(Block):
 
 
 class ConvolutedLayer(EncoderLayer):
-    """An encoder's layer; if the spec has a convolution, it stands beside the first layer: both read the embeddings."""
+    """An encoder layer; in the first one a convolution, if the spec has one, reads the embeddings in parallel."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int, attention: type[Block]):
         super().__init__(names, spec, index, attention)
         self.convolution = Convolution(names, spec) if index == 0 and spec.details.convolution else None
 
     def __call__(self, run: Pass, hidden: Any, context: DisentangledContext) -> Any:
-        """(tokens, hidden) -> (tokens, hidden)."""
+        """Map (tokens, hidden) to (tokens, hidden)."""
         encoded = super().__call__(run, hidden, context)
         if self.convolution is None:
             return encoded
@@ -100,7 +100,7 @@ class ConvolutedLayer(EncoderLayer):
 
 
 def _blocks(dense, size, groups):
-    """(rows, size * features) -> of each group its rows and features, (rows, size, features) views."""
+    """Yield the rows of each group and a view of its block of (rows, size * features): (rows, size, features)."""
     by_tap = dense.reshape(dense.shape[0], size, -1)
     count, features = by_tap.shape[0] // groups, by_tap.shape[2] // groups
     for group in range(groups):
@@ -110,7 +110,7 @@ def _blocks(dense, size, groups):
 
 @operation()
 def block_diagonal(run: Pass, weight: Any, *, size: int, groups: int) -> Any:
-    """A convolution's weight (rows, size * features of a group) as one for all features, (rows, size * features)."""
+    """Expand a convolution's weight, (rows, size * features of a group), to all features, (rows, size * features)."""
     dense = kernels.array_module(weight).zeros((weight.shape[0], groups * weight.shape[1]), weight.dtype)
     for part, block in _blocks(dense, size, groups):
         block[...] = weight[part].reshape(block.shape)
@@ -134,7 +134,7 @@ _DEFAULTS = {
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a DeBERTa v2 or v3 config."""
+    """Return the spec of a DeBERTa v2 or v3 config."""
     read, types = ConfigReader(config), deberta.position_types(config)
     distance = deberta.max_distance(config)
     details = BucketedDisentanglement(
@@ -156,7 +156,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def _buckets(config: Mapping[str, Any], distance: int) -> int:
-    """position_buckets, 0 for none; half of them are for near distances, the others reach to the furthest."""
+    """Return position_buckets, 0 without buckets; half of them are for near distances, the others for all further."""
     read, value = ConfigReader(config), config.get("position_buckets")
     if value is None or (type(value) is int and value < 1):
         return 0
@@ -191,7 +191,7 @@ def _convolution(read: ConfigReader) -> ConvolutionSpec | None:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of a DeBERTa v2 or v3 config. That for replaced tokens is v3's, as in its authors' code."""
+    """Return the heads of a DeBERTa v2 or v3 config; the one for replaced tokens is as in v3's authors' code."""
     common = deberta.heads(read)
     replaced_tokens = ClassifierSpec(
         "mask_predictions.classifier",

@@ -1,6 +1,6 @@
-"""DistilBERT (Sanh et al. 2019, arXiv:1910.01108): BERT without token types and pooler, with keys and names of its own.
+"""DistilBERT (Sanh et al. 2019, arXiv:1910.01108): BERT without token types and pooler, with its own keys and names.
 
-Its norms' epsilon is 1e-12, which no key changes. `sinusoidal_pos_embds` only says how transformers initialises the
+Its norms' epsilon is 1e-12, which no key changes. `sinusoidal_pos_embds` only decides how transformers initialises the
 positions of a new model.
 """
 
@@ -25,7 +25,7 @@ KEYS = {
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a DistilBERT config; where its own keys are absent BERT's are read, as in transformers."""
+    """Return the spec of a DistilBERT config; if its own keys are absent, BERT's are read, as in transformers."""
     read = ConfigReader(config)
     own = {"intermediate_size": read.size("hidden_dim", 3072), "activation": read.activation("activation", "gelu")}
     layer = own | {"norm_eps": 1e-12, "attention_output_dropout": 0.0}
@@ -34,7 +34,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of a DistilBERT config; sequences are classified by their first token, with ReLU."""
+    """Return the heads of a DistilBERT config; sequences are classified by their first token, with ReLU."""
     classifier = ClassifierSpec("classifier", "first", dense="pre_classifier", activation="relu", dense_dropout=0.0)
     tokens = {
         "token_classification": ClassifierSpec("classifier", "tokens", dropout=read.rate("dropout", 0.1)),

@@ -14,7 +14,7 @@ from bertcore.nn.spec import EncoderSpec
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of an ELECTRA config; absent keys mean those of ELECTRA-small."""
+    """Return the spec of an ELECTRA config; absent keys have ELECTRA-small's values."""
     return standard_spec(
         config,
         embedding_size=ConfigReader(config).size("embedding_size", 128),
@@ -23,7 +23,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """Heads of ELECTRA: the discriminator's finds replaced tokens, the generator's is a language model."""
+    """Return ELECTRA's heads, including the discriminator's for replaced tokens and the generator's language model."""
     discriminator = "discriminator_predictions"
     return TOKEN_HEADS | {
         "replaced_tokens": ClassifierSpec(
@@ -49,7 +49,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 
 def generator(config: Mapping[str, Any], share: float = 0.25) -> Mapping[str, Any]:
-    """A generator with a share of the heads, and so of the hidden size, and of the feed-forward size (section 3.2)."""
+    """Return a generator's config with a share of the heads, hidden size and feed-forward size (section 3.2)."""
     layers = spec(config).layers
     heads, width = layers[0].num_heads, layers[0].intermediate_size
     some = max(1, round(share * heads))

@@ -1,7 +1,7 @@
-"""EuroBERT (Boizard et al. 2025, arXiv:2503.05500): Llama's layers, in which every token sees all others.
+"""EuroBERT (Boizard et al. 2025, arXiv:2503.05500): Llama's layers with bidirectional attention.
 
-Root-mean-square norms stand first, groups of queries' heads share keys and values, positions are rotary, and
-feed-forwards are gated by SiLU.
+Root-mean-square norms come first, groups of query heads share keys and values, positions are rotary, and feed-forwards
+are gated with SiLU.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,9 +31,9 @@ def spec(
     defaults: Mapping[str, Any] = MappingProxyType(DEFAULTS),
     each_layer: Callable[[int, LayerSpec], LayerSpec] | None = None,
 ) -> EncoderSpec:
-    """The spec of a EuroBERT config, with the keys of transformers 5 or older ones.
+    """Return the spec of a EuroBERT config, with the keys of transformers 5 or older ones.
 
-    `defaults` and `each_layer` are those of `standard_spec`; the latter decides the rotary positions.
+    `defaults` and `each_layer` are as for `standard_spec`; `each_layer` then sets the rotary positions.
     """
     read = ConfigReader(config, DEFAULTS | defaults)
     width, heads = read.size("hidden_size"), read.size("num_attention_heads")
@@ -60,7 +60,7 @@ def spec(
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of a EuroBERT config."""
+    """Return the heads of a EuroBERT config."""
     sources = {"bos": "first", "mean": "mean", "late": "mean_of_dense"}
     source = sources[read.choice("classifier_pooling", "late", *sources)]
     return {

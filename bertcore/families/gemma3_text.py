@@ -1,8 +1,8 @@
-"""The text model of Gemma 3 (arXiv:2503.19786) and, with attention to both sides, EmbeddingGemma (arXiv:2509.20354).
+"""The text model of Gemma 3 (arXiv:2503.19786) and, with bidirectional attention, EmbeddingGemma (arXiv:2509.20354).
 
-Root-mean-square norms, by 1 + weight, stand before and after attention and feed-forward; queries and keys are
-normalised before they turn; embeddings are multiplied by the root of their width. Some layers see all tokens, the
-others those nearby, each kind with its own theta.
+Root-mean-square norms, which multiply by 1 + weight, come before and after attention and feed-forward; queries and keys
+are normalised before their rotation; embeddings are multiplied by the square root of their width. Some layers attend to
+all tokens, the others to a window, each kind with its own theta.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ ATTENTION = frozenset({"query", "key", "value", "attention_output"})
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a Gemma 3 text config, with the keys of transformers 5 or older ones."""
+    """Return the spec of a Gemma 3 text config, with the keys of transformers 5 or older ones."""
     read = ConfigReader(config, DEFAULTS)
     read.require(attn_logit_softcapping=None, final_logit_softcapping=None)
     layers = read.size("num_hidden_layers", most=MOST_LAYERS)
@@ -75,7 +75,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of a Gemma 3 config; a sequence is classified by its last word."""
+    """Return the heads of a Gemma 3 config; a sequence is classified by its last word."""
     return {
         "causal_lm": LanguageModelSpec("lm_head", tied_bias=None, predicts_next=True),
         "sequence_classification": ClassifierSpec("score", "last_word", without_bias=frozenset({"output"})),

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019, "Language models are unsupervised multitask learners"): the causal contrast to BERT."""
+"""GPT-2 (Radford et al. 2019, "Language models are unsupervised multitask learners"), a causal language model."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,10 +28,10 @@ DEFAULTS = {
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a GPT-2 config.
+    """Return the spec of a GPT-2 config.
 
-    `reorder_and_upcast_attn`, the order of operations in half precision, changes nothing here: scores and softmax are
-    at least float32.
+    `reorder_and_upcast_attn`, the order of operations in half precision, has no effect: scores and softmax are at least
+    float32.
     """
     read = ConfigReader(config, keys=KEYS)
     read.flag("reorder_and_upcast_attn", False)
@@ -60,13 +60,13 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of a GPT-2 config; a sequence is classified by its last word."""
+    """Return the heads of a GPT-2 config; a sequence is classified by its last word."""
     return TOKEN_HEADS | {
         "causal_lm": LanguageModelSpec("lm_head", tied_bias=None, predicts_next=True),
         "sequence_classification": ClassifierSpec(
             "score", "last_word", without_bias=frozenset({"output"}), dropout=0.0
         ),
-        # keys that GPT2Config does not list, and that transformers reads
+        # transformers reads these keys although GPT2Config does not list them
         "token_classification": ClassifierSpec(
             "classifier", "tokens", dropout=read.rate("classifier_dropout", read.rate("hidden_dropout", 0.1))
         ),

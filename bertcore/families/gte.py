@@ -1,7 +1,7 @@
 """GTE (Zhang et al. 2024, arXiv:2407.19669): gte-base and large-en-v1.5, gte-multilingual-base, arctic-embed-m-v2.0.
 
-BERT with rotary positions and gated feed-forwards. Published files call it "new" ("gte" in arctic-embed), and stretch
-positions by NTK's static rule; transformers calls it "gte", and knows other rules.
+BERT with rotary positions and gated feed-forwards. Published files call it "new" ("gte" in arctic-embed) and stretch
+positions by NTK's static rule; transformers calls it "gte" and has other rules.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ COMMON = {"type_vocab_size": 1, "attention_probs_dropout_prob": 0.0}
 DEFAULTS = COMMON | {"vocab_size": 250048, "max_position_embeddings": 8192, "pad_token_id": 1}
 NEW_DEFAULTS = COMMON | {"vocab_size": 30528, "max_position_embeddings": 2048, "pad_token_id": None}
 NEW_THETA = 10_000.0
-# Choices of the published code that no published checkpoint makes: key -> the value that all have.
+# Keys that have the same value in all published checkpoints; others are not supported.
 FIXED = {"layer_norm_type": "layer_norm", "pack_qkv": True}
 FIXED |= dict.fromkeys(("logn_attention_scale", "logn_attention_clip1"), False)
 # Keys that only published configs have.
@@ -28,7 +28,7 @@ OLDER = frozenset(("auto_map", "position_embedding_type", "rope_theta", "rope_sc
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a GTE config, or of a "new" one, where absent keys mean something else."""
+    """Return the spec of a GTE config, or of a "new" one, whose absent keys have other defaults."""
     defaults = NEW_DEFAULTS if config.get("model_type") == "new" else DEFAULTS
     theta = NEW_THETA if config.get("model_type") == "new" else 160_000.0
     read = ConfigReader(config, defaults)
@@ -49,15 +49,15 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str, Any]:
-    """With the keys that "new" leaves out, whose absence means something else in "gte"."""
+    """Return the config with the keys that "new" leaves out, whose defaults differ in "gte"."""
     if config.get("model_type") == "new":
-        said = {key: value for key, value in config.items() if value is not None}
-        config = {**NEW_DEFAULTS, "rope_theta": NEW_THETA, **said}
+        given = {key: value for key, value in config.items() if value is not None}
+        config = {**NEW_DEFAULTS, "rope_theta": NEW_THETA, **given}
     return without_older_keys(config, spec, OLDER, model_type="gte")
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads; only classifiers of sequences have a pooler."""
+    """Return the heads; only sequence classifiers have a pooler."""
     return {
         "masked_lm": LanguageModelSpec(
             "lm_head.decoder", "lm_head.decoder.bias", "lm_head.dense", "lm_head.norm", activation="gelu"

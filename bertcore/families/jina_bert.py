@@ -1,6 +1,6 @@
-"""Jina BERT v2 (Günther et al. 2023, arXiv:2310.19923): BERT with biases of distance and a gated feed-forward.
+"""Jina BERT v2 (Günther et al. 2023, arXiv:2310.19923): BERT with ALiBi and a gated feed-forward.
 
-Its configs say "bert"; the code that their auto_map names distinguishes them from BERT's.
+Its configs have the model_type "bert"; the code in their auto_map distinguishes them from BERT's.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 
 
 class AlibiAdapter(Adapter):
-    """Adds the biases of distance, the same in all layers."""
+    """Adds ALiBi's distance biases, the same in all layers."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
@@ -37,7 +37,7 @@ class AlibiAdapter(Adapter):
         return hidden, context
 
     def _positions(self, run: Pass, tokens: int, dtype: Any) -> kernels.RelativePositions:
-        """Biases for at least this many tokens: a recorded program then serves sequences of other lengths, too."""
+        """Return biases for at least `tokens` tokens, so that a recorded program also fits other sequence lengths."""
         longest = 1 << max(tokens - 1, 0).bit_length()
         key = longest, dtype, run.place
         if key not in self._kept:
@@ -48,7 +48,7 @@ class AlibiAdapter(Adapter):
 
 
 def spec(config: Mapping[str, Any], *, gate: str = "first") -> EncoderSpec:
-    """The spec of a Jina BERT config; `gate` is the half of the feed-forward's first map that is activated."""
+    """Return the spec of a Jina BERT config; `gate` is as in `LayerSpec`."""
     read = ConfigReader(config)
     read.choice("position_embedding_type", "absolute", "alibi")
     activation = ACTIVATIONS[read.choice("feed_forward_type", "original", *ACTIVATIONS)]
@@ -97,7 +97,7 @@ class TwiceNormedAttention(SelfAttention):
         return self.second_norm(run, super().close(run, mixed, residual), residual)
 
 
-# jina-embeddings-v2-base-code: queries, keys and a second sum are normalised, too.
+# jina-embeddings-v2-base-code: queries, keys and a second residual sum are also normalised.
 JINA_BERT_CODE = register(
     replace(
         JINA_BERT,

@@ -1,4 +1,4 @@
-"""Jina embeddings v3 (Sturua et al. 2024, arXiv:2409.10173): XLM-R with rotary positions, and an adapter for each task.
+"""Jina embeddings v3 (Sturua et al. 2024, arXiv:2409.10173): XLM-R with rotary positions and an adapter per task.
 
 Published files call it "xlm-roberta-flash"; transformers has it without the adapters.
 """
@@ -15,7 +15,7 @@ from bertcore.models.registry import HeadSpec, in_each_layer, published_code, re
 from bertcore.models.spec import ConfigReader, rotary_of_all_layers, standard_spec, without_older_keys
 from bertcore.nn.spec import EncoderSpec
 
-# Keys that only published configs have, those of adapters among them.
+# Keys that only published configs have, including those of adapters.
 OLDER = frozenset(
     (
         *("auto_map", "position_embedding_type", "rotary_emb_base", "rope_scaling", "use_flash_attn"),
@@ -31,7 +31,7 @@ DEFAULTS = {
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a Jina v3 config."""
+    """Return the spec of a Jina v3 config."""
     read = ConfigReader(config, DEFAULTS)
     theta = read.number("rotary_emb_base", 20_000.0)
     return standard_spec(
@@ -45,17 +45,17 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str, Any]:
-    """Without the adapters: one of them may be in the weights."""
+    """Return the config without adapters, as one of them may be merged into the weights."""
     return {**without_older_keys(config, spec, OLDER), "model_type": "jina_embeddings_v3"}
 
 
 def adapters(read: ConfigReader) -> Adapters:
-    """The adapters, of the tasks in lora_adaptations."""
+    """Return the adapters of the tasks in lora_adaptations."""
     return Adapters(read.names("lora_adaptations"), read.number("lora_alpha", 1.0) / read.size("lora_rank", 4))
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """XLM-R's, but for multiple choice."""
+    """Return XLM-R's heads except multiple choice."""
     return {task: head for task, head in roberta.heads(read).items() if task != "multiple_choice"}
 
 

@@ -1,4 +1,4 @@
-"""jina-embeddings-v5-text-nano (arXiv:2602.15547): EuroBERT with an adapter for each task, in PEFT's files."""
+"""jina-embeddings-v5-text-nano (arXiv:2602.15547): EuroBERT with an adapter per task, in PEFT's files."""
 
 import re
 from collections.abc import Mapping
@@ -15,16 +15,16 @@ OWN_KEYS = frozenset({"task_names", "auto_map"})
 
 
 def adapters(read: ConfigReader) -> Adapters:
-    """The adapters, of the tasks in task_names, each in a folder of this name."""
+    """Return the adapters of the tasks in task_names, each in a folder of that name."""
     tasks = read.names("task_names")
     for task in tasks:
         if not re.fullmatch(r"\w[\w.-]*", task):
-            raise ValueError(f"config: task_names has {task!r}, expected plain names of folders")
+            raise ValueError(f"config: task_names has {task!r}, expected plain folder names")
     return Adapters(tasks, folder="adapters")
 
 
 def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str, Any]:
-    """Return the config of a EuroBERT without adapters: one of them may be in the weights."""
+    """Return a EuroBERT config without adapters, as one of them may be merged into the weights."""
     return {key: value for key, value in config.items() if key not in OWN_KEYS} | {"model_type": "eurobert"}
 
 

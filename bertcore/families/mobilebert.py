@@ -1,4 +1,4 @@
-"""MobileBERT (Sun et al. 2020, arXiv:2004.02984): BERT, thin and deep, each layer narrower inside."""
+"""MobileBERT (Sun et al. 2020, arXiv:2004.02984): a thin and deep BERT with a bottleneck in each layer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 from bertcore.passes import Pass
 
-# Of layer norms for which the published code takes PyTorch's epsilon, not the config's.
+# For layer norms in which the published code uses PyTorch's epsilon, not the config's.
 DEFAULT_EPS = 1e-5
 
 
@@ -24,13 +24,13 @@ class BottleneckDetails:
     """Settings of MobileBERT's bottlenecks.
 
     Attributes:
-        hidden_size: the width of the hidden states; that of a LayerSpec is the width within a layer.
+        hidden_size: the width of the hidden states; a LayerSpec's hidden_size is the width within a layer.
         has_bottleneck: whether layers are narrower within than hidden_size.
-        attends_in_bottleneck: whether query, key and value are all made from the output of one bottleneck.
-        shares_query_key: whether there is a bottleneck of query and key.
-        num_feed_forwards: in each layer.
+        attends_in_bottleneck: whether query, key and value are all computed from the output of one bottleneck.
+        shares_query_key: whether query and key share a bottleneck.
+        num_feed_forwards: the number of feed-forwards in each layer.
         has_trigrams: whether a word's embedding includes its neighbours'.
-        has_pooler_map: whether the pooler has a map and tanh, or gives the first token as it is.
+        has_pooler_map: whether the pooler has a linear map and tanh, or returns the first token's state.
     """
 
     hidden_size: int
@@ -43,16 +43,14 @@ class BottleneckDetails:
 
     @property
     def has_own_values(self) -> bool:
-        """True if query and key come from a bottleneck of their own, and the value from the whole hidden state."""
+        """True if query and key come from their own bottleneck, and the value from the whole hidden state."""
         return self.has_bottleneck and self.shares_query_key and not self.attends_in_bottleneck
 
 
 class NoNorm(Block):
-    """The layer of elementwise affine maps, (input + residual) * weight + bias, in place of a layer norm.
+    """An elementwise affine map, (input + residual) * weight + bias, in place of a layer norm (section 3.3).
 
-    See section 3.3; it needs no eps.
-
-    Raises ValueError without a bias.
+    `eps` is not used. Raises ValueError without a bias.
     """
 
     def __init__(self, name: str, *, features: int, eps: float, bias: bool = True):
@@ -62,15 +60,15 @@ class NoNorm(Block):
         self.bias = Parameter(f"{name}.bias", shape=(features,), initial="zeros")
 
     def __call__(self, run: Pass, input: Any, residual: Any = None) -> Any:
-        """(tokens, features) -> (tokens, features)."""
+        """Map (tokens, features) to (tokens, features)."""
         return functional.affine(run, input, self.weight.value(run), self.bias.value(run), residual)
 
 
 class TrigramEmbeddings(Embeddings):
-    """Norm(projection(words) + token type + position); each word is joined by the next and the previous one.
+    """Norm(projection(words) + token type + position); each word is concatenated with the next and the previous one.
 
-    Beyond the ends of a sequence are zeros. (In transformers that is the embedding of padding if any follows, so that
-    results change with padding unless its embedding is zero, as in a new model.)
+    Zeros stand for the neighbours beyond a sequence's ends. (transformers uses the padding embedding if padding
+    follows, so results change with padding unless that embedding is zero, as in a new model.)
     """
 
     can_be_noted = False
@@ -88,7 +86,7 @@ class TrigramEmbeddings(Embeddings):
         self.dropout = spec.embedding_dropout
 
     def __call__(self, run: Pass, inputs: Any) -> Any:
-        """An `EncoderInput` -> (tokens, hidden)."""
+        """Map an `EncoderInput` to (tokens, hidden)."""
         words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
         if self.is_trigram:
             words = functional.take_neighbours(run, words, cu_seqlens=inputs.cu_seqlens, distances=(1, 0, -1))
@@ -106,12 +104,12 @@ class Projection(Block):
         self.norm = layer.norm(f"{name}.LayerNorm", features=out_features, eps=layer.norm_eps)
 
     def __call__(self, run: Pass, input: Any, residual: Any = None) -> Any:
-        """(tokens, in_features) -> (tokens, out_features)."""
+        """Map (tokens, in_features) to (tokens, out_features)."""
         return self.norm(run, drop(run, self.map(run, input), self.dropout), residual)
 
 
 class BottleneckAttention(SelfAttention):
-    """Self-attention whose query and key come from one array, and whose value comes from another (`has_own_values`)."""
+    """Self-attention whose value may come from another array than query and key (`has_own_values`)."""
 
     def _make_projections(self, names: Mapping[str, str], layer: LayerSpec) -> list[Linear]:
         if not self.details.has_own_values:
@@ -127,14 +125,14 @@ class BottleneckAttention(SelfAttention):
     def from_sources(
         self, run: Pass, query_key_source: Any, value_source: Any, residual: Any, context: LayerContext
     ) -> Any:
-        """Return attention of the sources of queries and keys and of values, (tokens, ...) both: (tokens, width)."""
+        """Return attention, (tokens, width), from the source of queries and keys and the source of values."""
         sources = (query_key_source, value_source)[: len(self.projections)]
         projected = [project(run, source) for project, source in zip(self.projections, sources, strict=True)]
         return self.close(run, self.attend(run, projected, context), residual)
 
 
 class BottleneckLayer(Block):
-    """A map into the bottleneck, self-attention, feed-forwards, and a map out of it (section 3.1)."""
+    """A projection into the bottleneck, self-attention, feed-forwards, and a projection out of it (section 3.1)."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int, attention: type[Block]):
         details, layer = spec.details, spec.layers[index]
@@ -156,7 +154,7 @@ class BottleneckLayer(Block):
             self.out = Projection(names["out"], layer, narrow, width, layer.dropout)
 
     def __call__(self, run: Pass, hidden: Any, context: LayerContext) -> Any:
-        """(tokens, hidden) -> (tokens, hidden)."""
+        """Map (tokens, hidden) to (tokens, hidden)."""
         details = self.details
         state = hidden if self.into is None else self.into(run, hidden)
         if details.has_own_values:
@@ -176,7 +174,7 @@ DEFAULTS = {
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a MobileBERT config; absent keys mean those of mobilebert-uncased."""
+    """Return the spec of a MobileBERT config; absent keys have mobilebert-uncased's values."""
     read = ConfigReader(config)
     hidden, heads = read.size("hidden_size", 512), read.size("num_attention_heads", 4)
     layers = read.size("num_hidden_layers", 24, most=MOST_LAYERS)
@@ -220,14 +218,14 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of a MobileBERT config: BERT's, but embeddings are narrower than the language model's transform."""
+    """Return BERT's heads for a MobileBERT config, whose embeddings are narrower than the transform."""
     found = BERT.heads(read)
     activation = read.activation("hidden_act", "relu")
     return found | {"masked_lm": replace(found["masked_lm"], activation=activation, rest="cls.predictions.dense")}
 
 
 def pooler(name: str, spec: EncoderSpec) -> Block:
-    """The pooler of the base model."""
+    """Return the pooler of the base model."""
     return Pooler(name, spec) if spec.details.has_pooler_map else FirstToken()
 
 

@@ -1,7 +1,7 @@
-"""ModernBERT (Warner et al. 2024, arXiv:2412.13663) and what has its shape: Ettin, mmBERT, gte-modernbert, Granite R2.
+"""ModernBERT (Warner et al. 2024, arXiv:2412.13663) and models like it: Ettin, mmBERT, gte-modernbert, Granite R2.
 
-Norms stand first and have no bias; the first layer has none before its attention. Feed-forwards are gated, positions
-rotary. Some layers see all tokens, the others those nearby, each kind with its own theta.
+Norms come first and have no bias; the first layer has none before its attention. Feed-forwards are gated, positions
+rotary. Some layers attend to all tokens, the others to a window, each kind with its own theta.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ DEFAULTS = SIZES | {"layer_norm_eps": 1e-5, "pad_token_id": 50283}
 
 
 def _without(flag: bool, *parts: str) -> frozenset[str]:
-    """`parts` if they have no biases, else none."""
+    """Return `parts`, or the empty set if `flag` says that they have biases."""
     return frozenset() if flag else frozenset(parts)
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a ModernBERT config, with today's keys or older ones (where a null local theta is the global one)."""
+    """Return the spec of a ModernBERT config; in older configs a null local theta means the global one."""
     read = ConfigReader(config)
     read.require(rope_scaling=None)
     layers = read.size("num_hidden_layers", DEFAULTS["num_hidden_layers"], most=MOST_LAYERS)
@@ -54,7 +54,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of a ModernBERT config, which all begin with a map and a norm."""
+    """Return the heads of a ModernBERT config, which all begin with a linear map, an activation and a norm."""
     activation = read.activation("classifier_activation", "gelu")
     has_bias, norm_bias = read.flag("classifier_bias", False), read.flag("norm_bias", False)
     without_bias = _without(has_bias, "dense") | _without(norm_bias, "norm")

@@ -1,6 +1,6 @@
-"""MPNet (Song et al. 2020, arXiv:2004.09297): RoBERTa without token types, with a bias of relative position.
+"""MPNet (Song et al. 2020, arXiv:2004.09297): RoBERTa without token types, with relative position biases.
 
-One table of biases, a row for each bucket of distances, is added to the scores of all layers.
+One table of biases, with a row for each bucket of distances, is added to the scores of all layers.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,12 +24,12 @@ BUCKETS = 32
 
 @dataclass(frozen=True)
 class BucketSpec:
-    """Settings of a table of biases of relative position.
+    """Settings of a table of relative position biases.
 
     Attributes:
-        rows: of the table.
-        used: how many of them distances have, from the first on.
-        farthest: the distance beyond which all have the last bucket.
+        rows: the number of rows of the table.
+        used: the number of rows, from the first, that distances refer to.
+        farthest: the distance from which all share the last bucket.
     """
 
     rows: int = BUCKETS
@@ -37,12 +37,12 @@ class BucketSpec:
     farthest: int = 128
 
 
-# transformers' MPNet takes this word for padding whatever pad_token_id says.
+# transformers' MPNet uses this padding token whatever pad_token_id says.
 PADDING = 1
 
 
 class BiasAdapter(Adapter):
-    """Adds the biases of relative position, the same in all layers."""
+    """Adds relative position biases, the same in all layers."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
@@ -60,9 +60,9 @@ class BiasAdapter(Adapter):
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of an MPNet config."""
+    """Return the spec of an MPNet config."""
     read = ConfigReader(config)
-    rows = read.size("relative_attention_num_buckets", BUCKETS)  # transformers uses the first 32 of so many
+    rows = read.size("relative_attention_num_buckets", BUCKETS)  # transformers uses only the first 32
     if rows < BUCKETS:
         raise ValueError(f"config: relative_attention_num_buckets is {rows}, expected at least {BUCKETS}")
     return standard_spec(

@@ -1,6 +1,6 @@
 """NeoBERT (Le Breton et al. 2025, arXiv:2502.19587): root-mean-square norms first, rotary positions, SwiGLU, no biases.
 
-Rotary positions turn neighbours, and the joined map has query, key and value of each head in turn.
+Rotary positions rotate adjacent pairs; the joined projection has query, key and value of each head in turn.
 """
 
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ DEFAULTS = {
     "num_hidden_layers": 28, "hidden_act": "silu", "layer_norm_eps": 1e-6, "tie_word_embeddings": False,
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip
-MULTIPLE = 8  # of the feed-forward's width
+MULTIPLE = 8  # the feed-forward's width is rounded up to a multiple of this
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a NeoBERT config; two thirds of intermediate_size are the width of the gated feed-forward."""
+    """Return the spec of a NeoBERT config; the gated feed-forward's width is two thirds of intermediate_size."""
     read = ConfigReader(config)
-    read.require(model_type="neobert")  # other models, too, have their code in a module named "model"
+    read.require(model_type="neobert")  # other models also have their code in a module named "model"
     width = max(2 * read.size("intermediate_size", 3072) // 3, 1)
 
     def with_rotary(index: int, layer: LayerSpec) -> LayerSpec:
@@ -56,7 +56,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads that the authors published."""
+    """Return the heads that the authors published."""
     return {
         "masked_lm": LanguageModelSpec("decoder", "decoder.bias"),
         "sequence_classification": ClassifierSpec("classifier", "first", dense="dense", activation="tanh"),

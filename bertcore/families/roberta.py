@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019, arXiv:1907.11692) and what has its shape: CodeBERT, and as families CamemBERT and XLM-R."""
+"""RoBERTa (Liu et al. 2019, arXiv:1907.11692), also for CodeBERT, and the families CamemBERT and XLM-R."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ from bertcore.nn.spec import EncoderSpec
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads, the same for every config: the language model's activation is the exact GELU, whatever hidden_act."""
+    """Return the heads; the language model's activation is the exact GELU, whatever hidden_act is."""
     dense = {"dense": "classifier.dense", "activation": "tanh"}
     return POOLED_HEADS | {
         "masked_lm": LanguageModelSpec(
@@ -27,7 +27,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 
 def heads_and_discriminator(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads, and CodeBERT's for replaced tokens, which is not published: it is named, and made, as ELECTRA's."""
+    """Return the heads and CodeBERT's unpublished one for replaced tokens, which is like ELECTRA's."""
     replaced_tokens = ClassifierSpec(
         "discriminator_predictions.dense_prediction",
         "tokens",
@@ -40,7 +40,7 @@ def heads_and_discriminator(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 
 def spec(config: Mapping[str, Any], vocab_size: int = 30522, **choices: Any) -> EncoderSpec:
-    """The spec of a config of RoBERTa's kind; `vocab_size` where the config has none."""
+    """Return the spec of a config like RoBERTa's; `vocab_size` is the default."""
     defaults = {"vocab_size": vocab_size, "pad_token_id": 1}
     return standard_spec(config, defaults=defaults, positions_after_padding=True, **choices)
 

@@ -1,7 +1,7 @@
-"""The encoder of T5 (Raffel et al. 2020, arXiv:1910.10683), and so of sentence-t5 and GTR.
+"""The encoder of T5 (Raffel et al. 2020, arXiv:1910.10683), also of sentence-t5 and GTR.
 
-Root-mean-square norms stand first, no map has a bias, and scores are not scaled. One table of biases of relative
-position, stored with the first layer, serves all layers. Version 1.1 and Flan have gated feed-forwards.
+Root-mean-square norms come first, no linear map has a bias, and scores are not scaled. All layers share one table of
+relative position biases, stored with the first layer. Version 1.1 and Flan have gated feed-forwards.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ MOST_DISTANCE = 2**16
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a T5 config's encoder."""
+    """Return the encoder spec of a T5 config."""
     read = ConfigReader(config)
     used = read.size("relative_attention_num_buckets", BUCKETS)
     farthest = read.size("relative_attention_max_distance", 128, most=MOST_DISTANCE)
@@ -51,7 +51,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         "norm_first": True,
         "head_dim": read.size("d_kv", 64),
         "scale": 1.0,
-        # transformers reads "gated-gelu" as the approximation by tanh
+        # transformers reads "gated-gelu" as the tanh approximation
         "activation": read.activation("dense_act_fn", "gelu_new" if kind == "gated-gelu" else kind.removeprefix(GATED)),
         "gate": "first" if read.flag("is_gated_act", kind.startswith(GATED)) else None,
         "without_bias": PARTS,
@@ -76,7 +76,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The head that needs no decoder."""
+    """Return the only head that needs no decoder."""
     return {"token_classification": ClassifierSpec("classifier", "tokens")}
 
 

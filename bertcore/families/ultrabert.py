@@ -1,4 +1,4 @@
-"""UltraBERT: EuroBERT's layers. Some see all tokens, the others those nearby, each kind with its own theta."""
+"""UltraBERT: EuroBERT's layers, some with attention to all tokens, others to a window, each kind with its theta."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,11 +15,11 @@ DEFAULTS = eurobert.DEFAULTS | {
     "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
     "intermediate_size": 11008, "max_position_embeddings": 32768, "layer_norm_eps": 1e-6, "pad_token_id": 0,
 }  # fmt: skip
-EVERY = 3  # the last one of so many layers sees all tokens
+EVERY = 3  # every third layer attends to all tokens
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of an UltraBERT config, with windows and thetas by kind of layer or, in older ones, for each layer."""
+    """Return the spec of an UltraBERT config, with windows and thetas by kind of layer or (older ones) by layer."""
     read = ConfigReader(config, DEFAULTS)
     layers = read.size("num_hidden_layers", most=MOST_LAYERS)
     windows, thetas = (read.numbers(key, layers) for key in ("attention_windows", "rope_theta"))
@@ -41,7 +41,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of an UltraBERT config; that of words has two layers."""
+    """Return the heads of an UltraBERT config; the language model's transform has two linear maps."""
     sources = {"cls": "first", "mean": "mean"}
     source = sources[read.choice("classifier_pooling", "cls", *sources)]
     return {

@@ -1,4 +1,4 @@
-"""Disentangled attention: by content and by relative position (He et al. 2021, arXiv:2006.03654, DeBERTa)."""
+"""DeBERTa's disentangled attention, by content and by relative position (He et al. 2021, arXiv:2006.03654)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ from bertcore.tape import Tensor, value_of
 
 @operation()
 def spread_rows(run: Pass, array: Any, *, rows: Any, count: int) -> Any:
-    """`count` rows: those of `array` at the integers `rows`, which differ, and zeros."""
+    """Return `count` rows: the rows of `array` at the distinct indices `rows`, and zeros elsewhere."""
     spread = kernels.array_module(array).zeros((count, array.shape[1]), array.dtype)
     spread[rows] = array
     return spread, lambda grad: (grad[rows],)
 
 
 def padding_of_sequences(is_real: np.ndarray, cu_seqlens: np.ndarray) -> list[tuple[slice, np.ndarray]]:
-    """Return (tokens, those among them that are padding) of each sequence with padding, in host memory."""
+    """Return (tokens, indices of padding among them) for each sequence with padding, in host memory."""
     spans = [slice(first, end) for first, end in functional.sequence_spans(cu_seqlens)]
     return [(span, np.flatnonzero(~is_real[span])) for span in spans if not is_real[span].all()]
 
@@ -39,11 +39,10 @@ def padding_of_sequences(is_real: np.ndarray, cu_seqlens: np.ndarray) -> list[tu
 def mean_value_for_padding(
     run: Pass, attended: Any, qkv: Any, *, num_heads: int, padding: Sequence[tuple[slice, np.ndarray]]
 ) -> Any:
-    """Return `attended`, (tokens, hidden), with the mean value of their sequence at tokens of `padding`.
+    """Return `attended`, (tokens, hidden), with the mean value vector of its sequence at each token of `padding`.
 
-    See `padding_of_sequences`; as in transformers' DeBERTa, where all scores of these tokens are one number.
-
-    `qkv` and `num_heads` are those of `self_attention`, in one array.
+    See `padding_of_sequences`. As in transformers, all scores of a padding token are equal. `qkv` (one array)
+    and `num_heads` are as for `self_attention`.
     """
     output = attended.copy()
     value = functional.split_heads(qkv, num_heads=num_heads)[2]
@@ -67,12 +66,12 @@ class Disentanglement:
     """Settings of DeBERTa's disentangled attention and embeddings.
 
     Attributes:
-        content_to_position, position_to_content: which of the two scores are added to that of content to content.
+        content_to_position, position_to_content: whether each of these scores is added to the content-to-content score.
         score_terms: the scores are divided by sqrt(score_terms * head_dim).
-        max_distance: greater distances count as this one; 0 where positions are not relative.
-        buckets: how many embeddings the distances of one sign share: half of them are for single distances, the rest
-            for ranges that grow with the distance; 0 for one each up to max_distance.
-        shares_maps: relative positions are mapped as content is, by a layer's own query and key maps.
+        max_distance: larger distances count as this one; 0 without relative positions.
+        buckets: the number of embeddings for the distances of one sign: half of them are for single distances, the
+            others for ranges that grow with the distance; 0 for an embedding per distance up to max_distance.
+        shares_maps: relative positions use the layer's query and key projections of content.
         has_norm: the relative embeddings are normalised.
     """
 
@@ -86,16 +85,16 @@ class Disentanglement:
 
     @property
     def span(self) -> int:
-        """Half of the number of relative embeddings."""
+        """Half the number of relative embeddings."""
         return self.buckets or self.max_distance
 
 
 def distance_rows(details: Disentanglement) -> np.ndarray:
-    """The row of the relative embeddings for each distance, ascending, up to where rows change no more, int32."""
+    """Return the relative embedding's row for each ascending distance up to where rows stop changing, int32."""
     furthest, span = details.max_distance, details.span
     if details.buckets:
         middle = span // 2
-        if furthest > middle + 1:  # where the logarithm reaches the last bucket; an odd number has one more of them
+        if furthest > middle + 1:  # the distance of the last bucket; odd spans have one more
             furthest = int(middle * ((furthest - 1) / middle) ** ((span - middle - 1) / max(middle - 1, 1))) + 2
         else:
             furthest = middle
@@ -106,16 +105,16 @@ def distance_rows(details: Disentanglement) -> np.ndarray:
 
 
 def within_length(distances: int, longest: int) -> slice:
-    """Return the slice of all ascending distances that occur in a text of `longest` tokens."""
+    """Return the slice of `distances` ascending distances that occur in a text of `longest` tokens."""
     middle, furthest = distances // 2, max(longest - 1, 0)
     return slice(max(middle - furthest, 0), middle + furthest + 1)
 
 
 def _log_buckets(distances: np.ndarray, middle: int, max_distance: int) -> np.ndarray:
-    """Distances up to `middle` as they are, those beyond on a logarithmic scale.
+    """Return distances up to `middle` unchanged, and larger ones on a logarithmic scale.
 
-    In float32 as in PyTorch, since rounding up a logarithm depends on its last bit. (Compared with transformers for 253
-    pairs of sizes: all equal; in float64 one distance of one pair falls into the next bucket.)
+    In float32 as in PyTorch, because rounding up a logarithm depends on its last bit. (Compared with transformers for
+    253 pairs of sizes: all equal; in float64 one distance of one pair falls into the next bucket.)
     """
     far = np.maximum(np.abs(distances), middle + 1)
     logarithms = np.log((far / middle).astype(np.float32))
@@ -126,12 +125,12 @@ def _log_buckets(distances: np.ndarray, middle: int, max_distance: int) -> np.nd
 
 
 def real_tokens(run: Pass, inputs: Any) -> Any:
-    """Return which tokens of an `EncoderInput` with a key mask may be seen, (tokens,) booleans."""
+    """Return which tokens of an `EncoderInput` with a key mask may be attended to, booleans (tokens,)."""
     return run.to_backend(inputs.packed.strip(inputs.packed.is_real))
 
 
 class DisentangledEmbeddings(Embeddings):
-    """LayerNorm(projection(word + position + token type)) where embeddings are narrower; padding is zero."""
+    """LayerNorm(projection(word + position + token type)), without projection if not needed; zero at padding."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
@@ -141,7 +140,7 @@ class DisentangledEmbeddings(Embeddings):
             self.norm = LayerNorm(names["embeddings_norm"], features=spec.hidden_size, eps=spec.layer_norm_eps)
 
     def __call__(self, run: Pass, inputs: Any) -> Any:
-        """An `EncoderInput` -> (tokens, hidden)."""
+        """Map an `EncoderInput` to (tokens, hidden)."""
         words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
         if self.projection is None:
             embedded = self.norm(run, words, marks)
@@ -156,7 +155,7 @@ class DisentangledEmbeddings(Embeddings):
 
 
 class RelativeEmbeddings(Block):
-    """The vectors of relative positions, for all layers."""
+    """The embeddings of relative positions, shared by all layers."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         details, width = spec.details, spec.hidden_size
@@ -170,33 +169,33 @@ class RelativeEmbeddings(Block):
             self.norm = LayerNorm(names["relative_norm"], features=width, eps=spec.layer_norm_eps)
 
     def __call__(self, run: Pass, first: int, last: int) -> Any:
-        """The rows from `first` up to `last`, (rows, hidden)."""
+        """Return the rows from `first` to `last` - 1, (rows, hidden)."""
         table = functional.slice_rows(run, self.table.value(run), first=first, last=last)
         if self.table.forms.is_low and run.backend != "cupy":
-            table = widened(table)  # as rows are that are looked up
+            table = widened(table)  # like looked-up rows
         return table if self.norm is None else self.norm(run, table)
 
     def all_distance_rows(self, run: Pass) -> Any:
-        """`distance_rows` in the memory of the backend in force."""
+        """Return `distance_rows` in the active backend's memory."""
         return self._distance_rows.get(run, None, lambda: run.to_backend(self.distance_rows))
 
 
 @dataclass
 class PositionsOfPass:
-    """The relative positions that all layers of one pass share.
+    """The relative positions that all layers of a pass share.
 
-    In training each layer maps the embeddings anew: only those of the distances that its texts have.
+    In training each layer projects only the embeddings of distances that occur in the batch.
 
     Attributes:
         run: the pass.
         block: the relative embeddings.
-        longest: the most tokens of a sequence, or more.
-        is_real: which tokens are not padding, (tokens,) booleans; None if all are.
-        padding: the tokens of each sequence that has padding, and which of them are; see `padding_of_sequences`.
+        longest: an upper bound of a sequence's tokens.
+        is_real: False for padding, booleans (tokens,); None without padding.
+        padding: see `padding_of_sequences`.
         components: a list to which each layer appends the terms of its scores, or None.
-        is_trained: whether what the layers make of the embeddings is for this pass alone.
-        distance_rows: the row of `embeddings` for each distance, see the function `distance_rows`; in the memory of the
-            backend in force, None where positions are not relative.
+        is_trained: whether the projected embeddings are valid only for this pass.
+        distance_rows: the row of `embeddings` for each distance, as from the function `distance_rows`, in the active
+            backend's memory; None without relative positions.
     """
 
     run: Pass
@@ -215,19 +214,19 @@ class PositionsOfPass:
         if not self.is_trained:
             self.distance_rows = self.block.all_distance_rows(self.run)
             return
-        # Dropout counts rows: they are the same for a text that is longer than any other and for one in a graph.
+        # Dropout depends on the number of rows, which must not depend on whether a graph is captured.
         found = within_length(len(rows), capacity_for(self.longest, FEWEST_TOKENS))
         self._first, self._last = int(rows[found][0]), int(rows[found][-1]) + 1
-        self.distance_rows = self.block.all_distance_rows(self.run)[found] - self._first  # a graph uploads none of them
-        _ = self.embeddings  # made before the layers, since each layer may run again
+        self.distance_rows = self.block.all_distance_rows(self.run)[found] - self._first  # a graph uploads nothing
+        _ = self.embeddings  # computed before the layers, since a layer may run twice
 
     def relative(self, *tables: Any) -> kernels.RelativePositions:
-        """Return the relative terms of the layer with these tables."""
+        """Return the relative terms of a layer with these tables."""
         return kernels.RelativePositions(self.distance_rows, *tables, longest=self.longest)
 
     @property
     def embeddings(self) -> Tensor:
-        """(rows, hidden): those that `distance_rows` counts, in inference all 2 * span."""
+        """The embeddings that `distance_rows` refers to, (rows, hidden); in inference all 2 * span rows."""
         if self._embeddings is None:
             self._embeddings = self.block(self.run, self._first, self._last)
         return self._embeddings
@@ -245,12 +244,12 @@ class DisentangledContext(LayerContext):
 
 
 class Keys(NamedTuple):
-    """The keys of an attention: of tokens and of positions.
+    """The keys of an attention, from tokens and from positions.
 
     Attributes:
-        qkv: query, key and value of the tokens, side by side, (tokens, 3 * hidden).
-        bias: of their map, (3 * hidden,).
-        tables: what relative positions are mapped to, for queries and for keys, (rows, heads, head_dim) or None.
+        qkv: concatenated query, key and value of the tokens, (tokens, 3 * hidden).
+        bias: the bias of their projection, (3 * hidden,).
+        tables: the projected relative positions for queries and for keys, (rows, heads, head_dim) each, or None.
     """
 
     qkv: Any
@@ -261,9 +260,8 @@ class Keys(NamedTuple):
 class DisentangledAttention(SelfAttention):
     """Self-attention by content and relative position, as in DeBERTa v2 and v3.
 
-    Positions are mapped by the maps of the content, or by maps of their own.
-
-    The mapped positions depend on no input: in inference they are computed once for each version of the parameters.
+    Positions use the projections of content, or their own. Projected positions do not depend on the input: in inference
+    they are computed once for each version of the parameters.
     """
 
     position_key_has_bias = True
@@ -282,30 +280,30 @@ class DisentangledAttention(SelfAttention):
 
     @property
     def position_terms(self) -> int:
-        """The number of relative terms in the scores; 0 without relative positions."""
+        """Number of relative terms in the scores; 0 without relative positions."""
         details = self.details
         return details.content_to_position + details.position_to_content if details.span else 0
 
     def other_weights(self) -> Iterator[Parameter]:
-        """The maps of relative positions, which tokens do not pass."""
+        """Return the weights that project relative positions, which tokens do not pass."""
         return (chosen.weight for chosen in (self.map_key, self.map_query) if chosen is not None)
 
     def mix(self, run: Pass, source: Any, context: DisentangledContext) -> Any:
-        """The attended values of all heads side by side, (tokens, hidden)."""
+        """Return the attended values of all heads, concatenated, (tokens, hidden)."""
         return self.attend_to(run, self.keys(run, source, context), context)
 
     def keys(self, run: Pass, source: Any, context: DisentangledContext) -> Keys:
-        """Return the keys of `source`, (tokens, hidden), and of the positions."""
+        """Return the keys of `source`, (tokens, hidden), and of positions."""
         bias, *tables = self._bias_and_tables(run, context.positions)
         return Keys(functional.linear(run, source, self.projections[0].weight.weight(run), bias), bias, tuple(tables))
 
     def attend_to(
         self, run: Pass, keys: Keys, context: DisentangledContext, queries: Any = None, rows: Any = None
     ) -> Any:
-        """The attended values of all heads side by side, (tokens, hidden).
+        """Return the attended values of all heads, concatenated, (tokens, hidden).
 
-        What asks for them is `queries`, (tokens, hidden), or by default what the keys are of. With the integers `rows`
-        queries and values are of those tokens alone.
+        Queries are projected from `queries`, (tokens, hidden), by default from the source of the keys. With the indices
+        `rows`, queries and results are only of these tokens.
         """
         positions, heads, weight = context.positions, {"num_heads": self.spec.num_heads}, self.projections[0].weight
         qkv, tables = keys.qkv, keys.tables
@@ -328,7 +326,7 @@ class DisentangledAttention(SelfAttention):
         return attended if rows is None else functional.take_rows(run, attended, rows=rows)
 
     def _asked_by(self, run: Pass, queries: Any, keys: Keys, rows: Any) -> list[Any]:
-        """Return query, key and value of all tokens; queries outside `rows` are zeros."""
+        """Return query and key-value of all tokens; queries of tokens not in `rows` are zero."""
         width = self.spec.hidden_size
         asked = functional.linear(run, queries, self.projections[0].weight.weight(run), keys.bias)
         query = functional.slice_columns(run, asked, first=0, last=width)
@@ -337,7 +335,7 @@ class DisentangledAttention(SelfAttention):
         return [query, functional.slice_columns(run, keys.qkv, first=width, last=3 * width)]
 
     def _bias_and_tables(self, run: Pass, positions: PositionsOfPass) -> tuple[Any, Any, Any]:
-        """Return the bias of qkv, (3 * hidden,), and the mapped relative positions, (rows, heads, head_dim) or None."""
+        """Return the bias of qkv, (3 * hidden,), and the projected positions, (rows, heads, head_dim) each or None."""
         if positions.is_trained:
             return self._bias(run), *self._by_head(run, positions)
 
@@ -358,7 +356,7 @@ class DisentangledAttention(SelfAttention):
             yield None if table is None else functional.reshape(run, table, shape=shape)
 
     def _tables(self, run: Pass, positions: PositionsOfPass) -> tuple[Any, Any]:
-        """The mapped positions that queries and keys are compared with."""
+        """Return the projected positions that queries and keys are multiplied with."""
         details, embeddings = self.details, None if positions.block.table is None else positions.embeddings
         if embeddings is not None and self.position_terms:
             embeddings = drop(run, embeddings, self.dropout)
@@ -376,8 +374,8 @@ class DisentangledAttention(SelfAttention):
 class DisentangledAttentionByHead(DisentangledAttention):
     """Disentangled attention as in DeBERTa v1.
 
-    Checkpoints have query, key and value of each head in turn in one map without a bias, queries and values have
-    biases of their own, and positions always have maps of their own.
+    Checkpoints store query, key and value of each head in turn as one projection without a bias, with separate biases
+    for queries and values. Positions always have their own projections.
     """
 
     position_key_has_bias = False

@@ -36,10 +36,10 @@ COMPONENTS = "output_attention_components"
 
 
 class AttentionComponents(NamedTuple):
-    """The terms that a layer's attention scores are the sum of (He et al. 2021, arXiv:2006.03654, equation 2).
+    """The terms whose sum is a layer's attention scores (He et al. 2021, arXiv:2006.03654, equation 2).
 
-    Each is (sequences, heads, length, length), scaled as the scores are, with zeros where either token is padding; None
-    where the model has no such term.
+    Each is (sequences, heads, length, length), scaled like the scores, and zero if either token is padding; None if the
+    model lacks the term.
     """
 
     content_to_content: Any
@@ -49,7 +49,7 @@ class AttentionComponents(NamedTuple):
 
 @dataclass(kw_only=True)
 class ComponentsInput(EncoderInput):
-    """Inputs with a list for the terms of scores.
+    """Inputs with a list that collects the terms of scores.
 
     Attributes:
         components: a list to which each layer appends the terms of its scores.
@@ -60,7 +60,7 @@ class ComponentsInput(EncoderInput):
 
 
 class DisentangledAdapter(Adapter):
-    """Calls take `output_attention_components`: whether to return the terms of the scores, too."""
+    """DeBERTa's adapter; calls take `output_attention_components`: whether to return the terms of scores."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
@@ -71,13 +71,13 @@ class DisentangledAdapter(Adapter):
         return ComponentsInput(**vars(inputs), components=[]) if output_attention_components else inputs
 
     def reads_on_host(self, run: Pass) -> Collection[str]:
-        """In training positions are mapped for the longest sequence."""
+        """Return "longest" in training, where positions are projected for the longest sequence."""
         return () if run.tape is None else ("longest",)
 
     def begin(
         self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]
     ) -> tuple[Tensor, DisentangledContext]:
-        """The embeddings, and what all layers share."""
+        """Return the embeddings, and the context that all layers share."""
         return embeddings(run, inputs), self.context(run, inputs)
 
     def context(self, run: Pass, inputs: EncoderInput) -> DisentangledContext:
@@ -92,7 +92,7 @@ class DisentangledAdapter(Adapter):
         return DisentangledContext(inputs.cu_seqlens, mask, positions=positions)
 
     def restore(self, run: Pass, inputs: EncoderInput, state: Tensor) -> Encoded:
-        """Outputs have attention_components: on request the AttentionComponents of each layer, else None."""
+        """Return outputs with attention_components: each layer's AttentionComponents on request, else None."""
         encoded, components = super().restore(run, inputs, state), None
         if isinstance(inputs, ComponentsInput):
             seen = 1 if inputs.key_mask is None else _pair_mask(inputs.key_mask)
@@ -118,15 +118,15 @@ class DebertaForMaskedLM(AutoModelForMaskedLM):
     """AutoModelForMaskedLM of DeBERTa.
 
     With the option `enhanced_mask_decoder` (or that key in the config) words are predicted by the enhanced mask decoder
-    (He et al. 2021, arXiv:2006.03654, section 3.2, and its authors' code), by which the published models were
-    pretrained: absolute positions are added to the states below the last layer, as queries; the last layer runs twice,
-    each time with keys and values of the states below and the queries of the time before; the head reads the second
-    result. The checkpoint holds the table of positions. transformers' models, with either of their heads, read the last
-    hidden state, as this one does without the option.
+    (He et al. 2021, arXiv:2006.03654, section 3.2, and its authors' code), with which the published models were
+    pretrained. Absolute positions are added to the input of the last layer to form queries. The last layer runs twice,
+    with keys and values of its input, and with the first result as the second run's queries. The head reads the second
+    result. The checkpoint holds the position table. Without the option, the head reads the last hidden state, as both
+    of transformers' heads do.
 
     Raises:
-        ValueError: for the option where the config has position_biased_input, which adds the positions to the words, or
-            embeddings narrower than the hidden size.
+        ValueError: if the option is used with a config that has position_biased_input, which adds positions to words,
+            or embeddings narrower than the hidden size.
     """
 
     def __init__(self, config: Mapping[str, Any], *, enhanced_mask_decoder: bool | None = None):
@@ -163,9 +163,9 @@ class DebertaForMaskedLM(AutoModelForMaskedLM):
         return super()._pass(*given, read=read_below, trace=trace, **options)
 
     def _read(self, encoded: Encoded, rows: Any = None) -> Any:
-        """With the decoder `encoded` has the states below the last layer.
+        """Return the input of the head; with the decoder, `encoded` has the last layer's input.
 
-        A token is decoded from these and from itself, so that the maps are of the tokens that are wanted alone.
+        A token is decoded from these states and itself, so only the requested tokens are projected.
         """
         if self.positions is None:
             return super()._read(encoded, rows)
@@ -184,7 +184,7 @@ class DebertaForMaskedLM(AutoModelForMaskedLM):
     def _places(self, run: Pass, packed: PackedBatch) -> Any:
         longest, most = packed.position_ids.max(initial=0) + 1, self.positions.table.shape[0]
         if longest > most:
-            raise ValueError(f"input_ids has a text of {longest} tokens, {KEY} has positions for {most}")
+            raise ValueError(f"input_ids has a text of {longest} tokens, expected at most {most} for {KEY}")
         return run.to_backend(packed.position_ids)
 
 
@@ -192,14 +192,14 @@ _TYPES = ("c2p", "p2c")
 
 
 def disentangled_spec(config: Mapping[str, Any], details: Disentanglement, defaults: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a DeBERTa config of any version; `defaults` are the values of absent keys."""
+    """Return the spec of a DeBERTa config of any version; `defaults` are the values of absent keys."""
     read = ConfigReader(config)
     choices = {"classifier_dropout": read.rate("hidden_dropout_prob", 0.1)}
     hidden_size = read.size("hidden_size", defaults.get("hidden_size", 768))
     read.require(pooler_hidden_size=hidden_size)
     if not read.flag("position_biased_input", True):
         choices["max_positions"] = 0
-    if not read.flag("legacy", True):  # that head has the word embeddings' weight, tied or not
+    if not read.flag("legacy", True):  # this head always uses the word embeddings' weight
         choices["tied_decoder"] = True
     return standard_spec(
         config,
@@ -213,7 +213,7 @@ def disentangled_spec(config: Mapping[str, Any], details: Disentanglement, defau
 
 
 def position_types(config: Mapping[str, Any]) -> list[str]:
-    """pos_att_type: "c2p", "p2c", both or none, as a list or a string with "|" between."""
+    """Return pos_att_type ("c2p", "p2c", both or none), given as a list or a string separated by "|"."""
     value = config.get("pos_att_type")
     types = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else value or []
     if not isinstance(types, list | tuple) or any(kind not in _TYPES for kind in types):
@@ -222,7 +222,7 @@ def position_types(config: Mapping[str, Any]) -> list[str]:
 
 
 def max_distance(config: Mapping[str, Any]) -> int:
-    """The distance that greater ones count as; 0 without relative_attention."""
+    """Return the distance that larger ones count as; 0 without relative_attention."""
     read, value = ConfigReader(config), config.get("max_relative_positions")
     if not read.flag("relative_attention", False):
         return 0
@@ -232,7 +232,7 @@ def max_distance(config: Mapping[str, Any]) -> int:
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a DeBERTa v1 config."""
+    """Return the spec of a DeBERTa v1 config."""
     types = position_types(config)
     ConfigReader(config).require(talking_head=False)
     details = Disentanglement(
@@ -245,7 +245,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of a DeBERTa config of any version; multiple choice is v2's alone."""
+    """Return the heads that all DeBERTa versions have; only v2 has multiple choice."""
     language_model = bert.heads(read)["masked_lm"]
     if not read.flag("legacy", True):
         language_model = LanguageModelSpec(
@@ -265,7 +265,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 
 def _head_spellings() -> tuple[tuple[str, str], ...]:
-    """Return pairs of spellings, both ways, of the language model's head; configs do not say which a file has."""
+    """Return both spellings of the language model's head as pairs, both ways; configs do not say which is used."""
     parts = [
         ("cls.predictions.bias", "lm_predictions.lm_head.bias"),
         *(
@@ -291,7 +291,7 @@ DEBERTA = register(
             heads=("cls.predictions.", "lm_predictions.", "mask_predictions.", "pooler.", "classifier.", "qa_outputs."),
             tied=bert.BERT.name_rules.tied,
             endings=LAYER_NORM_ENDINGS + _head_spellings(),
-            # Published files keep a table of positions that the model does not add.
+            # Published files contain a position table that the model does not use.
             buffers=(*INDEX_BUFFERS, "embeddings.position_embeddings.weight"),
         ),
         encoder_names=bert.BERT.encoder_names

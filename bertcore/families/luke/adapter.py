@@ -1,4 +1,4 @@
-"""LUKE's adapter: sequences of words and then entities."""
+"""LUKE's adapter, for sequences of words followed by entities."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,12 +21,12 @@ from bertcore.tape import Tensor
 INPUTS = ("entity_ids", "entity_attention_mask", "entity_token_type_ids", "entity_position_ids")
 
 
-FEWEST_ENTITIES = 16  # that there is capacity for
+FEWEST_ENTITIES = 16  # the least capacity
 
 
 @dataclass(kw_only=True)
 class WordAndEntityInput(EncoderInput):
-    """Words with entities."""
+    """The inputs of words and entities."""
 
     entities: Entities
 
@@ -50,7 +50,7 @@ class WordAndEntityInput(EncoderInput):
         return moved
 
     def _buffer(self, run: Pass) -> IntegerBuffer:
-        """Return the buffer of all integers; mentions have spare capacity for tokens, filled with -1."""
+        """Return the buffer of all integers; mentions have spare token capacity, filled with -1."""
         entities, sequences, in_training = self.entities, len(self.cu_seqlens) - 1, run.tape is not None
         of_words = {name: getattr(self, name) for name in OF_WORDS}
         words, most = capacities_for(len(self.input_ids), sequences, in_training=in_training)
@@ -79,7 +79,7 @@ class WordAndEntityInput(EncoderInput):
 
 
 class WordAndEntityAdapter(Adapter):
-    """Each sequence is words and then entities in the layers; the words come out, and `Entities.hidden`."""
+    """In the layers a sequence is words, then entities; outputs are the words' states and `Entities.hidden`."""
 
     def pack(
         self,
@@ -91,25 +91,25 @@ class WordAndEntityAdapter(Adapter):
         entity_token_type_ids: Any = None,
         entity_position_ids: Any = None,
     ) -> EncoderInput:
-        """The arguments of a call, checked and packed.
+        """Check and pack the arguments of a call.
 
         Args:
             run, given, keep_padding: as for `Adapter.pack`.
             entity_ids: (sequences, entities) integers; None for a call without entities.
-            entity_attention_mask: 1 for entities, 0 for padding, of the same shape; all are entities by default.
+            entity_attention_mask: 1 for entities, 0 for padding, of the same shape; by default there is no padding.
             entity_token_type_ids: of the same shape, 0 by default.
-            entity_position_ids: the positions of each entity's tokens in the text, -1 where there are no more,
-                (sequences, entities, tokens).
+            entity_position_ids: the positions of each entity's tokens in the text, padded with -1, (sequences,
+                entities, tokens).
 
         Raises:
-            TypeError, ValueError: which argument is wrong, where, and what was expected.
+            TypeError, ValueError: for a wrong argument; the message names it, the place and what was expected.
         """
         inputs = pack(self.spec, *given, keep_padding=keep_padding)
         others = (entity_attention_mask, entity_token_type_ids, entity_position_ids)
         if entity_ids is None:
             named = [name for name, value in zip(INPUTS[1:], others, strict=True) if value is not None]
             if named:
-                raise ValueError(f"{named[0]} is given without entity_ids")
+                raise ValueError(f"{named[0]} is given without entity_ids, expected both")
             return inputs.to_backend(run)
         ids, sequences = integer_batch("entity_ids", entity_ids, ("sequences", "entities")), inputs.packed.shape[0]
         if len(ids) != sequences:
@@ -125,10 +125,10 @@ class WordAndEntityAdapter(Adapter):
         return embeddings(run, inputs), context
 
     def restore(self, run: Pass, inputs: EncoderInput, state: Tensor) -> Encoded:
-        """Return the outputs of words and of entities apart.
+        """Return the outputs of words and of entities separately.
 
-        hidden_states belong to the words, entity_hidden_states to the entities, (sequences, entities, hidden) each. In
-        attentions the entities follow the words, (sequences, heads, length + entities, the same).
+        hidden_states are the words', entity_hidden_states the entities', (sequences, entities, hidden) each. In
+        attentions the entities follow the words, (sequences, heads, length + entities, length + entities).
         """
         if not isinstance(inputs, WordAndEntityInput):
             encoded = super().restore(run, inputs, state)
@@ -184,7 +184,7 @@ def _positions(spec: EncoderSpec, ids: np.ndarray, kept: np.ndarray, position_id
 
 
 def _without_empty_end(positions: np.ndarray) -> np.ndarray:
-    """The positions up to the last column that any mention uses, at least one column."""
+    """Return the columns of positions up to the last that any mention uses, at least one."""
     used = np.flatnonzero((positions >= 0).any(axis=0))
     if not used.size:
         return np.full((len(positions), 1), -1)

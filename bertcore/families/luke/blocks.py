@@ -1,4 +1,4 @@
-"""LUKE's blocks (Yamada et al. 2020, arXiv:2010.01057): embeddings of entities, and entity-aware attention."""
+"""LUKE's blocks: entity embeddings and entity-aware attention (Yamada et al. 2020, arXiv:2010.01057)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -29,9 +29,9 @@ from bertcore.passes import Pass
 
 @operation()
 def average_rows(run: Pass, table: Any, *, rows: Any) -> Any:
-    """Means of rows of `table`, (rows, features) -> (means, features); zeros for a mean of no rows.
+    """Return means of rows of `table`, (rows, features): (means, features); zeros for a mean of no rows.
 
-    `rows` are integers, (means, most rows of a mean), with at least one column; -1 where a mean has no more.
+    `rows` are integers, (means, most rows of a mean), with at least one column, padded with -1.
     """
     xp, wide_dtype = kernels.array_module(rows), working_dtype(table.dtype)
     counts = xp.maximum((rows >= 0).sum(axis=1), 1).astype(wide_dtype)[:, None]
@@ -46,7 +46,7 @@ def average_rows(run: Pass, table: Any, *, rows: Any) -> Any:
         )
 
     total = 0
-    for column in rows.T:  # as long as the longest mention: a few
+    for column in rows.T:  # as many as the tokens of the longest mention: few
         wide = kernels.embedding(xp.maximum(column, 0), table, backend=run.backend).astype(wide_dtype, copy=False)
         total = total + xp.where(column[:, None] >= 0, wide, xp.zeros((), wide_dtype))
     return (total / counts).astype(table.dtype, copy=False), pullback
@@ -62,7 +62,7 @@ def merge_rows(run: Pass, first: Any, second: Any, *, first_rows: Any, second_ro
 
 @operation()
 def split_rows(run: Pass, rows: Any, *, first_rows: Any, second_rows: Any) -> Any:
-    """Return the two parts that `merge_rows` joined, given the same integers."""
+    """Return the two parts that `merge_rows` joined, given the same indices."""
 
     def pullback(of_first, of_second):
         grad = kernels.array_module(rows).zeros(rows.shape, rows.dtype)
@@ -76,7 +76,7 @@ def split_rows(run: Pass, rows: Any, *, first_rows: Any, second_rows: Any) -> An
 
 
 def _double_heads(qkv, word_queries, entity_queries, num_heads, word_rows, entity_rows):
-    """Query, key and value of `entity_aware_attention`, (tokens, heads, 2 * head_dim) each."""
+    """Return query, key and value of `entity_aware_attention`, (tokens, heads, 2 * head_dim) each."""
     query, key, value = split_heads(qkv, num_heads=num_heads)
     tokens, heads, size = query.shape
     xp = kernels.array_module(qkv)
@@ -101,22 +101,22 @@ def entity_aware_attention(
     entity_rows: Any,
     **options: Any,
 ) -> Any:
-    """Attention with separate queries for words and for entities, within each packed sequence.
+    """Return attention with separate queries for words and for entities, within each packed sequence.
 
     Source: Yamada et al. 2020, arXiv:2010.01057, section 3.2.
 
-    It is attention with heads of twice the size: a token's two queries side by side, its key in the half of its kind
-    and zeros in the other, so that their product is that of the key with the query for its kind. Two attentions, over
-    words and over entities, merged by their log-sum-exp, would multiply half as much; that half is 3% of the products
-    of LUKE-base's layers at 128 tokens and 10% at 512, and gradients would need that of the log-sum-exp.
+    It is computed with heads of twice the size: a token's two queries are concatenated, and its key is in the half of
+    its kind with zeros in the other, so that a product is with the query for the key's kind. Two attentions, over words
+    and over entities, merged by their log-sum-exp, would save half of these products, which is 3% of all in LUKE-base's
+    layers at 128 tokens and 10% at 512, but gradients would need the log-sum-exp's.
 
     Args:
-        qkv: for all tokens query, key and value side by side, (tokens, 3 * hidden); the query is words' for words, that
-            of entities is not read.
+        qkv: concatenated query, key and value of all tokens, (tokens, 3 * hidden); the query is the words' for words,
+            and is not read for entities.
         word_queries: words' queries for entities, (words, hidden).
-        entity_queries: entities' queries for words and for entities side by side, (entities, 2 * hidden).
-        num_heads: of all of them.
-        word_rows, entity_rows: where words and entities stand among the tokens, integers (words,) and (entities,).
+        entity_queries: entities' concatenated queries for words and for entities, (entities, 2 * hidden).
+        num_heads: the number of heads of each.
+        word_rows, entity_rows: the indices of words and entities among the tokens, (words,) and (entities,).
         options: cu_seqlens, attn_mask, compute_dtype and dropout as for `attention`.
 
     Returns:
@@ -182,7 +182,7 @@ class EntitySpec:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Rows of words and of entities among all tokens of a batch: integers, (words,) and (entities,)."""
+    """Indices of words and of entities among all tokens of a batch, (words,) and (entities,)."""
 
     words: Any
     entities: Any
@@ -190,15 +190,15 @@ class TokenRows:
 
 @dataclass
 class Entities:
-    """The packed entities of a batch, in the memory of the backend in force (except the batches).
+    """The packed entities of a batch, in the active backend's memory (except the layouts).
 
     Attributes:
         ids, token_type_ids: integers, (entities,).
-        position_ids: the positions of each mention's tokens, -1 where there are no more, (entities, longest mention).
-        batch: how the entities were padded.
-        all_tokens: the same of words and entities: in each sequence entities stand after the words.
-        rows, cu_seqlens, key_mask: of words and entities; see `TokenRows`, `EncoderInput`.
-        hidden: their last hidden state, (entities, hidden), when it is there.
+        position_ids: the positions of each mention's tokens, padded with -1, (entities, longest mention).
+        batch: the layout of the entities.
+        all_tokens: the layout of words and entities; in each sequence entities follow the words.
+        rows, cu_seqlens, key_mask: for words and entities; see `TokenRows`, `EncoderInput`.
+        hidden: their last hidden state, (entities, hidden), once computed.
     """
 
     ids: Any
@@ -212,12 +212,12 @@ class Entities:
     hidden: Any = None
 
     def integers(self) -> dict[str, np.ndarray]:
-        """Return the integer arrays in host memory by name, as `with_integers` takes them."""
+        """Return the integer arrays by name, as `with_integers` takes them."""
         arrays = self.ids, self.token_type_ids, self.position_ids.reshape(-1), self.rows.words, self.rows.entities
         return dict(zip(INTEGERS, (*arrays, self.cu_seqlens), strict=True))
 
     def with_integers(self, integers: Mapping[str, Any]) -> "Entities":
-        """The same entities with these integers."""
+        """Return the same entities with these integers."""
         ids, types, positions, words, entities, offsets = (integers[name] for name in INTEGERS)
         width = len(positions) // len(ids) if len(ids) else 1
         changed = {
@@ -231,7 +231,7 @@ class Entities:
 class EntityEmbeddings(Block):
     """LayerNorm(entity + mean of the mention's positions + token type).
 
-    Entities are projected where their table is narrower than the hidden size.
+    Entities are projected if their table is not as wide as the hidden size.
     """
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
@@ -250,7 +250,7 @@ class EntityEmbeddings(Block):
         self.norm = LayerNorm(names["entity_embeddings_norm"], features=width, eps=spec.layer_norm_eps)
 
     def __call__(self, run: Pass, inputs: Entities) -> Any:
-        """-> (entities, hidden)."""
+        """Map `Entities` to (entities, hidden)."""
         embedded = self.entities(run, inputs.ids)
         if self.projection is not None:
             embedded = self.projection(run, embedded)
@@ -261,18 +261,18 @@ class EntityEmbeddings(Block):
 
 
 class WordAndEntityEmbeddings(Embeddings):
-    """Embeddings of words; where there are entities, of these too, in their places."""
+    """Embeddings of words and, if there are entities, of these at their positions in the sequence."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
         self.entities = EntityEmbeddings(names, spec)
 
     def other_weights(self) -> Iterator[Parameter]:
-        """The maps of entities."""
+        """Return the weights of the entities."""
         return self.entities.token_weights()
 
     def __call__(self, run: Pass, inputs: Any) -> Any:
-        """An `EncoderInput` -> (tokens, hidden)."""
+        """Map an `EncoderInput` to (tokens, hidden)."""
         words, entities = super().__call__(run, inputs), getattr(inputs, "entities", None)
         if entities is None:
             return words
@@ -291,7 +291,7 @@ class EntityContext(LayerContext):
 class EntityAwareAttention(SelfAttention):
     """Self-attention whose queries depend on the kinds of both tokens, word or entity (section 3.2).
 
-    Without entities, and in a model without `aware_attention`, all tokens use the queries of words for words.
+    Without entities, or without `aware_attention`, all tokens use the word-to-word queries.
     """
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int = 0):
@@ -303,11 +303,11 @@ class EntityAwareAttention(SelfAttention):
             self.entity_queries = Linear(*projections, in_features=width, out_features=width)
 
     def other_weights(self) -> Iterator[Parameter]:
-        """The further queries, which replace the first where there are entities."""
+        """Return the weights of the additional queries, which replace the first ones if there are entities."""
         return (queries.weight for queries in (self.word_queries, self.entity_queries)) if self.is_aware else iter(())
 
     def mix(self, run: Pass, source: Any, context: LayerContext) -> Any:
-        """The attended values of all heads side by side, (tokens, hidden)."""
+        """Return the attended values of all heads, concatenated, (tokens, hidden)."""
         if not self.is_aware or not isinstance(context, EntityContext):
             return super().mix(run, source, context)
         rows, joined = context.rows, self.projections[0]

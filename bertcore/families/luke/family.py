@@ -41,8 +41,8 @@ class EntityMaskedLMOutput(ModelOutput):
     """The output of LUKE's masked language model.
 
     Attributes:
-        mlm_loss, mep_loss: of the words and of the entities, scalars.
-        logits: (sequences, length, vocabulary); pads are zero.
+        mlm_loss, mep_loss: the losses of words and of entities, scalars.
+        logits: (sequences, length, vocabulary); zero at padding.
         entity_logits: (sequences, entities, vocabulary of entities), if there are entities.
     """
 
@@ -53,13 +53,13 @@ class EntityMaskedLMOutput(ModelOutput):
 
 
 class EntityClassifier(Block):
-    """A linear map of several hidden states side by side (Yamada et al. 2020, arXiv:2010.01057, section 4).
+    """A linear map of several concatenated hidden states (Yamada et al. 2020, arXiv:2010.01057, section 4).
 
     Args:
-        head_spec: what the classifier is made of.
-        spec: of the encoder.
-        num_labels: how many scores it gives.
-        parts: how many hidden states stand side by side.
+        head_spec: the classifier's spec.
+        spec: the encoder's spec.
+        num_labels: the number of scores.
+        parts: the number of hidden states.
     """
 
     def __init__(self, head_spec: ClassifierSpec, spec: EncoderSpec, num_labels: int, parts: int):
@@ -68,7 +68,7 @@ class EntityClassifier(Block):
         self.output = Linear(head_spec.output, **sizes, bias="output" not in head_spec.without_bias)
 
     def __call__(self, run: Pass, *parts: Any) -> Any:
-        """Hidden states, (entities, hidden) each -> logits, (entities, num_labels)."""
+        """Map hidden states, (entities, hidden) each, to logits, (entities, num_labels)."""
         features = parts[0] if len(parts) == 1 else functional.concatenate(run, *parts, axis=1)
         return self.output(run, drop(run, features, self.dropout))
 
@@ -76,8 +76,8 @@ class EntityClassifier(Block):
 class WordAndEntityModel(AutoModel):
     """AutoModel of a family with entities.
 
-    The EncoderOutput of a call has entity_last_hidden_state, too: (sequences, entities, hidden), zero at pads; None for
-    a call without entities.
+    A call's EncoderOutput also has entity_last_hidden_state: (sequences, entities, hidden), zero at padding; None
+    without entities.
     """
 
     def _output(self, encoded: Encoded) -> EncoderOutput:
@@ -90,11 +90,11 @@ class WordAndEntityModel(AutoModel):
 
 
 class WordAndEntityMaskedLM(AutoModelForMaskedLM):
-    """AutoModelForMaskedLM of a family with entities: a score for every word, and for every entity at every entity.
+    """AutoModelForMaskedLM of a family with entities: scores of all words at each word, of all entities at each entity.
 
-    Calls take `labels`, as AutoModelForMaskedLM, and `entity_labels`, the right entities, (sequences, entities), -100
-    where there is no label, and return an EntityMaskedLMOutput. With `entity_sample`, different entities drawn
-    uniformly, (n,), the loss of entities is estimated of their scores and those of the labels, and there are no
+    Calls take `labels`, as for AutoModelForMaskedLM, and `entity_labels`, the correct entities, (sequences, entities),
+    -100 for no label, and return an EntityMaskedLMOutput. With `entity_sample`, distinct entities drawn uniformly,
+    (n,), the loss of entities is estimated from the scores of these and of the labels, and there are no
     `entity_logits`.
     """
 
@@ -103,7 +103,7 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
         entities, table = self.spec.details, self.encoder.embeddings.entities.entities.table
-        if task == "masked_lm":  # whose decoder is its own
+        if task == "masked_lm":  # its decoder is not tied
             return LanguageModelHead(spec, replace(self.spec, tied_decoder=False), table)
         sizes = {"vocab_size": entities.vocab_size, "embedding_size": entities.embedding_size}
         return LanguageModelHead(spec, replace(self.spec, **sizes, pad_token_id=0), table)
@@ -131,7 +131,7 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
             loss=losses.total(run, *both) if len(both) == 2 else both[0] if both else None,
             mlm_loss=mlm_loss,
             mep_loss=mep_loss,
-            logits=vars(of_words)["logits"],  # unread, if they are to be computed later
+            logits=vars(of_words)["logits"],  # not computed here if they are computed when read
             entity_logits=logits,
             traced=encoded.traced,
         )
@@ -153,7 +153,7 @@ class LukeForEntityClassification(AutoModelForEntityClassification):
         return self._classified(encoded, self.heads[0](run, *parts), labels)
 
     def _first(self, run: Pass, entities: Entities) -> list[Any]:
-        """The packed indices of the first, second, ... entity of each sequence."""
+        """Return the packed indices of the first, second, ... entity of each sequence."""
         count = len(self._parts)
         is_real = entities.batch.is_real[:, :count]
         if is_real.shape[1] < count:
@@ -174,9 +174,9 @@ class LukeForEntityPairClassification(LukeForEntityClassification, AutoModelForE
 
 
 class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
-    """LUKE's AutoModelForEntitySpanClassification: entities by themselves and their first and last words.
+    """LUKE's AutoModelForEntitySpanClassification: classifies entities by their states and their first and last words.
 
-    As in transformers the mean binary cross entropy is over all columns, padding included.
+    As in transformers, the mean binary cross entropy covers all columns, including padding.
     """
 
     _tasks = ("entity_span_classification",)
@@ -210,14 +210,14 @@ class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
 
 
 def _entities(encoded: Encoded, model: ModelWithHeads) -> Entities:
-    """The entities of a call."""
+    """Return the entities of a call."""
     if not isinstance(encoded.inputs, WordAndEntityInput):
-        raise ValueError(f"entity_ids is None; {type(model).__name__} needs them for what it is asked for")
+        raise ValueError(f"entity_ids is None, expected the entities that {type(model).__name__} needs here")
     return encoded.inputs.entities
 
 
 def _word_rows(encoded: Encoded, batch: PackedBatch, name: str, columns: Any) -> Any:
-    """The packed index of the word in the column that each entity has in `columns`, (entities,)."""
+    """Return the packed index of the word at each entity's column in `columns`, (entities,)."""
     if columns is None:
         raise ValueError(f"{name} is None, expected the columns of the entities' tokens, {batch.shape}")
     columns = like("entity_ids", batch.stays, name, columns)
@@ -225,7 +225,7 @@ def _word_rows(encoded: Encoded, batch: PackedBatch, name: str, columns: Any) ->
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a LUKE config."""
+    """Return the spec of a LUKE config."""
     read = ConfigReader(config)
     entities = EntitySpec(
         vocab_size=read.size("entity_vocab_size", 500000),
@@ -236,10 +236,10 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of a LUKE config.
+    """Return the heads of a LUKE config.
 
-    As in transformers 5 the words' decoder never shares the word embeddings: what tie_word_embeddings ties are the
-    entities' decoder and table.
+    As in transformers 5, the words' decoder never shares the word embeddings: tie_word_embeddings ties the entities'
+    decoder to their table.
     """
     bias, transform = "entity_predictions.bias", "entity_predictions.transform"
     entities = LanguageModelSpec(

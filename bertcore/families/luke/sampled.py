@@ -17,34 +17,35 @@ NEVER = -1e4  # a logit whose exponential is zero
 def sampled_loss(
     run: Pass, head: LanguageModelHead, hidden: Any, labels: np.ndarray, sample: Any, num_classes: int
 ) -> Any:
-    """Return the mean cross entropy over the entities with a label, estimated of the logits of a sample.
+    """Return the mean cross entropy over the entities with a label, estimated from the logits of a sample.
 
-    The sum of exp(logit) over all other classes is estimated by that over the sample, times the number of classes
-    through the sample's: importance sampling (Bengio and Senecal 2008, "Adaptive importance sampling to accelerate
-    training of a neural probabilistic language model"; Jean et al. 2015, arXiv:1412.2007). The factor enters each
-    logit as -log Q, Q the probability that the sample has the class, as in Yi et al. 2019, "Sampling-bias-corrected
-    neural modeling for large corpus item recommendations". All classes as the sample give the exact loss.
+    The sum of exp(logit) over all other classes is estimated by the sum over the sample, times the number of all
+    classes divided by the sample's: importance sampling (Bengio and Senecal 2008, "Adaptive importance sampling to
+    accelerate training of a neural probabilistic language model"; Jean et al. 2015, arXiv:1412.2007). The factor is
+    added to each logit as -log Q, where Q is the probability that the sample has the class, as in Yi et al. 2019,
+    "Sampling-bias-corrected neural modeling for large corpus item recommendations". With all classes as the sample the
+    loss is exact.
 
     Args:
         run: the pass.
-        head: the head of the logits.
+        head: the head that computes the logits.
         hidden: states, (entities, hidden).
-        labels: (entities,), in host memory; -100 for none.
-        sample: different classes, drawn uniformly, (sample,).
+        labels: (entities,), in host memory; -100 for no label.
+        sample: distinct classes, drawn uniformly, (sample,).
         num_classes: the number of all classes.
     """
     sample = label_array("entity_sample", sample)
     if sample.ndim != 1 or sample.dtype.kind not in "iu" or not 0 < len(np.unique(sample)) == len(sample):
-        raise ValueError(f"entity_sample is {sample.dtype} of shape {sample.shape}, expected different integers, (n,)")
+        raise ValueError(f"entity_sample is {sample.dtype} of shape {sample.shape}, expected distinct integers, (n,)")
     if sample.min() < 0 or sample.max() >= num_classes:
-        raise ValueError(f"entity_sample is from {sample.min()} to {sample.max()}, expected 0 to {num_classes - 1}")
+        raise ValueError(f"entity_sample has {sample.min()} to {sample.max()}, expected 0 to {num_classes - 1}")
     rows = np.flatnonzero(labels != IGNORED)
     classes = np.concatenate([sample, np.setdiff1d(labels[rows], sample)])
     order = np.argsort(classes)
     targets = order[np.searchsorted(classes, labels[rows], sorter=order)]
     terms = np.full((len(rows), len(classes)), NEVER)
     terms[:, : len(sample)] = np.log(num_classes / len(sample))
-    terms[np.arange(len(rows)), targets] = 0  # the right class counts as itself
+    terms[np.arange(len(rows)), targets] = 0  # the correct class counts exactly
     chosen = functional.take_rows(run, hidden, rows=run.to_backend(rows))
     logits = head.among(run, chosen, run.to_backend(classes))
     terms = run.to_backend(terms.astype(value_of(logits).dtype))

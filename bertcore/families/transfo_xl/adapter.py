@@ -17,12 +17,12 @@ from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass
 from bertcore.tape import Tensor, value_of
 
-RANGE_STEP = 32  # distances come in multiples of it
-# Bytes of the position keys that are kept, since making those of 128 distances takes a sixth of XLNet-base's time.
-# They are those of 1820 of its distances, 36 KB each, and of fewer for a deeper or wider model. What the last call used
-# is kept even if it is more by itself: that call had the memory, and the next one is likely to be of its lengths.
+RANGE_STEP = 32  # the range of distances is rounded to multiples of this
+# Bytes of cached position keys; computing those of 128 distances takes a sixth of XLNet-base's time. This holds 1820 of
+# its distances, 36 KB each, and fewer of a deeper or wider model. The keys of the last call are kept even if they are
+# larger: that call had the memory, and the next one is likely to have the same lengths.
 MOST_KEPT = 64 << 20
-MOST_TABLES = 8  # encodings of distances
+MOST_TABLES = 8  # cached encodings of distances
 
 
 @dataclass
@@ -32,7 +32,8 @@ class RecurrentInput(EncoderInput):
     Attributes:
         mems: the memory of each layer, (sequences * memory, hidden) each, or None.
         returns_memory: whether the call returns the memory for the next segment.
-        visible: which keys each query may see, (sequences, length or 1, length) booleans in host memory, or None.
+        visible: the keys that each query may attend to, booleans (sequences, length or 1, length) in host memory, or
+            None.
     """
 
     mems: list[Any] | None = None
@@ -47,17 +48,17 @@ class RecurrentInput(EncoderInput):
 class RecurrentAdapter(Adapter):
     """The adapter of XLNet and Transformer-XL: memories in and out, distances, and attention masks.
 
-    A memory is, for each layer, the hidden states that it was given for the tokens before, (memory, sequences, hidden);
-    all queries see all of it, and no gradient flows into it. With a memory in the call, padding stays as tokens, so
-    that all sequences have one length.
+    A memory is, for each layer, its inputs at the previous tokens, (memory, sequences, hidden). All queries
+    attend to all of it, and no gradient flows into it. If the call has a memory, padding is kept as tokens, so that all
+    sequences have the same length.
 
     The spec's details have memory_length (None for all), clamp_length (0 for no clamping), same_length, and whether
-    memories are returned (returns_memory, and trains_with_memory while a tape records).
+    memories are returned (returns_memory, or trains_with_memory while a tape records).
     """
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         if spec.hidden_size % 2:
-            raise ValueError(f"config: d_model is {spec.hidden_size}, expected an even number: of sines and cosines")
+            raise ValueError(f"config: d_model is {spec.hidden_size}, expected an even number (sines and cosines)")
         super().__init__(names, spec)
         self._position_keys: dict[tuple, dict] = {}
         self._tables: dict[tuple, Any] = {}
@@ -65,7 +66,7 @@ class RecurrentAdapter(Adapter):
     def pack(
         self, run: Pass, *given: Any, keep_padding: bool = False, mems: Any = None, use_mems: bool | None = None
     ) -> RecurrentInput:
-        """All padding stays if there is a memory, or the call asks for one, which then holds what padding becomes."""
+        """Check and pack a call; padding is kept if it has a memory or requests one, which then includes padding."""
         if use_mems not in (None, True, False):
             raise ValueError(f"use_mems is {use_mems!r}, expected True, False or None")
         keeps = keep_padding or mems is not None or use_mems is True
@@ -97,20 +98,20 @@ class RecurrentAdapter(Adapter):
         return [run.to_backend(array.transpose(1, 0, 2).reshape(-1, array.shape[2])) for array in arrays]
 
     def reads_on_host(self, run: Pass) -> Collection[str]:
-        """Distances are made for the longest sequence, and XLNet compares segments only where there are several."""
+        """Return both facts: distances depend on the longest sequence, XLNet's segment scores on the token types."""
         return "longest", "token_type_ids"
 
-    # --- who stands where, and sees whom --------------------------------------------------------------
+    # --- positions and masks ---------------------------------------------------------------------------
 
     def _memories(self, inputs: EncoderInput, hidden: Any) -> list[Any]:
-        """The memory of each layer in the dtype of the hidden states, or Nones."""
-        mems = getattr(inputs, "mems", None)  # texts that came without padding are a plain EncoderInput
+        """Return each layer's memory in the dtype of the hidden states, or None."""
+        mems = getattr(inputs, "mems", None)  # sequences given without padding are a plain EncoderInput
         if mems is None or not mems[0].shape[0]:
             return [None] * self.spec.num_layers
         return [array.astype(value_of(hidden).dtype, copy=False) for array in mems]
 
     def _relations(self, run: Pass, inputs: EncoderInput, hidden: Any, memory: Any) -> tuple[Relations, int, int]:
-        """The layers' relations, and the longest sequence and its memory."""
+        """Return the layers' relations, and the lengths of the longest sequence and of the memory."""
         sequences = len(inputs.cu_seqlens) - 1
         longest = inputs.longest
         before = 0 if memory is None else memory.shape[0] // sequences
@@ -135,7 +136,7 @@ class RecurrentAdapter(Adapter):
         return relations, longest, before
 
     def _sinusoids(self, run: Pass, first: int, last: int, dtype: str) -> Any:
-        """`sinusoids` in the memory of the backend in force; what was made last stays there."""
+        """Return `sinusoids` in the active backend's memory; the most recent ones are cached."""
         key = first, last, dtype, run.place
         table = self._tables.get(key)
         if table is None:
@@ -166,11 +167,11 @@ class RecurrentAdapter(Adapter):
         return kept.get(distances, {})
 
     def _lowest(self, longest: int, highest: int) -> int:
-        """The lowest distance that there is."""
+        """Return the lowest distance that occurs."""
         return 0 if self.spec.layers[0].is_causal else min(1 - longest, 0)
 
     def _visible(self, inputs: EncoderInput, longest: int, memory: int) -> np.ndarray | None:
-        """Return the keys visible to each query, (sequences or 1, longest, memory + longest), host; None if all."""
+        """Return the keys that each query may attend to, (sequences or 1, longest, memory + longest); None for all."""
         visible = self._given_mask(inputs, memory)
         if self.spec.layers[0].is_causal:
             causal = self._causal_mask(np, longest, memory)
@@ -178,7 +179,7 @@ class RecurrentAdapter(Adapter):
         return visible
 
     def _given_mask(self, inputs: EncoderInput, memory: int) -> np.ndarray | None:
-        """`_visible` by what the call says alone."""
+        """Return `_visible` by the call's masks only."""
         visible = getattr(inputs, "visible", None)
         if visible is None and inputs.key_mask is not None:
             visible = inputs.on_host.key_mask[:, 0]
@@ -187,24 +188,24 @@ class RecurrentAdapter(Adapter):
         return np.concatenate([np.ones((*visible.shape[:2], memory), bool), visible], axis=2)
 
     def _causal_mask(self, xp: ModuleType, longest: int, memory: int) -> Any:
-        """Return the keys visible to each query by position, (longest, memory + longest), an array of `xp`."""
+        """Return the keys that precede each query, (longest, memory + longest), an array of `xp`."""
         ahead = xp.arange(memory + longest) - xp.arange(longest)[:, None]
         causal = ahead <= memory
         return causal & self._within_length(ahead, memory) if self.spec.details.same_length else causal
 
     def _within_length(self, ahead: np.ndarray, memory: int) -> np.ndarray:
-        """With same_length: which keys are not too far back. `ahead` is a key's place minus the query's number."""
+        """Return, for same_length, the keys that are near enough; `ahead` is a key's index minus the query's."""
         raise NotImplementedError
 
-    # --- what comes out -------------------------------------------------------------------------------
+    # --- outputs ---------------------------------------------------------------------------------------
 
     def ask(self, run: Pass, inputs: EncoderInput) -> None:
-        """The memory for the next segment is made of what the layers were given."""
+        """Request the layers' inputs, which become the memory of the next segment."""
         if getattr(inputs, "returns_memory", False) and run.trace.states is None:
             run.trace.states = []
 
     def restore(self, run: Pass, inputs: RecurrentInput, state: Tensor) -> Encoded:
-        """Return the outputs, with the memory for the next segment as mems: (memory, sequences, hidden) a layer."""
+        """Return the outputs, with the next segment's memory as mems: (memory, sequences, hidden) per layer."""
         state = drop(run, state, self.spec.embedding_dropout)
         packed, states, attentions = inputs.packed, run.trace.states, run.trace.attentions
         mems, memory = None, 0
@@ -222,11 +223,11 @@ class RecurrentAdapter(Adapter):
         return Encoded(run, packed, inputs, state, traced)
 
     def _given(self, states: list) -> list[Any]:
-        """The inputs of the layers, from the states of a trace."""
+        """Return the inputs of the layers, from the states of a trace."""
         return states[:-1]
 
     def _next_memory(self, run: Pass, state: Any, before: Any, packed: PackedBatch) -> Any:
-        """(memory, sequences, hidden) of a layer, from what it was given in this call and the memory before it."""
+        """Return a layer's memory, (memory, sequences, hidden), from its input in this call and its previous memory."""
         plain, sequences = value_of(state), packed.shape[0]
         state = plain.reshape(*packed.shape, plain.shape[1]) if packed.is_full else packed.pad(run, plain)
         state = self._remembered(state.transpose(1, 0, 2))
@@ -238,7 +239,7 @@ class RecurrentAdapter(Adapter):
         return xp.ascontiguousarray(state if length is None else state[max(len(state) - length, 0) :])
 
     def _remembered(self, state: Any) -> Any:
-        """The part of (length, sequences, hidden) that is remembered."""
+        """Return the part of (length, sequences, hidden) that is remembered."""
         return state
 
     def _padded_states(self, run: Pass, states: list, inputs: RecurrentInput) -> tuple[Any, ...]:
@@ -249,11 +250,11 @@ class RecurrentAdapter(Adapter):
 
 
 class CausalRecurrentAdapter(RecurrentAdapter):
-    """Transformer-XL's: each token sees those before it, and the memory.
+    """Transformer-XL's adapter: each token attends to the previous ones and the memory.
 
-    Without `mems` there is no memory, as in the paper. (transformers began with mem_len vectors of zeros, which are
-    seen: give those as `mems` for its results.) With same_length a token sees as many tokens as the memory
-    has.
+    Without `mems` there is no memory, as in the paper. (transformers started with mem_len vectors of zeros, which were
+    attended to: pass them as `mems` for its results.) With same_length a token attends to mem_len tokens, itself
+    included.
     """
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):

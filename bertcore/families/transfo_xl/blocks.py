@@ -1,4 +1,4 @@
-"""The blocks of Transformer-XL: relative attention and adaptive embeddings (Dai et al. 2019, arXiv:1901.02860)."""
+"""Transformer-XL's blocks: relative attention and adaptive embeddings (Dai et al. 2019, arXiv:1901.02860)."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -20,18 +20,18 @@ from bertcore.tape import value_of
 
 @dataclass
 class Relations:
-    """Positions of queries and keys in one pass, shared by its layers; arrays in the memory of the backend.
+    """Positions of queries and keys in one pass, shared by its layers; arrays are in the backend's memory.
 
     Attributes:
         sinusoids: the encoding of each distance, (distances, hidden).
-        distance_rows: the row of `sinusoids` for each distance, as `kernels.RelativePositions` has it.
+        distance_rows: the row of `sinusoids` for each distance, as in `kernels.RelativePositions`.
         cu_seqlens_k: offsets of the keys' sequences, int32 (sequences + 1,).
-        key_rows: with a memory, the rows of (memory, then hidden) in the order of the keys; None without one.
-        query_rows: with a memory, the rows of the keys that are queries, too.
-        segment_ids, segment_ids_k: of queries and keys, integers; None where segments do not matter.
-        position_keys: a cache of what blocks map `sinusoids` to; None while a tape records.
-        before_dropout: what `sinusoids` are made of; a CUDA graph reads it, though the adapter may let it go.
-        halves: both halves of a batch whose second half runs backwards; None for other batches.
+        key_rows: with a memory, the rows of (memory, then hidden) in the order of the keys; otherwise None.
+        query_rows: with a memory, the rows of the keys that are also queries; otherwise None.
+        segment_ids, segment_ids_k: segments of queries and keys, integers; None if segments do not matter.
+        position_keys: a cache of the projected `sinusoids` by block; None while a tape records.
+        before_dropout: `sinusoids` before dropout; kept alive because a CUDA graph reads it.
+        halves: the halves of a batch whose second half runs backwards; None for other batches.
     """
 
     sinusoids: Any
@@ -46,7 +46,7 @@ class Relations:
     before_dropout: Any = None
 
     def half(self, sequences: slice, tokens: slice, keys: slice, distance_rows: Any) -> "Half":
-        """The terms of some sequences of a batch, all of one length, for which `distance_rows` stand."""
+        """Return the part for some sequences of a batch of equal lengths, with these `distance_rows`."""
         cut = replace(
             self,
             distance_rows=distance_rows,
@@ -73,7 +73,7 @@ class Half:
     relations: Relations
 
     def context(self, whole: "RecurrentContext") -> "RecurrentContext":
-        """The part of the batch's context."""
+        """Return this half of the batch's context."""
         mask = whole.key_mask
         if mask is not None and mask.shape[0] > 1:
             mask = mask[self.sequences]
@@ -81,7 +81,7 @@ class Half:
         return replace(whole, cu_seqlens=offsets, key_mask=mask, relations=self.relations)
 
     def cut(self, run: Pass, query: Any, for_position: Any, key: Any, value: Any, scores: Any) -> tuple[Any, ...]:
-        """The parts of the arrays."""
+        """Return this half of the arrays."""
         queries = (None if array is None else _part(run, array, self.tokens) for array in (query, for_position, scores))
         query, for_position, scores = queries
         return query, for_position, _part(run, key, self.keys), _part(run, value, self.keys), scores
@@ -100,7 +100,7 @@ def _offsets(cu_seqlens: Any, sequences: slice) -> Any:
 def sinusoids(first: int, last: int, width: int, dtype: str) -> np.ndarray:
     """Return the encodings of the distances from `first` to `last`, (distances, width).
 
-    Sines, then cosines, of the distance over 10000^(2i / width).
+    Sines, then cosines, of distance / 10000^(2i / width).
     """
     frequencies = 10000.0 ** (-np.arange(0, width, 2) / width)
     angles = np.arange(first, last + 1)[:, None] * frequencies
@@ -111,11 +111,11 @@ def sinusoids(first: int, last: int, width: int, dtype: str) -> np.ndarray:
 
 @dataclass(kw_only=True)
 class RecurrentContext(LayerContext):
-    """A LayerContext with what recurrent layers share.
+    """The LayerContext of recurrent layers.
 
     Attributes:
-        relations: who stands where.
-        memories: of each layer, (sequences * memory, hidden); None without a memory.
+        relations: positions and segments.
+        memories: each layer's memory, (sequences * memory, hidden), or None.
     """
 
     relations: Relations
@@ -128,7 +128,7 @@ class RecurrentContext(LayerContext):
 
 
 class RelativeAttention(Sublayer):
-    """Relative attention: scores of content and of positions, each with its own queries."""
+    """Relative attention: content scores and position scores, each with its own queries."""
 
     position_terms = 1
 
@@ -138,16 +138,16 @@ class RelativeAttention(Sublayer):
         self.dropout, self.attention_dropout = layer.dropout, layer.attention_dropout
 
     def _position_keys(self, run: Pass, relations: Relations, weight: Parameter) -> Any:
-        """The keys of positions, (distances, heads * head_dim)."""
+        """Return the keys of positions, (distances, heads * head_dim)."""
         kept = {} if relations.position_keys is None else relations.position_keys
-        version, (known, keys) = weight.version, kept.get(self, (None, None))  # read before its values are
+        version, (known, keys) = weight.version, kept.get(self, (None, None))  # read before the values
         if known != version:
             keys = functional.linear(run, relations.sinusoids, weight.weight(run), None)
             kept[self] = version, keys
         return keys
 
     def _heads(self, run: Pass, array: Any) -> Any:
-        """(rows, heads * head_dim) -> (rows, heads, head_dim)."""
+        """Reshape (rows, heads * head_dim) to (rows, heads, head_dim)."""
         return functional.reshape(run, array, shape=(-1, self.num_heads, self.head_dim))
 
     def _attend(
@@ -168,7 +168,7 @@ class RelativeAttention(Sublayer):
     def _attend_in(
         self, run: Pass, context: RecurrentContext, positions: Any, compute_dtype: str | None, *arrays: Any
     ) -> Any:
-        """Attention of all sequences, or of those that run forwards and then of those that run backwards."""
+        """Return attention of all sequences, or of those that run forwards followed by those that run backwards."""
         halves = context.relations.halves
         if halves is None:
             return self._attended(run, context, positions, compute_dtype, *arrays)
@@ -221,8 +221,8 @@ class RelativeAttention(Sublayer):
 class AdaptiveEmbeddings(Block):
     """sqrt(hidden size) times each word's embedding, projected to the hidden size.
 
-    Words are counted by frequency; the k-th group of them (spec.details.groups) has vectors of spec.embedding_size /
-    div_val^k. With div_val 1 there is one table, and no projection where it is as wide as the hidden size.
+    Words are sorted by frequency; the k-th group of them (spec.details.groups) has vectors of width spec.embedding_size
+    / div_val^k. With div_val 1 there is one table, without projection if it is as wide as the hidden size.
     """
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
@@ -242,18 +242,18 @@ class AdaptiveEmbeddings(Block):
             ]
 
     def other_weights(self) -> Iterator[Parameter]:
-        """The projections of rare words, whose results count for few tokens."""
+        """Return the projections of rarer words, whose results matter for few tokens."""
         return iter(self.projections[1:])
 
     def __call__(self, run: Pass, inputs: Any) -> Any:
-        """An `EncoderInput` -> (tokens, hidden)."""
+        """Map an `EncoderInput` to (tokens, hidden)."""
         if len(self.groups) == 1:
             return drop(
                 run, functional.scale(run, self._embedded(run, 0, inputs.input_ids), factor=self.factor), self.dropout
             )
         ids, xp = inputs.input_ids, kernels.array_module(inputs.input_ids)
         parts = []
-        for index, (first, end) in enumerate(self.groups):  # by all, for how many words a group has is on the GPU
+        for index, (first, end) in enumerate(self.groups):  # all ids: a group's count is on the GPU
             embedded = self._embedded(run, index, xp.clip(ids - first, 0, end - first - 1))
             inside = ((ids >= first) & (ids < end)).astype(value_of(embedded).dtype)
             parts.append(functional.scale(run, embedded, factor=inside[:, None]))
@@ -268,7 +268,7 @@ class AdaptiveEmbeddings(Block):
 
 
 class PositionBiases(Block):
-    """The biases of the queries: for content (u of the paper) and for positions (v)."""
+    """The biases of queries for content (u in the paper) and for positions (v)."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         layer = spec.layers[0]
@@ -298,11 +298,11 @@ class RecurrentAttention(RelativeAttention):
         self.norm = make_norm(names, "attention_norm", layer)
 
     def other_weights(self) -> Iterator[Parameter]:
-        """The map of distances, which tokens do not pass."""
+        """Return the projection of distances, which tokens do not pass."""
         yield self.positions.weight
 
     def mix(self, run: Pass, source: Any, context: SharedBiasesContext) -> Any:
-        """The attended values of all heads side by side, (tokens, heads * head_dim)."""
+        """Return the attended values of all heads, concatenated, (tokens, heads * head_dim)."""
         relations, inner, memory = context.relations, self.num_heads * self.head_dim, context.memories[self.index]
         biases = context.biases if self.biases is None else self.biases
         qkv = self.qkv(run, relations.keys(run, source, None if memory is None else self.open(run, memory)))

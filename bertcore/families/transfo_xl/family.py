@@ -1,6 +1,6 @@
-"""Transformer-XL (Dai et al. 2019, arXiv:1901.02860): a language model with a memory; XLNet's ancestor.
+"""Transformer-XL (Dai et al. 2019, arXiv:1901.02860), a language model with a memory and XLNet's predecessor.
 
-Names in checkpoints are those of transformers up to version 4, which had it.
+Names in checkpoints are those of transformers 4, the last version that had it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,13 +29,13 @@ from bertcore.tape import value_of
 
 @dataclass(frozen=True)
 class AdaptiveSoftmaxSpec:
-    """A family's names of the head's parts, without ".weight" and ".bias"; "{group}" stands for the number of a group.
+    """The names of the head's parts, without ".weight" and ".bias"; "{group}" stands for the number of a group.
 
     Attributes:
-        output: of the maps onto the words of each group.
-        projection: of the maps before them; the full name.
-        group: beginning of "_weight" and "_bias" of the map onto the groups but the first.
-        shares_projections: all projections but the first are those of the embeddings.
+        output: the linear maps to the words of each group.
+        projection: the projections before them (full names).
+        group: the prefix of "_weight" and "_bias" of the map to all groups but the first.
+        shares_projections: whether all projections but the first are shared with the embeddings.
     """
 
     output: str
@@ -45,9 +45,9 @@ class AdaptiveSoftmaxSpec:
 
 
 class AdaptiveSoftmax(Block):
-    """Probabilities of the frequent words and of groups of others; within each group, of its words.
+    """An adaptive softmax: over frequent words and groups of other words, then over the words of each group.
 
-    Widths, tables and where they are tied follow the embeddings (`AdaptiveEmbeddings`).
+    Widths, tables and tying follow the embeddings (`AdaptiveEmbeddings`).
     """
 
     def __init__(self, head_spec: AdaptiveSoftmaxSpec, spec: EncoderSpec, embeddings: Any):
@@ -79,7 +79,7 @@ class AdaptiveSoftmax(Block):
         return Parameter(head_spec.projection.format(group=index), shape=shared.part_shape)
 
     def __call__(self, run: Pass, hidden: Any) -> Any:
-        """(tokens, hidden) -> the logarithm of each word's probability, (tokens, vocabulary)."""
+        """Map (tokens, hidden) to the logarithm of each word's probability, (tokens, vocabulary)."""
         first, *others = (
             functional.log_softmax(run, self._scores(run, hidden, index)) for index in range(len(self.bounds))
         )
@@ -89,12 +89,12 @@ class AdaptiveSoftmax(Block):
             parts.append(functional.add(run, part, functional.slice_columns(run, first, first=index, last=index + 1)))
         logarithms = functional.concatenate(run, *parts, axis=1)
         dtype = value_of(hidden).dtype
-        return logarithms if value_of(logarithms).dtype == dtype else logarithms.astype(dtype)  # of low precision
+        return logarithms if value_of(logarithms).dtype == dtype else logarithms.astype(dtype)  # in low precision
 
     def loss(self, run: Pass, hidden: Any, labels: np.ndarray) -> Any:
         """Return the mean negative log-likelihood of `labels`, (tokens,) in host memory, -100 for no label.
 
-        Of a group only the tokens that need it are computed.
+        A group is computed only for tokens with a label in it.
         """
         words, groups = labels.copy(), list(self._members(labels))
         for index, where, _ in groups:
@@ -109,20 +109,20 @@ class AdaptiveSoftmax(Block):
         return loss
 
     def _members(self, labels: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """For each group but the first that has labels: its number, whose they are, and their numbers within it."""
+        """Yield, for each group but the first that has labels: its number, the labels' tokens, their indices in it."""
         for index, (first, end) in enumerate(self.bounds[1:], start=1):
             where = np.flatnonzero((labels >= first) & (labels < end))
             if where.size:
                 yield index, where, labels[where] - first
 
     def _scores(self, run: Pass, hidden: Any, index: int) -> Any:
-        """Scores before the softmax: of a group's words, in the first group followed by those of the other groups."""
+        """Return the scores of a group's words before the softmax; in the first, those of the other groups follow."""
         if self.projections:
             hidden = functional.linear(run, hidden, self._transposed(run, index, hidden), None)
         own = index if len(self.outputs) > 1 else 0
         scores = functional.linear(run, hidden, self.outputs[own].weight(run), self.biases[own].value(run))
         first, end = self.bounds[index]
-        if len(self.outputs) == 1 < len(self.bounds):  # one map for all
+        if len(self.outputs) == 1 < len(self.bounds):  # one map for all groups
             scores = functional.slice_columns(run, scores, first=first, last=end)
         if index or self.group_weight is None:
             return scores
@@ -130,9 +130,9 @@ class AdaptiveSoftmax(Block):
         return functional.concatenate(run, scores, groups, axis=1)
 
     def _transposed(self, run: Pass, index: int, hidden: Any) -> Any:
-        """The projection of a group in the direction opposite to the embeddings', and in the hidden states' dtype."""
+        """Return the transposed projection of a group, from hidden states to embeddings, in the states' dtype."""
         matrix, dtype = self.projections[index].value(run), value_of(hidden).dtype
-        if value_of(matrix).dtype != dtype:  # a model of low precision, which has no gradients
+        if value_of(matrix).dtype != dtype:  # low precision, without gradients
             matrix = matrix.astype(dtype)
         return functional.transpose(run, matrix)
 
@@ -140,8 +140,8 @@ class AdaptiveSoftmax(Block):
 class AdaptiveCausalLM(AutoModelForCausalLM):
     """AutoModelForCausalLM with an adaptive softmax: logits are logarithms of probabilities.
 
-    Labels are compared with the prediction of the token before each; with labels no logits are returned, since the
-    loss needs few of them.
+    A label is compared with the prediction of the previous token. With labels no logits are returned, because the loss
+    needs few of them.
     """
 
     predicts_next_words = True
@@ -173,7 +173,7 @@ WIKITEXT = {
     "vocab_size": 267735, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096,
     "num_hidden_layers": 18, "layer_norm_eps": 1e-5,
 }  # fmt: skip
-MOST_GROUPS, MOST_NAMED_LAYERS = 10, 128  # that the rules for tied names go through
+MOST_GROUPS, MOST_NAMED_LAYERS = 10, 128  # covered by the rules for tied names
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,8 @@ class RecurrentDetails:
 
     Attributes:
         groups: (first word, end) of each group of words, in embeddings and softmax.
-        div_val: how many times narrower a group's embeddings are than those of the one before.
-        own_biases: each layer has position biases of its own.
+        div_val: the factor by which a group's embeddings are narrower than the previous group's.
+        own_biases: whether each layer has its own position biases.
     """
 
     memory_length: int
@@ -195,14 +195,14 @@ class RecurrentDetails:
 
     @property
     def returns_memory(self) -> bool:
-        """True if a call returns a memory: one of length 0 is left out."""
+        """True if calls return a memory; one of length 0 is left out."""
         return self.memory_length > 0
 
     trains_with_memory = returns_memory
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of a Transformer-XL config; there is no limit to a sequence's length."""
+    """Return the spec of a Transformer-XL config; sequences may have any length."""
     read = ConfigReader(config)
     read.require(attn_type=0, adaptive=True, sample_softmax=-1)
     layer = {
@@ -223,7 +223,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         own_biases=read.flag("untie_r", True),
     )
     if details.same_length and not details.memory_length:
-        raise ValueError("config: same_length is true, which needs a mem_len, but mem_len is 0")
+        raise ValueError("config: same_length is true and mem_len 0, expected a positive mem_len")
     width = read.size("d_embed", 1024)
     if width < details.div_val ** (len(details.groups) - 1):
         raise ValueError(f"config: d_embed is {width}, too narrow for div_val {details.div_val} and these cutoffs")
@@ -231,7 +231,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def _groups(cutoffs: Any, vocab_size: int) -> tuple[tuple[int, int], ...]:
-    """(first word, end) of each group of words."""
+    """Return (first word, end) of each group of words."""
     is_list = isinstance(cutoffs, list | tuple) and all(type(cutoff) is int for cutoff in cutoffs)
     ends = (0, *cutoffs, vocab_size) if is_list else ()
     if not is_list or len(ends) - 1 > MOST_GROUPS or any(first >= end for first, end in pairwise(ends)):
@@ -243,7 +243,7 @@ def _groups(cutoffs: Any, vocab_size: int) -> tuple[tuple[int, int], ...]:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of a Transformer-XL config."""
+    """Return the heads of a Transformer-XL config."""
     language_model = AdaptiveSoftmaxSpec(
         output="crit.out_layers.{group}",
         projection="crit.out_projs.{group}",

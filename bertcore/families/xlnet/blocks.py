@@ -1,4 +1,4 @@
-"""The blocks of XLNet (Yang et al. 2019, arXiv:1906.08237): two-stream attention and the embeddings of both."""
+"""XLNet's blocks: two-stream attention and embeddings (Yang et al. 2019, arXiv:1906.08237)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,9 +26,10 @@ def _mix(array, matrices):
 
 @operation()
 def mix_rows(run: Pass, array: Any, *, matrices: Any) -> Any:
-    """Return weighted sums of each sequence's rows; all sequences have one length.
+    """Return weighted sums of each sequence's rows; all sequences have the same length.
 
-    Matrices (sequences, outputs, inputs) times (sequences * inputs, features) -> (sequences * outputs, features).
+    Matrices are (sequences, outputs, inputs), `array` (sequences * inputs, features), the result (sequences * outputs,
+    features).
     """
     return _mix(array, matrices), lambda grad: (_mix(grad, matrices.transpose(0, 2, 1)),)
 
@@ -37,8 +38,8 @@ def mix_rows(run: Pass, array: Any, *, matrices: Any) -> Any:
 def segment_scores(run: Pass, queries: Any, bias: Any, table: Any) -> Any:
     """Return (queries + bias) times the two segment vectors of each head, (tokens, heads, 2).
 
-    Shapes: (tokens, heads, head_dim), (heads, head_dim) and (2, heads, head_dim) (Yang et al. 2019, arXiv:1906.08237,
-    section 2.5).
+    Shapes: queries (tokens, heads, head_dim), bias (heads, head_dim), table (2, heads, head_dim). Source: Yang et al.
+    2019, arXiv:1906.08237, section 2.5.
     """
     wide, wide_bias = widened(queries), widened(bias)
     scores = [(wide * row).sum(axis=-1) + (wide_bias * row).sum(axis=-1) for row in widened(table)]
@@ -54,7 +55,7 @@ def segment_scores(run: Pass, queries: Any, bias: Any, table: Any) -> Any:
 
 
 class TwoStreamEmbeddings(Block):
-    """Embeddings of the words, where the content stream starts, and one vector, where the query stream starts."""
+    """Word embeddings, the start of the content stream, and one vector, the start of the query stream."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         width, self.dropout = spec.hidden_size, spec.embedding_dropout
@@ -62,36 +63,36 @@ class TwoStreamEmbeddings(Block):
         self.mask = Parameter(names["mask_embedding"], layout=Layout((1, 1, width), axes=(0, 1, 2), row_axes=2))
 
     def __call__(self, run: Pass, inputs: Any) -> Any:
-        """An `EncoderInput` -> the content stream, (tokens, hidden)."""
+        """Map an `EncoderInput` to the content stream, (tokens, hidden)."""
         return drop(run, self.words(run, inputs.input_ids), self.dropout)
 
     def queries(self, run: Pass, places: Any) -> Any:
-        """The query stream at as many tokens as there are `places`, zeros each, (predictions,)."""
+        """Return the start of the query stream, (predictions, hidden); `places` are zeros, (predictions,)."""
         return drop(run, functional.take_rows(run, self.mask.value(run), rows=places), self.dropout)
 
 
 @dataclass
 class Predictions:
-    """The tokens that the query stream predicts; arrays in the memory of the backend.
+    """The tokens that the query stream predicts; arrays are in the backend's memory.
 
     Attributes:
-        matrices: target_mapping, (sequences, predictions, tokens): how much each prediction is of each token.
-        sees: 1 for tokens where the query stream sees any key and 0 where it sees none, (tokens, 1); None if all do.
+        matrices: target_mapping, (sequences, predictions, tokens): the share of each token in each prediction.
+        sees: 1 for tokens at which the query stream attends to any key, else 0, (tokens, 1); None if all are 1.
     """
 
     matrices: Any
     sees: Any = None
 
     def to_tokens(self, run: Pass, predictions: Any) -> Any:
-        """(predictions, features) -> (tokens, features)."""
+        """Map (predictions, features) to (tokens, features)."""
         return mix_rows(run, predictions, matrices=self.matrices.transpose(0, 2, 1))
 
     def from_tokens(self, run: Pass, tokens: Any) -> Any:
-        """(tokens, features) -> (predictions, features)."""
+        """Map (tokens, features) to (predictions, features)."""
         return mix_rows(run, tokens, matrices=self.matrices)
 
     def zero_blind(self, run: Pass, array: Any) -> Any:
-        """`array`, (tokens, ...), with zeros where no key is seen: scores of zero, so that all keys weigh the same."""
+        """Zero `array`, (tokens, ...), at tokens that attend to no key: with scores of 0, all keys count equally."""
         if self.sees is None or array is None:
             return array
         plain = value_of(array)
@@ -100,11 +101,11 @@ class Predictions:
 
 @dataclass(kw_only=True)
 class TwoStreamContext(RecurrentContext):
-    """The context of the content stream, with that of the query stream where there is one.
+    """The context of the content stream and, with predictions, of the query stream.
 
     Attributes:
-        queries: the context of the query stream, which does not see the tokens it predicts, or None.
-        predictions: what it predicts, or None.
+        queries: the context of the query stream, which does not attend to the tokens that it predicts, or None.
+        predictions: its predictions, or None.
     """
 
     queries: RecurrentContext | None = None
@@ -112,7 +113,7 @@ class TwoStreamContext(RecurrentContext):
 
 
 class TwoStreamAttention(RelativeAttention):
-    """Relative attention of both streams with the same parameters (section 2.3), with relative segments (section 2.5).
+    """Relative attention with the same parameters for both streams (section 2.3) and relative segments (section 2.5).
 
     Queries come from either stream, keys and values from the content stream and its memory.
     """
@@ -135,17 +136,17 @@ class TwoStreamAttention(RelativeAttention):
         self.norm = make_norm(names, "attention_norm", layer)
 
     def other_weights(self) -> Iterator[Parameter]:
-        """The map of distances, which tokens do not pass."""
+        """Return the projection of distances, which tokens do not pass."""
         yield self.positions
 
     def output(self, run: Pass, mixed: Any, residual: Any = None, *, dropout: float = 0.0) -> Any:
-        """The map back to the layer's width."""
+        """Map the attended values back to the layer's width."""
         if dropout and run.seeds:
             return dropped_linear(run, mixed, self.output_weight.weight(run), None, residual, None, dropout)
         return functional.linear(run, mixed, self.output_weight.weight(run), None, residual)
 
     def keys(self, run: Pass, content: Any, context: RecurrentContext) -> tuple[Any, Any, Any]:
-        """Keys, values and keys of positions, for both streams, (rows, heads * head_dim) each."""
+        """Return keys, values and keys of positions for both streams, (rows, heads * head_dim) each."""
         seen = context.relations.keys(run, content, context.memories[self.index])
         key_value = functional.linear(run, seen, self.key_value.weight(run), None)
         width = self.num_heads * self.head_dim
@@ -155,11 +156,11 @@ class TwoStreamAttention(RelativeAttention):
     def from_stream(
         self, run: Pass, stream: Any, keys: tuple[Any, Any, Any], context: RecurrentContext, predictions: Any = None
     ) -> Any:
-        """A stream and the content's `keys` -> what the stream becomes, (tokens, hidden).
+        """Return a stream after attention to the content's `keys`, (tokens, hidden).
 
-        `predictions` are the `Predictions` of the query stream, None for the content stream.
+        `predictions` are the query stream's `Predictions`, None for the content stream.
         """
-        # The bias for content is the map's own; those of other scores are added as differences to it.
+        # The content bias is added by the projection; the other scores add the difference of their bias to it.
         if predictions is None:
             query = functional.linear(run, stream, self.query.weight(run), self.content_bias.value(run))
         else:
@@ -188,14 +189,14 @@ class TwoStreamAttention(RelativeAttention):
 
 
 class TwoStreamLayer(Block):
-    """Attention, then feed-forward, for the content stream, or for it and the query stream."""
+    """Attention, then feed-forward, for the content stream and, with predictions, the query stream."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int, attention: type[Block]):
         self.attention = attention(names, spec, index)
         self.feed_forward = FeedForward(names, spec.layers[index])
 
     def __call__(self, run: Pass, state: Any, context: TwoStreamContext) -> Any:
-        """(tokens, hidden) of the content stream, or a tuple of it and of the query stream, (predictions, hidden)."""
+        """Map the content stream, (tokens, hidden), or a tuple of it and the query stream, (predictions, hidden)."""
         content, queries = state if isinstance(state, tuple) else (state, None)
         keys = self.attention.keys(run, content, context)
         content = self.feed_forward(run, self.attention.from_stream(run, content, keys, context), context)

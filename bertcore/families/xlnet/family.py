@@ -1,4 +1,4 @@
-"""XLNet (Yang et al. 2019, arXiv:1906.08237): two-stream attention, relative positions, a memory."""
+"""XLNet (Yang et al. 2019, arXiv:1906.08237): two-stream attention, relative positions and a memory."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -34,8 +34,8 @@ class TwoStreamDetails:
     """Settings of XLNet's memory and attention; see `RecurrentAdapter`.
 
     Attributes:
-        reuse_length: how many of a segment's first tokens are remembered; 0 for all.
-        half_runs_backwards: the second half of a batch's sequences run backwards: their distances change sign.
+        reuse_length: the number of a segment's first tokens that are remembered; 0 for all.
+        half_runs_backwards: whether the second half of a batch's sequences runs backwards, with negated distances.
     """
 
     memory_length: int | None
@@ -52,7 +52,7 @@ class TwoStreamInput(RecurrentInput):
     """The inputs of XLNet.
 
     Attributes:
-        target_mapping: how much each prediction is of each token, (sequences, predictions, length), or None.
+        target_mapping: the share of each token in each prediction, (sequences, predictions, length), or None.
     """
 
     target_mapping: np.ndarray | None = None
@@ -66,13 +66,13 @@ class TwoStreamAdapter(RecurrentAdapter):
     """The adapter of Yang et al. 2019 (arXiv:1906.08237).
 
     With target_mapping the query stream is the output: hidden states alternate between the streams, content first, and
-    attentions are pairs. A query that sees no key (the first of an order) weighs all keys the same; no gradient flows
-    through its scores.
+    attentions are pairs. A query that may attend to no key (the first in an order) attends to all equally; no gradient
+    flows through its scores.
     """
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)
-        self.needs_whole_batch = spec.details.half_runs_backwards  # which half a sequence is in depends on it
+        self.needs_whole_batch = spec.details.half_runs_backwards  # a sequence's half depends on the batch
 
     def pack(
         self,
@@ -86,7 +86,7 @@ class TwoStreamAdapter(RecurrentAdapter):
         input_mask: Any = None,
         **memory: Any,
     ) -> TwoStreamInput:
-        """perm_mask and target_mapping have a column for each token of the batch, so that all padding stays."""
+        """Check and pack a call; padding is kept for perm_mask and target_mapping, which have a column per token."""
         mask = self._attention_mask(input_ids, attention_mask, input_mask)
         keeps = keep_padding or perm_mask is not None or target_mapping is not None or self.needs_whole_batch
         inputs = TwoStreamInput(**vars(super().pack(run, input_ids, mask, *given, keep_padding=keeps, **memory)))
@@ -99,14 +99,14 @@ class TwoStreamAdapter(RecurrentAdapter):
         return inputs
 
     def _attention_mask(self, input_ids: Any, attention_mask: Any, input_mask: Any) -> Any:
-        """The attention_mask of a call: input_mask is the same with 0 and 1 exchanged."""
+        """Return the attention_mask of a call; input_mask is the same with 0 and 1 exchanged."""
         if input_mask is None:
             return attention_mask
         if attention_mask is not None:
-            raise ValueError("input_mask and attention_mask are both given, expected one: they say the same")
+            raise ValueError("input_mask and attention_mask are both given, expected one of them")
         array = _numeric_array("input_mask", input_mask, integer_batch("input_ids", input_ids).shape)
         if not np.isin(array, (0, 1)).all():
-            raise ValueError("input_mask holds other numbers than 0 (a real token) and 1 (padding)")
+            raise ValueError("input_mask has numbers other than 0 and 1, expected 0 for real tokens and 1 for padding")
         return array == 0
 
     def begin(
@@ -123,11 +123,11 @@ class TwoStreamAdapter(RecurrentAdapter):
         memories = self._memories(inputs, hidden)
         relations, longest, before = self._relations(run, inputs, hidden, memories[0])
         types = inputs.token_type_ids
-        if inputs.on_host.token_type_ids.any():  # where all are one segment, it does not matter
+        if inputs.on_host.token_type_ids.any():  # with a single segment, segments do not matter
             relations.segment_ids = relations.segment_ids_k = types
             if before:
                 xp = kernels.array_module(types)
-                padded = xp.zeros((len(inputs.cu_seqlens) - 1, before + longest), types.dtype)  # a memory's are 0
+                padded = xp.zeros((len(inputs.cu_seqlens) - 1, before + longest), types.dtype)  # 0 for the memory
                 padded[:, before:] = types.reshape(-1, longest)
                 relations.segment_ids_k = padded.reshape(-1)
         if self.needs_whole_batch:
@@ -153,7 +153,7 @@ class TwoStreamAdapter(RecurrentAdapter):
         return content
 
     def restore(self, run: Pass, inputs: TwoStreamInput, state: Any) -> Encoded:
-        """With target_mapping the predictions stand in the tokens' place."""
+        """Return the outputs; with target_mapping they have predictions in place of tokens."""
         if inputs.target_mapping is None:
             return super().restore(run, inputs, state)
         encoded = super().restore(run, inputs, state[1])
@@ -188,16 +188,16 @@ class TwoStreamAdapter(RecurrentAdapter):
 
 
 def _predicted(inputs: TwoStreamInput) -> PackedBatch:
-    """The layout of the predictions: the same number for every sequence."""
+    """Return the layout of the predictions, equally many for every sequence."""
     return PackedBatch(np.ones(inputs.target_mapping.shape[:2], bool))
 
 
 def _halves(relations: Relations, offsets: np.ndarray, longest: int, memory: int) -> tuple[Half, Half]:
-    """The sequences that run forwards and those that run backwards, for which distances have the other sign."""
+    """Return the half that runs forwards and the half that runs backwards, with negated distances."""
     sequences = len(offsets) - 1
     if sequences % 2 or sequences * longest != offsets[-1]:
         raise ValueError(
-            f"config: bi_data is true, for batches of an even number of sequences of one length, but input_ids has "
+            f"config: bi_data is true, which needs an even number of sequences of equal lengths, but input_ids has "
             f"{sequences} sequences, the longest of {longest} tokens"
         )
     ends, halves = (0, sequences // 2, sequences), []
@@ -211,7 +211,7 @@ def _halves(relations: Relations, offsets: np.ndarray, longest: int, memory: int
 
 
 def _mask(run: Pass, visible: np.ndarray | None, itself: np.ndarray | None) -> Any:
-    """Return the mask of keys that queries see, themselves included, as attention takes it; None if all."""
+    """Return the attention mask of keys that queries may attend to, including themselves; None for all."""
     if visible is None:
         return None
     mask = visible if itself is None else visible | itself
@@ -219,7 +219,7 @@ def _mask(run: Pass, visible: np.ndarray | None, itself: np.ndarray | None) -> A
 
 
 def _numeric_array(name: str, values: Any, shape: Iterable[int | None]) -> np.ndarray:
-    """`values` as an array of numbers of this shape, in host memory; None in the shape is any size."""
+    """Return `values` as an array of numbers of this shape, in host memory; None in the shape is any size."""
     array = np.asarray(values) if kernels.array_module(values) is np else values.get()
     if array.dtype.kind not in "buif":
         raise TypeError(f"{name} holds {array.dtype}, expected numbers")
@@ -253,9 +253,9 @@ LARGE = {
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """The spec of an XLNet config; there is no limit to a sequence's length, and any number may be a token type.
+    """Return the spec of an XLNet config; sequences may have any length, and any integer may be a token type.
 
-    untie_r, which transformers ignores, is ignored: every layer has biases of its own.
+    As in transformers, untie_r is ignored: every layer has its own biases.
     """
     read = ConfigReader(config)
     read.flag("untie_r", True)
@@ -284,7 +284,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """The heads of an XLNet config."""
+    """Return the heads of an XLNet config."""
     summary = summary_head(read, "logits_proj", source="last", activation="tanh")
     return TOKEN_HEADS | {
         "token_classification": ClassifierSpec("classifier", "tokens", dropout=0.0),
@@ -304,7 +304,7 @@ XLNET = register(
             prefix="transformer.",
             heads=(
                 *("lm_loss.", "sequence_summary.", "logits_proj.", "classifier.", "qa_outputs."),
-                *("start_logits.", "end_logits.", "answer_class."),  # of the beam search over spans
+                *("start_logits.", "end_logits.", "answer_class."),  # for beam search over spans
             ),
             tied=(("lm_loss.weight", "word_embedding.weight"),),
             anchor="word_embedding.weight",
