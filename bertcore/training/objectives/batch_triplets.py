@@ -48,7 +48,7 @@ class _BatchTriplets(EmbeddingObjective):
 class BatchHardTriplet(_BatchTriplets):
     """The triplet of each text with the farthest of its class and the nearest of another: the mean over texts.
 
-    Without another text of its class the first distance is 0; without one of another class the second is the largest.
+    Without another text of its class the first distance is 0; without any of another class the second is the largest.
     """
 
     def of_distances(self, distances: Array, positives: Array, negatives: Array) -> tuple[Array, Array]:
@@ -70,7 +70,7 @@ class BatchHardTriplet(_BatchTriplets):
 
 
 class BatchHardSoftMarginTriplet(BatchHardTriplet):
-    """`BatchHardTriplet` with log(1 + exp(difference)) in the place of a margin."""
+    """`BatchHardTriplet` with log(1 + exp(difference)) instead of a margin."""
 
     def __init__(self, distance_metric: str = "euclidean", **more: Any):
         super().__init__(distance_metric, 0.0, **more)
@@ -81,9 +81,9 @@ class BatchHardSoftMarginTriplet(BatchHardTriplet):
 
 
 class BatchSemiHardTriplet(_BatchTriplets):
-    """All pairs of a class with the nearest text of another that is farther than they are apart: the mean over pairs.
+    """The triplet of each pair of a class with the nearest text of another class beyond it: the mean over pairs.
 
-    Without such a text it is the farthest one of another class.
+    That text is farther from the first one than the second is; without such a text it is the farthest of another class.
     """
 
     def of_distances(self, distances: Array, positives: Array, negatives: Array) -> tuple[Array, Array]:

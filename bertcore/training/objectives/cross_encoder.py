@@ -1,7 +1,7 @@
 """Cross-encoders: losses over the scores of pairs of texts, alone or in lists of documents for one query.
 
-A batch is a sequence classifier's; `labels` has a number for each pair, and `lists` the number of the query that a pair
-belongs to, in order. Names, arguments and values are those of sentence-transformers' losses for cross-encoders.
+A batch is a sequence classifier's; `labels` has a number for each pair, and `lists` the number of each pair's query, in
+order. Names, arguments and values are those of sentence-transformers' losses for cross-encoders.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bertcore.training.objectives.objective import Batch
 from bertcore.training.objectives.similarity import log_sums, margin_error, ranking_loss, squared_error
 from bertcore.training.objectives.text_examples import LABELS, ColumnCollator
 
-ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Any]]] = {  # and derivatives, of the values
+ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Any]]] = {  # and derivatives, by value
     "identity": (lambda logits: logits, lambda found: 1.0),
     "sigmoid": (lambda logits: 0.5 + np.tanh(logits / 2) / 2, lambda found: found * (1 - found)),
     "tanh": (np.tanh, lambda found: 1 - found**2),
@@ -51,8 +51,8 @@ class CrossEncoderObjective(ChunkedObjective):
         self.activation_fn = activation_fn
 
     def of_scores(self, scores: Array, labels: Any, lists: list[slice]) -> tuple[Array, Array]:
-        """Return the loss and its gradient with respect to the scores, (pairs,), in float64; `lists` are of pairs."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+        """Return the loss and its gradient with respect to the scores, (pairs,), in float64; `lists` are slices."""
+        raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> PairCollator:
         return PairCollator(tokenizer, self.max_length)
@@ -83,7 +83,7 @@ class CrossEncoderObjective(ChunkedObjective):
 
 
 class BinaryCrossEntropy(CrossEncoderObjective):
-    """The mean binary cross entropy of labels from 0 to 1; `pos_weight` is the factor on the loss of ones."""
+    """The mean binary cross entropy of labels from 0 to 1; `pos_weight` is the factor on the loss of label 1."""
 
     def __init__(self, *, pos_weight: float = 1.0, **more: Any):
         super().__init__(**more)
@@ -118,8 +118,8 @@ class MSE(CrossEncoderObjective):
 class MarginMSE(CrossEncoderObjective):
     """The difference of a first document's score and each later one's approaches a teacher's: the mean squared error.
 
-    All lists have one length. Labels are the differences of each list in turn, or all scores (Hofstätter et al. 2020,
-    arXiv:2010.02666).
+    All lists have the same length. Labels are the differences of each list in turn, or all scores (Hofstätter et al.
+    2020, arXiv:2010.02666).
     """
 
     is_of_lists = True
@@ -133,7 +133,7 @@ class MarginMSE(CrossEncoderObjective):
 
 
 class _Lists(CrossEncoderObjective):
-    """Base of losses that are sums over lists, each divided by the sum of what it counts, 1 for a mean over lists."""
+    """Base of losses that are sums over lists, divided by the sum of the lists' counts (1 each for a mean)."""
 
     is_of_lists = True
 
@@ -155,10 +155,10 @@ class MultipleNegativesRanking(_Lists):
     wrong ones, as are some documents of the batch's other examples.
 
     Args:
-        num_negatives: how many of those, drawn at random; None for all.
+        num_negatives: how many of the latter, drawn at random; None for all.
         scale: the factor on scores.
         activation_fn: as for `CrossEncoderObjective`.
-        more: likewise; `chunk` makes it CachedMultipleNegativesRankingLoss.
+        more: likewise; with `chunk` it is CachedMultipleNegativesRankingLoss.
     """
 
     has_labels = False
@@ -195,7 +195,7 @@ class PListMLE(_Lists):
     Args:
         lambda_weight: the function from the number of documents to the weights of positions, which are scaled to a sum
             of 1; None for 1 each (Xia et al. 2008).
-        respect_input_order: whether documents stand in the right order; otherwise their labels decide.
+        respect_input_order: whether documents come in the right order; otherwise their labels give the order.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class PListMLE(_Lists):
         if self.lambda_weight is not None:
             weights = xp.asarray(self.lambda_weight(count), "float64")
             weights = weights / (weights.sum() + 1e-10)
-        left = xp.where(xp.tri(count, dtype=bool).T, ranked, -xp.inf)  # of each position those from there on
+        left = xp.where(xp.tri(count, dtype=bool).T, ranked, -xp.inf)  # row i: the scores from position i on
         normalisers, shares = log_sums(left)
         grad = xp.empty_like(scores)
         grad[order] = weights @ shares - weights
@@ -264,7 +264,7 @@ class LambdaLoss(_Lists):
             "NDCGLoss1Scheme", which takes all pairs, or "NoWeightingScheme".
         k: pairs without a document among the k best scores are left out; all count by default.
         sigma: the factor on differences.
-        eps: the least ideal gain of a list.
+        eps: the least ideal gain of a list, a divisor.
         reduction_log: "binary" or "natural".
         mu: the factor of "NDCGLoss2PPScheme" on "NDCGLoss2Scheme".
     """
@@ -322,7 +322,7 @@ def _cross_entropy(scores: Array, targets: Array) -> tuple[Array, Array]:
 
 
 def _spans(batch: Batch) -> list[slice]:
-    """Return the pairs of each list; without `lists` each pair is one."""
+    """Return the pairs of each list; without `lists`, each pair is a list."""
     count = len(batch["input_ids"])
     lists = kernels.to_host(batch.get("lists", np.arange(count)))
     if lists.shape != (count,):
@@ -343,7 +343,7 @@ class PairCollator(ColumnCollator):
     """
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """Return the batch; raises ValueError without examples or documents, TypeError for other values than texts."""
+        """Return the batch. Raises ValueError without examples or documents, TypeError for values other than texts."""
         if not examples:
             raise ValueError("examples is empty, expected at least one")
         queries, documents = zip(*(self._texts(index, example) for index, example in enumerate(examples)), strict=True)
@@ -365,7 +365,7 @@ class PairCollator(ColumnCollator):
             if not isinstance(text, str):
                 raise TypeError(f"examples[{index}] has {type(text).__name__} {text!r:.60}, expected texts")
         if not documents:
-            raise ValueError(f"examples[{index}] has no document, expected one at least")
+            raise ValueError(f"examples[{index}] has no document, expected at least one")
         return query, documents
 
 

@@ -26,7 +26,7 @@ class Distillation(Objective):
         teacher = AutoModelForSequenceClassification.from_pretrained(folder)
         objective = Distillation(teacher, SoftTargets(temperature=2), HiddenCosine(), objective=Supervised())
 
-    The teacher runs in evaluation, without gradients. Both models share one tokenizer. The papers' choices:
+    The teacher runs in evaluation mode, without gradients. Both models share one tokenizer. The papers' choices:
 
     - DistilBERT: `SoftTargets(weight=5), HiddenCosine()` beside `MaskedLM()` of weight 2;
     - TinyBERT: `HiddenStates(), AttentionScores()`, then `SoftTargets(temperature=1)`;
@@ -39,13 +39,13 @@ class Distillation(Objective):
     Args:
         teacher: a model of any family, with a head if the terms need its logits.
         terms: the comparisons; see `distillation_terms`.
-        objective: the student's own, of labels or of masked words; None for the terms alone.
+        objective: the student's own, from labels or masked words; None for the terms alone.
         objective_weight: the factor on the student's own loss.
 
     Raises:
-        TypeError: if teacher, a term, the objective or its weight is of a wrong type.
-        ValueError: without terms, for a wrong weight, an objective whose batches a teacher does not take
-            (TranslationLM); at the first batch, for models that cannot be compared.
+        TypeError: if teacher, a term, the objective or its weight is of the wrong type.
+        ValueError: without terms, for a wrong weight, labelled_only without an objective, an objective whose batches a
+            teacher does not take (TranslationLM); at the first batch, for models that cannot be compared.
     """
 
     def __init__(self, teacher: Any, *terms: Term, objective: Supervised | None = None, objective_weight: float = 1.0):
@@ -55,7 +55,7 @@ class Distillation(Objective):
         if wrong:
             raise TypeError(f"terms has {wrong[0]!r}, expected SoftTargets, HiddenCosine or another Term")
         if not terms:
-            raise ValueError("terms is empty, expected one at least")
+            raise ValueError("terms is empty, expected at least one")
         if objective is not None and not isinstance(objective, Supervised):
             raise TypeError(f"objective is {type(objective).__name__}, expected Supervised, MaskedLM or None")
         if objective is not None and objective.targets:
@@ -94,13 +94,13 @@ class Distillation(Objective):
         return float(len(batch["input_ids"]) if is_of_texts else np.count_nonzero(real_tokens(batch)))
 
     def parameters(self, model: Any) -> Sequence[Parameter]:
-        """Return the parameters of the terms, made for the first model."""
+        """Return the parameters of the terms, made at the first call for a model."""
         self._prepare(model)
         return [parameter for maps in self._maps for each in maps for parameter in each.parameters()]
 
     def loss(self, model: Any, batch: Batch) -> Any:
         run = Pass.begin(batch["input_ids"])
-        with use_loss_factors(()), kept_losses():  # for the terms, not for summands of the student's own loss
+        with use_loss_factors(()), kept_losses():  # these are per term, not per summand of the student's own loss
             out, losses = self._losses(run, model, batch)
         weights = [self.objective_weight] * (self.objective is not None) + [term.weight for term in self.terms]
         parts = zip(losses, weights, strict=True)
@@ -108,7 +108,7 @@ class Distillation(Objective):
         return out
 
     def losses(self, model: Any, batch: Batch) -> list[float]:
-        """Return the summands before their weights: the student's own loss, if any, then the terms'.
+        """Return the losses before their weights: the student's own loss, if any, then the terms'.
 
         They help to choose the weights: terms differ in size by orders of magnitude.
         """
@@ -147,7 +147,7 @@ class Distillation(Objective):
         self._student, self._maps, self._options = model, made, self._needed(model)
 
     def _needed(self, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the options of the student's and the teacher's call; projections are of the compared layers alone."""
+        """Return the options of the student's and the teacher's call; projections only of the compared layers."""
         options = dict.fromkeys((name for term in self.terms for name in term.needs), True)
         if PROJECTIONS not in options:
             return options, options

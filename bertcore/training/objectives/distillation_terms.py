@@ -1,4 +1,4 @@
-"""Terms of distillation: comparisons of a student's outputs with a teacher's, which `Distillation` weighs and adds."""
+"""Terms of distillation: comparisons of a student's outputs with a teacher's, which `Distillation` weights and adds."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Outputs:
     """The outputs of a student and its teacher for one batch."""
 
     run: Pass  # the pass
-    student: Any  # their outputs; the student's have gradients under a tape
-    teacher: Any  # their outputs; the student's have gradients under a tape
+    student: Any  # its outputs, with gradients under a tape
+    teacher: Any  # its outputs
     specs: tuple[EncoderSpec, EncoderSpec]  # of the student's encoder and of the teacher's
     is_real: np.ndarray  # which columns hold real tokens, (sequences, length) booleans
     labelled: tuple[Any, Any] | None = None  # scores of both for labelled tokens, (labels, words)
@@ -45,7 +45,7 @@ class Outputs:
         """Return the real tokens, (tokens, features), of an output (sequences, length, features)."""
         shape = value_of(padded).shape
         if shape[:2] != self.is_real.shape:
-            raise ValueError(f"{name} has shape {shape}, expected {self.is_real.shape} first, as input_ids has")
+            raise ValueError(f"{name} has shape {shape}, expected the first axes of input_ids, {self.is_real.shape}")
         rows = functional.reshape(self.run, padded, shape=(shape[0] * shape[1], *shape[2:]))
         if self.is_real.all():
             return rows
@@ -70,8 +70,8 @@ class Outputs:
     def logits(self, labelled_only: bool) -> Iterator[tuple[Any, Any]]:
         """Yield (student's, teacher's) logits, (rows, classes).
 
-        The rows are tokens, labelled tokens, or sequences; for spans the classes are a sequence's columns, where
-        padding has no probability.
+        The rows are tokens, labelled tokens, or sequences; for spans, the classes are a sequence's columns, and
+        padding has probability 0.
         """
         if labelled_only:
             student, teacher = self.labelled
@@ -79,10 +79,10 @@ class Outputs:
             return
         names = [name for name in self.student if name.endswith("logits")]
         if not names:
-            raise ValueError("SoftTargets needs logits, and the student has no head")
+            raise ValueError("SoftTargets needs logits, but the student has no head")
         for name in names:
             if name not in self.teacher:
-                raise ValueError(f"SoftTargets needs the teacher's {name}, it has {', '.join(self.teacher.keys())}")
+                raise ValueError(f"SoftTargets needs the teacher's {name}, but it has {', '.join(self.teacher.keys())}")
             student, teacher = (self._rows(name, getattr(out, name)) for out in (self.student, self.teacher))
             shape = value_of(student).shape
             if shape != teacher.shape or shape[1] < 2:
@@ -106,8 +106,8 @@ class Term:
     """One comparison of student and teacher.
 
     Layers are numbered from 1; 0 is the embeddings, among hidden states. `layers` is "last", each model's last one;
-    "even", all of the student's and as many of the teacher's, the last one included; or a mapping of the student's
-    layers to the teacher's.
+    "even", all of the student's and as many of the teacher's, evenly spaced up to the last one; or a mapping of the
+    student's layers to the teacher's.
 
     Attributes:
         weight: the factor on the term.
@@ -136,12 +136,12 @@ class Term:
             yield [(*each, each[1].spec.layers[layer - 1]) for each, layer in zip(models, pair, strict=True)]
 
     def maps(self, name: str, student: EncoderSpec, teacher: EncoderSpec) -> list[Linear]:
-        """Return the term's own linear layers, without values; parameters' names begin with `name`."""
+        """Return the term's own linear layers, uninitialised; their parameters' names begin with `name`."""
         return []
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
         """Return the term's loss, before its weight."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+        raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
     def pairs(self, student: EncoderSpec, teacher: EncoderSpec) -> dict[int, int]:
         """Return the compared layers: {student's: teacher's}."""
@@ -169,8 +169,8 @@ class SoftTargets(Term):
 
     Attributes:
         temperature: T.
-        labelled_only: compare only a language model's labelled tokens, such as masked ones. Scores of all tokens, which
-            the paper compares, are most of the work of a small model.
+        labelled_only: compare only a language model's labelled tokens, such as masked ones. The paper compares
+            all tokens, whose scores are most of the work of a small model.
     """
 
     temperature: float = 2.0
@@ -185,12 +185,12 @@ class SoftTargets(Term):
         for whose, model in (("student", student), ("teacher", teacher)):
             kind = model.config.get("problem_type")
             if kind in ("regression", "multi_label_classification"):
-                raise ValueError(f"SoftTargets is for classes that exclude each other, the {whose} is for {kind}")
+                raise ValueError(f"SoftTargets needs classes that exclude each other, but the {whose} is for {kind}")
             if "replaced_tokens" in getattr(model, "_tasks", ()):
-                raise ValueError(f"SoftTargets is for classes, and the {whose} detects replaced tokens")
+                raise ValueError(f"SoftTargets needs classes, but the {whose} detects replaced tokens")
             if self.labelled_only and getattr(model, "_tasks", ()) not in (("masked_lm",), ("causal_lm",)):
                 kind = type(model).__name__
-                raise ValueError(f"labelled_only is for masked and causal language models, the {whose} is {kind}")
+                raise ValueError(f"labelled_only needs masked or causal language models, but the {whose} is {kind}")
 
     def is_of_texts(self, teacher: Any) -> bool:
         return not TASKS_OF_TOKENS.intersection(getattr(teacher, "_tasks", ()))
@@ -265,16 +265,16 @@ class _Attention(Term):
     compare: ClassVar[Callable[..., Any]]
 
     def check(self, student: Any, teacher: Any) -> None:
-        """Raise ValueError unless attention sees all tokens, by query and key alone, with as many heads in both."""
+        """Raise ValueError unless all tokens attend to all, by query and key alone, with equally many heads."""
         name = type(self).__name__
         for both in self.compared(student, teacher):
             for whose, model, layer in both:
                 if model.spec.biases_scores or layer.is_causal or layer.window is not None:
-                    problem = f"attention of the {whose} is not that of all tokens by query and key alone"
+                    problem = f"the {whose} needs attention to all tokens, from query and key alone"
                     raise ValueError(f"{name}: {problem}")
             own, other = ((it.num_heads, it.num_key_value_heads or it.num_heads) for *_, it in both)
             if len({*own, *other}) > 1:
-                raise ValueError(f"{name}: heads of queries and of keys are {own} and {other}, expected as many")
+                raise ValueError(f"{name}: heads of queries and of keys are {own} and {other}, expected equally many")
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
         layers, losses = self.pairs(*outputs.specs), []
@@ -317,7 +317,7 @@ class Relations(Term):
     Wang et al. 2020, arXiv:2012.15828, section 3).
 
     Attributes:
-        of: "query", "key", "value" or some of them; MiniLM has ("value",) beside `AttentionDistributions`.
+        of: a tuple of some of "query", "key" and "value"; MiniLM uses ("value",) beside `AttentionDistributions`.
         heads: relation heads that the width is split into, so that models with different heads can be compared; by
             default the student's heads.
     """
@@ -357,7 +357,7 @@ class Relations(Term):
 def _check_widths(term: Term, student: Any, teacher: Any) -> None:
     own, other, name = student.spec.hidden_size, teacher.spec.hidden_size, type(term).__name__
     if own != other:
-        raise ValueError(f"{name}: hidden states of the student have {own} features, the teacher's {other}")
+        raise ValueError(f"{name}: hidden states of the student have {own} features, expected the teacher's {other}")
 
 
 def total_of(run: Pass, losses: Iterable[Any]) -> Any:

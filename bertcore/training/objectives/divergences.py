@@ -124,17 +124,17 @@ def relation_loss(
 ) -> Any:
     """Compare each token's relations to its sequence with a teacher's: the mean over heads and tokens.
 
-    The relations of a head are scale * left @ right.T, (tokens of a sequence, tokens of a sequence): of query and key
-    the attention scores; of value and value the relations of MiniLM (Wang et al. 2020, arXiv:2002.10957, section 3).
+    The relations of a head are scale * left @ right.T, (tokens of a sequence, tokens of a sequence): for query and key
+    the attention scores, for value and value the relations of MiniLM (Wang et al. 2020, arXiv:2002.10957, section 3).
 
     Args:
         run: the pass.
-        left, right: the student's, (tokens, width), heads side by side.
-        targets: the teacher's, (tokens, its width), with as many heads.
-        heads: their number.
-        scales: the student's and the teacher's.
+        left, right: the student's arrays, (tokens, width), heads side by side.
+        targets: the teacher's arrays, (tokens, teacher's width), with as many heads.
+        heads: the number of heads.
+        scales: the student's and the teacher's scale.
         cu_seqlens: offsets of the sequences, (sequences + 1,).
-        compare: of both scores, (heads, tokens, tokens), returns the sum over their rows, and its gradient.
+        compare: a function of both scores, (heads, tokens, tokens), to the sum over their rows and its gradient.
     """
     total, kept, (scale, target_scale) = 0.0, [], scales
     for first, end in sequence_spans(cu_seqlens):
@@ -151,7 +151,7 @@ def relation_loss(
         factor = left.dtype.type(grad * scale / count)
         for tokens, own_left, own_right, of_scores in kept:
             of_scores *= factor
-            if right is left:  # of both at once
+            if right is left:  # the gradients of both
                 _in_heads(of_left[tokens], heads)[...] = (of_scores + of_scores.transpose(0, 2, 1)) @ own_left
                 continue
             _in_heads(of_left[tokens], heads)[...] = of_scores @ own_right

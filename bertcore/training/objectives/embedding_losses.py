@@ -28,11 +28,11 @@ from bertcore.training.objectives.text_examples import ColumnCollator
 
 
 class AnglE(CoSENT):
-    """`CoSENT` of the angle between two vectors of complex numbers in the place of their cosine.
+    """`CoSENT` of the angle between two vectors of complex numbers instead of their cosine.
 
     The halves of a vector are real and imaginary parts (Li and Li 2024, "AoE: Angle-optimized Embeddings for Semantic
-    Textual Similarity"). Of more than two texts each later one makes a pair with the first: the second has the
-    example's label, 1 without labels, and those after it 1 minus that.
+    Textual Similarity"). With more than two texts, each later one makes a pair with the first. The first pair has
+    the example's label (1 without labels), the other pairs have 1 minus that.
     """
 
     columns = (2, None)
@@ -51,14 +51,14 @@ class AnglE(CoSENT):
 
 
 class Contrastive(EmbeddingObjective):
-    """Pairs with label 1 get near, pairs with label 0 at least a margin apart (Hadsell et al. 2006, section 2.1).
+    """Pairs with label 1 get near, pairs with label 0 get at least a margin apart (Hadsell et al. 2006, section 2.1).
 
     The loss of a pair is (label * distance^2 + (1 - label) * max(0, margin - distance)^2) / 2.
 
     Args:
         distance_metric: "cosine" (1 - cosine), "euclidean" or "manhattan".
         margin: in units of the distance.
-        size_average: whether the loss is the mean over pairs, or their sum.
+        size_average: whether the loss is the mean over pairs rather than the sum.
     """
 
     has_labels = True
@@ -78,15 +78,15 @@ class Contrastive(EmbeddingObjective):
         return factor * (near * distances**2 + far * missing**2).sum(), xp.stack(pullback(grad), axis=1)
 
     def weights(self, distances: Array, labels: Array) -> tuple[Array, Array, float]:
-        """Return how much each pair counts as a near one and as a far one, and the factor on all."""
+        """Return each pair's weight as a near pair and as a far pair, and the factor on all."""
         return labels, 1 - labels, 0.5 / len(labels) if self.size_average else 0.5
 
 
 class OnlineContrastive(Contrastive):
-    """`Contrastive` of the hard pairs of a batch alone, summed, without the half.
+    """`Contrastive` of only the hard pairs of a batch, summed, without the factor 1/2.
 
-    Those are pairs with label 1 farther than the nearest pair with label 0, and pairs with label 0 nearer than the
-    farthest one with label 1; if a label does not occur, than the mean of the others.
+    Hard pairs with label 1 are farther than the nearest pair with label 0; those with label 0 are nearer than the
+    farthest pair with label 1. If one label does not occur, the limit is the mean distance of all pairs.
     """
 
     def __init__(self, distance_metric: str = "cosine", margin: float = 0.5, **more: Any):
@@ -95,7 +95,7 @@ class OnlineContrastive(Contrastive):
     def weights(self, distances: Array, labels: Array) -> tuple[Array, Array, float]:
         is_near, is_far = labels == 1, labels == 0
         if not (is_near | is_far).all():
-            warn_caller("labels has numbers other than 0 and 1: their pairs do not count")
+            warn_caller("labels has numbers other than 0 and 1: pairs with these do not count")
         near, far = distances[is_near], distances[is_far]
         if len(near):
             is_near &= distances > (far.min() if len(far) else near.mean())
@@ -105,7 +105,7 @@ class OnlineContrastive(Contrastive):
 
 
 class MSE(EmbeddingObjective):
-    """The embeddings approach those of a teacher, which are the labels: the mean squared error.
+    """The embeddings approach a teacher's, which are the labels: the mean squared error.
 
     Labels are (examples, dim), the same for all texts of an example (a sentence and its translations), or (examples,
     columns, dim) (Reimers and Gurevych 2020, arXiv:2004.09813).
@@ -124,14 +124,14 @@ class MSE(EmbeddingObjective):
 
 
 class DistillKLDiv(EmbeddingObjective):
-    """The distribution of a first text's dot products with the others approaches a teacher's scores' (Lin et al. 2020).
+    """The softmax of a first text's dot products with the others approaches a teacher's (Lin et al. 2020).
 
     The loss is student_temperature^2 times the mean over examples of KL(softmax(labels / teacher_temperature) ||
     softmax(dot products / student_temperature)). Labels are (examples, columns - 1). Source: arXiv:2010.11386.
 
     Args:
         temperature: of both distributions.
-        student_temperature, teacher_temperature: of one of them, by default `temperature`.
+        student_temperature, teacher_temperature: of one distribution; by default `temperature`.
     """
 
     columns = (3, None)
@@ -157,15 +157,15 @@ class GISTEmbed(EmbeddingObjective):
     """`MultipleNegativesRanking` without the candidates that a guide finds nearer than the right one.
 
     An example has an anchor, a positive and perhaps a negative. The candidates of an anchor are all positives,
-    negatives and other anchors; positives are compared with its own, too (Solatorio 2024, arXiv:2402.16829). Labels are
-    the guide's embeddings, (examples, columns, dim); the collator computes them.
+    negatives and other anchors; its positive is also compared with all others (Solatorio 2024, arXiv:2402.16829).
+    Labels are the guide's embeddings, (examples, columns, dim); the collator computes them.
 
     Args:
         guide: a `SentenceEncoder`; it reads the texts themselves.
         temperature: the divisor of cosines.
-        margin_strategy: a candidate is left out if the guide's cosine exceeds the right one's by more than `-margin`
-            ("absolute"), or than -margin times the right one's size ("relative").
-        margin: see there.
+        margin_strategy: a candidate is left out if the guide's cosine of it is above c - margin ("absolute") or
+            c - margin * abs(c) ("relative"), where c is the guide's cosine of the right one.
+        margin: see `margin_strategy`.
         contrast_anchors, contrast_positives: whether anchors and positives are compared among themselves.
     """
 
@@ -242,8 +242,8 @@ class Softmax(EmbeddingObjective):
         num_labels: the number of classes.
         concatenation_sent_rep: whether the classifier reads both embeddings.
         concatenation_sent_difference: whether it reads the absolute values of their difference.
-        concatenation_sent_multiplication: whether it reads their product by elements.
-        more: as for `EmbeddingObjective`, without chunk: the loss is one of single examples.
+        concatenation_sent_multiplication: whether it reads their elementwise product.
+        more: as for `EmbeddingObjective`, without chunk: examples do not depend on each other.
     """
 
     has_labels = True
@@ -259,11 +259,11 @@ class Softmax(EmbeddingObjective):
     ):
         super().__init__(**more)
         if self.chunk is not None:
-            raise ValueError(f"chunk is {self.chunk}, expected None: take smaller batches, and accumulate them")
+            raise ValueError(f"chunk is {self.chunk}, expected None: use smaller batches and accumulate them")
         self.num_labels = check_count("num_labels", num_labels)
         self.parts = concatenation_sent_rep, concatenation_sent_difference, concatenation_sent_multiplication
         if not any(self.parts):
-            raise ValueError("concatenation_sent_rep, _difference and _multiplication are False, expected one at least")
+            raise ValueError("concatenation_sent_rep, _difference and _multiplication are False, expected at least one")
         self._model: Any = None
         self._classifier: Any = None
 
@@ -316,8 +316,8 @@ class AdaptiveLayer(EmbeddingObjective):
 
     Args:
         inner: an `EmbeddingObjective`; its pooling and max_length apply.
-        n_layers_per_step: how many earlier layers a step takes; all if it is not 1 to their number less one. The
-            embeddings before the first layer count as one.
+        n_layers_per_step: how many earlier layers a step takes; all, unless it is from 1 to one less than all. The
+            embeddings before the first layer count as a layer.
         last_layer_weight, prior_layers_weight, kl_div_weight: factors on the last layer's loss, on the mean of the
             others' and on the divergences.
         kl_temperature: of both softmaxes; 0 for no divergence.

@@ -1,7 +1,7 @@
 """Sentence embeddings: losses over the vectors of several texts that belong together, by columns.
 
-A batch is a model's with one more axis: input_ids of (examples, columns, length), and labels if the objective has them,
-(examples,). The texts of all columns go through the model together.
+A batch is a model's with one more axis: input_ids are (examples, columns, length). Labels, if the objective has them,
+are (examples,). The texts of all columns go through the model together.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from bertcore.training.objectives.text_examples import ColumnCollator
 class ChunkedObjective(Objective):
     """Base of objectives whose loss is a function of one array of the model's output, a row for each text.
 
-    Subclasses define `prepared`; `field` is the output's array. With `chunk`, so many texts pass through the model at
-    once in training: all rows are computed first, then the gradient of the loss with respect to them, then the
-    parameters' gradients chunk by chunk (Gao et al. 2021, arXiv:2101.06983, "GradCache"): one more forward pass, in the
-    memory of one chunk. The gradients are the same.
+    Subclasses define `prepared`; `field` is the output's array. With `chunk`, training passes that many texts
+    through the model at once. All rows are computed first, then the gradient of the loss with respect to them, then the
+    parameters' gradients chunk by chunk (Gao et al. 2021, arXiv:2101.06983, "GradCache"). This takes one more forward
+    pass and the memory of one chunk; the gradients are the same.
 
     Attributes:
-        columns: of batches of columns, the fewest and the most texts of an example; None for any number.
+        columns: the fewest and the most texts per example, in batches of columns; None for any number.
     """
 
     field = ""
@@ -45,10 +45,10 @@ class ChunkedObjective(Objective):
 
     def prepared(self, batch: Batch) -> tuple[dict[str, Any], Callable[[Array], tuple[Array, Array]]]:
         """Return the model's batch, and the function from the rows of its output to the loss and their gradient."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+        raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
     def rows_of(self, out: Any, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
-        """Return the rows of an output, and the function from their gradient to that of the field."""
+        """Return the rows of an output, and the function from their gradient to the field's."""
         return getattr(out, self.field), lambda grad: grad
 
     def whole(self, model: Any) -> Any:
@@ -80,7 +80,7 @@ class ChunkedObjective(Objective):
         before = model.passes
         rows = [self.rows_of(model(**chunk), chunk)[0] for chunk in chunks]
         value, grad = of_rows(kernels.array_module(rows[0]).concatenate(rows))
-        model.passes = before  # the second pass drops what the first dropped
+        model.passes = before  # the second pass repeats the first one's dropout
         total: Gradients | None = None
         for start, chunk in zip(starts, chunks, strict=True):
             out, pullback = vjp(model)(**chunk)
@@ -166,7 +166,7 @@ class EmbeddingObjective(ChunkedObjective):
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         """Return the loss and its gradient with respect to the embeddings, (examples, columns, dim), in float64."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+        raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> ColumnCollator:
         return ColumnCollator(tokenizer, self.max_length)
@@ -201,7 +201,7 @@ class MultipleNegativesRanking(EmbeddingObjective):
 
     Args:
         scale: the factor on cosines: 1 / temperature.
-        symmetric: take the mean of that and of the same from second texts to first ones.
+        symmetric: take the mean of this loss and of the same loss with first and second texts exchanged.
     """
 
     columns = (2, None)
@@ -269,7 +269,7 @@ class CosineSimilarity(Pairs):
 
 
 class Triplet(EmbeddingObjective):
-    """The second text gets nearer to the first than the third, by a margin.
+    """The second text becomes nearer to the first than the third is, by a margin.
 
     The loss is the mean of max(0, distance to the second - distance to the third + margin) (Schroff et al. 2015,
     arXiv:1503.03832; Reimers and Gurevych 2019, section 3).
@@ -301,8 +301,8 @@ class MarginMSE(EmbeddingObjective):
     """The difference of two similarities approaches a teacher's: the mean squared error of dot products.
 
     The similarities are those of the first text with the second and with the third (Hofstätter et al. 2020,
-    arXiv:2010.02666). Labels are the differences, (examples,), or with more than one negative (examples, negatives); or
-    all similarities, (examples, 1 + negatives), the second text's first.
+    arXiv:2010.02666). Labels are the differences, (examples,), or (examples, negatives) with several negatives; or all
+    similarities, (examples, 1 + negatives), the second text's first.
     """
 
     columns = (3, None)
@@ -332,7 +332,7 @@ class Matryoshka(EmbeddingObjective):
         weights = [1.0] * len(dims) if weights is None else _listed("weights", weights)
         weights = [check_number(f"weights[{index}]", weight) for index, weight in enumerate(weights)]
         if not dims or len(weights) != len(dims):
-            raise ValueError(f"dims has {len(dims)} and weights {len(weights)} entries, expected as many, at least one")
+            raise ValueError(f"dims has {len(dims)} and weights {len(weights)} entries, expected equal numbers above 0")
         self.inner, self.dims, self.weights = inner, tuple(dims), tuple(weights)
         self.columns, self.has_labels, self.label_axes = inner.columns, inner.has_labels, inner.label_axes
 
@@ -352,7 +352,7 @@ class Matryoshka(EmbeddingObjective):
 
 
 def checked_inner(inner: Any) -> None:
-    """Raise TypeError unless an objective is one of sentence encoders."""
+    """Raise TypeError unless `inner` is an EmbeddingObjective."""
     if not isinstance(inner, EmbeddingObjective):
         raise TypeError(f"inner is {inner!r:.60}, expected an EmbeddingObjective such as MultipleNegativesRanking()")
 
@@ -367,12 +367,12 @@ def _flat(name: str, array: Array, shape: tuple[int, int]) -> Any:
     """Reshape (examples, columns, ...) to (examples * columns, ...)."""
     array = np.asarray(array) if kernels.array_module(array) is np else array
     if array.shape[:2] != shape:
-        raise ValueError(f"{name} has shape {array.shape}, expected (examples, columns) = {shape} first as input_ids")
+        raise ValueError(f"{name} has shape {array.shape}, expected the first axes of input_ids, {shape}")
     return array.reshape(-1, *array.shape[2:])
 
 
 def checked_labels(labels: Array, count: int, most_axes: int = 2) -> Any:
-    """Return labels of `count` examples in float64; a last axis of one number is left out."""
+    """Return labels of `count` examples in float64; a last axis of length 1 is dropped."""
     array = np.asarray(labels) if kernels.array_module(labels) is np else labels
     if array.dtype.kind not in "iuf":
         raise TypeError(f"labels holds {array.dtype}, expected numbers")
@@ -388,7 +388,7 @@ POOLING = ("mean", "cls")
 
 
 def pooled(hidden: Array, mask: Array | None, mode: str) -> tuple[Array, Callable[[Array], Array]]:
-    """A vector for each text, and what turns its gradient into that of the hidden states.
+    """Return a vector for each text, and the function from its gradient to the hidden states' gradient.
 
     Args:
         hidden: (texts, length, features), zeros at padding.

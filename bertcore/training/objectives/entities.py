@@ -29,15 +29,15 @@ SPANS, NAMES = "entity_spans", "entities"
 class EntityMaskedLM(MaskedLM):
     """Masked words and masked entities (Yamada et al. 2020, arXiv:2010.01057, section 3.3).
 
-    A fraction of each text's entities, rounded to a number, at least one, is replaced by the entity [MASK]; the words
-    that mention them are masked as all others. Unknown entities are given as [UNK] and not predicted. The loss is the
-    sum of two means, over masked words and over masked entities; its weight is the number of masked words.
+    A fraction of each text's entities, rounded to a whole number of at least one, is replaced by the entity [MASK]; the
+    words that mention them are masked like all others. Unknown entities are given as [UNK] and not predicted. The loss
+    is the sum of two means, over masked words and over masked entities; its weight is the number of masked words.
 
     Args:
         masking: of the words, as for `MaskedLM`.
         entity_share: the fraction of entities.
-        entity_samples: estimate the loss of entities of this many entities, drawn anew for each batch, beside the
-            batch's own (LUKE has 500,000). The sum over all entities in the softmax is estimated without bias, by
+        entity_samples: estimate the loss of entities from the batch's own and this many others, drawn anew for each
+            batch (LUKE has 500,000). The sum over all entities in the softmax is estimated without bias, by
             importance sampling with the correction by log Q (Bengio and Senecal 2008; Jean et al. 2015,
             arXiv:1412.2007; Yi et al. 2019). None for all entities, the exact loss.
         label_smoothing: of both, as for `Supervised`.
@@ -88,14 +88,14 @@ class EntityMaskedLM(MaskedLM):
         return collator
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        """Return the model's loss; of the words alone for a batch without a masked entity."""
+        """Return the model's loss; only that of the words for a batch without a masked entity."""
         if not (kernels.to_host(batch["entity_labels"]) != IGNORED).any():
             batch = {name: value for name, value in batch.items() if name not in ("entity_labels", "entity_sample")}
         return super().loss(model, batch)
 
 
 def _by_piece(entities: Sequence[int], positions: Sequence[Sequence[int]], limit: int, before: int) -> dict[int, list]:
-    """Return the (entity, places) of each piece of `limit` tokens that holds the whole mention, by its number."""
+    """Return {number of a piece of `limit` tokens: (entity, places) of each mention that is wholly in it}."""
     found = defaultdict(list)
     for entity, some in zip(entities, positions, strict=True):
         places = [place for place in some if place >= 0]
@@ -121,7 +121,7 @@ class EntityCollator(DataCollatorForLanguageModeling):
         if not getattr(tokenizer, "entity_vocab", None):
             raise ValueError("tokenizer has no entity_vocab, which masked entities need")
         if tokenizer.padding_side == "left":
-            raise ValueError("padding_side is 'left'; entities' positions count from a row's first column: 'right'")
+            raise ValueError("padding_side is 'left', expected 'right': entity positions count from the first column")
         self.share, self.special, self.samples = share, tokenizer.special_entity_ids, samples
         self.entities = len(tokenizer.entity_vocab)
         if samples is not None and samples > self.entities:
@@ -169,7 +169,7 @@ class EntityCollator(DataCollatorForLanguageModeling):
         return masked, labels
 
 
-EPS = 1e-6  # below which no logarithm is taken
+EPS = 1e-6  # the least argument of a logarithm
 MASKING = "none", "global", "label", "span"
 MOST_OTHERS = 100  # labels of a batch that are drawn for its texts
 
@@ -178,21 +178,21 @@ class GLiNEREntities(Objective):
     """The focal loss of spans, or of starts, ends and insides; its names and values are those of the package gliner.
 
     Examples are {"text", "spans": [[first, last + 1, label], ...]}, in characters; an entity takes the whole words that
-    it touches. A text is read beside its own labels and a random number of those of the batch, in a random order. An
-    example may say them: "labels" are all labels to read, "negatives" those beside its own.
+    it touches. A text is read beside its own labels and a random number of the batch's others, in random order. An
+    example may give them: "labels" are all labels to read, "negatives" those beside its own.
 
     Args:
         model: the model that is trained, whose config has `max_types`, the most labels of a text, and
             `max_neg_type_ratio`, the most other labels for each of its entities.
-        alpha, gamma: of the focal loss (Lin et al. 2017, arXiv:1708.02002): the weight of spans that are entities, none
-            if it is negative, and the power of the error; by default it is the binary cross entropy.
-        prob_margin: is taken from the probabilities of what is not an entity.
-        label_smoothing: e of targets (1 - e) t + e / 2.
+        alpha, gamma: of the focal loss (Lin et al. 2017, arXiv:1708.02002): the weight of spans that are entities (-1
+            for no weights) and the power of the error. The defaults give the binary cross entropy.
+        prob_margin: subtracted from the probability of spans that are not entities.
+        label_smoothing: e, which makes targets (1 - e) t + e / 2.
         reduction: "sum", or "mean" over spans (for the token kind over words and labels).
-        masking: which parts of the loss of what is not an entity count with the probability `negatives` alone: "none",
-            all of them ("global"), those of labels without an entity in the text ("label"), or of spans without a label
-            ("span"); for the span kind.
-        negatives: that probability.
+        masking: which parts of the loss that are not of entities count only with probability `negatives`: "none",
+            all ("global"), those of labels without an entity in the text ("label"), or of spans without a label
+            ("span"). Models of the token kind have "none".
+        negatives: see `masking`.
 
     Raises TypeError or ValueError for a wrong model or number.
     """
@@ -248,7 +248,7 @@ class GLiNEREntities(Objective):
         return with_loss(model(**inputs), of_output)
 
     def of_logits(self, logits: Array, targets: Array) -> tuple[Array, Array]:
-        """Return the loss of each logit and its derivative, of targets 0 and 1."""
+        """Return the loss of each logit and its derivative, for targets of 0 and 1."""
         xp = kernels.array_module(logits)
         targets = targets * (1 - self.label_smoothing) + self.label_smoothing / 2
         p = 0.5 + xp.tanh(logits / 2) / 2
@@ -278,7 +278,7 @@ class GLiNERCollator:
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """Return input_ids, attention_mask, words_mask, text_lengths, and the targets and weights of the logits.
 
-        Raises MalformedRecord, a ValueError, naming a record that is not as expected.
+        Raises MalformedRecord, a ValueError, naming a malformed record.
         """
         columns = LabelledEntities(nested=True)
         entities = [columns.entities(record, number) for number, record in enumerate(examples)]
@@ -327,7 +327,7 @@ def _names(record: Mapping[str, Any], number: int, key: str) -> list[str] | None
 
 
 def _of_words(span: tuple[int, int], words: Sequence[tuple[int, int]], row: PromptedText) -> tuple[int, int]:
-    """Return the first and the last of the words read that a span touches, -1 where it is not among them."""
+    """Return the numbers of the first and the last word that a span touches, -1 for a word not read."""
     touched = [number for number, (first, last) in enumerate(words) if first < span[1] and span[0] < last]
     places = {number: place for place, number in enumerate(row.words[: max(row.words_mask)])}
     return (places.get(touched[0], -1), places.get(touched[-1], -1)) if touched else (-1, -1)
@@ -341,7 +341,7 @@ def _fill(
     words: int,
     kind: str,
 ) -> None:
-    """Write the targets of one text, and ones where it has logits."""
+    """Write the targets of one text, and weights of 1 where it has logits."""
     if kind == "span":
         width = targets.shape[1]
         is_within = np.arange(words)[:, None] + np.arange(width) < words

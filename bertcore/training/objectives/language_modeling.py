@@ -24,7 +24,7 @@ class MaskedLM(base.Supervised):
 
     Args:
         masking: how tokens are chosen and replaced: single ones, whole words or spans, anew in every batch or always
-            alike.
+            the same.
         label_smoothing: as for `Supervised`.
     """
 
@@ -50,10 +50,10 @@ class MaskedLM(base.Supervised):
 
 
 class NextWords(base.Supervised):
-    """Labels of a model whose tokens predict the next one: `Supervised` with another weight."""
+    """The loss of a model in which each token predicts the next: `Supervised` with another weight."""
 
     def weight(self, batch: base.Batch) -> float:
-        """Return the number of predicted tokens, those with a label that another one precedes.
+        """Return the number of predicted tokens: those with a label and a token before them.
 
         With class_weights it is the sum of their weights.
         """
@@ -119,7 +119,7 @@ class SpanBoundary(MaskedLM):
     def loss(self, model: Any, batch: base.Batch) -> Any:
         out = super().loss(model, batch)
         if not isinstance(out, SpanBoundaryOutput):  # its loss is that of the masked tokens alone
-            raise TypeError(f"SpanBoundary needs an {self.model_class}, the model gives {type(out).__name__}")
+            raise TypeError(f"SpanBoundary needs an {self.model_class}, the model returned {type(out).__name__}")
         return out
 
 
@@ -131,11 +131,11 @@ class PermutationLM(base.Supervised):
     predicted come first in the order and see each other.
 
     The sizes of spans, their probabilities and the context around them are those of the authors' code (zihangdai/xlnet,
-    data_utils.py: at most 5, K = 6). There a span begins with a word and is counted in tokens; here it is in words, and
-    ends with one.
+    data_utils.py: at most 5, K = 6). There a span begins with a word and is counted in tokens; here it is counted in
+    words, and ends with one.
 
     Args:
-        share: of the ordinary tokens of a text, rounded to a number of tokens, at least one: 1 / K of the paper.
+        share: the fraction of a text's ordinary tokens, rounded to at least one token: 1 / K in the paper.
         longest_span: in words; spans of n words have a probability proportional to 1 / n.
         label_smoothing: as for `Supervised`.
 
@@ -196,7 +196,7 @@ class PermutationLM(base.Supervised):
 
 
 class PermutationCollator(DataCollatorWithPadding):
-    """Padded batches with orders, which `objective` chooses: perm_mask, target_mapping, labels of predicted tokens."""
+    """Padded batches with orders chosen by `objective`: perm_mask, target_mapping, labels of predicted tokens."""
 
     def __init__(self, tokenizer: Any, objective: PermutationLM, *, seed: int = 0):
         super().__init__(tokenizer)
@@ -269,7 +269,7 @@ class ReplacedToken(base.Objective):
         return model(**batch, discriminator_weight=self.discriminator_weight)
 
     def forward(self, model: Any, batch: base.Batch) -> Any:
-        """Return the output with the generator's scores of all words, computed if they are read."""
+        """Return the output with the generator's scores of all words, computed when first read."""
         out = self.loss(model, batch)
         texts = {name: value for name, value in batch.items() if name not in ("labels", "draws")}
         out.generator_logits = Later(lambda: model.generator(**texts).logits)

@@ -1,8 +1,8 @@
 """Late interaction: losses over the scores of a query's token vectors with those of documents.
 
-A batch has one more axis than a model's: input_ids, attention_mask (what other tokens attend to) and scoring_mask (what
-has a vector) of (examples, columns, length), the query first, and labels if the objective has them. Names, arguments
-and values are those of sentence-transformers' losses of multi-vector encoders.
+A batch has one more axis than a model's: input_ids, attention_mask (tokens that others attend to) and scoring_mask
+(tokens with a vector) are (examples, columns, length), the query first. Labels are there if the objective has them.
+Names, arguments and values are those of sentence-transformers' losses of multi-vector encoders.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class MultiVectorObjective(ChunkedObjective):
 
     Args:
         encoder: a `MultiVectorEncoder`.
-        similarity_fn_name: "maxsim", or "meanmaxsim", the same by query vector; by default the encoder's.
+        similarity_fn_name: "maxsim", or "meanmaxsim", its mean over query vectors; by default the encoder's.
         chunk: the number of texts that pass through the model at once in training; all by default.
     """
 
@@ -94,7 +94,7 @@ class MultiVectorObjective(ChunkedObjective):
 
     def of_scores(self, scores: Array, labels: Any) -> tuple[Array, Array]:
         """Return the loss and the gradient of the scores, (examples, documents), in float64."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+        raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
     def parameters(self, model: Any) -> list[Parameter]:
         return list(self.encoder.head.parameters())
@@ -128,7 +128,7 @@ class MultiVectorObjective(ChunkedObjective):
         queries, documents = (np.concatenate([group[side] for group in groups]) for side in (0, 1))
         divisors = xp.asarray(np.maximum(counts[queries], 1) if self.is_mean else np.ones(len(queries)))[:, None]
         scores = xp.concatenate([found for _, found, _ in kept]).astype("float64") / divisors
-        is_empty = (counts[documents] == 0).reshape(-1, scores.shape[1])  # in batches one row stands for all queries
+        is_empty = (counts[documents] == 0).reshape(-1, scores.shape[1])  # with in_batch, one row is for all queries
         scores = xp.where(xp.asarray(is_empty), EMPTY_DOCUMENT, scores)
         value, grad = self.of_scores(scores, None if labels is None else xp.asarray(labels))
         grad, total = (grad / divisors).astype(vectors.dtype), xp.zeros_like(flat)
@@ -184,7 +184,7 @@ class DistillKLDiv(MultiVectorObjective):
     Args:
         encoder: a `MultiVectorEncoder`.
         temperature: of both distributions.
-        student_temperature, teacher_temperature: of one of them, by default `temperature`.
+        student_temperature, teacher_temperature: of one distribution; by default `temperature`.
     """
 
     columns = (3, None)

@@ -34,16 +34,16 @@ class Trained:
 
 
 class Objective:
-    """Base of objectives: the loss of a model's outputs, and the count that it is a mean over.
+    """Base of objectives: a loss of a model's outputs, and the number of labels that it is a mean over.
 
-    A subclass defines its loss in `loss`, by operations that have gradients (bertcore.nn.functional), or by NumPy with
-    gradients of its own (bertcore.value_and_grad); and its data in `examples` and `collator`.
+    A subclass defines its loss in `loss`, from operations with gradients (bertcore.nn.functional) or in NumPy with
+    gradients of its own (bertcore.value_and_grad), and its data in `examples` and `collator`.
 
     Attributes:
         model_class: the name in `bertcore` of the class with the required head; None for any class with a loss.
         targets: the names of batch entries that are for the loss and not for the model.
         teacher: a model that the loss compares with, and that a resumed run must keep; or None.
-        pairing: the objective of pairs of segments that it is or includes; or None.
+        pairing: the objective of segment pairs that this one is or includes; or None.
         source: the objective that provides examples, collator and weight instead of this one; or None.
     """
 
@@ -72,7 +72,7 @@ class Objective:
 
     def loss(self, model: Any, batch: Batch) -> Any:
         """Return the model's output with the loss of one batch, a 0-d array (under a tape a Variable)."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its loss is")
+        raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
     def forward(self, model: Any, batch: Batch) -> Any:
         """Return the model's output with the loss, without gradients. Dropout follows the model's mode."""
@@ -96,15 +96,15 @@ class Objective:
     def weight(self, batch: Batch) -> float:
         """Return the number of labels (tokens, sequences, pairs) that a batch's loss is a mean over: its weight."""
         if self.source is None:
-            raise NotImplementedError(f"{type(self).__name__} does not say what its loss is a mean over")
+            raise NotImplementedError(f"{type(self).__name__} does not define its weight")
         return self.source.weight(batch)
 
     def counts(self, model: Any, batch: Batch) -> tuple[float, ...]:
-        """Return what each summand of a batch's loss is a mean over; by default `weight` alone."""
+        """Return the number of labels that each summand of the loss is a mean over; by default only `weight`."""
         return (self.weight(batch),)
 
     def evaluated(self, model: Any, batch: Batch) -> tuple[Any, list[tuple[Any, float]]]:
-        """Return the model's output, and each summand of its loss with its count; none for a model without a loss."""
+        """Return the model's output and a list of (summand of the loss, count), empty without a loss."""
         with kept_losses() as losses:
             out = self.forward(model, batch)
         if getattr(out, "loss", None) is None:
@@ -115,10 +115,10 @@ class Objective:
         return out, [(out.loss, self.weight(batch))]
 
     def in_step(self, model: Any, batch: Batch, shares: Sequence[float]) -> tuple[Any, Gradients]:
-        """Return the loss of one of the batches of a step, a float64 0-d array, and its gradients, by its shares.
+        """Return one batch's part of a step's loss, a float64 0-d array, and its gradients.
 
-        Each summand times the share of this batch in its count over all batches, added up over these, is the mean over
-        all: several batches make the step of one batch of them all. A summand without a share is left out.
+        Each summand is multiplied by this batch's share of the summand's count in all batches of the step. Their sum
+        over the batches is the mean over all labels, as for one large batch. A summand with share 0 is left out.
         """
         base = next(filter(None, shares))
         with use_loss_factors(tuple(share / base for share in shares) if set(shares) != {base} else ()):
@@ -129,7 +129,7 @@ class Objective:
         return base * xp.asarray(out.loss, np.float64), grads
 
     def in_backward(self, model: Any, batch: Batch, take: Callable[[Parameter, Any], None]) -> Any:
-        """Return the loss of the only batch of a step, a float64 0-d array; `take` gets gradients (`differentiate`)."""
+        """Return the loss of the only batch of a step, a float64 0-d array; `take` is that of `differentiate`."""
         shares = tuple(float(count > 0) for count in self.counts(model, batch))
         with use_loss_factors(shares if 0.0 in shares else ()):
             out, _ = differentiate(self.trained(model), lambda: self.loss(model, batch), take)
@@ -137,7 +137,7 @@ class Objective:
 
     @property
     def is_one_pass(self) -> bool:
-        """True if `loss` is differentiated whole, so that `in_backward` gives the gradients of `in_step`."""
+        """True if `loss` is differentiated as a whole, so that `in_backward` gives the gradients of `in_step`."""
         methods = (type(self).value_and_grad, Objective.value_and_grad), (type(self).in_step, Objective.in_step)
         return all(own is base for own, base in methods)
 
@@ -156,8 +156,8 @@ class Sum(Objective):
     An objective for any model, such as `CustomLoss`, combines with every other; put it second. Neither receives targets
     that only the other one uses, unless the model takes them.
 
-    Raises ValueError for objectives that need different models, or both learn from pairs of segments: each makes
-    its own examples, and no family has the heads of both.
+    Raises ValueError for objectives that need different models, and for two that learn from pairs of segments: each
+    makes its own examples, and no family has the heads of both.
     """
 
     def __init__(self, first: Objective, second: Objective):
@@ -280,7 +280,7 @@ def count_labels(batch: Batch, name: str) -> float:
 
 
 def real_tokens(batch: Batch) -> np.ndarray:
-    """Return which columns of the texts hold real tokens, (texts, length); choices are texts."""
+    """Return which columns hold real tokens, (texts, length) booleans; each choice is a text."""
     mask = batch.get("attention_mask")
     real = np.ones(np.shape(batch["input_ids"]), bool) if mask is None else kernels.to_host(mask) != 0
     return real.reshape(-1, real.shape[-1])
@@ -290,12 +290,12 @@ class Supervised(Objective):
     """The model's own loss, as its class documents it for the labels in the batch.
 
     Args:
-        label_smoothing: the probability of a label that is spread over all classes, from 0 to 1, for labels that are
-            classes, of tokens or sequences, or probabilities of classes; as in torch.nn.functional.cross_entropy.
-        class_weights: the factor on the loss of each class, (classes,), as in torch: the mean is weighted by these.
+        label_smoothing: the share of a label's probability that is spread over all classes, from 0 to 1, as in
+            torch.nn.functional.cross_entropy. Labels are classes of tokens or sequences, or probabilities of classes.
+        class_weights: the factor on the loss of each class, (classes,), as in torch: they also weight the mean.
 
     Probabilities of classes are labels of AutoModelForSequenceClassification with
-    problem_type="single_label_classification". A loss without classes raises ValueError for these options.
+    problem_type="single_label_classification". With these options, a loss without classes raises ValueError.
     """
 
     def __init__(self, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None):

@@ -15,23 +15,23 @@ from bertcore.training.objectives.language_modeling import SPANS, MaskedLM, Perm
 
 WIDTH = 100
 MASKS = {
-    "masked words, static: alike in every epoch": MaskedLM(Masking(is_static=True)),
+    "masked words, static: the same in every epoch": MaskedLM(Masking(is_static=True)),
     "masked words, dynamic: anew in every epoch": MaskedLM(),
     "whole words": MaskedLM(Masking(unit="word")),
     "spans of words: each also predicted from the tokens beside its span (span boundaries)": MaskedLM(SPANS),
 }
 WORDS_AT_RANDOM = MaskedLM(Masking(mask_share=0.0, random_share=1.0))
 LEGEND = (
-    "GIVEN/WANTED: a token in the model's input, and the one to be predicted there: of ten that are chosen eight are "
-    "[MASK], one is another word and one stays. A token without / is given as it is and not predicted."
+    "GIVEN/WANTED: a token in the model's input, and the one to be predicted there. Of ten chosen tokens, eight "
+    "become [MASK], one becomes another word and one stays. A token without / is given as it is and not predicted."
 )
 ORDER = (
     "permutation: TOKEN/N is the Nth to be predicted, from tokens without a number and those with a lower one; the "
     "model sees no mask, and no token that is predicted later"
 )
 REPLACED = (
-    "replaced tokens: TOKEN/! is not the text's own, which the discriminator is to tell of every token (words drawn at "
-    "random stand here for a generator's)"
+    "replaced tokens: TOKEN/! is not the text's own; the discriminator decides this for every token (words drawn at "
+    "random stand in for a generator's)"
 )
 
 
@@ -44,7 +44,7 @@ def preview(text: str, tokenizer: Any, *, epochs: int = 3, seed: int = 0) -> str
         print(preview("the cat sat on the mat", tokenizer))
 
     Args:
-        text: in full; nothing is cut.
+        text: a text; nothing of it is cut.
         tokenizer: with a mask token.
         epochs: how often the text is presented.
         seed: of the random choices.

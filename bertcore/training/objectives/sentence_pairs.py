@@ -23,8 +23,8 @@ Pairs = Iterator[tuple[list[int], list[int], int]]
 class SentencePairs(base.Objective):
     """Base of objectives of two segments of texts, beside masked words or alone.
 
-    Segments are consecutive sentences, both together of at most `max_length` tokens; the longer of two that are too
-    long is cut at its end.
+    Segments are consecutive sentences. Both together have at most `max_length` tokens; the end of the longer one is cut
+    if they have more.
     """
 
     label = ""  # the name of the labels, in examples and in batches
@@ -43,7 +43,7 @@ class SentencePairs(base.Objective):
 
     def pairs(self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator) -> Pairs:
         """Yield (first segment, second segment, label) from a document; `others` are some other documents."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what its pairs are")
+        raise NotImplementedError(f"{type(self).__name__} does not define its pairs")
 
     def weight(self, batch: base.Batch) -> float:
         return base.count_labels(batch, self.label)
@@ -74,9 +74,9 @@ class NextSentence(SentencePairs):
         return model(**rest, labels=batch[self.label])
 
     def pairs(self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator) -> Pairs:
-        """A single sentence left over is left out: it has no next one, so that the labels would not be balanced."""
+        """Leave out a single last sentence: it has no next one, so the labels would not be balanced."""
         if not others:
-            raise ValueError("documents holds a single one, expected others to take sentences from")
+            raise ValueError("documents has only one document, expected others to take sentences from")
         start = 0
         while start + 1 < len(document):
             some = document[start : max(_end(document, start, limit), start + 2)]
@@ -89,7 +89,7 @@ class NextSentence(SentencePairs):
                 at = int(rng.integers(len(other)))
                 second = _joined(other[at : _end(other, at, max(limit - len(first), 1))])
             yield first, second, int(not follows)
-            start += len(some) if follows else middle  # what was not used begins the next pair
+            start += len(some) if follows else middle  # unused sentences begin the next pair
 
 
 class SentenceOrder(SentencePairs):
@@ -109,7 +109,7 @@ class SentenceOrder(SentencePairs):
         return out
 
     def pairs(self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator) -> Pairs:
-        """A single sentence left over is left out."""
+        """Leave out a single last sentence."""
         start = 0
         while start + 1 < len(document):
             some = document[start : max(_end(document, start, limit), start + 2)]
@@ -123,7 +123,7 @@ class MaskedLMAndPairs(base.Supervised):
     """`MaskedLM() + NextSentence()` or `MaskedLM() + SentenceOrder()`: both losses of one pass, added.
 
     The loss is the sum of two means, over masked tokens and over pairs, also where a step has several batches; its
-    weight is the number of the former.
+    weight is the number of masked tokens.
     """
 
     model_class = "AutoModelForPreTraining"
@@ -164,11 +164,11 @@ RESTART = "restart"
 class TranslationLM(MaskedLM):
     """Masked words in a text and its translation, side by side: a masked word may be found in the other language.
 
-    Source: Conneau and Lample 2019, arXiv:1901.07291, section 3.3. As in the paper positions restart: the translation's
-    first token has the position of the text's first one, and later tokens count on from there. The special tokens are
-    the tokenizer's for a pair; the authors' code (facebookresearch/XLM, utils.py) has </s> before and after each text,
-    and restarts at the translation's first </s>. A model without a table of positions keeps its distances. There are no
-    language embeddings, as in XLM-R and mBERT; token types, if any, distinguish the two texts, not their languages.
+    Source: Conneau and Lample 2019, arXiv:1901.07291, section 3.3. As in the paper, positions restart: the
+    translation's first token has the position of the text's first token. The special tokens are the tokenizer's for a
+    pair; the authors' code (facebookresearch/XLM, utils.py) has </s> before and after each text, and restarts at the
+    translation's first </s>. A model without a table of positions sees no restart. There are no language embeddings, as
+    in XLM-R and mBERT; token types, if any, distinguish the two texts, not their languages.
     """
 
     targets = (RESTART,)

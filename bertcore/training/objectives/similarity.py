@@ -47,13 +47,13 @@ def first_with_others(columns: Array) -> tuple[Array, Callable[[Array], Array]]:
 
 
 def cosine_distances(left: Array, right: Array) -> tuple[Array, Pullback]:
-    """Return 1 - cosine, as `cosines` does."""
+    """Return 1 - cosine, in the form of `cosines`."""
     found, pullback = cosines(left, right)
     return 1 - found, lambda grad: pullback(-grad)
 
 
 def euclidean_distances(left: Array, right: Array) -> tuple[Array, Pullback]:
-    """Return the lengths of the rows' differences, as `cosines` does; equal rows have no gradient."""
+    """Return the lengths of the rows' differences, in the form of `cosines`; equal rows have no gradient."""
     difference = left - right
     xp = kernels.array_module(left)
     lengths = xp.sqrt((difference * difference).sum(axis=-1))
@@ -66,7 +66,7 @@ def euclidean_distances(left: Array, right: Array) -> tuple[Array, Pullback]:
 
 
 def manhattan_distances(left: Array, right: Array) -> tuple[Array, Pullback]:
-    """Return the sums of the rows' absolute differences, as `cosines` does."""
+    """Return the sums of the rows' absolute differences, in the form of `cosines`."""
     difference = left - right
     xp = kernels.array_module(left)
 
@@ -78,7 +78,7 @@ def manhattan_distances(left: Array, right: Array) -> tuple[Array, Pullback]:
 
 
 def angles(left: Array, right: Array) -> tuple[Array, Pullback]:
-    """Return |cosine + sine| of rows, as `cosines` does, where the second half of a vector is its imaginary part.
+    """Return |cosine + sine| of rows, in the form of `cosines`; a vector's second half is its imaginary part.
 
     Source: Li and Li 2024, "AoE: Angle-optimized Embeddings for Semantic Textual Similarity".
     """
@@ -124,7 +124,7 @@ def all_cosine_distances(rows: Array) -> tuple[Array, Callable[[Array], Array]]:
 
 
 def all_euclidean_distances(rows: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """Return the distance of each row from each, as `all_cosine_distances` does; equal rows have no gradient."""
+    """Return the distance of each row from each, like `all_cosine_distances`; equal rows have no gradient."""
     xp, products = kernels.array_module(rows), rows @ rows.T
     squares = products.diagonal()
     distances = xp.sqrt(xp.maximum(squares[:, None] - 2 * products + squares, 0))
@@ -153,12 +153,12 @@ def margin_error(scores: Array, labels: Array) -> tuple[Array, Array]:
     """
     count, negatives = len(scores), scores.shape[1] - 1
     if not negatives:
-        raise ValueError("there is one score for a query, expected that of the right text and of another at least")
+        raise ValueError("scores has one score per query, expected at least two: the right text's and another's")
     labels = labels.reshape(count, -1)
     if labels.shape[1] == negatives + 1:
         labels = labels[:, :1] - labels[:, 1:]
     if labels.shape[1] != negatives:
-        raise ValueError(f"labels has shape {labels.shape}, expected ({count}, {negatives}): one each negative")
+        raise ValueError(f"labels has shape {labels.shape}, expected ({count}, {negatives}): one for each negative")
     value, grad = squared_error(scores[:, :1] - scores[:, 1:], labels)
     return value, kernels.array_module(scores).concatenate([grad.sum(axis=1, keepdims=True), -grad], axis=1)
 

@@ -1,8 +1,8 @@
-"""Sparse embeddings: losses over the vectors of a SparseEncoder, and what keeps them sparse.
+"""Sparse embeddings: losses over the vectors of a SparseEncoder, and regularizers that keep them sparse.
 
 Names, arguments and values are those of sentence-transformers' losses of sparse encoders. A batch is that of sentence
-embeddings with one more array, columns, (examples, columns, 1), the number of a text's column: of a Router the first
-one goes through the route of queries, the others through that of documents.
+embeddings with one more array, columns, (examples, columns, 1): the number of each text's column. With a Router, the
+first column takes the route of queries, the others the route of documents.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PARTS = 5  # vectors beside the code in an autoencoder's rows
 
 @dataclass(eq=False, kw_only=True)
 class SparseVectors(ModelOutput):
-    """The output of a sparse encoder: vectors, (texts, dim); of an autoencoder with those that it reads and makes."""
+    """The output of a sparse encoder: vectors, (texts, dim); for an autoencoder, the result of `codes`."""
 
     sentence_embedding: Any = None
 
@@ -91,13 +91,13 @@ class WithRoutes(WithParts):
 
 
 def heads(readers: Any) -> list[Block]:
-    """Return the different heads of encoders."""
+    """Return the distinct heads of encoders."""
     return list({id(reader.head): reader.head for reader in readers if reader.head is not None}.values())
 
 
 @operation()
 def token_weights(run: Pass, weight: Array, *, rows: list[np.ndarray]) -> Any:
-    """The weights of the different tokens of each text, (texts, vocabulary)."""
+    """Return the weights of the distinct tokens of each text, (texts, vocabulary)."""
     xp = kernels.array_module(weight)
     present = np.zeros((len(rows), len(weight)), bool)
     for text, ids in enumerate(rows):
@@ -108,7 +108,7 @@ def token_weights(run: Pass, weight: Array, *, rows: list[np.ndarray]) -> Any:
 
 @operation()
 def splade_vectors(run: Pass, logits: Array, *, cu_seqlens: np.ndarray, strategy: str, activation: str) -> Any:
-    """The "max" or "sum" over each text of log(1 + relu(logits)), (texts, vocabulary), of (tokens, vocabulary)."""
+    """Return each text's "max" or "sum" of log(1 + relu(logits)): (texts, vocabulary) from (tokens, vocabulary)."""
     xp, spans = kernels.array_module(logits), list(itertools.pairwise(cu_seqlens.tolist()))
     shape = (len(spans), logits.shape[1])
     found, peaks = xp.zeros(shape, logits.dtype), xp.zeros(shape, np.int64)
@@ -144,11 +144,11 @@ def splade_vectors(run: Pass, logits: Array, *, cu_seqlens: np.ndarray, strategy
 
 @operation()
 def codes(run: Pass, vectors: Array, weight: Array, bias: Array, pre_bias: Array, *, head: Any, columns: Any) -> Any:
-    """An autoencoder's code of vectors (texts, width), and what its loss compares, side by side.
+    """Return an autoencoder's code of vectors (texts, width) and the arrays that its loss compares, side by side.
 
-    (texts, hidden_dim + 5 * width): the code of k entries; the vectors; what the codes of k entries, of 4 k, and of the
-    entries that are unused decode to; the first of these without the bias, which has no gradient. The entries of each
-    column's texts are counted as used before the next column's.
+    (texts, hidden_dim + 5 * width): the code of k entries; the vectors; the vectors decoded from k entries, from 4 k
+    and from unused entries; the first of these without the bias, which has no gradient. Use of entries is counted
+    column by column.
     """
     xp = kernels.array_module(vectors)
     means, deviations, inner = 0, 1, vectors
@@ -226,7 +226,7 @@ class SparseObjective(EmbeddingObjective):
 
     Args:
         encoder: a `SparseEncoder`.
-        loss: an objective of embeddings, whose loss this adds to.
+        loss: an objective of embeddings; this one adds to its loss.
         chunk: the number of texts that pass through the model at once in training; all by default.
     """
 
@@ -243,7 +243,7 @@ class SparseObjective(EmbeddingObjective):
         for dense in filter(None, (reader.settings.dense for reader in self._readers())):
             if dense.pooling not in (("mean",), ("cls",)) or dense.maps or not dense.include_prompt:
                 found = f"the pooling {', '.join(dense.pooling)} and {len(dense.maps)} modules after it"
-                expected = "mean or cls, with the tokens of prompts, and none: others are not trained"
+                expected = "mean or cls pooling that includes prompts, and no modules after it"
                 raise ValueError(f"encoder has {found}, expected {expected}")
         self.model_class = "AutoModel" if any(r.settings.dense for r in self._readers()) else "AutoModelForMaskedLM"
 
@@ -283,7 +283,7 @@ class Flops(EmbeddingObjective):
     """The sum of squares of the mean vector, which is small for sparse vectors (Paria et al. 2020, arXiv:2004.05665).
 
     Args:
-        threshold: vectors with at most so many entries count as zero (arXiv:2504.14839); by default all count.
+        threshold: vectors with at most this many entries count as zero (arXiv:2504.14839); by default all count.
     """
 
     columns = (1, None)
@@ -302,15 +302,15 @@ class Flops(EmbeddingObjective):
 
 
 class Splade(SparseObjective):
-    """A loss of embeddings, and what keeps them sparse (Formal et al. 2022, arXiv:2205.04733).
+    """A loss of embeddings, and regularizers that keep them sparse (Formal et al. 2022, arXiv:2205.04733).
 
     Args:
         encoder: a `SparseEncoder`.
         loss: such as `MultipleNegativesRanking()`, `MarginMSE()` and `DistillKLDiv()` of this module.
         document_regularizer_weight: the weight of `Flops` of all texts but the first of an example.
-        query_regularizer_weight: that of the first texts; None for none, as where they are read without a model.
+        query_regularizer_weight: that of the first texts; None for no term, as for queries read without a model.
         document_regularizer_threshold, query_regularizer_threshold: of `Flops`.
-        use_document_regularizer_only: all texts are documents.
+        use_document_regularizer_only: treat all texts as documents.
         chunk: as for `SparseObjective`.
     """
 
@@ -344,12 +344,12 @@ class Splade(SparseObjective):
 
 
 class CSR(SparseObjective):
-    """A loss of an autoencoder's codes, and how well they rebuild the vectors (Wen et al. 2025, arXiv:2503.01776).
+    """A loss of an autoencoder's codes, and of the vectors decoded from them (Wen et al. 2025, arXiv:2503.01776).
 
     Args:
         encoder: a `SparseEncoder` with an autoencoder behind mean or cls pooling.
         loss: by default `MultipleNegativesRanking()` of this module.
-        beta: the weight of what unused entries rebuild.
+        beta: the weight of the loss of unused entries.
         gamma: the weight of `loss`.
     """
 

@@ -1,4 +1,4 @@
-"""The way from texts to examples and batches, for every objective."""
+"""Conversion of texts into examples and batches, for every objective."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LABELS = ("label", "labels", "score", "scores")
 class ColumnCollator:
     """Batches of (examples, columns, length) from examples of several texts, with an optional label.
 
-    Examples are mappings of texts, all with the same names, whatever they are, in the same order. "label", "labels",
-    "score" or "scores" is the label: a number, or a list of numbers of one length in all examples.
+    Examples are mappings of texts; their names are free, but must be the same in all, in the same order. "label",
+    "labels", "score" or "scores" is the label: a number, or a list of numbers of one length in all examples.
 
     Args:
         tokenizer: cuts the texts to `max_length` and pads them to the longest.
@@ -54,7 +54,7 @@ class ColumnCollator:
         return batch
 
     def rows(self, texts: list[str], columns: int) -> Mapping[str, np.ndarray]:
-        """Return the model's inputs, (texts, length), for texts of examples of so many columns."""
+        """Return the model's inputs, (texts, length), for the texts of examples with this many columns."""
         return self.tokenized(texts)
 
     def tokenized(self, *texts: list[str]) -> Mapping[str, np.ndarray]:
@@ -93,7 +93,7 @@ def _ids_of(tokenizer: Any, documents: list[list[str]]) -> Iterator[list[list[in
 def stream_pieces(tokenizer: Any, documents: Texts, end: int, size: int) -> Iterator[list[int]]:
     """Yield the ids of all documents in turn, each followed by `end`, in pieces of `size`; the rest comes last.
 
-    A document without ids has no end.
+    A document without ids adds nothing.
     """
     left: list[int] = []
     for document in document_ids(tokenizer, documents):

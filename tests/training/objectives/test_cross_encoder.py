@@ -235,7 +235,7 @@ def test_gradients_of_parameters(tokenizer, chunk):
         lambda t: ours.MSE().prepared({"input_ids": np.ones((2, 3)), "labels": [1, 2]})[1](np.ones((2, 4))),
         "model has 4 labels, expected 1 for MSE",
     ),
-    (lambda t: ours.MarginMSE().of_scores(np.ones(1), np.ones(1), [slice(0, 1)]), "there is one score for a query"),
+    (lambda t: ours.MarginMSE().of_scores(np.ones(1), np.ones(1), [slice(0, 1)]), "scores has one score per query"),
 ])  # fmt: skip
 def test_errors(tokenizer, call, message):
     refuses(ValueError, message, call, tokenizer)

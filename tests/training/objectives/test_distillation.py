@@ -306,13 +306,13 @@ def test_wrong_settings(make, message):
 
 
 @pytest.mark.parametrize("term, config, message", [
-    (HiddenCosine(), WIDE, "student have 39 features, the teacher's 48"),
-    (HiddenStates(projected=False), WIDE, "student have 39 features, the teacher's 48"),
+    (HiddenCosine(), WIDE, "student have 39 features, expected the teacher's 48"),
+    (HiddenStates(projected=False), WIDE, "student have 39 features, expected the teacher's 48"),
     (HiddenStates(layers={1: 5}), DEEP, "layers has 5 of the teacher, expected 0 to 4"),
     (AttentionScores(layers={0: 1}), DEEP, "layers has 0 of the student, expected 1 to 2"),
     (AttentionScores(layers="all"), DEEP, "layers is 'all', expected 'last', 'even' or a mapping"),
     (AttentionScores(), {**WIDE, "num_attention_heads": 4}, r"of queries and of keys are \(3, 3\) and \(4, 4\)"),
-    (AttentionDistributions(), {**tiny_config("mpnet-base"), "vocab_size": 75}, "attention of the teacher is not"),
+    (AttentionDistributions(), {**tiny_config("mpnet-base"), "vocab_size": 75}, "the teacher needs attention to all"),
     (Relations(heads=13), WIDE, "heads is 13, expected a divisor of the teacher's 48"),
     (Relations(heads=3), {**tiny_config("deberta-base"), "vocab_size": 75}, "do not return query, key and value"),
     (SoftTargets(), {**CONFIG, "problem_type": "regression"}, "the teacher is for regression"),
@@ -325,15 +325,15 @@ def test_heads_that_cannot_be_compared():
     head, encoder = classifier(), AutoModel.from_config(CONFIG, dtype="float64")
     other = AutoModelForSequenceClassification.from_config(CONFIG, dtype="float64", num_labels=4)
     for student, teacher, message in (
-        (head, encoder, "needs the teacher's logits, it has last_hidden_state, pooler_output"),
+        (head, encoder, "needs the teacher's logits, but it has last_hidden_state, pooler_output"),
         (encoder, head, "the student has no head"),
         (head, other, r"are \(4, 3\) and \(4, 4\)"),
     ):
         refuses(ValueError, message, Distillation(teacher, SoftTargets()).losses, student, inputs())
     electra = bertcore.AutoModelForPreTraining.from_config(tiny_config("electra-small-discriminator"))
-    with pytest.raises(ValueError, match="SoftTargets is for classes, and the teacher detects replaced tokens"):
+    with pytest.raises(ValueError, match="SoftTargets needs classes, but the teacher detects replaced tokens"):
         Distillation(electra, SoftTargets()).losses(head, inputs())
-    with pytest.raises(ValueError, match="labelled_only is for masked and causal language models"):
+    with pytest.raises(ValueError, match="labelled_only needs masked or causal language models"):
         Distillation(head, SoftTargets(labelled_only=True), objective=Supervised()).loss(head, BATCH)
     with pytest.raises(ValueError, match="batch has no labels for the student's own objective"):
         Distillation(head, SoftTargets(), objective=Supervised()).losses(head, inputs())

@@ -84,7 +84,7 @@ def test_the_same_seed_makes_the_same_examples(tokenizer):
 
 
 def test_next_sentences_need_other_documents(tokenizer):
-    with pytest.raises(ValueError, match="documents holds a single one"):
+    with pytest.raises(ValueError, match="documents has only one document"):
         list(NextSentence().examples(DOCUMENTS[:1], tokenizer, max_length=11))
     assert list(SentenceOrder().examples([["a"], [], [""]], tokenizer, max_length=11)) == []
     assert len(list(SentenceOrder().examples(DOCUMENTS[:1], tokenizer, max_length=30))) > 0

@@ -87,7 +87,7 @@ def test_the_loss_is_that_of_the_definition(smoothing):
 
 
 def test_a_model_without_the_head_is_refused():
-    with pytest.raises(TypeError, match="needs an AutoModelForSpanBoundary, the model gives"):
+    with pytest.raises(TypeError, match="needs an AutoModelForSpanBoundary, the model returned"):
         SpanBoundary().loss(AutoModelForMaskedLM.from_config(CONFIG), batch_of())
 
 
