@@ -1,9 +1,9 @@
 """Checkpoints of a run: folders that appear whole or not at all, and their contents.
 
 A folder is written under a temporary name, synced to disk and renamed. If a run that returned to an earlier step
-replaces a checkpoint, the old one is set aside first. A process killed at any moment leaves the existing checkpoints,
-one of them perhaps set aside, and `sweep_checkpoints` puts it back. After an error (a full disk) all are in place and
-the partial one is removed. digests.json has the SHA-256 of every file, by which a damaged checkpoint is known.
+replaces a checkpoint, the old one is set aside first. A process killed at any moment leaves the existing checkpoints
+whole; one may be set aside, and `sweep_checkpoints` puts it back. After an error (such as a full disk) all are in place
+and the partial one is removed. digests.json has the SHA-256 of every file, which shows whether a checkpoint is damaged.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def check_whole(folder: Path) -> None:
 
 
 def latest_whole(output_dir: str | os.PathLike) -> Path | None:
-    """Return the latest checkpoint of a run that is whole, with a warning if later ones are not; None without any.
+    """Return a run's latest undamaged checkpoint, with a warning if later ones are damaged; None without any.
 
     Raises:
-        CheckpointError: naming the damaged file of the latest, if none is whole.
+        CheckpointError: if all are damaged; it names the damaged file of the latest.
     """
     damaged: list[ValueError] = []
     for folder in reversed(checkpoints_in(output_dir)):
@@ -84,10 +84,10 @@ def latest_whole(output_dir: str | os.PathLike) -> Path | None:
             damaged.append(error)
         else:
             if damaged:
-                warn_caller(f"{'; '.join(map(str, damaged))}: the run goes on from {folder} instead")
+                warn_caller(f"{'; '.join(map(str, damaged))}: continuing from {folder} instead")
             return folder
     if damaged:
-        raise CheckpointError(f"{damaged[0]}; there is no earlier checkpoint to go on from")
+        raise CheckpointError(f"{damaged[0]}; there is no earlier checkpoint to continue from")
     return None
 
 
@@ -123,7 +123,7 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
 def _replace_folder(folder: Path, new: Path) -> None:
     aside = folder.with_name(f".{folder.name}.old")
     with temporary_beside(folder) as gone:
-        if aside.exists():  # of a process that was killed before it removed it
+        if aside.exists():  # left by a process killed before removing it
             replace(aside, gone)
         replace(folder, aside)
         try:
@@ -144,7 +144,7 @@ def remove_checkpoint(folder: Path) -> None:
 def remove_beyond(output_dir: str | os.PathLike, limit: int | None, kept: Iterable[str | os.PathLike]) -> None:
     """Remove the earliest checkpoints until `limit` are left, but none of `kept`.
 
-    These are the best one, and the one just written: after a return to an earlier step it is not the last.
+    `kept` is the best one and the one just written, which is not the last after a return to an earlier step.
     """
     if limit is None:
         return
@@ -155,7 +155,7 @@ def remove_beyond(output_dir: str | os.PathLike, limit: int | None, kept: Iterab
 
 
 def sweep_checkpoints(output_dir: str | os.PathLike) -> None:
-    """Remove what killed processes left while saving, and put back what they had set aside."""
+    """Remove partial checkpoints of killed processes, and put back whole ones that they had set aside."""
     folder = Path(output_dir)
     for path in list(folder.iterdir()) if folder.is_dir() else ():
         if match := _ASIDE.fullmatch(path.name):
@@ -169,7 +169,7 @@ def sweep_checkpoints(output_dir: str | os.PathLike) -> None:
 
 OPTIMIZER, OBJECTIVE, SCHEDULE, STATE, ARGUMENTS, DIGESTS = (
     "optimizer.safetensors",
-    "objective.safetensors",  # what is trained beside the model, where there is any
+    "objective.safetensors",  # parameters trained beside the model, if any
     "scheduler.json",
     "trainer_state.json",
     "training_args.json",
@@ -177,8 +177,8 @@ OPTIMIZER, OBJECTIVE, SCHEDULE, STATE, ARGUMENTS, DIGESTS = (
 )
 _OF_MODELS = ("*.safetensors", "*config.json")
 
-# Settings without which a position in the data, or what the optimiser keeps, means nothing, and those that would make
-# the steps to come others than they would have been.
+# Settings that give the position in the data and the optimiser's state their meaning, and those that would change the
+# steps to come.
 _KEPT = (
     *("per_device_train_batch_size", "max_tokens_per_batch", "gradient_accumulation_steps", "seed", "data_seed"),
     *("group_by_length", "dataloader_drop_last", "remove_unused_columns", "label_smoothing_factor"),
@@ -234,11 +234,11 @@ def load_run(
 ) -> TrainerState:
     """Load everything from a checkpoint and return the state.
 
-    Warns if the run is to end elsewhere than the checkpoint's was, and its learning rates depend on that.
+    Warns if the run's length differs from the checkpoint's and its learning rates depend on the length.
 
     Raises:
-        ValueError: naming the file that is missing or damaged; or the setting, or the fact of the state `now` (data,
-            masking, number of processes, weights beside adapters, teacher), that differs from the checkpoint's.
+        ValueError: naming the missing or damaged file, or the setting or fact of `now` (data, masking, number of
+            processes, weights beside adapters, teacher) that differs from the checkpoint's.
     """
     for name in (OPTIMIZER, *([OBJECTIVE] if beside else []), SCHEDULE, STATE, ARGUMENTS):
         if not (folder / name).is_file():
@@ -252,16 +252,16 @@ def load_run(
     for name, (was, is_now) in known.items():
         if was != is_now:
             raise ValueError(
-                f"{name} is {is_now!r}, in {folder} it was {was!r}: a run goes on with the data and the settings that "
-                "it began with"
+                f"{name} is {is_now!r}, in {folder} it was {was!r}: a run must continue with the data and "
+                "settings it began with"
             )
     ends = {"max_steps": (state.max_steps, now.max_steps), "max_seconds": (before.get("max_seconds"), args.max_seconds)}
     is_done = now.max_steps is not None and now.max_steps <= state.global_step
     for name, (was, is_now) in ends.items() if args.rates_depend_on_length and not is_done else ():
         if was != is_now:
             warn_caller(
-                f"{name} is {is_now}, in {folder} it was {was}: from here on the learning rates are those of a run of "
-                "the new length, the result is not that of an uninterrupted one"
+                f"{name} is {is_now}, in {folder} it was {was}: the learning rates now follow the new length, "
+                "so the result differs from an uninterrupted run's"
             )
     kept = _read_beside(folder / OBJECTIVE, beside) if beside else {}
     model.load_weights(folder)

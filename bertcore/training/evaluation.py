@@ -18,7 +18,7 @@ class EvalPrediction(NamedTuple):
 
     Attributes:
         predictions: the logits of all examples (or the results of `preprocess_logits_for_metrics`): an array, or a
-            tuple if the model has several; shorter rows are filled with -100.
+            tuple if the model has several outputs; shorter rows are filled with -100.
         label_ids: the labels, in the same form; None without labels.
     """
 
@@ -48,14 +48,13 @@ def run_through(
     """Run `model` on all batches.
 
     Args:
-        objective: computes the loss; each summand's mean is over all labels, whichever batch they are in.
+        objective: computes the loss; each term's mean is over the labels of all batches.
         model: a model of any class.
         batches: the model's inputs.
         keep: whether to keep the predictions and labels of all examples.
-        reduce: a function of (logits, labels) of a batch that returns what to keep of the logits, such as the predicted
-            words.
+        reduce: maps a batch's (logits, labels) to the predictions to keep, such as the predicted words.
     """
-    sums: dict[int, tuple[float, float]] = {}  # of each summand's losses and of its counts
+    sums: dict[int, tuple[float, float]] = {}  # of each term: sum of losses, sum of counts
     examples = 0
     names = dict.fromkeys((*model.label_names, *objective.targets, "labels"))
     predictions: list[Any] = []

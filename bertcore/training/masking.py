@@ -66,7 +66,7 @@ class Masking:
         if self.is_static:
             rng = np.random.default_rng(int.from_bytes(hashlib.sha256(ids.astype("<i8").tobytes()).digest()[:8]))
         chosen = self._choose(words.units(ids, by_word=self.unit != "token"), rng)
-        draws = np.append(rng.random(len(ids)), 2.0)[chosen]  # the last is of what is not chosen, number -1
+        draws = np.append(rng.random(len(ids)), 2.0)[chosen]  # the last, at -1, is for tokens not chosen
         is_mask, is_random = draws < self.mask_share, (draws >= self.mask_share) & (draws < self.changed_share)
         replaced = np.where(is_mask, words.mask, ids)
         replaced[is_random] = words.ordinary[rng.integers(0, len(words.ordinary), int(is_random.sum()))]

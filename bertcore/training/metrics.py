@@ -1,8 +1,8 @@
 """Metrics for `compute_metrics` of a Trainer: functions of (predictions, label_ids) that return {name: number}.
 
-An `EvalPrediction` is such a pair. Predictions are logits, with one axis more than the labels, or classes; labels of
--100 are left out. The logits of a whole vocabulary are too many to keep for a dataset: pass `predicted_words` as
-`preprocess_logits_for_metrics` for `masked_accuracy`, `next_word_accuracy` and `perplexity`.
+An `EvalPrediction` is such a pair. Predictions are classes, or logits with one axis more than the labels; labels of
+-100 are ignored. The logits of a whole vocabulary are too large to keep for a dataset: pass `predicted_words` as
+`preprocess_logits_for_metrics` for `masked_accuracy` and `perplexity`, `predicted_next_words` for a causal model.
 
 scikit-learn and scipy (the extra `training`) compute scores and correlations; they are imported when needed.
 """
@@ -35,7 +35,7 @@ def combined(*metrics: Callable[[Prediction], Mapping[str, float]]) -> Callable[
 
 
 def accuracy(prediction: Prediction) -> dict[str, float]:
-    """Return {"accuracy": fraction of labels predicted}; with several labels per text all have to match."""
+    """Return {"accuracy": fraction of correct predictions}; with several labels per text, all must match."""
     found, expected = classes_and_labels(*prediction)
     right = found == expected
     return {"accuracy": _mean(right.all(-1) if right.ndim > 1 else right)}
@@ -45,9 +45,9 @@ def f1(prediction: Prediction, average: str = "macro") -> dict[str, float]:
     """Return {"f1": harmonic mean of precision and recall}.
 
     Args:
-        prediction: of classes, or of several labels per text (a logit above 0 is a yes).
+        prediction: of classes, or of several labels per text (a logit above 0 predicts the label).
         average: "binary", of class 1; "macro", the mean over classes; "micro", over all decisions; "weighted", the mean
-            by the number of labels of each class. A class without predictions and labels counts as 0.
+            weighted by the labels per class. A class without predictions and labels counts only if texts have several.
     """
     checks.choice("average", average, AVERAGES)
     found, expected = classes_and_labels(*prediction)
@@ -58,12 +58,12 @@ def f1(prediction: Prediction, average: str = "macro") -> dict[str, float]:
 
 
 def micro_f1(left_out: Sequence[int] = ()) -> Callable[[Prediction], dict[str, float]]:
-    """Return a metric: precision, recall and F1 over all texts and all classes but those `left_out`.
+    """Return a metric: precision, recall and F1 over all texts and all classes except `left_out`.
 
-    With one label per text, predictions and labels of a class left out do not count, and a prediction is right if it
-    equals the label: without "no_relation" this is TACRED's measure (Zhang et al. 2017), with no class left out the
-    accuracy. With several labels per text a logit above 0 is a prediction, and every label counts: the loose micro
-    average of entity typing (Ling and Weld 2012). All are 0 without predictions or labels.
+    With one label per text, predictions and labels of the classes left out do not count. Without "no_relation" this is
+    TACRED's measure (Zhang et al. 2017); if no class is left out, all three equal the accuracy. With several labels per
+    text, a logit above 0 is a prediction and every label counts: the loose micro average of entity typing (Ling and
+    Weld 2012). All three are 0 without predictions or labels.
     """
 
     def compute(prediction: Prediction) -> dict[str, float]:
@@ -79,13 +79,13 @@ def micro_f1(left_out: Sequence[int] = ()) -> Callable[[Prediction], dict[str, f
 
 
 def of_counts(right: int, predicted: int, expected: int) -> dict[str, float]:
-    """Return {"precision", "recall", "f1"} of counts; 0 where there is nothing to divide by."""
+    """Return {"precision", "recall", "f1"} from counts; 0 where the divisor is 0."""
     f1 = 2 * right / max(1, predicted + expected)
     return {"precision": right / max(1, predicted), "recall": right / max(1, expected), "f1": f1}
 
 
 def matthews_correlation(prediction: Prediction) -> dict[str, float]:
-    """Return {"matthews_correlation": Matthews' coefficient of classes} (GLUE's CoLA); 0 if all are of one class."""
+    """Return {"matthews_correlation": correlation with the labels} (GLUE's CoLA); 0 if either is constant."""
     found, expected = classes_and_labels(*prediction)
     if not expected.size:
         return {"matthews_correlation": float("nan")}
@@ -95,12 +95,12 @@ def matthews_correlation(prediction: Prediction) -> dict[str, float]:
 
 
 def pearson(prediction: Prediction) -> dict[str, float]:
-    """Return {"pearson": correlation of predicted and true numbers}; NaN if either are constant."""
+    """Return {"pearson": correlation of predicted and true numbers}; NaN if either is constant."""
     return {"pearson": _correlation("pearsonr", prediction)}
 
 
 def spearman(prediction: Prediction) -> dict[str, float]:
-    """Return {"spearmanr": rank correlation of predicted and true numbers}; NaN if either are constant."""
+    """Return {"spearmanr": rank correlation of predicted and true numbers}; NaN if either is constant."""
     return {"spearmanr": _correlation("spearmanr", prediction)}
 
 
@@ -113,7 +113,7 @@ def predicted_words(logits: Any, labels: Any) -> tuple[np.ndarray, ...]:
 
     Returns:
         the most probable words, (sequences, length) int64; the surprise (negative log-probability) of the labels,
-        (sequences, length) float32, NaN without a label; the other logits of a tuple.
+        (sequences, length) float32, NaN without a label; then the other logits of a tuple.
     """
     logits, *others = logits if isinstance(logits, tuple) else (logits,)
     labels = labels[0] if isinstance(labels, tuple) else labels
@@ -127,9 +127,9 @@ def predicted_words(logits: Any, labels: Any) -> tuple[np.ndarray, ...]:
 
 
 def predicted_next_words(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return `predicted_words` of a causal model: for each token the prediction from the one before.
+    """Return `predicted_words` of a causal model: each token is predicted at the position before it.
 
-    The first token has no prediction: its word is -100, its surprise NaN.
+    The first token has no prediction: its word is -100 and its surprise NaN.
     """
     logits, labels = (value[0] if isinstance(value, tuple) else value for value in (logits, labels))
     words, surprise = predicted_words(logits[:, :-1], labels[:, 1:])
@@ -138,12 +138,12 @@ def predicted_next_words(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarr
 
 
 def masked_accuracy(prediction: Prediction) -> dict[str, float]:
-    """Return {"masked_accuracy": fraction of labelled words predicted}, from what `predicted_words` kept."""
+    """Return {"masked_accuracy": fraction of labelled words predicted correctly}, from what `predicted_words` kept."""
     return {"masked_accuracy": _share_of_words(prediction)}
 
 
 def next_word_accuracy(prediction: Prediction) -> dict[str, float]:
-    """Return {"next_word_accuracy": the same for words after the first}, from what `predicted_next_words` kept."""
+    """Return {"next_word_accuracy": fraction of right predictions}, from what `predicted_next_words` kept."""
     return {"next_word_accuracy": _share_of_words(prediction)}
 
 
@@ -157,9 +157,9 @@ def replaced_tokens(prediction: Prediction) -> dict[str, float]:
     """Metrics of replaced-token detection, from what `predicted_words` kept of a `ReplacedTokenModel`.
 
     "replaced_accuracy" is the accuracy over tokens, "replaced_precision" the average precision over all levels of
-    recall (NaN if no token was replaced): a young discriminator is seldom more than half sure that a token was
-    replaced, while its ranking is already informative. "..._trivial" are those of predicting no replacement, and of a
-    random ranking.
+    recall (NaN if no token was replaced). Early in training a discriminator is seldom more than half sure that a token
+    was replaced, while its ranking is already informative. The values "..._trivial" belong to a discriminator that
+    predicts no replacement, and to a random ranking.
     """
     (*_, logits, replaced), _ = prediction
     is_real = replaced != IGNORED
@@ -177,7 +177,7 @@ def replaced_tokens(prediction: Prediction) -> dict[str, float]:
 def commonest_word(prediction: Prediction) -> dict[str, float]:
     """Return {"masked_accuracy_trivial": fraction of labels that are the commonest word} from `predicted_words`.
 
-    That is the accuracy without looking at the text.
+    That is the accuracy of always predicting this word.
     """
     _, _, labels = _kept_words(prediction)
     return {"masked_accuracy_trivial": float(np.unique(labels, return_counts=True)[1].max() / labels.size)}
@@ -209,11 +209,11 @@ def _kept_words(prediction: Prediction) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def classes_and_labels(predictions: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return (predicted, expected) classes of all labels but -100; with several labels per text, rows of 0 and 1.
+    """Return (predicted, expected) classes for all labels except -100; for several labels per text, rows of 0 and 1.
 
     Args:
-        predictions: logits (..., classes); or classes of the shape of `labels`; or, for labels that are rows of 0 and
-            1, logits of that shape.
+        predictions: logits (..., classes); or classes in the shape of `labels`; or, for labels that are rows of 0 and
+            1, logits in that shape.
         labels: integers.
 
     Raises:
@@ -225,7 +225,7 @@ def classes_and_labels(predictions: Any, labels: Any) -> tuple[np.ndarray, np.nd
     if predictions.ndim == labels.ndim + 1 and predictions.shape[:-1] == labels.shape and predictions.shape[-1]:
         predictions = predictions.argmax(-1)
     elif predictions.shape != labels.shape:
-        raise ValueError(f"predictions have shape {predictions.shape}, expected {labels.shape} as labels, and classes")
+        raise ValueError(f"predictions have shape {predictions.shape}, expected {labels.shape} or one more axis")
     elif predictions.dtype.kind == "f":
         return (predictions > 0).astype(np.int64), (labels > 0).astype(np.int64)
     counted = labels != IGNORED
@@ -256,7 +256,7 @@ Span = tuple[str, int, int]
 def spans(tags: Sequence[str]) -> set[Span]:
     """Return (kind, first, last + 1) of each span of tags in the IOB2 scheme.
 
-    "B-KIND" begins a span; "I-KIND" continues one of its kind that ends just before, else begins one (as in conlleval);
+    "B-KIND" begins a span; "I-KIND" continues a span of its kind just before it, or begins one (as in conlleval);
     "O" is outside. Raises ValueError for a tag of another form.
     """
     found: set[Span] = set()
@@ -307,7 +307,7 @@ def normalized_answer(text: str) -> str:
 def answer_scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return {"exact_match", "f1"}: percentages over questions, as in SQuAD's own script.
 
-    F1 is over words, for the best right answer.
+    F1 counts the words shared with the most similar right answer.
 
     Args:
         answers: one per question; "" for none.

@@ -1,8 +1,8 @@
 """Data-parallel training: several processes train one model, each with its share of every step's batches.
 
-MPI starts them (`mpirun -n 4 python train.py`), and each runs the same program. `Processes` exchanges facts as Python
-objects and gradients as sums, between GPUs by NCCL. Sums follow the order of the processes, so the result depends on
-their number alone.
+MPI starts them (`mpirun -n 4 python train.py`), and each runs the same program. `Processes` exchanges Python objects
+and adds up gradients, between GPUs by NCCL. Sums are taken in the order of the processes, so the result depends only on
+the number of processes.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from bertcore.kernels.arrays import Array
 from bertcore.kernels.threads import thread_count
 from bertcore.system import is_bound_to_cpus
 
-# Environment variables of launchers (Open MPI, MPICH and Slurm): the number of processes, and of those on this machine.
+# Environment variables of launchers (Open MPI, MPICH and Slurm): the number of processes, in all and on this machine.
 _COUNTS = "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"
 _LOCAL_COUNTS = "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"
 _LOCAL_INDICES = "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"
-BUCKET = 1 << 20  # elements sent at once: of 11 million on two processes, 2**18 took 1.3 times as long
-FORWARDING = 0.5  # seconds before an abort, in which the launcher reads stderr: without, one report of 15 was lost
+BUCKET = 1 << 20  # elements sent at once; with 2**18, 11 million took 1.3 times as long on two processes
+FORWARDING = 0.5  # seconds for the launcher to read stderr before an abort; without, 1 report in 15 was lost
 
 Result = TypeVar("Result")
 
 
 class FirstFailed(RuntimeError):
-    """The first process failed in work that it does for all; the message is its error's."""
+    """The first process failed at work that it does for all; the message repeats its error."""
 
 
 class Processes:
-    """The processes of a run, or this one alone. All of them call every method but the constructor together.
+    """The processes of a run, or this one alone. All call each method together, except the constructor and `end_all`.
 
     Args:
         comm: the communicator (mpi4py) of the processes; None for this one alone.
@@ -101,7 +101,7 @@ class Processes:
     def add_up(self, arrays: Sequence[Array]) -> None:
         """Replace each array by its sum over the processes, in place.
 
-        All have arrays of the same shapes and dtypes, in host memory or each on its GPU.
+        All processes pass arrays of the same shapes and dtypes, in host memory or each on its own GPU.
         """
         if self.count == 1:
             return
@@ -138,7 +138,7 @@ class Processes:
         return self._buffers[xp, dtype]
 
     def end_all(self) -> None:
-        """Abort this process and all others as a failure: they would wait for it forever."""
+        """Abort all processes as a failure: the others would wait forever for this one."""
         if self.count > 1:
             sys.stderr.flush()
             time.sleep(FORWARDING)
@@ -147,13 +147,13 @@ class Processes:
 
 @functools.cache
 def started_together() -> Processes:
-    """Return the processes that an MPI launcher started with this one; this one alone without a launcher.
+    """Return the processes that an MPI launcher started with this one, or this one alone.
 
-    On one machine they share its CPUs: each gets an equal number of threads unless OMP_NUM_THREADS or an affinity sets
-    it. An uncaught exception in one of them ends them all.
+    Processes on one machine share its CPUs: each gets an equal number of threads, unless the environment,
+    `set_num_threads` or a CPU affinity sets it. An uncaught exception in one process ends them all.
 
     Raises:
-        ImportError: for several processes without mpi4py.
+        ImportError: if there are several processes and mpi4py is not installed.
     """
     count = max((int(os.environ.get(name, "1")) for name in _COUNTS), default=1)
     if count == 1:
@@ -181,7 +181,7 @@ def _end_all_after(
     if isinstance(error, FirstFailed):  # the first process reports the error and ends this one
         return
     before(kind, error, where)
-    print(f"process {processes.index} of {processes.count} failed: all processes end", file=sys.stderr)
+    print(f"process {processes.index} of {processes.count} failed; ending all processes", file=sys.stderr)
     processes.end_all()
 
 
@@ -221,10 +221,10 @@ TYPES = {name: f"NCCL_{name.upper()}" for name in ("float16", "bfloat16", "float
 
 
 class DeviceExchange:
-    """Exchanges CuPy arrays between processes on their current streams, with mpi4py's method names.
+    """Exchange of CuPy arrays between processes on their current streams, with mpi4py's method names.
 
     Args:
-        index, count: the number of this process, and of all.
+        index, count: this process's number, and the number of processes.
         from_first: `Processes.from_first`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""One run of training: its steps, and what happens after each."""
+"""One training run: its steps, and the log, evaluation and checkpoint after a step."""
 
 from __future__ import annotations
 
@@ -41,24 +41,23 @@ from bertcore.training.safeguards import (
 from bertcore.training.schedules import Schedule
 
 Batch = Mapping[str, Any]
-Part = list[tuple[int, Batch]]  # the batches of a step that are this process's, each with its number
+Part = list[tuple[int, Batch]]  # this process's batches of a step, each with its number
 
 
 @dataclass(eq=False)
 class Run:
     """The steps of a run, from its beginning or from a checkpoint.
 
-    A step takes `gradient_accumulation_steps` batches for each process, in turns. Batches without a label add nothing;
-    if none has one there is no step. All randomness (dropout, masking, order of the examples) is a function of the seed
-    and the number of the batch, so that a resumed run ends with the bits of an uninterrupted one.
+    A step takes `gradient_accumulation_steps` batches for each process, dealt out in turn. Batches without labels add
+    nothing; if no batch has labels, the step is left out. All randomness (dropout, masking, order of the examples)
+    depends only on the seeds and the position in the data, so a resumed run ends with the bits of an uninterrupted one.
 
     Attributes:
-        model, args, objective: the parts of the trainer.
-        optimizer, schedule: how the model is trained.
-        batches: of the dataset.
-        collate: makes a batch of examples and its number.
+        model, args, objective, callbacks, processes, tokenizer: the trainer's.
+        optimizer, schedule: update the parameters and the learning rate.
+        batches: the dataset's batches.
+        collate: makes a batch from examples and the batch's number.
         length: the number of steps; None if time alone ends the run.
-        callbacks, processes, tokenizer: the parts of the trainer.
         evaluate: returns the metrics of the evaluation.
     """
 
@@ -104,7 +103,7 @@ class Run:
         self._saved_at = self.state.global_step
 
     def go(self, ending: list[int]) -> None:
-        """Train until the end, or until a signal is noted in `ending`; then a checkpoint is written first."""
+        """Train until the end, or until `ending` holds a signal; in that case a checkpoint is always written."""
         self._check_processes()
         self._started = time.monotonic() - self.state.seconds
         self.state.is_world_process_zero = self.state.is_local_process_zero = self.processes.is_first
@@ -128,19 +127,19 @@ class Run:
         """Raise ValueError unless all processes begin with the same data and model."""
         if self.processes.count > 1:
             if self.args.optim_in_backward:
-                raise ValueError(f"optim_in_backward is for one process, expected False for {self.processes.count}")
+                raise ValueError(f"optim_in_backward is True, expected False for {self.processes.count} processes")
             self.processes.check_same("the number of examples", self.batches.num_examples)
             self.processes.check_same("the model", fingerprint_of(self.model))
 
     def _is_to_end(self, ending: list[int]) -> bool:
-        """Return whether a callback or a signal in any process ends the run; the signal is then noted in all."""
+        """Return whether a callback or a signal in any process ends the run; copy the signal to all."""
         noted = list(itertools.chain(*self.processes.gathered(list(ending))))
         if not ending:
             ending.extend(noted[:1])
         return self.control.should_training_stop or bool(ending)
 
     def _end(self, error: BaseException | None = None) -> None:
-        """Do what follows the last step; its own failure does not hide the `error` that ended the run."""
+        """Call `on_train_end`; a failure there does not hide the `error` that ended the run."""
         self.model.eval()
         try:
             self._call("on_train_end")
@@ -175,7 +174,7 @@ class Run:
             yield None
 
     def _parts(self) -> Iterator[tuple[Part, int]]:
-        """Yield (this process's part of a step, the batches that all took for it) for the rest of an epoch."""
+        """Yield (this process's part of a step, number of batches taken by all) for the rest of an epoch."""
         state, index, count = self.state, self.processes.index, self.processes.count
         batches = self.batches.epoch(state.epochs_done, skip=state.batches_of_epoch + index, every=count)
         numbered = zip(itertools.count(state.batches_done + index, count), batches)
@@ -229,7 +228,7 @@ class Run:
         state.unlogged_steps += 1
 
     def _step_in_backward(self, numbered: tuple[int, Batch]) -> tuple[Any, Any]:
-        """Make a step while gradients are computed; return the loss and the gradients' norm, 0-d arrays."""
+        """Update parameters during the backward pass; return the loss and the gradients' norm, 0-d arrays."""
         number, batch = numbered
         step = StepInBackward(self.optimizer, self.args.max_grad_norm, self.state.grad_norm)
         self.model.train(mixed_seed(self.args.seed, number))
@@ -240,10 +239,10 @@ class Run:
         return loss, norm
 
     def _factor(self, loss: Any, norm: Any, dtype: np.dtype) -> Any:
-        """Return the factor on the gradients, a 0-d array; NaN for no step.
+        """Return the factor for the gradients, a 0-d array; NaN skips the step.
 
-        It is NaN from the first step on whose loss or gradients are not finite, so that the parameters stay as they
-        were before it. With a loss scale, gradients may overflow; then that step alone is skipped.
+        Once a loss or gradient is not finite, it is NaN in that and all later steps, so that the parameters stay as
+        they were. With a loss scale, gradients may overflow; then only that step is skipped.
         """
         xp, scale = kernels.array_module(norm), self._loss_scale
         factor = clip_factor(norm, self.args.max_grad_norm or np.inf, dtype)
@@ -256,7 +255,7 @@ class Run:
         return xp.where(self._is_finite, factor, np.nan).astype(dtype, copy=False)
 
     def _read(self) -> None:
-        """Read the losses and norms of the steps made; fail at the first that is not finite."""
+        """Read the losses and norms of the pending steps; fail at the first that is not finite."""
         for made in self._pending.read():
             if not made.is_finite:
                 self._fail(made)
@@ -292,11 +291,11 @@ class Run:
         facts["learning_rate"] = self.optimizer.lr
         parts = self.processes.gathered(made.part)
         batches = [batch for _, batch in sorted(itertools.chain(*parts), key=lambda numbered: numbered[0])]
-        facts["non_finite_gradients"] = non_finite(self._gradients(made.part)[1])  # of the same weights, once more
+        facts["non_finite_gradients"] = non_finite(self._gradients(made.part)[1])  # again, from the same weights
         self.processes.from_first(lambda: keep_for_post_mortem(folder, self.model, batches, facts))
         raise TrainingDiverged(
-            f"step {made.step}: the loss is {made.loss}, the norm of the gradients {made.norm}; the model "
-            f"{'partly after' if self.args.optim_in_backward else 'before'} the step and its batches are in {folder}",
+            f"step {made.step}: the loss is {made.loss}, the norm of the gradients {made.norm}; {folder} holds the "
+            f"step's batches and the model {'partly after' if self.args.optim_in_backward else 'before'} the step",
             folder,
         )
 

@@ -150,7 +150,7 @@ FAILURES = {
     "info bert-basis": "bert-basis is not a folder here, and no preset is named 'bert-basis'; close to it are",
     "plot attention encoder texts.txt -o a.png": "attention has 2 texts, expected one",
     "plot calibration a.jsonl -o a.png": 'a.jsonl, line 1: \'{"text": "cat", "label": "x"}\', expected {',
-    f"{FINETUNE} sequence --label-kind numbers": "is 'numbers', which labels in",
+    f"{FINETUNE} sequence --label-kind numbers": "is 'numbers', but the labels in",
     f"{FINETUNE} sequence --max-length 41": "--max-length is 41, expected at most the 40 tokens of",
     f"{FINETUNE} sequence --held-out 0.99": "holds no records to learn from beside the 10 that are held out",
     f"{FINETUNE} sequence --eval nothing.jsonl": r"nothing.jsonl .--eval. holds no records to measure",

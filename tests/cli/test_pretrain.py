@@ -239,7 +239,7 @@ def test_a_damaged_checkpoint_is_passed_over(inputs, tmp_path, capsys):
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")
     (tmp_path / "parts" / "checkpoint-3" / "config.json").write_text("{}")
     assert pretrain(inputs, tmp_path / "parts", *options, "--resume") == 0
-    said = r"checkpoint-3/config.json is damaged: .*: the run goes on from .*checkpoint-2 instead\n"
+    said = r"checkpoint-3/config.json is damaged: .*: continuing from .*checkpoint-2 instead\n"
     assert re.findall(said, capsys.readouterr().err)
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
@@ -270,7 +270,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(inputs, tmp_path, capsys, m
     assert pretrain(inputs, tmp_path / "parts", "--resume", "--max-steps", "4") == 0
     shown = capsys.readouterr()
     assert "resumed   after step 3 of 4\n" in shown.out and "steps     1 of 4 in " in shown.out
-    assert "max_steps is 4, in " in shown.err and "it was 3: from here on the learning rates" in shown.err
+    assert "max_steps is 4, in " in shown.err and "it was 3: the learning rates now follow" in shown.err
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -223,7 +223,7 @@ def test_another_length_is_reported_where_the_rates_depend_on_it(tmp_path, kind,
     with warnings.catch_warnings(record=True) as caught:
         done = again.train(resume_from_checkpoint=True)
     found = [str(each.message) for each in caught if "max_steps is 5, in " in str(each.message)]
-    assert len(found) == problem and all("checkpoint-3 it was 3: from here on the learning rates" in it for it in found)
+    assert len(found) == problem and all("checkpoint-3 it was 3: the learning rates now follow" in it for it in found)
     assert (done.global_step, done.metrics["train_steps"]) == (max(steps, 3), max(steps - 3, 0))
 
 
@@ -283,12 +283,12 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, file, damage, error):
     damage(tmp_path / "checkpoint-7" / file)
     refuses(ValueError, error, language_trainer(tmp_path).train, resume_from_checkpoint=tmp_path / "checkpoint-7")
     resumed = language_trainer(tmp_path)
-    with pytest.warns(UserWarning, match=f"{error}.*: the run goes on from .*checkpoint-6 instead"):
+    with pytest.warns(UserWarning, match=f"{error}.*: continuing from .*checkpoint-6 instead"):
         resumed.train(resume_from_checkpoint=True)
     assert_same_weights(whole.model, resumed.model)
     for folder in tmp_path.glob("checkpoint-*"):
         damage(folder / file)
-    with pytest.raises(ValueError, match=f"{error}.*; there is no earlier checkpoint to go on from"):
+    with pytest.raises(ValueError, match=f"{error}.*; there is no earlier checkpoint to continue from"):
         language_trainer(tmp_path).train(resume_from_checkpoint=True)
 
 

@@ -90,7 +90,7 @@ def test_what_steps_in_the_backward_pass_cannot_do(tmp_path):
     error = "optim_in_backward is set, and Sum computes gradients in several passes, expected one"
     refuses(ValueError, error, Trainer, trainer.model, trainer.args, objective=objective)
     trainer.processes = mock.Mock(count=2, is_first=True, from_first=lambda make: make())
-    refuses(ValueError, "optim_in_backward is for one process, expected False for 2", trainer.train)
+    refuses(ValueError, "optim_in_backward is True, expected False for 2 processes", trainer.train)
 
 
 def test_a_callback_that_would_never_be_called_is_refused(tmp_path):

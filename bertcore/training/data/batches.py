@@ -13,8 +13,8 @@ import numpy as np
 from bertcore.arguments import check_count
 from bertcore.kernels import checks
 
-SHUFFLED = 4096  # examples of a stream that are mixed at once
-HASHED = 64  # examples of a fingerprint
+SHUFFLED = 4096  # examples of a stream that are shuffled together
+HASHED = 64  # examples that a fingerprint covers
 GROUPED = 50  # batches whose examples are sorted by length together
 
 Example = Mapping[str, Any]
@@ -33,9 +33,9 @@ class Batches:
         shuffle: whether examples come in random order.
         group_by_length: sort the examples of 50 batches by length before cutting batches, and shuffle these.
         drop_last: leave out the last batch of an epoch if it is not full.
-        seed: of the random order.
+        seed: seeds the random order.
 
-    Raises TypeError, ValueError for anything but a dataset, or a wrong number or flag.
+    Raises TypeError or ValueError for anything but a dataset, and for a wrong number or flag.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Batches:
         seed: int = 0,
     ):
         is_any = _is_sized(dataset) or isinstance(dataset, Iterable) or callable(dataset)
-        # A table gives its columns in the place of rows.
+        # A table iterates over its columns, not its rows.
         is_table = hasattr(dataset, "columns") and len(getattr(dataset, "shape", ())) == 2
         if not is_any or is_table or isinstance(dataset, str | Mapping):
             raise TypeError(f"dataset is {type(dataset).__name__}, expected a sequence or an iterable of examples")
@@ -65,7 +65,7 @@ class Batches:
     def __len__(self) -> int:
         """Return the number of batches of an epoch. Raises TypeError for a stream or with `max_tokens`."""
         if not _is_sized(self.dataset) or self.max_tokens is not None:
-            raise TypeError("the number of batches is not known before they are made")
+            raise TypeError("the number of batches is unknown for a stream and with max_tokens")
         count = len(self.dataset)
         return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
 
@@ -77,7 +77,7 @@ class Batches:
     def fingerprint(self) -> str | None:
         """Return a hash of up to 64 examples, the first and the last among them, that identifies the dataset.
 
-        It is None for a stream, and for a dataset that changes between reads.
+        It is None for a stream, an empty dataset, and one that changes between reads.
         """
         if not _is_sized(self.dataset) or not len(self.dataset):
             return None
@@ -88,7 +88,7 @@ class Batches:
         return found[0] if found[0] == found[1] else None
 
     def epoch(self, number: int, *, skip: int = 0, every: int = 1) -> Iterator[list[Example]]:
-        """Yield the batches of one epoch after the first `skip`, each `every`-th of them.
+        """Yield every `every`-th batch of one epoch, from batch number `skip` on.
 
         Skipped examples of a sequence are not read (with `max_tokens` or `group_by_length` they are, for their
         lengths); those of an iterable are read and dropped.
@@ -122,7 +122,7 @@ class Batches:
     def _stream(self) -> Iterable[Example]:
         if not callable(self.dataset):
             if isinstance(self.dataset, Iterator) and self._is_read:
-                raise ValueError("dataset is an iterator, which can be read once: for several epochs give a function")
+                raise ValueError("dataset is an iterator, which can be read once: for several epochs pass a function")
             self._is_read = True
             return self.dataset
         return self.dataset()
@@ -143,7 +143,7 @@ class Batches:
 
     def _grouped(self, examples: Iterator[_Lazy], rng: np.random.Generator) -> Iterator[list[_Lazy]]:
         while some := list(itertools.islice(examples, GROUPED * self.batch_size)):
-            some.sort(key=len, reverse=True)  # the longest first: too little memory shows at once
+            some.sort(key=len, reverse=True)  # longest first: a lack of memory shows at once
             batches = list(self._cut(some, is_end=len(some) < GROUPED * self.batch_size))
             order = rng.permutation(len(batches)) if self.shuffle else range(len(batches))
             yield from (batches[index] for index in order)

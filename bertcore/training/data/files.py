@@ -47,15 +47,15 @@ class Record(dict[str, Any]):
 
 
 class Records:
-    """The records of files, in their order; every loop over it reads them again. No file is ever whole in memory.
+    """The records of files, in their order; every loop over it reads them again, line by line.
 
     The file ending gives the format; .gz may follow each:
 
     - .txt, .text, .md, or none: a record {"text": line} for each line; an empty line is a record, too: it ends a
       document.
-    - .jsonl, .json: an object in each line; or SQuAD's own nested file, which is read whole.
-    - .csv, .tsv: a row, by the names in the first line; a quoted field may have several lines, and a row as many
-      characters as a line has bytes.
+    - .jsonl, .json: a record for the object in each line; or SQuAD's own nested file, which is read whole.
+    - .csv, .tsv: a record for each row, with the names in the first line; a quoted field may have several lines, and a
+      row at most 16 million characters.
 
     Args:
         paths: files; folders, whose files of a known ending are read in the order of their names; and "-" for standard
@@ -71,7 +71,7 @@ class Records:
         FileNotFoundError: for a path that does not exist.
         ValueError: for another ending, a folder without readable files, or an unknown `on_malformed`.
         MalformedRecord: in a loop, for anything but UTF-8, a line that is not a JSON object or has more than 16 million
-            bytes, a row of another length than the first, damaged compression.
+            bytes, a row whose length differs from the first's, damaged compression.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ def wrong_record(record: Any, number: int, problem: str) -> MalformedRecord:
 
 
 def without_column(record: Any, number: int, column: str, problem: str) -> MalformedRecord:
-    """Return the error for a record without a column; in tables, whose records all lack it, it names the first line."""
+    """Return the error for a record without a column; in a table, whose records all lack it, it names line 1."""
     if not isinstance(record, Record) or column in record or _ending(record.file) not in TABLES:
         return wrong_record(record, number, problem)
     names = f"{', '.join(map(repr, record)):.200}{_other_separator(record)}"
@@ -201,10 +201,10 @@ _SQUAD = re.compile(
 
 
 def _is_squad(stream: Any) -> bool:
-    """Return whether a file begins as SQuAD's own do: one JSON object of articles, not one for each line."""
+    """Return whether a file begins as SQuAD's own do: one JSON object of articles, not one object per line."""
     try:
         return _SQUAD.match(stream.peek(4096)) is not None
-    except _DAMAGED:  # its lines report that
+    except _DAMAGED:  # reading its lines reports that
         return False
 
 
@@ -254,9 +254,9 @@ def _member(value: Any, key: str, kind: type, place: str) -> Any:
 
 def _rows(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]] | _Problem]:
     """Yield (number of its first line, fields) of each row of a table, or its problem."""
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))  # of all the process; 131,072 by default
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))  # process-wide; the default is 131,072
     taken: list[tuple[int, str] | _Problem] = []  # the lines of one row
-    again: deque[tuple[int, str] | _Problem] = deque()  # those of a row that failed, but its first
+    again: deque[tuple[int, str] | _Problem] = deque()  # lines of a failed row after its first
 
     def plain() -> Iterator[str]:
         size = 0
@@ -273,13 +273,13 @@ def _rows(lines: Lines, delimiter: str) -> Iterator[tuple[int, list[str]] | _Pro
         rows = csv.reader(plain(), delimiter=delimiter, strict=True)
         try:
             for row in rows:
-                broken = next((item for item in taken if isinstance(item, _Problem)), None)  # of a field of many lines
+                broken = next((item for item in taken if isinstance(item, _Problem)), None)  # in a field of many lines
                 yield _Problem(taken[0][0], f"line {broken.line}: {broken.why}") if broken else (taken[0][0], row)
                 taken.clear()
             return
         except csv.Error as error:
             yield _Problem(taken[0][0], str(error))
-            again.extendleft(reversed(taken[1:]))  # a quote that is not closed costs its own line alone
+            again.extendleft(reversed(taken[1:]))  # an unclosed quote costs only its own line
             taken.clear()
 
 
@@ -293,7 +293,7 @@ def _table(lines: Lines, delimiter: str) -> Parsed:
         return
     names = head[1]
     if len(set(names)) < len(names):
-        yield _Problem(1, f"two columns of one name: {', '.join(names)}")
+        yield _Problem(1, f"two columns have the same name: {', '.join(names)}")
         return
     for item in rows:
         if isinstance(item, _Problem):
@@ -343,7 +343,7 @@ def _files(path: str | os.PathLike) -> list[str | Path]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} {'is not a file' if path.exists() else 'does not exist'}")
     if _ending(path) not in _PARSERS:
-        raise ValueError(f"{path} ends with {_ending(path)}, known are {', '.join(KNOWN)}, and .gz after each")
+        raise ValueError(f"{path} ends with {_ending(path)}, expected {', '.join(KNOWN)}, or .gz after these")
     return [path]
 
 
@@ -363,7 +363,7 @@ class Documents:
         language: split documents into sentences by the rules of this language ("en", "de", ...; needs sentencex); None
             leaves their lines as they are.
 
-    A document is a list of strings without surrounding white space; empty ones, and empty documents, are left out.
+    A document is a list of strings without surrounding white space; empty strings and empty documents are left out.
 
     Raises:
         TypeError: unless records is an iterable.
@@ -406,7 +406,7 @@ class Documents:
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:
-    """Return the sentences of a text with the white space between them: joined, they are the text.
+    """Return the sentences of a text with the white space between them: joined, they give the text.
 
     sentencex (https://github.com/wikimedia/sentencex) splits by the rules of the language, a code of two or three
     letters; it has rules for some 30 languages, and uses the nearest for others.

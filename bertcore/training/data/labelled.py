@@ -20,7 +20,7 @@ MISSING = "nan", "inf", "-inf"  # refused among numbers; among words they may be
 MANY, FEW = 20, 20  # more different integers than MANY, with fewer than FEW records each, may be numbers or classes
 DOCUMENT = "-DOCSTART-"  # begins a document in CoNLL's files
 
-KINDS = "which may be classes or numbers to predict: choose by kind='classes' or 'numbers' (--label-kind)"
+KINDS = "which may be classes or numbers to predict: choose with kind='classes' or 'numbers' (--label-kind)"
 
 Numbered = tuple[int, Mapping[str, Any]]
 
@@ -35,7 +35,7 @@ class LabelledTexts:
         is_multiple: a label is a list of any number of classes (or their names separated by commas).
 
     A text's label is the index of its class, a number, or a 0 or 1 for each class, as the losses
-    "single_label_classification", "regression" and "multi_label_classification" take them.
+    "single_label_classification", "regression" and "multi_label_classification" expect.
     """
 
     text: str = "text"
@@ -56,17 +56,17 @@ class LabelledTexts:
         *,
         kind: str | None = None,
     ) -> LabelledTexts:
-        """Return the columns with the labels that the records have; all are read once.
+        """Return the columns with the labels in the records, which are all read once.
 
-        Lists are several labels per text; numbers with any fraction among them are numbers; other labels are classes,
-        sorted as numbers or alphabetically. `kind`, "classes" or "numbers", decides about integers; it is required if
-        more than 20 differ, with fewer than 20 records each.
+        A list gives a text several labels. Numbers stay numbers if any has a fraction; all other labels are classes,
+        sorted by number or alphabetically. `kind`, "classes" or "numbers", decides for integers; it is required if
+        more than 20 differ, with fewer than 20 records each on average.
 
         Raises:
             MalformedRecord (a ValueError): for a record without a label, with nan where others have numbers, or with a
                 word where others have fractions.
-            ValueError: for lists and other labels, integers that may be either, labels that contradict `kind`, an
-                unknown `kind`, or no record.
+            ValueError: for lists mixed with other labels, integers that may be either, labels that contradict `kind`,
+                an unknown `kind`, or no record.
         """
         checks.choice("kind", kind, (None, "classes", "numbers"))
         names: dict[str, Numbered] = {}  # and the first record of each
@@ -83,10 +83,10 @@ class LabelledTexts:
         has_fractions = not all(found.is_integer() for found in numbers.values())
         for name, (number, record) in {} if lists or not numbers else names.items():
             if name not in numbers and (has_fractions or name.lower() in MISSING):
-                raise wrong_record(record, number, f"{label!r} is {name!r}, and a number in others")
+                raise wrong_record(record, number, f"{label!r} is {name!r}, but a number in other records")
         are_numbers = not lists and len(numbers) == len(names)
         if (kind == "numbers" and not are_numbers) or (kind == "classes" and are_numbers and has_fractions):
-            raise ValueError(f"kind (--label-kind) is {kind!r}, which labels in {label!r} are not")
+            raise ValueError(f"kind (--label-kind) is {kind!r}, but the labels in {label!r} are not")
         if are_numbers and (has_fractions or kind == "numbers"):
             return cls(text, text_pair, label)
         if are_numbers and kind is None and len(names) > MANY and count < FEW * len(names):
@@ -146,7 +146,7 @@ class LabelledWords:
             word and its tag (the first and the last column, as in CoNLL); an empty line ends a text.
         labels: the tags in the order of their indices.
 
-    A word's tag is that of its first token; its other tokens, and special ones, have none (-100).
+    The first token of a word has its tag; a word's other tokens, and special tokens, have none (-100).
     """
 
     words: str = "tokens"
@@ -157,7 +157,7 @@ class LabelledWords:
 
     @classmethod
     def found_in(cls, records: Rows, words: str = "tokens", tags: str = "tags") -> LabelledWords:
-        """Return the columns with the tags that the records have; all are read once. Raises ValueError without tags."""
+        """Return the columns with the tags in the records, which are all read once. Raises ValueError without tags."""
         columns = cls(words, tags)
         found = {tag for _, _, _, row in columns._rows(records) for tag in row}
         if not found:
@@ -185,7 +185,7 @@ class LabelledWords:
                 yield made | {"labels": labels}
 
     def whole(self, records: Rows) -> Iterator[Mapping[str, Any]]:
-        """Yield the records, with lines joined to one record per text, which stands where its first word does."""
+        """Yield the records, with lines joined to one record per text, at the position of its first word."""
         text: Record | None = None
         for number, record in enumerate(records):
             if not (isinstance(record, Record) and record.is_line):
@@ -245,11 +245,11 @@ class TextColumns:
 
 @dataclass(frozen=True)
 class QueriedTexts:
-    """Queries with a document that answers each and a list of others, for objectives of late interaction.
+    """Queries, each with its answering document and a list of other documents, for late interaction.
 
     Attributes:
         text, text_pair: the names of the columns of queries and of documents; "negatives" may have lists of others.
-        label: the column of a teacher's scores, a list of one for each document, the first one's first; None for none.
+        label: the column of a teacher's scores: a list, the answer's score first, then the others'; None without.
     """
 
     text: str = "text"
@@ -257,9 +257,9 @@ class QueriedTexts:
     label: str | None = None
 
     def examples(self, records: Rows) -> list[dict[str, Any]]:
-        """Return the query, the document, the others and the scores of each record.
+        """Return the query, the document, the other documents and the scores of each record.
 
-        Raises MalformedRecord, a ValueError, naming a record that lacks a column, or has another number of scores.
+        Raises MalformedRecord, a ValueError, naming a record that lacks a column, or has too few or many scores.
         """
         found = []
         for number, record in enumerate(records):
@@ -284,8 +284,8 @@ class QueriedTexts:
 class TextMentions:
     """Texts with the entities that they mention, for `objectives.EntityMaskedLM`.
 
-    A record has the text; entity_spans, the first and the last + 1 character of each mention; and entities, their
-    names.
+    A record has the text; entity_spans, the first and the last + 1 character of each mention; and entities, the
+    entities' names.
 
     Attributes:
         column: the name of the column of texts.
@@ -342,7 +342,7 @@ def _strings(value: Any, record: Mapping[str, Any], number: int, column: str) ->
 
 
 def _name(value: Any, record: Mapping[str, Any], number: int, column: str) -> str:
-    """Return the name of a class: true and 1.0 are 1."""
+    """Return the name of a class; true and 1.0 become "1"."""
     if isinstance(value, str) and value.strip():
         return value.strip()
     if isinstance(value, bool | int | float) and math.isfinite(value):

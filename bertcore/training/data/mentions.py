@@ -25,12 +25,12 @@ EXPECTED_SPANS = "[[first, last + 1, label], ...], characters of the text"
 
 @dataclass(frozen=True)
 class LabelledMentions:
-    """Texts with one marked entity or two, and a label each: {"text", "spans": [[first, last + 1], ...], "label"}.
+    """Texts with one or two marked entities and a label: {"text", "spans": [[first, last + 1], ...], "label"}.
 
     Attributes:
         texts: the columns of texts and labels; a label is a class, or a list of any number of them.
-        task: "entity-classification", of a span, or "relation-extraction", of a first (head) and a second one (tail).
-        negative: the class that says that there is nothing, which F1 leaves out; None for none.
+        task: "entity-classification" of one span, or "relation-extraction" of a first (head) and a second (tail).
+        negative: the class for no type or no relation, which F1 leaves out; None without one.
     """
 
     texts: LabelledTexts
@@ -47,9 +47,9 @@ class LabelledMentions:
         *,
         negative: str | None = None,
     ) -> LabelledMentions:
-        """Return the columns with the labels that the records have; all are read once.
+        """Return the columns with the labels in the records, which are all read once.
 
-        `negative` is by default "no_relation", for pairs, if that is a label.
+        For pairs, `negative` is "no_relation" by default if that is a label.
 
         Raises ValueError for another task, a `negative` that is not a label, and as `LabelledTexts.found_in` does.
         """
@@ -86,9 +86,9 @@ class LabelledMentions:
         """Yield an example of each record, cut to `max_length` tokens (by default the tokenizer's limit).
 
         Raises:
-            MalformedRecord (a ValueError): naming a record that lacks a column, or has another label, or spans that are
-                not as many as expected, outside the text, overlapping, or cut off.
-            ValueError: for a tokenizer that pads on the left, or has no marks for entities.
+            MalformedRecord (a ValueError): naming a record that lacks a column, has an unknown label, or has spans that
+                are too few or many, outside the text, overlapping or cut off.
+            ValueError: for a tokenizer that pads on the left, or has no entity markers.
         """
         check_side(tokenizer)
         markers = None if has_entities(tokenizer) else marked.find_markers(tokenizer, self.count)
@@ -116,8 +116,8 @@ class LabelledEntities:
     """Texts with the entities in them: {"text", "spans": [[first, last + 1, label], ...]}.
 
     Attributes:
-        text: the name of the column of texts; that of the spans is "spans".
-        labels: the names of the classes in their order: "NIL", of spans that are no entities, and the kinds.
+        text: the name of the text column; the spans are in the column "spans".
+        labels: the names of the classes in their order: "NIL", for spans that are not entities, then the kinds.
         width: the most words of an entity.
         nested: whether entities may overlap.
     """
@@ -131,7 +131,7 @@ class LabelledEntities:
 
     @classmethod
     def found_in(cls, records: Rows, text: str = "text", *, width: int = marked.WIDEST) -> LabelledEntities:
-        """Return the columns with the kinds that the records have; all are read once.
+        """Return the columns with the kinds in the records, which are all read once.
 
         Raises:
             MalformedRecord (a ValueError): naming a record whose spans are not as expected.
@@ -144,7 +144,7 @@ class LabelledEntities:
         return cls(text, (marked.NONE, *sorted(kinds)), width)
 
     def entities(self, record: Mapping[str, Any], number: int) -> list[tuple[marked.Span, str]]:
-        """Return the entities of a record, ((first, last + 1), kind) each. Raises MalformedRecord for wrong ones."""
+        """Return the entities of a record, ((first, last + 1), kind) each. Raises MalformedRecord for wrong spans."""
         text = text_of(record, number, self.text)
         given = record.get("spans")
         if not isinstance(given, list | tuple):
@@ -154,7 +154,7 @@ class LabelledEntities:
             if not isinstance(each, list | tuple) or len(each) != 3 or not isinstance(each[2], str):
                 raise wrong_record(record, number, f"spans[{place}] is {each!r:.60}, expected {EXPECTED_SPANS}")
             if not each[2].strip() or each[2].strip() == marked.NONE:
-                why = f"{marked.NONE} is of spans without one"
+                why = f"{marked.NONE} marks spans that are not entities"
                 problem = f"spans[{place}] has the label {each[2]!r}, expected another: {why}"
                 raise wrong_record(record, number, problem)
             kinds.append(each[2].strip())
@@ -167,13 +167,13 @@ class LabelledEntities:
     def examples(self, records: Rows, tokenizer: Any, *, max_length: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield an example of each text, cut to `max_length` tokens (by default the tokenizer's limit).
 
-        An example has every span of at most `width` words that begins and ends with a token: the columns of its first
-        and last token, entity_start_positions and entity_end_positions, and labels. For LUKE a text with many spans has
-        several examples; overflow_to_sample_mapping is the number of the text. A text without words is left out.
+        An example has all spans of at most `width` words that begin and end with a token: entity_start_positions and
+        entity_end_positions (the columns of first and last tokens) and labels. For LUKE, a text with many spans has
+        several examples; overflow_to_sample_mapping is the text's number. A text without words is left out.
 
         Raises:
-            MalformedRecord (a ValueError): naming a record that lacks a column, has another label, or spans that are
-                outside the text or overlap.
+            MalformedRecord (a ValueError): naming a record that lacks a column, has an unknown label, or has spans
+                that are outside the text or overlap.
             ValueError: for a tokenizer that pads on the left.
         """
         check_side(tokenizer)
@@ -198,10 +198,10 @@ class LabelledEntities:
                     yield made | spans | {"labels": labels}
 
     def metric(self, records: Sequence[Mapping[str, Any]], examples: Sequence[Mapping[str, Any]]) -> Any:
-        """Return precision, recall and F1 of the entities, of the scores of `examples`, made from `records`.
+        """Return a metric for the scores of `examples`, made from `records`: precision, recall and F1.
 
         A predicted entity counts if its kind and both ends are right, over all texts (Tjong Kim Sang and De Meulder
-        2003); of overlapping ones the highest score wins. Entities that are not among the candidates count as missed.
+        2003); of overlapping ones the highest score wins. Entities outside the candidates count as missed.
         """
         total = sum(len(record["spans"]) for record in records)
 
@@ -223,14 +223,14 @@ class LabelledEntities:
 
 
 class SpanCollator(DataCollatorWithPadding):
-    """Padded batches of `LabelledEntities.examples`: spans and their labels, too, and LUKE's entities."""
+    """Collator for `LabelledEntities.examples`: padded batches with spans, labels and LUKE's entities."""
 
     def __init__(self, tokenizer: Any):
         super().__init__(tokenizer)
         self._entities = marked.entities_of(tokenizer) if has_entities(tokenizer) else None
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """Return the batch; spans and labels are (examples, most spans), -1 and -100 where there are no more."""
+        """Return the batch; spans and labels are (examples, most spans), filled with -1 and -100."""
         own = ("entity_start_positions", "entity_end_positions", "labels")
         batch = super().__call__([{name: row[name] for name in row if name not in own} for row in examples])
         starts, ends, kinds = ([row[name] for row in examples] for name in own)
@@ -247,7 +247,7 @@ def has_entities(tokenizer: Any) -> bool:
 
 
 def check_side(tokenizer: Any) -> None:
-    """Raise ValueError for a tokenizer that pads on the left, where columns begin."""
+    """Raise ValueError for a tokenizer that pads on the left, which would shift columns."""
     if tokenizer.padding_side != "right":
         raise ValueError("tokenizer pads on the left: load it with padding_side='right'")
 

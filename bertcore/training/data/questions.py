@@ -14,7 +14,7 @@ from bertcore.training.data.files import Rows, text_of, wrong_record
 from bertcore.training.metrics import answer_scores
 
 AT_ONCE = 64  # questions that are tokenised together
-BEST = 20  # all pairs of so many starts and ends are tried
+BEST = 20  # the best starts and ends, which are tried in all pairs
 Examples = Sequence[Mapping[str, Any]]
 Spans = Sequence[tuple[int, int]]
 
@@ -39,13 +39,13 @@ class Questions:
     def examples(self, records: Rows, tokenizer: Any, *, max_length: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the windows of each question, of at most `max_length` tokens (by default the tokenizer's limit).
 
-        An example has start_positions and end_positions, the columns of the first answer's first and last token, or of
-        the first token ([CLS]) if the window does not hold the answer; for `best_answers` overflow_to_sample_mapping,
-        the number of the question, and offset_mapping, the characters of the context for each token, (0, 0) for others.
+        start_positions and end_positions are the columns of the first answer's first and last token, or of [CLS] if the
+        window does not hold all of the answer. For `best_answers`, overflow_to_sample_mapping is the question's number,
+        and offset_mapping has the characters of each token in the context, (0, 0) for other tokens.
 
         Raises:
             MalformedRecord (a ValueError): for a record that lacks a column, or whose answer is not at its position.
-            ValueError: for a tokenizer that pads on the left, where columns begin.
+            ValueError: for a tokenizer that pads on the left, which would shift the columns.
         """
         if tokenizer.padding_side != "right":
             raise ValueError("tokenizer pads on the left: load it with padding_side='right'")
@@ -84,7 +84,7 @@ class Questions:
         first, start = answers[0]
         found = record[self.context][start : start + len(first)]
         if not first or start < 0 or found != first:
-            raise wrong_record(record, number, f"the answer {first!r:.60} is not at {start}, there is {found!r:.60}")
+            raise wrong_record(record, number, f"the answer {first!r:.60} is not at {start}, the text is {found!r:.60}")
         return start, start + len(first)
 
     def _answers(self, record: Mapping[str, Any], number: int) -> list[tuple[str, int]]:
@@ -113,13 +113,13 @@ def best_answers(
 ) -> list[str]:
     """Return each record's answer: the span with the highest sum of start and end score, in any window.
 
-    It is "" if the first token ([CLS]) scores higher in every window.
+    It is "" unless the span scores higher than the first token ([CLS]) of some window.
 
     Args:
         records: the source of `windows`.
         windows: of `Questions.examples`.
         scores: (start_logits, end_logits), (windows, length) each, at least as wide as the longest window.
-        context: the name of the column of texts.
+        context: the name of the text column.
         longest: the most tokens of an answer.
     """
     best = [(-np.inf, "")] * len(records)
@@ -135,7 +135,7 @@ def best_answers(
 
 
 def answer_metrics(records: Examples, windows: Examples, questions: Questions | None = None) -> Callable[..., Any]:
-    """Return a metric of the scores of `windows`, made from `records`: exact match and F1 of the answers."""
+    """Return a metric for the scores of `windows`, made from `records`: exact match and F1 of the answers."""
     questions = questions or Questions()
     references = [questions.references(record, number) for number, record in enumerate(records)]
 

@@ -23,8 +23,8 @@ BUFFERED = 1 << 18  # values of a column that wait to be written
 class StoredExamples:
     """A sequence of examples in a folder, made by `store_examples`; an example is a dict of arrays and numbers.
 
-    An example is in memory only once it is read. The sequence may be pickled, and read after a fork. Skipping costs
-    nothing, unlike in a stream that is tokenized again.
+    An example is in memory only once it is read. The sequence may be pickled, and read after a fork. Skipping examples
+    costs nothing, unlike in a stream that is tokenized again.
 
     Args:
         folder: written by `store_examples`.
@@ -76,12 +76,12 @@ class Part:
 def store_examples(
     folder: str | os.PathLike, examples: Iterable[Mapping[str, Any]], facts: Mapping[str, Any] | None = None
 ) -> StoredExamples:
-    """Write examples to a new folder, which appears once all are written; in bounded memory.
+    """Write examples to a new folder, which appears once all are written. Memory use is bounded.
 
     Args:
         folder: a path that does not exist yet.
-        examples: mappings with the same keys, of integers, numbers, or one-axis lists or arrays of them. They are kept
-            in 32 bits.
+        examples: mappings with the same keys to integers, floats, or one-axis lists or arrays of them. They are kept in
+            32 bits.
         facts: JSON values about them.
 
     Raises:
@@ -124,7 +124,7 @@ def _write(folder: Path, examples: Iterable[Mapping[str, Any]]) -> tuple[int, di
 
 
 class _Writer:
-    """Appends the values of one column to its files."""
+    """Writer of one column's files."""
 
     def __init__(self, folder: Path, name: str, first: Any, stack: ExitStack):
         if not name.isidentifier():
@@ -152,7 +152,7 @@ class _Writer:
 
 
 class _Column:
-    """Reads one column."""
+    """Reader of one column."""
 
     def __init__(self, folder: Path, name: str, known: Mapping[str, Any], count: int):
         values, ends = _paths(folder, name)
@@ -161,7 +161,7 @@ class _Column:
         self._ends = None if self.is_scalar else _mapped(ends, "int64")
         lengths = count if self._ends is None else (int(self._ends[-1]) if count else 0)
         if len(self._values) != lengths or (self._ends is not None and len(self._ends) != count):
-            raise ValueError(f"{values} has {len(self._values)} values, expected {lengths} of {count} examples")
+            raise ValueError(f"{values} has {len(self._values)} values, expected {lengths} for {count} examples")
 
     def __getitem__(self, index: int) -> Any:
         if self._ends is None:
@@ -181,7 +181,7 @@ def _opened(path: Path, stack: ExitStack) -> IO[bytes]:
 def _mapped(path: Path, dtype: str) -> np.ndarray:
     size = np.dtype(dtype).itemsize
     if not path.is_file() or path.stat().st_size % size:
-        raise ValueError(f"{path} is damaged: its size is not a multiple of {dtype}")
+        raise ValueError(f"{path} is missing, or its size is not a multiple of {size} bytes")
     if path.stat().st_size == 0:
         return np.zeros(0, dtype)
     return np.memmap(path, dtype, "r")

@@ -167,7 +167,7 @@ class Table:
 ])  # fmt: skip
 def test_invalid_settings(options, error):
     refuses((TypeError, ValueError), error, Batches, **{"dataset": EXAMPLES} | options)
-    refuses(TypeError, "not known before", len, Batches(Stream()))
+    refuses(TypeError, "unknown for a stream", len, Batches(Stream()))
     for epoch in ({"number": -1}, {"number": 0, "skip": -1}, {"number": 0, "skip": 1.5}):
         refuses((TypeError, ValueError), "expected an integer of at least 0", Batches(EXAMPLES).epoch, **epoch)
     refuses(ValueError, "an example has no input_ids", list, Batches([{"labels": 1}], group_by_length=True).epoch(0))

@@ -84,7 +84,7 @@ MALFORMED = {
     "deep.jsonl": (b"[" * 100_000 + b"\n", "deep.jsonl:1: not JSON", 0),
     "a.csv": (b"text,label\ngood,1\nbad\ngood,0\n", "a.csv:3: 1 fields, expected 2: text, label", 2),
     "quote.csv": (b'text\n"never closed\n', "quote.csv:2: unexpected end", 0),
-    "twice.csv": (b"text,text\n1,2\n", "twice.csv:1: two columns of one name", 0),
+    "twice.csv": (b"text,text\n1,2\n", "twice.csv:1: two columns have the same name", 0),
     "bytes.csv": (b"text\ngood\n\xff\ngood\n", "bytes.csv:3: not UTF-8", 2),
     "field.csv": (b'text,label\n"bad\n\xff\nbad",1\ngood,2\n', "field.csv:2: line 3: not UTF-8", 1),
 }
@@ -213,7 +213,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     ([], "paths is empty"),
     ("", "a path is empty"),
     ("missing.txt", "missing.txt does not exist"),
-    ("a.pdf", "a.pdf ends with .pdf, known are .txt"),
+    ("a.pdf", "a.pdf ends with .pdf, expected .txt"),
     ("folder", "folder has no readable file"),
 ])  # fmt: skip
 def test_paths_that_cannot_be_read(tmp_path, monkeypatch, paths, error):

@@ -119,7 +119,7 @@ def test_labels_of_no_kind(labels, error):
 @pytest.mark.parametrize("labels", [("0.5", "nan", "0.25"), ("0.5", "n/a", "0.25"), ("1", "NaN", "2", "x")])
 def test_a_word_among_numbers_is_no_class(labels):
     """One score that lacks does not make all the others classes."""
-    with pytest.raises(MalformedRecord, match=rf"records\[1\] 'label' is '{labels[1]}', and a number in others"):
+    with pytest.raises(MalformedRecord, match=rf"records\[1\] 'label' is '{labels[1]}', but a number in other records"):
         LabelledTexts.found_in(rows(*labels))
     assert LabelledTexts.found_in(rows("1", "n/a", "2")).labels == ("1", "2", "n/a")
     assert LabelledTexts.found_in(rows("nan", "fra")).labels == ("fra", "nan")
@@ -137,7 +137,7 @@ def test_many_integers_need_a_kind():
     with pytest.raises(ValueError, match="kind is 'floats', expected one of None, 'classes', 'numbers'"):
         LabelledTexts.found_in(many, kind="floats")
     for labels, kind in (((1, "a"), "numbers"), (([1], [2]), "numbers"), ((1, 0.5), "classes")):
-        with pytest.raises(ValueError, match=rf"kind \(--label-kind\) is '{kind}', which labels in 'label' are not"):
+        with pytest.raises(ValueError, match=rf"kind \(--label-kind\) is '{kind}', but the labels in 'label' are not"):
             LabelledTexts.found_in(rows(*labels), kind=kind)
     assert LabelledTexts.found_in(rows(1, 0.5), kind="numbers").problem_type == "regression"
 
@@ -195,7 +195,7 @@ def test_right_scores_give_the_right_answers(tokenizer, max_length):
     ({"answers": None}, "'answers' is None, expected"),
     ({"answers": {"text": ["cat"]}}, "'answers' is .*, expected"),
     ({"answers": {"text": ["cat"], "answer_start": []}}, "'answers' is .*, expected"),
-    ({"answers": {"text": ["cat"], "answer_start": [0]}}, "the answer 'cat' is not at 0, there is 'the'"),
+    ({"answers": {"text": ["cat"], "answer_start": [0]}}, "the answer 'cat' is not at 0, the text is 'the'"),
     ({"answers": {"text": ["cat"], "answer_start": [-3]}}, "the answer 'cat' is not at -3"),
     ({"answers": {"text": ["cat"], "answer_start": ["x"]}}, "'answers' is .*, expected"),
 ])  # fmt: skip
