@@ -314,7 +314,7 @@ def test_a_guide_reads_the_texts(tokenizer):
         (lambda: GISTEmbed(Guide(), margin_strategy="mild"), "margin_strategy is 'mild', expected one of 'absolute'"),
         (lambda: GISTEmbed(Guide()).of_embeddings(vectors_of(2, 3), np.ones(3)), "expected .3, 2, dim., the guide's"),
         (lambda: Softmax(2, chunk=4), "chunk is 4, expected None"),
-        (lambda: Softmax(2, concatenation_sent_rep=False, concatenation_sent_difference=False), "expected at least one"),
+        (lambda: Softmax(2, concatenation_sent_rep=False, concatenation_sent_difference=False), "at least one"),
         (lambda: AdaptiveLayer(CoSENT(chunk=2)), "inner is CoSENT with chunk 2"),
         (
             lambda: Softmax(3).loss(AutoModel.from_config(CONFIG), batch_of(2, SCORES)),
