@@ -132,7 +132,7 @@ class Tokenizer(Vocabulary):
 
     def whole_ids(self, texts: list[str]) -> list[list[int]]:
         """Return the input_ids of each text, uncut and without special tokens. Raises as a call does."""
-        return [encoding.ids for encoding in self._encode(read_texts(texts, None), None, False)]
+        return [encoding.ids for encoding in self._encode(read_texts(texts, None), None, False, offsets=False)]
 
     def encode_beginnings(self, texts: list[str], max_length: int) -> list[tuple[list[int], bool]]:
         """Return the input_ids of each text, cut to `max_length` with its special tokens, and whether it was cut.
@@ -250,12 +250,14 @@ class Tokenizer(Vocabulary):
             raise ValueError("padding needs a pad token, and the tokenizer's files state none")
         return cut, fill
 
-    def _encode(self, texts: Texts, cut: Truncation | None, add_special_tokens: bool) -> list["Encoding"]:
+    def _encode(
+        self, texts: Texts, cut: Truncation | None, add_special_tokens: bool, offsets: bool = True
+    ) -> list["Encoding"]:
         """Encode each text or pair; an encoding's `overflowing` has the pieces that were cut off."""
         try:
             if cut and cut.strategy != "longest_first" and texts.second is not None:
                 self._check_pairs(texts, cut, add_special_tokens)
-            return self._engine.encode(texts.inputs(), cut, add_special_tokens, texts.split)
+            return self._engine.encode(texts.inputs(), cut, add_special_tokens, texts.split, offsets)
         except TypeError:  # the library's error for text that cannot be encoded as UTF-8
             texts.check_unicode()
             raise

@@ -160,6 +160,18 @@ def test_the_tokens_are_those_of_the_whole_text(name, tmp_path, monkeypatch):
             assert was_cut == (len(whole) > most)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_many_texts_have_the_tokens_of_each(name, tmp_path):
+    """Many texts are encoded without offsets."""
+    write_family(tmp_path, name)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    rng = random.Random(name)
+    texts = ["".join(rng.choices(WORDS, k=rng.randrange(40))) for _ in range(3 * engine.PARALLEL_TEXTS)]
+    each = [tokenizer(text, truncation=True, max_length=9)["input_ids"] for text in texts]
+    assert [ids for ids, _ in tokenizer.encode_beginnings(texts, 9)] == each
+    assert tokenizer.whole_ids(texts) == [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+
 def test_endless_words_are_cut(tmp_path, monkeypatch):
     write_family(tmp_path, "BertTokenizer")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
