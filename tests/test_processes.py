@@ -134,6 +134,20 @@ worker.join()
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
+ONE_CPU = """
+import os, signal
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import numpy as np
+from bertcore.kernels import softmax
+
+signal.alarm(120)
+softmax(np.ones((2, 3), np.float32))
+child = os.fork()
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
 
 @forks
 def test_children_of_a_parent_that_has_run_the_model(layer):  # noqa: F811
@@ -161,6 +175,11 @@ def test_multiprocessing_by_forks(layer):  # noqa: F811
 @pytest.mark.slow
 def test_spawned_processes(layer):  # noqa: F811
     assert run_python(MULTIPROCESSING, "spawn", **layer)[0] == "[2, 2]"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind processes to CPUs")
+def test_a_parent_on_one_cpu_ends(layer):  # noqa: F811
+    run_python(ONE_CPU, **layer | {"OMP_NUM_THREADS": "1"})
 
 
 @forks

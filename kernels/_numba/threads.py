@@ -121,6 +121,8 @@ def _before_fork():
     for lock in _LOCKS:
         lock.acquire()
     _lost[:] = filter(None, [_pool_lost_in_fork()])
+    if parallel._is_initialized:
+        _keep_pool()
 
 
 def _after_fork():
@@ -129,7 +131,7 @@ def _after_fork():
 
 
 def _keep_pool():
-    """Keep tbb's pool from being unloaded at the child's end, which can wait for ever for threads of the parent."""
+    """Keep tbb's pool from being unloaded at the end of parent and child, which can wait forever after a fork."""
     if THREADING_LAYER == "tbb":
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(importlib.import_module("numba.np.ufunc.tbbpool")))
 
@@ -138,7 +140,6 @@ def _after_fork_in_child():
     _callers.clear()
     if parallel._is_initialized:
         _callers[get_ident()] = None
-        _keep_pool()
     if _lost:
         use_only_one(_lost[0])
     _after_fork()
