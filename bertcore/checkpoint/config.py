@@ -1,9 +1,9 @@
-"""Read config.json, and what it says of low-precision weights.
+"""Read config.json and its description of low-precision weights.
 
 A bfloat16 checkpoint holds bfloat16 tensors, with vectors (biases, layer norms) in float32: these are a thousandth of
-the whole, and what computes in bfloat16 rounds them itself. config.json has "dtype": "bfloat16" as transformers writes
-it, and "bertcore_dtype" for the dtype to load it in: published bfloat16 checkpoints, which lack that key, are loaded in
-float32.
+the whole, and code that computes in bfloat16 rounds them itself. config.json has "dtype": "bfloat16" as transformers
+writes it, and "bertcore_dtype" for the dtype to load it in: published bfloat16 checkpoints, which lack that key, are
+loaded in float32.
 
 An int8 checkpoint has the format "int-quantized" of compressed-tensors
 (https://github.com/vllm-project/compressed-tensors): the weight X of a linear layer is the product of an int8 tensor X
@@ -12,7 +12,7 @@ and a float32 tensor X_scale, (out_features, 1); embedding tables are bfloat16, 
 tensors X_input_scale, float32 (in_features,): input columns are multiplied by them before rounding, and X stands for
 X * X_scale * X_input_scale. Its format is "int-quantized-smoothed", which other readers refuse.
 
-int8_weight_only has the strategy "group" in place of "channel", and activations that are not quantized: X_scale is
+int8_weight_only has the strategy "group" instead of "channel", and unquantized activations: X_scale is
 bfloat16 (out_features, groups of 32) for every layout of X, and the last group may be shorter. With channels, where X
 is not stored as (out_features, in_features), X_scale has size 1 along the input axes: (1, out_features) beside GPT-2's
 (in_features, out_features).
@@ -50,8 +50,8 @@ def read_config(folder: str | os.PathLike, name: str = CONFIG_NAME) -> dict[str,
 
 
 SCALE = "_scale"  # the suffix of an int8 tensor's scales
-INPUT_SCALE = "_input_scale"  # and of its input's
-FORMATS = "int-quantized", "int-quantized-smoothed"  # the second, with input scales, is not of compressed-tensors
+INPUT_SCALE = "_input_scale"  # the suffix of its input's scales
+FORMATS = "int-quantized", "int-quantized-smoothed"  # the second, with input scales, is bertcore's own
 QUANTIZATION = "quantization_config"
 LOADED_AS = "bertcore_dtype"
 
@@ -80,7 +80,7 @@ def split_dtype(folder: Any, config: Mapping[str, Any]) -> tuple[dict[str, Any],
 def with_dtype(
     config: Mapping[str, Any], dtype: str, unquantized: Iterable[str] = (), *, smoothed: bool = False
 ) -> dict[str, Any]:
-    """Return the config of a checkpoint with the tensors of a model of `dtype`; the reverse of `split_dtype`.
+    """Return the config for a checkpoint of a model of `dtype`; the reverse of `split_dtype`.
 
     Args:
         config: the model's config.
@@ -102,7 +102,7 @@ def with_dtype(
 
 def _quantized_dtype(where: str, found: Any) -> str:
     """Return int8 or int8_weight_only. Raises CheckpointError for any other quantization."""
-    expected = "supported is int8 with a scale for each output channel or 32 weights: quant_method "
+    expected = "supported is int8 with a scale for each output channel or each 32 weights: quant_method "
     expected += "'compressed-tensors', format"
     if not isinstance(found, Mapping):
         raise CheckpointError(f"{where} is {found!r}, expected an object")
@@ -121,5 +121,5 @@ def _quantized_dtype(where: str, found: Any) -> str:
             raise CheckpointError(f"{where}: {name} has weights in groups and quantized activations, not supported")
         kinds.add("int8_weight_only" if is_grouped else "int8")
     if len(kinds) > 1:
-        raise CheckpointError(f"{where} has scales of channels and of groups, expected one kind")
+        raise CheckpointError(f"{where} has scales for channels and for groups, expected one kind")
     return kinds.pop() if kinds else "int8"

@@ -1,8 +1,8 @@
 """Files of a checkpoint: the error that names them, reading JSON, and replacing files that belong together.
 
-A file that is written appears complete or not at all, and files that belong together appear at once. Who saves holds a
-lock on the folder while files take their places; who loads shares one, and so waits (`bertcore.system`). The lock holds
-between containers, and on file systems that support it.
+A written file appears complete or not at all, and files that belong together appear at once. Saving holds a lock on the
+folder while files take their places; loading shares this lock, and so waits (`bertcore.system`). The lock works between
+containers, on file systems that support locks.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ from bertcore.system import locked, replace, sync
 CONFIG_NAME = "config.json"
 WEIGHTS_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
 MOST_DEPTH = 64  # of nested objects and lists: an error that showed a value 990 deep would fail itself
-MOST_BYTES = 1 << 28  # of an index, a vocabulary or a config; read, it takes ten times as much memory
-STALE_SECONDS = 3600  # where folders cannot be locked, a temporary one last written to so long ago is abandoned
+MOST_BYTES = 1 << 28  # of an index, a vocabulary or a config, which takes ten times as much memory once read
+STALE_SECONDS = 3600  # where folders cannot be locked, a temporary one not written to for this long is abandoned
 
 # Takes the place of a file while the files beside it are replaced. No reader takes it for a config or a tokenizer.
 NOTE = b'{"bertcore_saving": "the files beside this one are being replaced; this one comes last"}\n'
@@ -40,7 +40,7 @@ _copies: ContextVar[bool] = ContextVar("copies", default=False)
 
 @contextlib.contextmanager
 def copied() -> Iterator[None]:
-    """Copy the weights that are opened within into memory: a process that maps a file ends when others shorten it."""
+    """Copy weights opened in the block into memory: a process that maps a file crashes when others shorten it."""
     token = _copies.set(True)
     try:
         yield
@@ -62,8 +62,8 @@ MESSAGE = 1000  # characters of a long message that are kept at each end
 class CheckpointError(ValueError):
     """A checkpoint cannot be read, or does not fit the model; the message names the file and every problem.
 
-    Control characters that the message quotes from a file or library are escaped: they may command a terminal. Of a
-    long message the middle is left out.
+    Control characters that the message quotes from a file or library are escaped: they may control a terminal. The
+    middle of a long message is left out.
     """
 
     def __init__(self, message: str):
@@ -95,7 +95,7 @@ def checkpoint_folder(path: str | os.PathLike) -> Path:
 
 
 def missing_file(file: Path, otherwise: str) -> CheckpointError:
-    """Make the error for a file that is missing; it says `otherwise` if nothing else is in the file's place."""
+    """Return the error for a missing file; it says `otherwise` if nothing else is in the file's place."""
     if file.is_symlink() and not file.exists():
         advice = "copy a folder of the Hugging Face cache together with the files its links point to (cp -rL)"
         target = os.readlink(file)
@@ -144,7 +144,7 @@ def _is_too_deep(value: Any) -> bool:
 
 
 def read_complete(file: Path) -> bytes:
-    """Return the content of a file that belongs to others beside it; waits for a process that replaces them.
+    """Return the content of one of several files that belong together; wait for a process that replaces them.
 
     Raises CheckpointError if the file cannot be read, exceeds MOST_BYTES, or is the note that `replacing`
     leaves when it is killed.
@@ -229,7 +229,7 @@ def replacing(folder: Path, guard_name: str) -> Iterator[Path]:
             try:
                 _switch(guard, others, new, old, note)
             finally:
-                if os.path.lexists(new[guard]):  # it comes last: all of them stay as they were
+                if os.path.lexists(new[guard]):  # the guard comes last: none of them was replaced for good
                     _restore([guard, *others], new, old)
     sync(folder)
 
@@ -262,8 +262,8 @@ def _restore(targets: list[Path], new: Mapping[Path, Path], old: Mapping[Path, P
 def temporary_beside(target: Path) -> Iterator[Path]:
     """Yield a fresh path in a temporary folder beside `target`, as a rename cannot cross file systems.
 
-    The folder is removed with all that is left in it, and so are those that killed processes have left. It stays locked
-    while its process lives: `sweep` could not tell by a number, which is another process's in another container.
+    The folder is removed with all that is left in it, as are folders that killed processes have left. It stays locked
+    while its process lives: a process number would not tell `sweep`, as another container may use the same one.
     """
     sweep(target)
     with contextlib.ExitStack() as cleanup:
@@ -278,7 +278,7 @@ def temporary_beside(target: Path) -> Iterator[Path]:
 
 
 def sweep(target: Path) -> None:
-    """Remove temporary folders beside `target` whose processes are gone; without locks, those long not written to."""
+    """Remove temporary folders beside `target` whose processes are gone; without locks, those not written to lately."""
     form = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.tmp")
     with contextlib.suppress(OSError):  # there is no folder
         for path in [path for path in target.parent.iterdir() if form.fullmatch(path.name)]:
@@ -293,7 +293,7 @@ def sweep(target: Path) -> None:
 
 @contextlib.contextmanager
 def naming(target: Path, *, nameless_alone: bool = False) -> Iterator[None]:
-    """Make operating-system errors in the block (those without a file, on request) name `target`, not a temporary."""
+    """Make system errors in the block (on request, only those without a file) name `target`, not a temporary file."""
     try:
         yield
     except OSError as error:

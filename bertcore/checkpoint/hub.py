@@ -1,8 +1,8 @@
 """Resolve the name of a checkpoint to its files: on this machine, or on the Hugging Face hub.
 
-Only the files that are wanted are fetched, into the cache that transformers uses, too. One format of the weights is
-fetched, safetensors before pickles; weights of other frameworks never. If the hub cannot be reached, the cached files
-of the revision are used, as the package huggingface_hub does.
+Only the wanted files are fetched, into the cache that transformers also uses. Weights are fetched in one format,
+safetensors before pickles; weights of other frameworks are never fetched. If the hub cannot be reached, the cached
+files of the revision are used, as the package huggingface_hub does.
 """
 
 import contextlib
@@ -99,7 +99,7 @@ def resolve(
 
 
 def _file_of_model(path: Path) -> Path | None:
-    """Return the file of a whole model that `path` is, or that its folder has in place of a checkpoint; None for none.
+    """Return the file of a whole model at `path`, or in the folder `path` in place of a checkpoint; else None.
 
     Raises CheckpointError for a folder with several.
     """
@@ -133,7 +133,7 @@ class _Source:
         """Return the folder of the revision in the cache, with the files `names` that the hub has."""
         from huggingface_hub import constants, snapshot_download
 
-        # Offline, huggingface_hub 1.33 asks the hub all the same for the files of a revision that is a commit.
+        # Even offline, huggingface_hub 1.33 asks the hub for the files of a revision that is a commit.
         is_local = self.options["local_files_only"] or constants.HF_HUB_OFFLINE
         options = {**self.options, "local_files_only": is_local}
         return Path(snapshot_download(self.name, **options, allow_patterns=list(names)))
@@ -203,7 +203,7 @@ def _explained(source: _Source) -> Iterator[None]:
 
 
 def _explain(source: _Source, error: Exception) -> str:
-    """Say in a line what went wrong and what to do. `error` itself may have many lines; it stays the cause."""
+    """Say in one line what went wrong and what to do. `error` itself, which may have many lines, stays the cause."""
     from huggingface_hub import constants, errors
 
     name, hub, options = source.name, constants.ENDPOINT, source.options
@@ -217,8 +217,8 @@ def _explain(source: _Source, error: Exception) -> str:
         return f"{name} on the hub has no revision {options['revision']!r} (a branch, tag or commit)"
     if isinstance(error, errors.RepositoryNotFoundError):
         return (
-            f"{here}, and the hub ({hub}) has no model of that name, or only for those who may see it: "
-            "check the spelling; for a private one pass token=... or log in with `hf auth login`"
+            f"{here}, and the hub ({hub}) has no model of that name, or it is private: "
+            "check the spelling, or pass token=... or log in with `hf auth login`"
         )
     if isinstance(error, errors.LocalEntryNotFoundError):
         if options["local_files_only"] or constants.HF_HUB_OFFLINE:
@@ -227,14 +227,14 @@ def _explain(source: _Source, error: Exception) -> str:
             cache = options["cache_dir"] or constants.HF_HUB_CACHE
             return (
                 f"{here}, the cache {cache} lacks all or part of it{revision}, "
-                f"and {reason} forbids asking the hub: fetch it once without"
+                f"and {reason} forbids asking the hub: fetch it once without that"
             )
         return f"{here}, the cache lacks all or part of it, and the hub ({hub}) cannot be reached: {_first_line(error)}"
     return f"{name} cannot be fetched from the hub ({hub}): {_first_line(error)}"
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the deepest cause in a line, as huggingface_hub wraps network errors."""
+    """Return the deepest cause in one line, as huggingface_hub wraps network errors."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

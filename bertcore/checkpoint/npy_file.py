@@ -1,4 +1,4 @@
-"""Arrays in NumPy's format: written as their rows come, and mapped with their form checked."""
+"""Arrays in NumPy's format: written some rows at a time, and mapped after a check of dtype and shape."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from .files import CheckpointError, missing_file
 
 
 class NpyStream:
-    """An array that is written as its rows come; `finish` completes it.
+    """An array that is written some rows at a time; `finish` completes it.
 
     The header is written again when the number of rows is known; NumPy pads it, so that its length stays the same.
     """

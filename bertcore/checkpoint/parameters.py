@@ -48,12 +48,12 @@ class NameRules:
         tied: pairs (copy, original) of parameters that are one array if config.json ties them; a file may hold either
             or both.
         untied: pairs (name, original) of separate parameters that were one array in files of earlier versions, which
-            may hold the original alone (LUKE's decoder of words before transformers 5).
+            may hold only the original (LUKE's decoder of words before transformers 5).
         anchor: the end of a name that every checkpoint of the family has; in a file it follows the file's own prefix,
             which wrappers such as DataParallel leave ("module.bert.").
         buffers: ends of names (whole parts of them) of tensors that are not parameters and are skipped.
-        modules: pairs (transformers' own module, or several in order, the published one that it is or they join), each
-            as it stands within a name, of families whose files have the published names, as this library has.
+        modules: pairs (transformers' own module, or several in order; the published module that they form), as parts of
+            names, for families whose files and this library have the published names.
     """
 
     prefix: str  # precedes the names of the encoder in a model with a head ("bert."); not in files of encoders alone
@@ -66,7 +66,7 @@ class NameRules:
     modules: tuple[tuple[str | tuple[str, ...], str], ...] = ()
 
     def published(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Return the checkpoint by its published names, if it has those of transformers' own modules."""
+        """Return the checkpoint under its published names, if it has those of transformers' own modules."""
         pairs = [((own,) if isinstance(own, str) else own, published) for own, published in self.modules]
         joined = tuple(part for own, _ in pairs if len(own) > 1 for part in own)
         if not any(part in name for name in checkpoint for part in joined):
@@ -92,9 +92,9 @@ class NameRules:
         return [prefix + spelling for spelling in (bare, *old) for prefix in ("", self.prefix)]
 
     def wrappers(self, names: Iterable[str]) -> list[str]:
-        """Return the prefix before all these tensor names of a file: usually [""], for some files ["module."].
+        """Return the prefixes of a file's tensor names: usually [""], for some files ["module."].
 
-        Several entries mean several encoders in one file, no entry that the anchor is missing.
+        Several entries mean several encoders in one file; an empty list means that the anchor is missing.
         """
         before = {name.removesuffix(self.anchor) for name in names if name.endswith(self.anchor)}
         return sorted({prefix.removesuffix(self.prefix) for prefix in before})
@@ -129,7 +129,7 @@ def load_parameters(
             lacks it too, for the caller to initialise. A part that is only partly there is an error like any other.
         scales: name -> the shape of the scales of an int8 tensor; by default (rows, 1) for a matrix.
         scale_dtype: the dtype that those scales are converted to.
-        keeps_float16: scales in float16 stay so.
+        keeps_float16: keep float16 scales in float16.
 
     Returns name -> array in the order of `expected`, in the stored dtype. A matrix may be stored in int8 with its
     scales; name + SCALE -> scales then follow it, and name + INPUT_SCALE if the file has them. Arrays may be read-only

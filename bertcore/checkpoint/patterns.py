@@ -1,8 +1,8 @@
-"""Regular expressions that stand in files, matched in bounded time.
+"""Regular expressions from files, matched in bounded time.
 
 Python's `re` tries the ways to match one after the other, which may take exponential time: a pattern like
-(.*.*.*.*)*x in a file would hang the process. Here all positions that a part of the pattern can end at are found at
-once, each part once for each position where it begins.
+(.*.*.*.*)*x in a file would hang the process. Here, all positions where a part of the pattern can end are found at
+once, and only once for each position where the part begins.
 """
 
 import importlib
@@ -41,7 +41,7 @@ class BoundedPattern:
             raise ValueError("it is nested too deeply") from error
 
     def _prepare(self, tree: Any, flags: int) -> None:
-        """Compile the single characters of a part of the pattern. Raises ValueError for what is not supported."""
+        """Compile the single characters of a part of the pattern. Raises ValueError for unsupported operations."""
         for item in tree:
             operation, value = item
             if operation in _SINGLE:
@@ -71,7 +71,7 @@ class _Match:
         self._steps = 0
 
     def ends(self, tree: Any, starts: Iterable[int]) -> set[int]:
-        """Return where a part of the pattern can end that begins at one of `starts`."""
+        """Return where a part of the pattern that begins at one of `starts` can end."""
         return set().union(*(self._ends_from(tree, start) for start in starts))
 
     def _ends_from(self, tree: Any, start: int) -> set[int]:
@@ -119,7 +119,7 @@ class _Match:
 
 
 def least_length(pattern: str) -> int:
-    """Return the characters of the shortest text that a pattern matches; 0 also for one that is not `re`'s."""
+    """Return the length of the shortest text that a pattern matches; 0 also for a pattern that `re` rejects."""
     try:
         return _parser.parse(pattern[:MOST_CHARACTERS]).getwidth()[0]
     except (re.error, OverflowError, RecursionError):

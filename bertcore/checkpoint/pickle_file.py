@@ -165,7 +165,7 @@ def _info(file: Path, content: _Content, tensor: Tensor) -> TensorInfo:
 
 
 def _storage_start(storages: Mapping[str, tuple[int, int]], storage: Storage) -> int:
-    """Return the first byte of `storage` in the file. Raises Refused unless its size is that of the pickle."""
+    """Return the first byte of `storage` in the file. Raises Refused unless its size is as in the pickle."""
     if storage.size == 0:
         return 0
     if storage.key not in storages:

@@ -40,8 +40,8 @@ class Storage:
     key: str  # its name in the file
     dtype: str  # the dtype of its elements, in the spelling of safetensors
     size: int  # the number of its bytes in the file
-    start: int  # the bytes that this view covers
-    stop: int  # the bytes that this view covers
+    start: int  # the first byte that this view covers
+    stop: int  # the byte after the last that it covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, dtype: st
 
 
 def _check_bounds(tensor: Tensor, elements: int) -> None:
-    """Raise Refused unless `tensor` lies within its storage and, for strides of 0, has no more elements."""
+    """Raise Refused unless `tensor` lies within its storage and, for strides of 0, has no more elements than it."""
     where = f"a tensor of shape {tensor.shape} and stride {tensor.stride}"
     if tensor.start + tensor.span > tensor.storage.stop:
         raise Refused(f"{where} ends after its storage {shown(tensor.storage.key)} of {elements} elements")

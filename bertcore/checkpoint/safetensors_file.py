@@ -96,7 +96,7 @@ class SafetensorsFile:
 
 
 def numpy_dtype(name: str, info: TensorInfo) -> np.dtype:
-    """Return NumPy's little-endian dtype of a tensor; CheckpointError if it has none."""
+    """Return NumPy's little-endian dtype of a tensor. Raises CheckpointError if it has none."""
     if info.dtype not in NUMPY_DTYPES:
         known = ", ".join(NUMPY_DTYPES)
         raise CheckpointError(f"{info.file}: tensor {name} is stored as {info.dtype}; readable are {known}")
@@ -141,7 +141,7 @@ def write_safetensors(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
     try:
         save_file(dict(arrays), file, metadata={"format": "pt"})  # transformers refuses a file without this entry
-    except SafetensorError as error:  # the number of a system error stands in its text alone
+    except SafetensorError as error:  # only its text has the number of a system error
         number = re.search(r"\(os error (\d+)\)", str(error))
         if number is None:
             raise

@@ -182,7 +182,7 @@ class AdaptedCheckpoint(Checkpoint):
 
     For an adapted weight of (rows, columns) a file has NAME.parametrizations.weight.original and two stacks of factors:
     NAME.parametrizations.weight.0.lora_A (adapters, rank, columns) and lora_B (adapters, rows, rank). In embedding
-    tables lora_A has the rows. PyTorch writes parametrized weights so.
+    tables lora_A has the rows. This is PyTorch's form of parametrized weights.
 
     Args:
         checkpoint: the opened file.
@@ -238,7 +238,7 @@ class AdaptedCheckpoint(Checkpoint):
 
 
 class PeftCheckpoint(Checkpoint):
-    """A checkpoint with the low-rank adapter that the library PEFT wrote into a folder added to its weights.
+    """A checkpoint whose weights have a low-rank adapter added, which the library PEFT wrote into a folder.
 
     Args:
         checkpoint: the opened file; names may have the prefix "model." there and not in the adapter, or the reverse.

@@ -1,9 +1,9 @@
 """The places of members in an uncompressed zip archive.
 
-The members are to be views of the mapped file, and zipfile gives streams without their places. This reader is also
-stricter, so that no two readers can disagree about an archive: every name once, the same in the directory and before
-the member, nothing compressed, encrypted or split. Nothing is ever extracted, so names are labels, not paths. Format:
-PKWARE's APPNOTE 6.3, sections 4.3.7, 4.3.12 to 4.3.16 and 4.5.3.
+Members must be views of the mapped file, but zipfile gives streams without their places. This reader is also stricter,
+so that no two readers can disagree about an archive: every name once, the same in the directory and before the member,
+nothing compressed, encrypted or split. Nothing is ever extracted, so names are labels, not paths. Format: PKWARE's
+APPNOTE 6.3, sections 4.3.7, 4.3.12 to 4.3.16 and 4.5.3.
 """
 
 import struct
@@ -39,7 +39,7 @@ class ArchiveMember:
     crc: int
 
     def read(self, data) -> bytes:
-        """Copy its bytes. Raises BadArchive if their checksum is wrong."""
+        """Return a copy of its bytes. Raises BadArchive if their checksum is wrong."""
         content = data[self.start : self.stop]
         if zlib.crc32(content) != self.crc:
             raise BadArchive(f"the checksum of its member {self.name!r} is wrong (damaged?)")

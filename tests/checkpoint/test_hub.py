@@ -232,7 +232,7 @@ class TestAccess:
         hub.add(NAME, {**SMALL, **SAFE}, token="hf_right")
         for token in (None, False, "hf_wrong"):
             with pytest.raises(
-                CheckpointError, match=r"no model of that name, or only for those .* pass token="
+                CheckpointError, match=r"no model of that name, or it is private: .* pass token="
             ) as caught:
                 resolve(NAME, token=token)
             assert "hf_wrong" not in str(caught.value)
