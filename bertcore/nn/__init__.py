@@ -1,1 +1,1 @@
-"""The blocks that models are assembled from, built on bertcore.kernels."""
+"""The blocks from which models are assembled, built on bertcore.kernels."""

@@ -1,4 +1,4 @@
-"""The two ends of an encoder: embeddings below its layers, and a pooler above."""
+"""Embeddings, the input of an encoder's layers, and poolers, which read their output."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +14,8 @@ from bertcore.tape import Tensor
 class Embeddings(Block):
     """LayerNorm(word + token type + position), as in BERT (Devlin et al. 2018, figure 2); a family may lack terms.
 
-    Embeddings narrower than the hidden size are then projected (Lan et al. 2019, arXiv:1909.11942, section 3.1); in
-    BERT Hash those of words are, before the sum.
+    Embeddings narrower than the hidden size are then projected (Lan et al. 2019, arXiv:1909.11942, section 3.1); BERT
+    Hash projects word embeddings before the sum.
     """
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
@@ -26,7 +26,7 @@ class Embeddings(Block):
         )
         self.positions = self.types = self.projection = None
         if spec.max_positions:
-            # RoBERTa gives padding a position of its own, whose row gets no gradient either.
+            # RoBERTa gives padding its own position, whose row gets no gradient either.
             padding = spec.pad_token_id if spec.positions_after_padding else None
             name, rows = names["position_embeddings"], spec.max_positions
             self.positions = Embedding(name, rows=rows, features=width, padding_row=padding)
@@ -44,11 +44,11 @@ class Embeddings(Block):
 
     @property
     def can_be_noted(self) -> bool:
-        """True if a program can have them as steps (`execution.recorded`)."""
+        """True if a program can record them as steps (`execution.recorded`)."""
         return self.scale == 1 and self.words.table.precision != "float64"
 
     def __call__(self, run: Pass, inputs: Any) -> Tensor:
-        """An `EncoderInput` -> (tokens, hidden)."""
+        """Map an `EncoderInput` to (tokens, hidden)."""
         words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
         if self.projects_words:
             words = self.projection(run, words)
@@ -73,10 +73,10 @@ class Embeddings(Block):
 
 
 class FirstToken(Block):
-    """The hidden state of the first token as it is."""
+    """A pooler that returns the hidden state of the first token."""
 
     def __call__(self, run: Pass, hidden: Any, first_tokens: Any) -> Any:
-        """(tokens, hidden) and the packed indices of the first tokens -> (sequences, hidden)."""
+        """Map (tokens, hidden) and the packed indices of first tokens to (sequences, hidden)."""
         return functional.take_rows(run, hidden, rows=first_tokens)
 
 
@@ -88,5 +88,5 @@ class Pooler(Block):
         self.dense = Linear(name, in_features=width, out_features=width, activation="tanh")
 
     def __call__(self, run: Pass, hidden: Any, first_tokens: Any) -> Any:
-        """(tokens, hidden) and the packed indices of the first tokens -> (sequences, hidden)."""
+        """Map (tokens, hidden) and the packed indices of first tokens to (sequences, hidden)."""
         return self.dense(run, functional.take_rows(run, hidden, rows=first_tokens))

@@ -1,7 +1,7 @@
-"""The layer of every encoder: attention, then feed-forward, each with its residual and its norm.
+"""The encoder layer: attention, then feed-forward, each with its residual and its norm.
 
-A family describes its layers by a LayerSpec, which the blocks here read. Norms stand after the residual (Vaswani et
-al. 2017, section 3.1) or before attention and feed-forward (Xiong et al. 2020, arXiv:2002.04745).
+A family describes its layers by a LayerSpec, which the blocks here read. Norms come after the residual (Vaswani et al.
+2017, section 3.1) or before attention and feed-forward (Xiong et al. 2020, arXiv:2002.04745).
 """
 
 from collections.abc import Mapping
@@ -23,13 +23,13 @@ QKV = "query", "key", "value"
 
 @dataclass
 class LayerContext:
-    """The arrays that the layers of one pass share; a family whose layers share more derives from it.
+    """The arrays that the layers of one pass share; families whose layers share more derive from it.
 
     Attributes:
         cu_seqlens: int32 offsets of the sequences, (sequences + 1,).
-        key_mask: which tokens may be seen, booleans that broadcast to (sequences, heads, longest, longest); None where
-            all may.
-        relative: `kernels.RelativePositions` that are the same in all layers, or None.
+        key_mask: which tokens may be attended to, booleans that broadcast to (sequences, heads, longest, longest); None
+            for all.
+        relative: the `kernels.RelativePositions` that all layers share, or None.
         rotary: the angles of each RotarySpec of the layers.
     """
 
@@ -40,18 +40,18 @@ class LayerContext:
 
     @property
     def can_be_recorded(self) -> bool:
-        """True if the layers do the same for all batches with these offsets, so that a program can be kept."""
+        """True if a recorded program can be reused for all batches with these offsets."""
         if self.key_mask is not None:
             return False
         return not self.rotary or all(angles.can_be_recorded for angles in self.rotary.values())
 
     def in_use(self) -> list[Any]:
-        """Return all objects that the layers read of it; holding the list keeps them alive."""
+        """Return all objects in it that the layers read; holding the list keeps them alive."""
         return [self]
 
 
 def make_norm(names: Mapping[str, str], part: str, spec: LayerSpec, features: int | None = None) -> Block | None:
-    """Return the norm at this part of a layer, or None; `features` are by default as many as the layer's."""
+    """Return the norm of this part of a layer, or None; `features` is the layer's width by default."""
     if part in spec.absent or part not in names:
         return None
     sizes = {"features": features or spec.hidden_size, "eps": spec.norm_eps}
@@ -59,11 +59,11 @@ def make_norm(names: Mapping[str, str], part: str, spec: LayerSpec, features: in
 
 
 def attention_dtype(run: Pass, weight: Parameter) -> str | None:
-    """Return the compute_dtype of attention beside maps of the precision of `weight`.
+    """Return attention's compute_dtype for linear maps in the precision of `weight`.
 
-    Beside int8 maps, attention in float32 would take a third of the time; in bfloat16 its sums and softmax are still
-    float32. Beside int8_weight_only nothing is rounded. Under a tape (of adapters beside such maps) it computes in
-    float32, in which it has gradients.
+    With int8 maps, attention in float32 would take a third of the time; in bfloat16 its sums and softmax are still
+    float32. With int8_weight_only nothing is rounded. Under a tape (of adapters on such maps) attention computes in
+    float32, which has gradients.
     """
     forms = weight.forms
     is_rounded = forms.is_low and not forms.is_grouped and run.backend != "cupy"
@@ -75,10 +75,10 @@ class Sublayer(Block):
 
     Attributes:
         norm: the norm, or None.
-        norm_first: whether it stands before `mix`.
-        output: the map back to the layer's width.
-        output_norm: a norm of what `output` gives, or None.
-        dropout: the rate at which its output is dropped in training.
+        norm_first: whether the norm comes before `mix`.
+        output: the linear map back to the layer's width.
+        output_norm: a norm of the result of `output`, or None.
+        dropout: the dropout rate of its output in training.
     """
 
     dropout = 0.0
@@ -88,7 +88,7 @@ class Sublayer(Block):
     output: Linear
 
     def __call__(self, run: Pass, hidden: Tensor, context: LayerContext) -> Tensor:
-        """(tokens, hidden) -> (tokens, hidden)."""
+        """Map (tokens, hidden) to (tokens, hidden)."""
         return self.close(run, self.mix(run, self.open(run, hidden), context), hidden)
 
     def open(self, run: Pass, hidden: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class Sublayer(Block):
         return self.norm(run, hidden) if self.norm_first and self.norm is not None else hidden
 
     def mix(self, run: Pass, source: Tensor, context: LayerContext) -> Tensor:
-        """(tokens, hidden) -> the input of `output`, (tokens, inputs of output)."""
+        """Map (tokens, hidden) to the input of `output`, (tokens, inputs of output)."""
         raise NotImplementedError
 
     def close(self, run: Pass, mixed: Tensor, residual: Tensor) -> Tensor:
@@ -115,9 +115,9 @@ class SelfAttention(Sublayer):
     """Multi-head self-attention (Vaswani et al. 2017, section 3.2).
 
     Attributes:
-        index: the layer's number, from 0 on.
-        position_terms: how many products of relative position the scores have beside query times key.
-        projections: the maps whose outputs are, side by side, query, key and value.
+        index: the layer's number, counted from 0.
+        position_terms: the number of relative-position products in the scores, in addition to query times key.
+        projections: the linear maps whose concatenated outputs are query, key and value.
     """
 
     position_terms = 0
@@ -169,7 +169,7 @@ class SelfAttention(Sublayer):
         )
 
     def mix(self, run: Pass, source: Tensor, context: LayerContext) -> Tensor:
-        """Return the attended values of all heads side by side, (tokens, heads * head_dim)."""
+        """Return the attended values of all heads, concatenated, (tokens, heads * head_dim)."""
         projected = [project(run, source) for project in self.projections]
         if self.query_norm is not None:
             query, key, value = projected
@@ -177,22 +177,22 @@ class SelfAttention(Sublayer):
         return self.attend(run, projected, context)
 
     def _normed(self, run: Pass, norm: Block, array: Tensor) -> Tensor:
-        """Return queries or keys, (tokens, heads * head_dim), normalised over each `query_norm_size` of columns."""
+        """Return queries or keys, (tokens, heads * head_dim), normalised over groups of `query_norm_size` columns."""
         width = self.spec.query_norm_size or self.spec.head_size
         normed = norm(run, functional.reshape(run, array, shape=(-1, width)))
         return functional.reshape(run, normed, shape=(-1, value_of(array).shape[1]))
 
     def attend(self, run: Pass, projected: list[Tensor], context: LayerContext) -> Tensor:
-        """Attend with query, key and value, which stand side by side in the arrays `projected`, (tokens, ...) each."""
+        """Return attention of query, key and value, concatenated in the arrays `projected`, (tokens, ...) each."""
         layer, options = self.spec, {"num_heads": self.spec.num_heads, "scale": self.spec.scale}
         options["compute_dtype"] = attention_dtype(run, self.projections[0].weight)
         if run.cache is not None:
             self._check_cached(run, context)
             return run.cache.attend(run, self.index, *projected, **options)
         if layer.rotary is not None:
-            projected = self._turned(run, projected, context)
+            projected = self._rotated(run, projected, context)
         if run.trace.projections is not None:
-            run.trace.projections.append(self._taken_apart(run, projected))
+            run.trace.projections.append(self._separated(run, projected))
         return functional.self_attention(
             run,
             *projected,
@@ -206,8 +206,8 @@ class SelfAttention(Sublayer):
             relative=context.relative,
         )
 
-    def _taken_apart(self, run: Pass, projected: list[Any]) -> tuple[Any, ...]:
-        """Return (query, key, value) of the arrays in which they stand side by side."""
+    def _separated(self, run: Pass, projected: list[Any]) -> tuple[Any, ...]:
+        """Return (query, key, value) from the arrays in which they are concatenated."""
         widths = [self.spec.attention_size, self.spec.key_value_size, self.spec.key_value_size]
         parts: list[Any] = []
         for array in projected:
@@ -222,7 +222,7 @@ class SelfAttention(Sublayer):
         """Check that the layer has plain causal attention, the only kind that the cache computes."""
         layer = self.spec
         if not layer.is_causal:
-            raise NotImplementedError("layers that keep keys and values see no later tokens, is_causal is False")
+            raise NotImplementedError("is_causal is False, expected True for layers with cached keys and values")
         others = {
             "rotary": layer.rotary,
             "window": layer.window,
@@ -233,10 +233,10 @@ class SelfAttention(Sublayer):
         }
         found = [name for name, value in others.items() if value is not None]
         if found:
-            raise NotImplementedError(f"layers that keep keys and values have no {', '.join(found)}")
+            raise NotImplementedError(f"layers with cached keys and values do not support {', '.join(found)}")
 
-    def _turned(self, run: Pass, projected: list[Any], context: LayerContext) -> list[Any]:
-        """Return `projected` with queries and keys turned by their position."""
+    def _rotated(self, run: Pass, projected: list[Any], context: LayerContext) -> list[Any]:
+        """Return `projected` with queries and keys rotated by their position."""
         layer, angles = self.spec, context.rotary[self.spec.rotary]
         where = {"cos": angles.cos, "sin": angles.sin, "interleaved": layer.rotary.interleaved}
         where |= {"cu_seqlens": context.cu_seqlens} if angles.positions is None else {"positions": angles.positions}
@@ -246,7 +246,7 @@ class SelfAttention(Sublayer):
             functional.rotary(run, array, heads=heads, head_dim=layer.head_size, **where)
             for array, heads in zip(projected, counts, strict=False)
         ]
-        return turned + projected[2:]  # values may stand apart
+        return turned + projected[2:]  # values may be in an array of their own
 
 
 class FeedForward(Sublayer):
@@ -286,7 +286,7 @@ class FeedForward(Sublayer):
         )
 
     def mix(self, run: Pass, source: Tensor, context: LayerContext | None = None) -> Tensor:
-        """(tokens, hidden) -> (tokens, intermediate)."""
+        """Map (tokens, hidden) to (tokens, intermediate)."""
         expanded = self.expand(run, source)
         if self.gate is not None:
             expanded = functional.gated_activation(run, expanded, activation=self.activation, gate=self.gate)
@@ -296,10 +296,10 @@ class FeedForward(Sublayer):
 class EncoderLayer(Block):
     """Self-attention, then feed-forward.
 
-    `attention` is the class of the attention block; a family's own is constructed and called as SelfAttention is.
+    `attention` is the class of the attention block; a family's own is constructed and called like SelfAttention.
 
     Attributes:
-        reads_on_host: whether the host reads what it computes, so that no CUDA graph can hold it.
+        reads_on_host: whether the host reads its results, so that a CUDA graph cannot capture it.
     """
 
     reads_on_host = False
@@ -309,5 +309,5 @@ class EncoderLayer(Block):
         self.feed_forward = FeedForward(names, spec.layers[index])
 
     def __call__(self, run: Pass, hidden: Tensor, context: LayerContext) -> Tensor:
-        """(tokens, hidden) -> (tokens, hidden)."""
+        """Map (tokens, hidden) to (tokens, hidden)."""
         return self.feed_forward(run, self.attention(run, hidden, context), context)

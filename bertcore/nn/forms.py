@@ -1,8 +1,7 @@
-"""The forms that a parameter's values take: arrays of a dtype, arrays on a device, weights prepared for a backend.
+"""The forms of a parameter's values: arrays of a dtype, arrays on a device, weights prepared for a backend.
 
-Low precision on the CPU (bfloat16, int8, int8_weight_only) is a form of the weights of linear maps. They are prepared
-as they are loaded, one after another, so that the whole model is never in memory in float32; tables are bfloat16
-arrays, vectors float32.
+Low precision on the CPU (bfloat16, int8, int8_weight_only) is a form of linear maps' weights. Each is prepared when it
+is loaded, so that the whole model is never in memory in float32; tables are bfloat16 arrays, vectors float32.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from bertcore.kernels.precision import bfloat16
 from bertcore.nn.layout import Scales
 from bertcore.passes import Place
 
-QUANTIZED_ROWS = 2048  # of a weight at once
+QUANTIZED_ROWS = 2048  # rows of a weight quantized at once
 
-_preparing = threading.RLock()  # what two threads need is prepared once
+_preparing = threading.RLock()  # so that two threads do not prepare the same form
 
 
 def _renew_lock() -> None:
@@ -35,7 +34,7 @@ def _renew_lock() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_renew_lock)  # the thread that held it does not live in the child
+    os.register_at_fork(after_in_child=_renew_lock)  # the thread that held it does not exist in the child
 
 
 Copies = dict[tuple[int, str | None], Any]
@@ -47,31 +46,31 @@ def storage_dtype(precision: str) -> np.dtype:
 
 
 class Forms:
-    """One version of a parameter's values, in the forms that were needed so far.
+    """One version of a parameter's values, in the forms needed so far.
 
-        array           NumPy: what the CPU backends look tables up in and read vectors from
+        array           NumPy, from which CPU backends look up tables and read vectors
         on_gpus         the same in the memory of each GPU, by its number
         weights         one PreparedWeight for each backend and GPU that multiplies by it
         rounded         for `autocast`: weights in its dtype, by place and dtype
         copies          for `autocast` on a GPU: the array in its dtype, by the GPU's number and dtype; alone of all
                         forms it passes to the next version, at its address (`refreshed_copies`)
-        reads           what passes read: one of these, by what is read and the pass's place
+        reads           the form that passes read, by kind and the pass's place
 
-    Each is made when first needed, low-precision weights at once. A weight-only array is freed once it is prepared;
-    `on_host` makes it again from the prepared weight.
+    Each is made when first needed, low-precision weights at once. The array of a parameter used only as a weight is
+    freed once prepared; `on_host` restores it from the prepared weight.
 
     Args:
-        label: names the values in errors.
+        label: the name of the values in errors.
         uses: "weight", "table" or "vector", as in `Parameter`.
-        precision: what the model was loaded as, one of DTYPES.
-        array: of any dtype; it is not copied if it has the right one. CuPy arrays stay on their device.
-        scales: of an int8 `array`.
+        precision: the dtype that the model was loaded with, one of DTYPES.
+        array: of any dtype; not copied if it has the right one. CuPy arrays stay on their device.
+        scales: the scales of an int8 `array`.
 
     Attributes:
         dtype: NumPy's for the precision.
-        is_grouped: whether weights are in int8_weight_only, beside which activations are not rounded.
-        is_own: whether the array belongs to the parameter alone and may be written to; it is then kept beside the
-            weights prepared from it.
+        is_grouped: whether weights are in int8_weight_only, with which activations are not rounded.
+        is_own: whether the array belongs only to the parameter and may be written to; it is then kept in addition to
+            the weights prepared from it.
     """
 
     def __init__(self, label: str, uses: Set[str], precision: str, array: Any, scales: Scales | None = None):
@@ -97,38 +96,38 @@ class Forms:
 
     @property
     def is_low_on_cpu(self) -> bool:
-        """True if the backend in force multiplies float32 by a form of low precision."""
+        """True if the active backend multiplies float32 activations by a low-precision weight."""
         return self.is_low and self._backend != "cupy"
 
     def on_host(self) -> np.ndarray:
-        """Return the values in host memory: of an int8 weight, its integers times their scales."""
-        with _preparing:  # meanwhile no other thread frees the array or the weights
+        """Return the values in host memory; an int8 weight's integers are multiplied by their scales."""
+        with _preparing:  # so that no other thread frees the array or the weights
             if self.array is not None:
                 return self.array
             if not self.weights:
                 return next(iter(self.on_gpus.values())).get()
-            array = self.any_weight().to_array()  # the array was freed for it; it comes back as it was
+            array = self.any_weight().to_array()  # the array was freed for it; this restores it exactly
             return array if isinstance(array, np.ndarray) else array.get()
 
     @property
     def _backend(self) -> str:
-        """The backend in force, "auto" resolved."""
+        """The active backend, with "auto" resolved."""
         backend = kernels.get_backend()
         return kernels.resolve_backend(None, on_gpu=self.is_on_device) if backend == "auto" else backend
 
     @property
     def is_on_device(self) -> bool:
-        """True if the values are on GPUs alone."""
+        """True if the values are only on GPUs."""
         return self.array is None and bool(self.on_gpus)
 
     def _where_it_is(self) -> Any:
-        """Return the array on the current GPU if it is there, else on another GPU that has it, else copy it here."""
+        """Return the array on the current GPU, else on another GPU that has it, else copy it to the current one."""
         if not self.on_gpus:
             return self._on_device(kernels.current_gpu())
         return self.on_gpus.get(kernels.current_gpu(), next(iter(self.on_gpus.values())))
 
     def own_array(self) -> Any:
-        """Return the values in an array that may be written to: on the GPU if they are there or used there, else here.
+        """Return the values in a writable array, on the GPU if they are there or used there, else in host memory.
 
         A parameter trained on the GPU moves there with its first change.
         """
@@ -141,14 +140,14 @@ class Forms:
             return array
         own = array.astype(self.dtype, order="C")
         self.reads.clear()
-        self.array, self.is_own = own, True  # at once: the array before is let go before the next parameter's is copied
+        self.array, self.is_own = own, True  # set now, to free the old array before the next parameter's is copied
         release_pages(array)
         return own
 
     def next_version(self, own_array: Any, copies: Copies) -> Forms:
         """Return the forms of the next version, with values in `own_array`, of the same dtype, and in `copies`."""
         forms = object.__new__(Forms)
-        vars(forms).update(vars(self))  # copy.copy takes five times as long: there are hundreds of parameters a step
+        vars(forms).update(vars(self))  # a fifth of copy.copy's time, for hundreds of parameters per step
         forms.weights, forms.rounded, forms.reads, forms.copies, forms.is_own = {}, {}, {}, copies, True
         is_on_host = isinstance(own_array, np.ndarray)
         forms.array, forms.on_gpus = (own_array, {}) if is_on_host else (None, {own_array.data.device_id: own_array})
@@ -159,15 +158,16 @@ class Forms:
         return next(iter(self.weights.values()))
 
     def read(self, kind: str, trains: bool, place: Place) -> Any:
-        """Return what a pass at `place` reads, once for each version.
+        """Return the form that a pass at `place` reads, and keep it for this version.
 
         Args:
-            kind: "array", or "weight": of a linear map, prepared where the backend multiplies by prepared weights.
+            kind: "array", or "weight" for a linear map's weight, prepared if the backend multiplies by prepared
+                weights.
             trains: whether the parameter gets a gradient.
             place: `Pass.place`.
 
         Raises:
-            ValueError: for a model in low precision on the CPU that is trained, int8 on a GPU, float16 on the CPU.
+            ValueError: for training in low precision on the CPU, int8 on a GPU, float16 on the CPU.
         """
         if trains and self.is_low:
             self.check_trainable(place[0])
@@ -179,11 +179,11 @@ class Forms:
         return found
 
     def check_trainable(self, backend: str | None = None) -> None:
-        """Raise ValueError for low precision on the CPU; `backend` is the one in force by default."""
+        """Raise ValueError for low precision on the CPU; `backend` is the active one by default."""
         if self.is_low and (backend or self._backend) != "cupy":
             raise ValueError(
-                f"this model was loaded with dtype={self.precision!r}, which on the CPU is for inference "
-                'alone: load it with dtype="float32" to compute gradients'
+                f"this model was loaded with dtype={self.precision!r}, which on the CPU is only for "
+                'inference: load it with dtype="float32" to compute gradients'
             )
 
     def _array(self, place: Place) -> Any:
@@ -198,14 +198,14 @@ class Forms:
         return array
 
     def _weight(self, place: Place) -> Any:
-        """Return the weight of a linear map: prepared, or the array where nothing has to be."""
+        """Return the weight of a linear map: prepared, or the array if no preparation is needed."""
         backend, gpu, dtype = place
         if backend == "cupy" and self.dtype == np.int8:
-            return self._on_device(gpu)  # which refuses
+            return self._on_device(gpu)  # which raises
         if dtype is not None and self.dtype == np.float32:
             return self._rounded_weight(place)
         if backend == "numpy" and not self.is_low:
-            array = self.array  # read once: another thread may free it
+            array = self.array  # read once, as another thread may free it
             return self._array(place) if array is None else array
         weight = self.weights.get((backend, gpu))
         if weight is None:
@@ -216,9 +216,9 @@ class Forms:
     def _weight_to_train(self, place: Place) -> Any:
         """Return the weight of a linear map that changes with each step.
 
-        The CPU's products take the array and pack it, forward and backward, within 2 % of their time (512 tokens or
-        more): kept, both forms would be two more copies of the model. The GPU's take it as it is, but for rows that are
-        no whole 16-byte vectors.
+        The CPU's products pack the array, forward and backward, within 2 % of their time (512 tokens or more); keeping
+        both packed forms would take two more copies of the model. The GPU's products use the array directly, except for
+        rows that are not whole 16-byte vectors.
         """
         if place[0] == "cupy":
             return self._array(place)
@@ -275,7 +275,7 @@ class Forms:
             known = self.any_weight()
             weight = self._prepared(backend, known.integers(), Scales(known.scale, known.input_scale))
         elif backend == "cupy" and (self.on_gpus or "table" in self.uses):
-            weight = kernels.prepare_weight(self._on_device(gpu), backend=backend)  # which it shares with the table
+            weight = kernels.prepare_weight(self._on_device(gpu), backend=backend)  # sharing memory with the table
         else:
             weight = self._prepared(backend, self.on_host())
         self.weights[backend, gpu] = weight
@@ -308,7 +308,7 @@ class Forms:
         return kernels.prepare_weight(array, *(scales or ()), dtype=self.precision, backend=backend)
 
     def _quantized(self, array: np.ndarray) -> tuple[np.ndarray, Scales]:
-        """Return the int8 values and scales; in blocks of rows, since a vocabulary's weight is large in float32."""
+        """Return the int8 values and scales, computed in blocks of rows: a vocabulary's weight is large in float32."""
         values, scales = np.empty(array.shape, np.int8), []
         for first in range(0, max(len(array), 1), QUANTIZED_ROWS):
             rows = slice(first, first + QUANTIZED_ROWS)
@@ -322,10 +322,10 @@ class Forms:
 
 
 def refreshed_copies(forms: Sequence[Forms], arrays: Sequence[Any]) -> list[Copies]:
-    """Return the copies in 16 bits of each of `forms` on the GPU of its own array, refreshed from the arrays.
+    """Return the 16-bit copies of each of `forms` on the GPU of its own array, refreshed from the arrays.
 
-    They are written where they are, those of one dtype by one launch: made anew they would be a launch for each
-    parameter, and what reads them by their addresses (a graph of a training step) would have to be, too.
+    They are overwritten in place, with one launch per dtype. New copies would need a launch for each parameter, and a
+    graph of a training step, which reads them by address, would have to be captured again.
     """
     found, together = [], dict[Any, tuple[list[Any], list[Any]]]()
     for one, array in zip(forms, arrays, strict=True):
@@ -333,7 +333,7 @@ def refreshed_copies(forms: Sequence[Forms], arrays: Sequence[Any]) -> list[Copi
             found.append({})
             continue
         gpu = None if kernels.array_module(array) is np else array.data.device_id
-        known = list(one.copies.items())  # at once: another thread may make one meanwhile
+        known = list(one.copies.items())  # a list, as another thread may add one meanwhile
         found.append({key: copy for key, copy in known if key[0] == gpu})
         for key, copy in found[-1].items():
             changed, copies = together.setdefault(key, ([], []))
@@ -345,15 +345,15 @@ def refreshed_copies(forms: Sequence[Forms], arrays: Sequence[Any]) -> list[Copi
 
 
 def release_pages(array: np.ndarray) -> None:
-    """Give the memory of `array` back to the system if it is mapped from a file; pages read again are loaded again."""
+    """Return the memory of `array` to the system if it is mapped from a file; pages are reloaded when read again."""
     owner = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
     mapping = owner.obj if isinstance(owner, memoryview) else None
     if not isinstance(mapping, mmap.mmap) or not owner.readonly or not array.flags.c_contiguous:
-        return  # what could be written to might be nowhere else
+        return  # writable data may have no other copy
     start = array.ctypes.data - np.frombuffer(mapping, np.uint8).ctypes.data
     first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if last > first and hasattr(mapping, "madvise"):  # not on Windows
-        with suppress(OSError):  # locked in memory
+        with suppress(OSError):  # the pages are locked in memory
             mapping.madvise(mmap.MADV_DONTNEED, first, last - first)

@@ -1,4 +1,4 @@
-"""The keys and values of the tokens so far, so that a generated token costs that token alone."""
+"""A cache of the previous tokens' keys and values, so that generation computes only the new token."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from bertcore.passes import Pass
 class KeyValueCache:
     """Keys and values of every layer, for `sequences` sequences of at most `capacity` tokens each.
 
-    Every sequence has `capacity` rows of its own, so that a new token's key is written to its place and nothing is
-    moved. Attention takes the rows that are not used yet for sequences of keys without queries.
+    Every sequence has its own `capacity` rows: a new token's key is written to its row, and nothing is moved. To
+    attention, unused rows are sequences of keys without queries.
 
     Attributes:
-        lengths: how many tokens of each sequence have keys, (sequences,), in host memory.
+        lengths: the number of tokens with keys in each sequence, (sequences,), in host memory.
     """
 
     def __init__(self, sequences: int, capacity: int):
@@ -25,7 +25,7 @@ class KeyValueCache:
         self._layers: dict[int, tuple[Any, Any]] = {}
 
     def begin(self, run: Pass, counts: np.ndarray) -> None:
-        """Make room for counts[s] new tokens of each sequence s; `attend` is then called once by each layer.
+        """Reserve counts[s] new tokens of each sequence s; each layer then calls `attend` once.
 
         Raises:
             ValueError: for more tokens than the capacity, or several for a sequence that already has keys.
@@ -42,7 +42,7 @@ class KeyValueCache:
         self._cu_seqlens = run.to_backend(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
 
     def reorder(self, run: Pass, order: np.ndarray) -> None:
-        """From now on sequence i has what sequence order[i] had, (sequences,) in host memory."""
+        """Let sequence i continue sequence order[i]; `order` is (sequences,) in host memory."""
         if np.array_equal(order, np.arange(len(self.lengths))):
             return
         rows = run.to_backend((order[:, None] * self._capacity + np.arange(self._capacity)).reshape(-1))
@@ -52,11 +52,11 @@ class KeyValueCache:
     def attend(
         self, run: Pass, layer: int, qkv: Any, *, num_heads: int, scale: float | None, compute_dtype: str | None
     ) -> Any:
-        """Keep the new tokens' keys and values, and let them attend to all keys of their sequences so far.
+        """Store the new tokens' keys and values, and return their attention to all keys of their sequences so far.
 
         Args:
             layer: the number of the layer.
-            qkv: query, key and value of the new tokens side by side, sequence after sequence, (tokens, 3 * hidden).
+            qkv: concatenated query, key and value of the new tokens, sequence after sequence, (tokens, 3 * hidden).
             num_heads, scale, compute_dtype: as for `functional.self_attention`.
 
         Returns:
@@ -77,6 +77,6 @@ class KeyValueCache:
 
 
 def _offsets(run: Pass, counts: np.ndarray, gaps: np.ndarray) -> Any:
-    """Offsets of sequences of `counts` rows, each followed by one of `gaps` rows."""
+    """Return offsets of sequences of `counts` rows, each followed by one of `gaps` rows."""
     both = np.stack([counts, gaps], axis=1).reshape(-1)
     return run.to_backend(np.concatenate([[0], np.cumsum(both)]).astype(np.int32))

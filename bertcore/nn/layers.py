@@ -1,4 +1,4 @@
-"""The smallest blocks: a linear map, three norms, a table of embeddings."""
+"""The smallest blocks: a linear map, three norms, an embedding table."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ class Linear(Block):
     """activation(input @ weight.T + bias) + residual.
 
     Args:
-        names: the checkpoint's names of the map, without ".weight" and ".bias"; several names make one joined map,
-            whose outputs stand side by side.
-        in_features, out_features: widths; out_features is that of one name.
+        names: the checkpoint's names of the map, without ".weight" and ".bias"; several names make one joined map with
+            concatenated outputs.
+        in_features, out_features: widths; out_features is the width of one name.
         activation: None, or a name that `kernels.linear` knows.
-        bias: whether there is one.
+        bias: whether the map has a bias.
         is_transposed: whether the checkpoint stores the weight as (in_features, out_features).
-        layout: how the checkpoint stores the weight, if neither way.
+        layout: the checkpoint's layout of the weight, if it is neither of these.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Linear(Block):
             self.bias = Parameter(*(f"{name}.bias" for name in names), shape=(out_features,), initial="zeros")
 
     def __call__(self, run: Pass, input: Tensor, residual: Tensor = None, *, dropout: float = 0.0) -> Tensor:
-        """(tokens, in_features) -> (tokens, out_features of all names); `dropout` is a rate, in training."""
+        """Map (tokens, in_features) to (tokens, out_features of all names); `dropout` is the rate in training."""
         bias = None if self.bias is None else self.bias.value(run)
         given = input, self.weight.weight(run), bias, residual
         if dropout and run.seeds:
@@ -55,13 +55,13 @@ class Linear(Block):
 def dropped_linear(
     run: Pass, input: Tensor, weight: Any, bias: Tensor, residual: Tensor, activation: str | None, rate: float
 ) -> Tensor:
-    """`functional.linear` with elements dropped before the residual is added."""
+    """Return `functional.linear` with dropout before the residual is added."""
     output = functional.linear(run, input, weight, bias, activation=activation)
     return functional.dropout(run, output, residual, p=rate, seed=run.seeds.draw())
 
 
 def drop(run: Pass, input: Tensor, rate: float) -> Tensor:
-    """`input`, with elements dropped in training."""
+    """Return `input`, with dropout in training."""
     if not rate or not run.seeds:
         return input
     return functional.dropout(run, input, p=rate, seed=run.seeds.draw())
@@ -76,7 +76,7 @@ class LayerNorm(Block):
         self.bias = Parameter(f"{name}.bias", shape=(features,), initial="zeros") if bias else None
 
     def __call__(self, run: Pass, input: Tensor, residual: Tensor = None, *, dropout: float = 0.0) -> Tensor:
-        """(tokens, features) -> (tokens, features); `dropout` is a rate, in training, of `input` beside a residual."""
+        """Map (tokens, features) to (tokens, features); `dropout` is the rate of `input` in training."""
         given = input, self.weight.value(run), None if self.bias is None else self.bias.value(run), residual
         if dropout and run.seeds:
             return functional.dropout_layer_norm(run, *given, eps=self.eps, p=dropout, seed=run.seeds.draw())
@@ -84,7 +84,7 @@ class LayerNorm(Block):
 
 
 class RMSNorm(Block):
-    """Division by the root of the mean square of the features of input + residual; ValueError for a bias."""
+    """Root-mean-square normalisation over the features of input + residual. Raises ValueError for a bias."""
 
     def __init__(self, name: str, *, features: int, eps: float, bias: bool = False):
         if bias:
@@ -93,7 +93,7 @@ class RMSNorm(Block):
         self.weight = Parameter(f"{name}.weight", shape=(features,), initial="ones")
 
     def __call__(self, run: Pass, input: Tensor, residual: Tensor = None) -> Tensor:
-        """(tokens, features) -> (tokens, features)."""
+        """Map (tokens, features) to (tokens, features)."""
         return functional.rms_norm(run, input, self.factors(run), residual, eps=self.eps)
 
     def factors(self, run: Pass) -> Tensor:
@@ -102,7 +102,7 @@ class RMSNorm(Block):
 
 
 class ShiftedRMSNorm(RMSNorm):
-    """A root-mean-square norm whose factors are 1 + weight, as Gemma has it."""
+    """A root-mean-square norm whose factors are 1 + weight, as in Gemma."""
 
     def __init__(self, name: str, *, features: int, eps: float, bias: bool = False):
         super().__init__(name, features=features, eps=eps, bias=bias)
@@ -131,5 +131,5 @@ class Embedding(Block):
         return view
 
     def __call__(self, run: Pass, ids: Any) -> Tensor:
-        """(tokens,) integers -> (tokens, features)."""
+        """Map integers, (tokens,), to (tokens, features)."""
         return functional.take_rows(run, self.table.value(run), rows=ids, padding_row=self.padding_row)

@@ -1,4 +1,4 @@
-"""The layout of tensors in a checkpoint: several are joined in one array, and axes may have another order."""
+"""The layout of tensors in a checkpoint: several may form one array, and axes may be in another order."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from bertcore.kernels.linear.prepared import dequantized, group_count
 
 
 class Scales(NamedTuple):
-    """The factors of int8 values, float32 (rows,) or of 16 bits (rows, groups), and of their input, or None."""
+    """The factors of int8 values, float32 (rows,) or 16-bit (rows, groups), and of their input, or None."""
 
     rows: np.ndarray
     input: np.ndarray | None
@@ -20,18 +20,17 @@ class Scales(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The stored form of an array that is (rows, columns) or (rows,) in computing, a row for each output of a map.
+    """The stored form of an array that is (rows, columns) or (rows,) when computing, with a row for each output.
 
-    Names, shapes and gradients that users see are the checkpoint's; the arrays that computing reads are rearranged. A
-    tensor (d_model, heads, head_dim) that is (heads * head_dim, d_model) in computing has
-    Layout((d_model, heads, head_dim), axes=(1, 2, 0), row_axes=2).
+    Users see names, shapes and gradients in the checkpoint's form; computing uses rearranged arrays. A tensor (d_model,
+    heads, head_dim) that is (heads * head_dim, d_model) when computing has Layout((d_model, heads, head_dim), axes=(1,
+    2, 0), row_axes=2).
 
     Attributes:
-        shape: of the tensor in the checkpoint.
-        split: the shape with the first axis cut into several (query, key and value of each head in turn; experts);
-            None where it is one.
-        axes: the axes (of `split`) in the order of computing: first those of the rows, then those of the columns.
-        row_axes: how many of `axes` make up the rows; where all do, there are no columns.
+        shape: the tensor's shape in the checkpoint.
+        split: the shape with the first axis split (query, key and value of each head in turn; experts), or None.
+        axes: the axes (of `split`) in the order of computing: first the axes of the rows, then those of the columns.
+        row_axes: the number of `axes` that make up the rows; if all do, there are no columns.
     """
 
     shape: tuple[int, ...]
@@ -41,12 +40,12 @@ class Layout:
 
     @classmethod
     def transposed(cls, rows: int, columns: int) -> Self:
-        """The layout of a matrix that is stored as (columns, rows)."""
+        """Return the layout of a matrix that is stored as (columns, rows)."""
         return cls((columns, rows), axes=(1, 0), row_axes=1)
 
     @property
     def computing_shape(self) -> tuple[int, ...]:
-        """(rows, columns) or (rows,)."""
+        """The shape (rows, columns) or (rows,)."""
         permuted = [self._sizes(False)[axis] for axis in self.axes]
         rows, columns = permuted[: self.row_axes], permuted[self.row_axes :]
         return (math.prod(rows), *([math.prod(columns)] if columns else []))
@@ -57,36 +56,37 @@ class Layout:
         return self._joined(self._sizes(True))
 
     def to_computing(self, stored: Any) -> Any:
-        """A checkpoint's tensor as computing has it, or scales of `scale_shape` as (rows, 1); a view if possible."""
+        """Return a checkpoint's tensor in the form of computing, or its scales as (rows, 1); a view if possible."""
         rows, *columns = self.computing_shape
         is_scale = stored.shape != self.shape
         array = stored.reshape(self._sizes(is_scale)).transpose(self.axes)
         return array.reshape(rows, *(1 if is_scale else size for size in columns))
 
     def to_stored(self, array: Any) -> Any:
-        """The reverse of `to_computing`."""
+        """Reverse `to_computing`."""
         sizes = self._sizes(array.shape != self.computing_shape)
         stored = array.reshape([sizes[axis] for axis in self.axes])
         return stored.transpose([self.axes.index(axis) for axis in range(len(sizes))]).reshape(self._joined(sizes))
 
     def _sizes(self, is_scale: bool) -> tuple[int, ...]:
-        """Return the sizes of `split`, or of the tensor; of one number for each row those of the columns are 1."""
+        """Return the sizes of `split`, or of the tensor; for scales, sizes of columns are 1."""
         rows = self.axes[: self.row_axes]
         return tuple(1 if is_scale and axis not in rows else n for axis, n in enumerate(self.split or self.shape))
 
     def _joined(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the tensor's sizes from those of `split`."""
+        """Return the tensor's sizes from the sizes of `split`."""
         first = 1 + len(sizes) - len(self.shape)
         return math.prod(sizes[:first]), *sizes[first:]
 
 
 class JoinedTensors:
-    """The tensors of a checkpoint that one array joins along its first axis: query, key and value become one matrix.
+    """The checkpoint's tensors that one array joins along its first axis, such as query, key and value.
 
     Args:
-        names: of the tensors, which have one shape; users see these names in gradients, errors and saved files.
-        shape: the shape of one of them; that of `layout` by default.
-        layout: how the checkpoint stores one, where that is not how computing reads it.
+        names: the tensors' names, which users see in gradients, errors and saved files; all tensors have the same
+            shape.
+        shape: the shape of one of them; by default from `layout`.
+        layout: the stored form of each, if it differs from the form of computing.
     """
 
     def __init__(self, names: tuple[str, ...], shape: tuple[int, ...] | None, layout: Layout | None):
@@ -102,7 +102,7 @@ class JoinedTensors:
     def expected_scales(self, *, grouped: bool) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor's scales in a checkpoint of int8, by the tensor's name.
 
-        Scales of groups have the shape of computing, whatever the tensor's layout.
+        Scales of groups have the shape used in computing, whatever the tensor's layout.
         """
         rows, *columns = self.part_shape
         if grouped:
@@ -111,26 +111,26 @@ class JoinedTensors:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the whole array in computing."""
+        """The shape of the whole array when computing."""
         return (len(self.names) * self.part_shape[0], *self.part_shape[1:])
 
     def pieces(self, array: Any) -> list[Any]:
-        """Views of what `array` joins, a tensor's rows each, as computing has them."""
+        """Return views of the parts that `array` joins, each with a tensor's rows in the form of computing."""
         rows = self.part_shape[0]
         if len(self.names) == 1:
             return [array]
         return [array[index * rows : (index + 1) * rows] for index in range(len(self.names))]
 
     def parts(self, array: Any) -> list[tuple[str, Any]]:
-        """(name, tensor as the checkpoint stores it) for what `array` joins: values, their gradient, or scales."""
+        """Return (name, tensor in the checkpoint's form) for each part of `array`: values, gradients or scales."""
         pieces = self.pieces(array) if self.layout is None else map(self.layout.to_stored, self.pieces(array))
         return list(zip(self.names, pieces, strict=True))
 
     def joined(self, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, Scales | None]:
-        """The whole array of the tensors in `arrays`, and its scales if all of them are int8 of one input's scales.
+        """Return the array that joins the tensors in `arrays`, and its scales if all are int8 with one input scale.
 
-        An int8 tensor stands for itself times its scales, which have its name and "_scale" (their shapes are
-        `expected_scales`; those of groups have 16 bits) or "_input_scale".
+        The value of an int8 tensor is its integers times its scales, which have its name and "_scale" (with shapes
+        `expected_scales`; 16-bit for groups) or "_input_scale".
         """
         parts, scales, of_inputs = ([arrays.get(name + end) for name in self.names] for end in ("", SCALE, INPUT_SCALE))
         is_one_input = all(np.array_equal(one, of_inputs[0]) for one in of_inputs)
@@ -148,12 +148,12 @@ class JoinedTensors:
         return stored if self.layout is None else self.layout.to_computing(stored)
 
     def _of_rows(self, scale: np.ndarray | None) -> np.ndarray | None:
-        """A tensor's scales as `Scales` has them."""
+        """Return a tensor's scales in the form of `Scales`."""
         return scale if scale is None or scale.dtype.itemsize == 2 else self._in_computing(scale)[:, 0]
 
 
 def _concatenated(parts: list[np.ndarray]) -> np.ndarray:
     dtypes = {part.dtype for part in parts}
-    if len(dtypes) > 1:  # float16 and bfloat16 have no dtype in common that NumPy would find
+    if len(dtypes) > 1:  # NumPy finds no common dtype of float16 and bfloat16
         return np.concatenate(parts, dtype=np.float64 if np.dtype(np.float64) in dtypes else np.float32)
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,6 +1,6 @@
 """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685).
 
-The output of two thin maps, which alone are trained, is added to that of a linear map.
+The output of two narrow linear maps, the only ones trained, is added to the output of a linear map.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ DOWN, UP = "lora_A", "lora_B"
 def blocks_in_place(run: Pass, stack: Any, *, rows: int, first_rows: Sequence[int], factor: float) -> Any:
     """Return a matrix of `rows` rows with the blocks of `stack`, (height, width) each, times `factor`, and zeros.
 
-    The blocks stand one below the other in `stack`; each is placed from its first row on, in columns of its own.
+    The blocks are one below the other in `stack`; each is placed at its first row, in its own columns.
     """
     xp, count = kernels.array_module(stack), len(first_rows)
     height, width = stack.shape[0] // count, stack.shape[1]
@@ -39,31 +39,30 @@ def blocks_in_place(run: Pass, stack: Any, *, rows: int, first_rows: Sequence[in
 
 
 class LowRankAdapter(Block):
-    """The adapter of one map: scale * up @ down is added to the rows of some of the tensors that its weight joins.
+    """A linear map's adapter: scale * up @ down is added to the rows of some of the tensors that its weight joins.
 
     Args:
-        weight: of the map.
-        names: the tensors of `weight` that are adapted; each gets factors of its own, whose names follow from it.
-        rank: of each product.
-        scale: what the products are multiplied by.
-        dropout: the rate at which the input of the products is dropped in training; maps that are one joined map in
-            computing (query and value) drop the same.
+        weight: the map's weight.
+        names: the tensors of `weight` that are adapted; each gets its own factors, named after it.
+        rank: the rank of each product.
+        scale: the factor of the products.
+        dropout: the dropout rate of the products' input in training, the same elements for tensors of one joined map.
 
     Attributes:
         names, scale, dropout: as given.
-        down: (rank, in_features) of each name, joined; uniform within 1 / sqrt(in_features) at first.
-        up: (out_features, rank) of each name, joined; zero at first, so that the adapted map is the map.
+        down: (rank, in_features) of each name, joined; initially uniform within 1 / sqrt(in_features).
+        up: (out_features, rank) of each name, joined; initially zero, so that the map does not change.
     """
 
     def __init__(self, weight: Parameter, names: Sequence[str], *, rank: int, scale: float, dropout: float):
         rows, columns = weight.part_shape
         modules = [name.removesuffix(".weight") for name in names]
         self.scale, self.dropout, self.names = scale, dropout, tuple(names)
-        self._adapted = (weight,)  # in a tuple, for it is not this block's parameter
+        self._adapted = (weight,)  # in a tuple, as it is not this block's parameter
         self.first_rows = [rows * weight.names.index(name) for name in names]
         layout = weight.layout
         self._scaled_up: PerVersion[kernels.PreparedWeight] = PerVersion()
-        if layout is not None and layout.split is not None:  # rows in another order than the file's
+        if layout is not None and layout.split is not None:  # rows in a different order from the file's
             layout = replace(layout, shape=(rows, rank), split=(*layout.split[:-1], rank))
         else:
             layout = None
@@ -74,7 +73,7 @@ class LowRankAdapter(Block):
         )
 
     def initialise(self, rng: np.random.Generator) -> None:
-        """Give both factors the values of a new adapter."""
+        """Set both factors to the values of a new adapter."""
         limit = 1 / max(self.down.part_shape[1], 1) ** 0.5
         factors = {name: rng.uniform(-limit, limit, shape) for name, shape in self.down.expected.items()}
         self.down.fill(factors, self.precision)
@@ -87,15 +86,15 @@ class LowRankAdapter(Block):
 
     @property
     def precision(self) -> str:
-        """The precision of the factors: the adapted weight's, float32 beside low precision on the CPU."""
+        """The precision of the factors: the adapted weight's, or float32 for low precision on the CPU."""
         return "float32" if self.adapted.is_low_on_cpu else self.adapted.precision
 
     def weight(self, run: Pass, base: Any) -> LowRankWeight:
-        """The adapted map's weight, whose own is `base`, for the backend in force."""
+        """Return the adapted map's weight, from its own weight `base`, for the active backend."""
         return LowRankWeight(base, self.down.weight(run), self._up(run), self.dropout)
 
     def product(self) -> np.ndarray:
-        """Scale * up @ down in the shape of the adapted weight, in host memory."""
+        """Return scale * up @ down in the shape of the adapted weight, in host memory."""
         placed, _ = blocks_in_place.with_pullback(None, self.up.array(), **self._placement)
         return placed @ self.down.array()
 
@@ -104,7 +103,7 @@ class LowRankAdapter(Block):
         return {"rows": self.adapted.shape[0], "first_rows": self.first_rows, "factor": self.scale}
 
     def placed_up(self, run: Pass) -> Any:
-        """Scale * up, each tensor's rows where the map has them."""
+        """Return scale * up, with each tensor's rows at their place in the map."""
         return blocks_in_place(run, self.up.value(run), **self._placement)
 
     def _up(self, run: Pass) -> Any:
@@ -116,7 +115,7 @@ class LowRankAdapter(Block):
 
 
 class MixedAdapter(Block):
-    """The adapters of one map whose tensors have several ranks or scales."""
+    """The adapters of one map whose tensors have different ranks or scales."""
 
     def __init__(self, parts: Sequence[LowRankAdapter]):
         self.parts = list(parts)
@@ -133,12 +132,12 @@ class MixedAdapter(Block):
         return self.parts[0].precision
 
     def initialise(self, rng: np.random.Generator) -> None:
-        """Give all factors the values of a new adapter."""
+        """Set all factors to the values of a new adapter."""
         for part in self.parts:
             part.initialise(rng)
 
     def weight(self, run: Pass, base: Any) -> LowRankWeight:
-        """The adapted map's weight, whose own is `base`, for the backend in force."""
+        """Return the adapted map's weight, from its own weight `base`, for the active backend."""
         down = functional.concatenate(run, *(part.down.value(run) for part in self.parts))
         up = functional.concatenate(run, *(part.placed_up(run) for part in self.parts), axis=1)
         return LowRankWeight(base, down, up, self.parts[0].dropout)

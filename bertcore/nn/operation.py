@@ -15,16 +15,16 @@ from bertcore.tape import Pullback, Tensor, Variable
 
 
 class Operation:
-    """One operation of models; called with the pass, with arrays in positions and options by keyword.
+    """An operation of models; called with the pass, positional arrays, and options by keyword.
 
     Without a tape a call runs `forward`. If a tape records the pass and an array is a Variable, it runs
     `with_pullback`, and the tape records that. While a program is recorded, arrays may be Deferred: an operation that
-    has a step (or gives a view) takes them as they are, any other one has them computed first.
+    has a step (or returns a view) takes them as they are; for any other they are computed first.
 
     Attributes:
         with_pullback: returns (output, pullback); the pullback returns one gradient, or None, for each array. If the
             output is a tuple, the pullback receives one gradient, or None, per element.
-        forward: returns the output alone.
+        forward: returns only the output.
         has_step: whether it takes Deferred arrays.
     """
 
@@ -34,7 +34,7 @@ class Operation:
         self.forward: Callable[..., Any] | None = None
 
     def inference(self, forward: Callable[..., Any]) -> Operation:
-        """Decorate a function of the same arguments that returns the output alone, where that costs less."""
+        """Decorate a function with the same arguments that returns only the output, if that costs less."""
         self.forward = forward
         return self
 
@@ -47,7 +47,7 @@ class Operation:
                     if tape is None:
                         raise RuntimeError(
                             f"{self.__name__} got an array that was made within tape.checkpoint: only the block's "
-                            "output can be used outside of it; make what several blocks share before them"
+                            "output can be used outside of it; compute shared arrays before the blocks"
                         )
                     array = array.value
                 values.append(array)
@@ -70,12 +70,12 @@ def operation(*, has_step: bool = False) -> Callable[[Callable[..., tuple[Any, P
 
 
 def differentiable(record: Record, *arrays: str, has_step: bool = False) -> Operation:
-    """Return the operation of a kernel's record: it computes without checks, and its pullback is the kernel's backward.
+    """Return a kernel's operation: it computes without checks, and its pullback is the kernel's backward.
 
     Args:
-        record: of the kernel.
-        arrays: the names of the arguments that a call takes in positions; an array left out at the end is None. All
-            other arguments of the record are given by keyword.
+        record: the kernel's record.
+        arrays: the names of the positional arguments of a call; arrays omitted at the end are None. All other arguments
+            of the record are given by keyword.
         has_step: whether it takes Deferred arrays.
     """
     places = [arrays.index(name) if name in arrays else name for name in record.arguments]

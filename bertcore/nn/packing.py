@@ -13,25 +13,25 @@ from bertcore.passes import Pass
 class PackedBatch:
     """The real tokens of a padded batch, one sequence after the other.
 
-    Positions count from a sequence's first real token, so that padding on the left, on the right or none at all gives
-    the same result. (transformers counts BERT's positions from the first column, padding or not; the two agree but for
-    left padding, where its results change with the padding.)
+    Positions count from a sequence's first real token, so that left padding, right padding and no padding give the same
+    result. (transformers counts BERT's positions from the first column, padding or not; its results differ only for
+    left padding, with which they change.)
 
-    Some padding may stay, as tokens that no other token sees.
+    Some padding may stay, as tokens that no other token attends to.
 
     Attributes:
         shape: (sequences, length) of the padded batch.
-        stays: which columns stay as tokens, (sequences, length) booleans.
-        is_real: which columns hold real tokens, of the same shape.
-        keeps_padding: whether all padding was asked to stay.
+        stays: which columns stay as tokens, booleans (sequences, length).
+        is_real: which columns are real tokens, booleans of the same shape.
+        keeps_padding: whether all padding stays on request.
         lengths: the number of tokens of each sequence, (sequences,).
-        has_tokens: flags of the sequences that have a token, (sequences,) booleans.
+        has_tokens: which sequences have a token, booleans (sequences,).
         cu_seqlens: int32 offsets of the sequences on the packed axis, (sequences + 1,).
         position_ids: int32 position of each token in its sequence, (tokens,).
     """
 
     def __init__(self, attention_mask: np.ndarray, is_real: np.ndarray | None = None, *, keeps_padding: bool = False):
-        """Take which columns stay, (sequences, length) booleans, and which of those are real: all by default."""
+        """Set which columns stay, booleans (sequences, length), and which of them are real tokens (all by default)."""
         self.shape = attention_mask.shape
         self.stays = attention_mask
         self.is_real = attention_mask if is_real is None else is_real
@@ -41,7 +41,7 @@ class PackedBatch:
         self.cu_seqlens = np.concatenate([[0], self.lengths.cumsum()]).astype(np.int32)
         self._sequence, self._column = attention_mask.nonzero()
         first_column = self.is_real.argmax(axis=1) if attention_mask.size else np.zeros(self.shape[0], np.int64)
-        # Padding that stays before the first real token has that token's position: it must not shift the others'.
+        # Padding that stays before the first real token has that token's position, so that it does not shift others.
         self.position_ids = np.maximum(self._column - first_column[self._sequence], 0).astype(np.int32)
 
     @property
@@ -50,7 +50,7 @@ class PackedBatch:
         return self._sequence.size == self.shape[0] * self.shape[1]
 
     def key_mask(self) -> np.ndarray | None:
-        """Return a mask of the tokens that may be seen, booleans (sequences, 1, 1, longest); None if all may."""
+        """Return a mask of tokens that may be attended to, booleans (sequences, 1, 1, longest); None for all."""
         real = self.strip(self.is_real)
         if real.all():
             return None
@@ -59,26 +59,26 @@ class PackedBatch:
         return mask
 
     def strip(self, padded: np.ndarray) -> np.ndarray:
-        """(sequences, length, ...) in host memory -> (tokens, ...)."""
+        """Map (sequences, length, ...) in host memory to (tokens, ...)."""
         return padded[self._sequence, self._column]
 
     def pad(self, run: Pass, packed: Any) -> Any:
-        """(tokens, ...) -> (sequences, length, ...), zero where there is padding; has a gradient."""
+        """Map (tokens, ...) to (sequences, length, ...), zero at padding; has a gradient."""
         return _padded(run, packed, batch=self)
 
     def pad_sequences(self, run: Pass, packed: Any) -> Any:
-        """(sequences that have tokens, ...) -> (sequences, ...), zero for those that have none; has a gradient."""
+        """Map (sequences that have tokens, ...) to (sequences, ...), zero for empty ones; has a gradient."""
         return packed if self.has_tokens.all() else _padded_sequences(run, packed, has_tokens=self.has_tokens)
 
     def pad_attention(self, run: Pass, probabilities: Any, memory: int = 0) -> Any:
-        """(sequences, heads, longest, memory + longest) -> (sequences, heads, length, memory + length).
+        """Map (sequences, heads, longest, memory + longest) to (sequences, heads, length, memory + length).
 
-        Padding is zero; all queries see the columns of the memory, which come first. It has a gradient.
+        Zero at padding; all queries attend to the memory's columns, which come first. Has a gradient.
         """
         return _padded_attention(run, probabilities, batch=self, memory=memory)
 
     def corners(self, heads: int, memory: int) -> Iterator[tuple[Any, Any]]:
-        """(where a sequence's probabilities stand in a padded batch, where in a packed one) for each sequence."""
+        """Yield the indices of each sequence's probabilities in a padded batch and in a packed one."""
         before = np.arange(memory)
         for index, count in enumerate(self.lengths):
             columns = self._column[self.cu_seqlens[index] : self.cu_seqlens[index + 1]]
@@ -92,12 +92,12 @@ class PackedBatch:
         return rows
 
     def first_tokens(self) -> np.ndarray:
-        """Return the packed index of the first token of each sequence that has one; a real one if possible."""
+        """Return the packed index of the first token, a real one if possible, of each sequence that has tokens."""
         first = self.cu_seqlens[:-1]
         return (first + self._padding_kept(self.is_real) if self.keeps_padding else first)[self.has_tokens]
 
     def last_tokens(self) -> np.ndarray:
-        """Return the packed index of the last token of each sequence that has one; a real one if possible."""
+        """Return the packed index of the last token, a real one if possible, of each sequence that has tokens."""
         last = self.cu_seqlens[1:] - 1
         return (last - self._padding_kept(self.is_real[:, ::-1]) if self.keeps_padding else last)[self.has_tokens]
 
@@ -108,19 +108,19 @@ class PackedBatch:
         return None if real.all() else np.flatnonzero(real), counts
 
     def _padding_kept(self, is_real: np.ndarray) -> Any:
-        """Return the number of tokens of each sequence before its first real one."""
+        """Return the number of tokens before each sequence's first real token."""
         return is_real.argmax(axis=1).astype(np.int32) if is_real.size else 0
 
 
 @operation()
 def _padded(run: Pass, packed: Any, *, batch: PackedBatch) -> Any:
-    """`PackedBatch.pad`."""
+    """Compute `PackedBatch.pad`."""
     if batch.is_full and batch.is_real.all():
         shape = packed.shape
         return packed.reshape(*batch.shape, *shape[1:]), lambda grad: (grad.reshape(shape),)
     xp = kernels.array_module(packed)
     where = xp.asarray(batch._sequence), xp.asarray(batch._column)
-    hidden = np.flatnonzero(~batch.strip(batch.is_real))  # by number: a GPU would have to count a mask of them first
+    hidden = np.flatnonzero(~batch.strip(batch.is_real))  # indices, as a GPU would have to count a mask first
     kept_padding = xp.asarray(hidden) if hidden.size else None
 
     def pullback(grad):
@@ -138,7 +138,7 @@ def _padded(run: Pass, packed: Any, *, batch: PackedBatch) -> Any:
 
 @operation()
 def _padded_sequences(run: Pass, packed: Any, *, has_tokens: np.ndarray) -> Any:
-    """`PackedBatch.pad_sequences`."""
+    """Compute `PackedBatch.pad_sequences`."""
     xp = kernels.array_module(packed)
     rows = xp.asarray(np.flatnonzero(has_tokens))
     padded = xp.zeros((len(has_tokens), *packed.shape[1:]), packed.dtype)
@@ -148,7 +148,7 @@ def _padded_sequences(run: Pass, packed: Any, *, has_tokens: np.ndarray) -> Any:
 
 @operation()
 def _padded_attention(run: Pass, probabilities: Any, *, batch: PackedBatch, memory: int) -> Any:
-    """`PackedBatch.pad_attention`."""
+    """Compute `PackedBatch.pad_attention`."""
     xp, heads, (sequences, length) = kernels.array_module(probabilities), probabilities.shape[1], batch.shape
     is_real = 1 if batch.is_real is batch.stays else xp.asarray(batch.is_real[:, None, :, None])
 

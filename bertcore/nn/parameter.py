@@ -36,7 +36,7 @@ class Parameter(JoinedTensors):
         adapter: the `LowRankAdapter` that is added to the map whose weight this is, or None; see `adapt`.
         precision: the dtype that the model was loaded with, one of `bertcore.arguments.DTYPES`; dtype: NumPy's for it.
         is_frozen: whether it gets no gradient; it is then a plain array even under a tape.
-        chosen_of: of experts' weights, one below the other: (how many of them a token passes, how many there are).
+        chosen_of: for experts' weights, one below the other: (number that a token passes, number of all).
         trained_names: the tensors whose gradient is not set to 0; None for all.
     """
 
@@ -68,14 +68,14 @@ class Parameter(JoinedTensors):
         Raises RuntimeError once it has values, whose forms depend on their uses.
         """
         if self._filled is not None:
-            raise RuntimeError(f"{self.names[0]} has values already: its uses are declared before")
+            raise RuntimeError(f"{self.names[0]} already has values: declare its uses before filling it")
         self.uses |= {use}
         return self
 
     # --- values in ------------------------------------------------------------------------------------
 
     def fill(self, arrays: Mapping[str, np.ndarray], precision: str) -> None:
-        """Take the values from `arrays`, by name (int8 beside its scales), for a model of `precision`.
+        """Take the values from `arrays`, by name (int8 with its scales), for a model of `precision`.
 
         An array of the right dtype is not copied.
         """
@@ -86,7 +86,7 @@ class Parameter(JoinedTensors):
     def update(self, array: Any) -> None:
         """Replace the values by `array`, of the parameter's `shape`, converted to the model's dtype.
 
-        An array of the right dtype is not copied: it is the parameter's from then on. A CuPy array stays on its device.
+        An array of the right dtype is not copied: the parameter owns it from then on. CuPy arrays stay on their device.
 
         Raises TypeError for anything but an array, ValueError for another shape and for inf or NaN, which int8 cannot
         represent; nothing is replaced then.
@@ -98,10 +98,10 @@ class Parameter(JoinedTensors):
         self._take(array, None, self.precision)
 
     def change(self, change: Callable[[Any], None]) -> None:
-        """Call `change` with an array of the values, which it changes in place; the parameter has the result.
+        """Call `change` with an array of the values, which it changes in place.
 
-        The array has the parameter's `shape` and the model's dtype, is contiguous, and stays the parameter's own from
-        one change to the next: nothing is copied but the first time. Views of it that `state_dict` gave follow.
+        The array has the parameter's `shape` and the model's dtype, is contiguous, and stays the parameter's own
+        between changes, so that values are copied only the first time. Views of it from `state_dict` change with it.
 
         Raises ValueError for a model in bfloat16 or int8 on the CPU, which is only for inference.
         """
@@ -114,7 +114,7 @@ class Parameter(JoinedTensors):
     def initial_tensors(
         self, names: Any, rng: np.random.Generator, spread: float, precision: str
     ) -> dict[str, np.ndarray]:
-        """The tensors among `names` as a new model has them, in float32 where `precision` is low."""
+        """Return the tensors among `names` with a new model's values, in float32 if `precision` is low."""
         dtype = storage_dtype("float32" if precision in LOW_PRECISION else precision)
         tensors = {name: np.empty(shape, dtype) for name, shape in self.expected.items() if name in names}
         for tensor in tensors.values():
@@ -122,7 +122,7 @@ class Parameter(JoinedTensors):
                 tensor[...] = {"zeros": 0, "ones": 1}[self.initial]
                 continue
             flat = tensor.reshape(-1)
-            for first in range(0, flat.size, INITIAL_NUMBERS):  # so that the whole is never in float64
+            for first in range(0, flat.size, INITIAL_NUMBERS):  # so that the whole tensor is never in float64
                 some = flat[first : first + INITIAL_NUMBERS]
                 some[...] = rng.normal(0.0, spread, some.size)
         return tensors
@@ -151,7 +151,7 @@ class Parameter(JoinedTensors):
 
     @property
     def forms(self) -> Forms:
-        """The forms of the present values."""
+        """The forms of the current values."""
         forms = self._filled
         if forms is None:
             raise RuntimeError(
@@ -161,15 +161,15 @@ class Parameter(JoinedTensors):
 
     @property
     def is_low_on_cpu(self) -> bool:
-        """True if the backend in force multiplies float32 by a form of low precision."""
+        """True if the active backend multiplies float32 activations by a low-precision weight."""
         return self.forms.is_low_on_cpu
 
     def array(self) -> np.ndarray:
-        """The values in host memory, as computing has them: of an int8 weight, its integers times their scales."""
+        """Return the values in host memory; an int8 weight's integers are multiplied by their scales."""
         return self.forms.on_host()
 
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, array) of the tensors that are kept in a checkpoint: of an int8 weight, integers and scales."""
+        """Yield (name, array) of the tensors to save in a checkpoint; for an int8 weight, integers and scales."""
         if self.dtype != np.int8 or self.uses != {"weight"}:
             yield from self.parts(self.array())
             return
@@ -195,7 +195,7 @@ class Parameter(JoinedTensors):
     def weight(self, run: Pass) -> Any:
         """Return the weight of a linear map, prepared for the pass's backend.
 
-        If the pass's tape records, it is a Variable of the array that training takes. With an adapter it is a
+        If the pass's tape records, it is a Variable of the array used in training. With an adapter it is a
         `LowRankWeight`, which `functional.linear` takes.
         """
         forms, trains = self._filled or self.forms, run.tape is not None and not self.is_frozen
@@ -215,7 +215,7 @@ class Parameter(JoinedTensors):
 
 
 def change_together(parameters: Sequence[Parameter], change: Callable[[list[Any]], None]) -> None:
-    """`Parameter.change` of several at once: `change` gets the list of their arrays."""
+    """Call `Parameter.change` for several at once: `change` gets the list of their arrays."""
     before = [parameter._filled or parameter.forms for parameter in parameters]
     for forms in before:
         if forms.is_low:
@@ -226,13 +226,13 @@ def change_together(parameters: Sequence[Parameter], change: Callable[[list[Any]
     try:
         change(arrays)
         copies = refreshed_copies(before, arrays)
-    finally:  # what it changed before an error is changed; copies that are of other values are let go
+    finally:  # changes made before an error remain; outdated copies are dropped
         for parameter, forms, array, kept in zip(parameters, before, arrays, copies, strict=True):
             parameter._renew(forms.next_version(array, kept))
 
 
 def update_together(parameters: Sequence[Parameter], arrays: Sequence[Any]) -> None:
-    """`Parameter.update` of several at once, of arrays of their shapes: where one cannot be taken, none is."""
+    """Call `Parameter.update` for several at once; if one array is rejected, no parameter changes."""
     taken = [
         Forms(", ".join(parameter.names), parameter.uses, parameter.precision, array)
         for parameter, array in zip(parameters, arrays, strict=True)
@@ -252,7 +252,7 @@ class Block:
         return f"<{type(self).__name__}: {', '.join(shapes[:3]) or 'no parameters'}{more}>"
 
     def parameters(self) -> Iterator[Parameter]:
-        """The parameters of this block and of those within it, each once, in the order they were made."""
+        """Return the parameters of this block and of blocks within it, each once, in the order of creation."""
         found: dict[Parameter, None] = {}
         for _, item in self.attributes():
             if isinstance(item, Parameter):
@@ -260,12 +260,12 @@ class Block:
         return iter(found)
 
     def attributes(self) -> list[tuple[str, Any]]:
-        """(name, value) of the attributes of this block and of those within it, but for these; a list's items each."""
+        """Return (name, value) of all attributes of this block and blocks within it, except blocks; lists by item."""
         found: list[tuple[str, Any]] = []
         self._note_attributes(found)
         return found
 
-    def _note_attributes(self, found: list[tuple[str, Any]]) -> None:  # in half the time of a generator
+    def _note_attributes(self, found: list[tuple[str, Any]]) -> None:  # takes half the time of a generator
         for name, attribute in list(vars(self).items()):  # another thread may note the version meanwhile
             for item in attribute if isinstance(attribute, list) else [attribute]:
                 if isinstance(item, Block):
@@ -286,7 +286,7 @@ class Block:
     def token_weights(self) -> Iterator[Parameter]:
         """Yield the weights of the linear maps that every token passes, as often as it passes them.
 
-        A block leaves out maps of something else (positions, entities).
+        `other_weights`, maps of positions or entities, are left out.
         """
         others = set(self.other_weights())
         for attribute in list(vars(self).values()):
@@ -297,15 +297,15 @@ class Block:
                     yield item
 
     def other_weights(self) -> Iterator[Parameter]:
-        """The weights of maps that tokens do not pass."""
+        """Return the weights of maps that tokens do not pass."""
         return iter(())
 
     @property
     def version(self) -> int:
-        """Grows whenever values of its parameters are replaced."""
+        """A number that grows whenever values of its parameters are replaced."""
         moment = _moment
         at, version = self._version_at
-        if at is not moment:  # only now is it worth asking them all
+        if at is not moment:  # a parameter of the process has changed
             version = 0
             for parameter in self.parameters():
                 version += parameter.version

@@ -1,4 +1,4 @@
-"""Rotary positions of a model's layers: a family's settings, and the tables of angles made from them."""
+"""Rotary positions of a model's layers: a family's settings, and tables of angles."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,8 +8,8 @@ import numpy as np
 from bertcore import kernels
 from bertcore.passes import Pass
 
-FEWEST_ROWS = 512  # of a table; it grows by doubling
-# Up to this many tokens a table has a row for each, so that a recorded program serves sequences of other lengths.
+FEWEST_ROWS = 512  # the least size of a table, which grows by doubling
+# Up to this many tokens a table has a row for each, so that a recorded program also fits other sequence lengths.
 MOST_RECORDED = 2**14
 
 
@@ -20,10 +20,10 @@ class RotarySpec:
     See `kernels.rotary` and `kernels.rotary_tables`.
 
     Attributes:
-        rotary_dim: how many elements of a head turn.
+        rotary_dim: the number of elements of a head that are rotated.
         theta: the base of the angles.
-        interleaved: whether neighbours are a pair.
-        scaling, factor, trained_length: for texts longer than those trained on.
+        interleaved: whether pairs are adjacent elements.
+        scaling, factor, trained_length: the scaling for texts longer than the trained length.
     """
 
     rotary_dim: int
@@ -36,12 +36,12 @@ class RotarySpec:
 
 @dataclass(frozen=True)
 class RotaryAngles:
-    """Cosines and sines for the tokens of a batch, in the memory of the backend in force.
+    """Cosines and sines for the tokens of a batch, in the active backend's memory.
 
     Attributes:
         cos, sin: (rows, rotary_dim / 2).
-        positions: the row of each token, (tokens,); None where rows are counted from each sequence's start.
-        can_be_recorded: whether there are enough rows for these tokens, however they are divided into sequences.
+        positions: the row of each token, (tokens,); None if rows count from each sequence's start.
+        can_be_recorded: whether the rows suffice for these tokens in sequences of any lengths.
     """
 
     cos: Any
@@ -51,7 +51,7 @@ class RotaryAngles:
 
 
 class RotaryTables:
-    """The tables of a model: one for each RotarySpec and dtype, as long as the longest text so far needs."""
+    """The tables of a model, one for each RotarySpec and dtype, sized for the longest text so far."""
 
     def __init__(self) -> None:
         self._kept: dict[Any, tuple[Any, Any]] = {}
@@ -67,17 +67,17 @@ class RotaryTables:
     ) -> RotaryAngles:
         """Return the angles of packed tokens in a model that computes in `dtype`.
 
-        `offsets` are those of the sequences and `given` the position of each token, (tokens,), or None where they count
-        from each sequence's start, both in host memory; `positions` are the latter in the memory of the backend in
-        force. A scaling that depends on the length takes that of each text, up to its last position, not that of the
-        longest one of the batch.
+        `offsets` are the sequences' offsets and `given` the position of each token, (tokens,), or None if they count
+        from each sequence's start, both in host memory; `positions` are `given` in the active backend's memory. Scaling
+        that depends on the length uses the length of each text, up to its last position, not of the batch's longest
+        text.
         """
         kind = "float64" if np.dtype(dtype).itemsize == 8 else "float32"
         rows = int(np.diff(offsets).max(initial=0) if given is None else given.max(initial=-1) + 1)
         if spec.scaling == "dynamic":
             if rows > spec.trained_length:
                 return _angles_of_each_text(run, spec, offsets, given, kind)
-            spec = replace(spec, scaling=None)  # no text is longer than those trained on
+            spec = replace(spec, scaling=None)  # no text exceeds the trained length
         tokens = int(offsets[-1])
         if given is None and tokens <= MOST_RECORDED:
             rows = tokens
@@ -99,7 +99,7 @@ class RotaryTables:
 def _angles_of_each_text(
     run: Pass, spec: RotarySpec, offsets: np.ndarray, given: np.ndarray | None, kind: str
 ) -> RotaryAngles:
-    """Return a table for each length that occurs, one below the other."""
+    """Return angles from a table for each length that occurs, one below the other."""
     tables, first_rows, rows = [], {}, 0
     places = np.empty(offsets[-1], np.int32)
     for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):

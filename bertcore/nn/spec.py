@@ -26,7 +26,7 @@ class LayerSpec:
 
     Its parts are called "query", "key" and "value" (or "qkv", where a checkpoint stores the three as one map),
     "attention_output", "attention_norm", "expand" (and "gate", where a gated feed-forward stores two maps), "contract"
-    and "feed_forward_norm"; a family's `layer_names` say what checkpoints call them. Only some families name
+    and "feed_forward_norm"; a family's `layer_names` are their names in checkpoints. Only some families name
     "plain_expand" (the first map of a feed-forward without a gate), "query_norm" and "key_norm" (norms before the
     rotation of queries and keys), "attention_output_norm" and "feed_forward_output_norm" (norms before the residual is
     added).
@@ -38,7 +38,7 @@ class LayerSpec:
             default.
         head_dim: width of a head; hidden_size / num_heads by default.
         activation: the feed-forward's activation, a name of `kernels.activation`.
-        gate: of a gated feed-forward (Shazeer 2020, arXiv:2002.05202) the half of `expand` that passes the activation
+        gate: for a gated feed-forward (Shazeer 2020, arXiv:2002.05202), the half of `expand` that passes the activation
             before it multiplies the other, "first" or "second"; None for a plain one.
         norm: the block of the norms, called with a name, features, eps and bias.
         norm_eps: the number that norms add to the variance.
@@ -134,24 +134,23 @@ class EncoderSpec:
     """One encoder, whatever its family: sizes and choices, read from the family's config.
 
     Attributes:
-        vocab_size, type_vocab_size, max_positions: rows of the word, token type and position tables; 0 where a family
-            has no such table.
+        vocab_size, type_vocab_size, max_positions: rows of the word, token type and position tables; 0 for a missing
+            table.
         hidden_size: width of the activations.
-        embedding_size: width of the embeddings; where it is not hidden_size, they are projected.
+        embedding_size: width of the embeddings, which are projected if it is not hidden_size.
         layers: the spec of each layer.
         layer_norm_eps: added to the variance in the norms outside of layers.
         initializer_range: standard deviation of the weights of a new model.
         pad_token_id: the padding token; looking it up gives its embedding no gradient, unless `padding_learns` (GPT-2).
         tied_decoder: whether a language model's decoder shares the word embeddings.
-        positions_after_padding: RoBERTa's position ids: words that are not padding count from pad_token_id + 1 on,
-            words that are have position pad_token_id.
+        positions_after_padding: RoBERTa's position ids: tokens other than padding count from pad_token_id + 1; padding
+            has position pad_token_id.
         longest_text: the most tokens of a text in a family without a position table; None without a limit.
-        shared_layers: for each layer the index of the parameters it has (ALBERT's layers share them); by default its
-            own.
+        shared_layers: for each layer the index of its parameters (ALBERT's layers share them); by default its own.
         inner_layers: the number of layers under one number in the checkpoint's names, with a number of their own
             within it (ALBERT's inner groups).
         embedding_scale: the factor of word embeddings (Gemma).
-        projects_embeddings: embeddings are projected even where they are as wide as the hidden size (ALBERT).
+        projects_embeddings: embeddings are projected even if they are as wide as the hidden size (ALBERT).
         projects_words: only word embeddings are projected, before the others are added (BERT Hash).
         words_as_types: token types are looked up in the table of words, and not added by default (GPT-2).
         without_bias: norms outside of layers that have no bias ("embeddings_norm", "final_norm").
@@ -159,7 +158,7 @@ class EncoderSpec:
             hidden state, and the input of heads.
         is_relative: attention depends on the distance between columns of a batch.
         biases_scores: a bias by that distance is added to the scores of attention.
-        details: family-specific choices, in a dataclass of their own.
+        details: family-specific choices, in their own dataclass.
     """
 
     vocab_size: int
@@ -203,7 +202,7 @@ class EncoderSpec:
 
     @property
     def summed_size(self) -> int:
-        """The width in which the embeddings of words, token types and positions are added."""
+        """The width at which the embeddings of words, token types and positions are added."""
         return self.hidden_size if self.projects_words else self.embedding_size
 
     @property
@@ -213,7 +212,7 @@ class EncoderSpec:
 
     @property
     def num_heads(self) -> int:
-        """The heads of a layer's queries."""
+        """The number of query heads of a layer."""
         return self.layers[0].num_heads
 
     @property
@@ -223,5 +222,5 @@ class EncoderSpec:
 
     @property
     def longest_sequence(self) -> int | None:
-        """The most tokens of a sequence; None for no limit."""
+        """The most tokens of a sequence; None without a limit."""
         return self.max_positions - self.position_offset if self.max_positions else self.longest_text

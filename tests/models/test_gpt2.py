@@ -241,7 +241,7 @@ def test_layers_that_keep_keys_are_plain(attribute, value):
     model = made()
     attention = model.encoder.layers[0].attention
     attention.spec = dataclasses.replace(attention.spec, **{attribute: value})
-    with pytest.raises(NotImplementedError, match=f"layers that keep keys and values have no {attribute}$"):
+    with pytest.raises(NotImplementedError, match=f"layers with cached keys and values do not support {attribute}$"):
         model.generate(IDS, MASK, max_new_tokens=2)
 
 

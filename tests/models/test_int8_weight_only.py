@@ -79,7 +79,7 @@ def test_a_tied_decoder_is_quantized_from_the_table(tmp_path):
 
 def test_what_it_refuses(tmp_path):
     model = AutoModelForMaskedLM.from_config(CONFIG, dtype=DTYPE)
-    with pytest.raises(ValueError, match=f"dtype='{DTYPE}', which on the CPU is for inference alone"):
+    with pytest.raises(ValueError, match=f"dtype='{DTYPE}', which on the CPU is only for inference"):
         value_and_grad(model)(IDS, labels=IDS)
     AutoModel.from_config(CONFIG, dtype=DTYPE).save_pretrained(tmp_path)
     name = "encoder.layer.0.intermediate.dense.weight"

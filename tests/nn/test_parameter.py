@@ -204,7 +204,7 @@ def test_uses_are_declared_before_there_are_values():
     parameter = Parameter("table", shape=(2, 3), use="table").used_as("weight")
     assert parameter.uses == {"table", "weight"}
     parameter.fill({"table": np.zeros((2, 3), np.float32)}, "float32")
-    refuses(RuntimeError, "table has values already", parameter.used_as, "vector")
+    refuses(RuntimeError, "table already has values", parameter.used_as, "vector")
     refuses(RuntimeError, "table has no values yet", Parameter("table", shape=(2, 3)).array)
 
 

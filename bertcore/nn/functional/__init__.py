@@ -1,8 +1,8 @@
 """The operations that model code calls: the kernels, and small array expressions, each with its gradient rule.
 
 All work on packed tokens: activations are (tokens, features), with cu_seqlens where sequences matter. dense.py has
-linear maps, normalisation and activations, attention.py all attention, rows.py what takes, cuts, joins and adds rows
-and columns, losses.py the losses.
+linear maps, normalisation and activations; attention.py attention; rows.py operations that take, slice, join and add
+rows and columns; losses.py the losses.
 """
 
 from bertcore.nn.functional.attention import attention, rotary, self_attention, split_heads

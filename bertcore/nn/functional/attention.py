@@ -1,4 +1,4 @@
-"""Attention within packed sequences, and what stands around it, each with its gradient rule."""
+"""Attention within packed sequences, and its helpers, each with its gradient rule."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,20 +17,20 @@ from bertcore.passes import Pass
 def attention(
     run: Pass, query: Any, key: Any, value: Any, *, relative: RelativePositions | None = None, **options: Any
 ) -> Any:
-    """Scaled dot-product attention within each packed sequence; see `kernels.attention`.
+    """Return scaled dot-product attention within each packed sequence; see `kernels.attention`.
 
     Args:
         query, key, value: (tokens, heads, head_dim) each.
-        relative: terms of relative position and of segments, whose floating arrays have gradients, too.
+        relative: terms of relative position and of segments; their floating-point arrays also have gradients.
         options: cu_seqlens, cu_seqlens_k, attn_mask, is_causal, window and scale as there; and
-            components: a list to which a tuple of scaled scores is appended, like the probabilities each: content to
-                content, content to position, position to content (None without a table); or None.
+            components: None, or a list to which a tuple of scaled scores is appended, each shaped like the
+            probabilities: content to content, content to position, position to content (None without a table).
             compute_dtype: as there; not while a tape records.
-            dropout: the rate at which probabilities are dropped if the pass drops.
+            dropout: the dropout rate of probabilities, if the pass uses dropout.
 
     Returns:
-        (tokens, heads, head_dim). If the pass notes attentions, the probabilities are appended there, (sequences,
-        heads, longest, longest of the keys); they have a gradient.
+        (tokens, heads, head_dim). If the pass collects attentions, the probabilities, (sequences, heads, longest,
+        longest of the keys), are appended to them; they have a gradient.
     """
     asked = with_seed(run, options)
     return note_probabilities(run, _attention(run, query, key, value, *_terms(relative), relative=relative, **asked))
@@ -44,12 +44,12 @@ def self_attention(
     relative: RelativePositions | None = None,
     **options: Any,
 ) -> Any:
-    """`attention` of query, key and value that stand side by side in one array or several.
+    """Return `attention` of query, key and value that are concatenated in one array or several.
 
     Args:
-        projected: query, key and value of all heads one after the other, (tokens, all their widths).
-        num_heads: of the query.
-        num_key_value_heads: of key and value; num_heads by default.
+        projected: arrays (tokens, ...) whose columns are, in turn, query, key and value of all heads.
+        num_heads: the number of query heads.
+        num_key_value_heads: the number of key and value heads; num_heads by default.
         relative, options: as for `attention`.
 
     Returns:
@@ -60,7 +60,7 @@ def self_attention(
 
 
 def note_probabilities(run: Pass, results: Any) -> Any:
-    """Return the output of attention; if the pass notes probabilities, the second result, append them."""
+    """Return the output of attention; append the probabilities, its second result, if the pass collects them."""
     if run.trace.attentions is None:
         return results
     output, probabilities = results
@@ -69,7 +69,7 @@ def note_probabilities(run: Pass, results: Any) -> Any:
 
 
 def with_seed(run: Pass, options: dict[str, Any]) -> dict[str, Any]:
-    """Return `options` of attention with dropout, if the pass drops, and `return_probs` as the kernels take them."""
+    """Return attention's `options` as the kernels take them: with dropout if the pass uses it, and `return_probs`."""
     rate = options.pop("dropout", 0.0)
     if rate and run.seeds:
         options |= {"dropout_p": rate, "dropout_seed": run.seeds.draw()}
@@ -79,7 +79,7 @@ def with_seed(run: Pass, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def split_heads(qkv: Any, *, num_heads: int) -> list[Any]:
-    """Query, key and value as views (tokens, heads, head_dim) of the array in which they stand side by side."""
+    """Return query, key and value as views (tokens, heads, head_dim) of the array that concatenates them."""
     return _split((qkv,), num_heads, num_heads)
 
 
@@ -98,7 +98,7 @@ def _split(projected, num_heads, num_key_value_heads):
 
 
 def _terms(relative: RelativePositions | None) -> tuple[Any, ...]:
-    """The arrays of `relative` that have gradients, for an operation to take."""
+    """Return the arrays of `relative` that have gradients."""
     return () if relative is None else tuple(getattr(relative, name) for name in TERMS)
 
 
@@ -112,7 +112,7 @@ def attend(
     """Return the result of `kernels.attention`; components are appended to the list, unless it is None."""
     if components is None and relative is None and options.get("attn_mask") is None:
         save, window = options.pop("save", False), check_window(options.pop("window", None))
-        given = AttentionArguments(*heads, window=window, **options)  # without terms and masks nothing is to be checked
+        given = AttentionArguments(*heads, window=window, **options)  # nothing to check without terms and masks
         return ATTENTION.forward(run.backend, *given, save=save)
     has_parts, save = components is not None, options.get("save", False)
     found = kernels.attention(
@@ -129,16 +129,16 @@ def attend(
 def attend_with_pullback(
     run: Pass, heads: Sequence[Any], *, return_probs: bool = False, compute_dtype: str | None = None, **options: Any
 ) -> tuple[tuple[Any, ...], Callable[..., tuple[Any, ...]]]:
-    """Return (the output, and if wanted the probabilities), and their pullback.
+    """Return (the output, and the probabilities if requested), and their pullback.
 
-    The pullback returns the gradients of query, key, value, bias and the terms of relative position in a tuple.
+    The pullback returns the gradients of query, key, value, bias and the relative-position terms in a tuple.
     """
     assert compute_dtype is None, "gradients need the arrays' own precision"
     results, saved = attend(run, heads, return_probs=return_probs, save=True, **options)
     results = results if type(results) is tuple else (results,)
 
     def backward(grad, grad_probabilities=None, out=()):
-        """`out` may take the gradients of heads, if only that of the output is given."""
+        """Return the gradients; those of heads are written to `out` if only the output has a gradient."""
         parts = []
         if grad is not None:
             parts.append(ATTENTION.backward(run.backend, grad, saved, *out))
@@ -150,10 +150,10 @@ def attend_with_pullback(
 
 
 def _probabilities_backward(run, grad, probabilities, saved):
-    """Return the gradients of queries, keys and relative terms, from that of the probabilities.
+    """Return the gradients of queries, keys and relative terms from the gradient of the probabilities.
 
-    Attention over values that are 1 for one key and 0 for all others gives its probability: some keys at a time, as
-    many as a value is long, this is the backward of attention.
+    With values that are 1 for one key and 0 for all others, attention returns the key's probability. So this is the
+    backward of attention, for as many keys at a time as a value has elements.
     """
     query, key, offsets = saved.query, saved.key, saved.cu_seqlens
     of_query = _places(query, offsets)
@@ -177,7 +177,7 @@ def _probabilities_backward(run, grad, probabilities, saved):
 
 
 def _places(array, cu_seqlens):
-    """(the sequence of each token, its place there) of (tokens, ...)."""
+    """Return each token's sequence and its index within it, for an array (tokens, ...)."""
     xp = kernels.array_module(array)
     tokens = xp.arange(len(array))
     sequence = xp.searchsorted(cu_seqlens, tokens, side="right") - 1
@@ -190,29 +190,29 @@ def _sums(left, right):
 
 
 def join_heads(output: Any) -> Any:
-    """(tokens, heads, head_dim) -> (tokens, heads * head_dim)."""
+    """Reshape (tokens, heads, head_dim) to (tokens, heads * head_dim)."""
     return output.reshape(output.shape[0], output.shape[1] * output.shape[2])
 
 
-def _turned_heads(joined, heads, head_dim):
-    """The first heads of an array in which heads stand side by side, as a view (tokens, heads, head_dim)."""
+def _rotated_heads(joined, heads, head_dim):
+    """Return the first heads of concatenated heads as a view (tokens, heads, head_dim)."""
     return joined.reshape(joined.shape[0], joined.shape[1] // head_dim, head_dim)[:, :heads]
 
 
 @operation(has_step=True)
 def rotary(run: Pass, joined: Any, *, heads: int, head_dim: int, **angles: Any) -> Any:
-    """The first `heads` of (tokens, all heads * head_dim) turned by their position, the others as they are.
+    """Return (tokens, all heads * head_dim) with the first `heads` rotated by their position.
 
-    Without a tape `joined` is overwritten. `angles` are cos, sin, cu_seqlens or positions, and interleaved, as for
+    Without a tape, `joined` is overwritten. `angles` are cos, sin, cu_seqlens or positions, and interleaved, as for
     `kernels.rotary`.
     """
     output = joined.copy()
     options = {"inplace": True, "save": True, "backend": run.backend}
-    _, saved = kernels.rotary(_turned_heads(output, heads, head_dim), **angles, **options)
+    _, saved = kernels.rotary(_rotated_heads(output, heads, head_dim), **angles, **options)
 
     def pullback(grad):
         grad = grad.copy()
-        ROTARY.backward(run.backend, _turned_heads(grad, heads, head_dim), saved, True)
+        ROTARY.backward(run.backend, _rotated_heads(grad, heads, head_dim), saved, True)
         return (grad,)
 
     return output, pullback
@@ -220,7 +220,7 @@ def rotary(run: Pass, joined: Any, *, heads: int, head_dim: int, **angles: Any) 
 
 @rotary.inference
 def _rotary(run, joined, *, heads, head_dim, **angles):
-    kernels.rotary(_turned_heads(joined, heads, head_dim), **angles, inplace=True, backend=run.backend)
+    kernels.rotary(_rotated_heads(joined, heads, head_dim), **angles, inplace=True, backend=run.backend)
     return joined
 
 
@@ -252,7 +252,7 @@ def _self_attention(run: Pass, *arrays, heads, relative, **options):
         xp = kernels.array_module(output)
         joined = tuple(xp.empty_like(array) for array in projected)  # every entry is written
         targets = tuple(_split(joined, *heads))
-        # Written there at once: copied, they took 1.1 to 1.2 times as long (Emerald Rapids, 1 thread).
+        # Written in place: with a copy, they took 1.1 to 1.2 times as long (1 thread).
         out = targets if all(part is None for part in of_probabilities) else ()
         found = backward(None if grad is None else grad.reshape(output.shape), *of_probabilities, out=out)
         if not out:
@@ -271,5 +271,5 @@ def _self_attention_forward(run, *arrays, heads, relative, **options):
 
 
 def with_joined_heads(output: Any, *probabilities: Any) -> Any:
-    """The output with its heads side by side, or a tuple of it and of the probabilities, if there are any."""
+    """Return the output with concatenated heads, or a tuple of it and the probabilities, if given."""
     return (join_heads(output), *probabilities) if probabilities else join_heads(output)

@@ -22,13 +22,13 @@ from bertcore.tape import Addend, Variable
 
 
 class LowRankWeight(NamedTuple):
-    """A weight that is weight + up @ down, where the product of low rank is trained and `weight` is not.
+    """A weight that is weight + up @ down, where the low-rank product is trained and `weight` is not.
 
     Attributes:
-        weight: (out_features, in_features), an array or prepared.
+        weight: (out_features, in_features), an array or a prepared weight.
         down: (rank, in_features).
         up: (out_features, rank).
-        dropout: the rate at which, in training, what `down` multiplies is dropped.
+        dropout: the dropout rate, in training, of the input of `down`.
     """
 
     weight: Any
@@ -47,7 +47,7 @@ class ObservedWeight(NamedTuple):
 def linear(
     run: Pass, input: Any, weight: Any, bias: Any, residual: Any = None, *, activation: str | None = None
 ) -> Any:
-    """activation(input @ weight.T + bias) + residual; see `kernels.linear`.
+    """Return activation(input @ weight.T + bias) + residual; see `kernels.linear`.
 
     `weight` may be a LowRankWeight or an ObservedWeight.
     """
@@ -62,13 +62,13 @@ def linear(
 
 
 def grouped_linear(run: Pass, input: Any, weight: Any, *, offsets: Sequence[int], activation: str | None = None) -> Any:
-    """activation(input @ weight.T) of groups of rows, each with its own share of the weight.
+    """Return activation(input @ weight.T) of groups of rows, each with its own part of the weight.
 
     Args:
-        input: (rows, in_features), the rows of one group after those of the other.
-        weight: the groups' weights, one below the other, (groups * out_features, in_features); an array or prepared, or
-            an ObservedWeight.
-        offsets: where the groups begin, and the number of rows: integers in host memory, (groups + 1,).
+        input: (rows, in_features), group after group.
+        weight: the groups' weights, one below the other, (groups * out_features, in_features); an array, a prepared
+            weight or an ObservedWeight.
+        offsets: the first row of each group, and the number of rows: integers in host memory, (groups + 1,).
         activation: as for `linear`.
 
     Returns:
@@ -124,7 +124,7 @@ def _grouped_with_pullback(run, input, weight, offsets, activation, *, needs_wei
 
 
 def _groups(weight, offsets):
-    """Return (the place of its rows, its weight) of each group."""
+    """Return (the slice of its rows, its weight) for each group."""
     count = len(offsets) - 1
     if isinstance(weight, kernels.PreparedWeight):
         shares = weight.parts(count)
@@ -137,7 +137,7 @@ def _groups(weight, offsets):
 def _linear_of_low_rank(
     run: Pass, input: Any, weight: LowRankWeight, bias: Any, residual: Any, activation: str | None
 ) -> Any:
-    """(input @ down.T) @ up.T is added to the product of the weight: up @ down would cost as much as a weight."""
+    """Add (input @ down.T) @ up.T to the weight's product, as up @ down would cost as much as a weight."""
     plain = linear(run, input, weight.weight, bias, residual if activation is None else None)
     if weight.dropout and run.seeds:
         input = dropout(run, input, p=weight.dropout, seed=run.seeds.draw())
@@ -162,7 +162,7 @@ def _linear_forward(run, input, weight, bias, residual=None, *, activation=None)
 
 @operation()
 def _linear_of_frozen(run: Pass, input: Any, bias: Any, residual: Any, *, weight: Any, activation: str | None) -> Any:
-    """`linear` by a weight that has no gradient."""
+    """Compute `linear` with a weight that has no gradient."""
     output, pullback = _with_pullback(run, input, weight, bias, residual, activation, needs_weight=False)
 
     def pullback_of_others(grad):
@@ -192,7 +192,7 @@ def _with_pullback(run, input, weight, bias, residual, activation, *, needs_weig
 
 @dataclass(frozen=True)
 class WeightGradient(Addend):
-    """The gradient of a weight beside arrays of 16 bits: a parameter in float32 receives it without rounding."""
+    """A weight's gradient from 16-bit arrays, which a float32 parameter receives without rounding."""
 
     run: Pass
     grad: Any
@@ -204,25 +204,25 @@ class WeightGradient(Addend):
 
 
 layer_norm = differentiable(LAYER_NORM, "input", "weight", "bias", "residual", has_step=True)
-"""Layer normalisation of input + residual over the last axis, by `eps`."""
+"""Layer normalisation of input + residual over the last axis, with `eps`."""
 
 rms_norm = differentiable(RMS_NORM, "input", "weight", "residual", has_step=True)
-"""Root-mean-square normalisation of input + residual over the last axis, by `eps`."""
+"""Root-mean-square normalisation of input + residual over the last axis, with `eps`."""
 
 affine = differentiable(AFFINE, "input", "weight", "bias", "residual", has_step=True)
 """(input + residual) * weight + bias."""
 
 gated_activation = differentiable(GATED_ACTIVATION, "input", has_step=True)
-"""The half of (tokens, 2 * width) that `gate` says, through `activation`, times the other half, (tokens, width)."""
+"""`activation` of the half `gate` of (tokens, 2 * width), times the other half: (tokens, width)."""
 
 activation = _activation = differentiable(ACTIVATION, "input")
-"""An elementwise function, `activation`."""
+"""The elementwise function `activation`."""
 
 dropout = differentiable(DROPOUT, "input", "residual")
-"""`input` with elements dropped by `p` and `seed`, plus `residual`."""
+"""`input` after dropout with `p` and `seed`, plus `residual`."""
 
 dropout_layer_norm = differentiable(DROPOUT_LAYER_NORM, "input", "weight", "bias", "residual")
-"""Layer normalisation, by `eps`, of `input` with elements dropped by `p` and `seed`, plus `residual`."""
+"""Layer normalisation, with `eps`, of `input` after dropout with `p` and `seed`, plus `residual`."""
 
 lstm = differentiable(LSTM, "input", "weight")
 """The hidden states of an LSTM over the sequences `cu_seqlens`; see `kernels.lstm`."""

@@ -1,4 +1,4 @@
-"""Losses, each a mean and a scalar array, with its gradient rule; in float32 where scores are of lower precision."""
+"""Losses, each a mean in a scalar array, with its gradient rule; in float32 for scores of lower precision."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,18 +14,18 @@ from bertcore.passes import Pass
 from bertcore.tape import Addend
 
 IGNORED = -100
-CHUNK = 1024  # rows whose scores exist at once: 63 MB of 30,000 words in 16 bits
+CHUNK = 1024  # rows whose scores exist at once: 63 MB for 30,000 words in 16 bits
 
 
 @operation()
 def cross_entropy(
     run: Pass, logits: Any, *, labels: Any, label_smoothing: float = 0.0, class_weights: Any = None
 ) -> Any:
-    """The mean cross entropy over the rows whose label is not -100; see `kernels.cross_entropy`.
+    """Return the mean cross entropy over the rows whose label is not -100; see `kernels.cross_entropy`.
 
     With `label_smoothing` e (Szegedy et al. 2016, arXiv:1512.00567, section 7) and `class_weights` w, (classes,), the
-    loss of a row is, as torch.nn.functional.cross_entropy has it, (1 - e) w_label CE_label + e / classes sum_c w_c
-    CE_c, where CE_c = -log softmax(logits)_c; and the mean is their sum over the sum of w_label.
+    loss of a row is, as in torch.nn.functional.cross_entropy, (1 - e) w_label CE_label + e / classes sum_c w_c CE_c,
+    where CE_c = -log softmax(logits)_c, and the mean is their sum divided by the sum of w_label.
     """
     if label_smoothing or class_weights is not None:
         loss, pullback = _weighted_cross_entropy(run, widened(logits), labels, label_smoothing, class_weights)
@@ -42,16 +42,16 @@ def cross_entropy(
 def decoded_cross_entropy(
     run: Pass, input: Any, weight: Any, bias: Any, *, labels: Any, needs_weight: bool = True, chunk: int | None = None
 ) -> Any:
-    """The mean cross entropy of the scores linear(input, weight, bias), computed chunk by chunk.
+    """Return the mean cross entropy of the scores linear(input, weight, bias), computed in chunks.
 
     `chunk` rows of scores (CHUNK by default) exist at a time. All rows have a label, and `weight` may have no gradient.
-    The gradients are computed with the scores, which would be computed twice otherwise, and in their place; they are
-    gradients of the sum, which float16 holds better than those of the mean. The weight's is summed in float32.
+    Gradients are computed with the scores, to avoid computing these twice, and in their memory. They are gradients of
+    the sum, which float16 represents better than those of the mean. The weight's is summed in float32.
     """
     xp, total, of_weight, of_bias = kernels.array_module(input), 0.0, None, None
     of_input = xp.empty(input.shape, input.dtype)
     for rows in _chunks(input, chunk):
-        # The scores, until their gradient stands there.
+        # The scores, later overwritten by their gradient.
         grad, saved = LINEAR.forward(run.backend, input[rows], weight, bias, None, None, save=True)
         loss, of_loss = CROSS_ENTROPY.forward(run.backend, grad, labels[rows], IGNORED, "sum", save=True)
         CROSS_ENTROPY.backward(run.backend, xp.ones((), loss.dtype), of_loss, grad)
@@ -74,7 +74,7 @@ def decoded_cross_entropy(
 
 @dataclass(frozen=True)
 class _Scaled(Addend):
-    """A gradient of a parameter, in float32, times a factor; of `dtype` where no other is asked for."""
+    """A parameter's gradient, in float32, times a factor; in `dtype` unless another is requested."""
 
     gradient: Any
     factor: Any
@@ -104,12 +104,12 @@ def _chunks(input, chunk):
 
 
 def _narrowed(grad, array):
-    """A gradient in the dtype of what it is of."""
+    """Return a gradient in the dtype of its `array`."""
     return grad.astype(array.dtype, copy=False)
 
 
 def _weighted_cross_entropy(run, logits, labels, label_smoothing, class_weights):
-    """Sums of CE_c need no softmax beside that of the plain loss: CE_c = CE_label + logit_label - logit_c."""
+    """Return (loss, pullback) with only the plain loss's softmax, as CE_c = CE_label + logit_label - logit_c."""
     xp, wide, rows = kernels.array_module(logits), "float64", kernels.array_module(logits).arange(len(logits))
     share = label_smoothing / logits.shape[1]
     counts = labels != IGNORED
@@ -127,7 +127,7 @@ def _weighted_cross_entropy(run, logits, labels, label_smoothing, class_weights)
 
     def pullback(grad):
         scale = grad.astype(wide) / total_weight
-        of_rows = scale * (own + share * all_weights * counts)  # of what is softmax(logits) in the gradient
+        of_rows = scale * (own + share * all_weights * counts)  # the factor of softmax(logits) in the gradient
         grads = of_rows.astype(logits.dtype)
         found = CROSS_ENTROPY.backward(run.backend, grads, saved)
         found[rows, known] += (of_rows - scale * own).astype(logits.dtype)
@@ -136,13 +136,13 @@ def _weighted_cross_entropy(run, logits, labels, label_smoothing, class_weights)
             found -= shared if class_weights is None else shared * class_weights
         return (found,)
 
-    with np.errstate(invalid="ignore"):  # over no label at all the mean is NaN
+    with np.errstate(invalid="ignore"):  # without any label the mean is NaN
         return xp.asarray(losses.sum() / total_weight, logits.dtype), pullback
 
 
 @operation()
 def mean_squared_error(run: Pass, predictions: Any, *, labels: Any) -> Any:
-    """The mean of (predictions - labels)^2, of one shape."""
+    """Return the mean of (predictions - labels)^2; both have the same shape."""
     difference = widened(predictions - labels)
     loss = (difference * difference).mean()
     return loss, lambda grad: (_narrowed(difference * (2 * grad / max(difference.size, 1)), predictions),)
@@ -150,7 +150,7 @@ def mean_squared_error(run: Pass, predictions: Any, *, labels: Any) -> Any:
 
 @operation()
 def binary_cross_entropy(run: Pass, logits: Any, *, labels: Any) -> Any:
-    """The mean cross entropy of labels in [0, 1] and the logistic function of `logits`, of one shape."""
+    """Return the mean cross entropy of labels in [0, 1] and sigmoid(logits); both have the same shape."""
     xp, wide = kernels.array_module(logits), widened(logits)
     small = xp.exp(-xp.abs(wide))  # log(1 + exp(x)) without overflow
 
@@ -163,7 +163,7 @@ def binary_cross_entropy(run: Pass, logits: Any, *, labels: Any) -> Any:
 
 @operation()
 def log_softmax(run: Pass, scores: Any) -> Any:
-    """The logarithm of the softmax over the last axis, in float32 if that of `scores` is of lower precision."""
+    """Return the logarithm of the softmax over the last axis, in float32 for `scores` of lower precision."""
     wide = widened(scores)
     xp, shifted = kernels.array_module(wide), wide - wide.max(axis=-1, keepdims=True)
     logarithms = shifted - xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))
@@ -177,7 +177,7 @@ def log_softmax(run: Pass, scores: Any) -> Any:
 
 @operation()
 def soft_cross_entropy(run: Pass, logits: Any, *, labels: Any) -> Any:
-    """The mean over rows of the cross entropy of the softmax of `logits` and probabilities `labels`, of one shape."""
+    """Return the mean over rows of the cross entropy of softmax(logits) and probabilities of the same shape."""
     logarithms = log_softmax.with_pullback(run, logits)[0]
 
     def pullback(grad):

@@ -1,4 +1,4 @@
-"""Taking, cutting, joining and adding rows and columns, each with its gradient rule."""
+"""Operations that take, slice, join and add rows and columns, each with its gradient rule."""
 
 import itertools
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from bertcore.tape import Addend
 
 @operation(has_step=True)
 def add(run: Pass, left: Any, right: Any) -> Any:
-    """Left + right, of one shape, or (rows, features) and (features,) or (rows, 1)."""
+    """Return left + right, of the same shape, or (rows, features) and (features,) or (rows, 1)."""
 
     def pullback(grad):
         if right.shape == left.shape:
@@ -30,7 +30,7 @@ def add(run: Pass, left: Any, right: Any) -> Any:
 
 @add.inference
 def _add(run, left, right):
-    if run.is_noted and left.ndim == 2 and right.shape == left.shape:  # in a program a sum is a step of `affine`
+    if run.is_noted and left.ndim == 2 and right.shape == left.shape:  # programs record a sum as an `affine` step
         ones, zeros = np.ones(left.shape[1], left.dtype), np.zeros(left.shape[1], left.dtype)
         return AFFINE.forward(run.backend, left, ones, zeros, right)
     return computed(left) + computed(right)
@@ -38,21 +38,21 @@ def _add(run, left, right):
 
 @operation()
 def shift(run: Pass, array: Any, *, by: float) -> Any:
-    """Array + by."""
+    """Return array + by."""
     return array + by, lambda grad: (grad,)
 
 
 @operation()
 def scale(run: Pass, array: Any, *, factor: Any) -> Any:
-    """Array * factor: a number, or an array that broadcasts to the shape of `array`; it has no gradient."""
-    # NumPy makes a scalar of an array without axes, and float32 of bfloat16.
+    """Return array * factor; the factor is a number or an array that broadcasts, and has no gradient."""
+    # NumPy turns a 0-d array into a scalar, and bfloat16 into float32.
     xp, dtype = kernels.array_module(array), array.dtype
     return xp.asarray(array * factor, dtype), lambda grad: (xp.asarray(grad * factor, dtype),)
 
 
 @operation()
 def unit_rows(run: Pass, rows: Any) -> Any:
-    """Rows (rows, features) scaled to length 1; a row of zeros stays as it is."""
+    """Return rows, (rows, features), scaled to length 1; rows of zeros do not change."""
     xp = kernels.array_module(rows)
     divisors = xp.sqrt((rows * rows).sum(axis=1, keepdims=True)).clip(1e-12)  # as in torch.nn.functional.normalize
     units = rows / divisors
@@ -66,16 +66,16 @@ def unit_rows(run: Pass, rows: Any) -> Any:
 
 @operation(has_step=True)
 def take_rows(run: Pass, table: Any, *, rows: Any, padding_row: int | None = None) -> Any:
-    """The rows of `table` (rows, features) at the integers `rows`: an embedding, or a choice of tokens.
+    """Return the rows of `table`, (rows, features), at the indices `rows`: an embedding, or a choice of tokens.
 
-    `padding_row` gets no gradient from here, as torch.nn.Embedding's padding_idx does not.
+    Like torch.nn.Embedding's padding_idx, `padding_row` gets no gradient here.
     """
 
     def pullback(grad):
         if padding_row is None:
             return (_RowsGradient(run, grad, rows, table.shape[0]),)
         xp, learns = kernels.array_module(rows), rows != padding_row
-        if xp is not np:  # to choose rows is to wait for their number; those beyond the table count for nothing there
+        if xp is not np:  # choosing rows would wait for their number; the kernel skips rows outside the table
             return (_RowsGradient(run, grad, xp.where(learns, rows, -1), table.shape[0]),)
         return (_RowsGradient(run, grad[learns], rows[learns], table.shape[0]),)
 
@@ -89,7 +89,7 @@ def _take_rows(run, table, *, rows, padding_row=None):
 
 @dataclass(frozen=True)
 class _RowsGradient(Addend):
-    """The gradient of a table by the rows that were taken: a vocabulary is much larger than a batch."""
+    """A table's gradient, stored as the gradients of the rows taken: a table is much larger than a batch."""
 
     run: Pass
     grad: Any
@@ -103,7 +103,7 @@ class _RowsGradient(Addend):
 
 @operation(has_step=True)
 def slice_rows(run: Pass, array: Any, *, first: int, last: int) -> Any:
-    """The rows from `first` up to `last`."""
+    """Return the rows from `first` to `last` - 1."""
 
     def pullback(grad):
         whole = kernels.array_module(grad).zeros(array.shape, grad.dtype)
@@ -115,7 +115,7 @@ def slice_rows(run: Pass, array: Any, *, first: int, last: int) -> Any:
 
 @operation(has_step=True)
 def slice_columns(run: Pass, array: Any, *, first: int, last: int) -> Any:
-    """The columns from `first` up to `last` of (rows, columns, ...)."""
+    """Return the columns from `first` to `last` - 1 of (rows, columns, ...)."""
 
     def pullback(grad):
         whole = kernels.array_module(grad).zeros(array.shape, grad.dtype)
@@ -127,7 +127,7 @@ def slice_columns(run: Pass, array: Any, *, first: int, last: int) -> Any:
 
 @operation()
 def split_columns(run: Pass, array: Any, *, widths: Sequence[int]) -> Any:
-    """The columns of (rows, columns) in a tuple of arrays of these widths, which are views."""
+    """Return a tuple of views of (rows, columns) with these widths."""
     ends = np.cumsum(widths).tolist()
     places = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
 
@@ -143,32 +143,32 @@ def split_columns(run: Pass, array: Any, *, widths: Sequence[int]) -> Any:
 
 @operation(has_step=True)
 def reshape(run: Pass, array: Any, *, shape: tuple[int, ...]) -> Any:
-    """`array` in another shape."""
+    """Return `array` in another shape."""
     return array.reshape(shape), lambda grad: (grad.reshape(array.shape),)
 
 
 @operation()
 def transpose(run: Pass, matrix: Any) -> Any:
-    """(rows, columns) -> (columns, rows)."""
+    """Transpose (rows, columns) to (columns, rows)."""
     return matrix.T, lambda grad: (grad.T,)
 
 
 @operation()
 def concatenate(run: Pass, *arrays: Any, axis: int = 0) -> Any:
-    """The arrays one after the other, or with axis=1 side by side."""
+    """Return the concatenated arrays."""
     ends = np.cumsum([array.shape[axis] for array in arrays[:-1]]).tolist()
     xp = kernels.array_module(arrays[0])
     return xp.concatenate(arrays, axis=axis), lambda grad: xp.split(grad, ends, axis=axis)
 
 
 def sequence_spans(cu_seqlens: Any) -> list[tuple[int, int]]:
-    """(first token, end) of each sequence that has tokens."""
+    """Return (first token, end) of each sequence that has tokens."""
     return [(first, end) for first, end in itertools.pairwise(cu_seqlens.tolist()) if end > first]
 
 
 @operation()
 def average_sequences(run: Pass, hidden: Any, *, cu_seqlens: Any) -> Any:
-    """The mean over each sequence that has tokens, (sequences, features)."""
+    """Return the mean over each sequence that has tokens, (sequences, features)."""
     spans = sequence_spans(cu_seqlens)
     means = kernels.array_module(hidden).zeros((len(spans), hidden.shape[1]), hidden.dtype)
     for row, (first, end) in zip(means, spans, strict=True):
@@ -185,9 +185,9 @@ def average_sequences(run: Pass, hidden: Any, *, cu_seqlens: Any) -> Any:
 
 @operation()
 def take_neighbours(run: Pass, array: Any, *, cu_seqlens: Any, distances: Sequence[int]) -> Any:
-    """Return for each token those at `distances` from it (1: the next one) side by side.
+    """Return for each token the concatenated tokens at `distances` from it (1: the next one).
 
-    (tokens, features) -> (tokens, distances * features), zero beyond the ends of a sequence.
+    Maps (tokens, features) to (tokens, distances * features), zero beyond the ends of a sequence.
     """
     (tokens, features), count = array.shape, len(distances)
     xp = kernels.array_module(array)
@@ -208,7 +208,7 @@ def take_neighbours(run: Pass, array: Any, *, cu_seqlens: Any, distances: Sequen
 def _shifted(array, cu_seqlens, distance):
     """Return the row at `distance` from each row of (tokens, features) in its sequence; zeros beyond its ends.
 
-    The offsets are not read: on a GPU that would wait for it. Rows behind the last sequence have no neighbours.
+    The host does not read the offsets, which would wait for a GPU. Rows behind the last sequence have no neighbours.
     """
     if not distance:
         return array
@@ -221,17 +221,17 @@ def _shifted(array, cu_seqlens, distance):
 
 
 def widened(array: Any) -> Any:
-    """`array` in float32 if it is of lower precision: what sums are taken in."""
+    """Return `array` in float32 if it has lower precision, for sums."""
     return array.astype("float32") if array.dtype.itemsize < 4 else array
 
 
 def column_sums(grad: Any) -> Any:
-    """The sum over the rows, in the dtype of `grad`, taken in float64 (on a GPU float32)."""
+    """Return the sum over the rows in the dtype of `grad`, computed in float64 (float32 on a GPU)."""
     return grad.sum(axis=0, dtype=_sum_dtype(grad)).astype(grad.dtype)
 
 
 def row_sums(grad: Any) -> Any:
-    """The sum over the columns, (rows, 1), taken as `column_sums` does."""
+    """Return the sum over the columns, (rows, 1), computed as in `column_sums`."""
     return grad.sum(axis=1, dtype=_sum_dtype(grad), keepdims=True).astype(grad.dtype)
 
 

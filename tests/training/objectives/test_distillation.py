@@ -342,7 +342,7 @@ def test_heads_that_cannot_be_compared():
 @pytest.mark.parametrize("dtype", LOW_PRECISION)
 def test_students_in_low_precision(dtype):
     student = AutoModelForSequenceClassification.from_config(CONFIG, dtype=dtype)
-    with pytest.raises(ValueError, match=f"dtype='{dtype}', which on the CPU is for inference alone"):
+    with pytest.raises(ValueError, match=f"dtype='{dtype}', which on the CPU is only for inference"):
         Distillation(classifier(), HiddenStates()).value_and_grad(student, BATCH)
 
 
